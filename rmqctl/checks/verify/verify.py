@@ -210,12 +210,14 @@ class Verification:
             yield _left(full_store, cut)
 
     def _structures(self) -> Iterator[Finding]:
+        # What is not judged, and why.
         store, options = self.store, self.options
         live = store.lock.held
         result = RangeResult(0)
         context: Context | None = None
         self.not_judged = _not_judged(store, options.wants)
         yield from self._layout()
+        # The pass over the log, and what is derived from it.
         if any(self._judges(name) for name in _OVER_LOG):
             # Ends first: what a running broker dispatches from now on is in the log already.
             ends = self._ends()
@@ -234,6 +236,7 @@ class Verification:
             self._begin("comparing consumequeues and index")
             context = self._context(result, live)
             yield from self._log(context, ends)
+        # The files that are small.
         self._begin("checking the other files")
         yield from small_checks(store, context, self.log_end, self._judges, live,
                                 self.options.release)

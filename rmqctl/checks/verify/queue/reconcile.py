@@ -334,6 +334,7 @@ class QueueReconciler(LeftOver):
     # -- forward: messages whose row says something else -----------------------------------------
 
     def _explain_claims(self) -> Iterator[Finding]:
+        # Each message without its own entry, by what is there instead.
         behind: list[Claim] = []
         missing: list[Claim] = []
         for claim in self.tally.claims:
@@ -347,6 +348,7 @@ class QueueReconciler(LeftOver):
                 (behind if row >= self.end else missing).append(claim)
             else:
                 yield from self._explain(claim, UnitRecord(*unit))
+        # Those beyond the end: entries that lead to nothing may be theirs.
         loose_at = {unit.physical_offset: row for row, unit in self._loose.items()}
         still = []
         for claim in behind:
@@ -360,6 +362,7 @@ class QueueReconciler(LeftOver):
                     "message-fields", f"the message says queue offset {claim.queue_offset}, where "
                     f"its queue ends at {self.end}", claim.queue_offset, structure="commitlog",
                     offset=claim.physical_offset)
+        # Where entries cannot be read, none is missing.
         unread = [claim for claim in missing if self.queue.is_unread(claim.queue_offset)]
         if unread:
             missing = [claim for claim in missing if not self.queue.is_unread(claim.queue_offset)]
@@ -424,6 +427,7 @@ class QueueReconciler(LeftOver):
                 start = number
 
     def _explain(self, claim: Claim, unit: UnitRecord) -> Iterator[Finding]:
+        # The entry leads to the message, with another size.
         row = claim.queue_offset
         if unit.physical_offset == claim.physical_offset:
             self._loose.pop(row, None)
@@ -431,6 +435,7 @@ class QueueReconciler(LeftOver):
                 "cq-wrong-size", f"entry says {unit.size} bytes, the message at "
                 f"{claim.physical_offset} has {claim.size}", row)
             return
+        # The entry is another message's.
         elsewhere = next((r for r, u in self._loose.items()
                           if u.physical_offset == claim.physical_offset), None)
         known = self.context.was_read(unit.physical_offset)
@@ -443,6 +448,7 @@ class QueueReconciler(LeftOver):
             else:
                 self._loose.pop(elsewhere, None)
             return
+        # The entry is none that another message needs.
         self._loose.pop(row, None)
         other = self._record(unit)
         if other is not None and self._same_queue(other):

@@ -55,6 +55,7 @@ def check_copy(store: Store) -> Iterator[Finding]:
 
     As rows are not written through, a broker that was killed leaves holes in it for good.
     """
+    # A copy that cannot be read is no trouble for the broker, which reads files.
     folder = store.path(STRUCTURE)
     try:
         database = store.rocksdb
@@ -62,6 +63,7 @@ def check_copy(store: Store) -> Iterator[Finding]:
         yield Finding("cq-copy", STRUCTURE, f"the copy in RocksDB cannot be read: {error}",
                       file=folder, severity=INFO)
         return
+    # Queue by queue, page by page.
     missing = 0
     for key, queue in store.queues.items():
         copy = None if database is None else database.queues.get(key)

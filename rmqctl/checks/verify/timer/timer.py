@@ -54,6 +54,7 @@ def check(store: Store, log_end: int | None = None, *, live: bool | None = None,
 
 
 def _check(store: Store, records: Records, held: bool) -> Iterator[Finding]:
+    # How far the timer came, its wheel, and its log.
     progress: list[TimerCheckRecord] = []
     yield from _timercheck(store, progress)
     wheel: Wheel | None = Wheel(store.path("timerwheel"))
@@ -65,6 +66,7 @@ def _check(store: Store, records: Records, held: bool) -> Iterator[Finding]:
     log = TimerLog([file for file in files if size and file.base % size == 0
                     and file.base + size <= _LONG_MAX], size)
     assert wheel is not None
+    # The wheel against the log, then the units against the messages.
     if os.path.lexists(wheel.path):
         try:
             yield from wheel.read(log)
@@ -88,6 +90,7 @@ def _check(store: Store, records: Records, held: bool) -> Iterator[Finding]:
 
 def _timercheck(store: Store, records: list[TimerCheckRecord]) -> Iterator[Finding]:
     """The file by itself; puts the record into ``records``."""
+    # The file, as long as it is to be.
     path = store.path("config", "timercheck")
     if not os.path.lexists(path):
         return
@@ -101,6 +104,7 @@ def _timercheck(store: Store, records: list[TimerCheckRecord]) -> Iterator[Findi
         return Finding("timer-check", "timer", detail, file=path, offset=offset, length=length,
                        next=LOOK)
 
+    # Its fields, each by itself.
     try:
         record = timer_check.parse(data)
     except FormatError as error:

@@ -54,6 +54,7 @@ def _name(value: Any) -> str:
 def heartbeat(broker: Broker, call: Call) -> Response:
     """A client is there, with its groups and what they subscribe to."""
     value = body_of(call)
+    # Who it is, and how much room is left for groups and their texts.
     client_id = _name(value.get("clientID"))
     if not client_id:
         raise Answer(Status.SYSTEM_ERROR, "a heartbeat without a clientID")
@@ -64,6 +65,7 @@ def heartbeat(broker: Broker, call: Call) -> Response:
     text = groups.size
     joined: list[str] = []
     touched: list[Group] = []
+    # The groups that it produces for, then those that it consumes for.
     for each in objects(value.get("producerDataSet")):
         name = _name(each.get("groupName"))
         is_new = client_id not in groups.producers.get(name, {})
@@ -93,6 +95,7 @@ def heartbeat(broker: Broker, call: Call) -> Response:
             joined.append(name)
         if is_new or changed:
             touched.append(group)
+    # Members of the groups that have changed begin to share queues again.
     for group in touched[:_MOST_EVENTS]:
         broker.tell_members(group)
     broker.tell_in_turns(touched[_MOST_EVENTS:])

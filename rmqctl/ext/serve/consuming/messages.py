@@ -24,6 +24,7 @@ def view_message(broker: Broker, call: Call) -> Response:
 
 def query_message(broker: Broker, call: Call) -> Response:
     """Messages of a topic with a key, or a unique key, through the index."""
+    # What the index knows; what was written just now is put in first.
     wanted = call.fields
     is_unique = (wanted["_UNIQUE_KEY_QUERY"] or "").lower() == "true"
     most = _MOST_UNIQUE if is_unique else min(max(wanted["maxNum"], 1), _MOST)
@@ -36,6 +37,7 @@ def query_message(broker: Broker, call: Call) -> Response:
                         kind="unique" if is_unique else "key")
     except RmqctlError as error:
         raise Answer(Status.SYSTEM_ERROR, str(error)) from None
+    # As many messages as an answer holds.
     parts: list[Buffer] = []
     size = newest = place = 0
     for record in answer.records:

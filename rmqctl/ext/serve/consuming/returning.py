@@ -35,6 +35,7 @@ _HALF = 1 << 31
 
 def send_back(broker: Broker, call: Call) -> Response | None:
     """Takes a message back: into the group's retry topic after a delay, or its dead letters."""
+    # What is sent back, by whom; a group without retry queues does not want it back.
     wanted = call.fields
     group, level = wanted["group"], wanted["delayLevel"]
     if not broker.knows_group(group):
@@ -50,6 +51,7 @@ def send_back(broker: Broker, call: Call) -> Response | None:
     if broker.writer is None and not broker.memory.has_room(record):
         raise Answer(Status.NO_PERMISSION, "the store is read-only, and no memory is left for "
                      "messages that are sent back")
+    # Where it goes: into the dead letters after too many times.
     given_up = level < 0 or record.reconsume_times >= most_times(broker, group, call)
     level = level or _FIRST_LEVEL + record.reconsume_times
     if broker.writer is None:
@@ -60,6 +62,7 @@ def send_back(broker: Broker, call: Call) -> Response | None:
         raise Answer(Status.MESSAGE_ILLEGAL, f"its properties have {len(returned.properties)} "
                      f"bytes, and a message takes {MAX_PROPERTIES}")
     topic = (props.DLQ_PREFIX if given_up else props.RETRY_PREFIX) + group
+    # A writable store takes it as a broker does, else memory until it is due.
     if broker.writer is not None:
         _put(broker.writer, call, returned, topic, 1 if given_up else queues)
         return None

@@ -39,6 +39,7 @@ _RESERVED = _SYSTEM | {props.MULTI_DISPATCH, props.INNER_NUM, props.INNER_BASE, 
 
 def to_client(record: Buffer, topic: str) -> Any:
     """A Message. Its body is as its producer handed it in, as far as that can be told."""
+    # What every message has.
     found = decode(record)
     known = props.parse(java_text(found.properties))
     body, problem = plain_body(found.sys_flag, bytes(found.body))
@@ -55,6 +56,7 @@ def to_client(record: Buffer, topic: str) -> Any:
         "store_host": host_text(*found.store_host),
         "queue_id": found.queue_id, "queue_offset": found.queue_offset,
         "delivery_attempt": min(found.reconsume_times + 1, MOST_ATTEMPTS)}
+    # What only some have.
     for field, name in (("tag", props.TAGS), ("message_group", _SHARDING_KEY),
                         ("trace_context", _TRACE_CONTEXT)):
         if name in known:
@@ -101,12 +103,14 @@ def body_of(message: Any) -> bytes:
 
 def properties_of(message: Any, peer: str) -> dict[str, str]:
     """The properties to store a message with, but for its delay. Refused."""
+    # The user's properties, without those that are the broker's own.
     system = message.system_properties
     known = {_checked(name): _checked(text) for name, text in message.user_properties.items()}
     reserved = _RESERVED & known.keys()
     if reserved:
         raise Refused(Code.ILLEGAL_MESSAGE_PROPERTY_KEY,
                       f"property is used by system: {min(reserved)}")
+    # What the client says of the message itself.
     if not system.message_id.strip():
         raise Refused(Code.ILLEGAL_MESSAGE_ID, "message id cannot be empty")
     known[props.UNIQUE_KEY] = _checked(system.message_id, Code.ILLEGAL_MESSAGE_ID)
@@ -123,6 +127,7 @@ def properties_of(message: Any, peer: str) -> dict[str, str]:
             (_BORN_HOST, system.born_host or peer.rpartition(":")[0], Code.BAD_REQUEST)):
         if text:
             known[name] = _checked(text, code)
+    # Times and transactions.
     if system.HasField("born_timestamp"):
         known["BORN_TIMESTAMP"] = str(milliseconds(system.born_timestamp))
     if system.message_type == TRANSACTION:

@@ -46,6 +46,7 @@ _LCG, _U64 = 2862933555777941757, (1 << 64) - 1
 
 async def send(endpoint: Endpoint, caller: Caller, request: Any) -> Any:
     """One message, or several of a topic."""
+    # All of one topic, and none too large.
     messages = request.messages
     if not 0 < len(messages) <= _MOST_AT_ONCE:
         raise Refused(Code.MESSAGE_CORRUPTED, f"1 to {_MOST_AT_ONCE} messages are sent at once")
@@ -55,6 +56,7 @@ async def send(endpoint: Endpoint, caller: Caller, request: Any) -> Any:
     if any(each.ByteSize() - len(each.body) > _MOST_PROPERTIES for each in messages):
         raise Refused(Code.MESSAGE_PROPERTIES_TOO_LARGE,
                       "the properties of a message are too large")
+    # A broker that takes them, and a queue of it.
     known = found(endpoint.brokers, name)
     writable = [(broker, topic) for broker, topic in known
                 if broker.writer is not None and topic.perm & WRITE]
@@ -64,6 +66,7 @@ async def send(endpoint: Endpoint, caller: Caller, request: Any) -> Any:
             f"sending to topic {name} is forbidden"))
     ordered = messages[0].system_properties.message_group if len(messages) == 1 else ""
     broker, queue_id = _queue(endpoint, writable, ordered)
+    # Put all at once; the answer has one code if all have the same.
     requests = []
     size = 0
     for each in messages:

@@ -147,6 +147,7 @@ class Checks:
 
     async def _window(self, begun: int) -> bool:
         """Goes through the next `_WINDOW` half messages; whether there are more to go through."""
+        # Half messages of this window, and which of them are ended so far.
         at = begin = self._position(props.HALF_TOPIC)
         end = min(self.broker.queue(props.HALF_TOPIC, 0).end, at + _WINDOW)
         op = read = self._position(props.OP_HALF_TOPIC)
@@ -163,6 +164,7 @@ class Checks:
             pulled = self.broker.queue(props.HALF_TOPIC, 0).pull(at, _PAGE, None)
             if at >= end or pulled.next_begin <= at:
                 break
+            # Page by page: those that are not ended are checked, or put again to be checked later.
             renewed: list[_Renewed] = []
             behind = min(pulled.next_begin, end)
             for record in map(decode, pulled.records):
@@ -178,6 +180,7 @@ class Checks:
             stuck = await self._put(renewed)
             at, going = (behind, going) if stuck is None else (stuck, False)
             self._came_to(props.HALF_TOPIC, at)
+        # How far both queues are read now.
         self._came_to(props.HALF_TOPIC, at)
         await self._pass_ops(op, at)
         return going and at < self.broker.queue(props.HALF_TOPIC, 0).end
@@ -264,6 +267,7 @@ class Checks:
 
     def _ask(self, renewed: _Renewed, result: PutResult) -> None:
         """Asks a member of the producer's group, each in turn; nobody where none is there."""
+        # The members of the group of producers, begun with another one each time.
         text = renewed.message.properties
         known = props.parse(text)
         members = self.broker.groups.producers.get(known.get(GROUP, ""))
@@ -277,6 +281,7 @@ class Checks:
         peer = next((each.peer for each in others if not each.peer.is_full), None)
         if peer is None:
             return
+        # The message as the producer sent it, at the place of the new half message.
         topic, raw = place[0].encode(), text.encode("utf-8", "replace")
         record = renewed.record
         magic = magic_for(topic)
@@ -286,6 +291,7 @@ class Checks:
         record.queue_offset, record.physical_offset = result.queue_offset, result.physical_offset
         record.total_size = size_of(record.sys_flag & (BORN_HOST_V6 | STORE_HOST_V6), magic,
                                     len(record.body), len(topic), len(raw))
+        # What a producer finds it by.
         ext = {"commitLogOffset": str(result.physical_offset),
                "tranStateTableOffset": str(result.queue_offset),
                "offsetMsgId": result.msg_id or ""}

@@ -25,6 +25,7 @@ _LONGEST = 64 << 10
 
 def recall(broker: Broker, call: Call) -> None:
     """Takes a message back that is not due yet."""
+    # What cannot be recalled, in a broker's order.
     writer, wanted = broker.writer, call.fields
     assert writer is not None
     if writer.settings.profile.generation < 5:
@@ -46,6 +47,7 @@ def recall(broker: Broker, call: Call) -> None:
     group = wanted["producerGroup"]
     if group is not None and not _is_value(group):
         raise Answer(Status.ILLEGAL_OPERATION, "recall failed, that is no producer group")
+    # The message that takes it back.
     known = JavaMap()  # as a message has them that the broker makes by itself
     for field_name, value in (
             (props.TAGS, _TAG), (TIMER_DELETE, f"{topic}+{key}"), (props.UNIQUE_KEY, key),

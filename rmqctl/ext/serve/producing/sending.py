@@ -60,12 +60,14 @@ _ITEM = layout.reader(BatchRequestItem, "flag", "body_length")
 
 def send_message(broker: Broker, call: Call) -> None:
     """One message, or a batch."""
+    # Who sends what, and whether that is allowed.
     wanted = call.fields
     writer, queue_id = admitted(broker, wanted)
     topic = wanted["topic"]
     born = host_of(call.connection.peer)
     given = wanted["properties"] or ""
     message: Outgoing | OutgoingBatch
+    # A batch, or one message: a retry, a half message, or an ordinary one.
     if wanted["batch"]:
         if topic.startswith(props.RETRY_PREFIX) and writer.settings.profile.generation >= 5:
             raise Answer(Status.MESSAGE_ILLEGAL, f"batch request does not support retry group "
