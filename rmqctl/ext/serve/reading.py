@@ -176,10 +176,12 @@ class StoredQueue:
     def pull(self, offset: int, most: int, accept: Accept | None, max_bytes: int = MAX_BYTES
              ) -> Pulled:
         """Up to ``most`` records from the queue offset ``offset`` on that ``accept`` takes."""
+        # Offsets that the queue does not have.
         if not self.first <= offset < self.end:
             refused = outside(offset, self.first, self.end, self._generation)
             if refused is not None:
                 return Pulled(refused.status, refused.next_begin, self.first, self.end)
+        # Page by page, until the answer is full or it takes too long.
         parts: list[memoryview] = []
         count = size = skipped = 0
         at, last = offset, min(self.end, offset + max(SCANNED_ROWS, most))
@@ -206,6 +208,7 @@ class StoredQueue:
                 if until < stop:
                     return Pulled(FOUND, at, self.first, self.end, parts, count, skipped)
                 continue
+            # Row by row: damaged messages are passed over, others may be filtered out.
             for row in range(place, stop):
                 length = starts[row + 1] - starts[row]
                 if not length:

@@ -62,6 +62,7 @@ class TimerFiles:
             raise StoreIOError.from_oserror(error, store.path("timerlog"), "open") from None
 
     def _open(self, store: Store) -> None:
+        # The wheel, which is made where there is none.
         path = store.path("timerwheel")
         wheel = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
@@ -73,6 +74,7 @@ class TimerFiles:
             self._wheel = mmap.mmap(wheel, timer_wheel.FILE_SIZE)
         finally:
             os.close(wheel)
+        # The files of the log, all of one size.
         make_folders(store.path("timerlog"))
         make_folders(store.path("config"))
         files = listing(store.path("timerlog")).files
@@ -81,6 +83,7 @@ class TimerFiles:
             if file.size != self._size or self._size < UNIT_SIZE + TAIL.size:
                 raise RefusedError(f"{file.path} has {file.size} bytes: see verify")
             self._files[file.base] = os.open(file.path, os.O_RDWR)
+        # How far the timer came; what is older than the wheel's lap is not read again.
         self._check_file = os.open(store.path("config", TIMERCHECK), os.O_RDWR | os.O_CREAT, 0o644)
         found = load_one(store, TIMERCHECK).main.value
         self._check = found if isinstance(found, TimerCheckRecord) else TimerCheckRecord(0, 0, 0, 0)

@@ -125,6 +125,7 @@ class Transactions:
         ``asked``: the producer was asked for it. ``then`` gets the result of the put, None where
         nothing is put. Answer.
         """
+        # What a broker refuses.
         record = self._record(physical)
         known = props.parse(java_text(record.properties))
         settings = self.writer.settings
@@ -138,6 +139,7 @@ class Transactions:
             raise Answer(Status.SYSTEM_ERROR, "The transaction state table offset wrong")
         if record.physical_offset != physical:
             raise Answer(Status.SYSTEM_ERROR, "The commit log offset wrong")
+        # A rollback puts nothing; a commit puts the message where it belongs.
         if not commit:
             self._ended(queue_offset)
             then(None)

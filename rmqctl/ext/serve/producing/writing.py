@@ -75,12 +75,14 @@ class TailQueue:
     def pull(self, offset: int, most: int, accept: Accept | None, max_bytes: int = MAX_BYTES
              ) -> Pulled:
         """What lies on the disk first, then what was put since."""
+        # What is on the disk, and offsets that the queue does not have.
         if offset < self.start and self.stored.end:
             pulled = self.stored.pull(offset, most, accept, max_bytes)
             return structs.replace(pulled, max=self.end)
         refused = outside(offset, self.first, self.end, 5)
         if refused is not None:
             return Pulled(refused.status, refused.next_begin, self.first, self.end)
+        # What was put since, as many together as fit.
         records: list[memoryview] = []
         most = min(max(most, 1), MAX_COUNT)
         size, at, last = 0, offset - self.start, min(len(self.sizes), offset - self.start +
@@ -225,6 +227,7 @@ class Writer:
             return [PutResult("UNKNOWN_ERROR", reason=str(error)) for _ in messages]
 
     def _answer(self, pending: list[_Pending], results: list[PutResult]) -> None:
+        # The entries of what was put follow in their queues, or must be read from the disk.
         touched: set[QueueKey] = set()
         end = self.source.store.log.end
         for (message, _, tags), result in zip(pending, results, strict=True):
@@ -247,6 +250,7 @@ class Writer:
             tail.tags.append(tags)
             self._rows += 1
             touched.add(key)
+        # Much is settled at once; then the producers and the consumers are told.
         try:
             if self._must_settle or self._rows > _MANY_ROWS:
                 self.settle()
@@ -263,6 +267,7 @@ class Writer:
         """
         assert result.physical_offset is not None
         assert result.queue_offset is not None
+        # The message's own entries, and the queues that may get others.
         key = _text(message.topic), message.queue_id
         rows: list[tuple[int, int, dict[str, str]]] = []
         if not has_consume_queue_row(message.sys_flag):
@@ -285,6 +290,7 @@ class Writer:
                 rows = [(result.physical_offset, result.wrote_bytes or 0, known)]
             for name in known.get(properties.MULTI_DISPATCH, "").split(","):
                 touched.update(((name, 0), (name, message.queue_id)))
+        # They follow what is known of the queue, or nothing is known of it.
         if key[0] == properties.TIMER_TOPIC:
             self.timed()
         touched.add(key)

@@ -193,6 +193,7 @@ def runtime_info(broker: Broker, _call: Call) -> Response:
     """Figures of the broker since it is served. Rates are those of the last minute, which stand for
     each of the times that a broker has one for. Nothing waits.
     """
+    # Counts, rates, and how full the disks are.
     source, sums = broker.source, broker.sums
     seconds = max(int(time.time() - broker.started), 1)
     put, got = sum(broker.received.values()), sum(broker.delivered.values())
@@ -205,6 +206,7 @@ def runtime_info(broker: Broker, _call: Call) -> Response:
     earliest, log_end = source.log_bounds
     days, hours, minutes = seconds // 86_400, seconds // 3600 % 24, seconds // 60 % 60
     no, none = "0", "0.0 0.0 0.0"
+    # What a broker's answer has; nothing waits here.
     return json_response({"table": {
         "bootTimestamp": str(int(broker.started * 1000)),
         "runtime": f"[ {days} days, {hours} hours, {minutes} minutes, {seconds % 60} seconds ]",
@@ -267,6 +269,7 @@ def stats(broker: Broker, call: Call) -> Response:
 
 def queue_rows(broker: Broker, call: Call) -> Response:
     """Rows of a plain consumequeue, as they lie there."""
+    # The queue; what was put just now is in it.
     wanted = call.fields
     name, queue_id = wanted["topic"], wanted["queueId"]
     if broker.writer is not None:
@@ -277,6 +280,7 @@ def queue_rows(broker: Broker, call: Call) -> Response:
         raise Answer(Status.SYSTEM_ERROR, f"{queue_id}@{name} is not exist!")
     bounds = broker.queue(name, queue_id)
     body: dict[str, Any] = {"maxQueueIndex": bounds.end, "minQueueIndex": bounds.first}
+    # What a group subscribes to, if one is named.
     group = wanted["consumerGroup"]
     if group:
         subscribed = broker.groups.consumers.get(group)
@@ -285,6 +289,7 @@ def queue_rows(broker: Broker, call: Call) -> Response:
             body["filterData"] = f"{group}@{name} is not online!"
         else:
             body["subscriptionData"] = subscription.as_dict()
+    # The rows from an index on.
     index = wanted["index"]
     if not bounds.first <= index < bounds.end:
         response = json_response(body)

@@ -218,6 +218,7 @@ def reset_offsets(broker: Broker, call: Call) -> Response:
     """Moves a group to a time in a topic, and tells those of its members that are here. Without
     ``isForce`` only backwards.
     """
+    # Which group, in which queues.
     wanted = call.fields
     name, group, when = wanted["topic"], wanted["group"], wanted["timestamp"]
     topic = broker.require_topic(name)
@@ -225,6 +226,7 @@ def reset_offsets(broker: Broker, call: Call) -> Response:
         raise Answer(Status.SUBSCRIPTION_GROUP_NOT_EXIST, f"Group {group} does not exist")
     only = wanted["queueId"]
     chosen = _queue_ids(topic) if only is None or only < 0 else range(only, only + 1)
+    # Where it is to go on in each.
     to: dict[int, int] = {}
     for queue_id in chosen:
         if queue_id == only and wanted["offset"] not in (None, -1):
@@ -234,6 +236,7 @@ def reset_offsets(broker: Broker, call: Call) -> Response:
         stood = broker.positions.get(group, name, queue_id)
         if wanted["isForce"] is False and stood is not None:
             to[queue_id] = min(to[queue_id], max(stood, 0))
+    # That is noted, and told to the members that are here.
     _commit(broker, group, name, to)
     body = write_json({"offsetTable": {_key(broker, name, queue_id): offset
                                        for queue_id, offset in to.items()}})
