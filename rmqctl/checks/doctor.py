@@ -172,7 +172,7 @@ class Diagnosis:
     @property
     def _replaced(self) -> Phrase | None:
         """What a repair could not bring back; None where nothing is known of one."""
-        count = self.losses.replaced
+        count = self.losses.all_replaced
         return Phrase("no damage now, but a repair has replaced or marked {count:,} message",
                       "no damage now, but a repair has replaced or marked {count:,} messages",
                       count=count) if count else None
@@ -236,7 +236,7 @@ class Diagnosis:
             **lost.as_dict(),
             "messages_damaged": start.messages_damaged,
             "already_lost": lost.counted,
-            "already_lost_by_topic": dict(lost.already_by_topic),
+            "already_lost_by_topic": lost.lost_by_topic,
             "would_lose": lost.would_lose,
             "would_lose_by_topic": lost.would_lose_by_topic,
             "starts": None if self.untold is not None else start.starts,

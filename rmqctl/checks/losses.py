@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from rmqctl.phrases import Joined, Phrase
 
@@ -112,6 +112,34 @@ class GroupLoss:
     at_risk: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class TierLosses:
+    """What a tier lacks of messages that the log beside it does not have either: ``messages`` that
+    are lost, by repairs of the tier too, ``undecided`` records, and messages that are ``replaced``.
+    """
+
+    messages: int = 0
+    undecided: int = 0
+    replaced: int = 0
+    by_topic: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, coverage: Mapping[str, Any] | None) -> Self:
+        """As a verification of the tier counts them; none where no tier was verified."""
+        return cls() if coverage is None else cls(
+            coverage["messages_already_lost"] + coverage["messages_lost_in_repairs"],
+            coverage["messages_undecided"], coverage["messages_replaced"],
+            coverage["already_lost_by_topic"])
+
+    @property
+    def loss(self) -> Loss:
+        """The row in the list of losses."""
+        return Loss(MESSAGES, self.messages, Phrase(
+            "{count:,} message is lost in the tier and not in the log",
+            "{count:,} messages are lost in the tier and not in the log",
+            count=self.messages), "tieredstore", already=True)
+
+
 def _no_repairs() -> RepairLosses:
     from rmqctl.store.repair_losses import RepairLosses  # a command's help needs no log
 
@@ -131,7 +159,8 @@ class Losses:
     undecided. ``replaced``: fillers and messages kept damaged (None: not counted). ``queues``,
     ``groups``: None where these cannot be judged. ``beside``: topics, groups, committed offsets,
     timers, index entries, with the file that loses them. ``unread``: the structures that would tell
-    of lost messages and that cannot be read; then ``known`` is no number.
+    of lost messages and that cannot be read; then ``known`` is no number. ``in_tier``: what the
+    tier in the store lacks, beside all of these.
 
     An index entry, a consume queue entry or a committed offset of a lost message is a witness of
     that loss, and no loss of its own.
@@ -152,6 +181,7 @@ class Losses:
     groups: Mapping[str, GroupLoss] | None = None
     beside: tuple[Loss, ...] = ()
     unread: tuple[str, ...] = ()
+    in_tier: TierLosses = field(default_factory=TierLosses)
 
     @property
     def counted(self) -> int | None:
@@ -172,12 +202,17 @@ class Losses:
     @property
     def already(self) -> int:
         """Messages that are lost already."""
-        return self.known + self.in_repairs.messages
+        return self.known + self.in_repairs.messages + self.in_tier.messages
+
+    @property
+    def lost_by_topic(self) -> dict[str, int]:
+        """Those of known topic, in the log and in the tier."""
+        return dict(Counter(self.already_by_topic) + Counter(self.in_tier.by_topic))
 
     @property
     def undecided(self) -> int:
-        """Records that may have been messages: in the log, or discarded by a repair."""
-        return self.in_log + self.in_repairs.undecided
+        """Records that may have been messages: in log or tier, or discarded by a repair."""
+        return self.in_log + self.in_repairs.undecided + self.in_tier.undecided
 
     @property
     def cut_for_sure(self) -> int:
@@ -200,11 +235,16 @@ class Losses:
                       "a start would lose {count:,} intact messages", count=self.would_lose)
 
     @property
+    def all_replaced(self) -> int | None:
+        """Fillers and messages kept damaged, in log and tier; None where they are not counted."""
+        return None if self.replaced is None else self.replaced + self.in_tier.replaced
+
+    @property
     def replaced_in_words(self) -> Phrase | None:
         """What fillers stand for; None where there is none."""
         return Phrase("{count:,} message was lost earlier: `recover` put a filler in its place",
                       "{count:,} messages were lost earlier: `recover` put fillers in their places",
-                      count=self.replaced) if self.replaced else None
+                      count=self.all_replaced) if self.all_replaced else None
 
     @property
     def would_lose_by_topic(self) -> dict[str, int]:
@@ -222,7 +262,7 @@ class Losses:
         """Messages that are not there as they were sent; no step may lower it but by what it
         brings back.
         """
-        return self.already + self.undecided + (self.replaced or 0)
+        return self.already + self.undecided + (self.all_replaced or 0)
 
     @property
     def is_complete(self) -> bool:
@@ -262,10 +302,10 @@ class Losses:
         new = RepairLoss("", None, "", messages, undecided)
         return Losses(0, self.in_repairs._replace(losses=(*self.in_repairs.losses, new)),
                       replaced=None if self.replaced is None else self.replaced + plan.fills,
-                      queues=None, groups=None)
+                      queues=None, groups=None, in_tier=self.in_tier)
 
     def as_dict(self) -> dict[str, Any]:
         """The fields that documents share."""
         return {"messages_already_lost": self.counted, "messages_undecided": self.undecided,
-                "messages_replaced": self.replaced,
+                "messages_replaced": self.all_replaced,
                 "lost_in_repairs": self.in_repairs.as_list()}

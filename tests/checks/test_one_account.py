@@ -339,8 +339,8 @@ _OF_REPAIRS = {"total", "messages", "undecided"}
 _FINDERS = {"already", "lost", "gaps", "undecided", "positions"}
 _MAY = ("checks/losses.py", "checks/preflight/", "checks/verify/verify.py", "ext/tiered/",
         "commands/tiered/")
-"""The model, who finds the losses for it, who counts the findings of one pass, and tiers, which are
-no stores.
+"""The model, who finds the losses for it, who counts the findings of one pass, and who does so for
+a tier (`rmqctl.checks.losses.TierLosses`).
 """
 
 

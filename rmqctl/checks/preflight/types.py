@@ -21,6 +21,7 @@ from rmqctl.checks.losses import (
     Loss,
     Losses,
     QueueLoss,
+    TierLosses,
     summed,
 )
 from rmqctl.checks.metadata.judge import Metadata
@@ -175,6 +176,8 @@ class Prediction:
     """Messages with damaged properties, which no broker notices: none of the intact ones."""
     repairs: RepairLosses = field(default_factory=RepairLosses)
     """What earlier repairs lost: no start brings it back, or loses it once more."""
+    in_tier: TierLosses = field(default_factory=TierLosses)
+    """What the tier in the store lacks, once it is verified."""
     superseded: int = 0
     unreachable: int | None = 0
     unreachable_by_topic: dict[str, int] = field(default_factory=dict)
@@ -262,7 +265,8 @@ class Prediction:
     @property
     def recovers(self) -> bool:
         """Whether anything is wrong that `recover` may repair."""
-        return not self.starts or len(self.losses) > self.incurable or bool(
+        incurable = self.incurable + bool(self.in_tier.messages)  # `recover` repairs no tier
+        return not self.starts or len(self.losses) > incurable or bool(
             self.messages_lost or self.unreachable or self.rows_lost or self.shadowed
             or self.messages_already_lost or self.offsets_beyond_end or self.undecodable)
 
@@ -325,7 +329,7 @@ class Prediction:
             self.messages_undecided, self.messages_replaced, self.already_lost_by_topic,
             self.lost_by_topic, self.unreachable_by_topic, queues, groups,
             tuple(self.beside_messages),
-            tuple(name for name in _TELLING if name in self.not_judged))
+            tuple(name for name in _TELLING if name in self.not_judged), self.in_tier)
 
     @property
     def losses(self) -> list[Loss]:
@@ -384,7 +388,8 @@ class Prediction:
         """Losses that are not about the log and its consume queues."""
         index = [Loss(INDEX, None if self.index_uncounted else self.index_lost, Phrase(
             "the affected messages are no longer found by key"), "index")]
-        return [*self.metadata.losses, *self.other_losses,
+        tier = [self.in_tier.loss] if self.in_tier.messages else []
+        return [*self.metadata.losses, *self.other_losses, *tier,
                 *(index if self.index_lost or self.index_uncounted else [])]
 
     @property
@@ -465,7 +470,7 @@ class Prediction:
             "messages_damaged": self.messages_damaged,
             "lost_from": self.lost_from, "lost_to": self.lost_to,
             "messages": self.messages, "superseded": self.superseded,
-            "already_lost_by_topic": self.already_lost_by_topic,
+            "already_lost_by_topic": lost.lost_by_topic,
             "already_lost_from": self.already_lost_from, "already_lost_to": self.already_lost_to,
             "offsets_beyond_end": [offset._asdict() for offset in self.offsets_beyond_end],
             "positions_unclear": [offset._asdict() for offset in self.positions_unclear],

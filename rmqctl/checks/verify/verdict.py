@@ -11,6 +11,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from rmqctl.checks.advice import Step
 from rmqctl.checks.findings import ERROR, INFO, WARNING, Finding
 from rmqctl.checks.impact import Impact
+from rmqctl.checks.losses import TierLosses
 from rmqctl.checks.verify.verify import Coverage, Verification
 from rmqctl.errors import StoreIOError, UnsupportedError
 from rmqctl.formats.local.message import Record
@@ -65,7 +66,7 @@ class Verdict(Generic[C]):
     coverage: C
     checked: tuple[dict[str, Any], ...]
     pieces: int | None = None
-    tier: dict[str, int] | None = None
+    tier: dict[str, Any] | None = None
     not_judged: Mapping[str, str] = field(default_factory=dict)
     damaged_from: int | None = None
     damaged_to: int | None = None
@@ -206,6 +207,9 @@ class Verdict(Generic[C]):
         coverage["messages_already_lost"] = self.already_lost
         if self.tier is not None:
             coverage["tiered"] = self.tier
+            of_tier = TierLosses.of(self.tier)
+            coverage["messages_undecided"] += of_tier.undecided
+            coverage["messages_replaced"] += of_tier.replaced
         return {
             "ok": self.ok, "findings": [finding.as_dict() for finding in self.findings],
             "coverage": coverage, "checked": list(self.checked),

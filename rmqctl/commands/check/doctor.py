@@ -15,7 +15,7 @@ from rmqctl.commands.shared.consumers import show_losses
 from rmqctl.commands.shared.disk_used import DiskUsed
 from rmqctl.commands.shared.engine_options import EngineOptions
 from rmqctl.commands.shared.options import Jobs, ListedSpokenOut, StartedStore, Zone, worker_count
-from rmqctl.commands.shared.verifying import with_tier
+from rmqctl.commands.shared.verifying import diagnosed_with_tier
 from rmqctl.errors import ExitCode, StoreIOError, noting_refusals
 from rmqctl.output.units import size_text
 from rmqctl.parse_values import show_times_in
@@ -51,7 +51,7 @@ def command(
 
         rmqctl doctor STORE -o json
     """
-    from rmqctl.checks.doctor import KEPT, diagnose
+    from rmqctl.checks.doctor import diagnose
     from rmqctl.checks.preflight.around import around_in_use
 
     show_times_in(tz)
@@ -60,8 +60,7 @@ def command(
         with out.progress("reading the log", size) as progress, noting_refusals() as refused:
             found = diagnose(opened, engine.version, worker_count(jobs), progress.advance,
                              machine=around_in_use(opened, disk_used), phase=progress.phase)
-        found = replace(found, findings=with_tier(
-            out, opened, found.findings, len(found.findings.findings) + KEPT, asked=False))
+        found = diagnosed_with_tier(out, opened, found)
         found = replace(found, outlook=planned(opened, found, store, out))
     document = found.as_dict()
     complete(document)
@@ -135,7 +134,7 @@ def _of_messages(found: Diagnosis) -> dict[str, str]:
     if repaired is not None:
         facts["lost in repairs"] = repaired
     facts["lost already"] = lost.unjudged if lost.unread else _counted(
-        lost.already, lost.already_by_topic)
+        lost.already, lost.lost_by_topic)
     if start.positions_unclear:
         facts["cannot be told"] = Joined("; ", start.position_notes)
     loses = Phrase("loses {what}", what=_counted(lost.would_lose, lost.would_lose_by_topic))

@@ -12,6 +12,7 @@ from rmqctl.commands.app.option_groups import pick
 from rmqctl.commands.shared.consumers import show_losses, show_queues
 from rmqctl.commands.shared.engine_options import EngineOptions
 from rmqctl.commands.shared.options import ListedSpokenOut, StoreOptions
+from rmqctl.commands.shared.verifying import losses_of_tier
 from rmqctl.errors import ExitCode, RefusedError, StoreIOError, noting_refusals
 from rmqctl.phrases import Phrase, some_of
 
@@ -64,6 +65,8 @@ def command(
                 noting_refusals() as refused:
             predicted = preflight(opened, engine.version, full=not quick, progress=progress.advance,
                                   machine=around(opened, IGNORE))
+        if not quick:
+            predicted.in_tier = losses_of_tier(out, opened)
     # Without groups in the prediction, the broker opens another log, or there is none.
     found = predicted.consumers
     if found is None and predicted.misled:  # the broker opens another log, without messages
@@ -108,7 +111,9 @@ def _show(out: Output, found: Consumers, predicted: Prediction, *, all_queues: b
         page = out.human()
         page.text(first, style)
         show_queues(page, list(found.queues) if all_queues else found.affected)
-        show_losses(page, [loss for loss in predicted.losses if loss.what != MESSAGES])
+        beside = predicted.beside_messages
+        show_losses(page, [loss for loss in predicted.losses
+                           if loss.what != MESSAGES or loss in beside])
         if found.without_position:
             page.text(Phrase(
                 "no position here: {names} (broadcast consumers keep theirs themselves)",

@@ -19,6 +19,7 @@ from rmqctl.commands.shared.disk_used import DiskUsed
 from rmqctl.commands.shared.engine_options import EngineOptions
 from rmqctl.commands.shared.options import ListedSpokenOut, StartedStore, Zone
 from rmqctl.commands.shared.summed import show_actions
+from rmqctl.commands.shared.verifying import losses_of_tier
 from rmqctl.errors import ExitCode, StoreIOError, noting_refusals
 from rmqctl.output.units import time_text
 from rmqctl.parse_values import show_times_in
@@ -70,6 +71,8 @@ def command(
         with out.progress("reading the log", total) as progress, noting_refusals() as refused:
             predicted = preflight(opened, engine.version, full=not quick, progress=progress.advance,
                                   machine=around(opened, disk_used))
+        if not quick:
+            predicted.in_tier = losses_of_tier(out, opened)
     # The next command follows from the prediction, so one document contains both.
     step = _next(predicted, store.root)
     following = step.command if step else None

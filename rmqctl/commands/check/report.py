@@ -17,6 +17,7 @@ from rmqctl.commands.app.option_groups import pick
 from rmqctl.commands.shared.advising import planned
 from rmqctl.commands.shared.engine_options import EngineOptions
 from rmqctl.commands.shared.options import Jobs, SpokenOut, StoreOptions, Zone, worker_count
+from rmqctl.commands.shared.verifying import diagnosed_with_tier
 from rmqctl.errors import ExitCode, RefusedError, StoreIOError, noting_refusals, require
 from rmqctl.output.units import size_text
 from rmqctl.parse_values import now_ms, show_times_in
@@ -79,8 +80,9 @@ def command(
     with store.open() as opened, noting_refusals() as refused:
         facts = gather(opened, engine.version, worker_count(jobs), out.watch, hashes=hashes)
         facts.notes.extend(refused)
-        facts = replace(facts, diagnosis=replace(facts.diagnosis, outlook=planned(
-            opened, facts.diagnosis, store, out)))
+        diagnosis = diagnosed_with_tier(out, opened, facts.diagnosis)
+        facts = replace(facts, diagnosis=replace(diagnosis, outlook=planned(
+            opened, diagnosis, store, out)))
         # Masking happens last, so that verdicts rest on the real values.
         mask = Mask(kinds, facts.topic_names, facts.group_names,
                     (os.path.realpath(store.root), os.path.abspath(store.root), store.root),

@@ -20,7 +20,9 @@ from rmqctl.output.units import count_text, size_text
 from rmqctl.phrases import Joined, Phrase, counted
 
 if TYPE_CHECKING:
+    from rmqctl.checks.doctor import Diagnosis
     from rmqctl.checks.findings import Finding
+    from rmqctl.checks.losses import TierLosses
     from rmqctl.checks.verify.judged import Judged
     from rmqctl.checks.verify.verdict import Covering, Known, Verdict
     from rmqctl.checks.verify.verify import Coverage
@@ -304,7 +306,7 @@ def with_tier(out: Output, store: Store, own: Verdict[Coverage], most: int, *,
     from rmqctl.ext.tiered.verify.verify import Verification, verdict
 
     with tier, out.progress("verify the tier", None) as progress:
-        theirs = verdict(Verification(tier, progress=progress.advance), most, known)
+        theirs = verdict(Verification(tier, beside=store, progress=progress.advance), most, known)
         of_tier = list(theirs.findings)
         if any(one.is_trouble and is_of_a_tier(one.next) for one in of_tier):
             from rmqctl.ext.tiered.recover.recover import changes_nothing
@@ -313,10 +315,44 @@ def with_tier(out: Output, store: Store, own: Verdict[Coverage], most: int, *,
                 of_tier = [replace(one, next=f"rmqctl explain {one.category}")
                            if is_of_a_tier(one.next) else one for one in of_tier]
     findings = (*own.findings, *of_tier)[:most]
-    return replace(own, ok=own.ok and theirs.ok, findings=findings,
+    lost = None if own.already_lost is None else own.already_lost + (theirs.already_lost or 0)
+    return replace(own, ok=own.ok and theirs.ok, findings=findings, already_lost=lost,
                    counts=own.counts + theirs.counts,
                    checked=(*own.checked, {"structure": TIERED}),
                    tier=theirs.coverage.as_dict())
+
+
+def diagnosed_with_tier(out: Output, store: Store, found: Diagnosis) -> Diagnosis:
+    """A diagnosis of a store, with that of the tier in it."""
+    from rmqctl.checks.doctor import KEPT
+    from rmqctl.checks.losses import TierLosses
+
+    own = found.findings
+    found = replace(found, findings=with_tier(out, store, own, len(own.findings) + KEPT,
+                                              asked=False))
+    found.start.in_tier = TierLosses.of(found.findings.tier)
+    return found
+
+
+def losses_of_tier(out: Output, store: Store) -> TierLosses:
+    """What the tier in a store has lost, for a command that checks nothing else of it."""
+    from rmqctl.checks.losses import TierLosses
+
+    try:
+        tier = _tier_in(store.root)
+    except ModuleNotFoundError:
+        if has("tiered"):
+            raise
+        tier = None
+    if tier is None:
+        return TierLosses()
+    from rmqctl.ext.tiered.verify.context import LOG, QUEUE
+    from rmqctl.ext.tiered.verify.verify import Options, Verification, verdict
+
+    with tier, out.progress("reading the tier", None) as progress:
+        return TierLosses.of(verdict(Verification(
+            tier, Options(frozenset({LOG, QUEUE})), beside=store, progress=progress.advance),
+            0).coverage.as_dict())
 
 
 def _tier_in(root: str) -> Tier | None:

@@ -21,6 +21,7 @@ from rmqctl.commands.shared.tiered_options import TierIndex
 from rmqctl.errors import ExitCode, UsageError
 from rmqctl.output.units import count_text, size_text
 from rmqctl.parse_values import show_times_in
+from rmqctl.phrases import counted
 
 if TYPE_CHECKING:
     from rmqctl.checks.verify.verdict import Verdict
@@ -100,6 +101,8 @@ def covered(verdict: Verdict[Coverage]) -> dict[str, str]:
                          "message's body)"} if cover.messages_undecided else {}),
         **({"replaced": f"{count_text(cover.messages_replaced)} (a repair put them in place of "
                         "lost ones, or kept a damaged body)"} if cover.messages_replaced else {}),
+        **({"lost already": counted(verdict.already_lost, "message")}
+           if verdict.already_lost else {}),
         **({"lost in repairs": count_text(cover.messages_lost_in_repairs)}
            if cover.messages_lost_in_repairs else {}),
         "commit logs": f"{size_text(cover.bytes_total)} = {size_text(cover.bytes_in_messages)} "

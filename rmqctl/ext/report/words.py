@@ -40,9 +40,10 @@ def headline(found: Diagnosis, say: Say) -> Headline:
     if found.sound:
         return Headline(GOOD, say("Sound as far as can be judged") if found.not_judged
                         else say("Sound: nothing is damaged, nothing is lost"))
-    if lost.known and lost.would_lose:
+    gone = lost.known or lost.in_tier.messages
+    if gone and lost.would_lose:
         return Headline(BAD, say("Messages are lost, and a start would lose more"))
-    if lost.known:
+    if gone:
         return Headline(BAD, say("Messages are lost"))
     if not start.starts:
         return Headline(BAD, say("A broker would not start on this store"))
@@ -126,11 +127,11 @@ def _wrong(facts: Facts, say: Say) -> list[str]:
 def _lost(found: Diagnosis, say: Say, moment: Callable[[int], str]) -> list[str]:
     # Begin with losses of the past: fillers, other losses, and what repairs dropped.
     start, account = found.start, found.losses
-    count, replaced = account.known, account.replaced
+    count, replaced = account.known, account.all_replaced
     before = [say("{count:,} message was lost before, and a repair put a filler in its place.",
                   "{count:,} messages were lost before, and a repair put fillers in their place.",
                   count=replaced)] if replaced else []
-    before += [say("Lost beside messages: {cause}.", cause=str(loss.cause))
+    before += [say("Also lost: {cause}.", cause=str(loss.cause))
                for loss in account.beside[:_NAMED] if loss.already]
     lost = [loss for loss in account.in_repairs.losses if loss.total]
     if lost:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from rmqctl.checks.findings import Finding
 from rmqctl.ext.tiered.flat_file import FlatFile, FlatQueue
+from rmqctl.scan.frames import Array
 
 LOG, QUEUE, INDEX, METADATA, TIER, LOCAL = (
     "commitlog", "consumequeue", "index", "metadata", "tier", "local")
@@ -25,6 +27,8 @@ class Coverage:
     ``bytes_damaged`` in what is no message; ``bytes_unverifiable`` as in ``verify``, of messages
     that units lead to. ``messages_undecided``: whole records that may be messages or lie in a body.
     ``messages_replaced``: messages that a repair put in place of lost ones, or kept damaged.
+    ``already_lost_by_topic``: messages that units lead to and that are gone or damaged, so far as
+    the log beside the tier does not have them either, of which ``messages_replaced`` is, too.
     ``messages_lost_in_repairs``: messages that repairs of the tier dropped.
     ``property_crc_unverifiable``: copies whose ``__CRC32#`` covers the physical
     offset they had in the local store, which is gone.
@@ -52,6 +56,7 @@ class Coverage:
     items_proven: int = 0
     items_unverifiable: int = 0
     keys: int = 0
+    already_lost_by_topic: Counter[str] = field(default_factory=Counter)
     local_equal: int = 0
     local_only: int = 0
     tiered_only: int = 0
@@ -61,7 +66,7 @@ class Coverage:
         for name in self.__slots__:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
-    def as_dict(self) -> dict[str, int]:
+    def as_dict(self) -> dict[str, Any]:
         """As in ``verify``: ``bytes_total`` is ``bytes_in_messages`` (here with the orphans) +
         ``bytes_blank`` (the codas) + ``bytes_zero`` + ``bytes_damaged``.
         """
@@ -71,6 +76,7 @@ class Coverage:
             if name == "bytes_in_messages":
                 values[name] += self.bytes_orphaned
                 values["bytes_blank"] = self.bytes_coda
+        values["messages_already_lost"] = self.already_lost_by_topic.total()
         return values
 
 
@@ -80,6 +86,15 @@ class Place:
 
     queue: FlatQueue
     counted: Coverage = field(default_factory=Coverage)
+    local_from: int | None = None
+    """From which queue offset on the log beside the tier has the messages."""
+
+    def lost(self, queue_offsets: Array) -> None:
+        """Count messages that are lost in the tier, so far as the log does not have them."""
+        if self.local_from is not None:
+            queue_offsets = queue_offsets[queue_offsets < self.local_from]
+        if len(queue_offsets):
+            self.counted.already_lost_by_topic[self.queue.name.topic] += len(queue_offsets)
 
     def _find(self, flat: FlatFile, structure: str, category: str, detail: str,
               offset: int | None, more: dict[str, Any]) -> Finding:

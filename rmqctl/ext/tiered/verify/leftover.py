@@ -8,6 +8,7 @@ those of a block that was cut and then repeated behind its first part (§8.4, `S
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 
 import numpy as np
 
@@ -103,6 +104,11 @@ class Left:
                          for row in rows[beyond][:: max(int(beyond.sum()) - 1, 1)].tolist())
             del ahead[1:-1]
             count_ahead += int(beyond.sum())
+            # A message is lost where no whole one has its queue offset, and none was uploaded.
+            gone_for_good = ~check.without_unit.has(start, len(units))[rows]
+            if beyond.any():
+                gone_for_good &= ~beyond | (offset[rows] + size[rows] > self._end_now)
+            self.place.lost(numbers[rows[gone_for_good]])
             # Any other is explained by what lies where it leads.
             for row in rows[~beyond].tolist():
                 yield from self._explained_unit(
@@ -125,8 +131,12 @@ class Left:
 
     def _has_grown(self, unit: Unit) -> bool:
         """Whether the commit log now reaches over what a unit leads to: a broker was faster."""
-        fresh = FlatFile.open(self.log.reader, self.log.folder)
-        return unit.offset + unit.size <= fresh.end and unit.offset >= self.log.end
+        return unit.offset + unit.size <= self._end_now and unit.offset >= self.log.end
+
+    @cached_property
+    def _end_now(self) -> int:
+        """Where the commit log ends by now."""
+        return FlatFile.open(self.log.reader, self.log.folder).end
 
     def _explained_unit(self, unit: Unit) -> Iterator[Finding]:
         # Explain only the first entries, because explanations need reads.

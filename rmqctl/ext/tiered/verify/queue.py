@@ -156,8 +156,9 @@ class Loose:
 class QueueCheck:
     """Walks one queue. Iterate `findings` to its end; then everything else is complete.
 
-    ``loose``, ``spans`` and ``seen`` are what `verify_left` explains. ``first``: (queue offset,
-    logical offset) of the first message that a unit leads to.
+    ``loose``, ``spans`` and ``seen`` are what `verify_left` explains; ``without_unit``: the queue
+    offsets of whole messages to which no unit leads. ``first``: (queue offset, logical offset) of
+    the first message that a unit leads to.
     """
 
     def __init__(self, queue: FlatQueue, place: Place, keys: MessageKeys | None = None,
@@ -166,6 +167,7 @@ class QueueCheck:
         self.units = Units(queue)
         self._slots = Slots(queue.commit_log, queue.name)
         self.seen = Seen()
+        self.without_unit = Seen()
         self.times = Times(queue)
         self.spans: list[Span] = []
         self.first: tuple[int, int] | None = None
@@ -229,7 +231,10 @@ class QueueCheck:
         if not matched.all():
             self._keep(batch, ~matched, units)
         if matched.any():
-            self.place.counted.messages_replaced += int((replaced(batch) & matched).sum())
+            fillers = replaced(batch) & matched
+            if self.place.local_from is not None:
+                fillers &= queue_offset < self.place.local_from
+            self.place.counted.messages_replaced += int(fillers.sum())
             yield from self._matched(batch, matched, units, engine_time)
 
     def _engine_time(self, batch: Batch) -> Array:
@@ -246,6 +251,7 @@ class QueueCheck:
 
     def _keep(self, batch: Batch, rows: Array, units: UnitColumns) -> None:
         self.loose_count += int(rows.sum())
+        self.without_unit.add(batch.column("queue_offset")[rows & batch.crc_ok()])
         if sum(len(loose[0]) for loose in self._loose) < MAX_HELD:
             self._loose.append((
                 batch.offset[rows], batch.column("total_size")[rows],
@@ -272,7 +278,9 @@ class QueueCheck:
         for number in np.flatnonzero(matched & (queue_id != self.queue.name.queue_id)).tolist():
             yield self._note("tiered-message-fields", batch, number,
                              f"says its queue id is {int(queue_id[number])}")
-        for number in np.flatnonzero(matched & ~batch.crc_ok()).tolist():
+        broken = matched & ~batch.crc_ok()
+        self.place.lost(queue_offset[broken])
+        for number in np.flatnonzero(broken).tolist():
             yield self._note("tiered-body-crc", batch, number, "the body does not match its CRC")
         self._seals(batch, matched)
         # The unit's tags code against the tag.

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rmqctl.checks import repaired
 from rmqctl.checks.findings import INFO, Finding, advised_in_tier
+from rmqctl.checks.losses import TierLosses
 from rmqctl.checks.verify.common import bounded
 from rmqctl.checks.verify.verdict import Known, Verdict, first_findings, nothing_new
-from rmqctl.errors import FormatError, StoreIOError
+from rmqctl.errors import FormatError, StoreIOError, UnsupportedError
 from rmqctl.ext.tiered.files.opening import open_reader
 from rmqctl.ext.tiered.flat_file import FlatFile, FlatQueue
 from rmqctl.ext.tiered.index.index_file import IndexFile, local_files, uploaded
@@ -43,6 +45,7 @@ from rmqctl.formats.tiered import index as fmt
 from rmqctl.formats.tiered import names
 from rmqctl.formats.tiered.metadata import Metadata, SegmentEntry
 from rmqctl.parse_values import time_text
+from rmqctl.store.queue.search import first_from
 from rmqctl.store.repair_losses import repair_losses
 from rmqctl.store.store import Store
 
@@ -68,7 +71,11 @@ class Options:
 
 @dataclass(slots=True)
 class Verification:
-    """One run. Iterate `findings` to its end, then ``coverage`` and ``checked`` are complete."""
+    """One run. Iterate `findings` to its end, then ``coverage`` and ``checked`` are complete.
+
+    ``local``: the store that the tier is compared with, message by message. ``beside``: the store
+    whose log may still have what the tier has lost.
+    """
 
     tier: Tier
     options: Options = field(default_factory=Options)
@@ -77,6 +84,7 @@ class Verification:
     coverage: Coverage = field(default_factory=Coverage)
     checked: list[dict[str, Any]] = field(default_factory=list)
     ok: bool = True
+    beside: Store | None = None
 
     def findings(self) -> Iterator[Finding]:
         for finding in bounded(self._all()):
@@ -132,7 +140,8 @@ class Verification:
         if self.options.jobs > 1 and len(queues) > 1:
             for queue, result in by_threads(self.tier.name, queues, self.options.jobs, keys,
                                             empty_too=items.has_empty,
-                                            local_index=self.tier.local_index_folder):
+                                            local_index=self.tier.local_index_folder,
+                                            local_from=self._local_from):
                 self.coverage.add(result.coverage)
                 yield from result.findings
                 yield from result.times.findings(queue, self.tier.metadata)
@@ -140,11 +149,24 @@ class Verification:
                     self.progress(result.coverage.bytes_total)
             return
         for number, queue in enumerate(queues):
-            check = QueueCheck(queue, Place(queue, self.coverage), None if keys is None else
+            place = Place(queue, self.coverage, self._local_from(queue))
+            check = QueueCheck(queue, place, None if keys is None else
                                MessageKeys(keys, number, queue.name.topic,
                                            empty_too=items.has_empty), self.progress)
             yield from _parts(check)
             yield from check.times.findings(queue, self.tier.metadata)
+
+    def _local_from(self, queue: FlatQueue) -> int | None:
+        """From which queue offset on the store's log has the messages; None where it has none."""
+        store = self.local or self.beside
+        try:
+            rows = None if store is None else store.queue(queue.name.topic, queue.name.queue_id)
+            if store is None or rows is None:
+                return None
+            with closing(rows):
+                return first_from(rows, rows.first_index, rows.disk_end, store.log.min_offset)
+        except (StoreIOError, UnsupportedError):
+            return None  # `verify` of the store says why
 
     def _wanted(self, findings: Iterator[Finding]) -> Iterator[Finding]:
         return (finding for finding in findings if self.options.wants(finding.structure))
@@ -268,34 +290,37 @@ class _Result:
 
 
 def by_threads(root: str, queues: Sequence[FlatQueue], jobs: int, keys: Spool | None, *,
-               empty_too: bool, local_index: str | None = None) -> Iterator[
+               empty_too: bool, local_index: str | None = None,
+               local_from: Callable[[FlatQueue], int | None] = lambda _queue: None) -> Iterator[
                    tuple[FlatQueue, _Result]]:
     """Every queue with what was found, in order, by ``jobs`` threads.
 
     Each opens the files itself. ``keys`` takes those of messages, None where nobody asks;
-    ``local_index``: the folder of index files that are not uploaded. StoreIOError.
+    ``local_index``: the folder of index files that are not uploaded; ``local_from``: see `Place`.
+    StoreIOError.
     """
     from rmqctl.store.log.threads import parallel
 
-    def work(task: tuple[int, FlatQueue]) -> _Result:
-        number, queue = task
+    def work(task: tuple[int, FlatQueue, int | None]) -> _Result:
+        number, queue, low = task
         wanted = None if keys is None else MessageKeys(keys, number, queue.name.topic,
                                                        empty_too=empty_too)
-        return _checked(root, queue, wanted, local_index)
+        return _checked(root, queue, wanted, local_index, low)
 
-    for (_, queue), result in parallel(work, enumerate(queues), jobs):
+    tasks = ((number, queue, local_from(queue)) for number, queue in enumerate(queues))
+    for (_, queue, _), result in parallel(work, tasks, jobs):
         yield queue, result
 
 
-def _checked(root: str, given: FlatQueue, keys: MessageKeys | None, local_index: str | None
-             ) -> _Result:
+def _checked(root: str, given: FlatQueue, keys: MessageKeys | None, local_index: str | None,
+             local_from: int | None) -> _Result:
     reader = open_reader(root)
     name = given.name
     items = KnownItems(reader, index_folder(name.cluster, name.broker), local_index)
     try:
         queue = with_witness(FlatQueue(name, *(FlatFile.open(reader, kind.folder) for kind in (
             given.commit_log, given.consume_queue))), lambda: items)
-        place = Place(queue)
+        place = Place(queue, local_from=local_from)
         check = QueueCheck(queue, place, keys)
         findings = list(bounded(_parts(check), most=_MOST_HANDED_OVER))
         return _Result(findings, place.counted, check.times)
@@ -309,5 +334,6 @@ def verdict(run: Verification, most: int, known: Known | None = None) -> Verdict
     when it finds nothing new.
     """
     first, counts = first_findings(run.findings(), most, known)
+    lost = TierLosses.of(run.coverage.as_dict()).messages if run.options.wants(LOG) else None
     return Verdict(run.tier.name, run.ok or nothing_new(counts), first, counts,
-                   replace(run.coverage), tuple(run.checked))
+                   replace(run.coverage), tuple(run.checked), already_lost=lost)

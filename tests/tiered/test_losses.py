@@ -1,0 +1,96 @@
+"""What a tier has lost is in the one account of losses, whoever shows it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.cli import run
+
+JSON = ("-o", "json")
+TOPIC = "TP_user_Topic"
+
+
+def segments(root: Path, queue_id: int) -> list[Path]:
+    """The commit log of a queue, its first segment first."""
+    return sorted(root.glob(f"**/{TOPIC}/{queue_id}/COMMIT_LOG/*"), key=lambda file: file.name[8:])
+
+
+def hurt(root: Path) -> int:
+    """Zeroes a part of two commit logs: how many messages were there, by the units."""
+    lost = 0
+    for queue_id, start, end in ((0, 60, 3000), (1, 4000, 9000)):
+        file = segments(root, queue_id)[0]
+        data = bytearray(file.read_bytes())
+        data[start:end] = bytes(end - start)
+        file.write_bytes(data)
+        units = b"".join(rows.read_bytes() for rows in sorted(
+            root.glob(f"**/{TOPIC}/{queue_id}/CONSUME_QUEUE/*"), key=lambda rows: rows.name[8:]))
+        lost += sum(place < end and place + size > start
+                    for place, size, _ in struct.iter_unpack(">qiq", units))
+    assert lost > 5
+    return lost
+
+
+def expire(root: Path) -> None:
+    """Leaves nothing in the log but its last file."""
+    for file in sorted((root / "commitlog").iterdir())[:-1]:
+        file.unlink()
+    shutil.rmtree(root / "index")
+
+
+def test_a_tier_alone(root: Path) -> None:
+    tier = root / "tieredstore"
+    lost = hurt(tier)
+    segments(tier, 1)[-1].unlink()
+    lost += sum(row["count"] for row in run("verify", tier, *JSON).json()["findings"]
+                if row["category"] == "tiered-cq-ahead")
+    for jobs in ("1", "2"):
+        cover = run("verify", tier, "--jobs", jobs, *JSON).expect(1).json()["coverage"]
+        assert cover["messages_already_lost"] == lost
+        assert cover["already_lost_by_topic"] == {TOPIC: lost}
+    assert re.search(rf"lost already +{lost} messages", run("verify", tier).out)
+
+
+def test_what_the_log_still_has_is_not_lost(root: Path) -> None:
+    hurt(root)
+    assert run("doctor", root, *JSON).expect(1).json()["messages_already_lost"] == 0
+
+
+def numbers(found: dict[str, Any]) -> list[int]:
+    return [found[name] for name in (
+        "messages_already_lost", "messages_undecided", "messages_replaced")]
+
+
+@pytest.mark.long
+def test_all_commands_count_what_a_tier_has_lost(root: Path, tmp_path: Path) -> None:
+    lost = hurt(root)
+    expire(root)
+    doctor = run("doctor", root, *JSON).expect(1).json()
+    assert doctor["already_lost"] == lost
+    assert doctor["already_lost_by_topic"] == {TOPIC: lost}
+    assert [row["count"] for row in doctor["losses"] if row["file"] == "tieredstore"] == [lost]
+    for name in ("verify", "preflight", "impact"):
+        found = run(name, root, *JSON).expect(1).json()
+        assert numbers(found.get("coverage", found)) == numbers(doctor), name
+    out = tmp_path / "report.html"
+    run("report", root, "--no-hash", "--out", out).expect(1)
+    tiles = re.sub(r"<[^>]+>|\s+", " ", out.read_text())
+    assert re.search(rf"{lost:,} +messages lost already", tiles)
+    said = f"{lost} messages are lost in the tier and not in the log"
+    for name in ("doctor", "preflight", "impact"):
+        assert said in " ".join(run(name, root).out.split()), name
+
+
+@pytest.mark.long
+def test_a_repair_of_the_tier_hides_no_loss(root: Path) -> None:
+    lost = hurt(root)
+    expire(root)
+    run("tiered", "recover", root, "--apply", "--yes").expect(0, 1)
+    after = run("doctor", root, *JSON).expect(1).json()
+    assert sum(numbers(after)) >= lost
