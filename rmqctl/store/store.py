@@ -82,6 +82,10 @@ def _near(root: str) -> str:
     around = os.path.normpath(os.path.join(root, os.pardir))
     if os.path.isdir(os.path.join(around, _MARKS[0])):
         return f"; it lies in the store {around}"
+    from rmqctl.formats.tiered.names import parse_cluster
+
+    if any(map(parse_cluster, _names(root))):
+        return "; it is a tier, which `rmqctl verify` checks"
     stores: list[str] = []
     folders = [root]
     for _ in range(2):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -143,6 +144,18 @@ def test_files_that_expire_are_no_loss(golden_copy: GoldenFolder, release: str, 
     assert made.harmless
     said = [note for note in made.notes if "fileReservedTime" in note and "deleteWhen=04" in note]
     assert bool(said) is bool(files)
+
+
+def test_doctor_and_preflight_say_what_expires(golden_copy: GoldenFolder, rmqctl: Runner) -> None:
+    """Of a copy that was restored with its times."""
+    root = golden_copy(at("5.3.3"))
+    for file in (root / "commitlog").iterdir():
+        os.utime(file, (0, 0))
+    said = re.compile(r"4 log files \([0-9,]+ messages\) expired: older than fileReservedTime=72 h; "
+                      "the broker deletes them in the hour of deleteWhen=04")
+    for name in ("doctor", "preflight"):
+        done = rmqctl(name, root, "--disk-used", "0.4")
+        assert said.search(" ".join((done.out + done.err).split())), name
 
 
 def test_expired_files_go_at_once_on_a_disk_that_is_nearly_full(golden: GoldenFolder) -> None:

@@ -59,7 +59,8 @@ def test_a_tier_alone(root: Path) -> None:
 
 def test_what_the_log_still_has_is_not_lost(root: Path) -> None:
     hurt(root)
-    assert run("doctor", root, *JSON).expect(1).json()["messages_already_lost"] == 0
+    cover = run("verify", root, "--only", "tiered", *JSON).expect(1).json()["coverage"]
+    assert cover["tiered"]["messages_already_lost"] == 0
 
 
 def numbers(found: dict[str, Any]) -> list[int]:

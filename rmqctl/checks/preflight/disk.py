@@ -110,28 +110,27 @@ def judge_disk(predicted: Prediction, store: Store, version: BrokerVersion,
             "disk {used:.0%} full: the cleaner deletes {files} from 1 minute after startup",
             used=ratio, files=counted(deleted, "log file")), "commitlog"))
         predicted.incurable += 1
-    predicted.notes += _notes(disk)
-
-
-def _notes(disk: DiskUse) -> list[str]:
-    notes: list[str] = []
     if disk.used_ratio is not None and disk.used_ratio > disk.clean_ratio:
-        notes.append(Phrase("disk {used:.0%} full: over {clean:.0%} the broker deletes the oldest "
-                            "log files whatever their age, over {refuse:.0%} it rejects messages",
-                            used=disk.used_ratio, clean=disk.clean_ratio,
-                            refuse=disk.refuse_ratio))
-    if disk.expires_files:
-        files = counted(disk.expires_files, "log file")
-        said = files if disk.expires_messages is None else Phrase(
-            "{files} ({messages})", files=files,
-            messages=counted(disk.expires_messages, "message"))
-        when = Phrase("1 minute after startup, because the disk is fuller than "
-                      "diskMaxUsedSpaceRatio") if disk.expires_at_once else Phrase(
-            "in the hour of deleteWhen={hour}", hour=disk.delete_when)
-        notes.append(Phrase("{files} expired: older than fileReservedTime={hours} h; the broker "
-                            "deletes them {when}", files=said, hours=disk.reserved_hours,
-                            when=when))
-    return notes
+        predicted.notes.append(Phrase(
+            "disk {used:.0%} full: over {clean:.0%} the broker deletes the oldest log files "
+            "whatever their age, over {refuse:.0%} it rejects messages", used=disk.used_ratio,
+            clean=disk.clean_ratio, refuse=disk.refuse_ratio))
+    if (old := expiry(disk)) is not None:
+        predicted.notes.append(old)
+
+
+def expiry(disk: DiskUse | None) -> Phrase | None:
+    """What the broker deletes by age, and when; None where no file is too old."""
+    if disk is None or not disk.expires_files:
+        return None
+    files = counted(disk.expires_files, "log file")
+    said = files if disk.expires_messages is None else Phrase(
+        "{files} ({messages})", files=files, messages=counted(disk.expires_messages, "message"))
+    when = Phrase("1 minute after startup, because the disk is fuller than "
+                  "diskMaxUsedSpaceRatio") if disk.expires_at_once else Phrase(
+        "in the hour of deleteWhen={hour}", hour=disk.delete_when)
+    return Phrase("{files} expired: older than fileReservedTime={hours} h; the broker deletes them "
+                  "{when}", files=said, hours=disk.reserved_hours, when=when)
 
 
 def _files(predicted: Prediction, store: Store) -> list[StoreFile]:

@@ -113,6 +113,7 @@ def _facts(found: Diagnosis) -> dict[str, str]:
 
 
 def _of_messages(found: Diagnosis) -> dict[str, str]:
+    from rmqctl.checks.preflight.disk import expiry
     from rmqctl.checks.repaired import all_in_words
 
     start, covered, lost = found.start, found.findings.coverage, found.losses
@@ -145,6 +146,9 @@ def _of_messages(found: Diagnosis) -> dict[str, str]:
         Phrase("does not succeed: {why}", why=Joined("; ", why)) if not start.starts else
         Phrase("{loses} (a {version} broker, as far as can be judged)", **said)
         if found.not_judged else Phrase("{loses} (a {version} broker)", **said))
+    old = expiry(start.disk) if start.starts else None
+    if old is not None:
+        facts["expires"] = old
     if start.impact is not None:
         facts["affected"] = start.impact.concerned
     if start.consumers is not None:
