@@ -127,9 +127,8 @@ class TierLosses:
     def of(cls, coverage: Mapping[str, Any] | None) -> Self:
         """As a verification of the tier counts them; none where no tier was verified."""
         return cls() if coverage is None else cls(
-            coverage["messages_already_lost"] + coverage["messages_lost_in_repairs"],
-            coverage["messages_undecided"], coverage["messages_replaced"],
-            coverage["already_lost_by_topic"])
+            coverage["messages_already_lost"], coverage["messages_undecided"],
+            coverage["messages_replaced"], coverage["already_lost_by_topic"])
 
     @property
     def loss(self) -> Loss:

@@ -29,7 +29,8 @@ class Coverage:
     ``messages_replaced``: messages that a repair put in place of lost ones, or kept damaged.
     ``already_lost_by_topic``: messages that units lead to and that are gone or damaged, so far as
     the log beside the tier does not have them either, of which ``messages_replaced`` is, too.
-    ``messages_lost_in_repairs``: messages that repairs of the tier dropped.
+    ``messages_lost_in_repairs``: messages that repairs of the tier dropped, ``nowhere_since`` those
+    that the log does not have either. ``messages_already_lost`` is both.
     ``property_crc_unverifiable``: copies whose ``__CRC32#`` covers the physical
     offset they had in the local store, which is gone.
     """
@@ -41,6 +42,7 @@ class Coverage:
     messages_undecided: int = 0
     messages_replaced: int = 0
     messages_lost_in_repairs: int = 0
+    nowhere_since: int = 0
     bytes_in_messages: int = 0
     orphans: int = 0
     bytes_orphaned: int = 0
@@ -76,7 +78,8 @@ class Coverage:
             if name == "bytes_in_messages":
                 values[name] += self.bytes_orphaned
                 values["bytes_blank"] = self.bytes_coda
-        values["messages_already_lost"] = self.already_lost_by_topic.total()
+        values["messages_already_lost"] = (self.already_lost_by_topic.total()
+                                           + values.pop("nowhere_since"))
         return values
 
 

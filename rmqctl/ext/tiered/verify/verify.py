@@ -99,6 +99,7 @@ class Verification:
         if options.wants(LOG):
             lost = repair_losses(self.tier.name, None)
             self.coverage.messages_lost_in_repairs = lost.total
+            self.coverage.nowhere_since = self._nowhere(lost.total) if lost.total else 0
             yield from repaired.findings(lost)
         if options.wants(METADATA):
             yield from files.metadata(self.tier, options.broker)
@@ -167,6 +168,12 @@ class Verification:
                 return first_from(rows, rows.first_index, rows.disk_end, store.log.min_offset)
         except (StoreIOError, UnsupportedError):
             return None  # `verify` of the store says why
+
+    def _nowhere(self, lost: int) -> int:
+        """How many of the messages that repairs dropped, at the ends of queues, no log has."""
+        between = [(self._local_from(queue), queue.commit_offset) for queue in self.tier.queues()]
+        return lost if any(low is None for low, _ in between) else min(
+            lost, sum(max(0, (low or 0) - end) for low, end in between))
 
     def _wanted(self, findings: Iterator[Finding]) -> Iterator[Finding]:
         return (finding for finding in findings if self.options.wants(finding.structure))
