@@ -15,10 +15,6 @@ from typing import Any, NamedTuple
 ERROR, WARNING, INFO = "error", "warning", "info"
 REBUILT = frozenset({"consumequeue", "index"})
 """Structures that are made anew from the log."""
-_PUT_RIGHT = frozenset({"cq-missing", "cq-missing-entry", "cq-behind", "index-missing",
-                        "index-behind", "index-key-missing", "index-unreadable", "index-header",
-                        "index-chain", "index-slot", "index-entry", "index-time"})
-"""What is no trouble where the next start of a broker puts it right."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +61,9 @@ class Finding:
 
 # -- the command that answers a finding -----------------------------------------------------------
 #
-# Only commands which exist, with their real arguments. What can be repaired is answered by the plan
-# of that repair, which changes nothing; what a broker's start would act on, by the prediction of
-# that start; the rest by a look at the place. ``store`` is the root, quoted for a shell.
+# Only commands which exist, with their real arguments. What a repair may settle is answered by the
+# diagnosis, which plans it; what a start would act on, by the prediction of that start; the
+# rest by a look at the place. ``store`` is the root, quoted for a shell.
 
 Remedy = Callable[[Finding, str], str | None]
 _SHOW_CONFIG = "rmqctl config STORE"
@@ -83,38 +79,27 @@ def _preflight(_finding: Finding, store: str) -> str:
     return f"rmqctl preflight {store}"
 
 
-def _recover(_finding: Finding, store: str) -> str:
-    return f"rmqctl recover {store}"
+def _diagnose(finding: Finding, store: str) -> str:
+    """For what a repair may settle: `doctor` plans it, and names it where it changes anything."""
+    return f"rmqctl {'preflight' if finding.severity == INFO else 'doctor'} {store}"
 
 
-def _rebuild(finding: Finding, store: str) -> str | None:
+def _derived(finding: Finding, store: str) -> str | None:
     """For what is made anew from the log; a look at anything else."""
-    if finding.structure not in REBUILT:
-        return _look(finding, store)
-    if finding.severity == INFO and finding.category in _PUT_RIGHT:
-        return _preflight(finding, store)
-    command = f"rmqctl recover {store} --only {finding.structure}"
-    if (finding.structure != "consumequeue" or finding.category == "cq-missing"
-            or finding.topic is None or finding.queue_id is None):
-        return command
-    return f"{command} --topic {shlex.quote(finding.topic)} --queue {finding.queue_id}"
+    return (_diagnose if finding.structure in REBUILT else _look)(finding, store)
 
 
-def _recover_log(finding: Finding, store: str) -> str | None:
+def _of_log(finding: Finding, store: str) -> str | None:
     """For damage which the commitlog and other structures may have."""
     if finding.structure == "commitlog":
-        return _recover(finding, store)
-    return _rebuild(finding, store) if finding.category.startswith("file-") else _look(
-        finding, store)
+        return _diagnose(finding, store)
+    return (_derived if finding.category.startswith("file-") else _look)(finding, store)
 
 
-def _recover_or_info(finding: Finding, store: str) -> str:
-    repaired = finding.structure == "commitlog" or finding.structure in REBUILT
-    return f"rmqctl {'recover' if repaired else 'info'} {store}"
-
-
-def _recover_checkpoint(_finding: Finding, store: str) -> str:
-    return f"rmqctl recover {store} --only checkpoint"
+def _or_info(finding: Finding, store: str) -> str:
+    if finding.structure == "commitlog" or finding.structure in REBUILT:
+        return _diagnose(finding, store)
+    return f"rmqctl info {store}"
 
 
 def _by_hand(_finding: Finding, _store: str) -> None:
@@ -190,19 +175,19 @@ class Category(NamedTuple):
 
 
 CATEGORIES: dict[str, Category] = {
-    "body-crc": Category(ERROR, "a message body does not match its CRC", _recover_log),
+    "body-crc": Category(ERROR, "a message body does not match its CRC", _of_log),
     "property-crc": Category(
-        ERROR, "a message does not match its appended property CRC", _recover_log),
+        ERROR, "a message does not match its appended property CRC", _of_log),
     "property-damaged": Category(
-        ERROR, "the properties of a message are damaged; its body is intact", _recover_log),
+        ERROR, "the properties of a message are damaged; its body is intact", _of_log),
     "property-crc-missing": Category(
         WARNING, "a message without an appended property CRC among others that have one",
-        _recover_log),
+        _of_log),
     "record-damaged": Category(
-        ERROR, "bytes inside the log that are no record; intact ones follow", _recover_log),
-    "physical-offset": Category(ERROR, "a whole record that says it lies elsewhere", _recover_log),
+        ERROR, "bytes inside the log that are no record; intact ones follow", _of_log),
+    "physical-offset": Category(ERROR, "a whole record that says it lies elsewhere", _of_log),
     "ambiguous": Category(
-        WARNING, "whole records beyond damage that may be messages or not", _recover),
+        WARNING, "whole records beyond damage that may be messages or not", _diagnose),
     "cut-off": Category(INFO, "bytes beyond the end at which a repair has ended the log"),
     "torn-tail": Category(ERROR, "the log ends in the middle of a record", _preflight),
     "garbage-tail": Category(
@@ -221,7 +206,7 @@ CATEGORIES: dict[str, Category] = {
         INFO, "entries that DLedger had not noted as committed yet"),
     "dledger-left-over": Category(
         INFO, "entries of an older time behind the end of a DLedger log that was cut"),
-    "zero-gap": Category(ERROR, "zeros inside the log; intact records follow", _recover_log),
+    "zero-gap": Category(ERROR, "zeros inside the log; intact records follow", _of_log),
     "not-judged": Category(
         INFO, "a structure lies in a form that is not read, or twice; or what belongs there "
         "cannot be told"),
@@ -240,95 +225,95 @@ CATEGORIES: dict[str, Category] = {
         INFO, "messages or undecided records that an earlier repair dropped", _list_repairs),
     "header-born-port": Category(
         ERROR, "a born port that is none: clients drop it and what follows in a pull",
-        _recover_log),
+        _of_log),
     "header-store-port": Category(
         ERROR, "a store port that is none: clients drop it and what follows in a pull",
-        _recover_log),
+        _of_log),
     "header-sys-flag": Category(
         ERROR, "system flags name a compression that no version knows: clients give up there",
-        _recover_log),
+        _of_log),
     "property-number": Category(
         ERROR, "a property that brokers read as a number is none: they cut the log off there",
-        _recover_log),
+        _of_log),
     "header-flag-bits": Category(
         WARNING, "system flags with bits that no known release uses",
-        _recover_log),
+        _of_log),
     "header-born-time": Category(
         INFO, "a born time that is negative or years after the store time"),
     "header-reconsume-times": Category(
-        WARNING, "an implausible number of deliveries: negative or above 65,536", _recover_log),
+        WARNING, "an implausible number of deliveries: negative or above 65,536", _of_log),
     "header-prepared-offset": Category(
-        WARNING, "the half message that a message ends would lie after it", _recover_log),
+        WARNING, "the half message that a message ends would lie after it", _of_log),
     "header-queue-id": Category(
         ERROR, "a message in a queue with a negative number: no consumer asks for that one",
-        _recover_log),
+        _of_log),
     "header-queue-offset": Category(
         WARNING, "a queue offset in a prepared or rolled back message, which has none",
-        _recover_log),
+        _of_log),
     "header-store-time": Category(
         WARNING, "a store time before there were brokers, or years after its neighbours",
-        _recover_log),
+        _of_log),
     "early-times": Category(
         INFO, "messages stored before there were brokers: the clock was wrong"),
     "clock-back": Category(
         INFO, "store times go back by half a year or more: the clock was wrong"),
     "header-store-host": Category(
         INFO, "a single message that another host than its neighbours' stored"),
-    "file-missing": Category(ERROR, "a file of a sequence is missing", _recover_log),
-    "file-size": Category(ERROR, "a file has not the size of its structure", _recover_log),
-    "file-empty": Category(WARNING, "a file of length zero", _rebuild),
+    "file-missing": Category(ERROR, "a file of a sequence is missing", _of_log),
+    "file-size": Category(ERROR, "a file has not the size of its structure", _of_log),
+    "file-empty": Category(WARNING, "a file of length zero", _derived),
     "file-name": Category(
-        WARNING, "something in a structure's folder that does not belong there", _recover_or_info),
-    "file-unreadable": Category(ERROR, "a file or folder cannot be read", _rebuild),
-    "file-changed": Category(WARNING, "a file shrank or vanished while it was read", _rebuild),
+        WARNING, "something in a structure's folder that does not belong there", _or_info),
+    "file-unreadable": Category(ERROR, "a file or folder cannot be read", _derived),
+    "file-changed": Category(WARNING, "a file shrank or vanished while it was read", _derived),
     "in-progress": Category(INFO, "the last record is being written by a running broker"),
-    "cq-missing": Category(ERROR, "a queue has messages in the log but no consumequeue", _rebuild),
+    "cq-missing": Category(ERROR, "a queue has messages in the log but no consumequeue", _derived),
     "cq-missing-entry": Category(
-        ERROR, "messages in the log have no entry in their consumequeue", _rebuild),
-    "cq-behind": Category(ERROR, "the consumequeue ends before the log does", _rebuild),
-    "cq-ahead": Category(ERROR, "entries point beyond the end of the log", _recover),
-    "cq-wrong-offset": Category(ERROR, "an entry points to a place without its message", _rebuild),
-    "cq-wrong-size": Category(ERROR, "the size in an entry does not match its message", _rebuild),
+        ERROR, "messages in the log have no entry in their consumequeue", _derived),
+    "cq-behind": Category(ERROR, "the consumequeue ends before the log does", _derived),
+    "cq-ahead": Category(ERROR, "entries point beyond the end of the log", _diagnose),
+    "cq-wrong-offset": Category(ERROR, "an entry points to a place without its message", _derived),
+    "cq-wrong-size": Category(ERROR, "the size in an entry does not match its message", _derived),
     "cq-wrong-time": Category(
-        WARNING, "an entry in RocksDB does not match its message's store time", _rebuild),
+        WARNING, "an entry in RocksDB does not match its message's store time", _derived),
     "cq-wrong-tag": Category(
-        ERROR, "the tags code of an entry does not match its message", _rebuild),
-    "cq-duplicate": Category(ERROR, "an entry repeats another entry's message", _rebuild),
+        ERROR, "the tags code of an entry does not match its message", _derived),
+    "cq-duplicate": Category(ERROR, "an entry repeats another entry's message", _derived),
     "cq-after-gap": Category(
         INFO, "the log lacks queue offsets; later entries are where a broker puts them"),
     "cq-out-of-order": Category(
-        ERROR, "an entry points to the message of another queue offset", _rebuild),
-    "cq-ext": Category(ERROR, "an extension unit is missing or contradicts its message", _rebuild),
+        ERROR, "an entry points to the message of another queue offset", _derived),
+    "cq-ext": Category(ERROR, "an extension unit is missing or contradicts its message", _derived),
     "cq-batch": Category(
-        ERROR, "an entry of a batch consumequeue is damaged or contradicts its message", _rebuild),
-    "cq-lost": Category(INFO, "entries that point to damaged or missing messages", _recover),
+        ERROR, "an entry of a batch consumequeue is damaged or contradicts its message", _derived),
+    "cq-lost": Category(INFO, "entries that point to damaged or missing messages", _diagnose),
     "cq-database": Category(
-        ERROR, "the data base of consumequeues is damaged, or a part of it", _recover),
+        ERROR, "the data base of consumequeues is damaged, or a part of it", _diagnose),
     "cq-last": Category(
-        ERROR, "what is noted as the last entry of a queue in RocksDB is not its last", _rebuild),
+        ERROR, "what is noted as the last entry of a queue in RocksDB is not its last", _derived),
     "cq-copy": Category(
         WARNING, "the copy of the consumequeues in RocksDB says something else than their files"),
     "cq-gap": Category(
         WARNING, "a queue in RocksDB has no entries between others, and no message for them",
-        _rebuild),
-    "index-missing": Category(WARNING, "there are keys in the log but no index file", _rebuild),
-    "index-header": Category(ERROR, "an index header contradicts the entries", _rebuild),
-    "index-chain": Category(ERROR, "a hash chain is broken", _rebuild),
-    "index-slot": Category(ERROR, "a hash slot does not lead to its newest entry", _rebuild),
+        _derived),
+    "index-missing": Category(WARNING, "there are keys in the log but no index file", _derived),
+    "index-header": Category(ERROR, "an index header contradicts the entries", _derived),
+    "index-chain": Category(ERROR, "a hash chain is broken", _derived),
+    "index-slot": Category(ERROR, "a hash slot does not lead to its newest entry", _derived),
     "index-entry": Category(
-        ERROR, "an entry belongs to no key of the message it leads to", _rebuild),
-    "index-ahead": Category(WARNING, "entries lead beyond the end of the log", _recover),
-    "index-behind": Category(WARNING, "the newest keys are not in the index", _rebuild),
-    "index-key-missing": Category(WARNING, "keys between indexed ones have no entry", _rebuild),
-    "index-time": Category(WARNING, "an entry's time is not its message's", _rebuild),
-    "index-unreadable": Category(ERROR, "an index file cannot be understood", _rebuild),
-    "checkpoint-missing": Category(INFO, "there is no checkpoint", _recover_checkpoint),
+        ERROR, "an entry belongs to no key of the message it leads to", _derived),
+    "index-ahead": Category(WARNING, "entries lead beyond the end of the log", _diagnose),
+    "index-behind": Category(WARNING, "the newest keys are not in the index", _derived),
+    "index-key-missing": Category(WARNING, "keys between indexed ones have no entry", _derived),
+    "index-time": Category(WARNING, "an entry's time is not its message's", _derived),
+    "index-unreadable": Category(ERROR, "an index file cannot be understood", _derived),
+    "checkpoint-missing": Category(INFO, "there is no checkpoint", _diagnose),
     "checkpoint-damaged": Category(
-        ERROR, "the checkpoint cannot be what a broker wrote", _recover_checkpoint),
+        ERROR, "the checkpoint cannot be what a broker wrote", _diagnose),
     "checkpoint-zero": Category(
-        INFO, "the checkpoint is all zero though there are messages", _recover_checkpoint),
+        INFO, "the checkpoint is all zero though there are messages", _diagnose),
     "checkpoint-ahead": Category(
-        WARNING, "the checkpoint is newer than the newest message", _recover_checkpoint),
+        WARNING, "the checkpoint is newer than the newest message", _diagnose),
     "unclean-shutdown": Category(
         INFO, "the abort file is there: the last run did not end cleanly", _preflight),
     "config-unreadable": Category(ERROR, "a configuration file cannot be read"),

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from rmqctl.checks.findings import CATEGORIES, ERROR, INFO, Finding, advised
 from tests.adversary.writer import Header, Layout, Writer
 from tests.conftest import GoldenFolder, Runner
 from tests.repair import damage
@@ -240,3 +241,13 @@ def test_verify_leads_to_the_diagnosis(golden: GoldenFolder, rmqctl: Runner) -> 
     said = rmqctl("verify", root, "-o", "json").expect(1).json()
     assert said["steps"][0]["command"] == said["next"][0] == f"rmqctl doctor {root}"
     assert said["steps"][0]["effect"] == "read-only"
+
+
+@pytest.mark.parametrize("category", [name for name in CATEGORIES
+                                      if not name.startswith("tiered-")])
+def test_no_finding_names_a_repair_that_was_not_planned(category: str) -> None:
+    """It may change nothing: `doctor` plans it first."""
+    for structure in ("commitlog", "consumequeue", "index", "checkpoint", "timer", "store"):
+        for severity in (ERROR, INFO):
+            found = advised(Finding(category, structure, "", severity=severity), "STORE")
+            assert " recover " not in f"{found.next} " or found.next == "rmqctl recover table STORE"

@@ -97,7 +97,8 @@ class Verdict(Generic[C]):
         """The one command to go on with, the one that only looks first; None where all is well."""
         remedies = [finding.next for finding in self.findings if finding.is_trouble
                     and finding.next]
-        if any(remedy.startswith(("rmqctl recover ", "rmqctl preflight ")) for remedy in remedies):
+        if any(remedy.startswith(("rmqctl recover ", "rmqctl preflight ",
+                                    "rmqctl doctor ")) for remedy in remedies):
             return f"rmqctl doctor {shlex.quote(self.root)}"
         return next(iter(remedies), None)
 

@@ -302,24 +302,31 @@ def with_tier(out: Output, store: Store, own: Verdict[Coverage], most: int, *,
             out.note(Phrase("no tier lies in the store: `rmqctl tiered verify DIR --local {store}` "
                             "checks one that lies elsewhere", store=store.root))
         return own
-    from rmqctl.checks.advice import is_of_a_tier
     from rmqctl.ext.tiered.verify.verify import Verification, verdict
 
     with tier, out.progress("verify the tier", None) as progress:
-        theirs = verdict(Verification(tier, beside=store, progress=progress.advance), most, known)
-        of_tier = list(theirs.findings)
-        if any(one.is_trouble and is_of_a_tier(one.next) for one in of_tier):
-            from rmqctl.ext.tiered.recover.recover import changes_nothing
-
-            if changes_nothing(tier):
-                of_tier = [replace(one, next=f"rmqctl explain {one.category}")
-                           if is_of_a_tier(one.next) else one for one in of_tier]
-    findings = (*own.findings, *of_tier)[:most]
+        theirs = without_empty_advice(tier, verdict(
+            Verification(tier, beside=store, progress=progress.advance), most, known))
+    findings = (*own.findings, *theirs.findings)[:most]
     lost = None if own.already_lost is None else own.already_lost + (theirs.already_lost or 0)
     return replace(own, ok=own.ok and theirs.ok, findings=findings, already_lost=lost,
                    counts=own.counts + theirs.counts,
                    checked=(*own.checked, {"structure": TIERED}),
                    tier=theirs.coverage.as_dict())
+
+
+def without_empty_advice(tier: Tier, found: Verdict[C]) -> Verdict[C]:
+    """A verdict whose findings name no repair of the tier that changes nothing."""
+    from rmqctl.checks.advice import is_of_a_tier
+
+    if any(one.is_trouble and is_of_a_tier(one.next) for one in found.findings):
+        from rmqctl.ext.tiered.recover.recover import changes_nothing
+
+        if changes_nothing(tier):
+            return replace(found, findings=tuple(
+                replace(one, next=f"rmqctl explain {one.category}") if is_of_a_tier(one.next)
+                else one for one in found.findings))
+    return found
 
 
 def diagnosed_with_tier(out: Output, store: Store, found: Diagnosis) -> Diagnosis:

@@ -58,7 +58,7 @@ def command(
     """
     from contextlib import ExitStack
 
-    from rmqctl.commands.shared.verifying import show, structures
+    from rmqctl.commands.shared.verifying import show, structures, without_empty_advice
     from rmqctl.ext.tiered.verify.context import LOCAL, STRUCTURES
     from rmqctl.ext.tiered.verify.verify import Options, Verification, verdict
     from rmqctl.files.lock_probe import probe
@@ -82,7 +82,8 @@ def command(
         size += sum(segment.size for _, flat in opened.indexes(tier.broker)
                     for segment in flat.segments)
         with out.progress("verify", size) as progress:
-            result = verdict(Verification(opened, options, store, progress.advance), max_findings)
+            result = without_empty_advice(opened, verdict(
+                Verification(opened, options, store, progress.advance), max_findings))
         show(out, result, covered)
     if not result.ok:
         raise typer.Exit(int(ExitCode.FINDINGS))
