@@ -101,7 +101,7 @@ class Diagnosis:
         if self.sound and self.untold is not None:
             return Phrase("cannot be judged: {why}", why=self.untold)
         if self.sound:
-            repaired = all_in_words(self.start.repairs)
+            repaired = self.repaired
             parts = [self._replaced or (Phrase("no damage now") if repaired is not None else
                                         Phrase("no damage found") if lost.unread else
                                         Phrase("no damage, and nothing is lost"))]
@@ -158,7 +158,7 @@ class Diagnosis:
         if lost.in_log:
             parts.append(Phrase("{count:,} record is undecided",
                                 "{count:,} records are undecided", count=lost.in_log))
-        if (repaired := all_in_words(start.repairs)) is not None:
+        if (repaired := self.repaired) is not None:
             parts.append(repaired)
         elif not parts and not lost.unread:
             parts.append(Phrase("nothing is lost so far, and a start {loses}", loses=start.loses))
@@ -168,6 +168,12 @@ class Diagnosis:
         if not self._is_damaged:
             return Phrase("no damage found, but {what}. {advice}", **said)
         return Phrase("damaged: {what}. {advice}", **said)
+
+    @property
+    def repaired(self) -> Phrase | None:
+        """What earlier repairs lost, of the log and of the tier; None where that is nothing."""
+        own, tier = all_in_words(self.start.repairs), self.start.in_tier.repaired_in_words
+        return Joined("; ", [own, tier]) if own and tier else own or tier
 
     @property
     def _replaced(self) -> Phrase | None:
@@ -218,6 +224,9 @@ class Diagnosis:
         """What no command repairs, and what to do by hand."""
         repaired = {defect.category for defect in self.start.metadata.defects
                     if defect.command is not None} | {"config-offset"}  # has its own steps
+        if any(advice.of_the_tier(self.findings.findings)):
+            repaired |= {row.category for row in self.damaged
+                         if row.category.startswith("tiered-")}
         return [] if self.sound else advice.remains(
             [(row.category, row.count) for row in self.damaged if row.category not in repaired],
             self.start, self.outlook)

@@ -115,10 +115,12 @@ class GroupLoss:
 @dataclass(frozen=True, slots=True)
 class TierLosses:
     """What a tier lacks of messages that the log beside it does not have either: ``messages`` that
-    are lost, by repairs of the tier too, ``undecided`` records, and messages that are ``replaced``.
+    are lost, those that repairs of the tier dropped, ``undecided`` records, and messages that are
+    ``replaced``. ``by_topic``: the first.
     """
 
     messages: int = 0
+    in_repairs: int = 0
     undecided: int = 0
     replaced: int = 0
     by_topic: Mapping[str, int] = field(default_factory=dict)
@@ -126,9 +128,24 @@ class TierLosses:
     @classmethod
     def of(cls, coverage: Mapping[str, Any] | None) -> Self:
         """As a verification of the tier counts them; none where no tier was verified."""
-        return cls() if coverage is None else cls(
-            coverage["messages_already_lost"], coverage["messages_undecided"],
-            coverage["messages_replaced"], coverage["already_lost_by_topic"])
+        if coverage is None:
+            return cls()
+        topics = coverage["already_lost_by_topic"]
+        lost = sum(topics.values())
+        return cls(lost, coverage["messages_already_lost"] - lost, coverage["messages_undecided"],
+                   coverage["messages_replaced"], topics)
+
+    @property
+    def already(self) -> int:
+        """Messages that are lost already."""
+        return self.messages + self.in_repairs
+
+    @property
+    def repaired_in_words(self) -> Phrase | None:
+        """What repairs of the tier dropped; None where they dropped nothing."""
+        return Phrase("{count:,} message was lost in repairs of the tier",
+                      "{count:,} messages were lost in repairs of the tier",
+                      count=self.in_repairs) if self.in_repairs else None
 
     @property
     def loss(self) -> Loss:
@@ -201,7 +218,7 @@ class Losses:
     @property
     def already(self) -> int:
         """Messages that are lost already."""
-        return self.known + self.in_repairs.messages + self.in_tier.messages
+        return self.known + self.in_repairs.messages + self.in_tier.already
 
     @property
     def lost_by_topic(self) -> dict[str, int]:

@@ -408,3 +408,15 @@ def test_a_missing_extra_is_said(package: str, tiny: tiny_stores.Tiny, rmqctl: R
     done = rmqctl("report", tiny.root, "--out", tmp_path / "r.html").expect(3)
     assert "rmqctl[report]" in done.err or "EXTRAS=report" in done.err
     assert not (tmp_path / "r.html").exists()
+
+
+@pytest.mark.long
+def test_a_repaired_store_does_not_read_as_if_nothing_had_been_lost(
+        golden_copy: GoldenFolder, rmqctl: Runner, tmp_path: Path) -> None:
+    root = golden_copy("5.3.3/crash-trunc-header/before")
+    rmqctl("recover", root, "--ambiguous", "leave-out", "--apply", "--yes").expect(0, 1)
+    out = tmp_path / "report.html"
+    assert rmqctl("report", root, "--no-hash", "--out", out, "-o", "json").expect(0).json()["sound"]
+    page = out.read_text()
+    assert "No damage now; messages were lost before" in page
+    assert "nothing is lost" not in page

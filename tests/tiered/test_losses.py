@@ -98,3 +98,17 @@ def test_a_repair_of_the_tier_hides_no_loss(root: Path) -> None:
     done = run("tiered", "recover", root, "--apply", "--yes", *JSON).expect(0, 1).json()
     assert done["messages_lost"]
     assert numbers(run("doctor", root, *JSON).expect(1).json()) == before
+
+
+@pytest.mark.long
+def test_a_tier_that_can_be_repaired_is_nothing_to_do_by_hand(root: Path) -> None:
+    segments(root, 1)[-1].unlink()
+    before = run("doctor", root, *JSON).expect(1).json()
+    assert [step for step in before["next"] if " tiered recover " in step]
+    assert not [one for one in before["remains"] if one["category"].startswith("tiered-")]
+    expire(root)
+    run("tiered", "recover", root, "--apply", "--yes").expect(0, 1)
+    after = run("doctor", root, *JSON).expect(1).json()
+    assert "messages were lost in repairs of the tier" in after["verdict"]
+    assert after["already_lost"] > 10
+    assert not [loss for loss in after["losses"] if loss["file"] == "tieredstore"]

@@ -114,7 +114,6 @@ def _facts(found: Diagnosis) -> dict[str, str]:
 
 def _of_messages(found: Diagnosis) -> dict[str, str]:
     from rmqctl.checks.preflight.disk import expiry
-    from rmqctl.checks.repaired import all_in_words
 
     start, covered, lost = found.start, found.findings.coverage, found.losses
     # Fillers and messages that were kept damaged are readable, but nobody sent them so.
@@ -131,9 +130,8 @@ def _of_messages(found: Diagnosis) -> dict[str, str]:
             "{count:,} records: messages, or part of a damaged message's body",
             count=lost.in_log)
     # Losses come in order of time: by earlier repairs, already, and by the next start.
-    repaired = all_in_words(start.repairs)
-    if repaired is not None:
-        facts["lost in repairs"] = repaired
+    if found.repaired is not None:
+        facts["lost in repairs"] = found.repaired
     facts["lost already"] = lost.unjudged if lost.unread else _counted(
         lost.already, lost.lost_by_topic)
     if start.positions_unclear:

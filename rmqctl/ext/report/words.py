@@ -39,7 +39,8 @@ def headline(found: Diagnosis, say: Say) -> Headline:
     start, lost = found.start, found.losses
     if found.sound:
         return Headline(GOOD, say("Sound as far as can be judged") if found.not_judged
-                        else say("Sound: nothing is damaged, nothing is lost"))
+                        else say("Sound: nothing is damaged, nothing is lost")
+                        if lost.is_complete else say("No damage now; messages were lost before"))
     gone = lost.known or lost.in_tier.messages
     if gone and lost.would_lose:
         return Headline(BAD, say("Messages are lost, and a start would lose more"))
@@ -139,6 +140,8 @@ def _lost(found: Diagnosis, say: Say, moment: Callable[[int], str]) -> list[str]
             "Repair {ids} dropped {count:,} message or undecided record.",
             "Repairs of the store ({ids}) dropped {count:,} messages or undecided records.",
             count=account.in_repairs.total, ids=", ".join(loss.id for loss in lost[-_REPAIRS:])))
+    if account.in_tier.in_repairs:
+        before.append(say("Also lost: {cause}.", cause=str(account.in_tier.repaired_in_words)))
     # An unreadable structure makes the number of lost messages unknown.
     if account.unread:
         return [*before, say("Whether messages are lost was not judged: {names} cannot be read.",

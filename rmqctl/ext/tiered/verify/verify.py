@@ -341,6 +341,6 @@ def verdict(run: Verification, most: int, known: Known | None = None) -> Verdict
     when it finds nothing new.
     """
     first, counts = first_findings(run.findings(), most, known)
-    lost = TierLosses.of(run.coverage.as_dict()).messages if run.options.wants(LOG) else None
+    lost = TierLosses.of(run.coverage.as_dict()).already if run.options.wants(LOG) else None
     return Verdict(run.tier.name, run.ok or nothing_new(counts), first, counts,
                    replace(run.coverage), tuple(run.checked), already_lost=lost)
