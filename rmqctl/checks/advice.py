@@ -274,7 +274,8 @@ def of_the_machine(start: Prediction, root: str) -> Iterator[Step]:
     """What shows or prevents losses that are no damage of the store."""
     if not start.runs_well:
         yield Step(f"rmqctl du {root}", Phrase("shows which files use the disk"))
-    if any(loss.what in (TOPICS, GROUPS, OFFSETS) for loss in start.other_losses):
+    if any(loss.what in (TOPICS, GROUPS, OFFSETS) and loss.by_hand is None
+           for loss in start.other_losses):
         yield Step(f"rmqctl config convert {root} --to json",
                    Phrase("writes the configuration as the JSON files that this release reads"),
                    "reversible")
@@ -327,7 +328,9 @@ def remains(damaged: Sequence[tuple[str, int]], start: Prediction,
     """What no command of this program repairs. ``damaged``: categories of findings and their
     counts, of which nothing is said where a repair is possible, or where none was planned.
     """
-    return [*_on_the_disk(start), *_beside(damaged, start, outlook)]
+    by_hand = {(loss.what, str(loss.by_hand)): Remaining(loss.what, loss.count or 1, loss.by_hand)
+               for loss in start.other_losses if loss.by_hand is not None and not loss.already}
+    return [*_on_the_disk(start), *by_hand.values(), *_beside(damaged, start, outlook)]
 
 
 def _of_kind(category: str) -> Phrase:

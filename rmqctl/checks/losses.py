@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from rmqctl.phrases import Joined, Phrase
@@ -26,7 +26,8 @@ class Loss:
     """``count`` of ``what`` (a constant above) is or would be lost; None where it is unknown.
 
     ``cause`` is one sentence. ``file`` is relative to the store root. ``already``: it is lost
-    before the start, so another start makes it no worse.
+    before the start, so another start makes it no worse. ``by_hand``: what to do about it, where
+    no command prevents it.
     """
 
     what: str
@@ -34,10 +35,12 @@ class Loss:
     cause: str
     file: str | None = None
     already: bool = False
+    by_hand: Phrase | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON object."""
-        return asdict(self)
+        return {"what": self.what, "count": self.count, "cause": self.cause, "file": self.file,
+                "already": self.already}
 
 
 def counted(what: str, count: int | None) -> Phrase:

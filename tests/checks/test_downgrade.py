@@ -68,6 +68,17 @@ def test_entries_that_the_json_files_have_are_no_loss(golden_copy: GoldenFolder)
     assert losses(ask(root, "4.9.3")) == {**before, "topics": CONFIG["topics"] - 5}
 
 
+@pytest.mark.parametrize("name", ["5.3.3/timer/store", "5.3.3/rocksdb-config-v1/store"])
+def test_doctor_says_what_to_do(golden: GoldenFolder, rmqctl: Runner, name: str) -> None:
+    """A command that changes something, or what to do by hand."""
+    pytest.importorskip("rocksdict")
+    said = rmqctl("doctor", golden(name), "--broker-version", "4.9.3", "-o", "json").json()
+    assert [step for step in said["steps"] if step["effect"] != "read-only"] or said["remains"]
+    is_json = "timer" in name
+    assert bool(said["remains"]) is is_json
+    assert any(" config convert " in command for command in said["next"]) is not is_json
+
+
 # -- messages that are not in the commitlog ------------------------------------------------------
 
 

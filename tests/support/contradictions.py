@@ -47,6 +47,12 @@ def _compared(codes: dict[str, int], verified: Any, started: Any, said: Any) -> 
         found.append(f"exit codes {codes}")
     if codes["preflight"] == 0 and (started["losses"] or not started["starts"]):
         found.append("preflight ends with 0 and names a loss")
+    # What is not sound leads out: to a command that changes it, or to something to do by hand.
+    held = said["lock"]["held"]
+    if said["sound"] is False and not held and not said["remains"] and all(
+            step["effect"] == "read-only" and " config check " not in step["command"]
+            for step in said["steps"]):
+        found.append(f"a dead end: {said['verdict']}, {said['next']}")
     if ("nothing is lost" in said["verdict"]) and (
             started["messages_already_lost"] != 0 or started["messages_undecided"]):
         found.append(said["verdict"])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from rmqctl.broker.versions import is_from
@@ -45,13 +46,17 @@ _MOST = 100_000
 def judge_downgrade(predicted: Prediction, store: Store) -> None:
     """Add to a prediction what this release does not read of the store."""
     release = predicted.broker_version
-    losses = [loss for first, judge in (
-        (_CONFIG_SINCE.get(store.layout.config, "4.0.0"), _config),
-        (_STATIC_SINCE, _static), (COMPACTION_SINCE, _compaction), (_TIERS_SINCE, _tier),
-        (_POP_SINCE, _pop), (_POP_STATE_SINCE, _pop_states)) if not is_from(release, first)
-        for loss in judge(store, release)]
-    predicted.other_losses += losses
-    predicted.incurable += len(losses)
+    for first, judge in (
+            (_CONFIG_SINCE.get(store.layout.config, "4.0.0"), _config),
+            (_STATIC_SINCE, _static), (COMPACTION_SINCE, _compaction), (_TIERS_SINCE, _tier),
+            (_POP_SINCE, _pop), (_POP_STATE_SINCE, _pop_states)):
+        if is_from(release, first):
+            continue
+        by_hand = None if judge is _config else Phrase(
+            "start a broker of release {release} or later, which reads them", release=first)
+        for loss in judge(store, release):
+            predicted.other_losses.append(replace(loss, by_hand=by_hand))
+            predicted.incurable += 1
 
 
 # -- configuration in RocksDB -----------------------------------------------------------------

@@ -48,11 +48,14 @@ def judge_timers(predicted: Prediction, store: Store, version: BrokerVersion, no
     if not version.timer or store.sizes.conf.runtime.get("timerWheelEnable") is False:
         count = start.pending - start.gone + start.waiting
         if count:
-            predicted.other_losses.append(Loss(TIMERS, count, Phrase(
-                "timerWheelEnable=false: pending timed messages are never delivered")
-                if version.timer else Phrase(
-                "a {version} broker has no timer: pending timed messages are never delivered",
-                version=predicted.broker_version), "timerlog"))
+            cause, remedy = (Phrase(
+                "timerWheelEnable=false: pending timed messages are never delivered"), Phrase(
+                "set timerWheelEnable=true in broker.conf until all of them are delivered")) if (
+                version.timer) else (Phrase(
+                    "a {version} broker has no timer: pending timed messages are never delivered",
+                    version=predicted.broker_version), Phrase(
+                    "start a broker of 5.0.0 or later until all of them are delivered"))
+            predicted.other_losses.append(Loss(TIMERS, count, cause, "timerlog", by_hand=remedy))
             predicted.incurable += 1
         if start.gone:
             predicted.other_losses.append(_gone(start))
@@ -74,7 +77,9 @@ def _losses(start: TimerStart) -> list[Loss]:
     if start.skipped:
         losses.append(Loss(TIMERS, start.skipped, Phrase(
             "overdue by more than 7 days: a start skips timed messages due before {time}",
-            time=time_text(start.read_from)), "timerlog"))
+            time=time_text(start.read_from)), "timerlog", by_hand=Phrase(
+            "no broker delivers timed messages that are so late: `rmqctl read STORE --topic "
+            "rmq_sys_wheel_timer` shows them; send again what is still needed")))
     if start.unreachable:
         losses.append(Loss(TIMERS, start.unreachable, Phrase(
             "the timer wheel is missing: a start rebuilds it only from the last timer log file")

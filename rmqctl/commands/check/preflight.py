@@ -169,6 +169,9 @@ def _show(page: Human, prediction: Prediction, following: str | None) -> None:
     if assumed:
         page.blank()
         page.text(Phrase("assumed: {settings}", settings=Joined(", ", assumed)), "dim")
+    for loss in prediction.other_losses:
+        if loss.by_hand is not None and not loss.already:
+            page.text(Phrase("{what}: {why}", what=loss.cause, why=loss.by_hand))
     if following is not None:
         page.heading("What next")
         page.text(LOOK)
