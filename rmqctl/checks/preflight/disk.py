@@ -20,6 +20,7 @@ from rmqctl.checks.preflight.lost import intact
 from rmqctl.checks.preflight.types import DiskUse, Prediction
 from rmqctl.errors import StoreIOError
 from rmqctl.files.disk_usage import BLOCK
+from rmqctl.formats.local.properties import LMQ_PREFIX
 from rmqctl.phrases import Phrase, counted
 from rmqctl.store.files import StoreFile
 from rmqctl.store.queue.search import first_from
@@ -98,8 +99,8 @@ def judge_disk(predicted: Prediction, store: Store, version: BrokerVersion,
     else:
         deleted, ratio, refuses, at_once = _first_minutes(store, rules, files, expired,
                                                           around.disk_used)
-    by_age = _messages_of(store, files[:expired])
-    forced = _messages_of(store, files[:deleted])
+    by_age = _messages_of(store, files[:expired], predicted.messages)
+    forced = _messages_of(store, files[:deleted], predicted.messages)
     predicted.refuses_writes = refuses
     predicted.disk = disk = DiskUse(
         ratio, rules.clean_ratio, rules.refuse_ratio, deleted, forced, expired, by_age,
@@ -188,16 +189,21 @@ def _allocated(file: StoreFile) -> int:
         return 0
 
 
-def _messages_of(store: Store, files: Sequence[StoreFile]) -> int | None:
-    """Messages that begin in these files: by the rows of queues, or read where there is no row."""
+def _messages_of(store: Store, files: Sequence[StoreFile], messages: int | None) -> int | None:
+    """Messages that begin in these files: by the rows of queues where there is one for each of all
+    the ``messages`` of the log (None: unknown), else read.
+    """
     if not files:
         return 0
+
+    def rows(low: int, high: int) -> int:
+        return sum(first_from(queue, queue.first_index, queue.disk_end, high)
+                   - first_from(queue, queue.first_index, queue.disk_end, low)
+                   for (topic, _), queue in store.queues.items()
+                   if not topic.startswith(LMQ_PREFIX))  # these are in a topic of their own, too
+
     low, high = files[0].base, files[-1].end
-    count = 0
-    if store.layout.reads("consumequeue"):
-        for queue in store.queues.values():
-            first, last = queue.first_index, queue.disk_end
-            count += (first_from(queue, first, last, high) - first_from(queue, first, last, low))
-    if count:
+    if store.layout.reads("consumequeue") and messages in (
+            None, rows(store.log.min_offset, store.log.end)) and (count := rows(low, high)):
         return count
     return sum(int(intact(batch).sum()) for batch in store.log.walk(low, high) if len(batch))
