@@ -304,7 +304,7 @@ def with_tier(out: Output, store: Store, own: Verdict[Coverage], most: int, *,
         return own
     from rmqctl.ext.tiered.verify.verify import Verification, verdict
 
-    with tier, out.progress("verify the tier", None) as progress:
+    with tier, out.progress("verify the tier", size_of(tier)) as progress:
         theirs = without_empty_advice(tier, verdict(
             Verification(tier, beside=store, progress=progress.advance), most, known))
     findings = (*own.findings, *theirs.findings)[:most]
@@ -313,6 +313,14 @@ def with_tier(out: Output, store: Store, own: Verdict[Coverage], most: int, *,
                    counts=own.counts + theirs.counts,
                    checked=(*own.checked, {"structure": TIERED}),
                    tier=theirs.coverage.as_dict())
+
+
+def size_of(tier: Tier, broker: str | None = None, *, index: bool = True) -> int:
+    """Bytes of a tier that a verification reads: the commit logs, and the index files."""
+    flats = [queue.commit_log for queue in tier.queues(broker=broker)]
+    return sum(segment.usable for flat in flats for segment in flat.segments) + (sum(
+        segment.size for _, flat in tier.indexes(broker) for segment in flat.segments)
+        if index else 0)
 
 
 def without_empty_advice(tier: Tier, found: Verdict[C]) -> Verdict[C]:
@@ -356,7 +364,7 @@ def losses_of_tier(out: Output, store: Store) -> TierLosses:
     from rmqctl.ext.tiered.verify.context import LOG, QUEUE
     from rmqctl.ext.tiered.verify.verify import Options, Verification, verdict
 
-    with tier, out.progress("reading the tier", None) as progress:
+    with tier, out.progress("reading the tier", size_of(tier, index=False)) as progress:
         return TierLosses.of(verdict(Verification(
             tier, Options(frozenset({LOG, QUEUE})), beside=store, progress=progress.advance),
             0).coverage.as_dict())

@@ -58,7 +58,7 @@ def command(
     """
     from contextlib import ExitStack
 
-    from rmqctl.commands.shared.verifying import show, structures, without_empty_advice
+    from rmqctl.commands.shared.verifying import show, size_of, structures, without_empty_advice
     from rmqctl.ext.tiered.verify.context import LOCAL, STRUCTURES
     from rmqctl.ext.tiered.verify.verify import Options, Verification, verdict
     from rmqctl.files.lock_probe import probe
@@ -76,12 +76,7 @@ def command(
         store = None if local is None else stack.enter_context(Store.open(local))
         if opened.broker_root is not None:
             warn_if_held(out, probe(os.path.join(opened.broker_root, "lock")), opened.broker_root)
-        # The total for the progress bar counts logs and index files.
-        size = sum(segment.usable for queue in opened.queues(broker=tier.broker)
-                   for segment in queue.commit_log.segments)
-        size += sum(segment.size for _, flat in opened.indexes(tier.broker)
-                    for segment in flat.segments)
-        with out.progress("verify", size) as progress:
+        with out.progress("verify", size_of(opened, tier.broker)) as progress:
             result = without_empty_advice(opened, verdict(
                 Verification(opened, options, store, progress.advance), max_findings))
         show(out, result, covered)
