@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, tzinfo
 from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     import polars as pl
     import pyarrow as pa
 
+    from rmqctl.ext.tiered.tier import Tier
     from rmqctl.store.decoded import Decoding
     from rmqctl.store.pages import Page
 
@@ -218,9 +220,25 @@ class Store:
         result = verdict(run, most)
         lost = missing(self._store, damaged=not run.ok, seen=run.seen).counted
         result = replace(result, already_lost=lost)
+        if (tier := self._tier()) is not None:
+            from rmqctl.ext.tiered.verify.in_store import joined
+
+            with tier:
+                result = joined(result, tier, self._store, most)
         count = sum(result.counts.values())
         return Report("verify", self.path, result.ok, counted(count, "finding") if count else
                       "no findings", result.as_dict(), result.findings)
+
+    def _tier(self) -> Tier | None:
+        """The tier in the store; None also where the extension that reads tiers is missing."""
+        from rmqctl.formats.tiered.names import promise_tier
+
+        with suppress(ModuleNotFoundError, OSError):
+            if promise_tier(os.listdir(self.path)):
+                from rmqctl.ext.tiered.verify.in_store import tier_in
+
+                return tier_in(self.path)
+        return None
 
     def preflight(self, broker_version: str | None = None) -> Report:
         """What a broker would do at its start: the document of `rmqctl preflight -o json`."""
@@ -228,6 +246,11 @@ class Store:
         from rmqctl.checks.preflight.preflight import preflight
 
         found = preflight(self._store, broker_version, full=True, machine=around(self._store))
+        if (tier := self._tier()) is not None:
+            from rmqctl.ext.tiered.verify.in_store import losses
+
+            with tier:
+                found.in_tier = losses(tier, self._store)
         broker, lost = f"a {found.broker_version} broker", found.account.would_lose
         return Report("preflight", self.path, found.harmless,
                       f"{broker} would not start" if not found.starts else
@@ -237,9 +260,15 @@ class Store:
 
     def doctor(self, broker_version: str | None = None) -> Report:
         """What is wrong, who is affected, what a start would lose: `rmqctl doctor -o json`."""
-        from rmqctl.checks.doctor import diagnose
+        from rmqctl.checks.doctor import KEPT, diagnose
 
         found = diagnose(self._store, broker_version, 1)
+        if (tier := self._tier()) is not None:
+            from rmqctl.ext.tiered.verify.in_store import joined
+
+            own = found.findings
+            with tier:
+                found = found.with_tier(joined(own, tier, self._store, len(own.findings) + KEPT))
         document = found.as_dict()
         return Report("doctor", self.path, document["sound"], str(found.verdict), document,
                       found.findings.findings)

@@ -49,7 +49,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "ext.browse": LIBRARY | {"files", "checks", "export", "output"},
     "ext.report": LIBRARY | {"broker", "checks", "output"},
     "": {"api"},  # what `rmqctl.open` loads
-    "api": LIBRARY | {"broker", "checks", "repair", "reports", "sql", "ext.payloads"},
+    "api": LIBRARY | {"broker", "checks", "repair", "reports", "sql", "ext.payloads", "ext.tiered"},
     "reports": LIBRARY | {"checks", "repair"},
     "pipeline": {"ext.spark"},
     "testing": LIBRARY | {"ext.serve.remoting"},

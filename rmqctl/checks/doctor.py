@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rmqctl.broker.versions import release_of
 from rmqctl.checks import advice
 from rmqctl.checks.advice import Outlook, Remaining, Step
 from rmqctl.checks.findings import CATEGORIES, ERROR, INFO, WARNING
-from rmqctl.checks.losses import Losses
+from rmqctl.checks.losses import Losses, TierLosses
 from rmqctl.checks.preflight.around import Around, around_in_use
 from rmqctl.checks.preflight.preflight import preflight
 from rmqctl.checks.preflight.types import Prediction
@@ -66,6 +66,11 @@ class Diagnosis:
     disk: Disk
     profile: LogProfile | None = None
     outlook: Outlook | None = None
+
+    def with_tier(self, findings: Verdict[Coverage]) -> Diagnosis:
+        """The same of a store with its tier, which these ``findings`` cover, too."""
+        self.start.in_tier = TierLosses.of(findings.tier)
+        return replace(self, findings=findings)
 
     @property
     def sound(self) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import rmqctl
 from tests.support.cli import run
 
 JSON = ("-o", "json")
@@ -79,6 +80,9 @@ def test_all_commands_count_what_a_tier_has_lost(root: Path, tmp_path: Path) -> 
     for name in ("verify", "preflight", "impact"):
         found = run(name, root, *JSON).expect(1).json()
         assert numbers(found.get("coverage", found)) == numbers(doctor), name
+    with rmqctl.open(root) as opened:
+        assert numbers(opened.doctor()) == numbers(opened.preflight()) == numbers(doctor)
+        assert numbers(opened.verify()["coverage"]) == numbers(doctor)
     out = tmp_path / "report.html"
     run("report", root, "--no-hash", "--out", out).expect(1)
     tiles = re.sub(r"<[^>]+>|\s+", " ", out.read_text())

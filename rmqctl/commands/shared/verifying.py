@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,7 +14,7 @@ from rmqctl.commands.app import typed
 from rmqctl.commands.app.extensions import has
 from rmqctl.commands.shared.advising import LOOK, complete
 from rmqctl.commands.shared.summed import show_findings
-from rmqctl.errors import ExitCode, NotAStoreError, UsageError
+from rmqctl.errors import ExitCode, UsageError
 from rmqctl.output.units import count_text, size_text
 from rmqctl.phrases import Joined, Phrase, counted
 
@@ -302,51 +301,18 @@ def with_tier(out: Output, store: Store, own: Verdict[Coverage], most: int, *,
             out.note(Phrase("no tier lies in the store: `rmqctl tiered verify DIR --local {store}` "
                             "checks one that lies elsewhere", store=store.root))
         return own
-    from rmqctl.ext.tiered.verify.verify import Verification, verdict
+    from rmqctl.ext.tiered.verify.in_store import joined, size_of
 
     with tier, out.progress("verify the tier", size_of(tier)) as progress:
-        theirs = without_empty_advice(tier, verdict(
-            Verification(tier, beside=store, progress=progress.advance), most, known))
-    findings = (*own.findings, *theirs.findings)[:most]
-    lost = None if own.already_lost is None else own.already_lost + (theirs.already_lost or 0)
-    return replace(own, ok=own.ok and theirs.ok, findings=findings, already_lost=lost,
-                   counts=own.counts + theirs.counts,
-                   checked=(*own.checked, {"structure": TIERED}),
-                   tier=theirs.coverage.as_dict())
-
-
-def size_of(tier: Tier, broker: str | None = None, *, index: bool = True) -> int:
-    """Bytes of a tier that a verification reads: the commit logs, and the index files."""
-    flats = [queue.commit_log for queue in tier.queues(broker=broker)]
-    return sum(segment.usable for flat in flats for segment in flat.segments) + (sum(
-        segment.size for _, flat in tier.indexes(broker) for segment in flat.segments)
-        if index else 0)
-
-
-def without_empty_advice(tier: Tier, found: Verdict[C]) -> Verdict[C]:
-    """A verdict whose findings name no repair of the tier that changes nothing."""
-    from rmqctl.checks.advice import is_of_a_tier
-
-    if any(one.is_trouble and is_of_a_tier(one.next) for one in found.findings):
-        from rmqctl.ext.tiered.recover.recover import changes_nothing
-
-        if changes_nothing(tier):
-            return replace(found, findings=tuple(
-                replace(one, next=f"rmqctl explain {one.category}") if is_of_a_tier(one.next)
-                else one for one in found.findings))
-    return found
+        return joined(own, tier, store, most, known, progress.advance)
 
 
 def diagnosed_with_tier(out: Output, store: Store, found: Diagnosis) -> Diagnosis:
     """A diagnosis of a store, with that of the tier in it."""
     from rmqctl.checks.doctor import KEPT
-    from rmqctl.checks.losses import TierLosses
 
     own = found.findings
-    found = replace(found, findings=with_tier(out, store, own, len(own.findings) + KEPT,
-                                              asked=False))
-    found.start.in_tier = TierLosses.of(found.findings.tier)
-    return found
+    return found.with_tier(with_tier(out, store, own, len(own.findings) + KEPT, asked=False))
 
 
 def losses_of_tier(out: Output, store: Store) -> TierLosses:
@@ -361,25 +327,19 @@ def losses_of_tier(out: Output, store: Store) -> TierLosses:
         tier = None
     if tier is None:
         return TierLosses()
-    from rmqctl.ext.tiered.verify.context import LOG, QUEUE
-    from rmqctl.ext.tiered.verify.verify import Options, Verification, verdict
+    from rmqctl.ext.tiered.verify.in_store import losses, size_of
 
     with tier, out.progress("reading the tier", size_of(tier, index=False)) as progress:
-        return TierLosses.of(verdict(Verification(
-            tier, Options(frozenset({LOG, QUEUE})), beside=store, progress=progress.advance),
-            0).coverage.as_dict())
+        return losses(tier, store, progress.advance)
 
 
 def _tier_in(root: str) -> Tier | None:
     """The tier that lies in a store; what reads tiers is loaded where a name promises one."""
-    from rmqctl.formats.tiered.names import TIER_FOLDER, parse_cluster
+    from rmqctl.formats.tiered.names import promise_tier
 
     with suppress(OSError):
-        if not any(name == TIER_FOLDER or parse_cluster(name) for name in os.listdir(root)):
+        if not promise_tier(os.listdir(root)):
             return None
-    from rmqctl.ext.tiered.tier import Tier
+    from rmqctl.ext.tiered.verify.in_store import tier_in
 
-    try:
-        return Tier.open(root)
-    except NotAStoreError:
-        return None
+    return tier_in(root)

@@ -58,8 +58,9 @@ def command(
     """
     from contextlib import ExitStack
 
-    from rmqctl.commands.shared.verifying import show, size_of, structures, without_empty_advice
+    from rmqctl.commands.shared.verifying import show, structures
     from rmqctl.ext.tiered.verify.context import LOCAL, STRUCTURES
+    from rmqctl.ext.tiered.verify.in_store import size_of, without_empty_advice
     from rmqctl.ext.tiered.verify.verify import Options, Verification, verdict
     from rmqctl.files.lock_probe import probe
     from rmqctl.store import Store

@@ -7,6 +7,7 @@ digits. Sorting names is therefore no order: sort by the parsed offset.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 
 COMMIT_LOG = "COMMIT_LOG"
 CONSUME_QUEUE = "CONSUME_QUEUE"
@@ -49,6 +50,11 @@ def parse_cluster(name: str) -> tuple[str, bool] | None:
     if not mark or not cluster or len(head) != _HASH or not _is_hex(head):
         return None
     return cluster, head == name_hash(cluster)
+
+
+def promise_tier(names: Iterable[str]) -> bool:
+    """Whether a folder with entries of these names may be a tier, or contain one."""
+    return any(name == TIER_FOLDER or parse_cluster(name) for name in names)
 
 
 def build_segment(base: int) -> str:

@@ -13,6 +13,8 @@ from rmqctl.scan.frames import Array
 
 LOG, QUEUE, INDEX, METADATA, TIER, LOCAL = (
     "commitlog", "consumequeue", "index", "metadata", "tier", "local")
+TIERED = "tiered"
+"""All of a tier, among the structures of the store that it lies in."""
 STRUCTURES = (TIER, METADATA, LOG, QUEUE, INDEX, LOCAL)
 """What can be checked, by the names of ``--only`` and of findings."""
 

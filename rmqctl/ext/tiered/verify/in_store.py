@@ -1,0 +1,70 @@
+"""The tier that lies in a store, verified with it: one verdict on both, and what it has lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeVar
+
+from rmqctl.checks.advice import is_of_a_tier
+from rmqctl.checks.losses import TierLosses
+from rmqctl.checks.verify.verdict import Covering, Known, Verdict
+from rmqctl.errors import NotAStoreError
+from rmqctl.ext.tiered.tier import Tier
+from rmqctl.ext.tiered.verify.context import LOG, QUEUE, TIERED
+from rmqctl.ext.tiered.verify.verify import Options, Verification, verdict
+from rmqctl.store.store import Store
+
+if TYPE_CHECKING:
+    from rmqctl.checks.verify.verify import Coverage
+
+C = TypeVar("C", bound=Covering)
+Progress = Callable[[int], None]
+
+
+def tier_in(root: str) -> Tier | None:
+    """The tier in the store at ``root``; None where there is none. StoreIOError."""
+    try:
+        return Tier.open(root)
+    except NotAStoreError:
+        return None
+
+
+def size_of(tier: Tier, broker: str | None = None, *, index: bool = True) -> int:
+    """Bytes of a tier that a verification reads: the commit logs, and the index files."""
+    flats = [queue.commit_log for queue in tier.queues(broker=broker)]
+    return sum(segment.usable for flat in flats for segment in flat.segments) + (sum(
+        segment.size for _, flat in tier.indexes(broker) for segment in flat.segments)
+        if index else 0)
+
+
+def joined(own: Verdict[Coverage], tier: Tier, store: Store, most: int,
+           known: Known | None = None, progress: Progress | None = None) -> Verdict[Coverage]:
+    """The verdict on a store, with that on the tier in it; the first ``most`` findings."""
+    theirs = without_empty_advice(tier, verdict(
+        Verification(tier, beside=store, progress=progress), most, known))
+    lost = None if own.already_lost is None else own.already_lost + (theirs.already_lost or 0)
+    return replace(own, ok=own.ok and theirs.ok, already_lost=lost,
+                   findings=(*own.findings, *theirs.findings)[:most],
+                   counts=own.counts + theirs.counts,
+                   checked=(*own.checked, {"structure": TIERED}),
+                   tier=theirs.coverage.as_dict())
+
+
+def losses(tier: Tier, store: Store, progress: Progress | None = None) -> TierLosses:
+    """What the tier has lost and the ``store`` does not have; nothing else is checked."""
+    return TierLosses.of(verdict(Verification(
+        tier, Options(frozenset({LOG, QUEUE})), beside=store, progress=progress),
+        0).coverage.as_dict())
+
+
+def without_empty_advice(tier: Tier, found: Verdict[C]) -> Verdict[C]:
+    """A verdict whose findings name no repair of the tier that changes nothing."""
+    if any(one.is_trouble and is_of_a_tier(one.next) for one in found.findings):
+        from rmqctl.ext.tiered.recover.recover import changes_nothing
+
+        if changes_nothing(tier):
+            return replace(found, findings=tuple(
+                replace(one, next=f"rmqctl explain {one.category}") if is_of_a_tier(one.next)
+                else one for one in found.findings))
+    return found
