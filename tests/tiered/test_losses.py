@@ -58,6 +58,16 @@ def test_a_tier_alone(root: Path) -> None:
     assert re.search(rf"lost already +{lost} messages", run("verify", tier).out)
 
 
+def test_the_place_of_a_finding_fits_on_a_screen(root: Path) -> None:
+    file = segments(root, 0)[0]
+    data = bytearray(file.read_bytes())
+    data[300] ^= 1  # of the first body
+    file.write_bytes(data)
+    page = run("verify", root, "--only", "tiered", env={"COLUMNS": "80"}).expect(1).out
+    assert file.name in page.partition("What next")[0]
+    assert max(map(len, page.splitlines())) <= 80
+
+
 def test_what_the_log_still_has_is_not_lost(root: Path) -> None:
     hurt(root)
     cover = run("verify", root, "--only", "tiered", *JSON).expect(1).json()["coverage"]

@@ -125,6 +125,8 @@ def _headline(verdict: Verdict[C]) -> Phrase:
 
 def _brief(finding: Finding, root: str) -> dict[str, Any]:
     path = os.path.relpath(finding.file, root) if finding.file else finding.structure
+    if finding.category.startswith("tiered-") and finding.topic is not None:
+        path = os.path.basename(path)  # the queue is named beside it
     where = path if finding.offset is None else f"{path} @{finding.offset}"
     queue = "" if finding.topic is None else f"{finding.topic}/{finding.queue_id}" + (
         f" #{finding.queue_offset}" if finding.queue_offset is not None else "")
