@@ -17,15 +17,16 @@ OK, NONE = 20000, 40401
 
 class Stub:
     """A client with an id, of a server or an address. ``topic`` and ``group`` are those of its
-    calls.
+    calls. ``own``: it shares its connection with no other.
     """
 
-    def __init__(self, served: Running | str, topic: str = "", group: str = "G", name: str = "me"
-                 ) -> None:
+    def __init__(self, served: Running | str, topic: str = "", group: str = "G", name: str = "me",
+                 *, own: bool = False) -> None:
         if not isinstance(served, str):
             assert served.server.proxy is not None
             served = str(served.server.proxy.address)
-        self.channel = grpc.insecure_channel(served)
+        self.channel = grpc.insecure_channel(
+            served, [("grpc.use_local_subchannel_pool", 1)] if own else None)
         self.topic, self.group = {"name": topic}, {"name": group}
         self.metadata = (("x-mq-client-id", name),) if name else ()
 

@@ -55,6 +55,8 @@ class Server(Protocol):
 
     def make_room(self) -> None: ...
 
+    def end_unfinished(self) -> None: ...
+
 
 class ClientConnection(asyncio.BufferedProtocol):
     """One client."""
@@ -215,11 +217,14 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._since = self.last
         if held == self._held:
             return
-        unfinished = self._server.unfinished
-        is_too_much = unfinished.change(self.host, held - self._held)
-        self._held = held
-        if is_too_much:
-            unfinished.make_room(each for each in self._server.connections if each._held)
+        more, self._held = held - self._held, held
+        if self._server.unfinished.change(self.host, more):
+            self._server.end_unfinished()
+
+    @property
+    def held(self) -> int:
+        """Bytes of requests that are not complete."""
+        return self._held
 
     def count_unsent(self) -> bool:
         """Counts what the client has not taken; whether all together have taken too little."""

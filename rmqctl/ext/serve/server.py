@@ -21,6 +21,7 @@ from rmqctl.parse_values import Address
 from rmqctl.scan import malloc_tuning
 
 if TYPE_CHECKING:
+    from rmqctl.ext.serve.grpc.front import Pipe
     from rmqctl.ext.serve.grpc.server import Proxy
 
 Save = Callable[[], Callable[[], None] | None]
@@ -60,6 +61,8 @@ class Server:
     each_second: Callable[[], None] = lambda: None
     """Called each second, and once more at the end."""
     connections: set[ClientConnection] = field(default_factory=set)
+    pipes: set[Pipe] = field(default_factory=set)
+    """Connections of 5.x clients."""
     accepted: int = 0
     turned_away: int = 0
     broken: int = 0
@@ -99,16 +102,18 @@ class Server:
         try:
             for broker, bound in zip(self.brokers, sockets, strict=True):
                 try:
-                    servers.append(await self._listen(broker, bound))
+                    servers.append(await self.listen(
+                        partial(ClientConnection, self, broker), bound))
                 except OSError as error:
                     raise StoreIOError.from_oserror(
                         error, str(broker.address), "listen on") from None
             if self.fast is not None:
                 with suppress(OSError, StoreIOError):  # only old clients ask there
                     ((_, bound),) = bind(self.fast, 1)
-                    servers.append(await self._listen(self.brokers[0], bound))
+                    servers.append(await self.listen(
+                        partial(ClientConnection, self, self.brokers[0]), bound))
             if self.proxy is not None:
-                await self.proxy.start()
+                await self.proxy.start(self)
             tasks = [asyncio.create_task(self._every(*each)) for each in (
                 (_DELIVER_S, self._deliver), (_LOOK_S, partial(self._look, stop)),
                 (min(_EXPIRE_S, self.limits.idle), self._expire), (1.0, self.each_second))]
@@ -134,12 +139,13 @@ class Server:
         if self.failure is not None:
             raise StoreIOError(f"{self.failure}; no message is taken any more")
 
-    async def _listen(self, broker: Broker, bound: socket.socket) -> asyncio.Server:
+    async def listen(self, protocol: Callable[[], asyncio.BaseProtocol], bound: socket.socket
+                     ) -> asyncio.Server:
         """OSError. The event loop accepts as many connections at once as the backlog has that it
         is told of, and the system keeps others back.
         """
         server = await asyncio.get_running_loop().create_server(
-            partial(ClientConnection, self, broker), sock=bound, backlog=_ACCEPTED)
+            protocol, sock=bound, backlog=_ACCEPTED)
         bound.listen(_BACKLOG)
         return server
 
@@ -195,13 +201,20 @@ class Server:
         freed = self.brokers[0].source.pages.rest()  # all brokers share them
         if self.proxy is not None:
             self.proxy.expire()
-        for connection in list(self.connections):
+        for connection in self._all():
             if connection.is_stale(now):
                 connection.end()
         freed += self.unfinished.freed() + self.unsent.freed()
         if freed > _SIZABLE or malloc_tuning.resident() > self._resident + _SIZABLE:
             malloc_tuning.give_back()
             self._resident = malloc_tuning.resident()
+
+    def end_unfinished(self) -> None:
+        """Ends those whose requests are not complete, if all of them together are too many."""
+        self.unfinished.make_room(each for each in self._all() if each.held)
+
+    def _all(self) -> list[ClientConnection | Pipe]:
+        return [*self.connections, *self.pipes]
 
     def make_room(self) -> None:
         """Ends those who do not take their answers, if all of them together are too many."""

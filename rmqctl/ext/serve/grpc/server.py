@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from typing import Any
-from urllib.parse import unquote
 
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its core writes to stderr by itself
 
@@ -24,18 +23,20 @@ from rmqctl.errors import RmqctlError, StoreIOError
 from rmqctl.ext.serve.broker import Broker
 from rmqctl.ext.serve.grpc import consuming, producing, routes
 from rmqctl.ext.serve.grpc.calls import Caller, Endpoint, judged
+from rmqctl.ext.serve.grpc.front import LARGEST_FRAME, Front, Gate
 from rmqctl.ext.serve.grpc.protocol import MESSAGES, SERVICE, Code, Refused, response, status
 from rmqctl.ext.serve.grpc.sessions import Session
 from rmqctl.ext.serve.limits import Quota
 from rmqctl.ext.serve.remoting.codes import Answer
+from rmqctl.ext.serve.server import Server, bind
 from rmqctl.parse_values import Address
 
 _LARGEST = 5 << 20
 """Bytes of a request: a body of the largest size, and its properties."""
-_MOST_READ, _READ_S = 64, 20.0
-"""Requests that are read at a time, and how long one may take: what came of them is in memory."""
-_HURRIED_S = 1.0
-"""So long one may take when others want its place."""
+_LARGEST_HEADER = 8 << 10
+"""Bytes of what comes with a call beside its request, 32 for each field among them."""
+_READ_S = 20.0
+"""So long a request may take to come."""
 _IDLE_MS = 120_000
 _END_S = 2.0
 """So long the answers that are on their way have at the end."""
@@ -45,8 +46,6 @@ _STREAMS = 100
 """Calls of one connection at a time; its client keeps others back."""
 _STREAMS_OF_CLIENTS = 8
 """Clients that may share a connection."""
-_HANDSHAKE_MS = 5000
-"""A connection on which the client says nothing is closed after so long."""
 _KEEPALIVE_MS, _KEEPALIVE_WAIT_MS = 30_000, 20_000
 _TAKEN_S = 120.0
 """A client that does not take a message for so long is given no more."""
@@ -72,10 +71,7 @@ class Proxy:
         self._ends = False
         self._streams: Counter[str] = Counter()
         """Streams of clients by connection."""
-        self._reading = asyncio.Semaphore(_MOST_READ)
-        self._readers: dict[asyncio.Timeout, float] = {}
-        """Who reads without hurry, and since when: the one that began first is the first."""
-        self._waiting = 0
+        self._front: Front | None = None
         self._server: Any = None
 
     @property
@@ -88,39 +84,43 @@ class Proxy:
         """Whether a client is there."""
         return bool(self._calls) or bool(self._endpoint.sessions.known)
 
-    async def start(self) -> None:
+    async def start(self, server: Server) -> None:
         """Opens the port. StoreIOError."""
-        listen = self._endpoint.address
+        ((address, bound),) = bind(self._endpoint.address, 1)
+        self._endpoint.address = address
+        self._front = front = Front(server, self._connections, self._clients.part)
         self._server = aio.server(
-            handlers=[self._handlers()], maximum_concurrent_rpcs=self._connections * _CALLS,
+            handlers=[_Handlers(front.gate, self._handlers())],
+            maximum_concurrent_rpcs=self._connections * _CALLS,
             options=[
-                ("grpc.max_allowed_incoming_connections", self._connections),
                 ("grpc.max_concurrent_streams", _STREAMS),
-                ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
                 ("grpc.server.max_pending_requests", 5000),
                 ("grpc.server.max_pending_requests_hard_limit", 10000),
-                ("grpc.max_receive_message_length", _LARGEST), ("grpc.so_reuseport", 0),
+                ("grpc.max_receive_message_length", _LARGEST),
+                ("grpc.max_metadata_size", _LARGEST_HEADER // 2),
+                ("grpc.absolute_max_metadata_size", _LARGEST_HEADER),
+                ("grpc.http2.max_frame_size", LARGEST_FRAME), ("grpc.http2.bdp_probe", 0),
                 ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
                 ("grpc.keepalive_timeout_ms", _KEEPALIVE_WAIT_MS),
                 ("grpc.max_connection_idle_ms", _IDLE_MS),
                 ("grpc.http2.min_ping_interval_without_data_ms", 5000),
                 ("grpc.compression_enabled_algorithms_bitset", _IDENTITY_ONLY)])
         try:
-            port = self._server.add_insecure_port(str(listen))
+            self._server.add_insecure_port(f"unix:{front.core}")
         except RuntimeError as error:
-            text = str(error).partition(";")[0]
-            raise StoreIOError(f"cannot listen on {listen}: {text}") from None
-        self._endpoint.address = Address(listen.host, port)
+            raise StoreIOError(f"cannot listen on {front.core}: {error}") from None
         await self._server.start()
+        await front.listen(bound)
 
     async def stop(self) -> None:
         """Ends all calls at once."""
-        if self._server is not None:
+        if self._server is not None and self._front is not None:
             self._ends = True
             for task in list(self._calls):
                 if task is not None:
                     task.cancel()
             await self._server.stop(_END_S)
+            self._front.close()
 
     def expire(self) -> None:
         """Clients of whom nothing was heard are gone."""
@@ -160,40 +160,30 @@ class Proxy:
 
     async def _read(self, context: Any) -> tuple[Caller, Any]:
         """(who calls, its request). Refused."""
-        caller = _caller(self._endpoint, context)
-        async with self._place():
+        caller = self._caller(context)
+        async with _in_time(_READ_S, "the request does not come"):
             request = await context.read()
         if request is aio.EOF:
             raise Refused(Code.BAD_REQUEST, "there is no request")
         return caller, request
 
-    @asynccontextmanager
-    async def _place(self) -> AsyncIterator[None]:
-        """One of the places to read a request. Who comes when all are taken hurries the one that
-        has read for the longest time. Refused.
-        """
-        if self._reading.locked() and self._readers:
-            first = next(iter(self._readers))
-            begun = self._readers.pop(first)
-            if not first.expired():
-                first.reschedule(begun + _HURRIED_S)
-        self._waiting += 1
+    def _caller(self, context: Any) -> Caller:
+        """Who calls. Refused where it does not say, or has no key where it needs one."""
+        metadata = {name: text for name, text in context.invocation_metadata() or ()
+                    if isinstance(text, str)}
+        client_id = metadata.get("x-mq-client-id", "")
+        if not client_id.strip() or len(client_id) > _LONGEST_ID:
+            raise Refused(Code.CLIENT_ID_REQUIRED, "client id cannot be empty")
         try:
-            await self._reading.acquire()
-        finally:
-            self._waiting -= 1
-        hurried = self._waiting > 0
-        try:
-            async with _in_time(_HURRIED_S if hurried else _READ_S,
-                                "the request does not come") as limit:
-                if not hurried:
-                    self._readers[limit] = asyncio.get_running_loop().time()
-                try:
-                    yield
-                finally:
-                    self._readers.pop(limit, None)
-        finally:
-            self._reading.release()
+            self._endpoint.brokers[0].cluster.access.check_call(
+                metadata.get("authorization", ""), metadata.get("x-mq-date-time", ""))
+        except Answer as refused:
+            raise Refused(Code.UNAUTHORIZED, refused.remark) from None
+        assert self._front is not None
+        remaining = context.time_remaining()
+        return Caller(client_id, self._front.peer(context.peer()),
+                      metadata.get("x-mq-language", "OTHER")[:32],
+                      _FOR_EVER if remaining is None else remaining)
 
     def _answering(self, name: str, method: Method) -> Callable[[Any, Any], Awaitable[Any]]:
         async def answer(_requests: Any, context: Any) -> Any:
@@ -266,7 +256,7 @@ class Proxy:
         session: Session | None = None
         host = ""
         try:
-            caller = _caller(self._endpoint, context)
+            caller = self._caller(context)
             if not self._clients.has_room(caller.host):
                 raise Refused(Code.TOO_MANY_REQUESTS, "too many clients are there already")
             host = caller.host
@@ -276,10 +266,13 @@ class Proxy:
                     command = await context.read()
                 if command is aio.EOF:
                     break
-                if not command.HasField("settings"):
+                settings = command.settings if command.HasField("settings") else None
+                command = None  # not kept while the next one comes
+                if settings is None:
                     continue
                 settled = await self._endpoint.sessions.settle(
-                    caller.client_id, caller.peer, caller.language, command.settings)
+                    caller.client_id, caller.peer, caller.language, settings)
+                settings = None
                 if settled is not session:
                     session = settled
                     session.streams += 1
@@ -303,13 +296,24 @@ class Proxy:
 
 
 @asynccontextmanager
-async def _in_time(seconds: float | None, problem: str) -> AsyncIterator[asyncio.Timeout]:
+async def _in_time(seconds: float | None, problem: str) -> AsyncIterator[None]:
     """Refused with that text where the block takes longer."""
     try:
-        async with asyncio.timeout(seconds) as limit:
-            yield limit
+        async with asyncio.timeout(seconds):
+            yield
     except TimeoutError:
         raise Refused(Code.BAD_REQUEST, problem) from None
+
+
+class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """Those of the service; the gate hears of each call."""
+
+    def __init__(self, gate: Gate, handlers: grpc.GenericRpcHandler) -> None:
+        self._gate, self._handlers = gate, handlers
+
+    def service(self, handler_call_details: Any) -> Any:
+        self._gate.begun()
+        return self._handlers.service(handler_call_details)
 
 
 async def _send_all(commands: asyncio.Queue[Any], context: Any) -> None:
@@ -321,24 +325,6 @@ async def _send_all(commands: asyncio.Queue[Any], context: Any) -> None:
             return
         finally:
             commands.task_done()
-
-
-def _caller(endpoint: Endpoint, context: Any) -> Caller:
-    """Who calls. Refused where it does not say, or has no key where it needs one."""
-    metadata = {name: text for name, text in context.invocation_metadata() or ()
-                if isinstance(text, str)}
-    client_id = metadata.get("x-mq-client-id", "")
-    if not client_id.strip() or len(client_id) > _LONGEST_ID:
-        raise Refused(Code.CLIENT_ID_REQUIRED, "client id cannot be empty")
-    try:
-        endpoint.brokers[0].cluster.access.check_call(
-            metadata.get("authorization", ""), metadata.get("x-mq-date-time", ""))
-    except Answer as refused:
-        raise Refused(Code.UNAUTHORIZED, refused.remark) from None
-    _, _, peer = context.peer().partition(":")
-    remaining = context.time_remaining()
-    return Caller(client_id, unquote(peer), metadata.get("x-mq-language", "OTHER")[:32],
-                  _FOR_EVER if remaining is None else remaining)
 
 
 async def _heartbeat(endpoint: Endpoint, caller: Caller, _request: Any) -> Any:
