@@ -40,8 +40,6 @@ _LARGEST_HEADER, _MOST_PARTS = 32 << 10, 8
 """Bytes and frames of one header; the core refuses calls with more than 16 KiB of fields."""
 _WAITING = 64 << 10
 """Bytes of frames that wait to be passed on: with more of them nothing is read."""
-_HANDSHAKE_S = 5.0
-"""So long a client may take until it has acknowledged the settings."""
 _CALLS_AT_ONCE = 16
 """Calls that are passed on and have not begun."""
 _LOOKS, _LOOK_S = 6, 0.01
@@ -549,6 +547,6 @@ class Pipe(asyncio.Protocol):
         """Whether it does not acknowledge the settings, or holds or does not take something for
         too long; the core closes those without calls.
         """
-        if not self._acknowledged:
-            return now - self._begun > _HANDSHAKE_S
-        return (self._paused or self._held > 0) and now - self._since > self._server.limits.idle
+        since = self._since if self._acknowledged else self._begun
+        is_waiting = self._paused or self._held > 0 or not self._acknowledged
+        return is_waiting and now - since > self._server.limits.idle
