@@ -113,7 +113,8 @@ class Server:
                     servers.append(await self.listen(
                         partial(ClientConnection, self, self.brokers[0]), bound))
             if self.proxy is not None:
-                await self.proxy.start(self)
+                ((address, bound),) = bind(self.proxy.address, 1)
+                await self.proxy.start(self, address, bound)
             tasks = [asyncio.create_task(self._every(*each)) for each in (
                 (_DELIVER_S, self._deliver), (_LOOK_S, partial(self._look, stop)),
                 (min(_EXPIRE_S, self.limits.idle), self._expire), (1.0, self.each_second))]

@@ -15,18 +15,17 @@ import socket
 import tempfile
 import time
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, cast
+from typing import Protocol, cast
 from urllib.parse import unquote
 
+from rmqctl.ext.serve import connection
 from rmqctl.ext.serve.limits import Places, network_of
 from rmqctl.ext.serve.remoting.frame import FrameError
 from rmqctl.ext.serve.turns import Hosts
 from rmqctl.parse_values import Address
-
-if TYPE_CHECKING:
-    from rmqctl.ext.serve.server import Server
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _DATA, _HEADERS, _RESET, _SETTINGS, _WINDOW, _CONTINUATION = 0, 1, 3, 4, 8, 9
@@ -52,6 +51,15 @@ _SMALL = 64
 """Bytes of content: more frames that are smaller make work, and bring little."""
 _SMALL_RATE, _SMALL_MOST, _PAUSE_S = 200.0, 2000.0, 0.05
 """Small frames and resets of a connection, each second and at once; then it waits for so long."""
+
+
+class Server(connection.Server, Protocol):
+    """What clients of all protocols share, and these connections of them."""
+
+    pipes: set[Pipe]
+
+    async def listen(self, protocol: Callable[[], asyncio.BaseProtocol], bound: socket.socket
+                     ) -> asyncio.Server: ...
 
 
 class Gate:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
@@ -23,12 +24,11 @@ from rmqctl.errors import RmqctlError, StoreIOError
 from rmqctl.ext.serve.broker import Broker
 from rmqctl.ext.serve.grpc import consuming, producing, routes
 from rmqctl.ext.serve.grpc.calls import Caller, Endpoint, judged
-from rmqctl.ext.serve.grpc.front import LARGEST_FRAME, Front, Gate
+from rmqctl.ext.serve.grpc.front import LARGEST_FRAME, Front, Gate, Server
 from rmqctl.ext.serve.grpc.protocol import MESSAGES, SERVICE, Code, Refused, response, status
 from rmqctl.ext.serve.grpc.sessions import Session
 from rmqctl.ext.serve.limits import Quota
 from rmqctl.ext.serve.remoting.codes import Answer
-from rmqctl.ext.serve.server import Server, bind
 from rmqctl.parse_values import Address
 
 _LARGEST = 5 << 20
@@ -84,9 +84,8 @@ class Proxy:
         """Whether a client is there."""
         return bool(self._calls) or bool(self._endpoint.sessions.known)
 
-    async def start(self, server: Server) -> None:
-        """Opens the port. StoreIOError."""
-        ((address, bound),) = bind(self._endpoint.address, 1)
+    async def start(self, server: Server, address: Address, bound: socket.socket) -> None:
+        """Answers on a socket from now on. StoreIOError."""
         self._endpoint.address = address
         self._front = front = Front(server, self._connections, self._clients.part)
         self._server = aio.server(
