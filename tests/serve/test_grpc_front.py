@@ -121,6 +121,23 @@ def test_a_call_is_answered_however_it_comes(data: bytes, size: int, served: Run
     until(lambda: not served.server.pipes)
 
 
+def test_a_call_may_be_there_before_the_core_is(served: Running,
+                                                monkeypatch: pytest.MonkeyPatch) -> None:
+    connect = front.Pipe._connect
+
+    async def late(pipe: front.Pipe, core: socket.socket) -> None:
+        assert pipe._transport is not None
+        pipe._transport.resume_reading()  # as Python before 3.11.4 does by itself
+        while not pipe._in.endswith(EMPTY):
+            await asyncio.sleep(0.001)
+        await connect(pipe, core)
+
+    monkeypatch.setattr(front.Pipe, "_connect", late)
+    with connected(served) as client:
+        client.sendall(HELLO + ACKED + call(1))
+        assert answered(client, 1)
+
+
 def test_calls_wait_until_the_settings_are_acknowledged(served: Running) -> None:
     with connected(served) as client:
         client.sendall(HELLO + call(1))

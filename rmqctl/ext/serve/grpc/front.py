@@ -267,7 +267,7 @@ class Pipe(asyncio.Protocol):
             return
         self._server.pipes.add(self)
         self._server.accepted += 1
-        self._transport.pause_reading()
+        self._read_on()
         try:
             self._name, core = self._front.connect(self)
         except OSError:
@@ -279,10 +279,10 @@ class Pipe(asyncio.Protocol):
         made, _ = await asyncio.get_running_loop().create_unix_connection(
             partial(_Answers, self), sock=core)
         self._core = made
-        if self.is_open:
-            self._read_on()
-        else:
+        if not self.is_open:
             made.abort()
+        self._go_on()  # Python before 3.11.4 reads although that was paused in `connection_made`
+        self._read_on()
 
     def data_received(self, data: bytes) -> None:
         self._in += data
@@ -387,9 +387,9 @@ class Pipe(asyncio.Protocol):
             self._count()
 
     def _read_on(self) -> None:
-        if self._core is None or self._transport is None or self._transport.is_closing():
+        if self._transport is None or self._transport.is_closing():
             return
-        if self._waits or self._reads_later or len(self._in) > _WAITING:
+        if self._core is None or self._waits or self._reads_later or len(self._in) > _WAITING:
             self._transport.pause_reading()
         else:
             self._transport.resume_reading()
