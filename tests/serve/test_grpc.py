@@ -672,6 +672,15 @@ def test_the_command_says_where_it_listens_and_ends_at_once() -> None:
     assert (process.returncode, err) == (0, "")
 
 
+def test_calls_that_come_at_the_end_are_cut_off_too(written: Running) -> None:
+    proxy = written.server.proxy
+    assert proxy is not None
+    proxy._ends = True
+    with Stub(written, "T") as stub:
+        assert not list(stub.receiving(wait=60, timeout=8))
+        assert stub.call("QueryRoute", topic=stub.topic).status.message == "the server ends"
+
+
 def test_a_server_for_tests_says_where_it_is_found() -> None:
     with RocketMQ("--grpc", "127.0.0.1:0") as server, Stub(server.grpc, "T") as stub:
         assert stub.send().status.code == OK

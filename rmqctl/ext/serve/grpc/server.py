@@ -119,6 +119,8 @@ class Proxy:
                 if task is not None:
                     task.cancel()
             await self._server.stop(_END_S)
+            if self._calls:  # the core has ended them, but they do not know it yet
+                await asyncio.wait([task for task in self._calls if task is not None])
             self._front.close()
 
     def expire(self) -> None:
@@ -149,6 +151,8 @@ class Proxy:
         """
         task = asyncio.current_task()
         self._calls.add(task)
+        if self._ends and task is not None:
+            task.cancel()  # it came when others were cut off
         try:
             yield
         except asyncio.CancelledError:
