@@ -79,7 +79,7 @@ class Server:
     _saving: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
     """One thread: positions are written down once at a time."""
     _resident: int = 0
-    """Memory of the process when some was given back; gRPC takes some that is counted nowhere."""
+    """The least memory that the process had; gRPC takes some that is counted nowhere."""
     _problem: str | None = None
     """The last one that was told: one that stays is told once."""
 
@@ -119,6 +119,7 @@ class Server:
                 (_DELIVER_S, self._deliver), (_LOOK_S, partial(self._look, stop)),
                 (min(_EXPIRE_S, self.limits.idle), self._expire), (1.0, self.each_second))]
             tasks.append(asyncio.create_task(self._save_beside()))
+            self._resident = malloc_tuning.resident()
             ready()
             if self.once_idle is not None:
                 tasks.append(asyncio.create_task(self._every(0.2, partial(self._idle, stop))))
@@ -208,7 +209,7 @@ class Server:
         freed += self.unfinished.freed() + self.unsent.freed()
         if freed > _SIZABLE or malloc_tuning.resident() > self._resident + _SIZABLE:
             malloc_tuning.give_back()
-            self._resident = malloc_tuning.resident()
+            self._resident = min(self._resident, malloc_tuning.resident())
 
     def end_unfinished(self) -> None:
         """Ends those whose requests are not complete, if all of them together are too many."""
