@@ -103,6 +103,7 @@ class Diagnosis:
     def verdict(self) -> Phrase:
         """The sentence."""
         start, lost = self.start, self.losses
+        # Nothing is wrong now: what a repair replaced, and what a start would do.
         if self.sound and self.untold is not None:
             return Phrase("cannot be judged: {why}", why=self.untold)
         if self.sound:
@@ -120,6 +121,7 @@ class Diagnosis:
             if self.not_judged:
                 return Phrase("sound, as far as can be judged: {what}", what=Joined("; ", parts))
             return Phrase("sound: {what}", what=Joined("; ", parts))
+        # What is lost, and why a broker would not start or would lose more.
         parts = []
         if lost.known:
             parts.append(Phrase("{count:,} message is lost already",
@@ -142,6 +144,7 @@ class Diagnosis:
             parts += start.undecided
         elif start.rows_cut and lost.known:
             parts.append(Phrase("a start would take away what tells of the loss"))
+        # What else a start, or clients, would lose.
         causes = [loss.cause for loss in start.beside_messages if loss.already]
         if causes:
             parts.append(some_of(causes, _CAUSES))
@@ -163,6 +166,7 @@ class Diagnosis:
         if lost.in_log:
             parts.append(Phrase("{count:,} record is undecided",
                                 "{count:,} records are undecided", count=lost.in_log))
+        # What a repair lost, and what cannot be judged.
         if (repaired := self.repaired) is not None:
             parts.append(repaired)
         elif not parts and not lost.unread:

@@ -57,6 +57,7 @@ def measured(stores: Sequence[tuple[str, Callable[[], Store]]],
 
 
 def _of(store: Store, label: dict[str, str]) -> Iterator[Sample]:
+    # The store, then structures, topics and groups.
     view = view_of(store, "disk")
     facts = collect(store, view)
     yield "rmqctl_store_up", label, 1
@@ -76,6 +77,7 @@ def _of(store: Store, label: dict[str, str]) -> Iterator[Sample]:
                structure["allocated"])
     for topic in facts["topics"]:
         yield "rmqctl_topic_messages", {**label, "topic": topic["topic"]}, topic["messages"]
+    # How far groups are behind, by topic.
     behind = Counter[tuple[str, str]]()
     with suppress(UnsupportedError):  # offsets in a form that is not read
         for row in Lag(store, view).rows():

@@ -155,6 +155,7 @@ def checkpoint_steps(root: str, facts: LogFacts, generation: int, *,
 def _right(old: CheckpointRecord, facts: LogFacts, generation: int, *,
            fresh: bool) -> tuple[CheckpointRecord, str]:
     """(the fields as they should be, what was wrong with them; empty if nothing)."""
+    # Times: no later than what they stand for.
     limits = {"physic_msg_timestamp": max(0, facts.newest),
               "logics_msg_timestamp": max(0, min(facts.logics, facts.newest)),
               "index_msg_timestamp": max(0, min(facts.index, facts.newest))}
@@ -171,6 +172,7 @@ def _right(old: CheckpointRecord, facts: LogFacts, generation: int, *,
         elif getattr(new, name) < 0:  # of an empty log nothing else can be said
             wrong = "checkpoint says what is no store time"
             new = new._replace(**{name: 0})
+    # Offsets.
     confirm = new.confirm_phy_offset
     if confirm < _NO_OFFSET or (facts.last >= 0 and confirm > facts.end):
         wrong = wrong or "checkpoint is ahead of the log"

@@ -30,6 +30,7 @@ def judge_timers(predicted: Prediction, store: Store, version: BrokerVersion, no
     files = TimerFiles.of(store)
     if not files.in_use:
         return
+    # Files that a broker does not accept.
     if version.timer:
         for path, size, wanted in files.wrong_sizes(empty_last=version.deletes_empty_last):
             predicted.starts = False
@@ -41,6 +42,7 @@ def judge_timers(predicted: Prediction, store: Store, version: BrokerVersion, no
             predicted.refusals.append(Phrase(
                 "{file}: a broker accepts no file of this name in the timer log",
                 file=relative(store, path)))
+    # What becomes of the pending messages: nothing, without a timer.
     end = store.log.end if predicted.truncate_to is None else predicted.truncate_to
     if store.lock.held and store.lock.pid != os.getpid():  # a broker goes on writing
         end = _ANYWHERE
@@ -60,6 +62,7 @@ def judge_timers(predicted: Prediction, store: Store, version: BrokerVersion, no
         if start.gone:
             predicted.other_losses.append(_gone(start))
         return
+    # With one: what it has lost, and what it waits for.
     predicted.other_losses += _losses(start)
     if files.damaged:
         predicted.other_losses += _without_unit(files, start, end)

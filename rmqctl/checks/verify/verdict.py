@@ -134,6 +134,7 @@ class Verdict(Generic[C]):
         troubles = [finding for finding in self.findings if finding.is_trouble]
         if not troubles:
             return None
+        # Messages without entries, with damaged bodies or properties.
         lost = self._rows_lost
         parts: list[Phrase] = []
         messages = self.coverage.as_dict().get("messages")
@@ -153,6 +154,7 @@ class Verdict(Generic[C]):
         if properties:
             parts.append(Phrase("{count:,} message has damaged properties",
                                 "{count:,} messages have damaged properties", count=properties))
+        # Entries without messages, and damaged bytes.
         leading = _count(lost, _WITHOUT_MESSAGE)
         if leading:
             rows = self.coverage.as_dict().get("consumequeue_rows")
@@ -163,6 +165,7 @@ class Verdict(Generic[C]):
         damaged = self.coverage.as_dict().get("bytes_damaged")
         if damaged:
             parts.append(Phrase("{some:,} bytes of the log are damaged", some=damaged))
+        # Whose, and of which time.
         topics = sorted({finding.topic for finding in (*troubles, *lost)
                          if finding.topic is not None})
         if topics:

@@ -190,6 +190,7 @@ class Chains:
         wheel, suspects = self._wheel, self._suspects
         if wheel is not None:
             yield from wheel.ahead(self._log)
+        # A unit is guilty if a chain or a slot leads to it, and its own time differs.
         wrong_slots = list(self._wrong_slots(wheel)) if wheel is not None else []
         asked = {before for _, before in self._broken}
         asked.update(unit_position for name, _, places in wrong_slots if name != "time"
@@ -201,11 +202,13 @@ class Chains:
             yield self._tell(unit_position, "delay_time",
                              f"the slot {suspects[unit_position] * self._log.precision} "
                              "which it makes is not the one that leads to this unit")
+        # Other breaks of a chain are the chain's own.
         for unit_position, before in self._broken:
             if unit_position not in guilty and before not in guilty:
                 yield self._tell(unit_position, "prev_pos", f"{before} is a unit of another time")
         if wheel is None:
             return
+        # Slots of other units, and units that no slot leads to.
         for name, slots, places in wrong_slots:
             free = ~np.isin(places, list(guilty))
             yield from wheel.tell(slots[free], name, "is not the time of the slot's units"
