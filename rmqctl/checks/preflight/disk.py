@@ -91,6 +91,7 @@ class _System:
 def judge_disk(predicted: Prediction, store: Store, version: BrokerVersion,
                around: Around) -> None:
     """Add to a prediction what the cleaner does. StoreIOError."""
+    # Which files have expired, and which the disk's use takes besides.
     rules = Rules.of(store, version)
     files = _files(predicted, store)
     expired = _expired(files, around.now - rules.reserved_hours * HOUR)
@@ -99,12 +100,14 @@ def judge_disk(predicted: Prediction, store: Store, version: BrokerVersion,
     else:
         deleted, ratio, refuses, at_once = _first_minutes(store, rules, files, expired,
                                                           around.disk_used)
+    # How many messages these are.
     by_age = _messages_of(store, files[:expired], predicted.messages)
     forced = _messages_of(store, files[:deleted], predicted.messages)
     predicted.refuses_writes = refuses
     predicted.disk = disk = DiskUse(
         ratio, rules.clean_ratio, rules.refuse_ratio, deleted, forced, expired, by_age,
         rules.reserved_hours, rules.delete_when, at_once, around.no_disk or None)
+    # What is lost before its time is a loss; the rest is said.
     if deleted > expired:
         early = None if forced is None or by_age is None else forced - by_age
         predicted.other_losses.append(Loss(MESSAGES, early, Phrase(
