@@ -175,12 +175,14 @@ class ClientConnection(asyncio.BufferedProtocol):
         """Answers what is there, as long as the client takes the answers, until ``late``
         (monotonic seconds); whether there is more.
         """
+        # One turn at a time.
         if self._busy:
             return False
         self._busy, more = True, False
         pulls, sends, frames = self._broker.pulls, self._broker.sends, self._frames
         clock = self._server.turns.clock
         try:
+            # Pulls and sends of many frames at once, other requests one by one.
             while not (self._paused or self._transport is None or self._transport.is_closing()):
                 if not pulls.take_all(self, frames, late) and (
                         sends is None or not sends.take_all(self, frames)):
@@ -199,6 +201,7 @@ class ClientConnection(asyncio.BufferedProtocol):
                     more = True
                     break
         except FrameError:
+            # What is no frame ends the connection.
             self._server.broken += 1
             self.end()
         finally:

@@ -98,6 +98,7 @@ class Server:
         """Serves until ``stop`` is set, or nobody was there for ``once_idle`` seconds; each broker
         on a socket from `bind`. StoreIOError where a store can no longer be written to.
         """
+        # All ports are listened on, those of gRPC last.
         servers = []
         try:
             for broker, bound in zip(self.brokers, sockets, strict=True):
@@ -115,6 +116,7 @@ class Server:
             if self.proxy is not None:
                 ((address, bound),) = bind(self.proxy.address, 1)
                 await self.proxy.start(self, address, bound)
+            # What is done beside, in turns.
             tasks = [asyncio.create_task(self._every(*each)) for each in (
                 (_DELIVER_S, self._deliver), (_LOOK_S, partial(self._look, stop)),
                 (min(_EXPIRE_S, self.limits.idle), self._expire), (1.0, self.each_second))]
@@ -128,6 +130,7 @@ class Server:
                 task.cancel()
             self._do(self.each_second)
         finally:
+            # The end: no new clients, then no old ones; what is to be kept is written.
             for server in servers:
                 server.close()
             if self.proxy is not None:

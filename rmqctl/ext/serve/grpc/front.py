@@ -435,12 +435,14 @@ class Pipe(asyncio.Protocol):
 
     def _passed(self, at: int) -> int:
         """The end of what is passed on from ``at``; that itself where nothing is. FrameError."""
+        # The preface of HTTP/2 comes first.
         frames = self._in
         if not self._greeted:
             if not _PREFACE.startswith(frames[:len(_PREFACE)]):
                 raise FrameError("no client of HTTP/2")
             self._greeted = len(frames) >= len(_PREFACE)
             return at + len(_PREFACE) if self._greeted else at
+        # A whole frame, by its kind.
         end = self._whole(at)
         if not end:
             return at
@@ -463,6 +465,7 @@ class Pipe(asyncio.Protocol):
             self._acknowledged = True
         elif kind == _RESET:
             self.over(stream)
+        # Small frames cost the core as much as others.
         if is_small:
             self._take_time()
         return end

@@ -254,6 +254,7 @@ class Proxy:
                 del self._streams[peer]
 
     async def _heard_of(self, context: Any) -> None:
+        # A client, if there is room for one.
         commands: asyncio.Queue[Any] = asyncio.Queue(_MOST_UNSENT)
         sender = asyncio.ensure_future(_send_all(commands, context))
         session: Session | None = None
@@ -264,6 +265,7 @@ class Proxy:
                 raise Refused(Code.TOO_MANY_REQUESTS, "too many clients are there already")
             host = caller.host
             self._clients.take(host)
+            # Its settings, again and again; each is answered before the next one is read.
             while True:
                 async with _in_time(_READ_S if session is None else None, "no settings come"):
                     command = await context.read()
@@ -291,6 +293,7 @@ class Proxy:
                 commands.put_nowait(MESSAGES["TelemetryCommand"](status=status(code, text)))
                 await asyncio.wait_for(commands.join(), 1)
         finally:
+            # The client is gone, or was refused.
             if host:
                 self._clients.leave(host)
             sender.cancel()
