@@ -196,12 +196,12 @@ class Gatherer:
                 evidence.rows += evidence.columns.pop(start).rows()
         return evidence
 
-    def is_in_order(self, key: QueueKey, place: int) -> bool:
+    def is_in_order(self, key: QueueKey, offset: int, place: int) -> bool:
         """Return whether the queue offset of the message at a place follows that of the message
-        before it in the queue, or is followed by the next.
+        before it in the queue, or is followed by the next, and is no other message's.
         """
-        return any(run.low <= place <= run.high and run.end - run.first > 1
-                   for run in self._runs.of(key))
+        return not self._runs.has(key, offset, twice=True) and any(
+            run.low <= place <= run.high and run.end - run.first > 1 for run in self._runs.of(key))
 
     def _plain(self, key: QueueKey, queue: ConsumeQueue, runs: Sequence[Run],
                evidence: Evidence) -> Iterator[FoundRow]:

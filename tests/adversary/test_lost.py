@@ -240,10 +240,11 @@ def test_offsets_alone_prove_nothing_unless_the_store_once_had_more(tmp_path: Pa
 
 
 def crashed(count: int = 120) -> Writer:
-    """Torn, with neither rows nor entries of what is gone."""
+    """Torn, with neither rows nor entries of what is gone, nor a checkpoint as late as that."""
     writer = filled(Layout(log_file_size=64 << 10, queue_file_units=20, with_index=False,
                            abort=True), count)
     writer.tear(writer.puts[count - 20].physical, rows=False)
+    writer.checkpoint = dict.fromkeys(("physic", "logics"), writer.puts[count - 21].time)
     return writer
 
 

@@ -100,7 +100,8 @@ class Contradictions:
         own = os.fsdecode(record.topic), record.queue_id
         has_row = sysflag.has_consume_queue_row(record.sys_flag) and not row.batch
         if has_row and row.size == record.total_size and not row.key[0].startswith(
-                props.LMQ_PREFIX) and self._gatherer.is_in_order(own, row.physical):
+                props.LMQ_PREFIX) and self._gatherer.is_in_order(
+                    own, record.queue_offset, row.physical):
             return False
         if row.key == own:
             return not has_row or not (self._leads(own, record.queue_offset, row.physical)
