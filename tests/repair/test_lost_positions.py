@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rmqctl.formats.local import checkpoint
+from tests.adversary.writer import Layout, Writer
 from tests.support import damage
 from tests.support import tiny as tiny_stores
 from tests.support.cli import Result
@@ -95,6 +96,33 @@ def test_a_lost_message_that_only_the_checkpoint_tells_of(
     assert rmqctl("doctor", root, *JSON).expect(0, 1).json()["already_lost"] == 1
     rmqctl("undo", root, "--yes").expect(0)
     assert rmqctl("doctor", root, *JSON).expect(1).json()["already_lost"] == 1
+
+
+@pytest.mark.parametrize(("lost_behind", "how"), [
+    (0, ("recover",)), (3, ("recover",)), (3, ("truncate", "--to-phy", "{end}"))])
+def test_a_damaged_record_and_what_only_the_checkpoint_tells_of(
+        tmp_path: Path, rmqctl: Run, lost_behind: int, how: tuple[str, ...]) -> None:
+    """A damaged last record is the message that the checkpoint knows. Behind intact ones it is
+    another, which stays counted where a start would cut these off, too.
+    """
+    writer = Writer(Layout(with_queues=False, with_index=False, abort=True))
+    for number in range(20 + lost_behind):
+        writer.put("orders", b"message " * 9, queue_id=number % 4 if number < 20 else 0)
+    for place in (3, 30, 60):
+        writer.flip(writer.puts[19].body_at + place, place % 7)
+    if lost_behind:
+        writer.tear(writer.puts[-1].physical)
+    root = writer.write(tmp_path / "store")
+    lost = 1 + bool(lost_behind)
+    assert rmqctl("preflight", root, *JSON).expect(1).json()["messages_already_lost"] == lost
+    assert rmqctl("doctor", root, *JSON).expect(1).json()["already_lost"] == lost
+    command, *options = (word.format(end=writer.puts[-1].physical) for word in how)
+    plan = rmqctl(command, root, *options, *JSON).expect(0, 1).json()
+    if command == "recover":
+        assert len(plan["messages_lost"]) == lost
+    rmqctl(command, root, *options, "--apply", "--yes", *JSON).expect(0, 1)
+    after = rmqctl("doctor", root, *JSON).expect(0, 1).json()
+    assert after["already_lost"] + after["messages_replaced"] == lost
 
 
 @pytest.mark.parametrize("field", ["physic_msg_timestamp", "logics_msg_timestamp"])

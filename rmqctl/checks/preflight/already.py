@@ -176,7 +176,7 @@ class AlreadyLost:
         for number, pieces in walked.pieces.items():
             key, kind = self._queues.states[number].key, self._queues.states[number].kind
             if kind == PLAIN and not key[0].startswith(LMQ_PREFIX):
-                self._gaps.know(number, pieces, walked.damaged[number])
+                self._gaps.know(number, pieces, *walked.damaged[number])
         self._sound = walked.sound
 
     # -- the verdict ----------------------------------------------------------------------------
@@ -249,7 +249,10 @@ class AlreadyLost:
         predicted.messages_already_lost = (topics.total() + witnessed.more.total()
                                            + in_gaps.total() + max(unplaced, by_offsets.total()))
         predicted.lost_by_offsets = max(0, by_offsets.total() - unplaced)
-        known = int((self.places >= tail_from).sum()) + predicted.lost_by_offsets
+        behind = [gap for gap in gaps if gap.high > tail_from]
+        known = (int((self.places >= tail_from).sum()) + predicted.lost_by_offsets + sum(
+            gap.offsets.count() for gap in behind) - _matched(
+                only_index[only_index >= tail_from], behind))
         predicted.lost_at_end = max(0, tail - known)
         predicted.messages_already_lost += predicted.lost_at_end
         if predicted.messages_already_lost and not counts_only:

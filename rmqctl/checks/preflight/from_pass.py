@@ -328,7 +328,7 @@ class _Counting:
         named = {int(damaged.number[part[0]]): part for part in by_queue(damaged.number)}
         for number in {*self._tallies, *of_queue, *named}:
             part = named.get(number, np.zeros(0, np.int64))
-            walked.damaged[number] = damaged.offset[part]
+            walked.damaged[number] = damaged.offset[part], damaged.place[part]
             runs = self._runs(number, damaged.offset[part[agreeing[part]]])
             own = loose.take(of_queue[number]) if number in of_queue else None
             if not len(part) and own is None and self._is_sound(number, runs):

@@ -88,14 +88,15 @@ class LogGaps:
         self._take(*(column[order[good[order]]] for column in (number, offset, count, place)))
 
     def know(self, number: int, pieces: Iterable[tuple[int, int, int, int]],
-             damaged: Array) -> None:
+             damaged: Array, places: Array) -> None:
         """What is known of a queue without a walk: messages without a gap, as (places of the first
-        and the last, queue offsets from … to before …), and queue offsets of damaged records.
+        and the last, queue offsets from … to before …), and queue offsets of damaged records and
+        their ``places``.
         """
         self._pieces[number] = [_Piece(low, first, high, end) for low, first, high, end in pieces]
         if len(damaged):
             self._named.setdefault(number, []).append(
-                (damaged, np.ones_like(damaged), np.zeros_like(damaged)))
+                (damaged, np.ones_like(damaged), places))
 
     def _take(self, number: Array, offset: Array, count: Array, place: Array) -> None:
         """Intact records, by number of their queue."""
@@ -160,4 +161,5 @@ class LogGaps:
             near.add_run(last.end, last.end + _NEAR)
             behind = named.without(named.without(near)).without(known)
             if behind.count():
-                yield Gap(last.high, 1 << 62, behind)
+                yield Gap(last.high, 1 + max(int(place[behind.has(offset)].max(initial=last.high))
+                                             for offset, _, place in self._named[number]), behind)

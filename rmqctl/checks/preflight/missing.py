@@ -86,10 +86,9 @@ def known_beyond(store: Store, end: int) -> Beyond:
     """
     found = _looked_from(store, end)[1]
     places = found[found >= end]
-    predicted = preflight(store, full=False)
-    lost = predicted.account  # what an earlier start has cut off was lost then
-    return Beyond(len(places) if lost.cut else min(
-        len(places) + lost.by_offsets + predicted.lost_at_end, lost.known), places)
+    predicted = _predicted(store)
+    lost = predicted.account
+    return Beyond(min(len(places) + lost.by_offsets + predicted.lost_at_end, lost.known), places)
 
 
 def known_by_offsets(store: Store) -> int:
@@ -97,7 +96,7 @@ def known_by_offsets(store: Store) -> int:
     0 where that cannot be judged.
     """
     try:
-        return preflight(store, full=False).account.by_offsets
+        return _predicted(store).account.by_offsets
     except (StoreIOError, UsageError):
         return 0
 
@@ -107,9 +106,17 @@ def known_by_checkpoint(store: Store) -> int:
     that cannot be judged.
     """
     try:
-        return preflight(store, full=False).lost_at_end
+        return _predicted(store).lost_at_end
     except (StoreIOError, UsageError):
         return 0
+
+
+def _predicted(store: Store) -> Prediction:
+    """The prediction that says what was lost before: of all of the log where a start would cut
+    messages off. StoreIOError, UsageError.
+    """
+    predicted = preflight(store, full=False)
+    return preflight(store, full=True) if predicted.messages_lost else predicted
 
 
 def _after_the_end(store: Store) -> bool:

@@ -12,8 +12,8 @@ class Walked:
     """What `AlreadyLost.look` would have seen in walks over all of the log. By number of the queue:
     ``ends`` behind the last queue offset of an intact message; ``pieces`` (places of the first and
     last, queue offsets from … to before …) of messages that follow each other, ``damaged`` queue
-    offsets that damaged records name; ``sound`` queues have none of these, nor an entry that points
-    to nothing. ``newest``: the latest store time (ms) of an intact message.
+    offsets that damaged records name, and their places; ``sound`` queues have none of these, nor an
+    entry that points to nothing. ``newest``: the latest store time (ms) of an intact message.
     """
 
     spans: list[Span]
@@ -22,6 +22,6 @@ class Walked:
     accepted: list[tuple[int, int]]
     ends: dict[int, int] = field(default_factory=dict)
     pieces: dict[int, list[tuple[int, int, int, int]]] = field(default_factory=dict)
-    damaged: dict[int, Array] = field(default_factory=dict)
+    damaged: dict[int, tuple[Array, Array]] = field(default_factory=dict)
     sound: set[int] = field(default_factory=set)
     newest: int | None = None
