@@ -475,3 +475,34 @@ def test_what_becomes_undecided_during_the_repair_is_kept_too(
     plan = rmqctl("recover", root, *SIZES, "-o", "json", "--ambiguous", "keep").expect(0, 1).json()
     assert "correct" in {one["action"] for one in plan["actions"]}
     assert seen[-1][1][doubtful.physical] == len(doubtful.raw)
+
+
+@pytest.mark.parametrize(("back", "offset", "rows"), [
+    (3_600_000, 0, False), (3_600_000, 5, True), (0, 5, True)],
+    ids=["clock-back-topic-anew", "clock-back-offsets-twice", "offsets-twice"])
+def test_the_queue_offset_of_another_is_no_proof(tmp_path: Path, rmqctl, back: int, offset: int,
+                                                 rows: bool) -> None:
+    """Brokers give queue offsets twice (apache/rocketmq#7689), and a topic that is made anew begins
+    at 0: beside damage, such messages are undecided, and kept at the user's word.
+    """
+    writer = Writer(Layout(log_file_size=8 << 10, with_queues=rows, with_index=False))
+    for number in range(30):
+        writer.put("orders", b"message " * 10, queue_id=number % 2)
+    writer.roll()
+    writer.clock -= back
+    writer.next_offset = dict.fromkeys(writer.next_offset, offset)
+    for number in range(40):
+        writer.put("orders", b"another " * 10, queue_id=number % 2,
+                   row=number >= 2 * (15 - offset))
+    hit = writer.puts[35]
+    writer.patch(hit.physical, bytes(88))
+    root = writer.write(tmp_path / "store")
+    plan = rmqctl("recover", root, "-o", "json").json()
+    # The one behind it may lie in its body.
+    others = {put.physical for put in writer.puts} - {hit.physical}
+    assert not others & {one["physical_offset"] for one in plan["messages_lost"]}
+    rmqctl("recover", root, "--apply", "--yes").expect(6)
+    rmqctl("recover", root, "--apply", "--yes", "--ambiguous", "keep").expect(1)
+    log = b"".join(file.read_bytes() for file in sorted((root / "commitlog").iterdir()))
+    assert all(log[put.physical:put.end] == put.raw for put in writer.puts
+               if put.physical not in (hit.physical, hit.end))

@@ -106,6 +106,13 @@ class Leads:
             twin + (alike is False) + any(place < start < place + size for start in self._places)
             + self.has_other_keys(record)), self._lacks_keys(record)
 
+    def besides_offset(self, record: Record) -> bool:
+        """Whether more speaks against a record than that another one has its queue offset."""
+        place, size = record.physical_offset, record.total_size
+        return (self._is_alike(record) is False or self.has_other_keys(record)
+                or self._lacks_keys(record)
+                or any(place < start < place + size for start in self._places))
+
     def has_other_keys(self, record: Record) -> bool:
         """Whether the index has entries for its place, and none of its keys is among them."""
         here, own = self.keys.get(record.physical_offset), key_hashes(record)

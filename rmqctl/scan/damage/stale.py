@@ -116,10 +116,14 @@ def _judge(leads: Leads, some: Sequence[Record], stale: Stale, before: int | Non
         return
     is_older = before is not None and all(record.store_timestamp < before for record in some)
     # Of two messages with one queue offset this may be the right one, unless it is the older one.
-    by_itself = leads if is_older or leads.taken is None else Leads(leads.witness, some)
+    alone = leads if leads.taken is None else Leads(leads.witness, some)
+    by_itself = leads if is_older else alone
     if not by_itself.contradict(some, besides=is_older):
         if before is not None and by_itself is not leads and leads.contradict(some):
             stale.unclear += some
+    elif not any(map(alone.besides_offset, some)):
+        # A broker that counts anew after a lost queue, or a topic made anew, writes the same.
+        stale.unclear += some
     else:
         for record in some:
             (stale.found if any(leads.against(record)) else stale.unclear).append(record)
