@@ -13,11 +13,12 @@ import pytest
 from rmqctl.formats.local.message import Record
 from rmqctl.repair.salvage.salvage import Salvage, salvage
 from rmqctl.store.store import Store
+from tests.adversary.writer import Layout, Writer
 from tests.conftest import GoldenFolder
 from tests.repair import damage, salvaging
 from tests.repair.accidents import bytes_of
 from tests.support import tiny
-from tests.support.cli import Result
+from tests.support.cli import Result, run
 from tests.support.share import every
 
 Run = Callable[..., Result]
@@ -282,3 +283,15 @@ def test_a_source_knows_it(rmqctl: Run, tmp_path: Path) -> None:
     assert "conflict" not in {one["action"] for one in plan["actions"]}
     copy, = (one for one in plan["actions"] if one["action"] == "copy")
     assert copy["offset"] == built.messages[4].start
+
+
+def test_a_renamed_folder_of_a_topic_with_one_message_is_no_proof(tmp_path: Path) -> None:
+    writer = Writer(Layout(with_index=False))
+    for topic in ("many", "many", "t0", "many"):
+        writer.put(topic, b"body")
+    root = writer.write(tmp_path / "store")
+    (root / "consumequeue/t0").rename(root / "consumequeue/t1")
+    run("recover", root, "--apply", "--yes").expect(0)
+    log, = (root / "commitlog").iterdir()
+    assert log.read_bytes().startswith(b"".join(put.raw for put in writer.puts))
+    assert (root / "consumequeue/t0/0").is_dir()

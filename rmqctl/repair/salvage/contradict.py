@@ -16,6 +16,7 @@ from collections.abc import Collection, Container
 from contextlib import closing
 from dataclasses import replace
 
+from rmqctl.checks.verify.context import known_topics
 from rmqctl.damage.evidence import ENDLESS, Evidence, FoundRow, Gatherer, holes_with
 from rmqctl.damage.records import (
     Records,
@@ -115,6 +116,9 @@ class Contradictions:
         if own in self._store.queues or sum(
                 astray.key == row.key for astray in self._evidence.astray) != 1:
             return False
+        known = known_topics(self._store) or frozenset()
+        if own[0] in known and row.key[0] not in known:
+            return False  # the folder was renamed
         topic = os.fsencode(row.key[0])
         return len(topic) == len(record.topic) and row.queue_offset == record.queue_offset and (
             (int.from_bytes(topic) ^ int.from_bytes(record.topic)).bit_count()
