@@ -125,6 +125,20 @@ def test_a_damaged_record_and_what_only_the_checkpoint_tells_of(
     assert after["already_lost"] + after["messages_replaced"] == lost
 
 
+def test_a_log_of_zeros_has_lost_what_its_checkpoint_knows(tmp_path: Path, rmqctl: Run) -> None:
+    """Also after a repair, which leaves such a checkpoint."""
+    root = tmp_path / "store"
+    reached(root, -1)
+    for file in (root / "commitlog").iterdir():
+        file.write_bytes(bytes(file.stat().st_size))
+    for folder in ("config", ".rmqctl"):
+        shutil.rmtree(root / folder, ignore_errors=True)
+    for _ in range(2):
+        assert rmqctl("preflight", root, *JSON).expect(1).json()["messages_already_lost"] == 1
+        assert rmqctl("doctor", root, *JSON).expect(1).json()["already_lost"] == 1
+        rmqctl("recover", root, "--apply", "--yes", *JSON).expect(0, 1, 3, 6)
+
+
 @pytest.mark.parametrize("field", ["physic_msg_timestamp", "logics_msg_timestamp"])
 def test_one_time_of_the_checkpoint_alone_tells_of_no_loss(tmp_path: Path, rmqctl: Run,
                                                            field: str) -> None:

@@ -268,9 +268,11 @@ class AlreadyLost:
         if store.nodes:
             return lost_at_the_end(store.log.files, store.nodes[0]) if len(store.nodes) == 1 else (
                 0, 0)
-        saved = store.checkpoint
+        saved, newest = store.checkpoint, self._newest
+        if newest is None and store.log.files and store.log.min_offset == 0:
+            newest = 0  # a log that begins with its first message, and has none
         return (1, self._end) if not may_be_undecided and (
-            saved is not None and saved.knows_later(self._newest)
+            saved is not None and saved.knows_later(newest)
             and store.cut_off is None and not store.repair_losses.messages) else (0, 0)
 
     def _note_earlier_life(self, predicted: Prediction, log: CommitLog) -> int:
@@ -554,7 +556,8 @@ class AlreadyLost:
         """Rows that lead into whole files which are not there have another explanation, too."""
         inside: Array = np.zeros(len(places), bool)
         for file in log.files:
-            inside |= (places >= file.base) & (places < file.end)
+            # One that is shorter than the others has lost its own end.
+            inside |= (places >= file.base) & (places < file.base + max(file.size, log.file_size))
         if not inside.all():
             predicted.notes.append(
                 Phrase(
