@@ -144,8 +144,10 @@ _SHAPE = Phrase(
     "5000000 and 20000000), or --broker-conf, to `rmqctl recover`")
 _BY_HAND: dict[str, Phrase] = {
     "message-fields": Phrase(
-        "consumers never get these messages, because another message has their queue offset: read "
-        "them with `rmqctl query offset`, and send them again if they are still needed"),
+        "where another message has the queue offset of such a message, consumers never get it: "
+        "read it with `rmqctl query offset`, and send it again if it is still needed. Where a "
+        "consume queue's folder was renamed or copied, move the wrong one out of the store while "
+        "no broker runs"),
     "epoch-file": Phrase(
         "epochs cannot be rebuilt from the log: copy epochFileCheckpoint from a replica with the "
         "same log"),
