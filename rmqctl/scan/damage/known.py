@@ -96,10 +96,18 @@ class Known:
         return bool(key_hashes(record) & set(hashes[low:high].tolist()))
 
     def denies(self, at: int, size: int) -> bool:
-        """Whether the queue of the record at a position has another one in its place."""
+        """Whether the queue of the record at a position has another one in its place: not an older
+        one, since brokers give a queue offset twice (apache/rocketmq#7689).
+        """
         record = self._record(at, size) if self._witness is not None else None
-        return record is not None and self._witness is not None and (
-            self._witness.confirms(record) is False)
+        if record is None or self._witness is None or self._witness.confirms(record) is not False:
+            return False
+        entry = self._witness.entry_of(record)
+        other = None if entry is None else self._witness.record_at(*entry)
+        return other is None or not other.crc_ok or (
+            other.topic, other.queue_id, other.queue_offset) != (
+            record.topic, record.queue_id, record.queue_offset) or (
+            other.store_timestamp >= record.store_timestamp)
 
     def _record(self, at: int, size: int) -> Record | None:
         try:
