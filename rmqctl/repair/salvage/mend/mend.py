@@ -294,6 +294,10 @@ class _Round:
             said = field_of(head, "physical_offset")
             # A place that this log has not reached is no other record's of it.
             displaced = said != start and is_displaced(self._parts, start, said, len(candidate))
+            # Nor is one that its own entry leads to, or that its neighbours are as far from.
+            if said != start and not rows and (self._is_led_elsewhere(record, said) or (
+                    self._is_shifted(source, region, position, len(candidate)))):
+                continue
             shifted = displaced or (said != start and self._is_shifted(
                 source, region, position, len(candidate), part.size))
             near = (said ^ start).bit_count() == 1 or not 0 <= said < self._parts[-1].end
@@ -426,15 +430,21 @@ class _Round:
             self._corrections[place] = correction
             self._records.replace(place, correction.after)
 
+    def _is_led_elsewhere(self, record: Record, said: int) -> bool:
+        """Whether the entry of a record's queue offset leads to the place that it says."""
+        witness = self._parts[0].witness
+        return witness is not None and sysflag.has_consume_queue_row(record.sys_flag) and (
+            witness.entry_of(record) == (said, record.total_size))
+
     def _is_shifted(self, source: Source, region: Region, position: int, size: int,
-                    file_size: int) -> bool:
+                    file_size: int = 0) -> bool:
         """Whether the next record, or another one of the region, is off by as much as this one, or
-        by whole files.
+        by whole files of ``file_size``.
         """
         own = shift_of(source, position)
         others = {position + size, *(start - source.base
                                      for start in (region.start, *region.starts))} - {position}
-        return any(shift and (shift == own or shift % file_size == 0)
+        return any(shift and (shift == own or (file_size and shift % file_size == 0))
                    for shift in (shift_of(source, other) for other in others))
 
     def _supported(self, record: Record, rows: list[FoundRow], foreign: bool, *,
