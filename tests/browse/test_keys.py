@@ -97,9 +97,11 @@ def test_verify_of_a_file_leads_to_the_damage(golden_copy):
 
     async def act(screen: Screen) -> None:
         await screen.press("down", "space", "down", "down", "v")
-        assert "log file 00000000000000065536: 1 finding" in screen.text
+        # The garbage begins in the properties of a message.
+        assert "log file 00000000000000065536: 2 findings" in screen.text
+        assert "property-damaged" in screen.text
         assert "record-damaged" in screen.text
-        await screen.press("enter")
+        await screen.press("down", "enter")
         assert screen.rows.row.physical == 74565
         assert screen.rows.row.kind == "damage"
         assert "damage: 1 place" in screen.text
