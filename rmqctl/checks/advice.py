@@ -374,4 +374,8 @@ def _beside(damaged: Sequence[tuple[str, int]], start: Prediction,
         if outlook.refused is None or category in by_hand or category.startswith("tiered-")]
     if outlook.refused is not None:
         found.insert(0, Remaining("refused", 1, outlook.refused))
+    if not found and (lost := start.account.known):
+        found.append(Remaining("messages", lost, Phrase(
+            "nothing in this store brings them back: restore them from a replica or a backup "
+            "(`rmqctl recover --from COPY`), or start the broker without them")))
     return found

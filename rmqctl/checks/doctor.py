@@ -96,8 +96,12 @@ class Diagnosis:
 
     @property
     def losses(self) -> Losses:
-        """The account of what is lost; what verification alone has counted is in it."""
-        return self.start.account.verified(self.findings.coverage)
+        """The account of what is lost; what verification, or the plan of a repair, has counted
+        besides is in it.
+        """
+        lost = self.start.account.verified(self.findings.coverage)
+        return lost if self.outlook is None else replace(
+            lost, in_log=max(lost.in_log, self.outlook.undecided))
 
     @property
     def verdict(self) -> Phrase:
@@ -124,8 +128,7 @@ class Diagnosis:
         # What is lost, and why a broker would not start or would lose more.
         parts = []
         if lost.known:
-            parts.append(Phrase("{count:,} message is lost already",
-                                "{count:,} messages are lost already", count=lost.known))
+            parts.append(lost.lost_in_words(lost.known))
         if start.misled:
             parts.append(Phrase("broker.conf does not fit this store ({settings})",
                                 settings=Joined(", ", dict.fromkeys(

@@ -179,7 +179,8 @@ class Losses:
     ``groups``: None where these cannot be judged. ``beside``: topics, groups, committed offsets,
     timers, index entries, with the file that loses them. ``unread``: the structures that would tell
     of lost messages and that cannot be read; then ``known`` is no number. ``in_tier``: what the
-    tier in the store lacks, beside all of these.
+    tier in the store lacks, beside all of these. ``at_least``: whether more of ``known`` may be
+    lost than is counted.
 
     An index entry, a consume queue entry or a committed offset of a lost message is a witness of
     that loss, and no loss of its own.
@@ -201,6 +202,7 @@ class Losses:
     beside: tuple[Loss, ...] = ()
     unread: tuple[str, ...] = ()
     in_tier: TierLosses = field(default_factory=TierLosses)
+    at_least: bool = False
 
     @property
     def counted(self) -> int | None:
@@ -294,14 +296,21 @@ class Losses:
                        replaced=cover.messages_replaced if self.replaced is None
                        else self.replaced)
 
+    def lost_in_words(self, count: int) -> Phrase:
+        """The sentence for so many of the messages that are lost already."""
+        if self.at_least:
+            return Phrase("at least {count:,} message is lost already",
+                          "at least {count:,} messages are lost already", count=count)
+        return Phrase("{count:,} message is lost already",
+                      "{count:,} messages are lost already", count=count)
+
     def in_words(self) -> list[Phrase]:
         """A sentence for each kind of loss; none where nothing is lost."""
         said = []
         if self.unread:
             said.append(self.unjudged_losses)
         elif self.already:
-            said.append(Phrase("{count:,} message is lost already",
-                               "{count:,} messages are lost already", count=self.already))
+            said.append(self.lost_in_words(self.already))
         if self.would_lose:
             said.append(self.what_a_start_loses)
         if self.undecided:

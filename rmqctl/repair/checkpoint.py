@@ -90,12 +90,14 @@ def facts_after(rebuilt: Rebuilt, commitlog_dirs: Iterable[str] = ()) -> LogFact
     return LogFacts(rebuilt.newest, logics, index, rebuilt.last, rebuilt.log_end)
 
 
-def lost_at_the_end(store: Store, facts: LogFacts) -> tuple[Lost, ...]:
-    """The lost messages of which nothing tells but the checkpoint, which is to say less. ``facts``:
-    of the store as it will be. A DLedger member has another checkpoint. StoreIOError.
+def lost_with_it(store: Store, facts: LogFacts) -> tuple[Lost, ...]:
+    """Return the lost messages of which only the checkpoint tells, which is replaced. ``facts``:
+    of the store as it will be; of an empty log the checkpoint stays. A DLedger member has another
+    checkpoint. StoreIOError.
     """
     saved = store.checkpoint
-    if store.nodes or saved is None or not saved.knows_later(facts.newest or None):
+    if store.nodes or saved is None or facts.last < 0 or not saved.knows_later(
+            facts.newest, store.log.min_offset):
         return ()
     latest = min(saved.physic_msg_timestamp, saved.logics_msg_timestamp)
     return (Lost(None, None, None, facts.end, None, facts.newest, latest, by=NAME),) * (

@@ -26,7 +26,7 @@ from rmqctl.errors import FormatError, RefusedError, UsageError
 from rmqctl.formats.local.properties import LMQ_PREFIX, TIMER_TOPIC
 from rmqctl.parse_values import now_ms
 from rmqctl.repair.broker_config import Configured, configured
-from rmqctl.repair.checkpoint import checkpoint_steps, facts_after, facts_of, lost_at_the_end
+from rmqctl.repair.checkpoint import checkpoint_steps, facts_after, facts_of, lost_with_it
 from rmqctl.repair.config.copies import lost_config, newer_offsets_of
 from rmqctl.repair.config.epochs import mend_epochs
 from rmqctl.repair.config.exported import read_export, refuse_foreign
@@ -227,7 +227,7 @@ class _Planner:
                      else facts_after(rebuilt, self._options.commitlog_dirs))
             self._take(checkpoint_steps(self._root, facts, self._generation,
                                         trust_index=keeps_abort))
-            forgotten = lost_at_the_end(self._store, facts)
+            forgotten = lost_with_it(self._store, facts)
         if keeps_abort:
             pass
         elif self._options.whole and self._store.has_abort and not held and (

@@ -498,6 +498,8 @@ def test_the_queue_offset_of_another_is_no_proof(tmp_path: Path, rmqctl, back: i
     writer.patch(hit.physical, bytes(88))
     root = writer.write(tmp_path / "store")
     plan = rmqctl("recover", root, "-o", "json").json()
+    doctor = rmqctl("doctor", root, "-o", "json").expect(1).json()
+    assert doctor["messages_undecided"] == plan["messages_undecided"] > 0
     others = {put.physical for put in writer.puts} - {hit.physical}
     assert not others & {one["physical_offset"] for one in plan["messages_lost"]}
     rmqctl("recover", root, "--apply", "--yes").expect(6)

@@ -255,6 +255,11 @@ class AlreadyLost:
                 only_index[only_index >= tail_from], behind))
         predicted.lost_at_end = max(0, tail - known)
         predicted.messages_already_lost += predicted.lost_at_end
+        predicted.lost_at_least = bool(predicted.lost_at_end) and not self._store.nodes
+        if predicted.lost_at_least:
+            predicted.notes.append(Phrase(
+                "the checkpoint is later than every message of the log: at least one message at "
+                "the end is lost, and nothing says how many"))
         if predicted.messages_already_lost and not counts_only:
             self._times(predicted, log, places, times)
             if log.files:
@@ -268,11 +273,9 @@ class AlreadyLost:
         if store.nodes:
             return lost_at_the_end(store.log.files, store.nodes[0]) if len(store.nodes) == 1 else (
                 0, 0)
-        saved, newest = store.checkpoint, self._newest
-        if newest is None and store.log.files and store.log.min_offset == 0:
-            newest = 0  # a log that begins with its first message, and has none
-        return (1, self._end) if not may_be_undecided and (
-            saved is not None and saved.knows_later(newest)
+        saved = store.checkpoint
+        return (1, self._end) if not may_be_undecided and store.log.files and (
+            saved is not None and saved.knows_later(self._newest, store.log.min_offset)
             and store.cut_off is None and not store.repair_losses.messages) else (0, 0)
 
     def _note_earlier_life(self, predicted: Prediction, log: CommitLog) -> int:

@@ -188,6 +188,8 @@ class Prediction:
     lost_by_offsets: int = 0
     lost_at_end: int = 0
     """How many of the lost messages nothing but a checkpoint knows."""
+    lost_at_least: bool = False
+    """Whether more may be lost than is counted: a checkpoint has the time of the last alone."""
     """How many of them nothing but committed offsets tells of."""
     already_lost_by_topic: dict[str, int] = field(default_factory=dict)
     already_lost_from: int | None = None
@@ -329,7 +331,8 @@ class Prediction:
             self.messages_undecided, self.messages_replaced, self.already_lost_by_topic,
             self.lost_by_topic, self.unreachable_by_topic, queues, groups,
             tuple(self.beside_messages),
-            tuple(name for name in _TELLING if name in self.not_judged), self.in_tier)
+            tuple(name for name in _TELLING if name in self.not_judged), self.in_tier,
+            self.lost_at_least)
 
     @property
     def losses(self) -> list[Loss]:

@@ -200,8 +200,7 @@ def _headline(prediction: Prediction) -> Phrase:
         broker = Phrase("as far as can be judged, {broker}", broker=broker)
     gone, account = [], prediction.account
     if account.known:
-        lost = Phrase("{count:,} message is lost already", "{count:,} messages are lost already",
-                      count=account.known)
+        lost = account.lost_in_words(account.known)
         topics = _of_topics(account.already_by_topic)
         gone.append(Phrase("{what} ({names})", what=lost, names=topics) if topics else lost)
     causes = [loss.cause for loss in prediction.beside_messages if loss.already]

@@ -47,10 +47,14 @@ class CheckpointRecord(NamedTuple):
         """The same with the index counted in (``messageIndexSafe``)."""
         return min(self.min_timestamp, self.index_msg_timestamp)
 
-    def knows_later(self, newest: int | None) -> bool:
-        """Return whether a message was written after the newest (ms) of a log: both times that are
-        set with the log and its consume queues say so, and one alone may be damaged.
+    def knows_later(self, newest: int | None, begin: int) -> bool:
+        """Return whether a message was written after the newest (ms) of a log that begins at the
+        physical offset ``begin``: both times that are set with the log and its consume queues say
+        so, since one alone may be damaged. Without a message (None) the others may have expired,
+        unless the log begins at 0.
         """
+        if newest is None and begin == 0:
+            newest = 0
         times = self.physic_msg_timestamp, self.logics_msg_timestamp
         return newest is not None and newest < min(times) and max(times) < YEAR_3000
 

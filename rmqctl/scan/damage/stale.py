@@ -95,7 +95,7 @@ def beside(source: Source, start: int, end: int, *, before: int | None = None,
 
 
 def _past_of(source: Source, taken: Taken | None) -> tuple[int | None, Taken | None]:
-    """What the file before says of records at the begin of a file: (store time (ms) of its last
+    """What the file before says of records at the start of a file: (store time (ms) of its last
     message, whether the queue offset of a record is that of another message). StoreIOError.
     """
     past = source.witness.offsets_before(source.base) if source.witness is not None else None
@@ -119,7 +119,8 @@ def _judge(leads: Leads, some: Sequence[Record], stale: Stale, before: int | Non
     alone = leads if leads.taken is None else Leads(leads.witness, some)
     by_itself = leads if is_older else alone
     if not by_itself.contradict(some, besides=is_older):
-        if before is not None and by_itself is not leads and leads.contradict(some):
+        if by_itself is not leads and leads.contradict(some) and (
+                before is not None or any(map(alone.besides_offset, some))):
             stale.unclear += some
     elif not any(map(alone.besides_offset, some)):
         # A broker that counts anew after a lost queue, or a topic made anew, writes the same.
