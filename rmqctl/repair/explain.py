@@ -9,6 +9,7 @@ from rmqctl.errors import FormatError, UsageError
 from rmqctl.formats.local.message import Record, decode
 from rmqctl.repair.plan import Plan
 from rmqctl.scan.damage.known import key_hashes
+from rmqctl.scan.damage.leads import Leads
 from rmqctl.scan.frames import BLANK, ZERO, Span
 from rmqctl.scan.source import Source
 from rmqctl.scan.walk import Walk, start_of
@@ -46,6 +47,11 @@ def _message(plan: Plan, source: Source, record: Record) -> Place:
     if leads is not None:
         evidence.append(Evidence("consumequeue", f"the entry of queue offset {record.queue_offset} "
                                  + ("leads here" if leads else "leads elsewhere")))
+    around = None if source.witness is None or leads else Leads(
+        source.witness, [record]).around(record)
+    if around is not None:
+        evidence.append(Evidence("consumequeue", "an entry leads to a message of "
+                                 f"{around[1]} bytes from {around[0]} on: it would lie in it"))
     evidence += _keys(source, record)
     contradicted = leads is False or any("other keys" in one.detail for one in evidence)
     verdict = Verdict.DAMAGED if not whole else plan.verdicts.get(

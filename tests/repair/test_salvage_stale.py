@@ -509,3 +509,31 @@ def test_the_queue_offset_of_another_is_no_proof(tmp_path: Path, rmqctl, back: i
     refuted = {hit.physical, hit.end} if back and rows else {hit.physical}
     assert all(log[put.physical:put.end] == put.raw for put in writer.puts
                if put.physical not in refuted)
+
+
+def test_a_frame_in_the_message_of_an_entry_behind_a_page_is_none(tmp_path: Path, rmqctl) -> None:
+    """A page of an older log covers the head of a message; a frame in its body begins right behind
+    the page. Right before it lies a record that is too short to hold it, and the frame's own queue
+    offset is free: only the message's entry tells.
+    """
+    older = Writer(Layout(log_file_size=16 << 10, with_index=False), clock=EPOCH - 3_600_000)
+    writer = Writer(Layout(log_file_size=16 << 10, with_index=False))
+    for one in (older, writer):
+        for number in range(20):
+            one.put("orders", b"message " * 10, keys=f"k{number}")
+        one.roll()
+    page = older.put("orders", b"older " * 645), older.put("orders", b"older " * 20)
+    forged, behind = older.put("orders", b"forged " * 8).raw, page[0].physical + 4096
+    assert 0 < behind - page[1].physical < 88
+    hit = writer.put("orders", lambda at: (
+        bytes(behind - at) + moved(forged, behind, 99) + b"y" * 2000))
+    assert hit.physical == page[0].physical
+    for number in range(20):
+        writer.put("orders", b"message " * 10, keys=f"n{number}")
+    writer.patch(hit.physical, (page[0].raw + page[1].raw)[:4096])
+    root = writer.write(tmp_path / "store")
+    read = {one["physical_offset"]
+            for one in rmqctl("read", root, "-o", "json").json()}
+    assert read == {put.physical for put in writer.puts} - {hit.physical}
+    told = rmqctl("recover", root, "--explain", str(behind)).out
+    assert "an entry leads to a message" in told

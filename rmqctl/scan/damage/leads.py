@@ -44,6 +44,14 @@ class Leads:
         return {*zip(places.tolist(), sizes.tolist(), strict=True)}
 
     @cached_property
+    def _rows_before(self) -> list[tuple[int, int]]:
+        """(place, size) of the entries that lead to what lies right before the records."""
+        if not self._records:
+            return []
+        places, sizes = self.witness.rows(self._span[0] - WINDOW, self._span[0])
+        return [*zip(places.tolist(), sizes.tolist(), strict=True)]
+
+    @cached_property
     def keys(self) -> dict[int, set[int]]:
         """By place the hashes of all index entries that lead into the records."""
         found: dict[int, set[int]] = {}
@@ -94,8 +102,8 @@ class Leads:
 
     def against(self, record: Record) -> tuple[int, int, bool]:
         """How much: (its queue offset's entry leads elsewhere; another record has its queue offset,
-        begins here or within it, or the index has other keys for its place; whether the index has
-        none of its keys, though later ones).
+        begins here or within it, an entry leads to another one in which this one lies, or the index
+        has other keys for its place; whether the index has none of its keys, though later ones).
         """
         place, size = record.physical_offset, record.total_size
         alike = self._is_alike(record)
@@ -104,13 +112,14 @@ class Leads:
             self.taken is not None and self.taken(record)))
         return int(elsewhere), (
             twin + (alike is False) + any(place < start < place + size for start in self._places)
-            + self.has_other_keys(record)), self._lacks_keys(record)
+            + (self.around(record) is not None) + self.has_other_keys(record)), (
+                self._lacks_keys(record))
 
     def besides_offset(self, record: Record) -> bool:
         """Whether more speaks against a record than that another one has its queue offset."""
         place, size = record.physical_offset, record.total_size
         return (self._is_alike(record) is False or self.has_other_keys(record)
-                or self._lacks_keys(record)
+                or self._lacks_keys(record) or self.around(record) is not None
                 or any(place < start < place + size for start in self._places))
 
     def has_other_keys(self, record: Record) -> bool:
@@ -142,6 +151,12 @@ class Leads:
         """Whether an entry leads into it, or to its place with another size."""
         start, end = record.physical_offset, record.physical_offset + record.total_size
         return self._is_alike(record) is False or any(start < place < end for place, _ in self.rows)
+
+    def around(self, record: Record) -> tuple[int, int] | None:
+        """Return the (place, size) of an entry in whose message a record lies, if there is one."""
+        start, end = record.physical_offset, record.physical_offset + record.total_size
+        return next(((place, size) for place, size in (*self._rows_before, *self.rows)
+                     if place < start and end <= place + size), None)
 
     def _lacks_keys(self, record: Record) -> bool:
         """Whether the index has no entry for its place, but for one behind it and near."""
