@@ -10,10 +10,13 @@ import pytest
 
 from rmqctl.formats.local import consume_queue
 from rmqctl.formats.local.consume_queue import FILLER
+from rmqctl.formats.local.index_file import ENTRY, HEADER, Shape
 from rmqctl.repair.rebuild.index import matched
 from rmqctl.repair.rebuild.steps import derived_steps
 from rmqctl.repair.scratch import Scratch
-from rmqctl.store.files import listing
+from rmqctl.store.files import StoreFile, listing
+from rmqctl.store.index.files import open_index, select
+from tests.adversary.writer import Layout, Writer
 from tests.repair.rebuilding import (
     DERIVED,
     SETS,
@@ -162,3 +165,36 @@ def test_a_log_of_no_file_cuts_every_row(golden, golden_copy, tmp_path):
     assert not any(listing(str(queue)).files for queue in (store / "consumequeue").glob("*/*"))
     assert not any((store / "index").iterdir())
     assert {name for name in DERIVED if (store / name).exists()} == {"consumequeue", "index"}
+
+
+@pytest.mark.parametrize(("at", "length"), [(0, 100), (4, 96), (16, 24), (210, 61), (405, 3)])
+def test_entries_of_expired_messages_without_overwritten_ones(
+        at: int, length: int, tmp_path: Path, rmqctl) -> None:
+    """Zeros over entries of messages that the log no longer has: the others stay, and are found."""
+    writer = Writer(Layout(log_file_size=8 << 10, index_slots=16, index_entries=4096))
+    for number in range(60):
+        writer.put("orders", b"message " * 20, keys=f"k{number}")
+    root = writer.write(tmp_path / "store")
+    first = sorted((root / "commitlog").iterdir())[0]
+    first.unlink()
+    index, = (root / "index").iterdir()
+    shape = Shape(16, 4096)
+    raw = bytearray(index.read_bytes())
+    count = HEADER.decode(bytes(raw)).index_count - 1
+    begin = shape.entry_position(1)
+    entries = [ENTRY.decode(bytes(raw[(place := shape.entry_position(number)):place + ENTRY.size]))
+               for number in range(1, count + 1)]
+    raw[begin + at:begin + at + length] = bytes(length)
+    index.write_bytes(raw)
+    hit = range(at // ENTRY.size, -(-(at + length) // ENTRY.size))
+    rmqctl("recover", root, "--apply", "--yes").expect(0, 1)
+    found = rmqctl("verify", root, "-o", "json").json()
+    assert not [one for one in found["findings"] if one["structure"] == "index"]
+    index, = (root / "index").iterdir()
+    made = open_index(StoreFile(str(index), index.name, 0, index.stat().st_size), 16, 4096)
+    for number, entry in enumerate(entries):
+        places = list[int]()
+        select(made, entry.key_hash, count, 0, 1 << 62, places)
+        assert entry.physical_offset in places or number in hit, number
+    made.close()
+    assert "nothing to do" in rmqctl("recover", root).out

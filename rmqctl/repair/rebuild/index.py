@@ -21,6 +21,7 @@ from rmqctl.formats.local import index_file as layout
 from rmqctl.formats.local import names
 from rmqctl.formats.local.index_file import ENTRY, HEADER, Shape
 from rmqctl.repair.scratch import Scratch
+from rmqctl.scan.frames import Array
 from rmqctl.scan.source import FileSource
 from rmqctl.store.files import StoreFile, listing
 
@@ -71,7 +72,7 @@ def expired(root: str, shape: Shape, log_min: int) -> Expired:
             whole_files.append(file)
             last = header.end_phy_offset
             continue
-        entries = sum(len(page) for page in _pages(file, shape, header, log_min))
+        entries = sum(len(page) for _, page in _pages(file, shape, header, log_min))
         return Expired(tuple(whole_files), file,
                        entries) if entries else Expired(tuple(whole_files))
     return Expired(tuple(whole_files))
@@ -95,26 +96,61 @@ def seed(expired_files: Expired, shape: Shape, log_min: int, scratch: Scratch) -
 
 def _cut(file: StoreFile, shape: Shape, header: Header, log_min: int) -> Iterator[
         tuple[int, bytes]]:
-    """(position, bytes) of the file as it was before the first living entry."""
+    """(position, bytes) of the file as it was before the first living entry, without overwritten
+    entries: what stands after one moves up.
+    """
     table: Any = np.zeros(shape.slots, _SLOTS)
-    number, fresh, last = 1, 0, None
-    for page in _pages(file, shape, header, log_min):
+    number, fresh, first, last = 1, 0, None, None
+    gone: Array = np.zeros(0, np.int64)
+    """The numbers of the entries that are left out."""
+    for numbers, found in _pages(file, shape, header, log_min):
+        page = found
+        slots = page["key_hash"] % shape.slots
+        looked = np.arange(number + len(gone), int(numbers[-1]) + 1)
+        if len(looked) > len(numbers):
+            gone = np.concatenate((gone, looked[~np.isin(looked, numbers)]))
+        if len(gone):
+            page = _moved_up(page, slots, number, gone, table)
         yield shape.entry_position(number), page.tobytes()
         # Ascending numbers: the last one of a slot is what stays.
-        table[page["key_hash"] % shape.slots] = np.arange(number, number + len(page))
+        table[slots] = np.arange(number, number + len(page))
         fresh += int(np.count_nonzero(page["previous"] == 0))
         number += len(page)
-        last = page[-1]
+        first, last = int(page[0]["physical_offset"]) if first is None else first, page[-1]
+    assert first is not None
     assert last is not None
     yield HEADER.size, table.tobytes()
     until = header.begin_timestamp + int(last["time_diff"]) * 1000
     yield 0, layout.build_header(layout.HeaderRecord(
         header.begin_timestamp, max(header.begin_timestamp, min(until, header.end_timestamp)),
-        header.begin_phy_offset, int(last["physical_offset"]), fresh, number))
+        first if 1 in gone else header.begin_phy_offset, int(last["physical_offset"]), fresh,
+        number))
 
 
-def _pages(file: StoreFile, shape: Shape, header: Header, log_min: int) -> Iterator[Any]:
-    """The leading entries that lead before ``log_min``; up to the first that cannot be right."""
+def _moved_up(page: Array, slots: Array, number: int, gone: Array, table: Array) -> Array:
+    """Entries as they are from ``number`` on, where those with the numbers ``gone`` (ascending) are
+    left out: a link to one of these leads to the entry of its slot before it, if there is one.
+    """
+    # For each entry the one before it in its slot: on this page, else as the table has it.
+    order = np.argsort(slots, kind="stable")
+    follows = np.flatnonzero(slots[order][1:] == slots[order][:-1])
+    earlier = table[slots].astype(np.int64)
+    earlier[order[follows + 1]] = number + order[follows]
+    # What leads to an entry that is left out, and what to one that has another number now.
+    link = page["previous"].astype(np.int64)
+    above = np.searchsorted(gone, link)
+    is_gone = gone[np.minimum(above, len(gone) - 1)] == link
+    moved: Array = page.copy()
+    moved["previous"] = np.where(is_gone, earlier, link - above)
+    return moved
+
+
+def _pages(file: StoreFile, shape: Shape, header: Header,
+           log_min: int) -> Iterator[tuple[Array, Any]]:
+    """(numbers, entries) of the leading entries that lead before ``log_min``, up to the first that
+    cannot be right. Overwritten ones are left out: without a hash, which no key has but for one of
+    4 billion, or which lead before the entry before.
+    """
     number, before = 1, -1
     with FileSource(file.path) as source:
         while number < header.index_count:
@@ -122,15 +158,19 @@ def _pages(file: StoreFile, shape: Shape, header: Header, log_min: int) -> Itera
             raw = source.read(shape.entry_position(number), count * ENTRY.size)
             page = ENTRY.array(raw)
             physical = page["physical_offset"].astype(np.int64)
-            good = (physical < log_min) & (physical >= np.append(before, physical[:-1]))
-            good &= (page["key_hash"] >= 0) & (page["previous"] >= 0)
-            good &= page["previous"] < np.arange(number, number + len(page))
+            numbers = np.arange(number, number + len(page))
+            good = (physical < log_min) & (page["key_hash"] >= 0) & (page["previous"] >= 0)
+            good &= page["previous"] < numbers
             good_rows = len(page) if good.all() else int(good.argmin())
-            if good_rows:
-                yield page[:good_rows]
+            there = np.flatnonzero((page["key_hash"] != 0) & (
+                physical >= np.maximum.accumulate(np.append(before, physical)[:-1])))
+            there = there[there < good_rows]
+            if len(there):
+                yield numbers[there], page[there]
+                before = int(physical[there[-1]])
             if good_rows < count:
                 return
-            number, before = number + good_rows, int(physical[-1])
+            number += count
 
 
 # -- names ----------------------------------------------------------------------------------------
