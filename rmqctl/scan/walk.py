@@ -103,6 +103,10 @@ class Walk:
         self.passed = Passed(self._look_back if start > 0 else None, by_itself=by_itself,
                              is_dense=is_dense)
 
+    @property
+    def _is_led(self) -> bool:
+        return self.source.witness is not None and not self.source.head
+
     def _look_back(self) -> list[Stretch]:
         """The last stretches of messages before the start, as a walk of the whole file has them."""
         walk = Walk(self.source, 0, self.first, by_itself=self.passed.by_itself,
@@ -118,7 +122,7 @@ class Walk:
         at_hand = AtHand(self.source)
         held: list[Batch] = []
         led: Led | None = None
-        met = 0
+        met, often = 0, False
         while self.position < self.end:
             # Read on from the frame the walk stands at, unless the buffer holds all of it.
             at = self.position - filled_from
@@ -134,13 +138,23 @@ class Walk:
                 filled = self.source.read_into(memoryview(buffer)[:room], filled_from)
                 at = 0
                 at_hand.hold(buffer, filled_from, filled)
-                led, met = None, 0
+                led, met, often = None, 0, met > 1
                 if filled < room:
                     self.shrunk = True
                     self.source.size = filled_from + filled
                     self.end = min(self.end, self.source.size)
                     if not filled:
                         return
+            # Where the buffer before had much damage, this one is looked at by column from its
+            # first record on.
+            if often and led is None and self._whole and self._is_led:
+                led = Led(at_hand, memoryview(buffer)[:filled], filled_from)
+                batch, self.position, sound_from = led.frames(
+                    self.position, self.end, self.passed, sound_from)
+                met += len(batch.spans)
+                if len(batch) or batch.spans:
+                    held.append(batch)
+                    continue
             # The records from here to the first bad one.
             data = np.frombuffer(buffer, np.uint8, filled)
             batch = records_from(data, self.source.base + filled_from, at, self.end - filled_from,
@@ -161,11 +175,10 @@ class Walk:
                     self.passed.add(sound_from, self.position)
                     # One damage in a buffer is looked at by itself, many by column.
                     met += 1
-                    if led is None and met > 1 and (
-                            self.source.witness is not None and not self.source.head):
+                    if led is None and met > 1 and self._is_led:
                         led = Led(at_hand, memoryview(buffer)[:filled], filled_from)
                     more = None if led is None or not self._whole else led.frames(
-                        self.position, self.end, self.passed)
+                        self.position, self.end, self.passed, self.position)
                     if more is not None and more[0].spans:
                         if good:
                             held.append(batch)

@@ -155,6 +155,7 @@ class Store(Closing):
         self._moment, self._current = moment, current
         self._queues: dict[tuple[str, int], FileQueue] = {}
         self._lent: dict[tuple[str, int], FileQueue] = {}
+        self._evidence: StoreWitness | None = None
         self._listings: dict[str, Listing] = {}
         self._as_is: RocksQueues | None = None
 
@@ -325,7 +326,7 @@ class Store(Closing):
 
     @cached_property
     def _log(self) -> CommitLog:
-        witness = self.new_witness()
+        witness = self._evidence = self._evidence or self.new_witness()
         files = [replace(file, witness=witness)
                  for listed in self._log_listings for file in listed.files]
         size = self.sizes.commitlog_file
@@ -442,10 +443,13 @@ class Store(Closing):
                       for topic, queue, listed, folder in self._queue_folders("consumequeue")}
         return self._lent
 
-    def lend(self, to: Store) -> None:
-        """Gives another view of the store the queues that are listed and looked at."""
+    def lend(self, to: Store, *, evidence: bool = False) -> None:
+        """Gives another view of the store the queues that are listed and looked at; ``evidence``:
+        what they tell of the log, too.
+        """
         if self.snapshot is None:
             to._lent = self._lent
+            to._evidence = self._evidence if evidence else None
 
     def queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
         """One queue, listed alone: a look-up does not read every topic's folder.

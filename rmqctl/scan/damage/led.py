@@ -84,12 +84,13 @@ class Led:
         behind = self._number(at + self._size[number])
         return behind is not None and self._sound[behind]
 
-    def frames(self, position: int, end: int, passed: Passed) -> tuple[Batch, int, int]:
-        """The frames from a damaged record on that begin before ``end``, up to where more has to be
+    def frames(self, position: int, end: int, passed: Passed,
+               sound_from: int) -> tuple[Batch, int, int]:
+        """The frames from a position on that begin before ``end``, up to where more has to be
         asked; that position, and where the sound frames before it begin. ``passed`` is told those
-        before the last damage.
+        before the last damage, from ``sound_from`` on.
         """
-        rows, spans, sound_from = [np.zeros(0, np.int64)], [], position
+        rows, spans = [np.zeros(0, np.int64)], []
         while position < end:
             number = self._number(position - self._position)
             if number is not None and self._sound[number]:

@@ -186,18 +186,22 @@ class FileQueue(ConsumeQueue):
         self._rows: dict[int, bytes] = {}
         """By number, all rows of files that have few: of most queues of a broker with many. Once
         written, rows stay as they are."""
+        self._leading: dict[int, bytes] = {}
+        """By number, the leading run of valid rows of files that have more."""
         self._lender: FileQueue | None = None
 
     def __del__(self) -> None:
-        if self._rows and self._lender is None:
-            type(self).kept -= sum(map(len, self._rows.values()))
+        if self._lender is None:
+            for kept in (self._rows, self._leading):
+                type(self).kept -= sum(map(len, kept.values()))
 
     def again(self) -> FileQueue:
         """The queue for another thread: open files are its own, what is known is shared."""
         other = FileQueue(self.topic, self.queue_id, self.folder, self.files, self.troubles,
                           self.file_size)
         other._valid, other._used, other._edges = self._valid, self._used, self._edges
-        other._rows, other._written, other._lender = self._rows, self._written, self
+        other._rows, other._leading = self._rows, self._leading
+        other._written, other._lender = self._written, self
         return other
 
     @property
@@ -228,7 +232,7 @@ class FileQueue(ConsumeQueue):
             number = bisect_right(self._bases, position) - 1
             if number < 0 or position >= self.files[number].end:
                 break
-            file, kept = self.files[number], self._rows.get(number)
+            file, kept = self.files[number], self._kept(number)
             last = min(end, file.end) - file.base
             data = kept[position - file.base:last] if kept is not None and last <= len(kept) else (
                 self._open(number).read(position - file.base, last + file.base - position))
@@ -280,10 +284,17 @@ class FileQueue(ConsumeQueue):
         if used is None:
             file, source = self.files[number], self._open(number)
             rows = self._few(number, source)
-            used = self._valid[number] = valid_prefix(source, file.size) if rows is None else (
-                _leading(rows))
-            if used and rows is None:
-                self._note_edges(source, file.base, used)
+            if rows is None:
+                kept: list[bytes] = []
+                used = valid_prefix(source, file.size, kept, MOST_KEPT // 2 - FileQueue.kept)
+                if kept:
+                    self._leading[number] = b"".join(kept)
+                    FileQueue.kept += used
+                elif used:
+                    self._note_edges(source, file.base, used)
+            else:
+                used = _leading(rows)
+            self._valid[number] = used
         return used
 
     def used_bytes(self, number: int) -> int:
@@ -310,6 +321,10 @@ class FileQueue(ConsumeQueue):
             FileQueue.kept += len(rows)
         return rows
 
+    def _kept(self, number: int) -> bytes | None:
+        """The rows of a file that are kept, from the first on; None for none."""
+        return self._rows.get(number, self._leading.get(number))
+
     def _note_edges(self, source: FileSource, base: int, used: int) -> None:
         for position in {0 if base == self.files[0].base else used - UNIT_SIZE, used - UNIT_SIZE}:
             self._edges[(base + position) // UNIT_SIZE] = layout.decode(
@@ -317,9 +332,9 @@ class FileQueue(ConsumeQueue):
 
     def unit(self, queue_offset: int) -> UnitRecord | None:
         known = self._edges.get(queue_offset)
-        if known is None and self._rows and queue_offset >= 0:
+        if known is None and (self._rows or self._leading) and queue_offset >= 0:
             number = bisect_right(self._bases, queue_offset * UNIT_SIZE) - 1
-            kept = self._rows.get(number, b"")  # none before the first file
+            kept = self._kept(number) or b""  # none before the first file
             position = queue_offset * UNIT_SIZE - self._bases[number]
             if position + UNIT_SIZE <= len(kept) and number >= 0:
                 return layout.decode(kept, position)
@@ -346,7 +361,7 @@ class FileQueue(ConsumeQueue):
         """
         for number in range(len(self.files) - 1, -1, -1):
             file = self.files[number]
-            kept = self._rows.get(number)
+            kept = self._kept(number)
             if kept is None:
                 source = self._open(number)
                 used = data_end(source, 0, file.size) + 2 * UNIT_SIZE  # and a unit that is none
@@ -405,18 +420,23 @@ def _leading(data: bytes) -> int:
     return len(data) if good.all() else int(good.argmin()) * UNIT_SIZE
 
 
-def valid_prefix(source: FileSource, size: int) -> int:
-    """Bytes of the leading run of valid units in a consumequeue file."""
+def valid_prefix(source: FileSource, size: int, kept: list[bytes], room: int) -> int:
+    """Bytes of the leading run of valid units in a consumequeue file, which are ``kept`` if there
+    are no more than ``room``.
+    """
     # Behind the data there are zeros, which are no unit: one of them is enough.
     size = min(size, data_end(source, 0, size) + UNIT_SIZE)
     position, page = 0, _FIRST_PAGE
     while position < size:
         data = source.read(position, min(page, size - position))
         used = len(data) - len(data) % UNIT_SIZE
-        if not used:
-            return position
-        good = _leading(data[:used])
-        if good < used:
+        good = _leading(data[:used]) if used else 0
+        if position + good > room:
+            kept.clear()
+            room = -1
+        elif good:
+            kept.append(data[:good])
+        if not used or good < used:
             return position + good
         position, page = position + used, min(page * 4, _PAGE)
     return position

@@ -18,6 +18,8 @@ from rmqctl.scan.frames import Array
 from rmqctl.store.index.entries import Entries, EntryPlace, OpenedFile
 
 KEEP = 200_000
+_MARGIN = 4096
+"""Entries behind those of a block that are looked at with it."""
 
 
 @dataclass(slots=True)
@@ -67,7 +69,7 @@ def paired(wanted: tuple[Array, Array], actual: tuple[Array, Array]) -> tuple[Ar
     count = len(wanted[0])
     place, hashes = (np.concatenate(both) for both in zip(wanted, actual, strict=True))
     # Equal ones beside each other, the wanted ones first.
-    order = np.lexsort((hashes, place))
+    order = _by_place(place, hashes)
     place, hashes = place[order], hashes[order]
     first = np.flatnonzero(np.append(True, (np.diff(place) != 0) | (np.diff(hashes) != 0))[
         :len(order)])
@@ -84,6 +86,15 @@ def paired(wanted: tuple[Array, Array], actual: tuple[Array, Array]) -> tuple[Ar
     lacking = np.argsort(order[first[short]], kind="stable")
     left: Array = np.repeat(order[first[short]][lacking], (asked - given)[short][lacking])
     return partner, left
+
+
+def _by_place(place: Array, hashes: Array) -> Array:
+    """The order by place and hash, of which equal ones stay as they are."""
+    low = int(place.min(initial=0))
+    if int(place.max(initial=0)) - low < 1 << 31 and int(hashes.min(initial=0)) >= 0:
+        # One column that is nearly in order is sorted in a fraction of the time.
+        return np.argsort(((place - low) << 31) + hashes, kind="stable")
+    return np.lexsort((hashes, place))
 
 
 class KeyCheck:
@@ -129,7 +140,7 @@ class KeyCheck:
             self.position += count
             self.tally.actual += count
             return
-        self._pair(physical, key_hash, store_time, end)
+        self._pair(physical, key_hash, store_time, end, entries)
 
     def _times(self, entries: Array, store_time: Array, position: Array) -> None:
         """Of entries at positions of the sequence against the store times of their messages: whole
@@ -160,11 +171,20 @@ class KeyCheck:
         return any(diff == max(0, begin - before.header.end_timestamp) // 1000
                    for before in self.entries.files[:file])
 
-    def _pair(self, physical: Array, key_hash: Array, store_time: Array, end: int) -> None:
-        window = self.entries.read(self.position, 2 * len(physical) + 4096)
-        # A damaged entry with a huge offset must not hide the good ones behind it.
-        least = np.minimum.accumulate(window["physical_offset"][::-1])[::-1]
-        taken = int(np.searchsorted(least, end))
+    def _pair(self, physical: Array, key_hash: Array, store_time: Array, end: int,
+              window: Array) -> None:
+        # As many entries as lead before the end. ``window``: the first of them.
+        more = _MARGIN
+        while True:
+            after = self.position + len(window)
+            window = np.concatenate((window, self.entries.read(after, more)))
+            # A damaged entry with a huge offset must not hide the good ones behind it.
+            least = np.minimum.accumulate(window["physical_offset"][::-1])[::-1]
+            taken = int(np.searchsorted(least, end))
+            if taken + _MARGIN // 2 < len(window) or self.position + len(window) in (
+                    after, self.entries.total):
+                break
+            more *= 2
         window = window[:taken]
         # Of each key as many entries as it has been met with; the times of these count, too.
         place, hashes = (window[name].astype(np.int64) for name in ("physical_offset", "key_hash"))
@@ -196,6 +216,6 @@ class KeyCheck:
         while not self.unreadable and before < self.position < self.entries.total:
             before = self.position
             try:
-                self._pair(none, none, none, limit)
+                self._pair(none, none, none, limit, self.entries.read(self.position, _MARGIN))
             except StoreIOError:
                 self.unreadable = True

@@ -116,7 +116,7 @@ def _worker(job: _Job, part: Range, told: _Told | None = None,
             whole: Store | None = None) -> RangeResult:
     with Store(job.root, job.folders, job.sizes, job.snapshot) as store:
         if whole is not None:
-            whole.lend(store)
+            whole.lend(store, evidence=True)
         store.log.zeros_from(job.used)
         return run_range(store, job.ends, job.wanted, part, part.end >= job.log_end,
                          None if told is None else told.of(part))
