@@ -175,7 +175,7 @@ def test_entries_of_expired_messages_without_overwritten_ones(
     for number in range(60):
         writer.put("orders", b"message " * 20, keys=f"k{number}")
     root = writer.write(tmp_path / "store")
-    first = sorted((root / "commitlog").iterdir())[0]
+    first = min((root / "commitlog").iterdir())
     first.unlink()
     index, = (root / "index").iterdir()
     shape = Shape(16, 4096)
