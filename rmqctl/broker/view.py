@@ -49,6 +49,14 @@ def view_of(store: Store, kind: str, version: BrokerVersion | None = None) -> Vi
     return View(store, generation=None if version is None else version.generation)
 
 
+def after_start(store: Store, kind: str) -> View:
+    """The view of a plan that a start of the broker follows: the broker's, unless the ``disk``'s is
+    asked for, or there is no other.
+    """
+    return view_of(store, "disk" if kind == "disk" or not store.layout.reads("consumequeue")
+                   else "broker")
+
+
 def cut_by_broker(view: View) -> tuple[int, int] | None:
     """(where a broker ends the log, where the last record on disk ends) if they differ."""
     if view.log_end is None:

@@ -285,3 +285,31 @@ def test_a_queue_that_can_be_rebuilt_keeps_its_offsets(tmp_path: Path, damaged: 
     after = table(store)["offsetTable"]
     assert after["orders@billing"] == {"0": 5}
     assert after["never@billing"] == {"0": 5 if damaged else 0}
+
+
+# -- to a number ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("words", "ends"), [
+    (("--to", "3"), {0: 3, 1: 3, 2: 3, 3: 3}),
+    (("--shift-by", "-2"), {0: 3, 1: 3, 2: 0, 3: None}),
+    (("--shift-by", "100"), {0: None, 1: None, 2: None, 3: None}),
+    (("--to", "100000"), {0: None, 1: None, 2: None, 3: None}),
+])
+def test_to_a_number_within_the_bounds(tmp_path: Path, words: tuple[str, str],
+                                       ends: dict[int, int | None]) -> None:
+    """None: the end of the queue; queue 3 is beyond it, and 2 has no offset."""
+    writer = filled()
+    store = store_of(tmp_path, writer)
+    plan = reset(store, *words, *JSON).expect(0).json()
+    assert {one["queue_id"]: one["to"] for one in plan["queues"]} == {
+        queue: writer.next_offset["orders", queue] if end is None else end
+        for queue, end in ends.items()}
+
+
+def test_to_takes_a_time_as_well(tmp_path: Path) -> None:
+    store = store_of(tmp_path)
+    when = "2023-11-14T22:13:50Z"
+    assert reset(store, "--to", when, *JSON).json()["queues"] == reset(
+        store, "--time", when, *JSON).json()["queues"]
+    assert "one of" in reset(store, "--to", "3", "--shift-by", "1").expect(2).err

@@ -280,9 +280,10 @@ _ANSWERED = (
           needs={**_WHOSE, "--time": "TIME"}, says=_RESETS),
     Alias("skipAccumulatedMessage", ("offsets", "reset"), _RESET, needs=_WHOSE,
           last=("--to", "latest"), says=_RESETS),
-    Alias("cloneGroupOffset", ("serve",), _each(
-        "-s --srcGroup -d --destGroup -t --topic -o --offline"), last=("--writable",),
-          says=f"mqadmin itself copies offsets between groups {_SERVED}"),
+    Alias("cloneGroupOffset", ("offsets", "copy"), {
+        **_each("-s --srcGroup", "--from-group"), **_each("-d --destGroup", "--to-group"), **_TOPIC,
+        **_each("-o --offline")}, needs={"--from-group": "GROUP", "--to-group": "GROUP"},
+          says="rmqctl copies offsets only while no broker runs, and shows a plan first"),
     Alias("updateSubGroup", ("serve",), {**_WHERE, **_each(
         "-g --groupName -s --consumeEnable -m --consumeFromMinEnable -d --consumeBroadcastEnable "
         "-o --consumeMessageOrderly -q --retryQueueNums -r --retryMaxTimes -p --groupRetryPolicy "

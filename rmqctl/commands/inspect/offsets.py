@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from rmqctl.store.config.offsets import Lag
 
 _NARROW = ("group", "topic", "queue_id", "max_offset", "consumer_offset", "diff", "note")
-_WIDE_COLUMNS = 130
+_MIDDLE = (*_NARROW[:-1], "unread_since", "note")
+_MIDDLE_COLUMNS, _WIDE_COLUMNS = 110, 150
 
 
 def command(
@@ -36,8 +37,8 @@ def command(
 
     diff is max_offset minus consumer_offset for every read queue of the topic, as a broker
     computes it: no commit counts as 0, expired messages count as unread. diff_total is its sum
-    per group. The group "(delay)" stands for the delivery of delayed messages. Exit code 1 when
-    nothing matches.
+    per group. unread_since is when the oldest unread message was stored. The group "(delay)" stands
+    for the delivery of delayed messages. Exit code 1 when nothing matches.
     """
     from rmqctl.broker.view import view_of
     from rmqctl.store.config.offsets import Lag
@@ -68,13 +69,15 @@ def _show(out: Output, lag: Lag, tz: tzinfo) -> int:
         total = sum(lag.totals.values())
         out.document({"queues": rows, "groups": groups, "diff_total": total})
         return len(rows)
-    wide = out.is_data or out.human().width >= _WIDE_COLUMNS
+    width = _WIDE_COLUMNS if out.is_data else out.human().width
     count = out.rows(
         lag.rows(),
         COLUMNS,
-        brief=COLUMNS if wide else _NARROW,
+        brief=(COLUMNS if width >= _WIDE_COLUMNS else
+               _MIDDLE if width >= _MIDDLE_COLUMNS else _NARROW),
         empty="" if lag.group or lag.topic else "no queues",
-        render={"last_store_timestamp": lambda value: time_text(value, tz)},
+        render=dict.fromkeys(("last_store_timestamp", "unread_since"),
+                             lambda value: time_text(value, tz)),
     )
     if lag.totals and not out.is_data:
         page = out.human()

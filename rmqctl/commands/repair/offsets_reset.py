@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC
+from datetime import UTC, tzinfo
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -14,7 +14,7 @@ from rmqctl.errors import UsageError
 from rmqctl.parse_values import now_ms, parse_time, show_times_in
 
 if TYPE_CHECKING:
-    from rmqctl.repair.offsets import Reset
+    from rmqctl.repair.offsets.reset import Number, Reset
     from rmqctl.repair.scratch import Scratch
 
 
@@ -25,12 +25,16 @@ def command(
         show_default=False, help="The consumer group.")],
     topic: Topic = None,
     queue: Queue = None,
+    to: Annotated[str | None, typer.Option(
+        "--to", metavar="earliest|latest|N|TIME", show_default=False,
+        help="To the first message there is, after the last, to queue offset N, or to the first "
+        "message stored at TIME or later (ISO-8601, -2h).")] = None,
     time: Annotated[str | None, typer.Option(
         "--time", metavar="TIME", help="To the first message stored then or later: ISO-8601, epoch "
         "ms or s, yyyyMMdd, relative (-2h).")] = None,
-    to: Annotated[Literal["earliest", "latest"] | None, typer.Option(
-        "--to", show_default=False, help="To the first message there is, or behind the last.",
-    )] = None,
+    shift_by: Annotated[int | None, typer.Option(
+        "--shift-by", metavar="N", show_default=False,
+        help="On by N messages in each queue, or back by N: --shift-by -100.")] = None,
     beyond_end: Annotated[bool, typer.Option(
         "--beyond-end", help="Move offsets beyond the end of a queue to its end; keep all others. "
         "Skips no unread message.")] = False,
@@ -52,25 +56,42 @@ def command(
 
         rmqctl offsets reset STORE --group billing --topic orders --queue 3 --to earliest --apply
 
+        rmqctl offsets reset STORE --group billing --shift-by -100
+
         rmqctl offsets reset STORE --group billing --beyond-end
     """
-    from rmqctl.broker.view import view_of
+    from rmqctl.broker.view import after_start
     from rmqctl.commands.shared import applying, plan_page
-    from rmqctl.repair.offsets import Reset, plan_reset
+    from rmqctl.repair.offsets.reset import Reset, plan_reset
 
     show_times_in(tz)
-    if sum((time is not None, to is not None, beyond_end)) != 1:
-        raise UsageError("pass one of --time, --to and --beyond-end")
+    if sum((time is not None, to is not None, shift_by is not None, beyond_end)) != 1:
+        raise UsageError("pass one of --to, --time, --shift-by and --beyond-end")
     if queue is not None and topic is None:
         raise UsageError("--queue needs --topic")
-    wanted: Reset = Reset(group, parse_time(time, tz=tz) if time is not None
-                          else "beyond-end" if beyond_end else to or "latest", topic, queue)
+    wanted: Reset = Reset(group, _place(to, time, shift_by, tz), topic, queue)
 
     def propose(scratch: Scratch) -> plan_page.Proposal:
         with store.open() as opened:
-            kind = view if view == "disk" or not opened.layout.reads("consumequeue") else "broker"
-            made = plan_reset(opened, wanted, view_of(opened, kind), now_ms, scratch)
+            made = plan_reset(opened, wanted, after_start(opened, view), now_ms, scratch)
         return plan_page.Proposal(made.plan, {
             "group": group, "queues": [moved.as_dict() for moved in made.queues]})
 
     applying.run(out, store.root, "offsets-reset", propose, apply, writes=())
+
+
+def _place(to: str | None, time: str | None, shift_by: int | None,
+           tz: tzinfo) -> int | Number | Literal["earliest", "latest", "beyond-end"]:
+    """What the options ask for; ``beyond-end`` without any. UsageError."""
+    from rmqctl.repair.offsets.reset import Number
+
+    if shift_by is not None:
+        return Number(shift_by, is_shift=True)
+    if to == "earliest":
+        return "earliest"
+    if to == "latest":
+        return "latest"
+    if to is not None and to.isascii() and to.isdigit():
+        return Number(int(to))
+    when = time if to is None else to
+    return "beyond-end" if when is None else parse_time(when, tz=tz)

@@ -23,7 +23,7 @@ from rmqctl.store.store import Store
 
 Row = dict[str, Any]
 COLUMNS = ("group", "topic", "queue_id", "min_offset", "max_offset", "consumer_offset", "diff",
-           "last_store_timestamp", "note")
+           "last_store_timestamp", "unread_since", "note")
 DELAY_GROUP = "(delay)"
 """The delay service in the place of a group; no real group can have such a name."""
 MAX_EMPTY_QUEUES = 1024
@@ -155,6 +155,8 @@ class Lag:
             return row
         row.update(min_offset=bounds.first, max_offset=bounds.end, diff=bounds.end - offset,
                    last_store_timestamp=self._store_time(topic, queue_id, offset - 1),
+                   unread_since=self._store_time(topic, queue_id, max(offset, bounds.first))
+                   if offset < bounds.end else None,
                    note=self._note(bounds, offset, committed))
         return row
 

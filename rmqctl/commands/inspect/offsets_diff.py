@@ -1,0 +1,53 @@
+"""``rmqctl offsets diff``: where the offsets of two stores or files differ."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from rmqctl.commands import STORE_VARIABLE
+from rmqctl.commands.app.completing import complete_groups
+from rmqctl.commands.shared.options import Out, Topic, complete_folders
+from rmqctl.errors import ExitCode
+
+_COLUMNS = ("group", "topic", "queue_id", "a", "b", "diff")
+
+
+def command(
+    *,
+    a: Annotated[str, typer.Argument(
+        metavar="A", envvar=STORE_VARIABLE, autocompletion=complete_folders, show_default=False,
+        help="A store, or a file of offsets: consumerOffset.json, or what `offsets export` has "
+        "printed.")],
+    b: Annotated[str, typer.Argument(
+        metavar="B", autocompletion=complete_folders, show_default=False,
+        help="The other one.")],
+    group: Annotated[str | None, typer.Option(
+        "--group", "-g", metavar="GROUP", autocompletion=complete_groups,
+        help="This consumer group only.")] = None,
+    topic: Topic = None,
+    out: Out,
+) -> None:
+    """Show where the offsets of consumer groups differ between two stores or files.
+
+    diff is b minus a. An offset that one side does not have is empty. Exit code 1 where any
+    differs.
+
+        rmqctl offsets diff MASTER SLAVE
+
+        rmqctl offsets diff /backup/consumerOffset.json STORE --group billing
+    """
+    from rmqctl.store.config.committed import committed, narrowed
+
+    ours, theirs = (narrowed(committed(path), group, topic) for path in (a, b))
+    rows: list[dict[str, Any]] = []
+    for key in sorted(ours.keys() | theirs.keys()):
+        one, other = ours.get(key), theirs.get(key)
+        if one != other:
+            rows.append(dict(zip(_COLUMNS, (
+                *key, one, other, None if one is None or other is None else other - one),
+                strict=True)))
+    out.rows(rows, _COLUMNS, empty=f"{len(ours):,} offsets, none of which differs")
+    if rows:
+        raise typer.Exit(int(ExitCode.FINDINGS))

@@ -1,0 +1,74 @@
+"""``rmqctl offsets import``: takes over offsets from a file or another store, offline."""
+
+from __future__ import annotations
+
+from datetime import UTC
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rmqctl.commands.app.completing import complete_groups
+from rmqctl.commands.shared.applying import ApplyOptions
+from rmqctl.commands.shared.options import ListedOut, StoreQueues, Topic, View, Zone
+from rmqctl.errors import RefusedError, UsageError
+from rmqctl.parse_values import now_ms, show_times_in
+
+if TYPE_CHECKING:
+    from rmqctl.commands.shared.plan_page import Proposal
+    from rmqctl.repair.offsets.taken import Rule
+    from rmqctl.repair.scratch import Scratch
+
+
+def command(
+    *,
+    source: Annotated[str, typer.Argument(
+        metavar="SOURCE", show_default=False, help="A consumerOffset.json, a backup of one, what "
+        "`offsets export` has printed, or a store: a slave, or an older copy.")],
+    group: Annotated[str | None, typer.Option(
+        "--group", "-g", metavar="GROUP", autocompletion=complete_groups,
+        help="This consumer group only.")] = None,
+    topic: Topic = None,
+    larger: Annotated[bool, typer.Option(
+        "--max", help="Where both have an offset, the larger one: nothing is delivered "
+        "again.")] = False,
+    smaller: Annotated[bool, typer.Option(
+        "--min", help="Where both have an offset, the smaller one: none is skipped.")] = False,
+    replace: Annotated[bool, typer.Option(
+        "--replace", help="Where both have an offset, that of SOURCE.")] = False,
+    view: View = "auto",
+    tz: Zone = UTC,
+    apply: ApplyOptions,
+    store: StoreQueues,
+    out: ListedOut,
+) -> None:
+    """Take over offsets from a file or a store: shows the plan, and with --apply carries it out.
+
+    Without --max, --min or --replace only offsets that STORE does not have are taken. Offsets that
+    SOURCE does not have stay. The file as it was is kept, and `rmqctl undo` brings it back.
+
+        rmqctl offsets import STORE /backup/consumerOffset.json
+
+        rmqctl offsets import STORE SLAVE --max --apply
+    """
+    from rmqctl.broker.view import after_start
+    from rmqctl.commands.shared import applying, plan_page
+    from rmqctl.repair.offsets.taken import IMPORT, Wanted, plan_import
+    from rmqctl.store.config.committed import committed, narrowed
+
+    show_times_in(tz)
+    if larger + smaller + replace > 1:
+        raise UsageError("pass one of --max, --min and --replace")
+    rule: Rule = "max" if larger else "min" if smaller else "replace" if replace else "missing"
+    offsets = narrowed(committed(source), group, topic)
+    if not offsets:
+        raise RefusedError(f"{source}: there are no offsets of what was asked for")
+
+    def propose(scratch: Scratch) -> Proposal:
+        with store.open() as opened:
+            made = plan_import(opened, Wanted(offsets, rule, source),
+                               after_start(opened, view), now_ms, scratch)
+        return plan_page.Proposal(made.plan, {
+            "source": source, "rule": rule,
+            "queues": [moved.as_dict() for moved in made.queues]})
+
+    applying.run(out, store.root, IMPORT, propose, apply, writes=())

@@ -1,0 +1,185 @@
+"""``offsets reset``: where a consumer group goes on, by time, place or number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from rmqctl.broker.view import cut_by_broker
+from rmqctl.errors import RefusedError
+from rmqctl.formats.local.properties import RETRY_PREFIX
+from rmqctl.repair.offsets.table import (
+    Moved,
+    Offsets,
+    file_of,
+    is_configured,
+    moved_to,
+    notes_of,
+    planned,
+    positions,
+    queue_rows,
+    refuse_odd_name,
+)
+from rmqctl.repair.scratch import Scratch
+from rmqctl.store.config.progress import named
+from rmqctl.store.log.bounds import View
+from rmqctl.store.problems import Problem
+from rmqctl.store.queue.rows import QueueRows
+from rmqctl.store.queue.topic_queue_table import log_reach
+from rmqctl.store.store import Store
+
+COMMAND = "offsets-reset"
+_REASONS = {"earliest": "the first message", "latest": "after the last message",
+            "beyond-end": "beyond the end of the queue"}
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A queue offset; ``is_shift``: so far from where the group stands."""
+
+    value: int
+    is_shift: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Reset:
+    """Whose positions, and whereto: a store time in epoch ms, a `Number`, or an end of the queue.
+    ``topic`` None: all topics the group committed in, but its retry topic; ``queue_id`` None: all
+    queues. ``beyond-end``: offsets beyond the end of a queue move to its end, all others stay.
+    """
+
+    group: str
+    to: int | Number | Literal["earliest", "latest", "beyond-end"]
+    topic: str | None = None
+    queue_id: int | None = None
+
+
+def plan_reset(store: Store, wanted: Reset, view: View, clock: Callable[[], int],
+               scratch: Scratch) -> Offsets:
+    """The plan for an opened store; ``view`` says where queues begin and end. ``clock``: epoch ms.
+    Positions in RocksDB are those of a new data base, made in ``scratch``.
+
+    RefusedError for a group or a queue that is not known, or a file that cannot be changed without
+    loss; UnsupportedError where the configuration cannot be read; MissingExtraError, StoreIOError.
+    """
+    # What cannot be changed, or is not known, is refused.
+    store.layout.require(store.root, "config")
+    refuse_odd_name(wanted.group)
+    file = file_of(store, wanted.group)
+    before = positions(file, wanted.group)
+    _refuse_unknown(store, wanted, before)
+    # Each queue: where the group stands, and where it will.
+    empty_queues = _Empty(store)
+    queues = tuple(_moved(store, view, wanted, topic, queue_id, before.get(topic, {}), empty_queues)
+                   for topic, queue_id in _queues(store, wanted, before))
+    if not queues:
+        raise RefusedError(f"{store.root}: there is no queue of what was asked for, so nothing is "
+                           "reset")
+    changed = [queue for queue in queues if queue.before != queue.after
+               and (queue.before is not None or wanted.to != "beyond-end")]
+    # What the user must know before the broker starts.
+    notes = notes_of(store, view, [file])
+    empty = [f"{queue.topic}-{queue.queue_id}" for queue in changed
+             if queue.before and not queue.max_offset and wanted.to != "beyond-end"]
+    if empty:
+        notes.insert(0, f"no message is in {named(empty)}, where {wanted.group} had a position: if "
+                     "the consumequeue was lost, `rmqctl recover` makes it anew, so do that first")
+    retry = sorted(topic for topic in before if topic.startswith(RETRY_PREFIX))
+    if wanted.topic is None and retry:
+        notes.append(f"the retry topic {named(retry)} keeps its offsets: messages that wait there "
+                     "are delivered all the same (--topic names it)")
+    is_cut = cut_by_broker(view) is not None
+    return planned(store, COMMAND, queues, changed, lambda queue: _why(wanted, queue, cut=is_cut),
+                   notes, clock, scratch)
+
+
+# -- whose, and which queues ----------------------------------------------------------------------
+
+
+def _refuse_unknown(store: Store, wanted: Reset, before: Mapping[str, object]) -> None:
+    group = wanted.group
+    if not before and not is_configured(store, group):
+        raise RefusedError(f"{store.root}: nothing is known here of group {group}: it committed no "
+                           "offset and is not configured")
+    if wanted.topic is None and not before:
+        raise RefusedError(f"{store.root}: group {group} committed no offset here: name the topic "
+                           "(--topic)")
+
+
+def _queues(store: Store, wanted: Reset, before: Mapping[str, Mapping[int, int]]) -> Iterator[
+        tuple[str, int]]:
+    topics = [wanted.topic] if wanted.topic is not None else [
+        topic for topic in sorted(before)
+        if wanted.to == "beyond-end" or not topic.startswith(RETRY_PREFIX)]
+    on_disk: dict[str, set[int]] = {}
+    for topic, queue_id in {**store.queues, **store.batch_queues}:
+        on_disk.setdefault(topic, set()).add(queue_id)
+    for topic in topics:
+        known = on_disk.get(topic, set()) | before.get(topic, {}).keys()
+        if wanted.queue_id is None:
+            yield from ((topic, queue_id) for queue_id in sorted(known))
+        elif wanted.queue_id in known:
+            yield topic, wanted.queue_id
+
+
+# -- whereto --------------------------------------------------------------------------------------
+
+
+class _Empty:
+    """The queues without a message in the log, which is read when it is first asked."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def __call__(self, topic: str, queue_id: int) -> bool:
+        return self._reached is not None and (topic, queue_id) not in self._reached
+
+    @cached_property
+    def _reached(self) -> Collection[tuple[str, int]] | None:
+        """The queues that the log knows; None where damage may hide one."""
+        problems: list[Problem] = []
+        found = log_reach(self._store, View(self._store), report=problems.append)
+        return None if problems else found.keys()
+
+
+def _moved(store: Store, view: View, wanted: Reset, topic: str, queue_id: int,
+           before: Mapping[int, int], is_empty: Callable[[str, int], bool]) -> Moved:
+    old, queue = before.get(queue_id), (wanted.group, topic, queue_id)
+    with ExitStack() as stack:
+        rows = queue_rows(store, view, topic, queue_id, stack)
+        if wanted.to == "beyond-end" and ((old or 0) <= rows.end if rows is not None else
+                                          not old or not is_empty(topic, queue_id)):
+            # a queue that has messages in the log is rebuilt by `recover`
+            least, most = (0, 0) if rows is None else (rows.first, rows.end)
+            return Moved(*queue, old, old or 0, least, most, None)
+        # No file: the queue begins with 0.
+        return moved_to(store, rows, queue, old, 0 if rows is None else _place(wanted, rows, old))
+
+
+def _place(wanted: Reset, rows: QueueRows, before: int | None) -> int:
+    """The queue offset that is asked for, of a queue; a number within its bounds."""
+    if isinstance(wanted.to, Number):
+        number = wanted.to.value + ((rows.first if before is None else before)
+                                    if wanted.to.is_shift else 0)
+        return min(max(number, rows.first), rows.end)
+    if isinstance(wanted.to, int):
+        return rows.at_or_after(wanted.to)
+    return rows.first if wanted.to == "earliest" else rows.end
+
+
+def _why(wanted: Reset, queue: Moved, *, cut: bool) -> str:
+    if isinstance(wanted.to, str):
+        return _REASONS[wanted.to]
+    if isinstance(wanted.to, Number):
+        if queue.after in (queue.min_offset, queue.max_offset) and (
+                wanted.to.is_shift or wanted.to.value != queue.after):
+            return ("the first message there is" if queue.after == queue.min_offset
+                    else "after the last message")
+        return f"{abs(wanted.to.value):,} {'on' if wanted.to.value > 0 else 'back'}" if (
+            wanted.to.is_shift) else "the offset that was asked for"
+    return ("the first message stored then or later" if queue.after < queue.max_offset else
+            "nothing that a start leaves was stored then or later" if cut else
+            "nothing was stored then or later")

@@ -1,0 +1,250 @@
+"""Committed offsets as a plan sets them, in the file a broker reads, or in the data base that
+stands in for it.
+
+Everything else in ``consumerOffset.json`` (or ``lmqConsumerOffset.json``, with ``enableLmq``) stays
+as it is, in its order. What consumers keep themselves (broadcasting) is not here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from typing import Any
+
+from rmqctl.broker.view import cut_by_broker
+from rmqctl.checks.preflight.missing import known_by_offsets
+from rmqctl.checks.verify.common import plural
+from rmqctl.errors import RefusedError
+from rmqctl.formats.config import fastjson
+from rmqctl.formats.local.properties import LMQ_PREFIX, REVIVE_PREFIX
+from rmqctl.parse_values import time_text
+from rmqctl.repair.config.convert import replaced
+from rmqctl.repair.plan import Action, Create, Dropped, Plan, Replace, Step
+from rmqctl.repair.scratch import Scratch
+from rmqctl.scan.source import FileSource
+from rmqctl.store.config.config import EMPTY, FOLDER, MISSING, ConfigFile, load_one
+from rmqctl.store.config.offsets import DELAY_GROUP
+from rmqctl.store.config.progress import named
+from rmqctl.store.log.bounds import View
+from rmqctl.store.queue.rows import BatchRows, PlainRows, QueueRows, batch_queue
+from rmqctl.store.store import Store
+
+_FILE, _LMQ_FILE = "consumerOffset.json", "lmqConsumerOffset.json"
+_TABLE, _LMQ_TABLE = "offsetTable", "lmqOffsetTable"
+_BARE_ID, _QUOTED_ID = re.compile(rb"[{,]\s*-?\d+\s*:"), re.compile(rb'[{,]\s*"\d+"\s*:')
+_SINCE = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """A group's offset in a queue before (None: there was none) and after; the queue's bounds; the
+    store time (ms) of the message there, None where none is.
+    """
+
+    group: str
+    topic: str
+    queue_id: int
+    before: int | None
+    after: int
+    min_offset: int
+    max_offset: int
+    store_timestamp: int | None
+
+    @property
+    def skips(self) -> int:
+        """Unread messages that the group does not get any more."""
+        start = self.min_offset if self.before is None else max(self.before, self.min_offset)
+        return max(0, min(self.after, self.max_offset) - start)
+
+    @property
+    def again(self) -> int:
+        """Messages that the group has read and gets again."""
+        end = 0 if self.before is None else min(self.before, self.max_offset)
+        return max(0, end - max(self.after, self.min_offset))
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"group": self.group, "topic": self.topic, "queue_id": self.queue_id,
+                "from": self.before, "to": self.after, "min_offset": self.min_offset,
+                "max_offset": self.max_offset, "store_timestamp": self.store_timestamp}
+
+    def action(self, target: str, why: str) -> Action:
+        """Say what becomes of it, and why."""
+        reason = f"{self.group} at {self.topic}, queue {self.queue_id}: {why}"
+        reason += f", delivers {self.again:,} again" if self.again else (
+            f", skips {plural(self.skips, 'unread message')}")
+        return Action("reset", target, self.before, self.after, reason, proof={
+            **self.as_dict(), "skips": self.skips, "delivers_again": self.again,
+            "stored": None if self.store_timestamp is None else time_text(self.store_timestamp)})
+
+
+@dataclass(frozen=True, slots=True)
+class Offsets:
+    """A plan, and every queue it is about, those that stay where they are among them."""
+
+    plan: Plan
+    queues: tuple[Moved, ...]
+
+
+# -- what a store has -----------------------------------------------------------------------------
+
+
+def file_of(store: Store, group: str) -> ConfigFile:
+    """The file that holds the group's offsets; with ``enableLmq`` a broker keeps all of them in
+    the second one. RefusedError where it cannot be changed without loss.
+    """
+    plain, light = load_one(store, _FILE), load_one(store, _LMQ_FILE)
+    known = [file for file in (plain, light) if any(row["group"] == group for row in file.rows())]
+    file = known[0] if known else (
+        light if plain.main.state == plain.backup.state == MISSING and light.used else plain)
+    _refuse_damage(store, file)
+    return file
+
+
+def _refuse_damage(store: Store, file: ConfigFile) -> None:
+    used = file.used
+    if used is None and file.damaged and not {
+            file.main.state, file.backup.state} <= {EMPTY, MISSING}:  # of which nothing is left
+        raise RefusedError(f"{store.root}: {file.main.fault()}; no copy of it can be read, so "
+                           "other groups' offsets would be lost: repair it first (`rmqctl "
+                           "recover`)")
+    if used is not None and (used.damaged or file.faults):
+        raise RefusedError(f"{store.root}: {used.path}: "
+                           f"{used.reason or file.faults[0]}; writing it anew would lose what is "
+                           "odd: repair it first")
+
+
+def positions(file: ConfigFile, group: str) -> dict[str, dict[int, int]]:
+    """The group's offsets by topic and queue id."""
+    found: dict[str, dict[int, int]] = {}
+    for row in file.rows():
+        if row["group"] == group:
+            found.setdefault(row["topic"], {})[row["queue_id"]] = row["offset"]
+    return found
+
+
+def refuse_odd_name(group: str) -> None:
+    """RefusedError for what is no name of a consumer group."""
+    if group == DELAY_GROUP:
+        raise RefusedError("the delay service is no consumer group: its progress is in "
+                           "config/delayOffset.json")
+    if "@" in group or not group.strip():
+        raise RefusedError(f"{group!r} is no name of a consumer group")
+
+
+def is_configured(store: Store, group: str) -> bool:
+    """Whether the group is among the subscription groups."""
+    return any(row["group"] == group for row in load_one(store, "subscriptionGroup.json").rows())
+
+
+def queue_rows(store: Store, view: View, topic: str, queue_id: int,
+               stack: ExitStack) -> QueueRows | None:
+    """The queue, until the stack is left. A broker's answer for a time (`offset_by_time`) is the
+    start of the queue where it meets a damaged message; this one looks beyond that.
+    """
+    queue = store.queue(topic, queue_id)
+    if queue is not None:
+        return PlainRows(stack.enter_context(closing(queue)), view)
+    batch = batch_queue(store, topic, queue_id)
+    return None if batch is None else BatchRows(batch, view)
+
+
+def moved_to(store: Store, rows: QueueRows | None, queue: tuple[str, str, int], before: int | None,
+             to: int) -> Moved:
+    """The move of a group's offset (group, topic, queue id) to another one. StoreIOError."""
+    if rows is None:
+        return Moved(*queue, before, to, 0, 0, None)
+    place = next((page for page in rows.pages(to, min(to + 1, rows.end)) if len(page[0])), None)
+    record = None if place is None else store.log.record_at(int(place[1][0]), int(place[2][0]))
+    return Moved(*queue, before, to, rows.first, rows.end,
+                 None if record is None else record.store_timestamp)
+
+
+# -- the plan -------------------------------------------------------------------------------------
+
+
+def planned(store: Store, command: str, queues: Sequence[Moved], changed: Sequence[Moved],
+            why: Callable[[Moved], str], notes: Iterable[str], clock: Callable[[], int],
+            scratch: Scratch) -> Offsets:
+    """The plan that moves ``changed`` of the ``queues``; ``why`` says it of each. ``clock``: epoch
+    ms. RefusedError, MissingExtraError, StoreIOError.
+    """
+    if not changed:
+        return Offsets(Plan(command, store.root, notes=tuple(notes)), tuple(queues))
+    # By file: with `enableLmq` a broker that was set otherwise before leaves both.
+    files: dict[str, tuple[ConfigFile, list[Moved]]] = {}
+    for group in dict.fromkeys(queue.group for queue in changed):
+        file = file_of(store, group)
+        files.setdefault(file.name, (file, []))[1].extend(
+            queue for queue in changed if queue.group == group)
+    steps: list[Step] = []
+    actions: list[Action] = []
+    for file, some in files.values():
+        target = file.main.path if file.main.database else f"{FOLDER}/{file.name}"
+        value = _changed(store, file, some, clock)
+        if file.main.database:
+            steps += replaced(store, file.name, value, scratch)
+        else:
+            steps.append((Create if file.main.state == MISSING else Replace)(
+                target, fastjson.build(value)))
+        actions += [queue.action(target, why(queue)) for queue in some]
+    # An offset beyond the end may be all that tells of lost messages.
+    forgotten = known_by_offsets(store) if any(
+        (queue.before or 0) > queue.max_offset for queue in changed) else 0
+    whose = named(sorted({queue.group for queue in changed}))
+    said = [*notes, ("consumers that run on know their own positions, and commit these again: stop "
+                     f"those of {whose} until the broker is up")]
+    if forgotten:
+        said.append(f"{plural(forgotten, 'lost message is', 'lost messages are')} known only by "
+                    "committed offsets: the repair keeps their number")
+    return Offsets(Plan(command, store.root, tuple(actions), tuple(steps), notes=tuple(said),
+                        dropped=Dropped(forgotten)), tuple(queues))
+
+
+def notes_of(store: Store, view: View, files: Iterable[ConfigFile]) -> list[str]:
+    """What the user must know before the broker starts, of any change of offsets."""
+    notes = []
+    cut = cut_by_broker(view)
+    if cut is not None:
+        notes.append(f"a broker ends this log at {cut[0]}, at the first record it cannot read, "
+                     f"and these are positions before it; records up to {cut[1]} are kept by "
+                     "`rmqctl recover`, so do that first")
+    notes += [f"{file.main.fault()}; the other offsets are taken from {file.backup.path}, as a "
+              "broker does" for file in files if file.fell_back]
+    if any(topic.startswith(REVIVE_PREFIX) for topic, _ in store.queues):
+        notes.append("the store was used with POP: what was handed out and not acknowledged comes "
+                     "again, wherever the offset is")
+    return notes
+
+
+def _changed(store: Store, file: ConfigFile, queues: Sequence[Moved],
+             clock: Callable[[], int]) -> dict[str, Any]:
+    """The whole of the file, with the offsets as they are to be."""
+    value = dict(file.value or {})
+    for queue in queues:
+        light = file.name == _LMQ_FILE and queue.group.startswith(LMQ_PREFIX)
+        name = _LMQ_TABLE if light else _TABLE
+        table = dict(value.get(name) or {})
+        key = f"{queue.topic}@{queue.group}"
+        table[key] = queue.after if light else {**(table.get(key) or {}),
+                                                str(queue.queue_id): queue.after}
+        value[name] = table
+    if not _quotes_queue_ids(store, file, value.get(_TABLE)):
+        value[_TABLE] = {key: {int(queue): offset for queue, offset in entry.items()}
+                         for key, entry in (value.get(_TABLE) or {}).items()}
+    version = value.get("dataVersion")
+    if isinstance(version, dict) and isinstance(version.get("counter"), int):
+        value["dataVersion"] = {**version, "counter": version["counter"] + 1, "timestamp": clock()}
+    elif store.generation >= _SINCE and not file.value:
+        value["dataVersion"] = {"counter": 1, "stateVersion": 0, "timestamp": clock()}
+    return value if file.value else dict(sorted(value.items()))
+
+
+def _quotes_queue_ids(store: Store, file: ConfigFile, table: Mapping[str, Any] | None) -> bool:
+    """Whether the file has its queue ids as JSON texts; a broker writes them bare."""
+    if file.used is None or file.used.database or not table:
+        return False
+    with FileSource(store.path(file.used.path)) as source:
+        data = source.read(0, source.size)
+    return _QUOTED_ID.search(data) is not None and _BARE_ID.search(data) is None

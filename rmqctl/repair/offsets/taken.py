@@ -1,0 +1,116 @@
+"""``offsets copy`` and ``offsets import``: offsets taken from another group, store or file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Literal, NamedTuple
+
+from rmqctl.checks.verify.common import plural
+from rmqctl.errors import RefusedError
+from rmqctl.formats.local.properties import RETRY_PREFIX
+from rmqctl.repair.offsets.table import (
+    Moved,
+    Offsets,
+    file_of,
+    moved_to,
+    notes_of,
+    planned,
+    positions,
+    queue_rows,
+    refuse_odd_name,
+)
+from rmqctl.repair.scratch import Scratch
+from rmqctl.store.config.committed import Commits
+from rmqctl.store.config.progress import named
+from rmqctl.store.log.bounds import View
+from rmqctl.store.store import Store
+
+COPY, IMPORT = "offsets-copy", "offsets-import"
+
+Rule = Literal["missing", "max", "min", "replace"]
+"""Which offset stands where both sides have one: ours, the larger, the smaller, or theirs."""
+
+
+class Wanted(NamedTuple):
+    """Offsets by (group, topic, queue id), the ``rule``, and where they are from, in words."""
+
+    offsets: Commits
+    rule: Rule
+    source: str
+
+
+def plan_copy(store: Store, source: str, target: str, topic: str | None, view: View,
+              clock: Callable[[], int], scratch: Scratch) -> Offsets:
+    """The plan that gives a group the offsets of another one in the same store, in one topic or in
+    all but the retry topics, which each group has of its own.
+
+    RefusedError where the group has none, or a file cannot be changed without loss.
+    """
+    store.layout.require(store.root, "config")
+    for group in (source, target):
+        refuse_odd_name(group)
+    if source == target:
+        raise RefusedError(f"{source} has its own offsets already: name two groups")
+    found = {(target, name, queue_id): offset
+             for name, queues in positions(file_of(store, source), source).items()
+             if not name.startswith(RETRY_PREFIX) and topic in (None, name)
+             for queue_id, offset in queues.items()}
+    if not found:
+        where = "" if topic is None else f" in topic {topic}"
+        raise RefusedError(f"{store.root}: group {source} committed no offset{where}, so there is "
+                           "nothing to copy")
+    return _plan(store, COPY, Wanted(found, "replace", f"group {source}"), view, clock, scratch)
+
+
+def plan_import(store: Store, wanted: Wanted, view: View, clock: Callable[[], int],
+                scratch: Scratch) -> Offsets:
+    """The plan that takes over offsets of a file or of another store. RefusedError where a file
+    cannot be changed without loss.
+    """
+    store.layout.require(store.root, "config")
+    return _plan(store, IMPORT, wanted, view, clock, scratch)
+
+
+def _plan(store: Store, command: str, wanted: Wanted, view: View, clock: Callable[[], int],
+          scratch: Scratch) -> Offsets:
+    # What each group has, and what it is to have.
+    groups = sorted({group for group, _, _ in wanted.offsets})
+    files = {group: file_of(store, group) for group in groups}
+    ours = {(group, topic, queue_id): offset for group in groups
+            for topic, queues in positions(files[group], group).items()
+            for queue_id, offset in queues.items()}
+    queues = [*_moved(store, view, wanted, ours)]
+    changed = [queue for queue in queues if queue.before != queue.after]
+    # What the user must know before the broker starts.
+    notes = notes_of(store, view, {file.name: file for file in files.values()}.values())
+    beyond = [f"{queue.group} at {queue.topic}-{queue.queue_id}" for queue in changed
+              if queue.after > queue.max_offset]
+    if beyond:
+        notes.append(f"{plural(len(beyond), 'offset is', 'offsets are')} beyond the end of the "
+                     f"queue ({named(beyond)}): the messages there are not in this store. "
+                     "`rmqctl offsets reset --beyond-end` moves a group to the end")
+    kept = sum(queue.before == queue.after and queue.before != wanted.offsets[
+        queue.group, queue.topic, queue.queue_id] for queue in queues)
+    if kept and wanted.rule == "missing":
+        notes.append(f"{plural(kept, 'offset that differs stays', 'offsets that differ stay')} "
+                     "as in this store (--max, --min or --replace decides otherwise)")
+    return planned(store, command, queues, changed, lambda _: f"as {wanted.source} has it", notes,
+                   clock, scratch)
+
+
+def _moved(store: Store, view: View, wanted: Wanted,
+           ours: Commits) -> Iterator[Moved]:
+    for key, theirs in sorted(wanted.offsets.items()):
+        before = ours.get(key)
+        with ExitStack() as stack:
+            rows = queue_rows(store, view, key[1], key[2], stack)
+            yield moved_to(store, rows, key, before, _chosen(wanted.rule, before, theirs))
+
+
+def _chosen(rule: Rule, ours: int | None, theirs: int) -> int:
+    if ours is None or rule == "replace":
+        return theirs
+    if rule == "missing":
+        return ours
+    return max(ours, theirs) if rule == "max" else min(ours, theirs)
