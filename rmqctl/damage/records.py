@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from bisect import bisect_right
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack
 from operator import attrgetter
 
@@ -290,9 +290,11 @@ def _bent(head: bytes, magic: int, largest: int) -> Iterator[bytes]:
                            room - body - topic)
 
 
-def with_other_lengths(raw: bytes, magic: int) -> Iterator[bytes]:
+def with_other_lengths(raw: bytes, magic: int,
+                       is_known: Callable[[bytes], bool]) -> Iterator[bytes]:
     """The record with each other length of its body, or of its properties, with which all of its
-    bytes are accounted for, and the body matches its CRC.
+    bytes are accounted for, and the body matches its CRC. ``is_known``: whether a topic is; of
+    properties without their length nothing else proves that they are this record's.
     """
     shape = variant(field_of(raw, "sys_flag") & HOST_BITS, magic)
     width, first = shape.topic_length.size, shape.head_size
@@ -311,8 +313,7 @@ def with_other_lengths(raw: bytes, magic: int) -> Iterator[bytes]:
         at = first + body + width + max(topic, 0)
         length = len(raw) - at - PROPERTIES_LENGTH_SIZE
         if topic > 0 and 0 <= length < 1 << 15 and props.are_sound(
-                raw[at + PROPERTIES_LENGTH_SIZE:]) and all(
-                32 < byte < 127 for byte in raw[first + body + width:at]):
+                raw[at + PROPERTIES_LENGTH_SIZE:]) and is_known(raw[first + body + width:at]):
             yield (raw[:at] + length.to_bytes(PROPERTIES_LENGTH_SIZE, "big")
                    + raw[at + PROPERTIES_LENGTH_SIZE:])
 

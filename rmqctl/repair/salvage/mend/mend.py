@@ -522,7 +522,7 @@ class _Round:
                     continue
                 raw = with_fields(source.read(position, size), total_size=size, magic=magic,
                                   physical_offset=source.base + position)
-                yield from with_other_lengths(raw, magic)
+                yield from with_other_lengths(raw, magic, self._topics.is_known)
 
 
 def _is_timely(region: Region, record: Record) -> bool:

@@ -163,6 +163,10 @@ class Topics:
         """Topics of the same length that the store knows (the first `_MOST_ASKED`)."""
         return [name for name in self._names.get(len(topic), ()) if name != topic][:_MOST_ASKED]
 
+    def is_known(self, topic: bytes) -> bool:
+        """Whether other messages of the store have a topic, a queue, or its configuration."""
+        return topic in self._names.get(len(topic), ())
+
     # -- the witnesses ----------------------------------------------------------------------------
 
     @cached_property
