@@ -211,7 +211,7 @@ def command(
                   for each, (address, _) in zip(stores, bound, strict=True)]
         shown = Shown(out)
         # Clients see a broker only after its topics exist and its gaps were reported.
-        brokers, save = open_brokers(wanted, settings, shown.tell)
+        brokers, save = open_brokers(wanted, settings, shown.tell, shown.warn)
         _make_topics(brokers, topic or [])
         for broker in brokers:
             broker.failed = shown.failed

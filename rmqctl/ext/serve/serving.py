@@ -61,8 +61,8 @@ class Settings:
     access: Access = field(default_factory=Access)
 
 
-def open_brokers(wanted: Sequence[Wanted], settings: Settings, told: Callable[..., None]) -> tuple[
-        list[Broker], Save]:
+def open_brokers(wanted: Sequence[Wanted], settings: Settings, told: Callable[..., None],
+                 warn: Callable[[str], None] = lambda _text: None) -> tuple[list[Broker], Save]:
     """(the brokers, what saves their positions). NotAStoreError, StoreIOError, FormatError,
     UsageError.
     """
@@ -92,6 +92,8 @@ def open_brokers(wanted: Sequence[Wanted], settings: Settings, told: Callable[..
         # The stores are open: their logs tell which positions of the file are theirs.
         known: dict[str, Any] = {} if file is None else file.load(
             keys, [source.store.log for *_, source in served])
+        for text in () if file is None else file.warnings:
+            warn(text)
         for name, key, each, writer, source in served:
             positions = Positions(source.offsets if settings.stored else {}, known.get(key, {}))
             cluster.brokers[name] = broker = Broker(
@@ -109,6 +111,9 @@ def open_brokers(wanted: Sequence[Wanted], settings: Settings, told: Callable[..
         if not changed:
             return None
         now = {broker.name: broker.positions.snapshot() for broker in brokers}
+        if file is not None:
+            for key, broker in zip(keys, brokers, strict=True):
+                file.know(key, broker.source.store.log)
         jobs = [] if file is None else [partial(file.save, {
             key: now[broker.name] for key, broker in zip(keys, brokers, strict=True)})]
         if settings.writable:

@@ -1,4 +1,4 @@
-"""Identify the store that positions belong to by records of its log, not by name and path.
+"""Identify the store that consumer offsets belong to by records of its log, not by name and path.
 
 A store that was moved, renamed or is served in another order has the same records at the same
 physical offsets. Kept are those with which its first and its last log file begin: the first one
@@ -8,9 +8,11 @@ goes when a broker deletes old files, the last one when a log is cut.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rmqctl.errors import UsageError
 from rmqctl.store.log.commit_log import CommitLog
 from rmqctl.store.log.end import first_record
 
@@ -19,57 +21,93 @@ ANCHORS = "records"
 _MOST_READ = 16 << 20
 _MOST = 4
 """Records of an entry that are looked at; two are written."""
+Anchor = list[int | str]
 
 
-def anchors_of(log: CommitLog) -> list[list[int | str]]:
+def anchors_of(log: CommitLog, known: Sequence[Anchor] = ()) -> list[Anchor]:
     """Return (physical offset, size, digest) of the records that identify a log; empty for a log
-    that is empty or cannot be read.
+    that is empty or cannot be read. The first of those ``known`` before is not looked for again
+    while its file is there.
     """
-    found: list[list[int | str]] = []
-    first = first_record(log)
+    found = [anchor for anchor in known if int(anchor[0]) >= log.min_offset][:1]
+    first = None if found else first_record(log)
     places = ([] if first is None else [first.physical_offset]) + [
         file.base for file in log.files[-1:]]
     for place in dict.fromkeys(places):
-        raw = log.raw_at(place)
+        raw = None if found and found[0][0] == place else log.raw_at(place)
         if raw is not None:
             found.append([place, len(raw), _digest(raw)])
     return found
 
 
-def is_of(log: CommitLog, entry: Mapping[str, Any]) -> bool:
-    """Return whether one of the records that an entry names lies in the log."""
-    anchors = entry.get(ANCHORS)
+def _is_of(log: CommitLog, entry: Mapping[str, Any]) -> bool | None:
+    """Return whether one of the records that an entry names is in the log; None if none is, but
+    nothing else is in its place either.
+    """
+    anchors, other = entry.get(ANCHORS), False
     for anchor in anchors[:_MOST] if isinstance(anchors, list) else ():
         match anchor:
             case [int(place), int(size), str(digest)] if 0 < size <= _MOST_READ:
                 raw = log.raw_at(place, size)
                 if raw is not None and _digest(raw) == digest:
                     return True
-    return False
+                other = other or log.record_at(place) is not None
+    return False if other else None
 
 
 def keys_in(entries: Mapping[str, Any], names: Sequence[str], logs: Sequence[CommitLog]
-            ) -> list[str | None]:
-    """Return, for each store with its name and its log, the name of its entry in the file; None if
-    it has none.
+            ) -> tuple[list[str | None], list[str]]:
+    """Return (for each store with its name and its log, the name of its entry in the file, or None;
+    warnings). UsageError where it cannot be determined which entry is a store's.
 
-    An entry without records (of an older version) is that of its name. One that names records is
-    of the stores that have one of them: first of the store of the same name, then of one that no
-    other store took.
+    A name is a broker's and, after a space, a path. An entry without records (of an older version)
+    belongs to its path. One that names records belongs to the stores that have one of them: to the
+    one of the same name, else of the same path, else to the only one that has no other.
     """
-    found: list[str | None] = []
+    # Which entries may be whose, by records.
+    candidates: list[list[str]] = []
     for name, log in zip(names, logs, strict=True):
-        entry = entries.get(name)
-        has_anchors = isinstance(entry, dict) and bool(entry.get(ANCHORS))
-        found.append(name if entry is not None and (
-            not has_anchors or is_of(log, entry)) else None)
-    taken = {name for name in found if name is not None}
-    for number, log in enumerate(logs):
-        if found[number] is None:
-            found[number] = next((name for name, entry in entries.items() if name not in taken
-                                  and isinstance(entry, dict) and is_of(log, entry)), None)
-            taken |= {found[number] or ""}
-    return found
+        judged = {key: _is_of(log, entry) if entry.get(ANCHORS) else _path(key) == _path(name)
+                  for key, entry in entries.items()}
+        own = [key for key, of in judged.items() if of]
+        if not own and (key := next((
+                key for key, of in judged.items() if of is None and _path(key) == _path(name)),
+                None)) is not None:
+            raise UsageError(f"{key}: none of the records that identify this store is in its log, "
+                             "so it cannot be determined whether these consumer offsets belong to "
+                             "it. Remove the entry from the file, or use another file.")
+        candidates.append(own)
+    # Names decide before paths, and these before what is left.
+    found: list[str | None] = [name if name in own else None
+                               for name, own in zip(names, candidates, strict=True)]
+    taken = {key for key in found if key}
+    for at, name in enumerate(names):
+        if found[at] is None:
+            found[at] = next((key for key in candidates[at]
+                              if key not in taken and _path(key) == _path(name)), None)
+            taken |= {found[at] or ""}
+    left = [[key for key in own if key not in taken] if found[at] is None else []
+            for at, own in enumerate(candidates)]
+    wanted = Counter(key for keys in left for key in keys)
+    warnings = []
+    for at, keys in enumerate(left):
+        if len(keys) > 1 or any(wanted[key] > 1 for key in keys):
+            raise UsageError(f"{names[at]}: copies of this store have the entries "
+                             f"{', '.join(keys)}, and it cannot be determined which one belongs to "
+                             "this copy. Serve it from its former path, or remove entries.")
+        if keys:
+            found[at] = keys[0]
+        elif found[at] is None and candidates[at]:
+            warnings.append(f"{names[at]} is a copy of {candidates[at][0]} and begins without "
+                            "consumer offsets: consumers get the messages of both")
+        elif found[at] is None and entries:
+            warnings.append(f"{names[at]} begins without consumer offsets: the file has only "
+                            f"those of {', '.join(entries)}")
+    return found, warnings
+
+
+def _path(name: str) -> str:
+    return name.partition(" ")[2] or name
 
 
 def _digest(raw: bytes) -> str:

@@ -105,16 +105,19 @@ class PositionsFile:
 
     def __init__(self, path: str) -> None:
         self.path = path
+        self.warnings: list[str] = []
+        """What the user must know of the stores and this file, after `load`."""
         self._others: dict[str, Any] = {}
-        self._records: dict[str, list[list[int | str]]] = {}
+        self._records: dict[str, list[anchors.Anchor]] = {}
 
     def load(self, names: Sequence[str], logs: Sequence[CommitLog]
              ) -> dict[str, dict[Key, dict[int, int]]]:
         """The positions of each of the stores with these names and logs. FormatError,
-        StoreIOError; RefusedError where the path leads through a link that others may have made.
+        StoreIOError; RefusedError where the path leads through a link that others may have made,
+        UsageError where it cannot be determined which positions are a store's.
         """
-        self._records = {name: anchors.anchors_of(log)
-                         for name, log in zip(names, logs, strict=True)}
+        for name, log in zip(names, logs, strict=True):
+            self.know(name, log)
         refuse_link_of_others(self.path, itself=False)
         if not os.path.lexists(self.path):
             folder = os.path.dirname(os.path.abspath(self.path))
@@ -127,14 +130,29 @@ class PositionsFile:
             data = source.read(0, source.size)
         try:
             value = json.loads(data)
-            keys = anchors.keys_in(value, names, logs)
-            found = {name: {} if key is None else _positions(value[key])
-                     for name, key in zip(names, keys, strict=True)}
-        except (ValueError, RecursionError, AttributeError, TypeError, OverflowError) as error:
-            raise FormatError(f"no file of positions: {error}", file=self.path) from None
-        self._others = {name: each for name, each in value.items()
-                        if name not in names and name not in keys}
-        return found
+            tables = {name: _positions(entry) for name, entry in value.items()}
+        except (ValueError, RecursionError, AttributeError, TypeError, KeyError, OverflowError
+                ) as error:
+            raise FormatError(f"not a file of `serve --offsets`: {type(error).__name__} {error}",
+                              file=self.path) from None
+        try:
+            keys, warnings = anchors.keys_in(value, names, logs)
+        except UsageError as error:
+            raise UsageError(f"{self.path}: {error}") from None
+        self.warnings = [f"{self.path}: {text}" for text in warnings]
+        # Of a store that was at the place of another one, the entry stays under another name.
+        for name, each in value.items():
+            if name not in keys:
+                free = name
+                while free in names or free in self._others:
+                    free += " (earlier)"
+                self._others[free] = each
+        return {name: {} if key is None else tables[key]
+                for name, key in zip(names, keys, strict=True)}
+
+    def know(self, name: str, log: CommitLog) -> None:
+        """Notes the records by which a store is known, of the log as it is now."""
+        self._records[name] = anchors.anchors_of(log, self._records.get(name, ()))
 
     def save(self, positions: dict[str, Positions]) -> None:
         """Writes what was committed; may be called by a thread with snapshots. StoreIOError."""
@@ -148,8 +166,7 @@ class PositionsFile:
 
 def _positions(value: dict[str, Any]) -> dict[Key, dict[int, int]]:
     found: dict[Key, dict[int, int]] = {}
-    for key, queues in value.get("offsetTable", {}).items():
+    for key, queues in value["offsetTable"].items():
         topic, _, group = key.partition("@")  # no topic has one in its name
         found[group, topic] = {int(queue_id): int(offset) for queue_id, offset in queues.items()}
     return found
-
