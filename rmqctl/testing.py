@@ -8,28 +8,36 @@ program that started it ends, however that ends. pytest is needed for the fixtur
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
 import sys
 import threading
+import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import IO, Self
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from functools import partial, wraps
+from queue import Empty, SimpleQueue
+from typing import IO, Any, Concatenate, Literal, ParamSpec, Self, TypeVar
 
-from rmqctl.errors import RmqctlError
+from rmqctl.errors import RmqctlError, UsageError
 from rmqctl.ext.serve.remoting.client import Client, records
 from rmqctl.ext.serve.remoting.command import Command
 from rmqctl.formats.local import properties as props
 from rmqctl.parse_values import now_ms, parse_address
 from rmqctl.store.objects import java_text, plain_body
 
-__all__ = ["Message", "RocketMQ"]
+__all__ = ["AsyncRocketMQ", "Fault", "Message", "RocketMQ"]
 
 _START_S = 30.0
 _END_S = 10.0
+_TOPIC_S = 0.02
+_NOT_AVAILABLE = 14
+"""A status that producers answer by trying again."""
 _FOUND = 0
 _READ_AND_WRITE = 6
 _NOT_OURS = "RMQCTL_"
@@ -45,6 +53,8 @@ class Message:
     queue_offset: int
     body: bytes
     properties: dict[str, str]
+    stored: int = 0
+    """When it was stored (ms)."""
 
     @property
     def tags(self) -> str | None:
@@ -69,6 +79,8 @@ class RocketMQ:
         self.address = self.grpc = ""
         self._options = options
         self._process: subprocess.Popen[bytes] | None = None
+        self._ordering = threading.Lock()
+        self._answers: SimpleQueue[dict[str, Any]] = SimpleQueue()
 
     def __enter__(self) -> Self:
         environ = {name: value for name, value in os.environ.items()
@@ -82,7 +94,9 @@ class RocketMQ:
         try:
             assert process.stdout is not None
             first = process.stdout.readline()
-            threading.Thread(target=_read_on, args=(process.stdout,), daemon=True).start()
+            self._answers = SimpleQueue()
+            threading.Thread(target=_read_on, args=(process.stdout, self._answers),
+                             daemon=True).start()
             if not first:
                 raise RmqctlError("rmqctl serve did not start; what it said is on stderr")
             ready = json.loads(first)
@@ -104,14 +118,14 @@ class RocketMQ:
             return
         with suppress(OSError):
             process.terminate()
+        with suppress(OSError):
+            if process.stdin is not None:
+                process.stdin.close()
         try:
             process.wait(_END_S)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-        finally:
-            if process.stdin is not None:
-                process.stdin.close()
 
     # -- topics and messages ------------------------------------------------------------------
 
@@ -125,35 +139,150 @@ class RocketMQ:
 
     def topics(self) -> list[str]:
         """The names of all topics, those of the system among them."""
-        return sorted(self._ask("GET_ALL_TOPIC_CONFIG").json()["topicConfigTable"])
+        return sorted(self._topics())
 
     def send(self, topic: str, body: bytes | str, *, tags: str = "", keys: str = "",
-             queue_id: int = 0) -> None:
+             queue_id: int = 0, delay_level: int = 0, properties: Mapping[str, str] | None = None
+             ) -> None:
         """Sends a message; a topic that is not there is made. ``keys`` are parted by spaces."""
-        known = {name: value for name, value in ((props.TAGS, tags), (props.KEYS, keys)) if value}
+        given = {props.TAGS: tags, props.KEYS: keys, props.DELAY: str(delay_level or "")}
+        known = {name: value for name, value in given.items() if value} | dict(properties or {})
         self._ask("SEND_MESSAGE", body.encode() if isinstance(body, str) else body,
                   producerGroup="rmqctl-testing", topic=topic, defaultTopic="TBW102",
                   defaultTopicQueueNums=4, queueId=queue_id, sysFlag=0, bornTimestamp=now_ms(),
                   flag=0, properties=props.build(known), reconsumeTimes=0, unitMode=False)
 
     def messages(self, topic: str) -> list[Message]:
-        """All messages of a topic, queue by queue; none where there is no such topic."""
-        found = []
-        table = self._ask("GET_ALL_TOPIC_CONFIG").json()["topicConfigTable"]
-        with self._client() as client:
-            for queue_id in range(table.get(topic, {}).get("readQueueNums", 0)):
-                offset = 0
-                while (pulled := client.pull(topic, queue_id, offset)).code == _FOUND:
-                    found += [Message(
-                        topic, queue_id, record.queue_offset,
-                        plain_body(record.sys_flag, record.body)[0],
-                        props.parse(java_text(record.properties)))
-                        for record in records(pulled.body)]
-                    offset = int(pulled.ext["nextBeginOffset"])
+        """All messages of a topic, queue by queue. UsageError where there is no such topic."""
+        return self._messages(topic, dict.fromkeys(range(self._queues(topic)), 0))
+
+    def wait_for(self, topic: str, count: int, timeout: float = 10.0) -> list[Message]:
+        """Waits until a topic has so many messages, and returns all it has. The topic may be made
+        meanwhile. TimeoutError.
+        """
+        end = time.monotonic() + timeout
+        while topic not in self._topics() and time.monotonic() < end:
+            time.sleep(_TOPIC_S)
+        offsets, seen = dict.fromkeys(range(self._queues(topic)), 0), 0
+        # All queues are asked at once; each answers when it has more.
+        with self._client(timeout + _END_S) as client:
+            asked: dict[int, int] = {}
+            while seen < count and (left := int((end - time.monotonic()) * 1000)) > 0:
+                for queue_id in offsets.keys() - asked.values():
+                    asked[client.send_pull(
+                        topic, queue_id, offsets[queue_id], wait_ms=left)] = queue_id
+                answer = client.receive()
+                if answer.is_response and answer.opaque in asked:
+                    if "nextBeginOffset" not in answer.ext:
+                        raise RmqctlError(f"{topic}: code {answer.code}, {answer.remark}")
+                    offsets[asked.pop(answer.opaque)] = int(answer.ext["nextBeginOffset"])
+                    seen += sum(1 for _ in records(answer.body))
+        found = self.messages(topic)
+        if len(found) < count:
+            raise TimeoutError(f"{topic} has {len(found)} of {count} messages after {timeout} s")
         return found
 
-    def _client(self) -> Client:
-        return Client(parse_address(self.address))
+    def delayed(self) -> list[Message]:
+        """Messages whose time has not come, with the topic and queue that they are for."""
+        levels = self._ask("GET_ALL_DELAY_OFFSET").json()["offsetTable"]
+        offsets = dict.fromkeys(range(self._topics().get(props.SCHEDULE_TOPIC, 0)), 0) | {
+            int(level) - 1: offset for level, offset in levels.items()}
+        waiting, now = self._messages(props.SCHEDULE_TOPIC, offsets), now_ms()
+        if props.TIMER_TOPIC in self._topics():
+            timed = self._messages(props.TIMER_TOPIC, {0: 0})
+            recalled = {each.properties.get(props.TIMER_DELETE) for each in timed}
+            waiting += [each for each in timed
+                        if props.TIMER_DELETE not in each.properties
+                        and int(each.properties.get(props.TIMER_OUT_MS, 0)) > now
+                        and f"{each.properties.get(props.REAL_TOPIC)}+"
+                        f"{each.properties.get(props.UNIQUE_KEY)}" not in recalled]
+        return [replace(each, topic=each.properties[props.REAL_TOPIC],
+                        queue_id=int(each.properties[props.REAL_QUEUE_ID])) for each in waiting]
+
+    # -- consumer groups ----------------------------------------------------------------------
+
+    def lag(self, group: str, topic: str | None = None) -> int:
+        """How many messages a group has not consumed yet, in a topic or in all that it consumes.
+        UsageError where there is no such group.
+        """
+        return sum(queue["brokerOffset"] - queue["consumerOffset"]
+                   for name in self._topics_of(group, topic)
+                   for queue in self._ask("GET_CONSUME_STATS", consumerGroup=group, topic=name)
+                   .json()["offsetTable"].values())
+
+    def reset(self, group: str, topic: str | None = None,
+              to: Literal["earliest", "latest"] | int = "earliest") -> None:
+        """Has a group consume again from the first message, from the next one, or from the first
+        one stored at a time (ms); in a topic or in all that it consumes. UsageError.
+        """
+        when = {"earliest": 0, "latest": -1}[to] if isinstance(to, str) else to
+        for name in self._topics_of(group, topic):
+            self._ask("INVOKE_BROKER_TO_RESET_OFFSET", topic=name, group=group, timestamp=when,
+                      isForce=True)
+
+    def dead_letters(self, group: str) -> list[Message]:
+        """Messages that a group's consumers gave up. UsageError where there is no such group."""
+        topic = props.DLQ_PREFIX + group
+        if topic in self._topics():
+            return self.messages(topic)
+        self._topics_of(group, None)
+        return []
+
+    # -- faults -------------------------------------------------------------------------------
+
+    def refuse_sends(self, times: int | None = None, *, topic: str | None = None,
+                     code: int = _NOT_AVAILABLE) -> Fault:
+        """Refuses the next ``times`` sends, or all until the fault ends; of one topic, or of any.
+        Producers get ``code`` of the remoting protocol.
+        """
+        return self._fault(partial(self._order, "refuse_sends", times=0), "refuse_sends",
+                           times=-1 if times is None else times, topic=topic, code=code)
+
+    def slow(self, seconds: float) -> Fault:
+        """Each answer comes so much later, until the fault ends."""
+        return self._fault(partial(self._order, "slow", ms=0), "slow", ms=seconds * 1000)
+
+    def pause(self) -> Fault:
+        """Nobody is answered or heard until `resume`; connections stay."""
+        return self._fault(self.resume, "pause")
+
+    def resume(self) -> None:
+        """Ends `pause`."""
+        self._order("resume")
+
+    def stop(self) -> Fault:
+        """Ends the server as a broker ends; its store stays, and its port is free until `start`."""
+        return self._fault(self.start, "stop")
+
+    def start(self) -> None:
+        """Starts the server again after `stop`, at the same address."""
+        self._order("start")
+
+    def restart(self) -> None:
+        """`stop` and `start`; clients have to connect again."""
+        self.stop().end()
+
+    def _fault(self, end: Callable[[], None], order: str, **values: object) -> Fault:
+        self._order(order, **values)
+        return Fault(end)
+
+    def _order(self, order: str, **values: object) -> None:
+        process = self._process
+        if process is None or process.stdin is None:
+            raise RmqctlError("only the program that started a server can give it orders")
+        with self._ordering, suppress(BrokenPipeError, Empty):
+            process.stdin.write(json.dumps({"order": order, **values}).encode() + b"\n")
+            process.stdin.flush()
+            answer = self._answers.get(timeout=_START_S)
+            if answer["order"] == order:
+                return
+            raise RmqctlError(f"{order}: {answer.get('problem', 'the server has ended')}")
+        raise RmqctlError(f"{order}: the server does not answer")
+
+    # -- over the server's protocol -----------------------------------------------------------
+
+    def _client(self, timeout: float = 10.0) -> Client:
+        return Client(parse_address(self.address), timeout)
 
     def _ask(self, request: str, body: bytes = b"", **ext: object) -> Command:
         with self._client() as client:
@@ -162,12 +291,136 @@ class RocketMQ:
             raise RmqctlError(f"{request}: code {answer.code}, {answer.remark}")
         return answer
 
+    def _topics(self) -> dict[str, int]:
+        """Topics, and how many queues each has to read."""
+        table = self._ask("GET_ALL_TOPIC_CONFIG").json()["topicConfigTable"]
+        return {name: config["readQueueNums"] for name, config in table.items()}
 
-def _read_on(events: IO[bytes]) -> None:
+    def _queues(self, topic: str) -> int:
+        topics = self._topics()
+        if topic not in topics:
+            raise _unknown("topic", topic, topics)
+        return topics[topic]
+
+    def _topics_of(self, group: str, topic: str | None) -> list[str]:
+        """The topics that a group consumes, or the only one that is asked for."""
+        if topic is not None:
+            self._queues(topic)
+        found = set(self._ask("QUERY_TOPICS_BY_CONSUMER", group=group).json()["topicList"])
+        with self._client() as client:
+            here = client.ask("GET_CONSUMER_CONNECTION_LIST", consumerGroup=group)
+        if here.code == _FOUND:
+            found |= here.json()["subscriptionTable"].keys()
+        groups = self._ask("GET_ALL_SUBSCRIPTIONGROUP_CONFIG").json()["subscriptionGroupTable"]
+        if not found and group not in groups:
+            raise _unknown("consumer group", group, groups)
+        return [topic] if topic is not None else sorted(found & self._topics().keys())
+
+    def _messages(self, topic: str, offsets: Mapping[int, int]) -> list[Message]:
+        """The messages of a topic's queues, each from a queue offset on."""
+        found = []
+        with self._client() as client:
+            for queue_id, first in sorted(offsets.items()):
+                offset = first
+                while (pulled := client.pull(topic, queue_id, offset)).code == _FOUND:
+                    found += [Message(
+                        topic, queue_id, record.queue_offset,
+                        plain_body(record.sys_flag, record.body)[0],
+                        props.parse(java_text(record.properties)), record.store_timestamp)
+                        for record in records(pulled.body)]
+                    offset = int(pulled.ext["nextBeginOffset"])
+        return found
+
+
+class Fault:
+    """Something that goes wrong on purpose until the block ends, or until `end`."""
+
+    def __init__(self, end: Callable[[], None]) -> None:
+        self.end = end
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.to_thread(self.end)
+
+
+def _unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
+    similar = get_close_matches(name, known)
+    return UsageError(f"there is no {kind} {name}" + (
+        f"; similar: {', '.join(similar)}" if similar else ""))
+
+
+def _read_on(events: IO[bytes], answers: SimpleQueue[dict[str, Any]]) -> None:
     """Takes what the server says, until its end."""
     with events:
-        for _ in events:
-            pass
+        for line in events:
+            if (event := json.loads(line)).get("event") == "order":
+                answers.put(event)
+    answers.put({"order": None})
+
+
+# The same for programs that use asyncio -----------------------------------------------------------
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+def _twin(method: Callable[Concatenate[RocketMQ, _P], _T]
+          ) -> Callable[Concatenate[AsyncRocketMQ, _P], Coroutine[Any, Any, _T]]:
+    @wraps(method)
+    async def run(self: AsyncRocketMQ, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        return await asyncio.to_thread(method, self.server, *args, **kwargs)
+
+    return run
+
+
+class AsyncRocketMQ:
+    """`RocketMQ` with methods that are awaited: ``async with AsyncRocketMQ() as server``."""
+
+    def __init__(self, *options: str) -> None:
+        self.server = RocketMQ(*options)
+
+    @property
+    def address(self) -> str:
+        """What clients take as their name server."""
+        return self.server.address
+
+    @property
+    def grpc(self) -> str:
+        """The endpoint of clients of RocketMQ 5."""
+        return self.server.grpc
+
+    async def __aenter__(self) -> Self:
+        await asyncio.to_thread(self.server.__enter__)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    close = _twin(RocketMQ.close)
+    topic = _twin(RocketMQ.topic)
+    topics = _twin(RocketMQ.topics)
+    send = _twin(RocketMQ.send)
+    messages = _twin(RocketMQ.messages)
+    wait_for = _twin(RocketMQ.wait_for)
+    delayed = _twin(RocketMQ.delayed)
+    lag = _twin(RocketMQ.lag)
+    reset = _twin(RocketMQ.reset)
+    dead_letters = _twin(RocketMQ.dead_letters)
+    refuse_sends = _twin(RocketMQ.refuse_sends)
+    slow = _twin(RocketMQ.slow)
+    pause = _twin(RocketMQ.pause)
+    resume = _twin(RocketMQ.resume)
+    stop = _twin(RocketMQ.stop)
+    start = _twin(RocketMQ.start)
+    restart = _twin(RocketMQ.restart)
 
 
 try:

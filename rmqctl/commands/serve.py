@@ -121,7 +121,8 @@ def command(
         "when no client was connected for so long (10s, or seconds).")] = None,
     end_with_stdin: Annotated[bool, typer.Option(
         "--end-with-stdin", help="End when standard input, a pipe, is closed: so nothing is left "
-        "of it when the program that started it is gone.")] = False,
+        "of it when the program that started it is gone. With --temp that program can give orders "
+        "there: faults for its tests.")] = False,
     writable: Annotated[bool, typer.Option(
         "--writable", help="Take messages, too: the store is locked and written as by a broker; "
         "positions and topics go into its config.")] = False,
@@ -163,6 +164,7 @@ def command(
     from rmqctl.commands.shared.serve_shown import Shown
     from rmqctl.ext.serve.access import read_keys
     from rmqctl.ext.serve.limits import Limits
+    from rmqctl.ext.serve.orders import Orders
     from rmqctl.ext.serve.producing.opening import temporary_store
     from rmqctl.ext.serve.server import Server, bind
     from rmqctl.ext.serve.serving import CLUSTER, Settings, Wanted, open_brokers
@@ -202,33 +204,13 @@ def command(
         if limits.retry_memory is not None:
             settings = replace(settings, retry_memory=limits.retry_memory)
 
-        # Bind the ports first: brokers announce the addresses that they really got.
-        bound = bind(listen, len(stores))
         # One file is one broker's: of several stores none is more likely to be that one's.
         name = conf.name if len(stores) == 1 and _NAME.fullmatch(conf.name or "") else None
-        wanted = [Wanted(each.root, each.open, address, name, each.folders,
-                         tuple(write_outside or ()))
-                  for each, (address, _) in zip(stores, bound, strict=True)]
         shown = Shown(out)
-        # Clients see a broker only after its topics exist and its gaps were reported.
-        brokers, save = open_brokers(wanted, settings, shown.tell, shown.warn)
-        _make_topics(brokers, topic or [])
-        for broker in brokers:
-            broker.failed = shown.failed
-            missing = 0 if broker.source.store.lock.held else broker.source.without_rows()
-            if missing:
-                shown.warn(f"{broker.source.store.root}: {counted(missing, 'message')} at the end "
-                           "of the log have no rows, and are not served; `rmqctl recover` makes "
-                           "them")
-        server = Server(brokers, allowed, save, shown.warn,
-                        None if idle_exit is None else idle_exit / 1000)
+        orders = Orders(_STDIN, shown.answer, is_allowed=temp) if end_with_stdin else None
         # RocketMQ clients expect the fast port two below the normal port.
-        if len(brokers) == 1 and listen.port > _FAST_PORT:
-            server.fast = replace(listen, port=listen.port - _FAST_PORT)
-        if grpc is not None:
-            from rmqctl.ext.serve.grpc.server import Proxy
-
-            server.proxy = Proxy(brokers, grpc, allowed.connections, allowed.part)
+        fast = replace(listen, port=listen.port - _FAST_PORT) if (
+            len(stores) == 1 and listen.port > _FAST_PORT) else None
         # Warn about every address that other machines can reach.
         for address in (listen, grpc):
             if address is not None and address.host not in _LOOPBACK:
@@ -237,13 +219,42 @@ def command(
         if metrics is not None and metrics.host not in _LOOPBACK:
             shown.warn(f"{metrics}: whoever reaches this address can read the names of topics and "
                        "groups")
-        # Serve until a signal, the idle time or the end of standard input.
         malloc_tuning.keep_freed_memory(_LARGEST_KEPT)
         malloc_tuning.collect_rarely()
-        with shown.of(server, metrics), asyncio.Runner(
-                loop_factory=import_module("uvloop").new_event_loop if uvloop else None) as runner:
-            runner.run(_run(server, [each for _, each in bound], shown.ready,
-                            end_with_stdin=end_with_stdin))
+        again, at_sigterm = True, signal.getsignal(signal.SIGTERM)
+        while again:
+            # Bind the ports first: brokers announce the addresses that they really got.
+            bound = bind(listen, len(stores))
+            wanted = [Wanted(each.root, each.open, address, name, each.folders,
+                             tuple(write_outside or ()))
+                      for each, (address, _) in zip(stores, bound, strict=True)]
+            # Clients see a broker only after its topics exist and its gaps were reported.
+            brokers, save = open_brokers(wanted, settings, shown.tell, shown.warn)
+            _make_topics(brokers, topic or [])
+            for broker in brokers:
+                broker.failed = shown.failed
+                missing = 0 if broker.source.store.lock.held else broker.source.without_rows()
+                if missing:
+                    shown.warn(f"{broker.source.store.root}: {counted(missing, 'message')} at the "
+                               "end of the log have no rows, and are not served; `rmqctl recover` "
+                               "makes them")
+            server = Server(brokers, allowed, save, shown.warn,
+                            None if idle_exit is None else idle_exit / 1000, fast=fast)
+            if grpc is not None:
+                from rmqctl.ext.serve.grpc.server import Proxy
+
+                server.proxy = Proxy(brokers, grpc, allowed.connections, allowed.part)
+            if orders is not None:
+                brokers[0].cluster.faults = orders.faults
+            # Serve until a signal, the idle time, an order or the end of standard input.
+            with shown.of(server, metrics), asyncio.Runner(loop_factory=import_module(
+                    "uvloop").new_event_loop if uvloop else None) as runner:
+                runner.run(_run(server, [each for _, each in bound], shown.ready, orders))
+            signal.signal(signal.SIGTERM, at_sigterm)  # the event loop has left the system's own
+            # A server that was stopped by order starts again where it was.
+            again = orders is not None and orders.wait_for_start()
+            listen = bound[0][0]
+            grpc = None if server.proxy is None else server.proxy.address
 
 
 def _make_topics(brokers: list[Any], names: list[str]) -> None:
@@ -259,21 +270,24 @@ def _make_topics(brokers: list[Any], names: list[str]) -> None:
         raise
 
 
-async def _run(server: Any, sockets: list[Any], ready: Callable[[], None], *,
-               end_with_stdin: bool) -> None:
+async def _run(server: Any, sockets: list[Any], ready: Callable[[], None],
+               orders: Any) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
 
-    def heard() -> None:
-        if not os.read(_STDIN, 1 << 16):
-            loop.remove_reader(_STDIN)
-            stop.set()
+    def end() -> None:
+        loop.remove_reader(_STDIN)
+        stop.set()
 
-    if end_with_stdin:
-        loop.add_reader(_STDIN, heard)
-    await server.run(sockets, ready, stop)
+    def started() -> None:
+        ready()
+        if orders is not None:
+            loop.add_reader(_STDIN, orders.hear, end)
+            orders.started(end)
+
+    await server.run(sockets, started, stop)
 
 
 def _require_pipe() -> None:

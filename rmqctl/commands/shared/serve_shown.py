@@ -29,6 +29,7 @@ line with two of them as a whole.
 """
 _FRESH_S = 1.0
 _PATIENCE_S = 10.0
+_RETRY_S = 0.01
 _MOST_CLIENTS, _LONGEST_HEAD = 64, 8 << 10
 """Clients that ask for metrics at a time, and the bytes of what one asks."""
 _HEAD_LINES = 18
@@ -127,6 +128,13 @@ class Shown:
             self._wanted = False
             # The stream still buffers the event: its last flush would end the run with an error.
             silence_stdout(discard=True)
+
+    def answer(self, **event: Any) -> None:
+        """One event that whoever reads waits for."""
+        end = time.monotonic() + _PATIENCE_S
+        while not self._out.takes_a_line and time.monotonic() < end:
+            time.sleep(_RETRY_S)
+        self.tell(**event)
 
     def _tell_of_second(self) -> None:
         for event in figures.events(self._server, self._watch.look()):

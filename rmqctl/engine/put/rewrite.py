@@ -37,7 +37,6 @@ WAIT = "WAIT"
 TIMER_DELAY_SEC = "TIMER_DELAY_SEC"
 TIMER_DELAY_MS = "TIMER_DELAY_MS"
 TIMER_DELIVER_MS = "TIMER_DELIVER_MS"
-TIMER_DELETE = "TIMER_DEL_UNIQKEY"
 _TIMER_REQUESTS = (TIMER_DELIVER_MS, TIMER_DELAY_SEC, TIMER_DELAY_MS)
 _SYSTEM_PREFIX = "rmq_sys_"
 _SEPARATOR = props.PROPERTY_SEPARATOR.encode()
@@ -126,7 +125,7 @@ def timer_rewrite(message: M, properties: JavaMap, now: int, settings: Settings)
     except ValueError as error:
         return refused(TIMER_ILLEGAL, f"the deliver time: {error}")
     if time <= now:
-        if TIMER_DELETE in properties:
+        if props.TIMER_DELETE in properties:
             return refused(TIMER_ILLEGAL, "what is to be deleted was due already")
         return message
     if time - now > settings.timer_max_delay:

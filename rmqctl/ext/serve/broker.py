@@ -20,6 +20,7 @@ from rmqctl.ext.serve.consuming.groups import Group, Groups, QueueLocks
 from rmqctl.ext.serve.consuming.memory import BASE, Memory
 from rmqctl.ext.serve.consuming.positions import Positions
 from rmqctl.ext.serve.limits import Quota
+from rmqctl.ext.serve.orders import Faults
 from rmqctl.ext.serve.reading import EmptyQueue, Queue
 from rmqctl.ext.serve.remoting.codes import NOTIFY_CONSUMER_IDS_CHANGED, Answer, Status
 from rmqctl.ext.serve.remoting.command import Command
@@ -115,6 +116,7 @@ class Cluster:
     brokers: dict[str, Broker] = field(default_factory=dict)
     kv: dict[str, dict[str, str]] = field(default_factory=dict)
     access: Access = field(default_factory=Access)
+    faults: Faults = field(default_factory=Faults)
 
 
 @dataclass(eq=False)

@@ -180,6 +180,8 @@ class ClientConnection(asyncio.BufferedProtocol):
             return False
         self._busy, more = True, False
         pulls, sends, frames = self._broker.pulls, self._broker.sends, self._frames
+        if self._broker.cluster.faults.times:
+            sends = None
         clock = self._server.turns.clock
         try:
             # Pulls and sends of many frames at once, other requests one by one.
@@ -309,7 +311,15 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._write(parts, size)
 
     def _write(self, parts: list[Buffer], size: int) -> None:
-        """Sends at the end of this turn, or when it is enough."""
+        """Sends at the end of this turn, or when it is enough; later where that was ordered."""
+        slow = self._broker.cluster.faults.slow
+        if slow:
+            answer: list[Buffer] = [b"".join(parts)]
+            asyncio.get_running_loop().call_later(slow, self._write_now, answer, size)
+        else:
+            self._write_now(parts, size)
+
+    def _write_now(self, parts: list[Buffer], size: int) -> None:
         if not (self._out or self._busy):
             self._server.send_soon(self)
         self._out += parts

@@ -47,6 +47,8 @@ SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 TIMER_TOPIC = "rmq_sys_wheel_timer"
 TIMER_OUT_MS = "TIMER_OUT_MS"
 """Of a timed message: when it is due (ms)."""
+TIMER_DELETE = "TIMER_DEL_UNIQKEY"
+"""Of a message that recalls a timed one: topic and unique key of that one, with + between."""
 HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
 OP_HALF_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 

@@ -168,6 +168,7 @@ class Proxy:
             request = await context.read()
         if request is aio.EOF:
             raise Refused(Code.BAD_REQUEST, "there is no request")
+        await asyncio.sleep(self._endpoint.brokers[0].cluster.faults.slow)
         return caller, request
 
     def _caller(self, context: Any) -> Caller:

@@ -9,7 +9,7 @@ import base64
 import binascii
 
 from rmqctl.engine.put.message import Outgoing, PutResult
-from rmqctl.engine.put.rewrite import TIMER_DELETE, TIMER_DELIVER_MS, timer_rewrite
+from rmqctl.engine.put.rewrite import TIMER_DELIVER_MS, timer_rewrite
 from rmqctl.ext.serve.broker import Broker, Call, Response, Table
 from rmqctl.ext.serve.producing.sending import host_of
 from rmqctl.ext.serve.producing.timing import HANDLE_VERSION
@@ -50,7 +50,7 @@ def recall(broker: Broker, call: Call) -> None:
     # The message that takes it back.
     known = JavaMap()  # as a message has them that the broker makes by itself
     for field_name, value in (
-            (props.TAGS, _TAG), (TIMER_DELETE, f"{topic}+{key}"), (props.UNIQUE_KEY, key),
+            (props.TAGS, _TAG), (props.TIMER_DELETE, f"{topic}+{key}"), (props.UNIQUE_KEY, key),
             (TIMER_DELIVER_MS, due), ("BORN_TIMESTAMP", str(now)), ("TRACE_CONTEXT", ""),
             ("PGROUP", group)):
         if value is not None:

@@ -156,9 +156,10 @@ def admitted(broker: Broker, wanted: dict[str, Any]) -> tuple[Writer, int]:
     """
     writer = broker.writer
     assert writer is not None
+    topic, queue_id = wanted["topic"], wanted["queueId"]
+    broker.cluster.faults.refuse(topic)
     if writer.is_busy:
         raise Answer(Status.SYSTEM_BUSY, "too many messages wait to be put, try again later")
-    topic, queue_id = wanted["topic"], wanted["queueId"]
     if writer.allows(topic, queue_id):
         return writer, queue_id
     generation = writer.settings.profile.generation

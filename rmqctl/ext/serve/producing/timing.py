@@ -19,7 +19,7 @@ from functools import partial
 
 from rmqctl.engine.config.topics import takes_no_messages
 from rmqctl.engine.put.message import Outgoing, OutgoingBatch, PutResult
-from rmqctl.engine.put.rewrite import TIMER_DELETE, schedule
+from rmqctl.engine.put.rewrite import schedule
 from rmqctl.errors import RmqctlError
 from rmqctl.ext.serve.producing.timer_files import TimerFiles
 from rmqctl.ext.serve.producing.transactions import target
@@ -188,7 +188,7 @@ class Timers:
                     due = java_int(known.get(props.TIMER_OUT_MS, ""), 64)
                     files.add(due, now, record.physical_offset, record.total_size,
                               string_hash(known.get(props.REAL_TOPIC, "")),
-                              deletes=TIMER_DELETE in known)
+                              deletes=props.TIMER_DELETE in known)
             files.queue = pulled.next_begin
             if time.monotonic() > late:
                 return True
@@ -209,7 +209,7 @@ class Timers:
             if unit.magic & MAGIC_DELETE and not unit.magic & MAGIC_ROLL:
                 record = self._record(unit)
                 known = {} if record is None else props.parse(java_text(record.properties))
-                self._recalled.add(hash(known.get(TIMER_DELETE)))
+                self._recalled.add(hash(known.get(props.TIMER_DELETE)))
             else:
                 wanted.append(position)
             if not number % _PAGE and time.monotonic() > late:
@@ -247,7 +247,7 @@ class Timers:
             return None
         place = target(props.parse(text))
         if place is None or topic in (props.TIMER_TOPIC, props.HALF_TOPIC) or takes_no_messages(
-                topic, profile.generation) or (TIMER_DELETE in known and not rolls):
+                topic, profile.generation) or (props.TIMER_DELETE in known and not rolls):
             return None
         with suppress(ValueError):
             was_late = java_int(due, 64) < unit.curr_write_time

@@ -74,21 +74,30 @@ class Client:
 
     def ask(self, request: str | int, body: bytes | dict[str, Any] = b"", **ext: object) -> Command:
         """Sends a request, and waits for its response."""
-        opaque = self.send(request, body, ext=ext)
+        return self._answer(self.send(request, body, ext=ext))
+
+    def _answer(self, opaque: int) -> Command:
         while True:
             command = self.receive()
             if command.is_response and command.opaque == opaque:
                 return command
             self.told.append(command)
 
-    def pull(self, topic: str, queue_id: int, offset: int, *, most: int = 32,
-             group: str = "rmqctl", expression: str = "*", kind: str = "TAG", wait_ms: int = 0
-             ) -> Command:
-        """One pull with a filter of its own, which waits up to ``wait_ms`` for messages."""
-        return self.ask("PULL_MESSAGE", consumerGroup=group, topic=topic, queueId=queue_id,
-                        queueOffset=offset, maxMsgNums=most, sysFlag=4 | (2 if wait_ms else 0),
-                        commitOffset=0, suspendTimeoutMillis=wait_ms, subscription=expression,
-                        subVersion=0, expressionType=kind)
+    def pull(self, topic: str, queue_id: int, offset: int, **options: Any) -> Command:
+        """One pull, and its response; ``options`` as `send_pull` has them."""
+        return self._answer(self.send_pull(topic, queue_id, offset, **options))
+
+    def send_pull(self, topic: str, queue_id: int, offset: int, *, most: int = 32,
+                  group: str = "rmqctl", expression: str = "*", kind: str = "TAG", wait_ms: int = 0
+                  ) -> int:
+        """Sends a pull with a filter of its own, which waits up to ``wait_ms`` for messages; its
+        number (opaque).
+        """
+        return self.send("PULL_MESSAGE", ext={
+            "consumerGroup": group, "topic": topic, "queueId": queue_id, "queueOffset": offset,
+            "maxMsgNums": most, "sysFlag": 4 | (2 if wait_ms else 0), "commitOffset": 0,
+            "suspendTimeoutMillis": wait_ms, "subscription": expression, "subVersion": 0,
+            "expressionType": kind})
 
 
 def _text(value: object) -> str:

@@ -1,0 +1,150 @@
+"""Orders of the program that started ``serve --temp``: faults for its tests, stop and start.
+
+They come through the pipe that is standard input, one JSON object a line, so no client can give
+one. Each is answered by an event ``order``.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Annotated, Literal, NoReturn
+
+import msgspec
+
+from rmqctl.ext.serve.remoting.codes import Answer, Status
+
+_MOST_HELD = 1 << 20
+_FOR_EVER = -1
+
+
+@dataclass(slots=True)
+class Faults:
+    """What goes wrong on purpose. ``times``: sends that are still refused, -1 for all; ``slow``:
+    seconds before each answer.
+    """
+
+    times: int = 0
+    topic: str | None = None
+    code: int = Status.SERVICE_NOT_AVAILABLE
+    slow: float = 0.0
+
+    def refuse(self, topic: str) -> None:
+        """Refuses a send where one is to be refused. Answer."""
+        if self.times and self.topic in (None, topic):
+            self.times -= self.times > 0
+            raise Answer(self.code, "refused by order of the test")
+
+
+class _Order(msgspec.Struct, forbid_unknown_fields=True):
+    order: Literal["refuse_sends", "slow", "pause", "resume", "stop", "start"]
+    times: Annotated[int, msgspec.Meta(ge=_FOR_EVER)] = _FOR_EVER
+    topic: str | None = None
+    code: Annotated[int, msgspec.Meta(ge=1, le=0xFFFF)] = Status.SERVICE_NOT_AVAILABLE
+    ms: Annotated[float, msgspec.Meta(ge=0, le=600_000)] = 0.0
+
+
+class _EndedError(Exception):
+    """A signal came while nothing else was waited for."""
+
+
+@dataclass(eq=False)
+class Orders:
+    """``pipe``: the file that orders come from, whose end is that of the server; ``tell`` takes the
+    events that answer them. Without ``is_allowed`` none is obeyed.
+    """
+
+    pipe: int
+    tell: Callable[..., None]
+    is_allowed: bool
+    faults: Faults = field(default_factory=Faults)
+    _state: str = "runs"
+    """Or ``paused``, ``stopped``, ``ended``."""
+    _starts: bool = False
+    _held: bytes = b""
+
+    def hear(self, end: Callable[[], None]) -> None:
+        """Does what is ordered, when the pipe has something; ``end`` ends the server. While it is
+        paused this waits, and so does every client.
+        """
+        self._read()
+        self._go_on(end)
+
+    def started(self, end: Callable[[], None]) -> None:
+        """Clients may come; does what was read before."""
+        if self._starts:
+            self._starts = False
+            self.tell(event="order", order="start")
+        self._go_on(end)
+
+    def _go_on(self, end: Callable[[], None]) -> None:
+        while self._state == "runs" and self._obey():
+            if self._state == "paused":
+                self._wait("paused")
+        if self._state != "runs":
+            end()
+
+    def wait_for_start(self) -> bool:
+        """After the server's end: waits where it is to start again; whether it is."""
+        if self._state != "stopped":
+            return False
+        self._wait("stopped")
+        return self._state == "runs"
+
+    def _wait(self, state: str) -> None:
+        """Waits for orders, and for nothing else, as long as the state is that."""
+        def end(_number: int, _frame: FrameType | None) -> NoReturn:
+            raise _EndedError
+
+        before = {number: signal.signal(number, end)
+                  for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            # Answered now: whoever hears of it may end the server at once.
+            self.tell(event="order", order="stop" if state == "stopped" else "pause")
+            while self._state == state:
+                if not self._obey():
+                    self._read()
+        except _EndedError:
+            self._state = "ended"
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _read(self) -> None:
+        data = os.read(self.pipe, 1 << 16)
+        self._held = (self._held + data)[-_MOST_HELD:] if self.is_allowed else b""
+        if not data:
+            self._state = "ended"
+
+    def _obey(self) -> bool:
+        """Does the next order that was read; whether there was one."""
+        line, ends, rest = self._held.partition(b"\n")
+        if not ends:
+            return False
+        self._held = rest
+        try:
+            order = msgspec.json.decode(line, type=_Order)
+        except msgspec.MsgspecError as error:
+            self.tell(event="order", order=None, problem=str(error))
+            return True
+        was, faults = self._state, self.faults
+        match order.order:
+            case "refuse_sends":
+                faults.times, faults.topic, faults.code = order.times, order.topic, order.code
+            case "slow":
+                faults.slow = order.ms / 1000
+            case "pause" if was == "runs":
+                self._state = "paused"
+            case "resume" if was == "paused":
+                self._state = "runs"
+            case "stop" if was != "stopped":
+                self._state = "stopped"
+            case "start" if was == "stopped":
+                self._state, self._starts = "runs", True
+        # Pause, stop and start are answered when they are done.
+        if self._state == was or order.order == "resume":
+            self.tell(event="order", order=order.order)
+        return True
