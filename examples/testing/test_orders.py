@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
+from rmqctl.errors import RmqctlError
 from rmqctl.testing import RocketMQ, rocketmq  # noqa: F401 - the fixture, for the tests below
 
 
@@ -20,6 +23,14 @@ def test_an_order_is_sent(rocketmq: RocketMQ) -> None:  # noqa: F811 - pytest ta
     (message,) = rocketmq.messages(topic)
     assert json.loads(message.body) == {"order": 7}
     assert (message.tags, message.keys) == ("new", ["order-7"])
+
+
+def test_an_order_that_the_broker_refuses(rocketmq: RocketMQ) -> None:  # noqa: F811
+    topic = rocketmq.topic()
+    with rocketmq.refuse_sends(topic=topic), pytest.raises(RmqctlError):
+        place_order(rocketmq.address, topic, 8)
+    place_order(rocketmq.address, topic, 8)
+    assert len(rocketmq.wait_for(topic, 1)) == 1
 
 
 def test_another_topic_is_empty(rocketmq: RocketMQ) -> None:  # noqa: F811

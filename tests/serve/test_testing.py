@@ -24,12 +24,55 @@ from rmqctl.parse_values import parse_address
 from rmqctl.testing import AsyncRocketMQ, RocketMQ
 from tests.serve.running import empty_store
 from tests.serve.stubs import OK, Stub
+from tests.serve.test_clients import installed
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "testing"
-JARS = [Path("/usr/share/java") / f"{name}.jar" for name in (
-    "junit-jupiter-api", "junit-jupiter-engine", "junit-platform-commons", "junit-platform-engine",
-    "junit-platform-launcher", "junit-platform-console", "junit-platform-reporting", "opentest4j",
-    "apiguardian-api", "picocli")]
+JUNIT = ("jupiter/junit-jupiter-api", "jupiter/junit-jupiter-engine",
+         "platform/junit-platform-commons", "platform/junit-platform-engine",
+         "platform/junit-platform-launcher")
+RUN = """
+import static org.junit.platform.engine.discovery.DiscoverySelectors.selectClass;
+import org.junit.platform.launcher.core.*;
+import org.junit.platform.launcher.listeners.SummaryGeneratingListener;
+class Run {
+    public static void main(String[] args) {
+        var heard = new SummaryGeneratingListener();
+        LauncherFactory.create().execute(LauncherDiscoveryRequestBuilder.request()
+                .selectors(selectClass(args[0])).build(), heard);
+        heard.getSummary().printFailuresTo(new java.io.PrintWriter(System.out, true));
+        heard.getSummary().printTo(new java.io.PrintWriter(System.out, true));
+    }
+}
+"""
+
+
+def junit() -> str:
+    """The class path of JUnit 5, of the system or of Maven. Skips where there is none."""
+    system = Path("/usr/share/java")
+    found = [system / f"{name.rpartition('/')[2]}.jar" for name in JUNIT]
+    found += [system / "opentest4j.jar", system / "apiguardian-api.jar"]
+    maven = Path.home() / ".m2" / "repository" / "org"
+    for version in ("5.14.4", "5.13.4", "5.12.2", "5.11.4", "5.10.3"):
+        if all(path.exists() for path in found):
+            break
+        found = []
+        for name in JUNIT:
+            own = version.replace("5.", "1.", 1) if name.startswith("platform") else version
+            found.append(maven / "junit" / name / own / f"{name.rpartition('/')[2]}-{own}.jar")
+        for name in ("opentest4j/opentest4j", "apiguardian/apiguardian-api"):
+            found += sorted((maven / name).glob("*/*.jar"))[-1:]
+    if shutil.which("javac") is None or not all(path.exists() for path in found):
+        pytest.skip("there is no JUnit 5")
+    return ":".join(map(str, found))
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> dict[str, str]:
+    """The environment in which examples find this rmqctl."""
+    path = tmp_path / "rmqctl"
+    path.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m rmqctl "$@"\n')
+    path.chmod(0o755)
+    return {**os.environ, "RMQCTL": str(path)}
 
 
 def answers(address: str) -> bool:
@@ -317,24 +360,41 @@ def test_the_fixture_is_a_plugin(tmp_path: Path) -> None:
                            "--rootdir", str(tmp_path), str(tmp_path)], capture_output=True,
                           text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stdout
-    assert "2 passed" in done.stdout
+    assert "3 passed" in done.stdout
 
 
 @pytest.mark.long
-@pytest.mark.skipif(shutil.which("javac") is None or not JARS[0].exists(), reason="no JUnit 5")
-def test_the_example_for_junit(tmp_path: Path) -> None:
-    program = tmp_path / "rmqctl"
-    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m rmqctl "$@"\n')
-    program.chmod(0o755)
-    jars = ":".join(map(str, JARS))
-    subprocess.run(["javac", "-d", str(tmp_path), "-cp", jars, str(EXAMPLES / "OrdersTest.java")],
-                   check=True)
-    done = subprocess.run(
-        ["java", "-cp", f"{jars}:{tmp_path}", "org.junit.platform.console.ConsoleLauncher", "-c",
-         "OrdersTest"], capture_output=True, text=True,
-        env={**os.environ, "RMQCTL": str(program)})
+def test_the_example_for_junit(tmp_path: Path, program: dict[str, str]) -> None:
+    jars = junit()
+    (tmp_path / "Run.java").write_text(RUN)
+    subprocess.run(["javac", "-d", str(tmp_path), "-cp", jars, str(tmp_path / "Run.java"),
+                    *map(str, EXAMPLES.glob("*.java"))], check=True)
+    done = subprocess.run(["java", "-cp", f"{jars}:{tmp_path}", "Run", "OrdersTest"],
+                          capture_output=True, text=True, env=program)
+    assert "2 tests successful" in done.stdout, done.stdout + done.stderr
+    assert " 0 tests failed" in done.stdout
+
+
+@pytest.mark.long
+@pytest.mark.skipif(shutil.which("node") is None, reason="no node")
+def test_the_npm_package(program: dict[str, str]) -> None:
+    done = subprocess.run(["node", "--test"], cwd=EXAMPLES / "npm", capture_output=True, text=True,
+                          env=program)
     assert done.returncode == 0, done.stdout
-    assert "1 tests successful" in done.stdout
+    assert "# pass 1" in done.stdout
+
+
+@pytest.mark.long
+@pytest.mark.skipif(shutil.which("npm") is None, reason="no npm")
+def test_the_example_for_jest(golden_base: Path, program: dict[str, str]) -> None:
+    folder = golden_base.parent / "jest"
+    installed(folder, ["npm", "install", "--silent", "--prefer-offline", "--no-audit", "--prefix",
+                       str(folder), "jest@29", "ali-ons@3.12.0"])
+    tests = shutil.copytree(EXAMPLES, folder / "tests", dirs_exist_ok=True)
+    done = subprocess.run(["../node_modules/.bin/jest", "--forceExit", "orders.test.js"], cwd=tests,
+                          capture_output=True, text=True, env=program)
+    assert done.returncode == 0, done.stderr
+    assert "2 passed" in done.stderr
 
 
 @pytest.mark.parametrize(("args", "words"), [
