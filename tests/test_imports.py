@@ -45,7 +45,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "ext.spark": LIBRARY | {"kernel", "files", "broker", "checks", "engine", "repair", "export",
                             "sql", "ext.tiered"},
     "ext.serve.remoting": {"formats"},
-    "ext.serve": LIBRARY | {"kernel", "files", "broker", "engine", "ext.serve.remoting"},
+    "ext.serve": LIBRARY | {"kernel", "files", "broker", "engine", "repair",
+                            "ext.serve.remoting"},
     "ext.browse": LIBRARY | {"files", "checks", "export", "output"},
     "ext.report": LIBRARY | {"broker", "checks", "output"},
     "": {"api"},  # what `rmqctl.open` loads

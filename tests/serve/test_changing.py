@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -110,7 +112,7 @@ def test_positions_of_a_broker_for_light_groups(root: Path) -> None:
     file.write_text('{"lmqOffsetTable":{"%LMQ%a@%LMQ%G":5},"offsetTable":{"T@g":{0:3}}}')
     with serving(root, settings=WRITABLE) as served, served.client() as client:
         for group, name, before in (("%LMQ%G", "%LMQ%a", 5), ("g", "T", 3)):
-            where = {"consumerGroup": group, "topic": name, "queueId": 0}
+            where: dict[str, Any] = {"consumerGroup": group, "topic": name, "queueId": 0}
             assert client.ask("QUERY_CONSUMER_OFFSET", **where).ext["offset"] == str(before)
             assert client.ask("UPDATE_CONSUMER_OFFSET", commitOffset=7, **where).code == 0
     assert json.loads(file.read_text()) == {
@@ -138,3 +140,58 @@ def test_who_reads_alone_changes_nothing(root: Path) -> None:
         assert client.ask("UPDATE_AND_CREATE_SUBSCRIPTIONGROUP", body).code == 16
         assert client.ask("PUT_KV_CONFIG", namespace="n", key="k", value="v").code == 16
     assert not (root / "config" / "subscriptionGroup.json").exists()
+
+
+def test_settings_of_the_broker_that_count_here(served: Running) -> None:
+    with served.client() as client:
+        def change(text: str) -> tuple[int, str | None]:
+            answer = client.ask("UPDATE_BROKER_CONFIG", text.encode())
+            return answer.code, answer.remark
+
+        def shown() -> str:
+            return bytes(client.ask("GET_BROKER_CONFIG").body).decode()
+
+        assert change("autoCreateTopicEnable=false\nautoCreateSubscriptionGroup=false\n")[0] == 0
+        assert "autoCreateTopicEnable=false\n" in shown()
+        assert sent(client, "new", b"x").code == 17
+        assert change("autoCreateTopicEnable=true")[0] == 0
+        assert "autoCreateSubscriptionGroup=false\nautoCreateTopicEnable=true\n" in shown()
+        assert sent(client, "new", b"x").code == 0
+        # Nothing of it is done where something is refused.
+        for text, words in (("autoCreateTopicEnable=false\nfileReservedTime=1\n",
+                             "fileReservedTime is not a setting of rmqctl serve"),
+                            ("autoCreateTopicEnable=no", "expected true or false")):
+            code, remark = change(text)
+            assert code == 1
+            assert words in (remark or "")
+        assert "autoCreateTopicEnable=true" in shown()
+        assert change("")[0] == 0
+
+
+def test_what_a_broker_would_delete_is_refused_by_name(tmp_path: Path) -> None:
+    root = empty_store(tmp_path / "store")
+    asked = ("CLEAN_EXPIRED_CONSUMEQUEUE", "CLEAN_UNUSED_TOPIC", "DELETE_EXPIRED_COMMITLOG",
+             "POP_ROLLBACK")
+    with serving(root, settings=WRITABLE) as served, served.client() as client:
+        sent(client, "T", b"x")
+        for number in range(40):
+            sent(client, "U", b"%d" % number * 4000)
+        assert [client.ask(name).code for name in asked] == [0, 0, 0, 0]
+    # Old log files, a queue that only leads to expired ones, a topic without configuration.
+    log = sorted((root / "commitlog").iterdir())
+    log[0].unlink()
+    os.utime(log[1], (0, 0))
+    (root / "consumequeue" / "U").rename(root / "consumequeue" / "lost")
+    (root / "kvStore").mkdir()
+    (root / "kvStore" / "CURRENT").write_text("MANIFEST-000001\n")
+    with serving(root, settings=WRITABLE) as served, served.client() as client:
+        before = {path: path.stat().st_mtime_ns for path in root.rglob("*") if path.is_file()}
+        answers = [client.ask(name) for name in asked]
+        assert [answer.code for answer in answers] == [1, 1, 1, 1]
+        for answer, words in zip(answers, (
+                "T (queue 0)", "lost", "rmqctl expire", "kvStore"), strict=True):
+            assert words in (answer.remark or "")
+        assert {path: path.stat().st_mtime_ns for path in root.rglob("*")
+                if path.is_file()} == before
+    with serving(root) as served, served.client() as client:
+        assert [client.ask(name).code for name in asked] == [16, 16, 16, 16]

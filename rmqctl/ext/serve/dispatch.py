@@ -10,10 +10,10 @@ from rmqctl.ext.serve.producing import recalling, replying, sending
 from rmqctl.ext.serve.producing.properties import REGION
 from rmqctl.ext.serve.remoting.codes import CODE_OF, REQUESTS, Answer, Status
 from rmqctl.ext.serve.remoting.command import Command
-from rmqctl.ext.serve.tools import admin, assigning, changing, progress, relay
+from rmqctl.ext.serve.tools import admin, assigning, changing, cleaning, progress, relay
 
 _ROOMS = (pulling, offsets, clients, returning, messages, pop_requests, naming, admin, assigning,
-          progress, relay, changing, sending, recalling, replying)
+          progress, relay, changing, cleaning, sending, recalling, replying)
 _BY_NAME: dict[str, Handler] = {
     name: handler for room in _ROOMS for name, handler in room.HANDLERS.items()}
 HANDLERS: dict[int, Handler] = {

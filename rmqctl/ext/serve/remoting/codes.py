@@ -76,6 +76,7 @@ _TABLE = """
 303 QUERY_CONSUME_TIME_SPAN topic! group!
 304 GET_SYSTEM_TOPIC_LIST_FROM_NS
 305 GET_SYSTEM_TOPIC_LIST_FROM_BROKER
+306 ~CLEAN_EXPIRED_CONSUMEQUEUE
 307 GET_CONSUMER_RUNNING_INFO consumerGroup! clientId! jstackEnable:bool
 308 QUERY_CORRECTION_OFFSET filterGroups compareGroup! topic!
 309 CONSUME_MESSAGE_DIRECTLY consumerGroup! clientId msgId brokerName
@@ -98,6 +99,7 @@ _TABLE = """
    m:bool n
 327 ~ADD_WRITE_PERM_OF_BROKER brokerName!
 328 GET_ALL_PRODUCER_INFO
+329 ~DELETE_EXPIRED_COMMITLOG
 343 QUERY_TOPICS_BY_CONSUMER group!
 345 QUERY_SUBSCRIPTION_BY_CONSUMER group! topic!
 351 GET_TOPIC_CONFIG topic!
@@ -118,6 +120,7 @@ _TABLE = """
 200054 NOTIFICATION consumerGroup! topic! queueId:int! pollTime:long! bornTime:long! order:bool \
    attemptId
 200055 POLLING_INFO consumerGroup! topic! queueId:int!
+200056 ~POP_ROLLBACK
 200151 BATCH_ACK_MESSAGE
 """
 

@@ -19,6 +19,7 @@ from rmqctl.ext.serve.naming import json_response
 from rmqctl.ext.serve.remoting.codes import Answer, Status
 from rmqctl.ext.serve.remoting.command import VERSION
 from rmqctl.ext.serve.source import READ, WRITE
+from rmqctl.ext.serve.tools.cleaning import RESERVED_HOURS
 from rmqctl.formats.local.consume_queue_ext import is_address
 from rmqctl.formats.local.properties import SCHEDULE_TOPIC
 
@@ -157,8 +158,9 @@ def broker_config(broker: Broker, _call: Call) -> Response:
         "autoCreateTopicEnable": _java(writer is not None and writer.topics.makes),
         "brokerClusterName": broker.cluster.name, "brokerIP1": broker.address.host, "brokerId": 0,
         "brokerName": broker.name, "brokerPermission": READ | WRITE * broker.is_writable,
-        "brokerRole": known.role, "enablePropertyFilter": "true", "fileReservedTime": 72,
-        "filterServerNums": 0, "flushDiskType": f"{known.flush.upper()}_FLUSH",
+        "brokerRole": known.role, "enablePropertyFilter": "true",
+        "fileReservedTime": RESERVED_HOURS, "filterServerNums": 0,
+        "flushDiskType": f"{known.flush.upper()}_FLUSH",
         "listenPort": broker.address.port, "mappedFileSizeCommitLog": known.commitlog_file_size,
         "mappedFileSizeConsumeQueue": known.consumequeue_file_size,
         "maxHashSlotNum": known.index_slots, "maxIndexNum": known.index_max,

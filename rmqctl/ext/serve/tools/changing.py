@@ -10,11 +10,14 @@ from rmqctl.engine.config.topics import is_system
 from rmqctl.ext.serve.broker import Broker, Call, Response, Table
 from rmqctl.ext.serve.consuming.clients import body_of, objects
 from rmqctl.ext.serve.remoting.codes import Answer, Status
+from rmqctl.formats.config import properties_file
 
 _MOST_KEPT = 10_000
 _LONGEST = 4096
 """Values that the name server keeps, and the characters of each."""
 _MOST_GROUPS = 1000
+_TOPICS = "autoCreateTopicEnable"
+_SETTINGS = {_TOPICS: "makes", "autoCreateSubscriptionGroup": "makes_groups"}
 
 
 def update_group(broker: Broker, call: Call) -> Response:
@@ -83,6 +86,24 @@ def delete_route(broker: Broker, call: Call) -> Response:
     return Response()
 
 
+def update_settings(broker: Broker, call: Call) -> Response:
+    """Changes settings of the broker that count here, until the server ends; all or none."""
+    writer, wanted = broker.writer, {
+        entry.key: entry.value for entry in properties_file.parse(bytes(call.command.body))}
+    assert writer is not None
+    for name, value in wanted.items():
+        if name not in _SETTINGS:
+            raise Answer(Status.SYSTEM_ERROR, f"{name} is not a setting of rmqctl serve, which "
+                         f"changes only {' and '.join(_SETTINGS)}; change the broker's own "
+                         "broker.conf")
+        if value not in ("true", "false"):
+            raise Answer(Status.SYSTEM_ERROR, f"{name}={value}: expected true or false")
+    for name, value in wanted.items():
+        setattr(writer.topics if name == _TOPICS else writer,
+                _SETTINGS[name], value == "true")
+    return Response()
+
+
 def wipe_writes(broker: Broker, call: Call) -> Response:
     """Has routes say that nothing can be sent to a broker, so that producers leave it."""
     return Response({"wipeTopicCount": _let_write(broker, call, False)})
@@ -127,6 +148,7 @@ HANDLERS: Table = {
     "DELETE_SUBSCRIPTIONGROUP": delete_group,
     "DELETE_TOPIC_IN_BROKER": delete_topic,
     "DELETE_TOPIC_IN_NAMESRV": delete_route,
+    "UPDATE_BROKER_CONFIG": update_settings,
     "WIPE_WRITE_PERM_OF_BROKER": wipe_writes,
     "ADD_WRITE_PERM_OF_BROKER": add_writes,
     "PUT_KV_CONFIG": put_value,

@@ -1,0 +1,106 @@
+"""What administration tools ask a broker to delete. `serve` deletes no files: where a broker would
+delete nothing either this is answered with success, else it is refused with what to do instead.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import closing
+from shlex import quote
+
+from rmqctl.engine.config.topics import is_system
+from rmqctl.ext.serve.broker import Broker, Call, Response, Table
+from rmqctl.ext.serve.remoting.codes import Answer, Status
+from rmqctl.formats.local.properties import LMQ_PREFIX
+from rmqctl.parse_values import now_ms
+from rmqctl.repair.expire import HOUR, Limits, expire
+from rmqctl.store.store import Store
+
+RESERVED_HOURS = 72
+"""A broker's fileReservedTime, whose default is that of `rmqctl expire`, too."""
+_POP_RECORDS = "kvStore"
+_NAMED = 5
+_MOST_QUEUES = 50_000
+
+
+def expired_files(broker: Broker, _call: Call) -> Response:
+    """Files of the log that are older than a broker keeps them."""
+    with closing(_opened(broker)) as store:
+        found = expire(store, now_ms(), Limits(older_than=RESERVED_HOURS * HOUR))
+    if found.plan.actions:
+        raise Answer(Status.SYSTEM_ERROR, (
+            f"{len(found.plan.actions)} files of {found.bytes} bytes have expired, and rmqctl "
+            f"serve deletes no files. Stop it and type: rmqctl expire {_root(broker)} --older-than "
+            f"{RESERVED_HOURS}h --apply"))
+    return Response()
+
+
+def expired_queues(broker: Broker, _call: Call) -> Response:
+    """Queues all of whose messages have expired."""
+    with closing(_opened(broker)) as store:
+        found = [f"{topic} (queue {queue_id})" for (topic, queue_id), queue in sorted(
+            store.known_queues.items()) if queue.exists and not _is_system(broker, topic)
+            and queue.written and (last := queue.unit(queue.written - 1)) is not None
+            and last.physical_offset < store.log.min_offset]
+    if found:
+        raise Answer(Status.SYSTEM_ERROR, (
+            f"{len(found)} queues contain only expired messages: {_named(found)}. rmqctl keeps "
+            "them: without their last file new messages would get used queue offsets again. A "
+            "broker deletes them when it runs on this store"))
+    return Response()
+
+
+def unused_topics(broker: Broker, _call: Call) -> Response:
+    """Topics with queues, but without configuration."""
+    assert broker.writer is not None
+    with closing(_opened(broker)) as store:
+        found = sorted({topic for topic, _ in (*store.known_queues, *store.batch_queues)
+                        if broker.writer.topics.get(topic) is None
+                        and not _is_system(broker, topic) and not topic.startswith(LMQ_PREFIX)})
+    if found:
+        raise Answer(Status.SYSTEM_ERROR, (
+            f"{len(found)} topics have queues but no configuration: {_named(found)}. rmqctl "
+            "deletes no topic. A broker deletes them when it runs on this store; to keep one, stop "
+            f"rmqctl serve and type: rmqctl topic create {_root(broker)} {quote(found[0])}"))
+    return Response()
+
+
+def pop_records(broker: Broker, _call: Call) -> Response:
+    """What was delivered by POP, as a broker of 5.4 keeps it in RocksDB."""
+    path = broker.source.store.path(_POP_RECORDS)
+    if os.path.isdir(path) and os.listdir(path):
+        raise Answer(Status.SYSTEM_ERROR, (
+            f"{path} has POP records, which rmqctl does not read. Run exportPopRecord against a "
+            "broker on this store"))
+    return Response()
+
+
+def _opened(broker: Broker) -> Store:
+    """The store as it is now. Answer where that is too much for one answer."""
+    store = broker.source.open_store()
+    count = len(store.known_queues) + len(store.batch_queues)
+    if count > _MOST_QUEUES:
+        store.close()
+        raise Answer(Status.SYSTEM_ERROR, f"{count} queues are too many to look at while clients "
+                     "are answered")
+    return store
+
+
+def _root(broker: Broker) -> str:
+    return quote(broker.source.store.root)
+
+
+def _is_system(broker: Broker, topic: str) -> bool:
+    return is_system(topic, broker.source.view.generation, broker.cluster.name)
+
+
+def _named(names: list[str]) -> str:
+    return ", ".join(names[:_NAMED]) + ", …" * (len(names) > _NAMED)
+
+
+HANDLERS: Table = {
+    "CLEAN_EXPIRED_CONSUMEQUEUE": expired_queues,
+    "CLEAN_UNUSED_TOPIC": unused_topics,
+    "DELETE_EXPIRED_COMMITLOG": expired_files,
+    "POP_ROLLBACK": pop_records,
+}
