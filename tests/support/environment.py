@@ -13,8 +13,9 @@ from pathlib import Path
 
 LOGIN = {"PATH", "HOME", "USER", "LOGNAME", "SHELL", "TERM", "PWD", "TMPDIR", "LANG", "TZ"}
 SUITE = {"RMQCTL_TESTING", "RMQCTL_TESTING_CLOCK", "RMQCTL_SEED", "RMQCTL_KERNEL", "RMQCTL_GOLDEN"}
-INSTALLATION = {"JAVA_HOME", "LD_LIBRARY_PATH", "PYTHONPATH", "SSL_CERT_FILE", "http_proxy",
-                "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"}
+INSTALLATION = {"JAVA_HOME", "LD_LIBRARY_PATH", "NODE_EXTRA_CA_CERTS", "PYTHONPATH",
+                "SSL_CERT_FILE", "http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY",
+                "HTTPS_PROXY", "NO_PROXY"}
 """Where Java, libraries and package registries are; tests of clients install some."""
 AROUND = {"LD_PRELOAD", "PYTHONMALLOC", "ASAN_OPTIONS", "UBSAN_OPTIONS"}
 """Set by a sanitizer that the whole run is started under."""
