@@ -15,6 +15,7 @@ from rmqctl.ext.serve.serving import Settings
 from rmqctl.store.store import Store
 from tests.adversary.writer import Layout, Writer
 from tests.serve.running import empty_store, serving
+from tests.support.layouts import layout_set
 
 GROUP = ("g", "orders")
 
@@ -74,6 +75,14 @@ def test_a_log_that_lost_a_file(gone: int, tmp_path: Path) -> None:
     sorted((root / "commitlog").iterdir())[gone].unlink()
     moved = root.rename(tmp_path / "moved")
     assert committed(file, [("broker-a", moved)]) == [10]
+
+
+def test_a_dledger_log_that_lost_its_first_file(tmp_path: Path) -> None:
+    file = tmp_path / "o.json"
+    root = shutil.copytree(layout_set("5.3.3/dledger3") / "store", tmp_path / "a")
+    committed(file, [("broker-a", root)])
+    next(root.glob(f"dledger-n?/data/{0:020d}")).unlink()
+    assert committed(file, [("broker-b", root.rename(tmp_path / "moved"))]) == [10]
 
 
 def test_a_copy_does_not_take_the_place_of_its_original(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rmqctl.errors import UsageError
+from rmqctl.formats.dledger import HEAD_SIZE
 from rmqctl.store.log.commit_log import CommitLog
 from rmqctl.store.log.end import first_record
 
@@ -31,8 +32,10 @@ def anchors_of(log: CommitLog, known: Sequence[Anchor] = ()) -> list[Anchor]:
     """
     found = [anchor for anchor in known if int(anchor[0]) >= log.min_offset][:1]
     first = None if found else first_record(log)
-    places = ([] if first is None else [first.physical_offset]) + [
-        file.base for file in log.files[-1:]]
+    places = [] if first is None else [first.physical_offset]
+    # The last file begins with a record; of DLedger with the header of its entry.
+    places += [place for file in log.files[-1:] for place in (file.base, file.base + HEAD_SIZE)
+               if log.record_at(place) is not None]
     for place in dict.fromkeys(places):
         raw = None if found and found[0][0] == place else log.raw_at(place)
         if raw is not None:
