@@ -94,10 +94,15 @@ def keys_in(entries: Mapping[str, Any], names: Sequence[str], logs: Sequence[Com
     wanted = Counter(key for keys in left for key in keys)
     warnings = []
     for at, keys in enumerate(left):
-        if len(keys) > 1 or any(wanted[key] > 1 for key in keys):
-            raise UsageError(f"{names[at]}: copies of this store have the entries "
-                             f"{', '.join(keys)}, and it cannot be determined which one belongs to "
-                             "this copy. Serve it from its former path, or remove entries.")
+        if len(keys) > 1:
+            raise UsageError(f"{names[at]}: {' and '.join(keys)} are entries of copies of this "
+                             "store, and it cannot be determined which one is its own. Serve it "
+                             "from its former path, or remove the other entries.")
+        if keys and wanted[keys[0]] > 1:
+            copies = " and ".join(name for name, each in zip(names, left, strict=True)
+                                  if keys[0] in each)
+            raise UsageError(f"{copies} are copies of one store, and it cannot be determined which "
+                             f"one the entry {keys[0]} belongs to. Serve only one of them.")
         if keys:
             found[at] = keys[0]
         elif found[at] is None and candidates[at]:
