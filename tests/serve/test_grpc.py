@@ -685,3 +685,20 @@ def test_a_server_for_tests_says_where_it_is_found() -> None:
     with RocketMQ("--grpc", "127.0.0.1:0") as server, Stub(server.grpc, "T") as stub:
         assert stub.send().status.code == OK
         assert [each.body for each in server.messages("T")] == [b"hello"]
+
+
+def test_faults_for_clients_of_rocketmq_5() -> None:
+    with RocketMQ("--grpc", "127.0.0.1:0") as server:
+        topic = server.topic()
+        with server.refuse_sends(1, code=2), Stub(server.grpc, topic) as stub:
+            message = {"topic": {"name": topic}, "body": b"x", "system_properties": {
+                "message_id": "m", "message_type": 1}}
+            assert [stub.call("SendMessage", messages=[message]).status.code
+                    for _ in range(2)] == [42900, OK]
+            assert len(server.messages(topic)) == 1
+            with server.slow(60), pytest.raises(grpc.RpcError, match="DEADLINE_EXCEEDED"):
+                stub.call("QueryRoute", 0.1, topic={"name": topic})
+        before = server.grpc
+        server.restart()
+        with Stub(before, topic, own=True) as stub:
+            assert stub.code("QueryRoute", topic={"name": topic}) == OK

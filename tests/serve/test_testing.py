@@ -16,14 +16,12 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
-from grpc import RpcError
 
 from rmqctl.errors import RmqctlError, UsageError
 from rmqctl.ext.serve.remoting.client import Client, records
 from rmqctl.parse_values import parse_address
 from rmqctl.testing import AsyncRocketMQ, RocketMQ
 from tests.serve.running import empty_store
-from tests.serve.stubs import OK, Stub
 from tests.serve.test_clients import installed
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "testing"
@@ -195,23 +193,6 @@ def test_refused_sends(server: RocketMQ) -> None:
     assert (len(server.messages(topic)), len(server.messages(other))) == (2, 1)
     with pytest.raises(RmqctlError, match="times"):
         server.refuse_sends(-2)
-
-
-def test_faults_for_clients_of_rocketmq_5() -> None:
-    with RocketMQ("--grpc", "127.0.0.1:0") as server:
-        topic = server.topic()
-        with server.refuse_sends(1, code=2), Stub(server.grpc, topic) as stub:
-            message = {"topic": {"name": topic}, "body": b"x", "system_properties": {
-                "message_id": "m", "message_type": 1}}
-            assert [stub.call("SendMessage", messages=[message]).status.code
-                    for _ in range(2)] == [42900, OK]
-            assert len(server.messages(topic)) == 1
-            with server.slow(60), pytest.raises(RpcError, match="DEADLINE_EXCEEDED"):
-                stub.call("QueryRoute", 0.1, topic={"name": topic})
-        before = server.grpc
-        server.restart()
-        with Stub(before, topic, own=True) as stub:
-            assert stub.code("QueryRoute", topic={"name": topic}) == OK
 
 
 def test_slow_and_paused_servers(server: RocketMQ) -> None:
