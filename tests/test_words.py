@@ -28,7 +28,7 @@ WORDS = {
     "TIME": {"--since", "--until", "--time", "--now"},
     "ZONE": {"--tz"},
     "TOPIC": {"--topic"},
-    "GROUP": {"--group"},
+    "GROUP": {"--group", "--from-group", "--to-group"},
     "KEY": {"--key"},
     "TAG": {"--tag"},
     "VERSION": {"--broker-version"},

@@ -109,6 +109,21 @@ class TimerStart:
     wheel_missing: bool
 
 
+class Outlook(NamedTuple):
+    """What a start makes of each pending unit: columns (bool) beside ``units``, of which at most
+    one holds. ``row``, ``waiting``, ``read_from`` and ``wheel_missing`` as in `TimerStart`.
+    """
+
+    units: Units
+    skipped: Array
+    unreachable: Array
+    gone: Array
+    row: int
+    waiting: int
+    read_from: int
+    wheel_missing: bool
+
+
 @dataclass(slots=True)
 class TimerFiles:
     """The timer's files of a store, as a broker loads them."""
@@ -236,6 +251,13 @@ class TimerFiles:
         """What a broker that starts at ``now`` (ms) finds of the pending messages, with the
         commitlog from ``log_min`` to ``log_end``. StoreIOError.
         """
+        seen = self.outlook(now, log_min, log_end)
+        return TimerStart(len(seen.units), int(seen.skipped.sum()), int(seen.unreachable.sum()),
+                          int(seen.gone.sum()), seen.waiting, seen.row, seen.read_from,
+                          self.checked, seen.wheel_missing)
+
+    def outlook(self, now: int, log_min: int, log_end: int) -> Outlook:
+        """The same of each unit. StoreIOError."""
         last_read = self.checked.last_read_time_ms
         since = min(last_read // self.precision, now // self.precision - KEPT_SLOTS)
         units = self.units(since)
@@ -250,11 +272,8 @@ class TimerFiles:
             units.position, pending.position)]
         gone = (pending.physical < log_min) | (pending.physical + pending.size > log_end)
         gone[~gone] = ~self._intact(pending.only(~gone))
-        late = ~gone & led_to & (pending.slot < read_from)
-        lost = ~gone & ~led_to
-        return TimerStart(len(pending), int(late.sum()), int(lost.sum()), int(gone.sum()),
-                          waiting, row, read_from * self.precision, self.checked,
-                          wheel is None)
+        return Outlook(pending, ~gone & led_to & (pending.slot < read_from), ~gone & ~led_to, gone,
+                       row, waiting, read_from * self.precision, wheel is None)
 
     def _intact(self, units: Units) -> Array:
         """Of which units a whole record is in the commitlog."""

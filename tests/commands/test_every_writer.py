@@ -72,6 +72,11 @@ def emptied(root: Path) -> None:
     (root / "checkpoint").write_bytes(bytes(4096))
 
 
+def older_offsets(root: Path) -> None:
+    """A file of offsets beside the store."""
+    (root.parent / "older.json").write_text('{"offsetTable": {"orders@older": {"0": 1}}}')
+
+
 WRITERS = {
     "init": Writer(("{root}", "--commitlog-file-size", "1KiB", "--index-slots", "8",
                     "--index-max", "32"), emptied),
@@ -87,6 +92,8 @@ WRITERS = {
     "convert": Writer(("{root}", "--consumequeue", "rocksdb", *PLAN), needs="rocksdict"),
     "expire": Writer(("{root}", "--older-than", "1h", *PLAN), old),
     "offsets reset": Writer(("{root}", "--group", GROUP, "--to", "earliest", *PLAN)),
+    "offsets copy": Writer(("{root}", "--from-group", GROUP, "--to-group", "fresh", *PLAN)),
+    "offsets import": Writer(("{root}", "{root}/../older.json", *PLAN), older_offsets),
     "config convert": Writer(("{root}", "--to", "rocksdb-v1", *PLAN), needs="rocksdict"),
     "undo": Writer(("{root}", "--yes", "--force"), repaired),
     "tiered dispatch": Writer(("{root}", "{root}/tieredstore", "--broker", "b", "--cluster", "c")),

@@ -13,7 +13,7 @@ def test_the_document(tiny_base: tiny_stores.Tiny, rmqctl: Runner) -> None:
     assert found["diff_total"] == 3
     assert [list(row) for row in found["queues"]] == [[
         "group", "topic", "queue_id", "min_offset", "max_offset", "consumer_offset", "diff",
-        "last_store_timestamp", "note"]] * 2
+        "last_store_timestamp", "unread_since", "note"]] * 2
     assert [row["diff"] for row in found["queues"]] == [2, 1]
 
 
@@ -22,7 +22,7 @@ def test_rows(tiny_base: tiny_stores.Tiny, rmqctl: Runner) -> None:
     assert {row["group"] for row in rows} == {"billing", "(delay)", None}
     head = rmqctl("offsets", tiny_base.root, "-o", "csv").expect(0).out.splitlines()[0]
     assert head == ("group,topic,queue_id,min_offset,max_offset,consumer_offset,diff,"
-                    "last_store_timestamp,note")
+                    "last_store_timestamp,unread_since,note")
 
 
 def test_for_people(tiny_base: tiny_stores.Tiny, rmqctl: Runner) -> None:

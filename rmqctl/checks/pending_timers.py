@@ -1,0 +1,68 @@
+"""Timed messages that wait for their time, one by one, and what a start makes of each."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from rmqctl.broker.timer import TimerFiles
+from rmqctl.broker.timer_messages import DELETED_KEY
+from rmqctl.formats.local import properties as props
+from rmqctl.formats.local.message import Record
+from rmqctl.formats.local.properties import TIMER_TOPIC
+from rmqctl.store.store import Store
+
+COLUMNS = ("due", "state", "topic", "queue_id", "physical_offset", "size", "store_timestamp",
+           "unique_key", "keys", "deletes")
+PENDING, WAITING = "pending", "not in the timer log yet"
+SKIPPED, UNREACHABLE, GONE = "overdue", "unreachable", "gone"
+NEVER = frozenset({SKIPPED, UNREACHABLE, GONE})
+"""Of messages that no start delivers."""
+
+
+def pending_timers(store: Store, now: int) -> Iterator[dict[str, Any]]:
+    """Yield the timed messages in the order in which the wheel comes to them, and last those that
+    are not in the timer log yet. ``now``: epoch ms, when a broker would start. ``due`` (ms) is what
+    the message says: one that is due later than the wheel reaches is put into it several times.
+    ``deletes``: the key of the message that this one takes back. StoreIOError.
+    """
+    files = TimerFiles.of(store)
+    if not files.in_use and store.known_queue(TIMER_TOPIC, 0) is None:
+        return
+    seen = files.outlook(now, store.log.min_offset, store.log.end)
+    states = np.select([seen.skipped, seen.unreachable, seen.gone], [1, 2, 3], 0)
+    names, empty = (PENDING, SKIPPED, UNREACHABLE, GONE), dict.fromkeys(COLUMNS)
+    for number in np.lexsort((seen.units.position, seen.units.slot)).tolist():
+        physical, size = int(seen.units.physical[number]), int(seen.units.size[number])
+        state = names[int(states[number])]
+        record = None if state == GONE else store.log.record_at(physical, size)
+        yield {**empty, "due": int(seen.units.slot[number]) * files.precision,
+               **_row(record, physical, size), "state": state}
+    # What was stored right before the broker ended.
+    queue = store.known_queue(TIMER_TOPIC, 0)
+    for row in range(seen.row, seen.row + seen.waiting) if queue is not None else ():
+        unit = None if queue is None else queue.unit(row)
+        if unit is not None and unit.is_valid and not unit.is_filler:
+            record = store.log.record_at(unit.physical_offset, unit.size)
+            yield {**empty, **_row(record, unit.physical_offset, unit.size),
+                   "state": WAITING if record is not None else GONE}
+
+
+def _row(record: Record | None, physical: int, size: int) -> dict[str, Any]:
+    row: dict[str, Any] = {"physical_offset": physical, "size": size}
+    if record is None:
+        return row
+    properties = props.parse(record.properties.decode("utf-8", "replace"))
+    due = properties.get(props.TIMER_OUT_MS, "")
+    queue = properties.get(props.REAL_QUEUE_ID, "")
+    if due.isascii() and due.isdigit() and len(due) < 18:
+        row["due"] = int(due)
+    return row | {
+        "topic": properties.get(props.REAL_TOPIC) or os.fsdecode(record.topic),
+        "queue_id": int(queue) if queue.isascii() and queue.isdigit() else None,
+        "store_timestamp": record.store_timestamp,
+        "unique_key": properties.get(props.UNIQUE_KEY), "keys": properties.get(props.KEYS),
+        "deletes": properties.get(DELETED_KEY)}
