@@ -284,7 +284,7 @@ class _Round:
             return by_flags
         for candidate in self._candidates(source, position, head, room, sizes):
             record = whole_record(candidate, start, self._survey.has_crcs)
-            if record is None:
+            if record is None or _ends_in_zeros(record, head, sizes):
                 continue
             topic = self._topics.of_impossible(record, rows) if is_impossible(
                 record.topic) else None
@@ -523,6 +523,14 @@ class _Round:
                 raw = with_fields(source.read(position, size), total_size=size, magic=magic,
                                   physical_offset=source.base + position)
                 yield from with_other_lengths(raw, magic, self._topics.is_known)
+
+
+def _ends_in_zeros(record: Record, head: bytes, sizes: set[int]) -> bool:
+    """Whether a record was torn in its topic: the zeros there and after it are no length of its
+    properties, unless its own size or an entry says so.
+    """
+    return (record.topic.endswith(b"\0") and not record.properties and record.total_size not in {
+        field_of(head, "total_size"), *sizes})
 
 
 def _is_timely(region: Region, record: Record) -> bool:

@@ -25,7 +25,8 @@ PART = 40
 WRONG_ONCE = (24, 1010, 1116, 2124, 5011, 5421, 5839, 20251, 20605, 20668, 21351, 21464, 21957,
               22291, 22332, 22512, 22668, 23183, 23331, 23636, 31498, 40785, 40792,
               41736, 51107, 60157, 72255, 94248, 94299, 100349, 112382, 120865,
-              125797, 130250, 132152, 136540)
+              125797, 130250, 132152, 136540,
+              139710)
 """Seeds: 24, 5011, 5421, 5839, 94248 and 112382 showed records of a stale page, 130250 a frame
 right behind one, 125797 published one. 20605, 23183, 23331 and 23636 took a moved record's size for
 an extent, and hid intact messages. 20668, 21351, 21464, 22291, 22512 and 22668 made a message of a
@@ -40,7 +41,7 @@ by one bit. 1116 lost all messages; the fillers of a later file were older than 
 has zeroed index entries in the chain of a slot. 100349 left the entry of a lost message whose size
 is one bit off. 120865 set places right that a moved page has, as these differ in one bit. 132152
 kept overwritten index entries of messages whose file is gone. 136540 took bytes of another message
-for the rest of a topic."""
+for the rest of a topic, 139710 zeros for the length of properties."""
 
 
 def judged(one: trial.World, folder: Path) -> trial.Outcome:
