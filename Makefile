@@ -10,7 +10,7 @@
 # make wheel   an sdist, and from it a wheel with the kernel where a compiler is, into dist
 # make binary  dist/rmqctl, one executable for machines without Python, and the demo run with it
 # make image   a container image from the Dockerfile (ENGINE=podman), and the demo's first step in it
-# make docs    docs/reference.md, the table of docs/verify.md and docs/rmqctl.svg from the program
+# make docs    docs/reference.md, docs/schema.md, the table of docs/verify.md and docs/rmqctl.svg
 # make site    the documentation as a web site in build/site; a broken link is an error
 # make bench   figures beside their goals and peers, on stores it makes in BENCH (5 GiB, kept)
 # make clean   everything made here

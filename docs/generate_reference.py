@@ -1,4 +1,4 @@
-"""Writes docs/reference.md, and the table of findings in docs/verify.md, from the program itself.
+"""Writes docs/reference.md, docs/schema.md and the table of findings in docs/verify.md.
 
 ``make docs``, or ``python docs/generate_reference.py``, writes the files; ``--check`` only says
 whether they are current. Nothing in the reference is written by hand, so it cannot say what the
@@ -20,6 +20,7 @@ from rmqctl.errors import ExitCode
 
 TARGET = Path(__file__).parent / "reference.md"
 VERIFY = Path(__file__).parent / "verify.md"
+SCHEMA = Path(__file__).parent / "schema.md"
 
 _HEAD = """\
 # Command reference
@@ -165,9 +166,84 @@ def findings_page(page: str) -> str:
     return head + begin + _table(("category", "severity", "meaning"), rows) + end + tail
 
 
+_SCHEMA_HEAD = """\
+# Tables and columns
+
+Written by `make docs` from the one declaration of the schema; a test fails when the two differ.
+`rmqctl export`, `rmqctl sql`, `rmqctl pipeline`, the Spark source `rocketmq` and `rmqctl.open`
+(`to_arrow`, `to_pandas`, `to_polars`) have these columns, in this order, with these names and
+types. Parquet and Arrow files have `schema_version` {version} in their metadata, and the comments
+of the columns.
+
+{types}
+Times are UTC. SQL and Spark have them in microseconds, and show null for a time outside the years
+1 to 9999 (only damage makes one); exports and `rmqctl.open` keep the stored value. A condition
+compares times with times: `store_timestamp > '2024-06-21'`. For milliseconds write
+`epoch_ms(store_timestamp) > 1718928000000` in `rmqctl sql`, and
+`unix_millis(store_timestamp) > 1718928000000` in Spark. Message objects (`read -o json`, iteration
+in Python) have times in milliseconds since 1970.
+
+Every column is nullable in type. A value is null only where the table says so. Text that is not
+UTF-8 has U+FFFD in it; the column `record` keeps the bytes.
+"""
+_ON_SPARK = "Only in `rmqctl pipeline sql` and Spark."
+_TABLES = {
+    "messages": """\
+Every intact record of the log, whether a consume queue entry points to it or not. A record whose
+body does not match its CRC is included, with `crc_ok` false. `rmqctl.open` leaves `store` and
+`file` out.""",
+    "frames": f"Every byte of the log, in frames, damaged ones too. {_ON_SPARK}",
+    "consumequeue": """\
+The entries in use, of light queues (LMQ) too; of a batch consume queue one row for each batch.""",
+    "index": "The entries of the index files.",
+    "tiered_messages": f"""\
+The messages of a tier that a consume queue entry points to. {_ON_SPARK}
+`physical_offset` is the offset in the tiered commit log of the queue, and `msg_id` is made of it:
+it is not the id that the broker returned. The other columns are those of `messages`:""",
+    "offsets": "The rows of `rmqctl offsets`. Only in `rmqctl sql`.",
+    "findings": "The findings of `rmqctl verify`. Only in `rmqctl sql`.",
+}
+
+
+def schema_page() -> str:
+    """docs/schema.md: every table with its columns."""
+    from rmqctl.scan import tables
+    from rmqctl.sql.query_needs import COLUMNS
+    from rmqctl.sql.schema import TABLES
+
+    types = {
+        "int32": ("INTEGER", "int"), "int64": ("BIGINT", "bigint"), "bool": ("BOOLEAN", "boolean"),
+        "string": ("VARCHAR", "string"), "binary": ("BLOB", "binary"),
+        "timestamp[ms, UTC]": ("TIMESTAMP WITH TIME ZONE", "timestamp"),
+        "list<string>": ("VARCHAR[]", "array<string>"),
+        "map<string, string>": ("MAP(VARCHAR, VARCHAR)", "map<string,string>"),
+    }
+    head = _table(("Arrow, Parquet", "DuckDB (`rmqctl sql`)", "Spark"),
+                  ([f"`{name}`" for name in (arrow, *others)] for arrow, others in types.items()))
+    parts = [_SCHEMA_HEAD.format(version=tables.VERSION, types=head)]
+    known = TABLES | COLUMNS
+    for name, about in _TABLES.items():
+        columns = known[name].values()
+        if name == "tiered_messages":
+            columns = (tables.PLACE | tables.OWNER).values()
+        rows = []
+        for column in columns:
+            kind = str(column.type).replace("tz=", "").replace("element: ", "")
+            assert kind in types, kind
+            comment, _, null = tables.comment_of(column).partition("; null: ")
+            rows.append((f"`{column.name}`", f"`{kind}`", null, comment))
+        parts.append(f"## `{name}`\n\n{about}\n\n" + _table(
+            ("column", "type", "null", "meaning"), rows))
+    rows = ((f"`{one.name}`", f"`{one.type}`", tables.comment_of(one))
+            for one in tables.PROVENANCE.values())
+    parts.append("## `export --provenance`\n\n" + _table(("column", "type", "meaning"), rows))
+    return "\n".join(parts)
+
+
 def main(arguments: list[str]) -> int:
     """Write the files; with ``--check`` compare them and return 1 when one is out of date."""
-    made = {TARGET: reference(), VERIFY: findings_page(VERIFY.read_text(encoding="utf-8"))}
+    made = {TARGET: reference(), VERIFY: findings_page(VERIFY.read_text(encoding="utf-8")),
+            SCHEMA: schema_page()}
     stale = 0
     for path, text in made.items():
         current = path.exists() and path.read_text(encoding="utf-8") == text

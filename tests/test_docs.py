@@ -42,6 +42,10 @@ def test_the_table_of_findings_is_current():
     assert generator().findings_page(page) == page, "run `make docs`"
 
 
+def test_the_page_of_the_schema_is_current():
+    assert generator().schema_page() == (DOCS / "schema.md").read_text(), "run `make docs`"
+
+
 @pytest.mark.parametrize("spec", REGISTRY, ids=lambda spec: spec.title)
 def test_every_command_and_option_is_in_the_reference(reference, spec):
     assert f"### `rmqctl {spec.title}`" in reference

@@ -25,7 +25,8 @@ for module in pkgutil.walk_packages(rmqctl.__path__, "rmqctl."):
     if not module.name.startswith(("rmqctl.ext.spark.", "rmqctl.ext.browse.",
                                    "rmqctl.ext.serve.grpc.", "rmqctl.export.", "rmqctl.sql.",
                                    "rmqctl.__main__")) \\
-            and module.name not in ("rmqctl.scan.columns", "rmqctl.store.queue.unit_columns",
+            and module.name not in ("rmqctl.scan.columns", "rmqctl.scan.tables",
+                                    "rmqctl.store.queue.unit_columns",
                                     "rmqctl.store.page_columns",
                                     "rmqctl.repair.sources.read_back"):
         __import__(module.name)

@@ -51,7 +51,7 @@ except Exception:  # noqa: BLE001  # the JVM's ClassNotFoundException, in py4j's
     sys.exit(3)
 
 messages = (spark.read.format("rocketmq").load(arguments.stores)
-            .selectExpr("*", "date(timestamp_millis(store_timestamp)) as day"))
+            .selectExpr("*", "date(store_timestamp) as day"))
 if arguments.format == "iceberg":
     messages.writeTo("lake.rocketmq.messages").partitionedBy("topic", "day").createOrReplace()
     found = spark.table("lake.rocketmq.messages")

@@ -51,11 +51,11 @@ def table(name: str, columns: str, paths: list[str] = arguments.stores) -> DataF
 
 
 # %% Messages by topic and hour
-messages = table("messages", "topic string, queue_id int, store_timestamp long, "
-                             "born_timestamp long, physical_offset long, total_size int").cache()
+messages = table("messages", "topic string, queue_id int, store_timestamp timestamp, "
+                             "born_timestamp timestamp, physical_offset long, "
+                             "total_size int").cache()
 hours = (
-    messages.groupBy("topic", F.date_trunc("hour", F.timestamp_millis("store_timestamp"))
-                     .alias("hour"))
+    messages.groupBy("topic", F.date_trunc("hour", "store_timestamp").alias("hour"))
     .agg(F.count("*").alias("messages"), F.sum("total_size").alias("bytes"))
     .orderBy("hour", F.desc("messages"), "topic")
 )
@@ -81,9 +81,10 @@ both.groupBy(seen.alias("found")).count().orderBy("found").show(truncate=False)
 messages.createOrReplaceTempView("messages")
 spark.sql("""
     SELECT topic, count(*) AS messages,
-           percentile(store_timestamp - born_timestamp, 0.5) AS median_ms,
-           max(store_timestamp - born_timestamp) AS longest_ms
-    FROM messages GROUP BY topic ORDER BY topic
+           percentile(ms, 0.5) AS median_ms, max(ms) AS longest_ms
+    FROM (SELECT topic, unix_millis(store_timestamp) - unix_millis(born_timestamp) AS ms
+          FROM messages)
+    GROUP BY topic ORDER BY topic
 """).show(100, truncate=False)
 
 # %% A stream: a copy of the first store is followed; the second run reads what came meanwhile
@@ -117,14 +118,15 @@ BARS = 40
 COLOURS = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#7F7F7F"]
 OTHERS = "other topics"
 
+stored = F.unix_millis("store_timestamp")
 total, begin, end, size = messages.agg(
-    F.count("*"), F.min("store_timestamp"), F.max("store_timestamp"), F.sum("total_size")).first()
+    F.count("*"), F.min(stored), F.max(stored), F.sum("total_size")).first()
 step = next((one for one in STEPS if (end - begin) / one <= BARS),
             STEPS[-1] * -(-(end - begin) // (STEPS[-1] * BARS)))
 largest = [row.topic for row in messages.groupBy("topic").count().orderBy(
     F.desc("count"), "topic").limit(len(COLOURS) - 1).collect()]
 counted = messages.groupBy(
-    (F.floor(F.col("store_timestamp") / step) * step).alias("time"),
+    (F.floor(stored / step) * step).alias("time"),
     F.when(F.col("topic").isin(largest), F.col("topic")).otherwise(OTHERS).alias("topic"),
 ).count()
 counts = {(row.topic, row.time): row["count"] for row in counted.collect()}

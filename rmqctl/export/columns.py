@@ -12,8 +12,9 @@ import pyarrow as pa
 from rmqctl.export.buffers import Chunks, Origin
 from rmqctl.export.files import compact_json
 from rmqctl.export.spec import ORIGIN, Export
-from rmqctl.scan.columns import MESSAGE_TYPES, as_strings, message_columns
+from rmqctl.scan.columns import as_strings, message_columns
 from rmqctl.scan.frames import Array, Batch
+from rmqctl.scan.tables import MESSAGE_COLUMNS
 from rmqctl.scan.text import Properties
 from rmqctl.store.pages import BatchPage
 from rmqctl.store.projection import is_decoded
@@ -34,7 +35,7 @@ class Columns:
 
     def __init__(self, spec: Export, origin: Origin) -> None:
         self._schema = spec.schema
-        self._names = [name for name in spec.fields if name in MESSAGE_TYPES]
+        self._names = [name for name in spec.fields if name in MESSAGE_COLUMNS]
         self._place, self._origin = origin, origin.of(spec.fields)
         self._decoding = spec.decoding
         self._parts: dict[int, list[pa.RecordBatch]] = {}
@@ -73,7 +74,7 @@ class Columns:
             elif name in decoded:
                 arrays.append(pa.array(decoded[name], pa.string()))
             elif name in known:
-                arrays.append(known[name].cast(self._schema.field(name).type))
+                arrays.append(known[name])
             else:
                 parsed = parsed or Properties(batch)
                 arrays.append(as_strings(parsed, count, name.removeprefix(PROPERTY)))

@@ -50,7 +50,6 @@ class Export:
     compression: str = "zstd"
     zone: tzinfo = UTC
     conditions: tuple[Condition, ...] = ()
-    typed_times: bool = False
     csv_text: Callable[[str], str] | None = None
     decoding: Decoding | None = None
 
@@ -59,13 +58,11 @@ class Export:
            body: str = "auto", partition_by: Sequence[str] = ("topic", "day"),
            compression: str | None = None, zone: tzinfo = UTC,
            conditions: Sequence[Condition] = (), stores: int = 1, provenance: bool = False,
-           typed_times: bool = False,
            csv_text: Callable[[str], str] | None = None,
            decoding: Decoding | None = None, decoded: bool = False) -> Export:
         """UsageError for what does not go together. ``stores``: how many will be exported;
-        ``provenance``: with the fields of `PROVENANCE`; ``typed_times``: columns of times have
-        Arrow's type for them instead of epoch ms; ``csv_text``: what is done to a text in CSV;
-        ``decoding``: what makes fields of bodies; ``decoded``: with those of `DECODED`.
+        ``provenance``: with the fields of `PROVENANCE`; ``csv_text``: what is done to a text in
+        CSV; ``decoding``: what makes fields of bodies; ``decoded``: with those of `DECODED`.
         """
         # Refuse unknown names before any default is applied to them.
         if format not in COMPRESSIONS:
@@ -94,7 +91,7 @@ class Export:
             raise UsageError(f"no field is left besides those in the folders' names "
                              f"({', '.join(parts)}); name others, or --partition-by none")
         return cls(format, tuple(names), body, parts, compression or ways[0], portable(zone),
-                   tuple(conditions), typed_times, csv_text,
+                   tuple(conditions), csv_text,
                    decoding if any(map(is_decoded, names)) else None)
 
     @property
@@ -112,15 +109,14 @@ class Export:
         """The columns of the files: for texts what a value stands for."""
         import pyarrow as pa
 
-        from rmqctl.scan.columns import MESSAGE_TYPES
-        from rmqctl.store.page_columns import MOMENT
+        from rmqctl.scan.tables import MESSAGE_COLUMNS, METADATA, PLACE, PROVENANCE
 
-        types = MESSAGE_TYPES | {"position": pa.int64()}
+        columns = PLACE | MESSAGE_COLUMNS | PROVENANCE
         if self.is_text:
-            types["body"] = pa.string()
-        if self.typed_times:
-            types |= dict.fromkeys(TIMES, MOMENT)
-        return pa.schema([pa.field(name, types.get(name, pa.string())) for name in self.fields])
+            columns |= {name: pa.field(name, kind) for name, kind in (
+                ("body", pa.string()), *((name, pa.int64()) for name in TIMES))}
+        return pa.schema([columns.get(name) or pa.field(name, pa.string())
+                          for name in self.fields], METADATA)
 
 
 def portable(zone: tzinfo) -> tzinfo:
@@ -153,14 +149,14 @@ def _text_fields(fields: Sequence[str] | None, body: str, stores: int,
 
 def _column_fields(fields: Sequence[str] | None, body: str, _stores: int,
                    _parts: Sequence[str], more: Sequence[str]) -> list[str]:
-    from rmqctl.scan.columns import MESSAGE_TYPES
+    from rmqctl.scan.tables import MESSAGE_COLUMNS
 
     if body not in ("auto", "none"):
         raise UsageError(f"--body {body} is for json and csv; here bodies are bytes as stored")
     if fields is None:
-        names = [*ORIGIN, *(name for name in MESSAGE_TYPES if name != "record")]
+        names = [*ORIGIN, *(name for name in MESSAGE_COLUMNS if name != "record")]
     else:
-        known = (*ORIGIN, *MESSAGE_TYPES, *PROVENANCE, *more)
+        known = (*ORIGIN, *MESSAGE_COLUMNS, *PROVENANCE, *more)
         prefixes = (PROPERTY, OF_BODY) if more else (PROPERTY,)
         names = list(dict.fromkeys(name.strip() for name in fields if name.strip()))
         for name in names:
@@ -168,5 +164,5 @@ def _column_fields(fields: Sequence[str] | None, body: str, _stores: int,
                 raise UsageError(f"no field {name!r}; there are {', '.join(known)} and "
                                  f"{PROPERTY}NAME for one property")
         if not names:
-            raise UsageError(f"no field named; there are {', '.join(MESSAGE_TYPES)}")
+            raise UsageError(f"no field named; there are {', '.join(MESSAGE_COLUMNS)}")
     return [name for name in names if body != "none" or name != "body"]

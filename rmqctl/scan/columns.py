@@ -12,7 +12,7 @@ where the key stood first. Keys are decoded before they are compared.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, cached_property, lru_cache
 from itertools import pairwise
 from typing import Any
@@ -32,10 +32,9 @@ from rmqctl.formats.local.message import (
 )
 from rmqctl.scan import text
 from rmqctl.scan.frames import DAMAGED, Array, Batch, Span
+from rmqctl.scan.tables import FRAME_COLUMNS, LIST, MAP, MESSAGE_COLUMNS, MOMENT, Columns
 from rmqctl.scan.text import KnownTexts, Properties, Texts
 
-MAP = pa.map_(pa.field("key", pa.string(), nullable=False), pa.field("value", pa.string()))
-LIST = pa.list_(pa.field("element", pa.string()))
 _ASSIGN = props.NAME_VALUE_SEPARATOR.encode()[0]
 _DENSE = 1 << 22
 _IDS = {layout.size_of(HostV4): layout.dtype(MessageId4),
@@ -44,66 +43,21 @@ _HOSTS = {layout.size_of(host): layout.reader(host) for host in (HostV4, HostV6)
 
 MESSAGE = "message"
 
-MESSAGE_TYPES: dict[str, pa.DataType] = {
-    "physical_offset": pa.int64(),
-    "total_size": pa.int32(),
-    "magic": pa.string(),
-    "body_crc": pa.int32(),
-    "crc_ok": pa.bool_(),
-    "topic": pa.string(),
-    "queue_id": pa.int32(),
-    "queue_offset": pa.int64(),
-    "flag": pa.int32(),
-    "sys_flag": pa.int32(),
-    "born_timestamp": pa.int64(),
-    "born_host": pa.string(),
-    "store_timestamp": pa.int64(),
-    "store_host": pa.string(),
-    "reconsume_times": pa.int32(),
-    "prepared_transaction_offset": pa.int64(),
-    "properties": MAP,
-    "properties_raw": pa.string(),
-    "tags": pa.string(),
-    "keys": LIST,
-    "unique_key": pa.string(),
-    "msg_id": pa.string(),
-    "body": pa.binary(),
-    "record": pa.binary(),
-}
-"""The columns of messages. ``body`` is as stored, ``record`` the whole record; ``tags`` and
-``unique_key`` are null where there is none, ``keys`` is an empty list then."""
-
-FRAME_TYPES: dict[str, pa.DataType] = {
-    "position": pa.int64(),
-    "physical_offset": pa.int64(),
-    "length": pa.int64(),
-    "kind": pa.string(),
-    "crc_ok": pa.bool_(),
-    "topic": pa.string(),
-    "queue_id": pa.int32(),
-    "queue_offset": pa.int64(),
-    "store_timestamp": pa.int64(),
-    "reason": pa.string(),
-    "field": pa.string(),
-}
-"""The columns of frames. ``position`` is in the file; what only messages have is null for other
-frames, and ``reason`` and ``field`` are null for everything but damage."""
-
 
 def message_columns(batch: Batch, names: Sequence[str]) -> pa.RecordBatch:
-    """The named columns (`MESSAGE_TYPES`) of a batch's messages, in that order.
+    """The named columns (`MESSAGE_COLUMNS`) of a batch's messages, in that order.
 
     Rows are the batch's, which must be in physical order, as a walk and ``select`` of ascending
     rows give them. Without names the record batch has no column but the number of rows, which
     Arrow's IPC format keeps. KeyError for an unknown name.
     """
     source = _Messages(batch)
-    return record_batch([source.column(name) for name in names], names, MESSAGE_TYPES,
+    return record_batch([source.column(name) for name in names], names, MESSAGE_COLUMNS,
                         len(batch))
 
 
 def frame_columns(batch: Batch, names: Sequence[str], base: int = 0) -> pa.RecordBatch:
-    """The named columns (`FRAME_TYPES`) of messages and spans of a batch, in physical order.
+    """The named columns (`FRAME_COLUMNS`) of messages and spans of a batch, in physical order.
 
     ``base`` is the physical offset of the file's first byte: ``position`` counts from it.
     Without names as `message_columns`. KeyError for an unknown name.
@@ -115,21 +69,21 @@ def frame_columns(batch: Batch, names: Sequence[str], base: int = 0) -> pa.Recor
     for name in names:
         column = _frames(messages, spans, name, base)
         arrays.append(column if order is None else column.take(order))
-    return record_batch(arrays, names, FRAME_TYPES, len(offset))
+    return record_batch(arrays, names, FRAME_COLUMNS, len(offset))
 
 
-def schema(names: Sequence[str], types: Mapping[str, pa.DataType]) -> pa.Schema:
-    """The schema of the named columns: all nullable. KeyError for an unknown name."""
-    return pa.schema([pa.field(name, types[name]) for name in names])
+def schema(names: Sequence[str], columns: Columns) -> pa.Schema:
+    """The schema of the named columns. KeyError for an unknown name."""
+    return pa.schema([columns[name] for name in names])
 
 
-def record_batch(arrays: Sequence[pa.Array], names: Sequence[str],
-                 types: Mapping[str, pa.DataType], count: int) -> pa.RecordBatch:
+def record_batch(arrays: Sequence[pa.Array], names: Sequence[str], columns: Columns,
+                 count: int) -> pa.RecordBatch:
     """A record batch of ``count`` rows, which may have no column at all."""
     if not names:
         rows = pa.StructArray.from_buffers(pa.struct([]), count, [None])
         return pa.RecordBatch.from_struct_array(rows)
-    return pa.RecordBatch.from_arrays(list(arrays), schema=schema(names, types))
+    return pa.RecordBatch.from_arrays(list(arrays), schema=schema(names, columns))
 
 
 class _Messages:
@@ -143,11 +97,13 @@ class _Messages:
         return Properties(self.batch)
 
     def column(self, name: str) -> pa.Array:
-        kind = MESSAGE_TYPES[name]
+        kind = MESSAGE_COLUMNS[name].type
         computed = _MADE.get(name)
         if computed is not None:
             return computed(self)
         values = self.batch.column(name)
+        if kind == MOMENT:
+            return pa.array(values).view(MOMENT)
         return pa.array(values.astype(np.int32) if kind == pa.int32() else values)
 
     def text(self, name: str) -> pa.StringArray:
@@ -190,7 +146,7 @@ _MADE: dict[str, Callable[[_Messages], pa.Array]] = {
 
 def _frames(messages: _Messages, spans: Sequence[Span], name: str, base: int) -> pa.Array:
     """A column of the messages, then of the spans."""
-    kind, batch = FRAME_TYPES[name], messages.batch
+    kind, batch = FRAME_COLUMNS[name].type, messages.batch
     first: pa.Array
     if name == "position":
         first = pa.array(batch.offset - batch.head - base)
@@ -198,7 +154,7 @@ def _frames(messages: _Messages, spans: Sequence[Span], name: str, base: int) ->
         first = pa.array(batch.frame_size)
     elif name == "kind":
         first = pa.repeat(MESSAGE, len(batch))
-    elif name in MESSAGE_TYPES:
+    elif name in MESSAGE_COLUMNS:
         first = messages.column(name)
     else:
         first = pa.nulls(len(batch), kind)

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+
+import numpy as np
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def distinct(names: Sequence[str]) -> list[str]:
@@ -30,6 +34,14 @@ def moment_text(value: datetime) -> str:
     moment = value.astimezone(UTC)
     return moment.isoformat(timespec="microseconds" if moment.microsecond % 1000 else
                             "milliseconds").replace("+00:00", "Z")
+
+
+def micros_text(value: int) -> str:
+    """A time in µs since 1970 as ISO-8601, also in years that Python's calendar does not have."""
+    try:
+        return moment_text(_EPOCH + timedelta(microseconds=value))
+    except OverflowError:
+        return f"{np.datetime64(value, 'us')}Z"
 
 
 def number_of(value: Decimal) -> int | str:

@@ -5,6 +5,7 @@ A null fulfils no condition: a frame that is no message has no topic.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,7 +74,7 @@ class Filters:
                 ids = pa.array(sorted(self.queue_ids), pa.int64())
                 condition = pc.is_in(values.cast(pa.int64()), ids)
             elif name == "store_timestamp":
-                condition = _between(values, self.since, self.until)
+                condition = _between(values.view(pa.int64()), self.since, self.until)
             else:
                 condition = _between(values, self.start, _before(self.end))
             keep = condition if keep is None else pc.and_(keep, condition)
@@ -84,6 +85,16 @@ class Filters:
 
     def takes_queue(self, queue_id: int) -> bool:
         return self.queue_ids is None or queue_id in self.queue_ids
+
+
+def limits(sign: str, values: Sequence[int], unit: int = 1) -> tuple[int | None, int | None]:
+    """(least, greatest) whole number that a comparison admits, None: any. ``values`` are so many
+    to 1: with 1000, microseconds for a column of milliseconds.
+    """
+    low, high = min(values), max(values)
+    least = -(-low // unit) if sign in ("=", "in", ">=") else low // unit + 1
+    most = high // unit if sign in ("=", "in", "<=") else -(-high // unit) - 1
+    return (None if sign in ("<", "<=") else least), (None if sign in (">", ">=") else most)
 
 
 def _topics(batch: Batch, topics: frozenset[bytes]) -> Array:

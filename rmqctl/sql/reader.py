@@ -20,7 +20,7 @@ from rmqctl.formats.local.index_file import Shape
 from rmqctl.scan.columns import frame_columns, message_columns
 from rmqctl.scan.frames import DAMAGED, ZERO, Batch, Span
 from rmqctl.sql.pushdown import Filters
-from rmqctl.sql.schema import FRAMES, OF_FILE, OF_TIER, TABLES
+from rmqctl.sql.schema import FRAMES, OF_FILE, OF_TIER, TABLES, as_in_engine
 from rmqctl.sql.seams import PlannedSource, QueueProof, Seams, shrank, walk_range
 from rmqctl.store.files import StoreFile
 from rmqctl.store.queue.unit_columns import (
@@ -257,10 +257,10 @@ class Reading:
         """The columns in Spark's order, under Spark's names, with what is the same for all rows."""
         if not self.names:
             return batch.select([])
-        types, known = TABLES[self.table], set(batch.schema.names)
-        arrays = [batch.column(name) if name in known else
-                  pa.repeat(pa.scalar(_shown(constant[name]), types[name]), batch.num_rows)
-                  for name in self.names]
+        columns, known = TABLES[self.table], set(batch.schema.names)
+        arrays = [as_in_engine(batch.column(name), wanted.type) if name in known else
+                  pa.repeat(pa.scalar(_shown(constant[name]), columns[name].type), batch.num_rows)
+                  for name, wanted in zip(self.names, self.schema, strict=True)]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
 

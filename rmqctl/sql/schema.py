@@ -1,45 +1,69 @@
-"""The tables of stores and their columns, as Arrow sees them.
-
-Types stand where the columns are made (`scan.columns`, `store.unit_columns`); here they only get
-the columns which tell the store and the file.
-"""
+"""The tables of stores and their columns (`scan.tables`), as query engines have them."""
 
 from __future__ import annotations
 
 import re
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from rmqctl.scan.columns import FRAME_TYPES, MESSAGE_TYPES
-from rmqctl.store.queue.unit_columns import INDEX_TYPES, QUEUE_TYPES
+from rmqctl.scan.tables import (
+    FRAME_COLUMNS,
+    INDEX_COLUMNS,
+    MESSAGE_COLUMNS,
+    MOMENT,
+    OWNER,
+    PLACE,
+    QUEUE,
+    QUEUE_COLUMNS,
+    Columns,
+)
 
 NAME = "rocketmq"
 """The data source, as Spark knows it."""
 MESSAGES, FRAMES, CONSUMEQUEUE, INDEX = "messages", "frames", "consumequeue", "index"
 TIERED_MESSAGES = "tiered_messages"
 LOG_TABLES = (MESSAGES, FRAMES)
-_PLACE = {"store": pa.string(), "file": pa.string()}
-_OWNER = {"cluster": pa.string(), "broker": pa.string()}
-_QUEUE = {"topic": pa.string(), "queue_id": pa.int32()}
-TABLES: dict[str, dict[str, pa.DataType]] = {
-    MESSAGES: _PLACE | MESSAGE_TYPES,
-    FRAMES: _PLACE | FRAME_TYPES,
-    CONSUMEQUEUE: _PLACE | _QUEUE | QUEUE_TYPES,
-    INDEX: _PLACE | INDEX_TYPES,
-    TIERED_MESSAGES: _PLACE | _OWNER | MESSAGE_TYPES,
+TABLES: dict[str, Columns] = {
+    MESSAGES: PLACE | MESSAGE_COLUMNS,
+    FRAMES: PLACE | FRAME_COLUMNS,
+    CONSUMEQUEUE: PLACE | QUEUE | QUEUE_COLUMNS,
+    INDEX: PLACE | INDEX_COLUMNS,
+    TIERED_MESSAGES: PLACE | OWNER | MESSAGE_COLUMNS,
 }
 """All columns by table, in order."""
-OF_FILE = frozenset(_PLACE) | frozenset(_QUEUE)
+OF_FILE = frozenset(PLACE) | frozenset(QUEUE)
 """What is the same for all rows of a consumequeue file (the first two: of any file)."""
-OF_TIER = frozenset(_PLACE) | frozenset(_OWNER)
+OF_TIER = frozenset(PLACE) | frozenset(OWNER)
 """What is the same for all messages of a queue in a tier."""
 ONLY_ASKED = frozenset(("record",))
 """Columns that are there only where the schema names them."""
+ENGINE_MOMENT = pa.timestamp("us", tz="UTC")
+"""A time of DuckDB and Spark, whose times are in microseconds."""
+_FIRST, _LAST = -62_135_596_800_000, 253_402_300_799_999
 
 
-def columns(table: str, body: bool = True) -> dict[str, pa.DataType]:
+def columns(table: str, body: bool = True) -> Columns:
     """The columns a table has; ``body`` False: as with the option ``body=none``."""
     return {name: kind for name, kind in TABLES[table].items() if body or name != "body"}
+
+
+def for_engine(field: pa.Field) -> pa.Field:
+    """A column as a query engine has it."""
+    return field.with_type(ENGINE_MOMENT) if field.type == MOMENT else field
+
+
+def as_in_engine(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """A column for a query engine: times outside of the years 1 to 9999 are null (the engines
+    refuse some of them, Python the others).
+    """
+    if column.type != MOMENT or kind == MOMENT:
+        return column
+    raw = column.view(pa.int64())
+    known = pc.and_(pc.greater_equal(raw, _FIRST), pc.less_equal(raw, _LAST))
+    if pc.all(known).as_py() is False:
+        column = pc.if_else(known, raw, pa.scalar(None, pa.int64())).view(MOMENT)
+    return column.cast(kind)
 
 
 # -- tables in the text of a query ----------------------------------------------------------------

@@ -18,7 +18,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from functools import partial
@@ -33,36 +33,34 @@ from rmqctl.checks.verify.verify import Verification
 from rmqctl.errors import StoreIOError, UsageError, interruption
 from rmqctl.scan.ending import Stream
 from rmqctl.scan.frames import DAMAGED, Batch, Span
+from rmqctl.scan.tables import FINDING_COLUMNS, OFFSET_COLUMNS, Columns, comment_of
 from rmqctl.sql.interrupting import interrupted_by_signals
-from rmqctl.sql.json_values import binary_text, distinct, moment_text, number_of
+from rmqctl.sql.json_values import (
+    binary_text,
+    distinct,
+    micros_text,
+    moment_text,
+    number_of,
+)
 from rmqctl.sql.options import Options
 from rmqctl.sql.planning import plan
 from rmqctl.sql.pushdown import Filters
+from rmqctl.sql.query_needs import COLUMNS, FINDINGS, MOMENT, OFFSETS, Needs, needs
 from rmqctl.sql.reader import Reading
-from rmqctl.sql.schema import CONSUMEQUEUE, INDEX, MESSAGES, ONLY_ASKED, TABLES
-from rmqctl.store.config.offsets import COLUMNS as LAG_COLUMNS
+from rmqctl.sql.schema import (
+    CONSUMEQUEUE,
+    INDEX,
+    MESSAGES,
+    ONLY_ASKED,
+    as_in_engine,
+    for_engine,
+    says,
+)
 from rmqctl.store.config.offsets import Lag
 from rmqctl.store.decoded import Decoded, Decoding
 from rmqctl.store.projection import DECODED
 from rmqctl.store.store import Store
 
-OFFSETS, FINDINGS = "offsets", "findings"
-_TEXTS = frozenset(("store", "group", "topic", "note", "category", "severity", "structure", "file",
-                    "detail", "next"))
-_FINDING = ("category", "severity", "structure", "file", "offset", "length", "topic", "queue_id",
-            "queue_offset", "detail", "next", "position", "count")
-
-
-def _typed(names: Sequence[str]) -> dict[str, pa.DataType]:
-    return {name: pa.string() if name in _TEXTS else pa.int64() for name in names}
-
-
-COLUMNS: dict[str, dict[str, pa.DataType]] = {
-    MESSAGES: TABLES[MESSAGES], CONSUMEQUEUE: TABLES[CONSUMEQUEUE], INDEX: TABLES[INDEX],
-    OFFSETS: _typed(("store", *LAG_COLUMNS)), FINDINGS: _typed(("store", *_FINDING)),
-}
-"""All tables with their columns: those of the message object, of the data source, and of the
-commands ``offsets`` and ``verify``."""
 _CHEAP = {MESSAGES: "physical_offset", CONSUMEQUEUE: "queue_offset", INDEX: "number"}
 """What is read where a query needs rows, but no column of them."""
 _ROWS = 4096
@@ -70,18 +68,8 @@ _FOR_DECODING = ("topic", "properties", "sys_flag", "body", "physical_offset")
 _AT_ONCE = 32
 """Messages whose bodies are decoded before DuckDB gets them."""
 _MEMORY = "512MB"
-_SIGNS = {"COMPARE_EQUAL": "=", "COMPARE_GREATERTHAN": ">", "COMPARE_GREATERTHANOREQUALTO": ">=",
-          "COMPARE_LESSTHAN": "<", "COMPARE_LESSTHANOREQUALTO": "<="}
-_TURNED = {"=": "=", ">": "<", ">=": "<=", "<": ">", "<=": ">="}
-_FAR = 1 << 62
-
-
-@dataclass(slots=True)
-class Needs:
-    """What a query wants of a table: ``names`` None for all columns."""
-
-    names: set[str] | None
-    filters: Filters = field(default_factory=Filters)
+_TIME_HINT = ("times are timestamps: compare them with '2024-06-21T19:51:59Z', or "
+              "epoch_ms(store_timestamp) with milliseconds")
 
 
 @dataclass(slots=True)
@@ -107,7 +95,8 @@ class Session:
                  decoding: Decoding | None = None) -> None:
         self._decoding = decoding
         self._columns = COLUMNS if decoding is None else COLUMNS | {
-            MESSAGES: COLUMNS[MESSAGES] | dict.fromkeys(DECODED, pa.string())}
+            MESSAGES: COLUMNS[MESSAGES] | {
+                name: pa.field(name, pa.string()) for name in DECODED}}
         self._stores, self._folders, self._advance = list(stores), tuple(log_folders), advance
         self._error: BaseException | None = None
         """What ended a stream: an error of a store, or a signal that the main thread met in it."""
@@ -135,6 +124,7 @@ class Session:
             self._base = duckdb.connect(":memory:", config={
                 "enable_external_access": "false", "memory_limit": _MEMORY,
                 "temp_directory": scratch, "autoinstall_known_extensions": "false"})
+            self._base.execute("SET TimeZone = 'UTC'")
             # Also while it is closed, which waits for a query that still runs.
             self._signals = held.enter_context(
                 interrupted_by_signals(partial(_interrupt, self._base)))
@@ -164,6 +154,9 @@ class Session:
             shown = _shown(table, columns, Needs(None) if need is None else need)
             self._base.register(table, _Table(
                 shown, self._reading(table, shown, need.filters if need else Filters())))
+            for column in shown if says(text, "comment") else ():
+                comment = comment_of(column).replace("'", "''")
+                self._base.execute(f'COMMENT ON COLUMN {table}."{column.name}" IS \'{comment}\'')
         relation: Any = None
         try:
             relation = self._base.sql(text)
@@ -183,7 +176,8 @@ class Session:
               changes: list[Callable[[Any], Any] | None]) -> Iterator[dict[str, Any]]:
         try:
             for batch in reader:
-                columns = [column.to_pylist() for column in batch.columns]
+                columns = [(column.cast(pa.int64()) if _is_moment(column.type) else
+                            column).to_pylist() for column in batch.columns]
                 for values in zip(*columns, strict=True):
                     yield {name: value if change is None or value is None else change(value)
                            for name, change, value in zip(names, changes, values, strict=True)}
@@ -202,7 +196,8 @@ class Session:
         if isinstance(error, duckdb.OutOfMemoryException | duckdb.IOException):
             return StoreIOError(f"SQL: {lines[0]}")
         place = next((line for line in lines if line.startswith("LINE ")), "")
-        return UsageError(f"SQL: {lines[0]}" + (f" ({place})" if place else ""))
+        hint = f". {_TIME_HINT}" if MOMENT in lines[0] else ""
+        return UsageError(f"SQL: {lines[0]}" + (f" ({place})" if place else "") + hint)
 
     # -- tables -----------------------------------------------------------------------------------
 
@@ -229,8 +224,7 @@ class Session:
         made = [name for name in schema.names if table == MESSAGES and name in DECODED]
         stored = schema if not made else pa.schema([
             *(each for each in schema if each.name not in made),
-            *(pa.field(name, COLUMNS[MESSAGES][name]) for name in _FOR_DECODING
-              if name not in schema.names)])
+            *(COLUMNS[MESSAGES][name] for name in _FOR_DECODING if name not in schema.names)])
         reading = Reading(table, stored.names, stored, filters, self._passed)
         for pieces in plan(options, filters):
             for piece in pieces:
@@ -311,13 +305,11 @@ class _Table:
         return reader.__arrow_c_stream__(requested_schema)
 
 
-def _shown(table: str, columns: Mapping[str, pa.DataType], need: Needs) -> pa.Schema:
+def _shown(table: str, columns: Columns, need: Needs) -> pa.Schema:
     """The columns of a table that a query sees."""
-    names = [name for name in columns if name not in ONLY_ASKED] if need.names is None else [
-        name for name in columns if name in need.names]
-    if need.names is None:
-        return pa.schema([pa.field(name, columns[name]) for name in names])
-    return pa.schema([pa.field(name, columns[name])
+    names = [name for name in columns if (name not in ONLY_ASKED if need.names is None else
+                                          name in need.names)]
+    return pa.schema([for_engine(columns[name])
                       for name in names or [_CHEAP.get(table, next(iter(columns)))]])
 
 
@@ -326,9 +318,16 @@ def _in_batches(rows: Iterator[Mapping[str, Any]], schema: pa.Schema) -> Iterato
     for row in rows:
         some.append({name: _plain(row.get(name)) for name in schema.names})
         if len(some) == _ROWS:
-            yield pa.RecordBatch.from_pylist(some, schema)
+            yield _in_batch(some, schema)
             some = []
-    yield pa.RecordBatch.from_pylist(some, schema)
+    yield _in_batch(some, schema)
+
+
+def _in_batch(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.RecordBatch:
+    columns = OFFSET_COLUMNS | FINDING_COLUMNS
+    arrays = [as_in_engine(pa.array([row[field.name] for row in rows], columns[field.name].type),
+                           field.type) for field in schema]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def _plain(value: Any) -> Any:
@@ -338,141 +337,17 @@ def _plain(value: Any) -> Any:
     return value
 
 
-# -- what a query needs ---------------------------------------------------------------------------
-
-
-def needs(base: duckdb.DuckDBPyConnection, text: str,
-          known: Mapping[str, Mapping[str, pa.DataType]] = COLUMNS) -> dict[str, Needs] | None:
-    """What a query needs of each table it names; None where that cannot be told (all of all).
-    UsageError for what is no single query.
-    """
-    try:
-        statements = base.extract_statements(text)
-    except duckdb.Error as error:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        raise UsageError(f"SQL: {' '.join(lines[:2])}") from None
-    if len(statements) != 1:
-        raise UsageError(f"SQL: one query is wanted, there are {len(statements)}")
-    if statements[0].type not in (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN):
-        raise UsageError("SQL: a query is wanted, which gives rows; nothing is changed")
-    [(serialized,)] = base.execute("select json_serialize_sql(?)", [text]).fetchall()
-    tree = json.loads(serialized)
-    if tree.get("error"):
-        return None
-    named: list[str] = []
-    columns: set[str] = set()
-    everything = _walk(tree, named, columns)
-    tables = {name.lower() for name in named} & COLUMNS.keys()
-    filters = _filters(tree, named)
-    return {table: Needs(None if everything else {
-        name for name in known[table] if name in columns}, filters if table == MESSAGES
-        else Filters()) for table in tables}
-
-
-def _walk(node: Any, named: list[str], columns: set[str]) -> bool:
-    """Collects the tables and columns that a tree names; whether it wants all columns."""
-    everything = False
-    if isinstance(node, list):
-        for item in node:
-            everything |= _walk(item, named, columns)
-        return everything
-    if not isinstance(node, dict):
-        return False
-    kind = node.get("type")
-    if kind == "BASE_TABLE":
-        named.append(node.get("table_name", ""))
-    if kind == "COLUMN_REF":
-        columns |= {name.lower() for name in node.get("column_names", ())}
-    if kind == "JOIN":
-        columns |= {name.lower() for name in node.get("using_columns") or ()}
-        everything |= node.get("ref_type") == "NATURAL"
-    if kind == "STAR" or node.get("class") == "STAR":
-        everything = True
-    for value in node.values():
-        everything |= _walk(value, named, columns)
-    return everything
-
-
-def _filters(tree: Mapping[str, Any], named: Sequence[str]) -> Filters:
-    """The conditions of a query on the messages alone, those that the source can apply."""
-    try:
-        node = tree["statements"][0]["node"]
-        source, where = node["from_table"], node["where_clause"]
-        simple = (node["type"] == "SELECT_NODE" and source["type"] == "BASE_TABLE"
-                  and [name.lower() for name in named] == [MESSAGES] and where is not None)
-        # A name that the query gives to something of its own is none of ours.
-        given = {str(item.get("alias", "")).lower() for item in node["select_list"]}
-        given |= {str(name).lower() for name in source.get("column_name_alias") or ()}
-    except (KeyError, IndexError, TypeError):
-        return Filters()
-    if not simple or given & {"topic", "queue_id", "store_timestamp", "physical_offset"}:
-        return Filters()
-    filters = Filters()
-    waiting = [where]
-    while waiting:
-        condition = waiting.pop()
-        if condition.get("type") == "CONJUNCTION_AND":
-            waiting += condition["children"]
-        else:
-            filters = filters & _condition(condition)
-    return filters
-
-
-def _condition(node: Mapping[str, Any]) -> Filters:
-    sign = _SIGNS.get(str(node.get("type")))
-    if node.get("type") == "COMPARE_IN":
-        name, *values = (_operand(child) for child in node["children"])
-        if None in values or not isinstance(name, _Column):
-            return Filters()
-        return _limits(name, "in", values)
-    if sign is None:
-        return Filters()
-    left, right = _operand(node["left"]), _operand(node["right"])
-    if isinstance(right, _Column):
-        left, right, sign = right, left, _TURNED[sign]
-    if not isinstance(left, _Column) or right is None or isinstance(right, _Column):
-        return Filters()
-    return _limits(left, sign, [right])
-
-
-class _Column(str):
-    """The name of a column, beside texts that are values."""
-
-
-def _operand(node: Mapping[str, Any]) -> Any:
-    """A column, a text or a whole number; None for anything else."""
-    if node.get("type") == "COLUMN_REF":
-        return _Column(node["column_names"][-1].lower())
-    if node.get("type") != "VALUE_CONSTANT" or node["value"]["is_null"]:
-        return None
-    kind, value = node["value"]["type"]["id"], node["value"]["value"]
-    if kind == "VARCHAR" and isinstance(value, str):
-        return value
-    return value if kind in ("INTEGER", "BIGINT") and abs(value) <= _FAR else None
-
-
-def _limits(name: str, sign: str, values: Sequence[Any]) -> Filters:
-    if name == "topic" and sign in ("=", "in") and all(isinstance(text, str) for text in values):
-        return Filters() if any("\ufffd" in text for text in values) else Filters(
-            topics=frozenset(text.encode() for text in values))
-    if not all(isinstance(number, int) for number in values):
-        return Filters()
-    if name == "queue_id" and sign in ("=", "in"):
-        return Filters(queue_ids=frozenset(values))
-    if name not in ("store_timestamp", "physical_offset"):
-        return Filters()
-    least = min(values) if sign in ("=", "in", ">=") else values[0] + 1 if sign == ">" else None
-    most = max(values) if sign in ("=", "in", "<=") else values[0] - 1 if sign == "<" else None
-    if name == "store_timestamp":
-        return Filters(since=least, until=most)
-    return Filters(start=least, end=None if most is None else most + 1)
-
-
 # -- values as JSON knows them --------------------------------------------------------------------
+
+
+def _is_moment(kind: pa.DataType) -> bool:
+    return pa.types.is_timestamp(kind) and kind.tz is not None
 
 
 def _change(kind: pa.DataType) -> Callable[[Any], Any] | None:
     """What makes a value of a type JSON-ready; None where it is already."""
+    if _is_moment(kind):
+        return micros_text
     if pa.types.is_map(kind):
         return lambda pairs: {str(_ready(key)): _ready(value) for key, value in pairs}
     if pa.types.is_interval(kind):

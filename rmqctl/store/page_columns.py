@@ -1,4 +1,4 @@
-"""Pages of messages as Arrow record batches, with timestamps for times."""
+"""Pages of messages as Arrow record batches."""
 
 from __future__ import annotations
 
@@ -7,18 +7,16 @@ from typing import Any
 
 import pyarrow as pa
 
-from rmqctl.scan.columns import MESSAGE_TYPES, message_columns
-from rmqctl.store.objects import TIMES
+from rmqctl.scan.columns import message_columns
+from rmqctl.scan.tables import MESSAGE_COLUMNS, METADATA
 from rmqctl.store.pages import BatchPage, Page
 from rmqctl.store.query.conditions import PROPERTY
 
-MOMENT = pa.timestamp("ms", tz="UTC")
-
 
 def schema(names: Sequence[str]) -> pa.Schema:
-    """The columns' types; those of `MESSAGE_TYPES`, but for times, and for single properties."""
-    return pa.schema([pa.field(name, MOMENT if name in TIMES else
-                               MESSAGE_TYPES.get(name, pa.string())) for name in names])
+    """The columns of messages, and of single properties."""
+    return pa.schema([MESSAGE_COLUMNS.get(name) or pa.field(name, pa.string()) for name in names],
+                     METADATA)
 
 
 def page_columns(page: Page, names: Sequence[str]) -> pa.RecordBatch:
@@ -29,11 +27,11 @@ def page_columns(page: Page, names: Sequence[str]) -> pa.RecordBatch:
     wanted = schema(names)
     arrays = {}
     if isinstance(page, BatchPage):
-        known = [name for name in names if name in MESSAGE_TYPES]
+        known = [name for name in names if name in MESSAGE_COLUMNS]
         arrays = dict(zip(known, message_columns(page.batch, known).columns, strict=True))
     for field in wanted:
-        made = arrays.get(field.name)
-        arrays[field.name] = _column(page, field) if made is None else made.cast(field.type)
+        if field.name not in arrays:
+            arrays[field.name] = _column(page, field)
     return pa.RecordBatch.from_arrays([arrays[name] for name in names], schema=wanted)
 
 

@@ -16,12 +16,13 @@ from rmqctl.export.plan import plan
 from rmqctl.export.result import Result
 from rmqctl.export.spec import Export
 from rmqctl.formats.local import message
-from rmqctl.scan.columns import MESSAGE_TYPES
+from rmqctl.scan.tables import MESSAGE_COLUMNS
 from rmqctl.store import Store
 from rmqctl.store.log.bounds import View
 from rmqctl.store.log.ranges import Pool, Threads
 from rmqctl.store.objects import message_object
 from rmqctl.store.query.select import Selection, Selector
+from tests.support.arrow_rows import rows_of
 
 MANIFEST = "_rmqctl_export.json"
 DAY = 86_400_000
@@ -58,7 +59,7 @@ def table(out: Path, *, parts: dict[str, pa.DataType] | None = None) -> list[
         {"topic": pa.string(), "day": pa.string()} if parts is None else parts).items()]
     how = ds.partitioning(pa.schema(fields), flavor="hive")
     found = ds.dataset(out, format="parquet", partitioning=how).to_table()
-    rows = found.to_pylist(maps_as_pydicts="strict")
+    rows = rows_of(found, maps_as_pydicts="strict")
     return sorted(rows, key=lambda row: (row["physical_offset"], row.get("store") or ""))
 
 
@@ -68,7 +69,7 @@ def expected(root: Path, folders: Sequence[str] = ()) -> list[dict[str, Any]]:
     with Store.open(root, folders) as store:
         for record in Selector(store, Selection(), View(store)).records():
             found = message_object(record)
-            row = {name: found[name] for name in MESSAGE_TYPES if name not in ("body", "record")}
+            row = {name: found[name] for name in MESSAGE_COLUMNS if name not in ("body", "record")}
             row["topic"] = record.topic.decode("utf-8", "replace")
             row["properties_raw"] = record.properties.decode("utf-8", "replace")
             rows.append({**row, "body": bytes(record.body)})

@@ -18,6 +18,7 @@ from rmqctl.sql.pushdown import Filters
 from rmqctl.sql.reader import Reading
 from rmqctl.store import Store
 from rmqctl.store.queue.unit_columns import batch_queue_batches, index_batches, queue_batches
+from tests.support.arrow_rows import rows_of
 
 Row = dict[str, Any]
 
@@ -28,7 +29,7 @@ def of(options: Options) -> pa.Table:
 
 def rows(path: Path | str, table: str = "messages", **options: str) -> list[Row]:
     """The rows of a store, in the order of the partitions."""
-    return of(Options.of({"path": str(path), "table": table, **options})).to_pylist()
+    return rows_of(of(Options.of({"path": str(path), "table": table, **options})))
 
 
 def read(parts: list[list[Any]], table: str, filters: Filters) -> pa.Table:
@@ -49,7 +50,7 @@ def local(path: Path | str, table: str, folders: tuple[str, ...] = ()) -> list[R
         def add(file: Any, batch: pa.RecordBatch, **more: Any) -> None:
             known = {"store": str(root), "file": _relative(file.path, root), **more}
             found.extend({name: (known | row)[name] for name in kinds
-                          if name not in schema.ONLY_ASKED} for row in batch.to_pylist())
+                          if name not in schema.ONLY_ASKED} for row in rows_of(batch))
 
         if table in schema.LOG_TABLES:
             for file in store.log.files:

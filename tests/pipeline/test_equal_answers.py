@@ -30,6 +30,7 @@ from tests.pipeline.reading import local
 from tests.repair.rebuilding import DERIVED, carry_out, derived, settings_of, unnamed
 from tests.support import damage, snapshot
 from tests.support import golden as golden_sets
+from tests.support.arrow_rows import rows_of
 
 pytestmark = pytest.mark.exhaustive
 COUNTS = (1, 7, 64)
@@ -104,10 +105,9 @@ def test_the_data_source(table, cut, spark, fleet, truth):
     register(spark)
     roots, count = CUTS[cut](fleet)
     names = set(map(str, roots))
-    found = (spark.read.format("rocketmq").option("table", table)
-             .option("numPartitions", str(count)).option("failOnDataLoss", "false")
-             .load(list(map(str, roots)))
-             .toArrow().to_pylist(maps_as_pydicts="strict"))
+    found = rows_of(spark.read.format("rocketmq").option("table", table)
+                    .option("numPartitions", str(count)).option("failOnDataLoss", "false")
+                    .load(list(map(str, roots))).toArrow(), maps_as_pydicts="strict")
     wanted = [row for row in truth(table) if row["store"] in names]
     assert len(found) == len(wanted) > 1000
     for one, other in zip(ordered(found), wanted, strict=True):
@@ -122,10 +122,10 @@ def test_the_data_source_on_logs_in_several_folders(each, count, spark, golden):
     register(spark)
     root = golden(each.id)
     for table in ("messages", "frames"):
-        found = (spark.read.format("rocketmq").option("table", table)
-                 .option("numPartitions", str(count))
-                 .option("commitlogDirs", ",".join(each.commitlog_dirs)).load(str(root))
-                 .toArrow().to_pylist(maps_as_pydicts="strict"))
+        found = rows_of(spark.read.format("rocketmq").option("table", table)
+                        .option("numPartitions", str(count))
+                        .option("commitlogDirs", ",".join(each.commitlog_dirs)).load(str(root))
+                        .toArrow(), maps_as_pydicts="strict")
         wanted = [{**row, "properties": dict(row["properties"])} if "properties" in row else row
                   for row in local(root, table, each.commitlog_dirs)]
         assert ordered(found) == ordered(wanted)

@@ -93,7 +93,7 @@ QUERIES = {
     "b.physical_offset and b.topic = '{0}'": ("rest",),
     "select count(*) from messages where topic = '{0}' and physical_offset in (select "
     "physical_offset from messages where topic in ('{0}', '{1}'))": ("first",),
-    "select count(*) from messages where topic in ('{0}', '{1}') and store_timestamp > 0":
+    "select count(*) from messages where topic in ('{0}', '{1}') and store_timestamp > '1970'":
         ("both",),
 }
 
@@ -131,9 +131,13 @@ def test_what_a_query_answers_may_be_asked_further(spark, pushing, counts, golde
     ("100 < physical_offset", {"startPhy": "101"}),
     ("physical_offset = 7", {"startPhy": "7", "endPhy": "8"}),
     ("physical_offset > -5", {}),
-    ("store_timestamp >= 1500", {"since": "1970-01-01T00:00:01.500000+00:00"}),
-    ("store_timestamp < 2000", {"until": "1970-01-01T00:00:01.999000+00:00"}),
-    ("store_timestamp > 9223372036854775806", {}),
+    ("unix_millis(store_timestamp) >= 1500", {"since": "1970-01-01T00:00:01.500000+00:00"}),
+    ("store_timestamp < '1970-01-01T00:00:02Z'", {"until": "1970-01-01T00:00:01.999000+00:00"}),
+    ("store_timestamp > '1970-01-01 00:00:02.0001Z'", {
+        "since": "1970-01-01T00:00:02.001000+00:00"}),
+    ("store_timestamp = timestamp '1970-01-02'", {"since": "1970-01-02T00:00:00+00:00",
+                                                  "until": "1970-01-02T00:00:00+00:00"}),
+    ("unix_millis(store_timestamp) > 9223372036854775806", {}),
     ("queue_id = null", None),
 ])
 def test_conditions_that_become_load_options(where, options, spark, golden: GoldenFolder):

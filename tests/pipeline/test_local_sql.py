@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,10 +13,16 @@ import duckdb
 import pytest
 
 from rmqctl.errors import StoreIOError
+from rmqctl.output.units import time_text
+from rmqctl.scan.tables import comment_of
+from rmqctl.sql import query_needs
 from rmqctl.sql import session as local_sql
 from rmqctl.sql.pushdown import Filters
-from rmqctl.sql.session import Needs, Session, needs
+from rmqctl.sql.query_needs import COLUMNS, Needs, needs
+from rmqctl.sql.session import Session
+from rmqctl.store.objects import TIMES
 from tests.conftest import GoldenFolder, Runner
+from tests.pipeline import exporting
 from tests.support import damage, tiny
 
 BASIC = "5.3.3/basic/store"
@@ -43,8 +50,10 @@ def test_all_columns_are_those_of_read(golden: GoldenFolder, rmqctl: Runner) -> 
     store = golden(BASIC)
     for row, message in zip(asked(store, "select * from messages"), messages(rmqctl, store),
                             strict=True):
-        for name in message.keys() - {"body", "body_encoding"}:
+        for name in message.keys() - {"body", "body_encoding", *TIMES}:
             assert row[name] == message[name], name
+        for name in TIMES:
+            assert row[name] == time_text(message[name]), name
         if message["body_encoding"] == "base64":
             assert row["body"] == message["body"]
     assert "record" not in row
@@ -55,10 +64,17 @@ def test_all_columns_are_those_of_read(golden: GoldenFolder, rmqctl: Runner) -> 
     "topic = 'TP_fraud_Topic'", "topic in ('TP_fraud_Topic', 'nothing')", "'TP_ship_evt-x' = topic",
     "queue_id = 2", "queue_id in (0, 3) and topic = 'TP_ship_Event2'", "physical_offset < 105086",
     "105086 <= physical_offset and physical_offset < 200000", "physical_offset > 105086",
-    "store_timestamp >= 1718999523000", "store_timestamp = 1718999435167",
+    "store_timestamp >= '2024-06-21T19:52:03Z'", "store_timestamp = '2024-06-21 19:50:35.167+00'",
+    "store_timestamp < timestamptz '2024-06-22 03:52:03+08'", "store_timestamp <> '2024-06-21'",
+    "store_timestamp <= timestamp '2024-06-21 19:52:03.0004'", "date '2024-06-21'<store_timestamp",
+    "store_timestamp in ('2024-06-21 19:50:35.167', '2024-06-21 19:50:35.1671')",
+    "epoch_ms(store_timestamp) >= 1718999523000", "1718999435167 = epoch_ms(store_timestamp)",
+    "store_timestamp > to_timestamp(1718999523)",
+    "store_timestamp between '2024-06-21 19:51:00Z' and '2024-06-21 19:52:00Z'",
     "topic = 'TP_fraud_Topic' or queue_id = 1", "not (queue_id = 0)", "queue_id is null",
     "topic like 'TP_%' and total_size > 500", "queue_id = 1.0", "topic = null", "queue_id <> 1",
-    "store_timestamp > 9223372036854775807", "topic = upper('tp_x') or true",
+    "epoch_ms(store_timestamp) > 9223372036854775807", "topic = upper('tp_x') or true",
+    "store_timestamp < 'infinity'",
     "topic in (select topic from offsets where queue_id = 3)",
 ])
 def test_conditions_that_the_reading_applies_change_no_answer(
@@ -66,7 +82,7 @@ def test_conditions_that_the_reading_applies_change_no_answer(
     store = golden(BASIC)
     text = f"select physical_offset from messages where {where} order by all"
     pushed = asked(store, text)
-    monkeypatch.setattr(local_sql, "_filters", lambda *_: Filters())
+    monkeypatch.setattr(query_needs, "_filters", lambda *_: Filters())
     assert pushed == asked(store, text)
 
 
@@ -76,9 +92,18 @@ def test_conditions_that_the_reading_applies_change_no_answer(
     ("select * from messages", "messages", None, Filters()),
     ("select m.body from Messages m where M.Topic = 'a'", "messages", {"body", "topic"},
      Filters(topics=frozenset({b"a"}))),
-    ("select topic from messages where queue_id in (1, 2) and store_timestamp > 5", "messages",
-     {"topic", "queue_id", "store_timestamp"},
+    ("select topic from messages where queue_id in (1, 2) and epoch_ms(store_timestamp) > 5",
+     "messages", {"topic", "queue_id", "store_timestamp"},
      Filters(queue_ids=frozenset({1, 2}), since=6)),
+    ("from messages where store_timestamp >= '1970-01-01 00:00:01.0001Z'", "messages", None,
+     Filters(since=1001)),
+    ("from messages where store_timestamp < timestamptz '1970-01-01 08:00:02+08'", "messages", None,
+     Filters(until=1999)),
+    ("from messages where store_timestamp > '1970-01-01 00:00:01.0001Z'", "messages", None,
+     Filters(since=1001)),
+    ("from messages where store_timestamp <= '1970-01-01 00:00:02.0009Z'", "messages", None,
+     Filters(until=2000)),
+    ("from messages where epoch_ms('store_timestamp') > 5", "messages", None, Filters()),
     # What else the names could mean: columns of the query's own, another table's, an outer row's.
     ("select 'a' as topic from messages where topic = 'b'", "messages", {"topic"}, Filters()),
     ("select 1 from messages, offsets where messages.topic = 'b'", "messages", {"topic"},
@@ -132,6 +157,35 @@ def test_queues_index_offsets_and_findings(golden: GoldenFolder, rmqctl: Runner)
     rows = asked(basic, "select topic, queue_id, max_offset from offsets")
     assert rows == [{name: row[name] for name in ("topic", "queue_id", "max_offset")}
                     for row in wanted]
+
+
+def test_times_are_in_utc_and_milliseconds_are_led_to_them(
+        golden: GoldenFolder, rmqctl: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "Asia/Shanghai")
+    monkeypatch.setitem(sys.modules, "pytz", None)  # which DuckDB's own way of fetching needs
+    store = golden(BASIC)
+    row, = asked(store, "select min(store_timestamp) as t, t::varchar as s, hour(t) as h, [t] as l "
+                        "from messages")
+    assert row == {"t": "2024-06-21T19:50:35.167Z", "s": "2024-06-21 19:50:35.167+00", "h": 19,
+                   "l": ["2024-06-21T19:50:35.167Z"]}
+    for where in ("store_timestamp > 1718999523000", "store_timestamp + 1 > store_timestamp",
+                  "store_timestamp in (1718999523000)"):
+        done = rmqctl("sql", store, f"select count(*) from messages where {where}").expect(2)
+        assert "epoch_ms(store_timestamp) with milliseconds" in " ".join(done.err.split())
+    comments = asked(store, "select column_name, comment from duckdb_columns() "
+                            "where table_name = 'messages'")
+    assert {row["column_name"]: row["comment"] for row in comments} == {
+        name: comment_of(field) for name, field in COLUMNS["messages"].items() if name != "record"}
+
+
+def test_a_time_of_no_calendar_is_null(tmp_path: Path) -> None:
+    times = [0, (1 << 63) - 1, -(1 << 63), 253_402_300_799_999, 253_402_300_800_000]
+    store = exporting.write_log(tmp_path / "store", [b"t"] * 5, times)
+    rows = asked(store, "select store_timestamp as t from messages order by physical_offset")
+    assert [row["t"] for row in rows] == ["1970-01-01T00:00:00.000Z", None, None,
+                                          "9999-12-31T23:59:59.999Z", None]
+    later = asked(store, "select max(store_timestamp) + interval 1 day as t from messages")
+    assert later == [{"t": "10000-01-01T23:59:59.999000Z"}]
 
 
 @pytest.mark.parametrize(("text", "words"), [

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rmqctl.sql import options, schema
+from rmqctl.sql import options
 from tests.support import snapshot
 
 ROOT = Path(__file__).parents[2]
@@ -38,17 +38,6 @@ def rows(text: str) -> list[list[str]]:
     heads = {number for number, cells in enumerate(found) if set(cells[0]) <= set("-: ")}
     return [cells for number, cells in enumerate(found)
             if number not in heads and number + 1 not in heads]
-
-
-@pytest.mark.parametrize("table", schema.TABLES)
-def test_the_columns_are_those_of_the_tables(table):
-    from pyspark.sql.pandas.types import from_arrow_type
-
-    text = re.search(rf"^\*\*`{table}`\*\*.*?\n\n(\|.*?)\n\n", PAGE, re.DOTALL | re.MULTILINE)
-    shown = {name: cells[1].replace("\\", "") for cells in rows(text[1])
-             for name in spans(cells[0])}
-    assert shown == {name: from_arrow_type(kind).simpleString()
-                     for name, kind in schema.TABLES[table].items()}
 
 
 def test_all_options_of_reading_are_there():

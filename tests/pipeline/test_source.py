@@ -6,6 +6,7 @@ import os
 import random
 import subprocess
 import sys
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -53,7 +54,8 @@ def plain(frame) -> list[dict]:
             values["properties"] = sorted(values["properties"].items())
         if values.get("body") is not None:
             values["body"] = bytes(values["body"])
-        found.append(values)
+        found.append({name: round(value.timestamp() * 1000) if isinstance(value, datetime)
+                      else value for name, value in values.items()})
     return found
 
 
@@ -148,9 +150,9 @@ TABLES_AND_WAYS = [(table, way) for table in TABLES for way in ("gone", "shorter
 CONDITIONS = [
     "topic = '{topic}'",
     "topic in ('{topic}', 'none', null) and queue_id in (0, 2)",
-    "topic = '{topic}' and queue_id = 1 and store_timestamp > {time}",
-    "store_timestamp between {time} and {later}",
-    "store_timestamp <= {time} or queue_id = 1",
+    "topic = '{topic}' and queue_id = 1 and store_timestamp > timestamp_millis({time})",
+    "unix_millis(store_timestamp) between {time} and {later}",
+    "store_timestamp <= timestamp_millis({time}) or queue_id = 1",
     "physical_offset >= {offset} and physical_offset < {offset} + 30000",
     "physical_offset = {offset}",
     "physical_offset > 9223372036854775806",
@@ -187,7 +189,7 @@ def test_conditions_on_rows(pushdown: bool, load, golden: GoldenFolder) -> None:
                             and one["queue_id"] == 0 and one["physical_offset"] >= at]
     time = index[300]["store_timestamp"]
     found = load(root, table="index").where(
-        f"store_timestamp < {time} and physical_offset > 5000 and number % 2 = 0")
+        f"store_timestamp < timestamp_millis({time}) and physical_offset > 5000 and number % 2 = 0")
     assert plain(found) == [one for one in index if one["store_timestamp"] < time
                             and one["physical_offset"] > 5000 and one["number"] % 2 == 0]
 

@@ -15,10 +15,11 @@ import pytest
 
 from rmqctl.errors import RefusedError, StoreIOError, UsageError
 from rmqctl.formats.local.message import decode
+from rmqctl.output.units import time_text
 from rmqctl.scan.walk import Walk
 from rmqctl.store import Store
 from rmqctl.store.log.end import find_end
-from rmqctl.store.objects import message_object
+from rmqctl.store.objects import TIMES, message_object
 from tests.conftest import GoldenFolder, Runner
 from tests.support import damage
 from tests.support.share import sample
@@ -140,7 +141,7 @@ def test_conditions_are_applied_while_reading(spark, root, stored):
     from rmqctl.ext.spark import sql
 
     frame = asked(spark, root, "SELECT physical_offset AS p FROM messages WHERE queue_id = 1 AND "
-                               "topic = 'TP_fraud_Topic' AND store_timestamp > 1718999500000")
+                  "topic = 'TP_fraud_Topic' AND store_timestamp > '2024-06-21 19:51:40'")
     plan = frame._jdf.queryExecution().optimizedPlan()
     options = plan.collectLeaves().head().relation().options()
     assert (options.get("topic"), options.get("queueId"), options.get("since")) == (
@@ -148,6 +149,13 @@ def test_conditions_are_applied_while_reading(spark, root, stored):
     assert [one["p"] for one in sql.rows(frame)] == [
         one["physical_offset"] for one in stored if one["queue_id"] == 1 and one["topic"] ==
         "TP_fraud_Topic" and one["store_timestamp"] > 1718999500000]
+
+
+def test_milliseconds_are_led_to_times(spark, root):
+    from rmqctl.ext.spark import sql
+
+    with pytest.raises(UsageError, match=r"unix_millis\(store_timestamp\) with milliseconds"):
+        sql.query(spark, [root], "SELECT 1 FROM messages WHERE store_timestamp > 1718999500000")
 
 
 def test_messages_are_the_message_objects(spark, root, stored):
@@ -159,7 +167,8 @@ def test_messages_are_the_message_objects(spark, root, stored):
     for mine, theirs in zip(found, stored, strict=True):
         assert mine.pop("store") == root
         assert mine.pop("file").startswith("commitlog/")
-        assert mine == {name: theirs[name] for name in mine}
+        times = {name: time_text(theirs[name]) for name in TIMES}
+        assert mine == {name: (theirs | times)[name] for name in mine}
 
 
 @pytest.mark.exhaustive

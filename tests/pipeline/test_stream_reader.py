@@ -26,6 +26,7 @@ from rmqctl.sql import schema
 from rmqctl.store import Store
 from rmqctl.store.log import growth
 from tests.pipeline.growing import FILE_SIZE, Writer
+from tests.support.arrow_rows import rows_of
 
 COLUMNS = StructType([StructField("store", StringType()), StructField("queue_offset", LongType()),
                       StructField("physical_offset", LongType())])
@@ -84,7 +85,7 @@ class Query:
         parts = pickle.loads(pickle.dumps(self.reader.partitions(dict(start), dict(end))))
         there = pickle.loads(pickle.dumps(self.reader))
         return [tuple(row.values()) for part in parts for batch in there.read(part)
-                for row in batch.to_pylist()]
+                for row in rows_of(batch)]
 
     def available_now(self) -> list[tuple]:
         self.restart()
@@ -420,7 +421,7 @@ def test_all_columns_are_those_of_a_walk(golden, name):
     names = [one for one in default.fieldNames() if one not in ("store", "file")]
     with Store.open(str(root), dirs) as store:
         wanted = [tuple(row.values()) for batch in store.log.walk()
-                  for row in message_columns(batch, names).to_pylist()]
+                  for row in rows_of(message_columns(batch, names))]
     assert len(query.log) > 1
     assert len(wanted) > 50
     assert [row[2:] for row in query.rows] == wanted

@@ -7,6 +7,7 @@ from __future__ import annotations
 import duckdb
 import pytest
 
+from rmqctl.output.units import time_text
 from rmqctl.sql.session import Session
 from tests.pipeline import exporting
 from tests.support import golden as golden_sets
@@ -59,8 +60,8 @@ QUERIES = {
     "select count(distinct topic), count(distinct queue_id), count(distinct store) from messages":
         lambda m, v: [(m.topic.nunique(), m.queue_id.nunique(), m.store.nunique())],
     "select tags, count(*) from messages group by tags": lambda m, v: _counts(m, "tags"),
-    "select tags, max(store_timestamp) from messages where tags is not null group by tags":
-        lambda m, v: _numbers(m.groupby("tags").store_timestamp.max().reset_index()),
+    "select tags, count(distinct store_timestamp) from messages where tags is not null group by "
+    "tags": lambda m, v: _numbers(m.groupby("tags").store_timestamp.nunique().reset_index()),
     "select topic, count(*) from messages group by topic having count(*) > 40":
         lambda m, v: [row for row in _counts(m, "topic") if row[1] > 40],
     "select count(*) from messages where physical_offset between {low} and {high}":
@@ -68,10 +69,10 @@ QUERIES = {
     "select count(*) from messages where physical_offset >= {low} and physical_offset < {high} and "
     "topic = '{t}'": lambda m, v: [(((m.physical_offset >= v["low"]) & (
         m.physical_offset < v["high"]) & (m.topic == v["t"])).sum(),)],
-    "select count(*) from messages where store_timestamp >= {middle}": lambda m, v: [
-        ((m.store_timestamp >= v["middle"]).sum(),)],
-    "select count(*) from messages where store_timestamp < {middle} or queue_id = 1":
-        lambda m, v: [(((m.store_timestamp < v["middle"]) | (m.queue_id == 1)).sum(),)],
+    "select count(*) from messages where store_timestamp >= '{middle}'": lambda m, v: [
+        ((m.store_timestamp >= v["at"]).sum(),)],
+    "select count(*) from messages where store_timestamp < '{middle}' or queue_id = 1":
+        lambda m, v: [(((m.store_timestamp < v["at"]) | (m.queue_id == 1)).sum(),)],
     "select store, physical_offset, topic from messages order by store, physical_offset limit 5":
         lambda m, v: _numbers(m.sort_values(["store", "physical_offset"])[
             ["store", "physical_offset", "topic"]].head(5)),
@@ -124,9 +125,10 @@ def truth(roots):
                           for row in exporting.expected(root)])
     frame = frame.astype({"tags": object, "unique_key": object})
     first, second = frame.topic.value_counts().index[:2]
+    middle = int(frame.store_timestamp.quantile(0.5))
     return frame, {"t": first, "u": second, "low": int(frame.physical_offset.quantile(0.3)),
-                   "high": int(frame.physical_offset.quantile(0.8)),
-                   "middle": int(frame.store_timestamp.quantile(0.5))}
+                   "high": int(frame.physical_offset.quantile(0.8)), "at": middle,
+                   "middle": time_text(middle)}
 
 
 def plain(rows):

@@ -16,8 +16,8 @@ SETS = ["4.9.3/basic", "4.9.3/transaction", "5.3.3/basic", "5.3.3/ipv6", "5.3.3/
         "5.3.3/v2topic", "5.3.3/batchcq", "4.9.3/delay", "4.9.3/ipv6", "4.9.3/batch", "4.9.3/lmq",
         "5.3.3/delay", "5.3.3/batch", "5.3.3/transaction", "5.3.3/appendcrc"]
 NEEDED = ("topic string, body binary, queue_id int, queue_offset long, sys_flag int, "
-          "born_timestamp long, born_host string, store_timestamp long, store_host string, "
-          "properties_raw string, physical_offset long, magic string, flag int, "
+          "born_timestamp timestamp, born_host string, store_timestamp timestamp, "
+          "store_host string, properties_raw string, physical_offset long, magic string, flag int, "
           "reconsume_times int, prepared_transaction_offset long, body_crc int")
 
 

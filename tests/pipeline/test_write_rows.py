@@ -25,19 +25,20 @@ from rmqctl.ext.spark.source.rows import (
 )
 from rmqctl.ext.spark.source.write import StoreWriter
 from rmqctl.formats.local.message import build, decode
-from rmqctl.scan.columns import MESSAGE_TYPES, message_columns
+from rmqctl.scan.columns import message_columns
 from rmqctl.scan.source import FileSource
+from rmqctl.scan.tables import MESSAGE_COLUMNS
 from rmqctl.scan.walk import Walk
 from rmqctl.store import Store
 
-NAMES = [name for name in MESSAGE_TYPES if name != "record"]
+NAMES = [name for name in MESSAGE_COLUMNS if name != "record"]
 
 
 @pytest.fixture(scope="module")
 def batch(tiny_base) -> pa.RecordBatch:
     path = min((tiny_base.root / "commitlog").iterdir())
     with FileSource(str(path), int(path.name)) as source:
-        return message_columns(next(iter(Walk(source))), list(MESSAGE_TYPES))
+        return message_columns(next(iter(Walk(source))), list(MESSAGE_COLUMNS))
 
 
 def with_column(batch: pa.RecordBatch, name: str, value) -> pa.RecordBatch:

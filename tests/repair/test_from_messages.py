@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from rmqctl.formats.local.message import build, decode
-from rmqctl.scan.columns import MESSAGE_TYPES, message_columns
+from rmqctl.scan.columns import message_columns
+from rmqctl.scan.tables import MESSAGE_COLUMNS
 from rmqctl.store.store import Store
 from tests.conftest import GoldenFolder
 from tests.repair.test_from_source import (
@@ -54,7 +55,7 @@ def as_export(root: Path, folder: Path, names: tuple[str, ...] = (), by_topic: b
     import pyarrow as pa
     from pyarrow import parquet
 
-    wanted = list(names or (name for name in MESSAGE_TYPES if name != "record"))
+    wanted = list(names or (name for name in MESSAGE_COLUMNS if name != "record"))
     with Store.open(root) as store:
         table = pa.Table.from_batches([
             message_columns(batch, wanted) for batch in store.log.walk() if len(batch)])

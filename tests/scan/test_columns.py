@@ -15,24 +15,20 @@ from hypothesis import strategies as st
 
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.message import MAGIC_V1, MAGIC_V2, Record, build, decode, size_of
-from rmqctl.scan.columns import (
-    FRAME_TYPES,
-    MESSAGE_TYPES,
-    frame_columns,
-    message_columns,
-    schema,
-)
+from rmqctl.scan.columns import frame_columns, message_columns, schema
 from rmqctl.scan.frames import Batch, Span
 from rmqctl.scan.source import BytesSource, FileSource
+from rmqctl.scan.tables import FRAME_COLUMNS, MESSAGE_COLUMNS
 from rmqctl.scan.walk import Walk
 from rmqctl.store.objects import message_object
 from tests.conftest import GoldenFolder
 from tests.support import damage
+from tests.support.arrow_rows import rows_of
 from tests.support.golden import GoldenStore, golden_stores
 from tests.support.share import examples, sample
 
 BASE = 1 << 33
-NAMES = list(MESSAGE_TYPES)
+NAMES = list(MESSAGE_COLUMNS)
 
 
 def replaced(value: Any) -> Any:
@@ -57,10 +53,10 @@ def expected(raw: bytes) -> dict[str, Any]:
 def check(batch: Batch, names: Sequence[str] = tuple(NAMES)) -> int:
     found = message_columns(batch, names)
     found.validate(full=True)
-    assert found.schema == schema(names, MESSAGE_TYPES)
+    assert found.schema == schema(names, MESSAGE_COLUMNS)
     assert found.num_rows == len(batch)
     if names:
-        rows = found.to_pylist()
+        rows = rows_of(found)
         for number, row in enumerate(rows):
             expected_row = expected(batch.bytes_at(number))
             assert row == {name: expected_row[name] for name in names}
@@ -80,14 +76,14 @@ def frames_of(batch: Batch, base: int) -> list[dict[str, Any]]:
     for number in range(len(batch)):
         row = expected(batch.bytes_at(number))
         rows.append({"kind": "message", "length": row["total_size"], **{
-            name: row[name] for name in FRAME_TYPES if name in row}})
+            name: row[name] for name in FRAME_COLUMNS if name in row}})
     for span in batch.spans:
         is_damage = span.kind == "damaged"
         rows.append({"kind": span.kind, "physical_offset": span.offset, "length": span.length,
                      "reason": span.reason if is_damage else None,
                      "field": span.field if is_damage else None})
     rows.sort(key=lambda row: int(row["physical_offset"]))
-    empty = dict.fromkeys(FRAME_TYPES)
+    empty = dict.fromkeys(FRAME_COLUMNS)
     return [{**empty, **row, "position": row["physical_offset"] - base} for row in rows]
 
 
@@ -95,10 +91,10 @@ def check_frames(source: FileSource | BytesSource, chunk: int = 1 << 16) -> list
     """All frames of a source by column, held against those made singly."""
     rows, expected_rows = [], []
     for batch in Walk(source, chunk=chunk):
-        found = frame_columns(batch, list(FRAME_TYPES), source.base)
+        found = frame_columns(batch, list(FRAME_COLUMNS), source.base)
         found.validate(full=True)
-        assert found.schema == schema(list(FRAME_TYPES), FRAME_TYPES)
-        rows += found.to_pylist()
+        assert found.schema == schema(list(FRAME_COLUMNS), FRAME_COLUMNS)
+        rows += rows_of(found)
         expected_rows += frames_of(batch, source.base)
         check(batch)
     assert rows == expected_rows
@@ -215,7 +211,7 @@ def test_columns_stay_when_the_walk_goes_on() -> None:
         kept.append(message_columns(batch, NAMES))
         expected_rows += [expected(batch.bytes_at(number)) for number in range(len(batch))]
     assert len(kept) > 5
-    assert [row for one in kept for row in one.to_pylist()] == expected_rows
+    assert [row for one in kept for row in rows_of(one)] == expected_rows
 
 
 def test_no_columns_keep_the_number_of_rows() -> None:
@@ -254,7 +250,7 @@ def test_frames_come_in_physical_order() -> None:
     at, length = int(hole.offset[0]), int(hole.column("total_size")[0])
     part.spans = [Span("damaged", at, length, "flipped", "magic"),
                   Span("zero", BASE + len(data), 9)]
-    rows = frame_columns(part, list(FRAME_TYPES), BASE).to_pylist()
+    rows = rows_of(frame_columns(part, list(FRAME_COLUMNS), BASE))
     assert rows == frames_of(part, BASE)
     assert [row["kind"] for row in rows] == [*["message"] * 2, "damaged", *["message"] * 3, "zero"]
 
@@ -262,8 +258,8 @@ def test_frames_come_in_physical_order() -> None:
 def test_a_batch_of_spans_only_has_no_messages() -> None:
     (batch,) = Walk(BytesSource(bytes(100), BASE))
     found = message_columns(batch, NAMES)
-    assert (found.num_rows, found.schema) == (0, schema(NAMES, MESSAGE_TYPES))
-    (row,) = frame_columns(batch, list(FRAME_TYPES), BASE).to_pylist()
+    assert (found.num_rows, found.schema) == (0, schema(NAMES, MESSAGE_COLUMNS))
+    (row,) = rows_of(frame_columns(batch, list(FRAME_COLUMNS), BASE))
     assert (row["kind"], row["position"], row["length"]) == ("zero", 0, 100)
 
 

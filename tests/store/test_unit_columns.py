@@ -18,12 +18,11 @@ from rmqctl.formats.local.consume_queue import FILLER, ZERO, UnitRecord
 from rmqctl.formats.local.index_file import EntryRecord, HeaderRecord, Shape
 from rmqctl.formats.local.names import INDEX_DIGITS
 from rmqctl.scan.columns import schema
+from rmqctl.scan.tables import INDEX_COLUMNS, QUEUE_COLUMNS, Columns
 from rmqctl.store.dump.dump import Dump, DumpOptions
 from rmqctl.store.files import StoreFile, listing
 from rmqctl.store.index.files import IndexFile, open_index
 from rmqctl.store.queue.unit_columns import (
-    INDEX_TYPES,
-    QUEUE_TYPES,
     batch_queue_batches,
     index_batches,
     index_entries,
@@ -31,12 +30,12 @@ from rmqctl.store.queue.unit_columns import (
 )
 from rmqctl.store.store import Store
 from tests.conftest import GoldenFolder
-from tests.support import damage
+from tests.support import arrow_rows, damage
 from tests.support.golden import GoldenStore, golden_stores
 from tests.support.share import examples
 
 Rows = list[dict[str, Any]]
-QUEUE, INDEX = list(QUEUE_TYPES), list(INDEX_TYPES)
+QUEUE, INDEX = list(QUEUE_COLUMNS), list(INDEX_COLUMNS)
 
 
 def opened(path: Path) -> StoreFile:
@@ -50,13 +49,13 @@ def files_below(folder: Path) -> Iterator[StoreFile]:
 
 
 def rows_of(batches: Iterator[pa.RecordBatch], names: Sequence[str] = tuple(QUEUE),
-            types: dict[str, pa.DataType] = QUEUE_TYPES) -> Rows:
+            types: Columns = QUEUE_COLUMNS) -> Rows:
     rows: Rows = []
     for one in batches:
         one.validate(full=True)
         assert one.schema == schema(names, types)
         assert one.num_rows
-        rows += one.to_pylist()
+        rows += arrow_rows.rows_of(one)
     return rows
 
 
@@ -122,7 +121,7 @@ def test_index_entries_are_the_used_ones(store: GoldenStore, golden: GoldenFolde
             with index.source:
                 expected = stored_entries(index)
             found = rows_of(index_batches(file, INDEX, rows=70, shape=index.shape), INDEX,
-                            INDEX_TYPES)
+                            INDEX_COLUMNS)
             assert found == expected
             assert len(found) == index_entries(file, index.shape)
             with Dump(file.path, DumpOptions(kind="index", index_slots=index.shape.slots)) as shown:
@@ -197,7 +196,7 @@ def test_index_entries_in_ranges(tmp_path: Path) -> None:
             file, names, first, last, 3), [1, 4, 4, 9], 50)
         index = open_index(file)
         with index.source:
-            assert rows_of(iter(found), names, INDEX_TYPES) == [
+            assert rows_of(iter(found), names, INDEX_COLUMNS) == [
                 {name: row[name] for name in names} for row in stored_entries(index)]
     assert sum(one.num_rows for one in index_batches(file, [], rows=4)) == len(ENTRIES)
 
@@ -210,7 +209,7 @@ def test_an_index_header_may_count_what_it_likes(count: int, tmp_path: Path) -> 
     with path.open("ab") as out:
         out.write(bytes(100))  # more than the shape has entries for
     file = opened(path)
-    found = rows_of(index_batches(file, INDEX, rows=3, shape=shape), INDEX, INDEX_TYPES)
+    found = rows_of(index_batches(file, INDEX, rows=3, shape=shape), INDEX, INDEX_COLUMNS)
     assert [row["number"] for row in found] == list(range(1, max(min(count, 40), 1)))
     assert index_entries(file, shape) == len(found)
 
@@ -220,7 +219,7 @@ def test_odd_numbers_of_an_index_do_not_stop_it(tmp_path: Path) -> None:
     shape = Shape(10, 40)
     file = index_of(tmp_path / "20250101000000000", entries, shape,
                     begin_timestamp=(1 << 63) - 1)
-    first, second = rows_of(index_batches(file, INDEX, shape=shape), INDEX, INDEX_TYPES)
+    first, second = rows_of(index_batches(file, INDEX, shape=shape), INDEX, INDEX_COLUMNS)
     assert (first["slot"], second["slot"]) == (None, ((1 << 31) - 1) % 10)
     assert first["store_timestamp"] == (1 << 63) - 1 - 3000
     assert second["store_timestamp"] == (1 << 63) - 1 + 1000 * ((1 << 31) - 1) - (1 << 64)
@@ -233,7 +232,7 @@ def test_a_short_index_file_gives_what_is_there(size: int, tmp_path: Path) -> No
     index_of(path, ENTRIES, shape)
     os.truncate(path, size)
     file = opened(path)
-    found = rows_of(index_batches(file, INDEX, shape=shape), INDEX, INDEX_TYPES)
+    found = rows_of(index_batches(file, INDEX, shape=shape), INDEX, INDEX_COLUMNS)
     assert len(found) == min(10, max(0, (size - shape.entry_position(1)) // 20))
     assert [row["key_hash"] for row in found] == [one.key_hash for one in ENTRIES[:len(found)]]
 
@@ -269,7 +268,7 @@ def test_damaged_files_of_a_store(seed: int, golden_copy: GoldenFolder) -> None:
         damage.write(root, file, draw.randrange(40), draw.randbytes(4))
         damage.write(root, file, draw.randrange(end - 500), draw.randbytes(400))
         try:
-            found = rows_of(index_batches(opened(root / file), INDEX), INDEX, INDEX_TYPES)
+            found = rows_of(index_batches(opened(root / file), INDEX), INDEX, INDEX_COLUMNS)
         except StoreIOError:
             continue
         assert len(found) == index_entries(opened(root / file))

@@ -106,7 +106,7 @@ def command(
         fields=named, body=body,
         partition_by=named_parts(partition_by or "topic,day") if form is None else (),
         compression=None if form is None else form.compression, zone=tz,
-        conditions=wanted.in_log(), stores=len(names), provenance=provenance, typed_times=True,
+        conditions=wanted.in_log(), stores=len(names), provenance=provenance,
         csv_text=spreadsheet_safe, decoded=decode is not None,
         decoding=decoding() if of_bodies else None)
     # Check the target before the log is read.

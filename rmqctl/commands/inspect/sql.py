@@ -37,15 +37,17 @@ def command(
     The query is DuckDB's SQL, answered in this process. messages has the fields of the message
     object, offsets and findings the columns of `rmqctl offsets` and `rmqctl verify`; each table
     has a column `store`, and DESCRIBE messages names the others. Only the columns that a query
-    names are read, and conditions on topic, queue_id, store_timestamp (epoch ms) and
-    physical_offset are applied while reading. body is binary: decode(body) is its text; with
-    --decode messages have decoded and internal, as JSON text, and decoded_as. A query
-    changes nothing and reads no other files.
+    names are read, and conditions on topic, queue_id, store_timestamp and physical_offset are
+    applied while reading. Times are timestamps in UTC; epoch_ms(store_timestamp) has milliseconds.
+    body is binary: decode(body) is its text; with --decode messages have decoded and internal, as
+    JSON text, and decoded_as. A query changes nothing and reads no other files.
     `rmqctl pipeline sql` is the same on Spark, with its SQL.
 
         rmqctl sql STORE "SELECT topic, count(*) AS n FROM messages GROUP BY topic ORDER BY n DESC"
 
         rmqctl sql STORE "SELECT properties['KEYS'] AS k, body FROM messages WHERE topic = 'orders'"
+
+        rmqctl sql STORE "SELECT count(*) FROM messages WHERE store_timestamp > '2024-06-21 19:52'"
     """
     require("duckdb", "pyarrow")
     leave_pandas_out()

@@ -46,7 +46,7 @@ def command(
     The query is Spark's SQL. Views have the columns of the data source (DESCRIBE messages names
     them) with a column `store`; only the columns a query needs are read, and conditions on topic,
     queue_id, store_timestamp and physical_offset are applied while reading. Rows come as they are
-    found; times of the type TIMESTAMP as ISO-8601, binary in base64.
+    found; times as ISO-8601 (unix_millis(store_timestamp) has milliseconds), binary in base64.
 
         rmqctl pipeline sql store "SELECT topic, count(*) AS n FROM messages GROUP BY topic"
         rmqctl pipeline sql '/backup/*/store' --file late.sql --out late --format csv

@@ -34,7 +34,7 @@ def export(reader: Reader, place: Place, conditions: Sequence[Condition], target
     if file is not None:
         wanted = replace(wanted, from_phy=file.base, to_phy=file.end)
     spec = Export.of(form.format, partition_by=(), compression=form.compression,
-                     conditions=wanted.in_log(), typed_times=True, csv_text=spreadsheet_safe)
+                     conditions=wanted.in_log(), csv_text=spreadsheet_safe)
     folders = store.log_folders
     check_place(target, [store.root], folders)
     plans = plan([store.root], wanted, 1, folders=folders, sizes=store.sizes)

@@ -14,6 +14,7 @@ from typing import Any
 
 from rmqctl.errors import UsageError
 from rmqctl.sql.options import Options
+from rmqctl.sql.pushdown import limits
 
 _SCAN = "DataSourceV2ScanRelation"
 _THROUGH = ("Filter",)
@@ -23,8 +24,11 @@ _NO_SOURCE = ("LocalRelation", "OneRowRelation", "EmptyRelation", "Range", "CTER
 _SIGNS = {"EqualTo": "=", "EqualNullSafe": "=", "GreaterThan": ">", "GreaterThanOrEqual": ">=",
           "LessThan": "<", "LessThanOrEqual": "<="}
 _TURNED = {"=": "=", ">": "<", ">=": "<=", "<": ">", "<=": ">="}
-_LIMITS = {"store_timestamp": ("since", "until", 0), "physical_offset": ("startPhy", "endPhy", 1)}
-"""Column -> (option of the least value, option of the greatest, what is added to the latter)."""
+_IN_MS = "unix_millis(store_timestamp)"
+_LIMITS = {"store_timestamp": ("since", "until", 0, 1000), _IN_MS: ("since", "until", 0, 1),
+           "physical_offset": ("startPhy", "endPhy", 1, 1)}
+"""Column -> (option of the least value, option of the greatest, what is added to the latter, how
+many of a literal's units are one of the option's: Spark's times are in µs)."""
 _EQUALS = {"topic": "topic", "queue_id": "queueId"}
 
 
@@ -151,8 +155,10 @@ def _listed(condition: Any, kind: str) -> list[Any]:
 
 
 def _column(node: Any) -> str | None:
-    name: str | None = node.name() if node.getClass().getSimpleName() == "AttributeReference" \
-        else None
+    kind = node.getClass().getSimpleName()
+    if kind == "UnixMillis":
+        return _IN_MS if _column(node.child()) == "store_timestamp" else None
+    name: str | None = node.name() if kind == "AttributeReference" else None
     return name
 
 
@@ -176,11 +182,12 @@ def _bounds(column: str, sign: str, values: list[Any]) -> Iterator[tuple[str, An
         yield _EQUALS[column], set(values)
     if column not in _LIMITS or len(values) != 1 or not isinstance(values[0], int):
         return
-    least, greatest, past = _LIMITS[column]
-    if sign in ("=", ">", ">="):
-        yield least, values[0] + (sign == ">")
-    if sign in ("=", "<", "<="):
-        yield greatest, values[0] - (sign == "<") + past
+    least, greatest, past, unit = _LIMITS[column]
+    low, high = limits(sign, values, unit)
+    if low is not None:
+        yield least, low
+    if high is not None:
+        yield greatest, high + past
 
 
 def _text(wanted: Any, *, moment: bool) -> str:

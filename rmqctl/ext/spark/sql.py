@@ -48,6 +48,8 @@ _CHANGING = ("org.apache.spark.sql.catalyst.plans.logical.Command",
 _OWN_ERROR = re.compile(r"rmqctl\.errors\.(\w+): ([^\n]*)")
 _DATA_STATES = ("22", "P0001")
 """What the SQL states of errors in data begin with (a division by zero, raise_error)."""
+_TIME_HINT = ("times are timestamps: compare them with '2024-06-21T19:51:59Z', or "
+              "unix_millis(store_timestamp) with milliseconds")
 _PLACE = re.compile(r"^== SQL.* \((line \d+, position \d+)\) ==$", re.MULTILINE)
 
 
@@ -92,12 +94,10 @@ def damaged(spark: SparkSession, stores: Sequence[str]) -> dict[str, int]:
 
 def _columns(table: str, text: str) -> StructType:
     """The columns of a view; ``record`` is among them where the query names it."""
-    from pyspark.sql.pandas.types import from_arrow_type
-
     struct = spark_schema.default(table)
     for column in schema.ONLY_ASKED:
         if column in schema.columns(table) and says(text, column):
-            struct = struct.add(column, from_arrow_type(schema.columns(table)[column]))
+            struct = struct.add(spark_schema.spark_field(schema.columns(table)[column]))
     return struct
 
 
@@ -292,7 +292,8 @@ def _error(error: Exception, log: str | None) -> BaseException:
     if ours and isinstance(kind, type) and issubclass(kind, RmqctlError):
         return kind(ours[2])
     if isinstance(error, AnalysisException | ParseException):
-        return UsageError(f"SQL: {_sentence(str(error))}")
+        said = _sentence(str(error))
+        return UsageError(f"SQL: {said}" + (f". {_TIME_HINT}" if '"TIMESTAMP"' in said else ""))
     wrong = next((words for state, words in causes if state.startswith(_DATA_STATES)), None)
     return failure(error, log) if wrong is None else UsageError(f"SQL: {_sentence(wrong)}")
 

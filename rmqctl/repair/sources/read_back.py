@@ -27,7 +27,6 @@ _NUMBERS = ("total_size", "body_crc", "queue_id", "flag", "queue_offset", "physi
 _TEXTS = ("magic", "born_host", "store_host", "topic", "properties_raw")
 NEEDED = (*_NUMBERS, *_TEXTS, "body")
 _RECORD, _TOPIC = "record", "topic"
-_TIMES = (pa.timestamp("ms"), pa.timestamp("ms", "UTC"))
 _ROWS = 256
 _LOST = "\ufffd"
 _FOLDER = re.compile(r"topic=(.*)", re.DOTALL)
@@ -78,7 +77,8 @@ def _reader(path: str, schema: pa.Schema, topic: str | None) -> tuple[
         raise NotAStoreError(f"{path}: has no column {', '.join(missing)}: without it no record "
                              "can be made again")
     kinds: list[tuple[Sequence[str], Callable[[Any], bool], str]] = [
-        (_NUMBERS, lambda kind: pa.types.is_integer(kind) or kind in _TIMES, "whole numbers"),
+        (_NUMBERS, lambda kind: pa.types.is_integer(kind) or pa.types.is_timestamp(kind),
+         "whole numbers"),
         (_TEXTS, lambda kind: pa.types.is_string(kind) or pa.types.is_dictionary(kind), "text"),
         (("body",), pa.types.is_binary, "bytes")]
     for some, fits, words in kinds:
@@ -94,9 +94,10 @@ def _reader(path: str, schema: pa.Schema, topic: str | None) -> tuple[
 
 
 def _with_numbers(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Times as epoch ms: `rmqctl export` writes them as times."""
+    """Times as epoch ms: exports have them in ms, Spark writes µs or ns."""
     return pa.RecordBatch.from_arrays(
-        [column.cast(pa.int64()) if column.type in _TIMES else column for column in batch.columns],
+        [column.cast(pa.timestamp("ms", column.type.tz)).cast(pa.int64())
+         if pa.types.is_timestamp(column.type) else column for column in batch.columns],
         names=batch.schema.names)
 
 

@@ -21,6 +21,7 @@ from rmqctl.formats.local.index_file import HEADER, Shape
 from rmqctl.scan.columns import record_batch
 from rmqctl.scan.frames import Array
 from rmqctl.scan.source import FileSource
+from rmqctl.scan.tables import INDEX_COLUMNS, MOMENT, QUEUE_COLUMNS
 from rmqctl.store.files import StoreFile
 from rmqctl.store.index.files import IndexFile, open_index
 from rmqctl.store.queue.consume_queue import ConsumeQueue
@@ -28,36 +29,12 @@ from rmqctl.store.queue.consume_queue import ConsumeQueue
 ROWS = 100_000
 """The most rows that are read for one record batch."""
 
-QUEUE_TYPES: dict[str, pa.DataType] = {
-    "queue_offset": pa.int64(),
-    "physical_offset": pa.int64(),
-    "size": pa.int32(),
-    "tags_code": pa.int64(),
-    "position": pa.int64(),
-}
-"""The columns of queue rows. ``position`` is the byte in the file; ``tags_code`` is as stored, so
-the address of a unit where the queue has an extension."""
-
-INDEX_TYPES: dict[str, pa.DataType] = {
-    "number": pa.int32(),
-    "slot": pa.int32(),
-    "key_hash": pa.int32(),
-    "physical_offset": pa.int64(),
-    "store_timestamp": pa.int64(),
-    "time_diff": pa.int32(),
-    "previous": pa.int32(),
-    "position": pa.int64(),
-}
-"""The columns of index entries. ``number`` counts from 1; ``store_timestamp`` is the index's idea
-of it (begin + whole seconds, wrapped to 64 bits as in Java); ``slot`` is null for a negative
-hash, which no broker writes."""
-
 
 def queue_batches(file: StoreFile, names: Sequence[str], start: int = 0, end: int | None = None,
                   rows: int = ROWS) -> Iterator[pa.RecordBatch]:
     """Rows ``[start, end)`` of a consumequeue file (20-byte units, counted from 0) in use.
 
-    That is all which are not zero and no fillers; damaged ones too. Columns: `QUEUE_TYPES`.
+    That is all which are not zero and no fillers; damaged ones too. Columns: `QUEUE_COLUMNS`.
     """
     first = file.base // consume_queue.UNIT_SIZE
     with file.open() as source:
@@ -71,7 +48,7 @@ def queue_batches(file: StoreFile, names: Sequence[str], start: int = 0, end: in
 
 def database_batches(queue: ConsumeQueue, names: Sequence[str], start: int, end: int,
                      rows: int = ROWS) -> Iterator[pa.RecordBatch]:
-    """The rows of a queue in RocksDB with queue offsets ``[start, end)``. Columns: `QUEUE_TYPES`;
+    """The rows of a queue in RocksDB with queue offsets ``[start, end)``. Columns: `QUEUE_COLUMNS`;
     ``position`` is null. StoreIOError, behind all that can be read, where a part cannot.
     """
     for first, units in queue.pages(start, end, rows):
@@ -85,7 +62,7 @@ def batch_queue_batches(file: StoreFile, names: Sequence[str], start: int = 0,
                         end: int | None = None, rows: int = ROWS) -> Iterator[pa.RecordBatch]:
     """Rows ``[start, end)`` of a batch consumequeue file (46-byte units) that are not zero.
 
-    One for each batch: its ``queue_offset`` is the first the batch covers. Columns: `QUEUE_TYPES`.
+    One for each batch: its ``queue_offset`` is the first the batch covers.
     """
     with file.open() as source:
         for first_unit, units in _pages(source, batch_consume_queue.dtype(), start, end, rows):
@@ -108,7 +85,7 @@ def index_entries(file: StoreFile, shape: Shape | None = None) -> int:
 
 def index_batches(file: StoreFile, names: Sequence[str], start: int = 1, end: int | None = None,
                   rows: int = ROWS, shape: Shape | None = None) -> Iterator[pa.RecordBatch]:
-    """The used entries of an index file with numbers ``[start, end)``. Columns: `INDEX_TYPES`.
+    """The used entries of an index file with numbers ``[start, end)``. Columns: `INDEX_COLUMNS`.
 
     Used is what the header counts: entries from 1 on. ``shape`` is how the file is laid out,
     where it is known; else the file is asked. StoreIOError as `index_entries`.
@@ -122,7 +99,7 @@ def index_batches(file: StoreFile, names: Sequence[str], start: int = 1, end: in
                                         last if end is None else min(end, last), rows,
                                         index.shape.entry_position(0)):
             arrays = [_of_entries(index, units, first_unit, name) for name in names]
-            yield record_batch(arrays, names, INDEX_TYPES, len(units))
+            yield record_batch(arrays, names, INDEX_COLUMNS, len(units))
 
 
 def _pages(source: FileSource, kind: np.dtype[Any], start: int, end: int | None, rows: int,
@@ -154,11 +131,11 @@ def _queue_rows(units: Array, number: Array | None, queue_offset: Array,
                 names: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """``number``: of each unit in its file; None where units are in none."""
     if len(units):
-        none = pa.nulls(len(units), QUEUE_TYPES["position"])
+        none = pa.nulls(len(units), QUEUE_COLUMNS["position"].type)
         yield record_batch([none if name == "position" and number is None else _native(
             number * units.itemsize if name == "position" and number is not None else
-            queue_offset if name == "queue_offset" else units[name], QUEUE_TYPES[name])
-            for name in names], names, QUEUE_TYPES, len(units))
+            queue_offset if name == "queue_offset" else units[name], QUEUE_COLUMNS[name].type)
+            for name in names], names, QUEUE_COLUMNS, len(units))
 
 
 def _native(values: Array, kind: pa.DataType) -> pa.Array:
@@ -184,7 +161,7 @@ def _entries(index: IndexFile) -> int:
 
 
 def _of_entries(index: IndexFile, units: Array, first: int, name: str) -> pa.Array:
-    kind = INDEX_TYPES[name]
+    kind = INDEX_COLUMNS[name].type
     number = first + np.arange(len(units))
     if name == "number":
         return _native(number, kind)
@@ -192,7 +169,7 @@ def _of_entries(index: IndexFile, units: Array, first: int, name: str) -> pa.Arr
         return _native(index.shape.entry_position(0) + number * units.itemsize, kind)
     if name == "store_timestamp":
         seconds = units["time_diff"].astype(np.int64)
-        return _native(seconds * 1000 + np.int64(index.header.begin_timestamp), kind)
+        return pa.array(seconds * 1000 + np.int64(index.header.begin_timestamp)).view(MOMENT)
     if name == "slot":
         hashed: Any = units["key_hash"].astype(np.int64)  # `slot_of` takes a column as well
         return pa.array(index.shape.slot_of(hashed), mask=hashed < 0).cast(kind)

@@ -30,7 +30,7 @@ from rmqctl.formats.local.message import (
     variant,
 )
 from rmqctl.formats.local.sysflag import INNER_BATCH
-from rmqctl.scan.columns import MESSAGE_TYPES
+from rmqctl.scan.tables import MESSAGE_COLUMNS, MOMENT
 
 RECORD = "record"
 NEEDED = ("topic", "body")
@@ -45,6 +45,9 @@ _PUT = (*NEEDED, "queue_id", "flag", "sys_flag", "born_timestamp", "born_host", 
 _IGNORED = ("store", "file")
 _LOST = "\N{REPLACEMENT CHARACTER}"
 
+_TYPES = {name: pa.int64() if field.type == MOMENT else field.type
+          for name, field in MESSAGE_COLUMNS.items()}
+"""What the columns are for the put path, which takes times as epoch ms."""
 RECORD_SCHEMA = pa.schema([pa.field(RECORD, pa.binary())])
 
 
@@ -53,10 +56,10 @@ def is_recorded(names: Sequence[str], asked: bool | None) -> bool:
 
     ``asked``: what the user wants; None: as recorded if the columns allow it.
     """
-    known = {*MESSAGE_TYPES, *_IGNORED}
+    known = {*MESSAGE_COLUMNS, *_IGNORED}
     if strange := [name for name in names if name not in known]:
         raise UsageError(f"messages have no column {', '.join(strange)}; there are "
-                         f"{', '.join(MESSAGE_TYPES)}")
+                         f"{', '.join(MESSAGE_COLUMNS)}")
     missing = [] if RECORD in names else [name for name in RECORDED if name not in names]
     if asked and missing:
         raise UsageError(f"to store messages as recorded, columns are missing: "
@@ -69,7 +72,7 @@ def is_recorded(names: Sequence[str], asked: bool | None) -> bool:
 
 def put_schema(names: Sequence[str]) -> pa.Schema:
     """The columns the put path wants, of those that are there."""
-    return pa.schema([pa.field(name, MESSAGE_TYPES[name]) for name in _PUT if name in names])
+    return pa.schema([pa.field(name, _TYPES[name]) for name in _PUT if name in names])
 
 
 def put_columns(batch: pa.RecordBatch, schema: pa.Schema) -> list[pa.Array]:
@@ -88,6 +91,8 @@ def _cast(array: pa.Array, field: pa.Field) -> pa.Array:
         if field.name == "keys" and pa.types.is_string(array.type):
             array = pa.array([None if text is None else text.split() for text in array.to_pylist()],
                              field.type)
+        if pa.types.is_timestamp(array.type):
+            array = array.cast(pa.timestamp("ms", array.type.tz), safe=False)
         return array.cast(field.type)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise UsageError(f"column {field.name} is {array.type}, not {field.type}: {error}"
@@ -142,7 +147,7 @@ class RecordRows:
         names = self._names
         columns = []
         for name in names:
-            array = _cast(batch.column(name), pa.field(name, MESSAGE_TYPES[name]))
+            array = _cast(batch.column(name), pa.field(name, _TYPES[name]))
             if name in RECORDED and array.null_count:
                 raise RefusedError(f"a row has no {name}, which a recorded message has (to put "
                                    "all of them as new messages, set asRecorded to false)")

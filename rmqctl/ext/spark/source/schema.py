@@ -8,19 +8,28 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from rmqctl.errors import UsageError
+from rmqctl.scan.tables import comment_of
 from rmqctl.sql.schema import ONLY_ASKED, columns
 
 if TYPE_CHECKING:
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import StructField, StructType
 
 
 def default(table: str, body: bool = True) -> StructType:
     """The schema of a table for which none was given."""
-    from pyspark.sql.pandas.types import from_arrow_schema
+    from pyspark.sql.types import StructType
 
-    return from_arrow_schema(pa.schema([
-        pa.field(name, kind) for name, kind in columns(table, body).items()
-        if name not in ONLY_ASKED]))
+    return StructType([spark_field(field) for name, field in columns(table, body).items()
+                       if name not in ONLY_ASKED])
+
+
+def spark_field(field: pa.Field) -> StructField:
+    """A column with its comment."""
+    from pyspark.sql.pandas.types import from_arrow_type
+    from pyspark.sql.types import StructField
+
+    return StructField(field.name, from_arrow_type(field.type), True,
+                       {"comment": comment_of(field)})
 
 
 def asked(schema: StructType, table: str, body: bool = True) -> tuple[pa.Schema, list[str]]:
@@ -41,7 +50,7 @@ def asked(schema: StructType, table: str, body: bool = True) -> tuple[pa.Schema,
             wrong.append(f"{field.name} (there is none)")
             continue
         names.append(name)
-        kind = from_arrow_type(known[name]).simpleString()
+        kind = from_arrow_type(known[name].type).simpleString()
         if field.dataType.simpleString() != kind:
             wrong.append(f"{field.name} ({field.dataType.simpleString()}, is {kind})")
     if wrong:

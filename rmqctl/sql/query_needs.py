@@ -1,0 +1,203 @@
+"""What a query needs of the tables, found in its text: the columns that it names anywhere, and the
+conditions of a simple query on the messages alone. Both leave in too much rather than too little.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import duckdb
+
+from rmqctl.errors import UsageError
+from rmqctl.scan.tables import FINDING_COLUMNS, OFFSET_COLUMNS, Columns
+from rmqctl.sql.pushdown import Filters, limits
+from rmqctl.sql.schema import CONSUMEQUEUE, INDEX, MESSAGES, TABLES
+
+OFFSETS, FINDINGS = "offsets", "findings"
+COLUMNS: dict[str, Columns] = {
+    MESSAGES: TABLES[MESSAGES], CONSUMEQUEUE: TABLES[CONSUMEQUEUE], INDEX: TABLES[INDEX],
+    OFFSETS: OFFSET_COLUMNS, FINDINGS: FINDING_COLUMNS,
+}
+"""All tables with their columns: those of the message object, of the data source, and of the
+commands ``offsets`` and ``verify``."""
+_SIGNS = {"COMPARE_EQUAL": "=", "COMPARE_GREATERTHAN": ">", "COMPARE_GREATERTHANOREQUALTO": ">=",
+          "COMPARE_LESSTHAN": "<", "COMPARE_LESSTHANOREQUALTO": "<="}
+_TURNED = {"=": "=", ">": "<", ">=": "<=", "<": ">", "<=": ">="}
+_FAR = 1 << 62
+_MS = 1000
+MOMENT = "TIMESTAMP WITH TIME ZONE"
+_MOMENTS = (MOMENT, "TIMESTAMP", "DATE")
+
+
+@dataclass(slots=True)
+class Needs:
+    """What a query wants of a table: ``names`` None for all columns."""
+
+    names: set[str] | None
+    filters: Filters = field(default_factory=Filters)
+
+
+def needs(base: duckdb.DuckDBPyConnection, text: str,
+          known: Mapping[str, Columns] = COLUMNS) -> dict[str, Needs] | None:
+    """What a query needs of each table it names; None where that cannot be told (all of all).
+    UsageError for what is no single query.
+    """
+    try:
+        statements = base.extract_statements(text)
+    except duckdb.Error as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        raise UsageError(f"SQL: {' '.join(lines[:2])}") from None
+    if len(statements) != 1:
+        raise UsageError(f"SQL: one query is wanted, there are {len(statements)}")
+    if statements[0].type not in (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN):
+        raise UsageError("SQL: a query is wanted, which gives rows; nothing is changed")
+    [(serialized,)] = base.execute("select json_serialize_sql(?)", [text]).fetchall()
+    tree = json.loads(serialized)
+    if tree.get("error"):
+        return None
+    named: list[str] = []
+    columns: set[str] = set()
+    everything = _walk(tree, named, columns)
+    tables = {name.lower() for name in named} & COLUMNS.keys()
+    filters = _filters(base, tree, named)
+    return {table: Needs(None if everything else {
+        name for name in known[table] if name in columns}, filters if table == MESSAGES
+        else Filters()) for table in tables}
+
+
+def _walk(node: Any, named: list[str], columns: set[str]) -> bool:
+    """Collects the tables and columns that a tree names; whether it wants all columns."""
+    everything = False
+    if isinstance(node, list):
+        for item in node:
+            everything |= _walk(item, named, columns)
+        return everything
+    if not isinstance(node, dict):
+        return False
+    kind = node.get("type")
+    if kind == "BASE_TABLE":
+        named.append(node.get("table_name", ""))
+    if kind == "COLUMN_REF":
+        columns |= {name.lower() for name in node.get("column_names", ())}
+    if kind == "JOIN":
+        columns |= {name.lower() for name in node.get("using_columns") or ()}
+        everything |= node.get("ref_type") == "NATURAL"
+    if kind == "STAR" or node.get("class") == "STAR":
+        everything = True
+    for value in node.values():
+        everything |= _walk(value, named, columns)
+    return everything
+
+
+def _filters(base: duckdb.DuckDBPyConnection, tree: Mapping[str, Any],
+             named: Sequence[str]) -> Filters:
+    """The conditions of a query on the messages alone, those that the source can apply."""
+    try:
+        node = tree["statements"][0]["node"]
+        source, where = node["from_table"], node["where_clause"]
+        simple = (node["type"] == "SELECT_NODE" and source["type"] == "BASE_TABLE"
+                  and [name.lower() for name in named] == [MESSAGES] and where is not None)
+        # A name that the query gives to something of its own is none of ours.
+        given = {str(item.get("alias", "")).lower() for item in node["select_list"]}
+        given |= {str(name).lower() for name in source.get("column_name_alias") or ()}
+    except (KeyError, IndexError, TypeError):
+        return Filters()
+    if not simple or given & {"topic", "queue_id", "store_timestamp", "physical_offset"}:
+        return Filters()
+    filters = Filters()
+    waiting = [where]
+    while waiting:
+        condition = waiting.pop()
+        if condition.get("type") == "CONJUNCTION_AND":
+            waiting += condition["children"]
+        else:
+            filters = filters & _condition(base, condition)
+    return filters
+
+
+def _condition(base: duckdb.DuckDBPyConnection, node: Mapping[str, Any]) -> Filters:
+    sign = _SIGNS.get(str(node.get("type")))
+    if node.get("type") == "COMPARE_IN":
+        name, *values = (_operand(child) for child in node["children"])
+        if None in values or not isinstance(name, _Column):
+            return Filters()
+        return _limits(base, name, "in", values)
+    if sign is None:
+        return Filters()
+    left, right = _operand(node["left"]), _operand(node["right"])
+    if isinstance(right, _Column):
+        left, right, sign = right, left, _TURNED[sign]
+    if not isinstance(left, _Column) or right is None or isinstance(right, _Column):
+        return Filters()
+    return _limits(base, left, sign, [right])
+
+
+class _Column(str):
+    """The name of a column, beside texts that are values."""
+
+
+_IN_MS = _Column("epoch_ms(store_timestamp)")
+
+
+@dataclass(frozen=True, slots=True)
+class _Moment:
+    """A text that is cast to a type of time."""
+
+    text: str
+    kind: str
+
+
+def _operand(node: Mapping[str, Any]) -> Any:
+    """A column, a text, a moment or a whole number; None for anything else."""
+    if node.get("type") == "COLUMN_REF":
+        return _Column(node["column_names"][-1].lower())
+    if node.get("type") == "FUNCTION" and len(node["children"]) == 1:
+        inner = _operand(node["children"][0])
+        name = f"{node['function_name'].lower()}({inner})"
+        return _IN_MS if isinstance(inner, _Column) and name == _IN_MS else None
+    if node.get("type") == "OPERATOR_CAST" and node["cast_type"]["id"] in _MOMENTS:
+        inner = _operand(node["child"])
+        return _Moment(inner, node["cast_type"]["id"]) if type(inner) is str else None
+    if node.get("type") != "VALUE_CONSTANT" or node["value"]["is_null"]:
+        return None
+    kind, value = node["value"]["type"]["id"], node["value"]["value"]
+    if kind == "VARCHAR" and isinstance(value, str):
+        return value
+    return value if kind in ("INTEGER", "BIGINT") and abs(value) <= _FAR else None
+
+
+def _micros(base: duckdb.DuckDBPyConnection, value: str | _Moment) -> int | None:
+    """The time that DuckDB takes a text for; None for one that is no time."""
+    moment = _Moment(value, MOMENT) if isinstance(value, str) else value
+    with contextlib.suppress(duckdb.Error):  # which the query says too
+        [(found,)] = base.execute(f"SELECT epoch_us(CAST(CAST(? AS {moment.kind}) AS "
+                                  f"{MOMENT}))", [moment.text]).fetchall()
+        return found if isinstance(found, int) and abs(found) <= _FAR else None
+    return None
+
+
+def _limits(base: duckdb.DuckDBPyConnection, name: str, sign: str,
+            values: Sequence[Any]) -> Filters:
+    if name == "topic" and sign in ("=", "in") and all(isinstance(text, str) for text in values):
+        return Filters() if any("\ufffd" in text for text in values) else Filters(
+            topics=frozenset(text.encode() for text in values))
+    if name == "store_timestamp" and all(isinstance(one, str | _Moment) for one in values):
+        micros = [found for one in values if (found := _micros(base, one)) is not None]
+        if len(micros) < len(values):
+            return Filters()
+        least, most = limits(sign, micros, _MS)
+        return Filters(since=least, until=most)
+    if not all(isinstance(number, int) for number in values):
+        return Filters()
+    if name == "queue_id" and sign in ("=", "in"):
+        return Filters(queue_ids=frozenset(values))
+    if name not in (_IN_MS, "physical_offset"):
+        return Filters()
+    least, most = limits(sign, values)
+    if name == _IN_MS:
+        return Filters(since=least, until=most)
+    return Filters(start=least, end=None if most is None else most + 1)
