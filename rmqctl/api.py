@@ -13,15 +13,18 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from dataclasses import fields as dataclass_fields
 from datetime import UTC, datetime, tzinfo
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict
 
 from rmqctl.broker.view import view_of
 from rmqctl.errors import UsageError, require
 from rmqctl.parse_values import parse_time
 from rmqctl.phrases import counted
-from rmqctl.reports import RepairPlan, Report
+from rmqctl.reports import RepairPlan, Report, page, silent, store_facts
 from rmqctl.store.objects import FIELDS
+from rmqctl.store.pages import RecordPage
 from rmqctl.store.problems import Problem
 from rmqctl.store.projection import DECODED, Projection, checked_fields, is_decoded
 from rmqctl.store.query.conditions import read_condition
@@ -35,16 +38,22 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from rmqctl.ext.tiered.tier import Tier
+    from rmqctl.repair.recover import RecoverOptions
+    from rmqctl.repair.sources.opening import Readers
+    from rmqctl.repair.sources.records import Unused
     from rmqctl.store.decoded import Decoding
     from rmqctl.store.pages import Page
 
-__all__ = ["Message", "Messages", "Problem", "RepairPlan", "Report", "Store", "open"]
+__all__ = ["GroupOffset", "Message", "Messages", "Problem", "Queue", "RepairPlan", "Report",
+           "Store", "open"]
 
 _BODY = "body"
 _WITHOUT = frozenset({"body_encoding"})
 _NAMES = tuple(name for name in FIELDS if name not in _WITHOUT)
 _VIEWS = ("disk", "broker", "auto")
 _FIRST, _LAST = 0, (1 << 63) - 1
+_SHOWN, _WIDTH = 10, 80
+"""Messages that a notebook shows, and characters of a value."""
 Time = datetime | int | str
 
 
@@ -81,6 +90,35 @@ class Message(TypedDict, total=False):
     decoded: Any
     decoded_as: str | None
     internal: Any
+
+
+class Queue(TypedDict):
+    """A consume queue: its first queue offset, the one after its last, None where it cannot be
+    read. ``kind``: ``simple``, or ``batch`` for a batch consume queue.
+    """
+
+    topic: str
+    queue_id: int
+    min_offset: int | None
+    max_offset: int | None
+    kind: str
+    messages: int
+
+
+class GroupOffset(TypedDict):
+    """What a consumer group has read of a queue; ``group`` None where no group reads the topic.
+    ``diff``: messages it has not consumed; ``last_store_timestamp``: epoch milliseconds.
+    """
+
+    group: str | None
+    topic: str
+    queue_id: int
+    min_offset: int | None
+    max_offset: int | None
+    consumer_offset: int | None
+    diff: int | None
+    last_store_timestamp: int | None
+    note: str | None
 
 
 def open(path: str | os.PathLike[str], *, commitlog_dirs: Iterable[str] = (),  # noqa: A001
@@ -122,7 +160,7 @@ class Store:
         return self._store.root
 
     def messages(self, topic: str | None = None, queue: int | None = None,
-                 offset: int | None = None, *, topics: Sequence[str] = (),
+                 offset: int | None = None, *, topics: Sequence[str] | None = None,
                  since: Time | None = None, until: Time | None = None,
                  tag: str | None = None, key: str | None = None,
                  where: str | Sequence[str] = (), limit: int | None = None,
@@ -141,14 +179,22 @@ class Store:
         """
         from rmqctl.ext.payloads.decoding import AUTO, Decoding
 
-        if view not in _VIEWS:
-            raise UsageError(f"view={view!r}: {', '.join(_VIEWS)}")
-        if topic is not None and not isinstance(topic, str):
-            raise UsageError(f"topic={topic!r}: one name; topics=[…] takes several")
-        if isinstance(topics, str):
-            raise UsageError(f"topics={topics!r}: a list of names; topic=… takes one")
-        if topics and (topic, queue, offset) != (None, None, None):
-            raise UsageError("topics goes without topic, queue and offset")
+        _one_of("view", view, _VIEWS)
+        _of_type(str, "one name; topics=[…] takes several", topic=topic)
+        _of_type(str, "a text", tag=tag, key=key, decode=decode)
+        _of_type(int, "a whole number", queue=queue, offset=offset, limit=limit, from_phy=from_phy,
+                 to_phy=to_phy)
+        if topics is not None:
+            _names("topics", topics)
+        _names("where", [where] if isinstance(where, str) else where)
+        _names("fields", fields or ())
+        if topics is not None and (not topics or (topic, queue, offset) != (None, None, None)):
+            raise UsageError("topics names at least one, and goes without topic, queue and offset")
+        if (queue is not None and topic is None) or (offset is not None and queue is None):
+            raise UsageError("queue needs topic, and offset needs queue: each queue counts for "
+                             "itself")
+        if limit is not None and limit < 0:
+            raise UsageError(f"limit={limit}: 0 or more")
         decoding = Decoding(decode or AUTO)
         conditions = [where] if isinstance(where, str) else [*where]
         if topics:
@@ -169,20 +215,22 @@ class Store:
 
     def info(self) -> dict[str, Any]:
         """The document of `rmqctl info -o json`."""
-        from rmqctl.store.info import collect
+        return store_facts(self._store, view_of(self._store, "auto"))
 
-        return collect(self._store, view_of(self._store, "auto"))
-
-    def offsets(self, group: str | None = None, topic: str | None = None) -> list[dict[str, Any]]:
+    def offsets(self, group: str | None = None, topic: str | None = None) -> list[GroupOffset]:
         """Queue ranges, consumer offsets and their lag: the rows of `rmqctl offsets -o jsonl`."""
         from rmqctl.store.config.offsets import Lag
 
-        return list(Lag(self._store, view_of(self._store, "auto"), group, topic).rows())
+        _of_type(str, "one name", group=group, topic=topic)
+        rows: Iterator[Any] = Lag(self._store, view_of(self._store, "auto"), group, topic).rows()
+        return list(rows)
 
-    def queues(self, topic: str | None = None) -> list[dict[str, Any]]:
+    def queues(self, topic: str | None = None) -> list[Queue]:
         """The consume queues with their offsets, as in `rmqctl info`, each with its topic."""
-        return [{"topic": found["topic"], **queue} for found in self.topics()
-                if topic in (None, found["topic"]) for queue in found["queues"]]
+        _of_type(str, "one name", topic=topic)
+        queues: list[Any] = [{"topic": found["topic"], **queue} for found in self.topics()
+                             if topic in (None, found["topic"]) for queue in found["queues"]]
+        return queues
 
     def query_key(self, topic: str, key: str, *, since: Time | None = None,
                   until: Time | None = None, most: int = 32, tz: tzinfo = UTC,
@@ -190,13 +238,14 @@ class Store:
         """Messages with a key, through the index, as a broker's queryMessage gives them."""
         from rmqctl.store.query.lookup import by_key
 
+        _one_of("view", view, _VIEWS)
+        _of_type(str, "a text", topic=topic, key=key)
+        _of_type(int, "a whole number", most=most)
         begin, end = _millis(since, tz), _millis(until, tz)
         answer = by_key(view_of(self._store, view), topic, key, most=most,
                         begin=_FIRST if begin is None else begin,
                         end=_LAST if end is None else end)
-        places = [record.physical_offset for record in answer.records]
-        found = {place: next(iter(self.messages(from_phy=place, limit=1))) for place in places}
-        return [found[place] for place in places]
+        return list(_as_objects(RecordPage(answer.records), _NAMES))
 
     def sql(self, query: str) -> list[dict[str, Any]]:
         """The rows of a query over messages, consumequeue, index, offsets and findings, as
@@ -205,6 +254,7 @@ class Store:
         require("duckdb", "pyarrow")
         from rmqctl.sql.session import Session
 
+        _of_type(str, "a query", query=query)
         with Session([self.path], self._folders) as session:
             return list(session.ask(query).rows)
 
@@ -242,6 +292,7 @@ class Store:
 
     def preflight(self, broker_version: str | None = None) -> Report:
         """What a broker would do at its start: the document of `rmqctl preflight -o json`."""
+        from rmqctl.checks.advice import with_next
         from rmqctl.checks.preflight.around import around
         from rmqctl.checks.preflight.preflight import preflight
 
@@ -256,19 +307,24 @@ class Store:
                       f"{broker} would not start" if not found.starts else
                       f"{broker} would start and lose {counted(lost, 'message')}" if lost else
                       f"{broker} would start and lose nothing" if found.harmless else
-                      f"{broker} would start; the document says what is lost", found.as_dict())
+                      f"{broker} would start; the document says what is lost",
+                      with_next(found, self.path))
 
     def doctor(self, broker_version: str | None = None) -> Report:
         """What is wrong, who is affected, what a start would lose: `rmqctl doctor -o json`."""
         from rmqctl.checks.doctor import KEPT, diagnose
+        from rmqctl.checks.preflight.around import around_in_use
+        from rmqctl.repair.outlook import advised
 
-        found = diagnose(self._store, broker_version, 1)
+        found = diagnose(self._store, broker_version, 1,
+                         machine=around_in_use(self._store, None))
         if (tier := self._tier()) is not None:
             from rmqctl.ext.tiered.verify.in_store import joined
 
             own = found.findings
             with tier:
                 found = found.with_tier(joined(own, tier, self._store, len(own.findings) + KEPT))
+        found = replace(found, outlook=advised(self._store, found, self._options(), silent))
         document = found.as_dict()
         return Report("doctor", self.path, document["sound"], str(found.verdict), document,
                       found.findings.findings)
@@ -280,6 +336,7 @@ class Store:
         """
         from rmqctl.checks.diff.diff import Diff, DiffOptions
 
+        _one_of("by", by, ("auto", "physical", "queue"))
         with open(other.path if isinstance(other, Store) else other) as opened:
             run = Diff(self._store, opened._store, DiffOptions(by, most=most))
             run.prepare()
@@ -298,23 +355,48 @@ class Store:
         The arguments are the options of the command: ``sources`` is ``--from``. Raises
         RefusedError where the store cannot be repaired as it is.
         """
-        from rmqctl.repair.recover import RecoverOptions
         from rmqctl.reports import recover_plan
 
+        _one_of("ambiguous", ambiguous, (None, "keep", "leave-out"))
+        _one_of("correct", correct, ("bit", "byte", "off"))
+        _one_of("consumequeue", consumequeue, (None, "file", "rocksdb"))
         sizes = replace(self._store.sizes, largest_record=max_message_size)
         if consumequeue is not None:
             from rmqctl.broker.queue_form import STORE_TYPES
 
             sizes = replace(sizes, conf=replace(sizes.conf, store_type=STORE_TYPES[consumequeue]))
-        options = RecoverOptions(
-            ambiguous=ambiguous or "leave-out", sizes=sizes, correct=correct,
+        options = replace(
+            self._options(), ambiguous=ambiguous or "leave-out", sizes=sizes, correct=correct,
             keep_damaged=keep_damaged, sources=[os.fspath(source) for source in sources],
-            prefer=prefer, commitlog_dirs=self._folders, form=consumequeue,
-            given=dict(self._store.sizes.conf.values))
+            prefer=prefer, form=consumequeue)
         return recover_plan(self.path, options, decided=ambiguous is not None)
 
+    def _options(self) -> RecoverOptions:
+        from rmqctl.repair.recover import RecoverOptions
 
-@dataclass(slots=True)
+        return RecoverOptions(commitlog_dirs=self._folders, sizes=self._store.sizes,
+                              given=dict(self._store.sizes.conf.values), readers=source_readers())
+
+
+def source_readers() -> Readers:
+    """What reads messages in Parquet, and of a tier, as the source of a repair."""
+    from rmqctl.repair.sources.opening import Readers
+
+    def parquet(path: str, unused: Unused) -> Iterator[tuple[str, bytes]]:
+        require("pyarrow")
+        from rmqctl.repair.sources.read_back import records
+
+        return records(path, unused)
+
+    def tier(path: str, unused: Unused) -> Iterator[tuple[str, bytes]]:
+        from rmqctl.ext.tiered.read.records import records
+
+        return records(path, unused)
+
+    return Readers(parquet, tier)
+
+
+@dataclass(slots=True, repr=False)
 class Messages:
     """Messages that are read as they are asked for, each time anew.
 
@@ -332,16 +414,21 @@ class Messages:
     """What the last reading met: damage, holes, rows that lead nowhere."""
 
     def __iter__(self) -> Iterator[Message]:
-        wanted = Projection(self.fields, "none", decoding=self.decoding)
-        has_body = _BODY in self.fields
-        for page in self._pages():
-            rows: Iterator[Any] = wanted.rows(page)
-            if has_body:
-                for row, body in zip(rows, page.raw(_BODY), strict=True):
-                    row[_BODY] = bytes(body)
-                    yield {name: row[name] for name in self.fields}  # type: ignore[misc]
-            else:
-                yield from rows
+        for some in self._pages():
+            yield from _as_objects(some, self.fields, self.decoding)
+
+    def __repr__(self) -> str:
+        asked = {**{one.name: getattr(self.selection, one.name)
+                    for one in dataclass_fields(Selection)}, "view": self.view}
+        usual = {**{one.name: one.default for one in dataclass_fields(Selection)}, "view": "disk"}
+        words = [f"{name}={value!r}" for name, value in asked.items() if value != usual[name]]
+        return f"<rmqctl messages of {self._store.root}: {', '.join(words) or 'all'}>"
+
+    def _repr_html_(self) -> str:
+        first = list(islice(iter(replace(self, problems=[])), _SHOWN))
+        return page(repr(self)[1:-1].removeprefix("rmqctl "), "" if len(first) < _SHOWN else
+                    f"the first {_SHOWN}", [{name: str(value)[:_WIDTH] for name, value in
+                                             one.items()} for one in first])
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Arrow record batches, one for each stretch of the log. Needs rmqctl[data]."""
@@ -349,8 +436,8 @@ class Messages:
         from rmqctl.store.page_columns import page_columns
 
         names = self.schema.names
-        for page in self._pages():
-            yield page_columns(page, names)
+        for some in self._pages():
+            yield page_columns(some, names)
 
     @property
     def schema(self) -> pa.Schema:
@@ -401,10 +488,40 @@ class Messages:
         return Selector(self._store, self.selection, bounds, self.problems.append).pages()
 
 
+def _as_objects(some: Page, names: Sequence[str],
+                decoding: Decoding | None = None) -> Iterator[Message]:
+    """The messages of a page, with bodies as they are stored."""
+    rows: Iterator[Any] = Projection(names, "none", decoding=decoding).rows(some)
+    if _BODY not in names:
+        yield from rows
+        return
+    for row, body in zip(rows, some.raw(_BODY), strict=True):
+        row[_BODY] = bytes(body)
+        yield {name: row[name] for name in names}  # type: ignore[misc]
+
+
+def _one_of(name: str, value: object, known: Sequence[object]) -> None:
+    if value not in known:
+        raise UsageError(f"{name}={value!r}: {', '.join(map(repr, known))}")
+
+
+def _of_type(kind: type, what: str, **given: object) -> None:
+    for name, value in given.items():
+        if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
+            raise UsageError(f"{name}={value!r}: {what}")
+
+
+def _names(name: str, value: object) -> None:
+    if isinstance(value, str) or not isinstance(value, Iterable) or not all(
+            isinstance(one, str) for one in value):
+        raise UsageError(f"{name}={value!r}: a list of texts")
+
+
 def _millis(moment: Time | None, tz: tzinfo) -> int | None:
     if moment is None or isinstance(moment, int):
         return moment
     if isinstance(moment, datetime):
         known = moment if moment.tzinfo is not None else moment.replace(tzinfo=tz)
         return round(known.timestamp() * 1000)
+    _of_type(str, "a datetime, milliseconds since 1970, or a text", time=moment)
     return parse_time(moment, tz=tz)

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from rmqctl.repair.plan import Plan
     from rmqctl.repair.recover import RecoverOptions
     from rmqctl.repair.scratch import Scratch
+    from rmqctl.store.log.bounds import View
+    from rmqctl.store.store import Store
 
 _SHOWN = 20
 _CELL = "padding:0 1em 0 0;text-align:left"
@@ -44,7 +46,7 @@ class Report(dict[str, Any]):
         return f"<rmqctl {self.command} {self.store}: {self.verdict}>"
 
     def _repr_html_(self) -> str:
-        return _page(f"{self.command} {self.store}", self.verdict, [
+        return page(f"{self.command} {self.store}", self.verdict, [
             {"severity": found.severity, "finding": found.category, "where": found.file or "",
              "detail": found.detail} for found in self.findings])
 
@@ -57,10 +59,13 @@ class RepairPlan(dict[str, Any]):
     """
 
     def __init__(self, store: str, plan: Plan, carry_out: Callable[[], Mapping[str, Any]]) -> None:
-        super().__init__(plan.as_dict())
+        impact = plan.impact
+        super().__init__({**plan.as_dict(), "notes": list(map(str, plan.notes)),
+                          "impact": None if impact is None else impact.as_dict(),
+                          "applied": False, "id": None})
         self.store, self.actions = store, plan.actions
         self.lost, self.undecided = plan.lost, plan.ambiguous
-        self.notes: Sequence[str] = tuple(map(str, plan.notes))
+        self.notes: Sequence[str] = self["notes"]
         self._carry_out = carry_out
 
     def __bool__(self) -> bool:
@@ -75,7 +80,7 @@ class RepairPlan(dict[str, Any]):
         """Plan once more under the store's lock, and carry that out: what is replaced is moved
         aside, and `rmqctl undo` restores it.
 
-        Returns the document of what was done, with ``id`` of the repair (empty: there was nothing
+        Returns the document of what was done, with ``id`` of the repair (None: there was nothing
         to do) and ``kept``, the folder with what was replaced. StoreHeldError where a broker runs,
         RefusedError where a decision is missing or the store cannot be written, StoreIOError.
         """
@@ -91,7 +96,7 @@ class RepairPlan(dict[str, Any]):
                 if self.actions or self.undecided else "there is nothing to do")
 
     def _repr_html_(self) -> str:
-        return _page(f"recover {self.store}", self._in_words, [
+        return page(f"recover {self.store}", self._in_words, [
             {"action": action.action, "target": action.target, "offset": action.offset,
              "reason": action.reason} for action in self.actions[:_SHOWN]])
 
@@ -104,7 +109,7 @@ def recover_plan(root: str, options: RecoverOptions, *, decided: bool) -> Repair
     from rmqctl.repair.scratch import Scratch
 
     def propose(scratch: Scratch) -> Plan:
-        return plan_recover(root, scratch, options, _silent)
+        return plan_recover(root, scratch, options, silent)
 
     with Scratch() as scratch, noting_refusals() as refused:
         plan = propose(scratch)
@@ -144,16 +149,30 @@ def _carried_out(root: str, options: RecoverOptions, propose: Callable[[Scratch]
         _refuse(root, plan, decided=decided)
         done = None if plan.empty else repair.apply(plan)
     is_done = done is not None and not done.already
-    return {**plan.as_dict(), "applied": is_done, "id": done.id if done and is_done else "",
-            "kept": done.backup if done and is_done else ""}
+    return {**plan.as_dict(), "applied": is_done, "id": done.id if done and is_done else None,
+            "kept": done.backup if done and is_done else None}
+
+
+def store_facts(store: Store, view: View) -> dict[str, Any]:
+    """The JSON document of `rmqctl info`. What only a walk of the whole log tells is None."""
+    from rmqctl.broker.view import cut_by_broker
+    from rmqctl.repair.fillers import fillers_left
+    from rmqctl.store.info import collect
+
+    readable = store.layout.reads("commitlog")
+    return {**collect(store, view), "cut": cut_by_broker(view) is not None,
+            "fillers": fillers_left(store) if readable else None,
+            **dict.fromkeys(("messages_undecided", "messages_replaced", "messages_already_lost")),
+            "lost_in_repairs": store.repair_losses.as_list() if readable else []}
 
 
 @contextmanager
-def _silent(_label: str, _total: int) -> Iterator[Callable[[int], None]]:
+def silent(_label: str, _total: int) -> Iterator[Callable[[int], None]]:
+    """Watch a repair's plan without showing anything."""
     yield lambda _bytes: None
 
 
-def _page(title: str, verdict: str, rows: Sequence[Mapping[str, Any]]) -> str:
+def page(title: str, verdict: str, rows: Sequence[Mapping[str, Any]]) -> str:
     """A heading, a sentence and a table, as notebooks show it."""
     parts = [f"<b>rmqctl {html.escape(title)}</b><br>{html.escape(verdict)}"]
     if rows:

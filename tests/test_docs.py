@@ -134,6 +134,11 @@ PROGRAMS = [(page, *found) for page in PAGES for found in
             re.findall(r"```python\n(.*?)```\n+```text\n(.*?)```", page.read_text(), re.DOTALL)]
 
 
+def test_every_program_of_the_page_about_python_is_run():
+    page = DOCS / "python.md"
+    assert page.read_text().count("```python\n") == sum(one[0] == page for one in PROGRAMS) > 4
+
+
 @pytest.mark.parametrize(("page", "program", "said"), PROGRAMS,
                          ids=[str(page.relative_to(ROOT)) for page, _, _ in PROGRAMS])
 def test_python_examples_say_what_the_page_shows(page, program, said, tmp_path, monkeypatch,

@@ -38,7 +38,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "output": set(),
     "commands": LIBRARY | {"kernel", "files", "broker", "checks", "engine", "repair", "export",
                            "sql", "output", "ext.tiered", "ext.spark", "ext.browse", "ext.report",
-                           "ext.serve", "ext.payloads"},
+                           "ext.serve", "ext.payloads", "api", "reports"},
     "ext": set(),
     "ext.payloads": {"formats", "store"},
     "ext.tiered": LIBRARY | {"kernel", "files", "broker", "damage", "checks", "engine", "repair"},
@@ -51,7 +51,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "ext.report": LIBRARY | {"broker", "checks", "output"},
     "": {"api"},  # what `rmqctl.open` loads
     "api": LIBRARY | {"broker", "checks", "repair", "reports", "sql", "ext.payloads", "ext.tiered"},
-    "reports": LIBRARY | {"checks", "repair"},
+    "reports": LIBRARY | {"broker", "checks", "repair"},
     "pipeline": {"ext.spark"},
     "testing": LIBRARY | {"ext.serve.remoting"},
     "cli": {"kernel", "commands", "output"},

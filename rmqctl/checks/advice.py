@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from rmqctl.checks.losses import GROUPS, OFFSETS, TOPICS
+from rmqctl.checks.losses import GROUPS, MESSAGES, OFFSETS, TOPICS
 from rmqctl.checks.metadata.judge import commands
 from rmqctl.phrases import Phrase
 
@@ -120,6 +120,7 @@ _COPY = Phrase("if a replica, a backup or another disk has these messages: resto
 _MEMBER = Phrase("restores the log from another member of the DLedger group")
 _UNDO = Phrase("an earlier repair moved parts of the log aside; this restores them first")
 _PLAN = Phrase("shows the plan of a repair; --apply carries it out, `undo` reverts it")
+_FINDINGS = Phrase("lists every finding with its place")
 _KEEP = Phrase("treats undecided records as messages")
 _LEAVE_OUT = Phrase("discards undecided records, which may be part of a message body")
 _FORMS = {
@@ -239,12 +240,47 @@ def steps(root: str, start: Prediction, outlook: Outlook | None, *, is_held: boo
             beyond &= outlook.groups_beyond
         yield from to_the_end(root, beyond)
     if is_damaged:
-        yield Step(f"rmqctl verify {root}", Phrase("lists every finding with its place"))
+        yield Step(f"rmqctl verify {root}", _FINDINGS)
     if start.consumers is not None and start.consumers.groups_affected:
         yield Step(f"rmqctl impact {root}", Phrase("shows which groups miss which messages"))
     if not start.harmless:
         yield Step(f"rmqctl preflight {root}",
                    Phrase("shows what a broker's startup would do, file by file"))
+
+
+def with_next(start: Prediction, root: str) -> dict[str, Any]:
+    """The JSON document of a prediction, with the one step to go on with, which only looks or shows
+    a plan.
+    """
+    step = _after(start, root)
+    return {**start.as_dict(), "next": [step.command] if step else [],
+            "steps": [step.as_dict()] if step else []}
+
+
+def _after(start: Prediction, root: str) -> Step | None:
+    """None where nothing needs to be done."""
+    if start.misled:
+        return Step(start.look_at_configuration(root), CONFIGURATION)
+    root = shlex.quote(root)
+    if start.unopened:
+        return Step(f"rmqctl recover {root}", _PLAN, "reversible")
+    if not start.not_judged and start.harmless:
+        return None
+    if not start.recovers and not start.not_judged:
+        return next(of_the_machine(start, root), None)
+    if start.not_judged or not start.mendable:  # `recover` plans nothing for such a store
+        return Step(f"rmqctl verify {root}", _FINDINGS)
+    cure = next(of_metadata(start, root), None)
+    if start.starts and cure is not None and all(
+            loss.what != MESSAGES or loss in start.metadata.losses for loss in start.losses):
+        return cure
+    if start.start_is_harmless and not (start.account.known or start.undecodable):
+        # Nothing but offsets beyond the end of a queue, which `recover` does not change.
+        groups = [offset.group for offset in start.offsets_beyond_end if offset.group]
+        if groups:
+            return next(to_the_end(root, groups[:1]))
+    return Step(f"rmqctl doctor {root}", Phrase(
+        "shows what the damage means and which repair helps"))
 
 
 def of_the_form(root: str) -> Step:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Container
 
 from rmqctl.checks.advice import Outlook, Tail
+from rmqctl.checks.doctor import Diagnosis
 from rmqctl.errors import RmqctlError
 from rmqctl.repair.plan import MoveAside, Plan, Watch
 from rmqctl.repair.recover import RecoverOptions, plan_recover
@@ -20,6 +21,22 @@ _MOST_FILLS = 8
 """Fillers at the end of a log that are looked at, the last ones."""
 _BEYOND = frozenset({"timer-log", "timer-check", "timer-wheel", "epoch-start"})
 """Findings that `truncate` to the end of the log may settle."""
+
+
+def advised(store: Store, found: Diagnosis, options: RecoverOptions,
+            watch: Watch) -> Outlook | None:
+    """What `recover` with the ``options`` would do to a store that was diagnosed; None where
+    nothing needs to be done, or nothing can be.
+    """
+    start = found.start
+    judged = not start.not_judged or start.unopened
+    if start.misled and found.findings.ok:
+        return None  # the files are intact, the configuration is wrong
+    if found.sound or found.lock.held or not judged or not start.mendable or (
+            found.findings.ok and not start.recovers):
+        return None
+    return outlook(store, options, watch, {row.category for row in found.damaged},
+                   starts_well=start.start_is_harmless)
 
 
 def outlook(store: Store, options: RecoverOptions, watch: Watch, found: Container[str], *,

@@ -9,6 +9,7 @@ beyond the end of the log make no difference. ``a`` and ``b`` are treated alike.
 from __future__ import annotations
 
 import os
+import shlex
 import stat
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -85,18 +86,34 @@ class Diff:
         return not self.differences.total
 
     def as_dict(self) -> dict[str, Any]:
-        """The JSON object of ``diff``, once it has run; ``next`` is whoever shows it to fill."""
+        """The JSON object of ``diff``, once it has run."""
         impact, found = self.impact, self.differences
         return {
             "equal": self.equal,
             "summary": {**self.summary, "remarks": self.remarks},
             "differences": [one.as_dict() for one in found.listed],
             "differences_total": found.total,
-            "next": [],
+            "next": [] if self.suspect is None else [
+                f"rmqctl verify {shlex.quote(self.suspect[1])}"],
             "impact": None if impact is None else impact.as_dict(),
             "counts": [{"kind": kind, "count": count}
                        for kind, count in sorted(found.counts.items())],
         }
+
+    @property
+    def suspect(self) -> tuple[str, str] | None:
+        """(a, b or c; its path) of the store that is damaged, or lacks messages; None where nothing
+        differs.
+        """
+        if self.equal:
+            return None
+        if self.c is not None:
+            name, worst = max(self.summary["entries"]["members"].items(), key=lambda item: (
+                item[1]["damaged"], item[1]["behind"], item[0]))
+            return name, worst["store"]
+        name = max(("b", "a"), key=lambda name: (
+            self.summary[name]["damaged_spans"], self.summary[f"missing_in_{name}"]))
+        return name, self.summary[name]["store"]
 
     @property
     def impact(self) -> Impact | None:

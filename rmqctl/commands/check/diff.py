@@ -238,24 +238,11 @@ def _summary(said: dict[str, Any]) -> dict[str, str]:
 
 
 def _next(run: Diff) -> str | None:
-    """The one command to go on with, which only looks: at the store that is damaged, or lacks
-    messages; None where nothing differs.
-    """
-    if run.equal:
+    """The one command to go on with, which only looks; None where nothing differs."""
+    if run.suspect is None:
         return None
-    said = run.summary
-    if run.c is not None:
-        return _next_of_three(said["entries"]["members"])
-    suspect = max(("b", "a"), key=lambda name: (
-        said[name]["damaged_spans"], said[f"missing_in_{name}"]))
-    return typed.other("verify", said[suspect]["store"], second=suspect == "b")
-
-
-def _next_of_three(members: dict[str, Any]) -> str:
-    """The same: what is damaged of a member comes from another; else its log is looked at."""
-    name, worst = max(members.items(), key=lambda item: (
-        item[1]["damaged"], item[1]["behind"], item[0]))
-    return typed.other("verify", worst["store"], second=name != "a")
+    name, path = run.suspect
+    return typed.other("verify", path, second=name != "a")
 
 
 def _config(counts: dict[str, Any]) -> str:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from datetime import UTC
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rmqctl.commands.app import typed
 from rmqctl.commands.app.option_groups import pick
-from rmqctl.commands.shared.advising import LOOK
+from rmqctl.commands.shared.advising import LOOK, complete
 from rmqctl.commands.shared.consumers import show_losses, show_section
 from rmqctl.commands.shared.disk_used import DiskUsed
 from rmqctl.commands.shared.engine_options import EngineOptions
@@ -26,7 +23,6 @@ from rmqctl.parse_values import show_times_in
 from rmqctl.phrases import Joined, Phrase, counted, some_of
 
 if TYPE_CHECKING:
-    from rmqctl.checks.advice import Step
     from rmqctl.checks.preflight.types import Prediction
     from rmqctl.output import Human
 
@@ -62,6 +58,7 @@ def command(
 
         rmqctl preflight STORE --broker-version 5.3.3 -o json
     """
+    from rmqctl.checks.advice import with_next
     from rmqctl.checks.preflight.around import around
     from rmqctl.checks.preflight.preflight import preflight
 
@@ -74,11 +71,9 @@ def command(
         if not quick:
             predicted.in_tier = losses_of_tier(out, opened)
     # The next command follows from the prediction, so one document contains both.
-    step = _next(predicted, store.root)
-    following = step.command if step else None
-    out.document({**predicted.as_dict(), "next": [following] if following else [],
-                  "steps": [step.as_dict()] if step else []},
-                 lambda page: _show(page, predicted, following))
+    document = with_next(predicted, store.root)
+    complete(document)
+    out.document(document, lambda page: _show(page, predicted, next(iter(document["next"]), None)))
     if not out.is_data:
         for text in predicted.notes:
             out.note(text)
@@ -92,43 +87,6 @@ def command(
         predicted.require_judged(store.root)
     if not harmless:
         raise typer.Exit(int(ExitCode.FINDINGS))
-
-
-def _next(prediction: Prediction, root: str) -> Step | None:
-    """The one step to go on with, which only looks or shows a plan; None where nothing needs to be
-    done.
-    """
-    from rmqctl.checks.advice import CONFIGURATION, Step, of_metadata, of_the_machine
-    from rmqctl.checks.losses import MESSAGES
-
-    if prediction.misled:
-        return Step(typed.completed(prediction.look_at_configuration(root)) or "", CONFIGURATION)
-    if prediction.unopened:
-        return Step(typed.other("recover", root),
-                    Phrase("shows the plan of a repair; --apply carries it out, `undo` reverts it"),
-                    "reversible")
-    if not prediction.not_judged and prediction.harmless:
-        return None
-    if not prediction.recovers and not prediction.not_judged:
-        step = next(of_the_machine(prediction, root), None)
-        return step and replace(step, command=typed.completed(step.command) or "")
-    if prediction.not_judged or not prediction.mendable:  # `recover` plans nothing for such a store
-        return Step(typed.other("verify", root), Phrase("lists every finding with its place"))
-    cure = next(of_metadata(prediction, shlex.quote(root)), None)
-    if prediction.starts and cure is not None and all(
-            loss.what != MESSAGES or loss in prediction.metadata.losses
-            for loss in prediction.losses):
-        return replace(cure, command=typed.completed(cure.command) or "")
-    if prediction.start_is_harmless and not (
-            prediction.account.known or prediction.undecodable):
-        # Nothing but offsets beyond the end of a queue, which `recover` does not change.
-        group = next((ahead.group for ahead in prediction.offsets_beyond_end if ahead.group), None)
-        if group is not None:
-            return Step(typed.other("offsets", "reset", root, "--group", group, "--beyond-end"),
-                        Phrase("moves offsets beyond the end of a queue to its end; skips 0 "
-                               "unread messages"), "reversible")
-    return Step(typed.other("doctor", root),
-                Phrase("shows what the damage means and which repair helps"))
 
 
 def _show(page: Human, prediction: Prediction, following: str | None) -> None:

@@ -39,21 +39,15 @@ def command(
     """
     from rmqctl.broker.view import view_of
     from rmqctl.checks.repaired import all_in_words
-    from rmqctl.repair.fillers import fillers_left
-    from rmqctl.store.info import collect
+    from rmqctl.reports import store_facts
 
     with store.open() as opened:
         seen = view_of(opened, view)
-        facts = collect(opened, seen)
-        facts["cut"] = warn_of_cut(out, seen)
-        readable = opened.layout.reads("commitlog")
+        facts = store_facts(opened, seen)
+        warn_of_cut(out, seen)
         tell_left_over(out, opened)
-        facts["fillers"] = fillers_left(opened) if readable else None
-        # What only a walk of the whole log tells is unknown here.
-        facts |= dict.fromkeys(("messages_undecided", "messages_replaced",
-                                "messages_already_lost"))
-        facts["lost_in_repairs"] = opened.repair_losses.as_list() if readable else []
-        repaired = all_in_words(opened.repair_losses) if readable else None
+        repaired = (all_in_words(opened.repair_losses) if opened.layout.reads("commitlog")
+                    else None)
     unknown = Phrase("not checked: run rmqctl verify")
     lost = unknown if repaired is None else Joined("; ", [repaired, unknown])
     out.document(facts, lambda page: _Screen(page, facts, lost, tz, out.verbose > 0).show())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -26,7 +26,7 @@ from rmqctl.commands.shared.options import (
     with_form,
     worker_count,
 )
-from rmqctl.errors import ExitCode, UsageError, require
+from rmqctl.errors import ExitCode, UsageError
 from rmqctl.parse_values import now_ms, parse_size, show_times_in
 
 if TYPE_CHECKING:
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from rmqctl.repair.plan import Plan
     from rmqctl.repair.recover import RecoverOptions
     from rmqctl.repair.scratch import Scratch
-    from rmqctl.repair.sources.records import Unused
 
 _STRUCTURES = ("commitlog", "consumequeue", "index", "checkpoint", "topic-queue-table", "timer",
                "config")
@@ -125,10 +124,10 @@ def command(
 
         rmqctl recover STORE --strategy broker --broker-version 5.3.3
     """
+    from rmqctl.api import source_readers
     from rmqctl.commands.shared import applying, plan_page
     from rmqctl.phrases import Phrase
     from rmqctl.repair.recover import RecoverOptions
-    from rmqctl.repair.sources.opening import Readers
 
     # Refuse options that contradict each other before the store is opened.
     show_times_in(tz)
@@ -145,7 +144,7 @@ def command(
                             replace(with_form(store.sizes, consumequeue),
                                     largest_record=max_message_size), given, correct,
                             keep_damaged, "none" if fillers == "none" else "in-place",
-                            sources or (), prefer, Readers(_parquet, _tier),
+                            sources or (), prefer, source_readers(),
                             engine.multi_dispatch, consumequeue)
     # One table, an explanation and the strategy of a broker are planned elsewhere.
     if parts == ["topic-queue-table"] and not out.is_data:
@@ -244,21 +243,6 @@ def _refuse_sources(strategy: str, topic: str | None, sources: Sequence[str],
     named = {os.path.realpath(name) for name in sources}
     if prefer != "ours" and os.path.realpath(prefer) not in named:
         raise UsageError(f"--prefer {prefer}: is ours, or one of those given with --from")
-
-
-def _parquet(path: str, unused: Unused) -> Iterator[tuple[str, bytes]]:
-    """Reads records; only where a source is Parquet."""
-    require("pyarrow")
-    from rmqctl.repair.sources.read_back import records
-
-    return records(path, unused)
-
-
-def _tier(path: str, unused: Unused) -> Iterator[tuple[str, bytes]]:
-    """Reads records; only where a source is a tier."""
-    from rmqctl.ext.tiered.read.records import records
-
-    return records(path, unused)
 
 
 def _as_broker(out: Output, store: StoreOptions, wishes: RecoverOptions, version: str | None,

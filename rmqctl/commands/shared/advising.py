@@ -34,23 +34,12 @@ def complete(document: dict[str, Any]) -> None:
 
 
 def planned(opened: Store, found: Diagnosis, store: StoreOptions, out: Output) -> Outlook | None:
-    """What `recover` with the same options would do; None where nothing needs to be done, or
-    nothing can be.
-    """
-    judged = not found.start.not_judged or found.start.unopened
-    if found.start.misled and found.findings.ok:
-        return None  # the files are intact, the configuration is wrong
-    start = found.start
-    if found.sound or found.lock.held or not judged or not start.mendable or (
-            found.findings.ok and not start.recovers):
-        return None
-    from rmqctl.repair.outlook import outlook
+    """What `recover` with the same options would do (`rmqctl.repair.outlook.advised`)."""
+    from rmqctl.repair.outlook import advised
     from rmqctl.repair.recover import RecoverOptions
 
-    options = RecoverOptions(commitlog_dirs=store.folders, sizes=store.sizes,
-                             given=store.over_conf({}))
-    return outlook(opened, options, out.watch, {row.category for row in found.damaged},
-                   starts_well=start.start_is_harmless)
+    return advised(opened, found, RecoverOptions(
+        commitlog_dirs=store.folders, sizes=store.sizes, given=store.over_conf({})), out.watch)
 
 
 def show_steps(page: Human, found: Diagnosis) -> None:
