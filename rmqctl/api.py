@@ -9,7 +9,6 @@ it is in `Messages.problems`.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -27,7 +26,7 @@ from rmqctl.store.objects import FIELDS
 from rmqctl.store.pages import RecordPage
 from rmqctl.store.problems import Problem
 from rmqctl.store.projection import DECODED, Projection, checked_fields, is_decoded
-from rmqctl.store.query.conditions import read_condition
+from rmqctl.store.query.conditions import Condition, read_condition
 from rmqctl.store.query.select import Selection, Selector
 from rmqctl.store.store import Sizes
 from rmqctl.store.store import Store as OpenedStore
@@ -196,12 +195,13 @@ class Store:
         if limit is not None and limit < 0:
             raise UsageError(f"limit={limit}: 0 or more")
         decoding = Decoding(decode or AUTO)
-        conditions = [where] if isinstance(where, str) else [*where]
+        conditions = [read_condition(text, tz, lambda: decoding) for text in (
+            [where] if isinstance(where, str) else where)]
         if topics:
-            conditions.append(f"topic~^(?:{'|'.join(map(re.escape, topics))})$")
+            conditions.append(Condition("topic", "=", " || ".join(topics), tuple(topics)))
         selection = Selection(
             topic, queue, offset, limit, from_phy, to_phy, _millis(since, tz), _millis(until, tz),
-            tag, key, tuple(read_condition(text, tz, lambda: decoding) for text in conditions))
+            tag, key, tuple(conditions))
         names = _NAMES if decode is None else (*_NAMES, *DECODED)
         if fields is not None:
             names = tuple(checked_fields(fields, DECODED))

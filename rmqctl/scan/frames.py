@@ -396,7 +396,7 @@ def examine(data: Array, base: int | Array, start: Array) -> tuple[Batch, Array]
     """Checks candidate records at positions ``start`` (int64, ascending) of ``data``.
 
     ``base`` is the physical offset of ``data[0]``; where records of several places lie in one
-    buffer an array (int64) with one for each (the batch then counts from 0).
+    buffer an array (int64) with one for each (``base`` of the batch is 0 then).
 
     Returns (batch over all candidates, ok): ``ok`` says for each whether it is provably a
     record: message magic, physical offset equal to its place, and lengths which add up to its
@@ -408,7 +408,7 @@ def examine(data: Array, base: int | Array, start: Array) -> tuple[Batch, Array]
         proven: Array = np.empty(len(start), bool)
         kernel.examine(data, np.atleast_1d(np.asarray(base, np.int64)),
                        np.ascontiguousarray(start), table, proven.view(np.uint8))
-        return _batch(data, 0 if isinstance(base, np.ndarray) else base, table), proven
+        return _placed(_batch(data, 0, table), base), proven
 
     # What the heads alone tell, of all candidates that lie inside the data: a message's magic, the
     # record's own place, a size that fits. A variant is numbered by its host bits (0x30) and, below
@@ -443,8 +443,16 @@ def examine(data: Array, base: int | Array, start: Array) -> tuple[Batch, Array]
         groups.append((rows, shaped))
     if len(groups) == 1:  # rows of no shape are not ok, and nobody looks at them
         groups = [(slice(None), groups[0][1])]
-    return Batch(data, 0 if isinstance(base, np.ndarray) else base, start, groups,
-                 {"total_size": total, **columns}), ok
+    return _placed(Batch(data, 0, start, groups, {"total_size": total, **columns}), base), ok
+
+
+def _placed(batch: Batch, base: int | Array) -> Batch:
+    """A batch whose records lie at their starts and ``base``, one or one for each."""
+    if isinstance(base, np.ndarray):
+        batch._columns["offset"] = batch.start + base
+    else:
+        batch.base = base
+    return batch
 
 
 def _lengths(data: Array, start: Array, total: Array, shaped: Shape, out: dict[str, Array],

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import heapq
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rmqctl.broker.view import view_of
@@ -19,6 +22,7 @@ from rmqctl.store.log.pages import chosen_files
 from rmqctl.store.objects import FIELDS, message_object
 from rmqctl.store.problems import Problem
 from rmqctl.store.projection import Projection, checked_fields
+from rmqctl.store.query import select
 from rmqctl.store.query.conditions import Condition
 from rmqctl.store.query.select import Selection, Selector
 from rmqctl.store.queue.rows import CLOCK_SLACK, topic_rows, topics_on_disk
@@ -491,6 +495,51 @@ def test_rows_of_another_topic_or_queue_are_not_followed(tmp_path: Path) -> None
         assert [row["body"] for row in objects(one, Selection(topic="%LMQ%a"))] == ["4"]
 
 
+@pytest.mark.parametrize("number", range(6))
+def test_rows_of_queues_are_merged_as_one_by_one(number: int, basic: Store,
+                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the rows of a queue go back, as damage makes them."""
+    rng = random.Random(number)
+    places = rng.sample(range(10_000), 400)
+    streams: list[list[tuple[int, int, int, int]]] = []
+    for queue in range(rng.randrange(2, 9)):
+        own = sorted(places[queue::9])
+        for _ in range(rng.randrange(4) if number > 2 else 0):
+            own.insert(rng.randrange(len(own)), own.pop())
+        streams.append([(place, at, 100, queue) for at, place in enumerate(own)])
+
+    def rows(_: Selector, queue: int, _rows: Any) -> Iterator[Any]:
+        left = streams[queue]
+        while left:
+            count = rng.randrange(1, 20)
+            yield np.array(left[:count], np.int64).T
+            left = left[count:]
+
+    monkeypatch.setattr(Selector, "_rows", rows)
+    selector = Selector(basic, Selection(topic="t"), view_of(basic, "disk"))
+    found = [tuple(row) for part in selector._merged([None] * len(streams))  # type: ignore[list-item]
+             for row in part.T.tolist()]
+    assert found == list(heapq.merge(*streams))
+
+
+@pytest.mark.parametrize("store", sample(STORES, 8, "records together",
+                                         always=golden_sets.is_covering))
+def test_messages_read_together_are_those_read_one_by_one(
+        store: golden_sets.GoldenStore, golden: GoldenFolder,
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    with opened(store, golden) as one:
+        for topic in topics_on_disk(one):
+            problems: list[Problem] = []
+            together = list(Selector(one, Selection(topic=topic), view_of(one, "disk"),
+                                     problems.append).records())
+            with monkeypatch.context() as patched:
+                patched.setattr(select, "MIN_SIZE", 1 << 40)
+                alone: list[Problem] = []
+                assert together == list(Selector(one, Selection(topic=topic), view_of(one, "disk"),
+                                                 alone.append).records())
+            assert problems == alone
+
+
 # -- tags are looked for in the rows ---------------------------------------------------------------
 
 
@@ -512,15 +561,20 @@ def test_only_messages_that_may_have_the_tag_are_read(
     wanted = [row["physical_offset"] for row in everything
               if row["topic"] == "TP_ship_evt-x" and row["tags"] == "A"]
     read: list[int] = []
-    record_at = CommitLog.record_at
+    record_at, packed_records = CommitLog.record_at, select.packed_records
 
     def noted(self: CommitLog, physical: int, *more: Any) -> Any:
         read.append(physical)
         return record_at(self, physical, *more)
 
+    def together(log: CommitLog, physical: Any, *more: Any) -> Any:
+        read.extend(physical.tolist())
+        return packed_records(log, physical, *more)
+
     selector = Selector(basic, Selection(topic="TP_ship_evt-x", tag="A"), view_of(basic, "disk"))
     topic_rows(basic, "TP_ship_evt-x", None, selector.view)  # the ends of the queues
     monkeypatch.setattr(CommitLog, "record_at", noted)
+    monkeypatch.setattr(select, "packed_records", together)
     found = [row["physical_offset"] for page in selector.pages() for row in Projection().rows(page)]
     assert found == wanted
     assert set(wanted) <= set(read)

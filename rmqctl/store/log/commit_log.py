@@ -27,6 +27,8 @@ _WINDOW = 4 << 20
 _LONG_MAX = (1 << 63) - 1
 _NEAR = 64 << 10
 """Bytes between two records that are rather read than left out by another call."""
+_FEW_APART = 4
+"""One of so many records that lies apart from the one before it makes a mapping worth it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,16 +257,41 @@ def records_at(log: CommitLog, offset: Array, size: Array) -> Iterator[Window]:
         yield from _in_file(source, rows, offset[rows] - source.base, size[rows])
 
 
-def packed_records(log: CommitLog, offset: Array, size: Array) -> tuple[Batch, Array]:
+def packed_records(log: CommitLog, offset: Array, size: Array,
+                   into: Array | None = None) -> tuple[Batch, Array]:
     """The records at ``offset`` (ascending, each once) in one buffer, without what lies between.
 
-    Returns a batch over all of them, whose ``base`` says nothing, and for each whether a whole
-    record of just ``size`` bytes is provably there. What cannot be read is none, nor is what runs
-    past the end of its file.
+    Returns a batch over all of them, and for each whether a whole record of just ``size`` bytes is
+    provably there. What cannot be read is none, nor is what runs past the end of its file. ``into``
+    is a buffer (uint8) with room for all of them that is used again.
     """
     end = np.cumsum(size)
     start = end - size
-    data: Array = np.empty(int(end[-1]) if len(end) else 0, np.uint8)
+    total = int(end[-1]) if len(end) else 0
+    data: Array = np.empty(total, np.uint8) if into is None else into[:total]
+    # Scattered ones come faster from a mapping, neighbours by a system call.
+    apart = np.count_nonzero(offset[1:] != offset[:-1] + size[:-1]) > len(offset) // _FEW_APART
+    is_read = (np.ones(len(offset), bool) if into is not None and apart
+               and _mapped(log, offset, size, data)
+               else _read_parts(log, offset, size, start, data))
+    batch, ok = examine(data, offset - start, start)
+    ok &= is_read
+    ok &= batch.column("total_size") == size
+    return batch, ok
+
+
+def _mapped(log: CommitLog, offset: Array, size: Array, data: Array) -> bool:
+    """Whether the records came from a mapping of the one file they are in, all of them whole."""
+    with suppress(StoreIOError):
+        found = log.locate(int(offset[0])) if len(offset) else None
+        if found is not None and found[0].read_records(data.data, offset, size, None):
+            log.let_go(int(offset[0]), int(offset[-1] + size[-1]))
+            return True
+    return False
+
+
+def _read_parts(log: CommitLog, offset: Array, size: Array, start: Array, data: Array) -> Array:
+    """Reads the records into ``data`` at ``start``; which of them could be read (bool)."""
     bases = np.array([file.base for file in log.files], np.int64)
     number = np.searchsorted(bases, offset, "right") - 1
     # Those that lie behind each other are read at once.
@@ -279,13 +306,10 @@ def packed_records(log: CommitLog, offset: Array, size: Array) -> tuple[Batch, A
         runs = number[first] == file
         with suppress(StoreIOError):
             source = log.source(file)
-            source.read_parts(data.data, start[first[runs]], end[last[runs]],
+            source.read_parts(data.data, start[first[runs]], start[last[runs]] + size[last[runs]],
                               offset[first[runs]] - source.base)
             is_read |= (number == file) & (offset + size - source.base <= source.size)
-    batch, ok = examine(data, offset - start, start)
-    ok &= is_read
-    ok &= batch.column("total_size") == size
-    return batch, ok
+    return is_read
 
 
 def _in_file(source: FileSource, rows: Array, start: Array, size: Array) -> Iterator[Window]:

@@ -56,8 +56,8 @@ def read_condition(given: str | RawCondition, tz: tzinfo,
 @dataclass(frozen=True, slots=True)
 class Condition:
     """``field operator value``. ``value`` is an int for the number fields, a bool for ``crc_ok``,
-    else text; ``any_of`` holds alternatives of an ``=`` (a tag expression ``A || B``). ``decoding``
-    is what a field of the body is found with.
+    else text; ``any_of`` holds alternatives of an ``=`` (topics, a tag expression ``A || B``).
+    ``decoding`` is what a field of the body is found with.
     """
 
     field: str
@@ -109,7 +109,10 @@ class Condition:
             mask: Array = _COMPARE[self.operator](page.numbers(self.field), self.value)
             return mask
         if self.field == "topic" and self.operator == "=":
-            return page.is_topic(str(self.value).encode("utf-8", "surrogateescape"))
+            chosen: Array = np.logical_or.reduce([
+                page.is_topic(topic.encode("utf-8", "surrogateescape"))
+                for topic in self.any_of or (str(self.value),)])
+            return chosen
         if self.decoding is not None:
             return np.fromiter((self._test_decoded(decoded.of_body(self.field))
                                 for decoded in self.decoding.rows(page)), bool, len(page))

@@ -8,23 +8,25 @@ reported through a callback while the reading goes on.
 
 from __future__ import annotations
 
-import heapq
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from rmqctl.errors import StoreIOError
 from rmqctl.formats.local.javahash import string_hash
-from rmqctl.formats.local.message import Record
+from rmqctl.formats.local.message import MIN_SIZE, Record
 from rmqctl.formats.local.properties import LMQ_PREFIX
 from rmqctl.formats.local.sysflag import has_consume_queue_row
+from rmqctl.scan.frames import Array, Batch
+from rmqctl.scan.resync import MAX_RECORD
+from rmqctl.scan.text import topics
 from rmqctl.store.log.bounds import View
+from rmqctl.store.log.commit_log import packed_records
 from rmqctl.store.log.pages import log_pages
-from rmqctl.store.pages import Page, RecordPage, limited
+from rmqctl.store.pages import BatchPage, Page, RecordPage, limited
 from rmqctl.store.problems import Problem, Report
 from rmqctl.store.query.compacted import compacted_pages
 from rmqctl.store.query.conditions import KEY, Condition, filtered, is_plain, tag_condition
@@ -41,9 +43,10 @@ from rmqctl.store.store import Store
 if TYPE_CHECKING:
     from rmqctl.store.query.indexed import Passed
 
-_FIRST_CHUNK, _CHUNK = 32, 512
-Row = tuple[int, int, int, int]
-"""(physical offset, queue offset, size, number of the queue): sorted as the log is."""
+_FIRST_CHUNK, _CHUNK, _CHUNK_BYTES = 32, 4096, 2 << 20
+Rows = Array
+"""By row of it: physical offsets, queue offsets, sizes, numbers of the queues (int64)."""
+_SIZE = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,20 +211,18 @@ class Selector:
 
     def _pages_of(self, queues: list[QueueRows]) -> Iterator[Page]:
         missing = MissingRows(self.store.log, queues, self._report)
-        rows = self._merged(queues)
-        size = _FIRST_CHUNK
-        read = self.store.log.record_at
-        while chunk := list(islice(rows, size)):
-            records = []
-            for physical, offset, length, number in chunk:
-                record = read(physical, length)
-                if record is None or not _belongs(queues[number], record):
-                    missing.add(number, offset, physical, length)
-                else:
-                    records.append(record)
-            if records:
-                yield RecordPage(records)
-            size = min(size * 2, _CHUNK)
+        size, buffer = _FIRST_CHUNK, np.empty(_CHUNK_BYTES, np.uint8)
+        for rows in self._merged(queues):
+            at = 0
+            while at < rows.shape[1]:
+                chunk = rows[:, at:at + size]
+                total = np.cumsum(chunk[_SIZE])
+                chunk = chunk[:, :max(int(np.searchsorted(total, _CHUNK_BYTES, "right")), 1)]
+                page = self._found(queues, chunk, buffer, missing)
+                if len(page):
+                    yield page
+                at += chunk.shape[1]
+                size = min(size * 2, _CHUNK)
         missing.finish()
         for queue in queues:
             if queue.unused and not queue.why_unread:
@@ -232,12 +233,59 @@ class Selector:
                 self._report(Problem("row", f"{queue.topic}/{queue.queue_id}: {queue.behind} rows "
                                      f"from {queue.end} on lead beyond the end of the log"))
 
-    def _merged(self, queues: list[QueueRows]) -> Iterator[Row]:
+    def _found(self, queues: list[QueueRows], rows: Rows, buffer: Array,
+               missing: MissingRows) -> Page:
+        """The messages of some rows; rows without any are ``missing``."""
+        physical, _, size, number = rows
+        # All at once, where each row leads to a record of its queue.
+        if (len(physical) > 1 and (physical[1:] > physical[:-1]).all()
+                and (size >= MIN_SIZE).all() and (size <= MAX_RECORD).all()):
+            batch, ok = packed_records(self.store.log, physical, size, buffer)
+            if ok.all() and _all_belong(queues, number, batch):
+                return BatchPage(batch)
+        # One by one, as long as a row leads to something else.
+        records = []
+        for place, offset, length, which in rows.T.tolist():
+            record = self.store.log.record_at(place, length)
+            if record is None or not _belongs(queues[which], record):
+                missing.add(which, offset, place, length)
+            else:
+                records.append(record)
+        return RecordPage(records)
+
+    def _merged(self, queues: list[QueueRows]) -> Iterator[Rows]:
         """The rows of all queues in the order of the log; one queue in its own order."""
         streams = [self._rows(number, queue) for number, queue in enumerate(queues)]
-        return streams[0] if len(streams) == 1 else heapq.merge(*streams)
+        if len(streams) == 1:
+            yield from streams[0]
+            return
+        # Of each queue a part, and whether another follows: all rows before the last of a part
+        # that is followed are known. A row that goes back stays behind the one before it.
+        parts: dict[int, tuple[Array, Rows, Rows | None]] = {}
 
-    def _rows(self, number: int, queue: QueueRows) -> Iterator[Row]:
+        def take(number: int, rows: Rows | None, least: int) -> None:
+            parts.pop(number, None)
+            if rows is not None:
+                keys = np.maximum(np.maximum.accumulate(rows[0]), least)
+                parts[number] = keys, rows, next(streams[number], None)
+
+        for number, stream in enumerate(streams):
+            take(number, next(stream, None), 0)
+        while parts:
+            border = min((int(keys[-1]) for keys, _, more in parts.values() if more is not None),
+                         default=None)
+            chosen = []
+            for number, (keys, rows, more) in list(parts.items()):
+                cut = len(keys) if border is None else int(np.searchsorted(keys, border, "right"))
+                chosen.append((keys[:cut], rows[:, :cut]))
+                if cut == len(keys):
+                    take(number, more, int(keys[-1]))
+                else:
+                    parts[number] = keys[cut:], rows[:, cut:], more
+            order = np.argsort(np.concatenate([keys for keys, _ in chosen]), kind="stable")
+            yield np.concatenate([rows for _, rows in chosen], axis=1).take(order, axis=1)
+
+    def _rows(self, number: int, queue: QueueRows) -> Iterator[Rows]:
         wanted = self.selection
         try:
             start, end = self._range(queue)
@@ -248,9 +296,9 @@ class Selector:
                     mask &= physical >= wanted.from_phy
                 if wanted.to_phy is not None:
                     mask &= physical < wanted.to_phy
-                for row in zip(physical[mask].tolist(), offsets[mask].tolist(),
-                               sizes[mask].tolist(), strict=True):
-                    yield *row, number
+                if mask.any():
+                    yield np.stack([physical[mask], offsets[mask], sizes[mask],
+                                    np.full(int(mask.sum()), number, np.int64)])
         except StoreIOError as error:
             self._report(Problem("unreadable", f"{error}: the rest of {queue.topic}/"
                                  f"{queue.queue_id} is left out"))
@@ -260,6 +308,18 @@ def _belongs(queue: QueueRows, record: Record) -> bool:
     """Whether a row of the queue may lead to a record. A light queue has messages of others."""
     return queue.topic.startswith(LMQ_PREFIX) or (record.topic, record.queue_id) == (
         os.fsencode(queue.topic), queue.queue_id)
+
+
+def _all_belong(queues: list[QueueRows], number: Array, batch: Batch) -> bool:
+    """The same for each record of a batch, of the queues with these numbers."""
+    found, ids = topics(batch), batch.column("queue_id")
+    for which in np.unique(number).tolist():
+        queue, rows = queues[which], number == which
+        if not queue.topic.startswith(LMQ_PREFIX) and not (
+                (ids[rows] == queue.queue_id).all()
+                and found.take(rows).equal(os.fsencode(queue.topic)).all()):
+            return False
+    return True
 
 
 def _with_rows(page: Page) -> Iterator[Page]:
