@@ -30,10 +30,11 @@ from rmqctl.formats.local.message import (
     MessageId6,
     host_text,
 )
+from rmqctl.kernel import active
 from rmqctl.scan import text
 from rmqctl.scan.frames import DAMAGED, Array, Batch, Span
 from rmqctl.scan.tables import FRAME_COLUMNS, LIST, MAP, MESSAGE_COLUMNS, MOMENT, Columns
-from rmqctl.scan.text import KnownTexts, Properties, Texts
+from rmqctl.scan.text import KnownTexts, Properties, Texts, contiguous
 
 _ASSIGN = props.NAME_VALUE_SEPARATOR.encode()[0]
 _DENSE = 1 << 22
@@ -112,6 +113,8 @@ class _Messages:
 
 def _magic(messages: _Messages) -> pa.StringArray:
     magics = messages.batch.column("magic")
+    if len(magics) and (magics == magics[0]).all():
+        return pa.repeat(VERSIONS[int(magics[0])], len(magics))
     numbers: Array = np.zeros(len(magics), np.int8)
     for number, magic in enumerate(VERSIONS):
         numbers[magics == magic] = number
@@ -185,6 +188,14 @@ def binary(texts: Texts) -> pa.BinaryArray:
     count = len(texts)
     if not count:
         return pa.array([], pa.binary())
+    kernel = active()
+    if kernel is not None:
+        ends: Array = np.zeros(count + 1, np.int32)
+        np.cumsum(texts.length, out=ends[1:])
+        data: Array = np.empty(int(ends[-1]), np.uint8)
+        kernel.join(texts.data, *contiguous(texts.start, texts.length), data)
+        return pa.BinaryArray.from_buffers(pa.binary(), count, [
+            None, pa.py_buffer(ends), pa.py_buffer(data)])
     edges = np.empty(2 * count, np.int32)
     edges[0::2] = texts.start
     edges[1::2] = texts.start + texts.length
