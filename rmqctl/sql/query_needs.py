@@ -114,6 +114,10 @@ def _filters(base: duckdb.DuckDBPyConnection, tree: Mapping[str, Any],
         condition = waiting.pop()
         if condition.get("type") == "CONJUNCTION_AND":
             waiting += condition["children"]
+        elif condition.get("type") == "COMPARE_BETWEEN":
+            waiting += [{"type": kind, "left": condition["input"], "right": condition[border]}
+                        for kind, border in (("COMPARE_GREATERTHANOREQUALTO", "lower"),
+                                             ("COMPARE_LESSTHANOREQUALTO", "upper"))]
         else:
             filters = filters & _condition(base, condition)
     return filters

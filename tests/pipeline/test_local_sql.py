@@ -27,6 +27,7 @@ from tests.support import damage, tiny
 
 BASIC = "5.3.3/basic/store"
 DAMAGED = "5.3.3/crash-crc/before"
+FIRST, SECOND = "'1970-01-01 00:00:01Z'", "'1970-01-01 00:00:02Z'"
 
 
 def asked(store: Path, text: str) -> list[dict[str, Any]]:
@@ -71,6 +72,7 @@ def test_all_columns_are_those_of_read(golden: GoldenFolder, rmqctl: Runner) -> 
     "epoch_ms(store_timestamp) >= 1718999523000", "1718999435167 = epoch_ms(store_timestamp)",
     "store_timestamp > to_timestamp(1718999523)",
     "store_timestamp between '2024-06-21 19:51:00Z' and '2024-06-21 19:52:00Z'",
+    "physical_offset between 105086 and 200000", "topic between 'TP_s' and 'TP_t'",
     "topic = 'TP_fraud_Topic' or queue_id = 1", "not (queue_id = 0)", "queue_id is null",
     "topic like 'TP_%' and total_size > 500", "queue_id = 1.0", "topic = null", "queue_id <> 1",
     "epoch_ms(store_timestamp) > 9223372036854775807", "topic = upper('tp_x') or true",
@@ -103,6 +105,10 @@ def test_conditions_that_the_reading_applies_change_no_answer(
      Filters(since=1001)),
     ("from messages where store_timestamp <= '1970-01-01 00:00:02.0009Z'", "messages", None,
      Filters(until=2000)),
+    (f"from messages where store_timestamp between {FIRST} and {SECOND}",
+     "messages", None, Filters(since=1000, until=2000)),
+    ("from messages where store_timestamp not between '1970-01-01Z' and '1970-01-02Z'", "messages",
+     None, Filters()),
     ("from messages where epoch_ms('store_timestamp') > 5", "messages", None, Filters()),
     # What else the names could mean: columns of the query's own, another table's, an outer row's.
     ("select 'a' as topic from messages where topic = 'b'", "messages", {"topic"}, Filters()),

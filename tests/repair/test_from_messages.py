@@ -51,7 +51,7 @@ def as_lines(root: Path, target: Path, *options: str) -> Path:
 
 
 def as_export(root: Path, folder: Path, names: tuple[str, ...] = (), by_topic: bool = True) -> Path:
-    """As `pipeline export` writes it, in folders by topic."""
+    """As `pipeline export` writes it, or Spark, whose times are in µs: in folders by topic."""
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -63,6 +63,9 @@ def as_export(root: Path, folder: Path, names: tuple[str, ...] = (), by_topic: b
     if not by_topic:
         parquet.write_table(table, folder / "all.parquet")
         return folder
+    table = table.cast(pa.schema([one.with_type(pa.timestamp("us", "UTC"))
+                                  if pa.types.is_timestamp(one.type) else one
+                                  for one in table.schema]))
     for topic in set(table.column("topic").to_pylist()):
         below = folder / f"topic={topic.replace('%', '%25')}" / "day=2023-11-14"
         below.mkdir(parents=True)
