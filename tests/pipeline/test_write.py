@@ -23,9 +23,9 @@ NEEDED = ("topic string, body binary, queue_id int, queue_offset long, sys_flag 
 
 @pytest.fixture(scope="module")
 def rocketmq(spark):
-    from rmqctl.ext.spark.source.source import RocketMQ
+    from rmqctl.ext.spark import register
 
-    spark.dataSource.register(RocketMQ)
+    register(spark)
     return spark
 
 

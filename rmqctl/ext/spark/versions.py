@@ -12,6 +12,8 @@ SOURCE = (4, 0)
 """From here on the data source `rocketmq` and `pipeline sql`: Python data sources came with it."""
 LIMITS = (4, 2)
 """From here on Spark tells a stream how much to take: `maxBytesPerTrigger`."""
+COUNTS_WITHOUT_COLUMNS = (4, 1)
+"""From here on Spark counts the rows of a source of which no column is wanted; 4.0 says 0."""
 TESTED = "4.0 to 4.3"
 
 

@@ -21,9 +21,11 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from rmqctl.errors import UsageError
 from rmqctl.ext.spark.source import schema as spark_schema
 from rmqctl.ext.spark.source.losses import refuse_damage, refuse_losses
 from rmqctl.ext.spark.source.planning import plan
+from rmqctl.ext.spark.versions import COUNTS_WITHOUT_COLUMNS, installed
 from rmqctl.sql import schema
 from rmqctl.sql.options import FOLLOWING, Options
 from rmqctl.sql.reader import Piece, Reading
@@ -71,6 +73,8 @@ class Reader(DataSourceReader):
     def __init__(self, options: Options, asked: StructType) -> None:
         self.options, self.filters = options, options.filters
         self.arrow, self.names = spark_schema.asked(asked, options.table, options.body)
+        if not self.names and installed() < COUNTS_WITHOUT_COLUMNS:
+            raise UsageError("this PySpark counts no rows without columns: name at least one")
 
     def partitions(self) -> list[InputPartition]:
         refuse_losses(self.options)
