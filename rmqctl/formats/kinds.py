@@ -37,6 +37,7 @@ CHECKPOINT = "checkpoint"
 ABORT = "abort"
 LOCK = "lock"
 CONFIG = "config"
+CLIENT_OFFSETS = "client_offsets"
 TIMERWHEEL = "timerwheel"
 TIMERLOG = "timerlog"
 TIMERCHECK = "timercheck"
@@ -62,6 +63,7 @@ KINDS: dict[str, str] = {
     ABORT: "there while a broker runs, and after one that did not end cleanly",
     LOCK: "locked by the broker that holds the store",
     CONFIG: "JSON of config/: topics, groups, offsets and the like",
+    CLIENT_OFFSETS: "the offsets.json that a broadcasting consumer keeps on its machine",
     TIMERWHEEL: "timer messages per second of two weeks",
     TIMERLOG: "timer messages in the order they were enqueued",
     TIMERCHECK: "the timer's progress",
@@ -129,6 +131,8 @@ def from_path(parts: Sequence[str]) -> str | None:
         return TIERED_INDEX
     if name == tiered_names.METADATA_NAME:
         return TIERED_METADATA
+    if name == "offsets.json" and len(above) > 1 and "@" in above[-2]:  # CLIENT/GROUP
+        return CLIENT_OFFSETS
     if name.endswith(".json"):
         return CONFIG
     if name == "checkpoint" and folder.startswith("dledger-"):
@@ -157,6 +161,8 @@ def recognise(parts: Sequence[str], head: bytes, size: int) -> str | None:
         return DLEDGER  # a DLedger data folder may be set to any name
     if by_path == DLEDGER and dledger.detect(head) == dledger.PLAIN:
         return COMMITLOG
+    if by_path == CONFIG and _is_client_offsets(head, size):
+        return CLIENT_OFFSETS
     return by_path or from_content(head, size)
 
 
@@ -209,6 +215,10 @@ def _is_lock(head: bytes, size: int) -> bool:
 def _is_config(head: bytes, _size: int) -> bool:
     text = head.removeprefix(b"\xef\xbb\xbf").lstrip(b" \t\r\n")
     return re.match(rb'[{]\s*(["}]|-?[0-9]+\s*:)', text) is not None
+
+
+def _is_client_offsets(head: bytes, _size: int) -> bool:
+    return re.match(rb'\s*{\s*"offsetTable"\s*:\s*{\s*{', head) is not None
 
 
 def _is_index(head: bytes, size: int) -> bool:
@@ -305,6 +315,7 @@ def _is_pid(head: bytes, size: int) -> bool:
 _CHECKS: tuple[tuple[str, Callable[[bytes, int], bool]], ...] = (
     (LOCK, _is_lock),
     (ABORT, _is_pid),
+    (CLIENT_OFFSETS, _is_client_offsets),
     (CONFIG, _is_config),
     (COMMITLOG, _is_commitlog),
     (DLEDGER_INDEX, _is_dledger_index),

@@ -43,6 +43,8 @@ SETS = ("4.9.3/basic", "4.9.3/cqext", "4.9.3/delay-delivered", "4.9.3/crash-base
     ("/s/config/timercheck", "timercheck"),
     ("/s/config/timermetrics.bak", "config"),
     ("/s/config/transactionMetrics", "config"),
+    ("/h/10.0.0.1@DEFAULT/g/offsets.json.bak", "client_offsets"),
+    ("/h/g/offsets.json", "config"),
     ("/s/config/topics.json", "config"),
     ("/s/config/consumerOffset.json.bak", "config"),
     ("/s/config/topics.json.tmp", "config"),

@@ -8,7 +8,7 @@ import typer
 
 from rmqctl.commands import STORE_VARIABLE
 from rmqctl.commands.app.completing import complete_groups
-from rmqctl.commands.shared.options import Out, Topic, complete_folders
+from rmqctl.commands.shared.options import ClientBroker, Out, Topic, complete_folders
 from rmqctl.errors import ExitCode
 
 _COLUMNS = ("group", "topic", "queue_id", "a", "b", "diff")
@@ -18,8 +18,8 @@ def command(
     *,
     a: Annotated[str, typer.Argument(
         metavar="A", envvar=STORE_VARIABLE, autocompletion=complete_folders, show_default=False,
-        help="A store, or a file of offsets: consumerOffset.json, or what `offsets export` has "
-        "printed.")],
+        help="A store, or a file of offsets: consumerOffset.json, what `offsets export` has "
+        "printed, or the offsets.json of a broadcasting consumer.")],
     b: Annotated[str, typer.Argument(
         metavar="B", autocompletion=complete_folders, show_default=False,
         help="The other one.")],
@@ -27,6 +27,7 @@ def command(
         "--group", "-g", metavar="GROUP", autocompletion=complete_groups,
         help="This consumer group only.")] = None,
     topic: Topic = None,
+    broker: ClientBroker = None,
     out: Out,
 ) -> None:
     """Show where the offsets of consumer groups differ between two stores or files.
@@ -40,7 +41,7 @@ def command(
     """
     from rmqctl.store.config.committed import committed, narrowed
 
-    ours, theirs = (narrowed(committed(path), group, topic) for path in (a, b))
+    ours, theirs = (narrowed(committed(path, group, broker), group, topic) for path in (a, b))
     rows: list[dict[str, Any]] = []
     for key in sorted(ours.keys() | theirs.keys()):
         one, other = ours.get(key), theirs.get(key)

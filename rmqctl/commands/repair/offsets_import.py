@@ -9,7 +9,7 @@ import typer
 
 from rmqctl.commands.app.completing import complete_groups
 from rmqctl.commands.shared.applying import ApplyOptions
-from rmqctl.commands.shared.options import ListedOut, StoreQueues, Topic, View, Zone
+from rmqctl.commands.shared.options import ClientBroker, ListedOut, StoreQueues, Topic, View, Zone
 from rmqctl.errors import RefusedError, UsageError
 from rmqctl.parse_values import now_ms, show_times_in
 
@@ -23,11 +23,13 @@ def command(
     *,
     source: Annotated[str, typer.Argument(
         metavar="SOURCE", show_default=False, help="A consumerOffset.json, a backup of one, what "
-        "`offsets export` has printed, or a store: a slave, or an older copy.")],
+        "`offsets export` has printed, a store (a slave, or an older copy), or the offsets.json of "
+        "a broadcasting consumer.")],
     group: Annotated[str | None, typer.Option(
         "--group", "-g", metavar="GROUP", autocompletion=complete_groups,
         help="This consumer group only.")] = None,
     topic: Topic = None,
+    broker: ClientBroker = None,
     larger: Annotated[bool, typer.Option(
         "--max", help="Where both have an offset, the larger one: nothing is delivered "
         "again.")] = False,
@@ -44,7 +46,8 @@ def command(
     """Take over offsets from a file or a store: shows the plan, and with --apply carries it out.
 
     Without --max, --min or --replace only offsets that STORE does not have are taken. Offsets that
-    SOURCE does not have stay. The file as it was is kept, and `rmqctl undo` brings it back.
+    SOURCE does not have stay. The file as it was is kept, and `rmqctl undo` brings it back. The
+    group of a client's offsets.json is --group, else that of its folder (CLIENT/GROUP).
 
         rmqctl offsets import STORE /backup/consumerOffset.json
 
@@ -59,7 +62,7 @@ def command(
     if larger + smaller + replace > 1:
         raise UsageError("pass one of --max, --min and --replace")
     rule: Rule = "max" if larger else "min" if smaller else "replace" if replace else "missing"
-    offsets = narrowed(committed(source), group, topic)
+    offsets = narrowed(committed(source, group, broker), group, topic)
     if not offsets:
         raise RefusedError(f"{source}: there are no offsets of what was asked for")
 

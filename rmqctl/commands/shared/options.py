@@ -274,6 +274,8 @@ _TOPIC = typer.Option("--topic", "-t", metavar="TOPIC", autocompletion=complete_
                       help="Topic.")
 Topic = Annotated[str | None, _TOPIC]
 RequiredTopic = Annotated[str, _TOPIC]
+ClientBroker = Annotated[str | None, typer.Option(
+    "--broker", metavar="NAME", help="Of a client's offsets.json: the queues of this broker only.")]
 Queue = Annotated[int | None, _QUEUE]
 RequiredQueue = Annotated[int, _QUEUE]
 

@@ -3,7 +3,8 @@
 Strict JSON goes through the standard decoder, and so does the dialect's one liberty, map keys that
 are bare integers, once they are quoted. Everything that needs a place in the file goes through
 `_Reader`: one pass, an explicit stack, bounded depth. What is odd but does not hide the value is
-told, not fatal.
+told, not fatal. Some files have keys that are objects (`object_keys`); who reads these says which
+text stands for such a key.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import contextlib
 import json
 import math
 import re
+from collections.abc import Callable
 from itertools import accumulate
 from typing import Any, NamedTuple, NoReturn
 
@@ -36,6 +38,9 @@ class Oddity(NamedTuple):
     kind: str
     offset: int
     detail: str
+
+
+KeyOf = Callable[[Any], str]
 
 
 class Parsed(NamedTuple):
@@ -150,9 +155,11 @@ def _deep(text: str) -> bool:
 class _Reader:
     """A value in the dialect, read in one pass with an explicit stack."""
 
-    def __init__(self, source: _Text, *, may_end: bool = False) -> None:
-        self._source, self._text, self._at = source, source.text, source.start
-        self._may_end = may_end
+    def __init__(self, source: _Text, *, may_end: bool = False, key_of: KeyOf | None = None,
+                 start: int | None = None, inside: str = "$") -> None:
+        self._source, self._text = source, source.text
+        self._at = source.start if start is None else start
+        self._may_end, self._key_of, self._inside = may_end, key_of, inside
         self._stack: list[tuple[Any, str | None]] = []
 
     def _fail(self, reason: str, position: int | None = None) -> NoReturn:
@@ -162,7 +169,7 @@ class _Reader:
         if where >= len(self._text):
             reason = f"ends in the middle: {reason}"
         raise FormatError(reason, offset=self._source.byte_offset(where),
-                          path=f"${path}"[:200].encode("utf-8", "replace").decode())
+                          path=f"{self._inside}{path}"[:200].encode("utf-8", "replace").decode())
 
     def _skip(self) -> str:
         """The next character that is no space (empty at the end), and stands on it."""
@@ -203,6 +210,8 @@ class _Reader:
         position = self._at
         if self._text.startswith('"', position):
             key = self._string()
+        elif self._key_of is not None and self._text.startswith("{", position):
+            key = self._object_key(self._key_of)
         else:
             match = _INTEGER_KEY.match(self._text, position)
             if match is None:
@@ -218,6 +227,15 @@ class _Reader:
             self._fail("a colon was expected")
         self._at += 1
         return key
+
+    def _object_key(self, key_of: KeyOf) -> str:
+        """The text for a key that is an object."""
+        position = self._at
+        value, self._at = _Reader(self._source, start=position, inside="$.(key)").read()
+        try:
+            return key_of(value)
+        except FormatError as error:
+            self._fail(error.reason, position)
 
     def _open(self, container: Any) -> None:
         if len(self._stack) >= MAX_DEPTH:
@@ -274,7 +292,7 @@ class _Reader:
 _OPENED: Any = object()
 
 
-def _decode(source: _Text) -> tuple[Any, int]:
+def _decode(source: _Text, key_of: KeyOf | None = None) -> tuple[Any, int]:
     text = source.text
     if not _SURROGATE_ESCAPE.search(text) and not _deep(text):
         with contextlib.suppress(ValueError):
@@ -284,10 +302,10 @@ def _decode(source: _Text) -> tuple[Any, int]:
             return _complete(_STRICT, quoted, text, source.start)
         # Many duplicates: the slow reader tells the first of them.
         with contextlib.suppress(_EnoughError):
-            return _Reader(source, may_end=True).read()
+            return _Reader(source, may_end=True, key_of=key_of).read()
         with contextlib.suppress(ValueError):
             return _complete(_WITH_DUPLICATES, quoted, text, source.start)
-    return _Reader(source).read()
+    return _Reader(source, key_of=key_of).read()
 
 
 def _complete(decoder: json.JSONDecoder, quoted: str, text: str, start: int) -> tuple[Any, int]:
@@ -298,14 +316,18 @@ def _complete(decoder: json.JSONDecoder, quoted: str, text: str, start: int) -> 
     return value, len(text)
 
 
-def parse(data: bytes) -> Parsed:
-    """The value in a file's bytes, and its oddities. FormatError with offset and JSON path."""
+def parse(data: bytes, key_of: KeyOf | None = None) -> Parsed:
+    """The value in a file's bytes, and its oddities. FormatError with offset and JSON path.
+
+    ``key_of`` gives the text for a key that is an object, or raises FormatError; without it
+    there is no such key.
+    """
     source = _Text(data)
     if not source.text[source.start:].strip(" \t\r\n"):
         raise FormatError("empty", offset=0, path="$")
     if not data.strip(b"\0"):
         raise FormatError(f"{len(data)} zero bytes, no JSON", offset=0, path="$")
-    value, end = _decode(source)
+    value, end = _decode(source, key_of)
     rest = source.text[end:]
     if rest.strip(" \t\r\n"):
         position = source.byte_offset(_behind_space(source.text, end))

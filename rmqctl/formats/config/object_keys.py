@@ -6,62 +6,9 @@ broadcasting consumer (``~/.rocketmq_offsets/CLIENT/GROUP``), whose keys are que
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
 from typing import Any
 
 from rmqctl.errors import FormatError
-from rmqctl.formats.config import config_json, fastjson
-
-_PART = re.compile(r'"(?:[^"\\]++|\\.)*+"|[{}\[\]:,]|[^"{}\[\]:,]++|"', re.DOTALL)
-_MOST_DEPTH = config_json.MAX_DEPTH
-
-
-def as_texts(data: bytes, name: Callable[[Any], str]) -> bytes | None:
-    """The file with ``name(key)`` for every key that is an object; None without any.
-
-    FormatError where the brackets are not paired, or of ``name``.
-    """
-    text = data.decode("utf-8", "surrogateescape")
-    out: list[str] = []
-    stack: list[str] = []  # "{": a key comes; ":": its value; "[": in a list
-    key_from: list[int] = []  # where in `out` a key that is an object began, and how deep
-    has_object_key = False
-    for hit in _PART.finditer(text):
-        part = hit[0]
-        if part in "{[" and part:
-            if stack and stack[-1] == "{" and part == "{" and _is_key_place(out):
-                key_from += [len(out), len(stack)]
-                has_object_key = True
-            if len(stack) >= _MOST_DEPTH:
-                raise FormatError("too deep", offset=hit.start())
-            stack.append(part)
-        elif part == ":" and stack and stack[-1] == "{":
-            stack[-1] = ":"
-        elif part == "," and stack and stack[-1] == ":":
-            stack[-1] = "{"
-        elif part in "}]" and part:
-            if not stack:
-                raise FormatError("a bracket too many", offset=hit.start())
-            stack.pop()
-            if key_from and key_from[-1] == len(stack):
-                start = key_from[-2]
-                del key_from[-2:]
-                key_text = "".join([*out[start:], part])
-                key = config_json.parse(key_text.encode("utf-8", "surrogateescape")).value
-                out[start:] = [fastjson.build(name(key)).decode("utf-8", "surrogateescape")]
-                continue
-        out.append(part)
-    if stack:
-        raise FormatError("brackets are left open", offset=len(text))
-    return "".join(out).encode("utf-8", "surrogateescape") if has_object_key else None
-
-
-def _is_key_place(out: list[str]) -> bool:
-    for token in reversed(out):
-        if token.strip():
-            return token in ("{", ",")
-    return False
 
 
 def queue_of(value: Any) -> tuple[str, str, int]:

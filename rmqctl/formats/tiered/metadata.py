@@ -286,16 +286,7 @@ def _numbered(table: Mapping[int, V]) -> list[tuple[int, V]]:
 
 def read(data: bytes) -> Metadata:
     """The content of a metadata file of any version. FormatError where it is none."""
-    try:
-        return parse(data)
-    except FormatError as problem:
-        try:
-            text = object_keys.as_texts(data, _place)
-        except FormatError:
-            raise problem from None
-        if text is None:
-            raise
-    return of_value(config_json.parse(text).value)
+    return of_value(config_json.parse(data, _place).value)
 
 
 def _place(value: Any) -> str:

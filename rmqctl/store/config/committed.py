@@ -5,19 +5,23 @@ from __future__ import annotations
 import os
 
 from rmqctl.errors import FormatError, RefusedError
+from rmqctl.formats import kinds
 from rmqctl.formats.config import config_json
 from rmqctl.scan.source import FileSource
+from rmqctl.store.config import client_offsets
 from rmqctl.store.config.config import MAX_SIZE, load_one
 from rmqctl.store.config.rows import rows_of
 from rmqctl.store.store import Store
 
 Commits = dict[tuple[str, str, int], int]
 """Queue offsets by (group, topic, queue id)."""
+_HEAD = 4096
 
 
-def committed(path: str) -> Commits:
+def committed(path: str, group: str | None = None, broker: str | None = None) -> Commits:
     """The offsets in a store, by its folder, or in one file: ``consumerOffset.json``, its backup,
-    ``lmqConsumerOffset.json``, or what `offsets export` has printed.
+    ``lmqConsumerOffset.json``, what `offsets export` has printed, or a client's ``offsets.json``:
+    that is of ``group`` (None: as its folder says), and of the queues of one ``broker``.
 
     RefusedError where it is none of these, or nothing in it can be read; StoreIOError.
     """
@@ -28,6 +32,9 @@ def committed(path: str) -> Commits:
         if source.size > MAX_SIZE:
             raise RefusedError(f"{path}: {source.size:,} bytes are no file of consumer offsets")
         data = source.read(0, source.size)
+    if kinds.recognise(os.path.abspath(path).split(os.sep), data[:_HEAD], len(data)) == (
+            kinds.CLIENT_OFFSETS):
+        return _of_client(path, data, group or client_offsets.group_of(path), broker)
     try:
         value = config_json.parse(data).value
     except FormatError as error:
@@ -40,6 +47,26 @@ def committed(path: str) -> Commits:
     if faults:
         raise RefusedError(f"{path}: {faults[0]}: what is odd there cannot be taken over")
     return found
+
+
+def _of_client(path: str, data: bytes, group: str | None, broker: str | None) -> Commits:
+    """What a client's file says of one broker's queues, as offsets of a group."""
+    try:
+        rows, faults, _ = client_offsets.parse(data)
+    except FormatError as error:
+        raise RefusedError("; ".join(filter(None, (
+            f"{path}: {error}", client_offsets.instead(path))))) from None
+    if faults:
+        raise RefusedError(f"{path}: {faults[0]}: what is odd there cannot be taken over")
+    if group is None:
+        raise RefusedError(f"{path}: a client's file of offsets, which names no group, and no "
+                           "folder CLIENT/GROUP does: name the group (--group)")
+    brokers = sorted({row.broker for row in rows if broker in (None, row.broker)})
+    if len(brokers) > 1:
+        raise RefusedError(f"{path}: a client's file with queues of {', '.join(brokers)}; a store "
+                           "is that of one broker: name it (--broker)")
+    return {(group, row.topic, row.queue_id): row.queue_offset for row in rows
+            if row.broker in brokers}
 
 
 def of_store(store: Store) -> Commits:

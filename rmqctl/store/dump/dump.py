@@ -22,6 +22,7 @@ from rmqctl.formats.tiered import units as tiered_units
 from rmqctl.formats.timer import timer_log
 from rmqctl.formats.timer.timer_check import TimerCheckRecord
 from rmqctl.scan.source import Closing, FileSource
+from rmqctl.store.config.client_offsets import ClientOffset
 from rmqctl.store.dump import messages, texts, tiered, units
 from rmqctl.store.dump.fields import DumpOptions, Row, Target
 from rmqctl.store.objects import FIELDS
@@ -58,6 +59,7 @@ _COLUMNS: dict[str, tuple[str, ...]] = {
     kinds.CHECKPOINT: (*CheckpointRecord._fields, "min_timestamp", "min_timestamp_index"),
     kinds.TIMERCHECK: TimerCheckRecord._fields,
     kinds.CONFIG: ("name", "value"),
+    kinds.CLIENT_OFFSETS: (*ClientOffset._fields, "name", "value"),
     kinds.ABORT: ("pid",),
     kinds.LOCK: ("text",),
     kinds.EPOCH: (*epoch.Epoch._fields, "end_offset"),
@@ -85,6 +87,7 @@ _BRIEF: dict[str, tuple[str, ...]] = {
     kinds.INDEX: ("number", "offset", "type", "entry", "key_hash", "physical_offset", "entry_time",
                   "previous", "index_count", "error"),
     kinds.CONFIG: ("name", "value", "error"),
+    kinds.CLIENT_OFFSETS: (*ClientOffset._fields, "error"),
 }
 
 

@@ -7,11 +7,12 @@ from typing import Any
 
 from rmqctl.errors import FormatError
 from rmqctl.formats import dledger, kinds
-from rmqctl.formats.config import broker_identity, config_json, epoch, object_keys
+from rmqctl.formats.config import broker_identity, config_json, epoch
 from rmqctl.formats.fixed import FirstOfPage
 from rmqctl.formats.local import abort, lock
 from rmqctl.formats.local.checkpoint import CHECKPOINT
 from rmqctl.formats.timer.timer_check import TIMER_CHECK
+from rmqctl.store.config import client_offsets
 from rmqctl.store.dump.fields import Row, Target, field_row
 
 MAX_TEXT = 256 << 20
@@ -61,25 +62,11 @@ def timercheck_rows(target: Target) -> Iterator[Row]:
     return _page(target, TIMER_CHECK)
 
 
-def _json(data: bytes) -> config_json.Parsed:
-    """The value; keys that are queues (a client's offsets.json) as ``TOPIC@BROKER@QUEUE``."""
-    try:
-        return config_json.parse(data)
-    except FormatError as problem:
-        try:
-            text = object_keys.as_texts(data, object_keys.queue_name)
-        except FormatError:
-            raise problem from None
-        if text is None:
-            raise
-        return config_json.parse(text)
-
-
 def config_rows(target: Target) -> Iterator[Row]:
     """One row per member of the JSON object, then one per oddity of the file."""
     try:
         data = _whole(target)
-        value, oddities = _json(data)
+        value, oddities = config_json.parse(data)
     except FormatError as error:
         yield _refused(target, error)
         return
@@ -88,6 +75,27 @@ def config_rows(target: Target) -> Iterator[Row]:
     for number, (name, member) in enumerate(members):
         if number >= start:
             yield {**target.place(0, number), "type": "member", "name": name, "value": member}
+    yield from _oddity_rows(target, oddities)
+
+
+def client_offset_rows(target: Target) -> Iterator[Row]:
+    """One row per queue, then what is odd; of a file that no client reads, what it does then."""
+    try:
+        rows, faults, oddities = client_offsets.parse(_whole(target))
+    except FormatError as error:
+        yield _refused(target, error)
+        target.notes += filter(None, [client_offsets.instead(target.source.name)])
+        return
+    for number, row in enumerate(rows):
+        if number >= (target.options.start or 0):
+            yield {**target.place(0, number), "type": "client_offset", **row._asdict()}
+    for fault in faults:
+        path, _, reason = fault.partition(": ")
+        yield {**target.place(0), "type": "damaged", "error": target.fault(reason, 0, path)}
+    yield from _oddity_rows(target, oddities)
+
+
+def _oddity_rows(target: Target, oddities: list[config_json.Oddity]) -> Iterator[Row]:
     for oddity in oddities:
         row = {**target.place(oddity.offset), "type": "oddity", "name": oddity.kind,
                "value": oddity.detail}
@@ -161,6 +169,7 @@ READERS: dict[str, Callable[[Target], Iterator[Row]]] = {
     kinds.CHECKPOINT: checkpoint_rows,
     kinds.TIMERCHECK: timercheck_rows,
     kinds.CONFIG: config_rows,
+    kinds.CLIENT_OFFSETS: client_offset_rows,
     kinds.ABORT: abort_rows,
     kinds.LOCK: lock_rows,
     kinds.EPOCH: epoch_rows,

@@ -1,0 +1,82 @@
+"""The offsets.json that a broadcasting consumer keeps on its own machine, and what its client does
+with it (LocalFileOffsetStore: CLIENT/GROUP/offsets.json below ``~/.rocketmq_offsets``).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any, NamedTuple
+
+from rmqctl.errors import FormatError, StoreIOError
+from rmqctl.formats.config import config_json, object_keys
+from rmqctl.formats.kinds import bare_name
+from rmqctl.scan.source import FileSource
+from rmqctl.store.config.config import BACKUP, MAX_SIZE
+from rmqctl.store.config.rows import Faults, number, table
+
+
+class ClientOffset(NamedTuple):
+    """``queue_offset`` is the next one that the consumer reads."""
+
+    topic: str
+    broker: str
+    queue_id: int
+    queue_offset: int
+
+
+class ClientOffsets(NamedTuple):
+    """What the file says; entries that have the wrong shape are in ``faults``."""
+
+    rows: list[ClientOffset]
+    faults: Faults
+    oddities: list[config_json.Oddity]
+
+
+def _key(value: Any) -> str:
+    broker, topic, queue_id = object_keys.queue_of(value)
+    return json.dumps((topic, broker, queue_id), ensure_ascii=False)
+
+
+def parse(data: bytes) -> ClientOffsets:
+    """The offsets in a file's bytes. FormatError with offset and JSON path."""
+    value, oddities = config_json.parse(data, _key)
+    if not isinstance(value, dict) or not isinstance(value.get("offsetTable"), dict):
+        raise FormatError("no object with an offsetTable", offset=0, path="$.offsetTable")
+    faults: Faults = []
+    rows = []
+    for key, offset in table(value["offsetTable"], "$.offsetTable", faults).items():
+        known = number(offset, f"$.offsetTable.{key}", faults)
+        try:
+            topic, broker, queue_id = json.loads(key)
+        except ValueError:
+            faults.append(f"$.offsetTable.{key[:200]}: the key is no queue")
+            continue
+        if known is not None:
+            rows.append(ClientOffset(topic, broker, queue_id, known))
+    return ClientOffsets(rows, faults, oddities)
+
+
+def group_of(path: str) -> str | None:
+    """The group whose file this is by its folder, as clients name them: CLIENT is ``IP@NAME``."""
+    *_, client, group, name = ["", "", *os.path.abspath(path).split(os.sep)]
+    return group if "@" in client and bare_name(name) == "offsets.json" else None
+
+
+def instead(path: str) -> str:
+    """What a client does where it cannot read the file; "" for a file that is none's first."""
+    if path.endswith(BACKUP):
+        return ""
+    backup = path + BACKUP
+    if not os.path.exists(backup) or not os.path.getsize(backup):
+        return (f"there is nothing in {backup}: the client starts without offsets, where its "
+                "consumeFromWhere says")
+    try:
+        with FileSource(backup) as source:
+            rows = parse(source.read(0, min(source.size, MAX_SIZE))).rows
+    except FormatError as error:
+        return (f"{backup} is damaged, too ({error}): the client does not start (readLocalOffset "
+                "Exception) until both are moved away, and then without offsets")
+    except StoreIOError as error:
+        return str(error)
+    return f"the client reads {backup} instead, which is good (queues: {len(rows)})"
