@@ -81,7 +81,7 @@ def test_nothing_is_wider_than_the_terminal(folder, monkeypatch, name, words, st
                                    "5.3.3/crash-nocq/before", "5.3.3/timer/store",
                                    "5.3.3/rocksdb/store", "5.3.3/dledger-crash-crc/after"])
 @pytest.mark.parametrize("command", ["verify", "preflight", "doctor", "recover", "impact", "info",
-                                     "stats", "du", "read", "offsets", "config"])
+                                     "stats", "du", "read", "offsets", "config", "retention"])
 def test_golden_stores_have_room(golden: GoldenFolder, tmp_path, monkeypatch, store, command):
     monkeypatch.chdir(tmp_path)
     snapshot.copy_tree(golden(store), tmp_path / "s")

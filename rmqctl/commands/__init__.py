@@ -108,6 +108,7 @@ REGISTRY: tuple[CommandSpec, ...] = (
     _spec("doctor", "read-only", _CHECK, "What is wrong, who is affected, what to do: one screen"),
     _spec("verify", "read-only", _CHECK, "Check everything that can be checked, byte by byte"),
     _spec("preflight", "read-only", _CHECK, "What a broker would do to a store when it starts"),
+    _spec("retention", "read-only", _CHECK, "What the cleaner deletes, and when the disk is full"),
     _spec("impact", "read-only", _CHECK, "What damage and a start mean for each consumer group"),
     _spec("report", "writes-new", _CHECK, "All of that in one HTML file, with charts, to pass on"),
     _spec("exporter", "read-only", _CHECK, "Metrics of stores for Prometheus, over HTTP"),

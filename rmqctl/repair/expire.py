@@ -105,7 +105,7 @@ def expire(store: Store, now: int, limits: Limits) -> Expiry:
         steps += [MoveAside(target(store, file.path)) for file in follow]
         actions += [Action("move aside", target(store, file.path), file.size, None,
                            "all its messages have expired", "byte") for file in follow]
-        notes += [*queues.notes, *_unread(queues, progress), *timer.notes]
+        notes += [*queues.notes, *unread_in_words(queues, progress), *timer.notes]
         if gone and store.layout.consumequeue == "rocksdb":
             notes.append("entries of expired messages stay in the data base of consumequeues until "
                          "a broker compacts it, and are of no effect")
@@ -113,25 +113,34 @@ def expire(store: Store, now: int, limits: Limits) -> Expiry:
     if limits.free_bytes is not None:
         notes += _too_little(gone, limits.free_bytes)
     if not gone and limits.older_than is not None:
-        notes += _younger_than_messages(store, now, limits.older_than)
+        notes += younger_than_messages(store, now, limits.older_than)
     plan = Plan("expire", store.root, tuple(actions), tuple(steps), notes=tuple(notes))
     return Expiry(plan, before, after, size, queues.by_topic())
 
 
-def _expired_files(store: Store, now: int, limits: Limits) -> Iterator[tuple[StoreFile, str]]:
-    """The files of the log that go, oldest first, and why."""
-    files = store.log.files
-    last = len(files) - 1
+def closed_files(store: Store) -> list[StoreFile]:
+    """The files of the log that may go: those before the one in use."""
+    last = len(store.log.files) - 1
     # Files laid out ahead hold nothing yet: a running broker's last file is the one in use.
     while last > 0 and not used_size(store.log.source(last)):
         last -= 1
-    left, freed = sum(file.size for file in files), 0
-    for file in files[:max(last, 0)]:
-        try:
-            about = os.stat(file.path)
-            written = about.st_mtime_ns // 1_000_000
-        except OSError as error:
-            raise StoreIOError.from_oserror(error, file.path, "look at") from None
+    return store.log.files[:max(last, 0)]
+
+
+def age_of(file: StoreFile) -> os.stat_result:
+    """What the file system says of a log file. StoreIOError."""
+    try:
+        return os.stat(file.path)
+    except OSError as error:
+        raise StoreIOError.from_oserror(error, file.path, "look at") from None
+
+
+def _expired_files(store: Store, now: int, limits: Limits) -> Iterator[tuple[StoreFile, str]]:
+    """The files of the log that go, oldest first, and why."""
+    left, freed = sum(file.size for file in store.log.files), 0
+    for file in closed_files(store):
+        about = age_of(file)
+        written = about.st_mtime_ns // 1_000_000
         if limits.older_than is not None and written + limits.older_than <= now:
             reason = f"last written {_hours(now - written)} ago"
         elif limits.keep_bytes is not None and left > limits.keep_bytes:
@@ -166,22 +175,28 @@ def _expired_index(store: Store, after: int) -> Iterator[StoreFile]:
         yield file
 
 
-def _unread(queues: QueuesExpired, progress: ConsumerProgress) -> Iterator[str]:
-    """Messages that expire before those who wait for them have seen them."""
-    unread: dict[tuple[str, str], list[str]] = {}
-    total: dict[tuple[str, str], int] = {}
+def unread(queues: QueuesExpired, progress: ConsumerProgress,
+           ) -> dict[tuple[str, str], dict[int, int]]:
+    """How many messages expire before those who wait for them have seen them: by group and topic,
+    then by queue id.
+    """
+    found: dict[tuple[str, str], dict[int, int]] = {}
     for commit in progress.everybody():
         span = queues.rows.get((commit.topic, commit.queue_id))
         if span is None:
             continue
         lost = span.after - max(span.before, commit.offset)
         if lost > 0:
-            key = commit.group, commit.topic
-            unread.setdefault(key, []).append(f"queue {commit.queue_id}: {lost}")
-            total[key] = total.get(key, 0) + lost
-    for (group, topic), places in sorted(unread.items()):
+            found.setdefault((commit.group, commit.topic), {})[commit.queue_id] = lost
+    return dict(sorted(found.items()))
+
+
+def unread_in_words(queues: QueuesExpired, progress: ConsumerProgress) -> Iterator[str]:
+    """The same in sentences."""
+    for (group, topic), places in unread(queues, progress).items():
         waiting = _WAITING.get(topic, "messages not yet consumed")
-        yield f"{total[group, topic]} {waiting} expire: {group}, {topic} ({named(places)})"
+        listed = named([f"queue {queue_id}: {lost}" for queue_id, lost in places.items()])
+        yield f"{sum(places.values())} {waiting} expire: {group}, {topic} ({listed})"
     for (topic, queue_id), span in sorted(queues.rows.items()):
         if topic == SCHEDULE_TOPIC and queue_id not in progress.delayed and (
                 span.after > span.before):
@@ -191,7 +206,7 @@ def _unread(queues: QueuesExpired, progress: ConsumerProgress) -> Iterator[str]:
                    f"{queue_id})")
 
 
-def _younger_than_messages(store: Store, now: int, older_than: int) -> Iterator[str]:
+def younger_than_messages(store: Store, now: int, older_than: int) -> Iterator[str]:
     """Copying a store without its times makes all files young: worth a word."""
     log = store.log
     if len(log.files) < 2:

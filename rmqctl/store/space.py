@@ -100,7 +100,7 @@ def space(view: View, report: Report, advance: Callable[[int], None]) -> Space:
     # Files and growth are known even if the consume queues cannot be read.
     store = view.store
     items, troubles = inventory(store)
-    found = Space(items, _growth(store))
+    found = Space(items, growth(store))
     found.notes += [f"{trouble.path}: {trouble.reason}" for trouble in troubles]
     unread = store.layout.unread.get("consumequeue")
     if unread is not None:
@@ -134,7 +134,8 @@ def space(view: View, report: Report, advance: Callable[[int], None]) -> Space:
     return found
 
 
-def _growth(store: Store) -> Growth:
+def growth(store: Store) -> Growth:
+    """How fast the log grows, by its first and last message and the first ones of files."""
     if store.layout.unread.get("commitlog"):
         return Growth()
     log = store.log

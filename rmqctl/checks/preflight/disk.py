@@ -73,7 +73,7 @@ class Rules(NamedTuple):
         return False, False, max(log, queues) > self.expire_ratio
 
 
-class _System:
+class FileSystem:
     """One file system: bytes in use of all that can be used, as a broker divides them."""
 
     def __init__(self, folder: str, used_ratio: float | None) -> None:
@@ -88,28 +88,30 @@ class _System:
         return -(-max(self.used, 0) * 100 // self.entire) / 100 if self.entire else 0.0
 
 
+def file_systems(store: Store, used_ratio: float | None) -> tuple[FileSystem, FileSystem]:
+    """Those of the log (of several folders the least full one) and of the queues; ``used_ratio``
+    instead of what they say. StoreIOError.
+    """
+    try:
+        logs = [FileSystem(folder, used_ratio) for folder in store.log_folders
+                if os.path.isdir(folder)] or [FileSystem(store.root, used_ratio)]
+        queues = FileSystem(store.root, used_ratio)
+    except OSError as error:
+        raise StoreIOError.from_oserror(error, store.root, "ask for the free space of") from None
+    return min(logs, key=lambda system: system.ratio), queues
+
+
 def judge_disk(predicted: Prediction, store: Store, version: BrokerVersion,
                around: Around) -> None:
     """Add to a prediction what the cleaner does. StoreIOError."""
-    # Which files have expired, and which the disk's use takes besides.
-    rules = Rules.of(store, version)
-    files = _files(predicted, store)
-    expired = _expired(files, around.now - rules.reserved_hours * HOUR)
-    if around.no_disk:
-        deleted, ratio, refuses, at_once = 0, None, False, False
-    else:
-        deleted, ratio, refuses, at_once = _first_minutes(store, rules, files, expired,
-                                                          around.disk_used)
-    # How many messages these are.
-    by_age = _messages_of(store, files[:expired], predicted.messages)
-    forced = _messages_of(store, files[:deleted], predicted.messages)
-    predicted.refuses_writes = refuses
-    predicted.disk = disk = DiskUse(
-        ratio, rules.clean_ratio, rules.refuse_ratio, deleted, forced, expired, by_age,
-        rules.reserved_hours, rules.delete_when, at_once, around.no_disk or None)
+    disk, predicted.refuses_writes = disk_use(store, Rules.of(store, version), _files(
+        predicted, store), around, predicted.messages)
+    predicted.disk = disk
     # What is lost before its time is a loss; the rest is said.
-    if deleted > expired:
-        early = None if forced is None or by_age is None else forced - by_age
+    deleted, ratio = disk.deletes_files, disk.used_ratio
+    if deleted > disk.expires_files:
+        early = None if disk.deletes_messages is None or disk.expires_messages is None else (
+            disk.deletes_messages - disk.expires_messages)
         predicted.other_losses.append(Loss(MESSAGES, early, Phrase(
             "disk {used:.0%} full: the cleaner deletes {files} from 1 minute after startup",
             used=ratio, files=counted(deleted, "log file")), "commitlog"))
@@ -121,6 +123,26 @@ def judge_disk(predicted: Prediction, store: Store, version: BrokerVersion,
             clean=disk.clean_ratio, refuse=disk.refuse_ratio))
     if (old := expiry(disk)) is not None:
         predicted.notes.append(old)
+
+
+def disk_use(store: Store, rules: Rules, files: Sequence[StoreFile], around: Around,
+             messages: int | None = None) -> tuple[DiskUse, bool]:
+    """What the cleaner takes of the ``files`` of the log that it may delete, and whether the broker
+    rejects messages. ``messages``: how many the log has (None: unknown). StoreIOError.
+    """
+    # Which files have expired, and which the disk's use takes besides.
+    expired = _expired(files, around.now - rules.reserved_hours * HOUR)
+    if around.no_disk:
+        deleted, ratio, refuses, at_once = 0, None, False, False
+    else:
+        deleted, ratio, refuses, at_once = _first_minutes(store, rules, files, expired,
+                                                          around.disk_used)
+    # How many messages these are.
+    by_age = _messages_of(store, files[:expired], messages)
+    forced = _messages_of(store, files[:deleted], messages)
+    return DiskUse(
+        ratio, rules.clean_ratio, rules.refuse_ratio, deleted, forced, expired, by_age,
+        rules.reserved_hours, rules.delete_when, at_once, around.no_disk or None), refuses
 
 
 def expiry(disk: DiskUse | None) -> Phrase | None:
@@ -161,13 +183,7 @@ def _first_minutes(store: Store, rules: Rules, files: Sequence[StoreFile], expir
     """(files that go whatever their age, share of the disk in use at first, whether messages are
     rejected, whether expired files go at once): run after run until nothing more goes.
     """
-    try:
-        systems = [_System(folder, used_ratio) for folder in store.log_folders
-                   if os.path.isdir(folder)] or [_System(store.root, used_ratio)]
-        queues = _System(store.root, used_ratio)
-    except OSError as error:
-        raise StoreIOError.from_oserror(error, store.root, "ask for the free space of") from None
-    least = min(systems, key=lambda system: system.ratio)
+    least, queues = file_systems(store, used_ratio)
     first, gone, forced = max(least.ratio, queues.ratio), 0, 0
     refuses, _, at_once = rules.judge(least.ratio, queues.ratio)
     while gone < len(files):
@@ -180,12 +196,13 @@ def _first_minutes(store: Store, rules: Rules, files: Sequence[StoreFile], expir
             break
         gone += len(batch)
         forced = gone if force else forced
-        freed = sum(_allocated(file) for file in batch)
+        freed = sum(allocated(file) for file in batch)
         least.used, queues.used = least.used - freed, queues.used - freed
     return forced, first, refuses, at_once
 
 
-def _allocated(file: StoreFile) -> int:
+def allocated(file: StoreFile) -> int:
+    """Bytes of the disk that a file takes; 0 where it cannot be looked at."""
     try:
         return min(os.stat(file.path).st_blocks * BLOCK, file.size)
     except OSError:

@@ -9,7 +9,6 @@ import typer
 
 from rmqctl.commands.shared.applying import ApplyOptions
 from rmqctl.commands.shared.options import ListedOut, StoreQueues, Zone
-from rmqctl.errors import UsageError
 from rmqctl.output.units import count_text, size_text
 from rmqctl.parse_values import now_ms, parse_duration, parse_size, show_times_in
 
@@ -37,28 +36,30 @@ def command(
 
     Log files go from the oldest on, up to the first that is to be kept; the last one always
     stays. Then go the files of consumequeues, timer log and index that lead to nothing else. A
-    log file's age is that of its last modification. With several options a file expires by any.
+    log file's age is that of its last modification. With several options a file expires by any;
+    without one by the broker's fileReservedTime (--broker-conf, else the default of the release
+    that the store is judged for), whatever the disk's use. `rmqctl retention` shows that first.
     Delayed messages, half messages and messages of consumer groups that expire unread are warned
     about. The files are moved aside, not deleted: `rmqctl undo` brings them back, until you give
     them up for good (`rmqctl undo STORE --prune 0h`), and only that frees their space.
 
-        rmqctl expire STORE --older-than 72h
+        rmqctl expire STORE --broker-conf broker.conf
 
         rmqctl expire STORE --older-than 7d --keep-bytes 100GiB --apply --yes
     """
     from rmqctl.checks.impact import Impact
     from rmqctl.commands.shared import applying, plan_page
     from rmqctl.repair.expire import Limits, expire
+    from rmqctl.repair.retention import expire_by_settings
     from rmqctl.repair.truncate.truncate import WRITES
 
     show_times_in(tz)
-    if older_than is None and keep_bytes is None and free is None:
-        raise UsageError("say what expires: --older-than 72h, --keep-bytes 100GiB or --free 50GiB")
-    now = now_ms()
+    limits, now = Limits(older_than, keep_bytes, free), now_ms()
 
     def propose(_: Scratch) -> plan_page.Proposal:
         with store.open() as opened:
-            expiry = expire(opened, now, Limits(older_than, keep_bytes, free))
+            expiry = expire(opened, now, limits) if limits != Limits() else expire_by_settings(
+                opened, now)
         count = sum(expiry.rows.values())
         return plan_page.Proposal(
             expiry.plan,

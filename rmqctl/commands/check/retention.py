@@ -1,0 +1,133 @@
+"""``rmqctl retention``: what a broker's cleaner deletes, and for how long the disk has room."""
+
+from __future__ import annotations
+
+from datetime import UTC
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rmqctl.commands.app.option_groups import pick
+from rmqctl.commands.shared.disk_used import DiskUsed
+from rmqctl.commands.shared.engine_options import EngineOptions
+from rmqctl.commands.shared.options import Out, StoreQueues, Zone
+from rmqctl.errors import ExitCode
+from rmqctl.output.units import count_text, duration_text, size_text, time_text
+from rmqctl.phrases import counted
+
+if TYPE_CHECKING:
+    from datetime import tzinfo
+
+    from rmqctl.output import Human
+    from rmqctl.repair.retention import LogFile, Outlook, Retention
+
+_SHOWN = 20
+_WHY = {"disk": "deleted: the disk is full", "age": "expired"}
+_HOUR = 3_600_000
+
+
+def command(
+    *,
+    engine: Annotated[EngineOptions, pick("version")],
+    disk_used: DiskUsed = None,
+    tz: Zone = UTC,
+    store: StoreQueues,
+    out: Out,
+) -> None:
+    """Show what a broker's cleaner deletes, when and why, and for how long the disk has room.
+
+    Log files go from the oldest on: by age (fileReservedTime, in the hour of deleteWhen, or at once
+    above diskMaxUsedSpaceRatio), and whatever their age where the disk is fuller still
+    (cleanFileForciblyEnable). The last file stays. The rate is that of the last messages: since the
+    last log file that begins a day or more before the end, else of all of the log; it counts the
+    log alone. The settings are those of --broker-conf, else the defaults of the release that the
+    store is judged for. Exit code 1 where messages go that a group has not read, or a broker would
+    reject messages.
+
+        rmqctl retention STORE --broker-conf broker.conf
+
+        rmqctl retention STORE --disk-used 86% -o json
+    """
+    from rmqctl.checks.preflight.around import around
+    from rmqctl.repair.retention import retention
+
+    with store.open() as opened:
+        found = retention(opened, around(opened, disk_used), engine.version)
+    out.document(found.as_dict(), lambda page: _show(page, found, tz))
+    if not out.is_data:
+        for note in found.notes:
+            out.note(note)
+    out.conclude(_first_line(found), "good" if found.harmless else "bad")
+    if not found.harmless:
+        raise typer.Exit(int(ExitCode.FINDINGS))
+
+
+def _show(page: Human, found: Retention, tz: tzinfo) -> None:
+    from rmqctl.checks.preflight.disk import expiry
+
+    # Begin with what goes, and what that costs.
+    disk, rules = found.disk, found.rules
+    page.text(_first_line(found), "good" if found.harmless else "bad")
+    old = expiry(disk)
+    if old is not None:
+        page.text(old)
+    page.blank()
+    page.pairs({
+        "release": found.release,
+        "kept for": f"{rules.reserved_hours} h ({found.settings['fileReservedTime']})",
+        "deleted in the hour": f"{rules.delete_when} ({found.settings['deleteWhen']})",
+        "disk in use": f"not judged: {disk.not_judged}" if disk.used_ratio is None
+        else f"{disk.used_ratio:.0%}",
+        f"above {rules.expire_ratio:.0%}": "expired files go at once "
+        f"({found.settings['diskMaxUsedSpaceRatio']})",
+        f"above {rules.clean_ratio:.0%}": "the oldest files go, whatever their age"
+        if rules.forces else "no file goes before its time (cleanFileForciblyEnable=false)",
+        f"above {rules.refuse_ratio:.0%}": "messages are rejected",
+        **_outlook(found, found.outlook, tz)})
+    # The files, those that go first.
+    page.heading("Log files")
+    page.table(({"file": file.file, "size": size_text(file.bytes),
+                 "last written": time_text(file.written, tz), "what": _what(file, tz)}
+                for file in found.files[:_SHOWN]), ("file", "size", "last written", "what"))
+    if len(found.files) > _SHOWN:
+        page.text(f"and {count_text(len(found.files) - _SHOWN)} more (-o json has all)")
+
+
+def _first_line(found: Retention) -> str:
+    gone = sum(bool(file.goes) for file in found.files)
+    if not gone:
+        said = "the cleaner deletes nothing now"
+    else:
+        said = f"the cleaner deletes {counted(gone, 'log file')}"
+        disk = found.disk
+        count = max(disk.deletes_messages or 0, disk.expires_messages or 0)
+        said += f" ({counted(count, 'message')}"
+        said += f"; {found.unread_messages:,} not read by a group)" if found.unread_messages else (
+            ")")
+    return f"{said}; the broker rejects messages: its disk is full" if found.refuses_writes else (
+        said)
+
+
+def _what(file: LogFile, tz: tzinfo) -> str:
+    if file.expires is None:
+        return "stays: the last file in use"
+    return _WHY[file.goes] if file.goes else f"stays until {time_text(file.expires, tz)}"
+
+
+def _outlook(found: Retention, outlook: Outlook | None, tz: tzinfo) -> dict[str, str]:
+    if outlook is None:
+        return {"outlook": f"not told: {found.no_outlook}"}
+    names = {"expire_ratio": f"{found.rules.expire_ratio:.0%}", "full": "100%",
+             "clean_ratio": f"{found.rules.clean_ratio:.0%}",
+             "refuse_ratio": f"{found.rules.refuse_ratio:.0%}"}
+    reached = [f"{names[name]} in {duration_text(int(hours * _HOUR))}" if hours else
+               f"{names[name]} already"
+               for name, hours in outlook.reached_in.items() if hours is not None]
+    return {
+        "log grows by": f"{size_text(outlook.bytes_per_day)} a day "
+        f"({time_text(outlook.since, tz)} to {time_text(outlook.until, tz)})",
+        "disk reaches, at the earliest": ", ".join(reached) or (
+            f"never {names['expire_ratio']}, as old files expire"),
+        "with this fileReservedTime": f"at most {outlook.levels_off_at:.0%} of the disk",
+        f"stays below {names['expire_ratio']} with": f"fileReservedTime={outlook.reserved_hours} "
+        "or less" if outlook.reserved_hours else "no fileReservedTime: it needs a larger disk"}

@@ -1,0 +1,216 @@
+"""What a broker's cleaner takes of a store, and for how long its disk has room.
+
+The rules are those of a start (`rmqctl.checks.preflight.disk`), what goes and who had not read it
+is told as `expire` tells it, and the rate is that of `du`. Nothing is changed.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from rmqctl.broker.conf.effective import Effective
+from rmqctl.broker.release import judged
+from rmqctl.broker.versions import version_of
+from rmqctl.checks.preflight.around import Around
+from rmqctl.checks.preflight.disk import HOUR, Rules, allocated, disk_use, file_systems
+from rmqctl.checks.preflight.types import DiskUse
+from rmqctl.repair.expire import (
+    Expiry,
+    Limits,
+    age_of,
+    closed_files,
+    expire,
+    expire_queues,
+    expire_timer,
+    unread,
+    unread_in_words,
+    younger_than_messages,
+)
+from rmqctl.repair.targets import target
+from rmqctl.store.config.progress import ConsumerProgress
+from rmqctl.store.space import Growth, growth
+from rmqctl.store.store import Store
+
+
+class LogFile(NamedTuple):
+    """``written``: its modification time, which is its age; ``expires``: from when on it may go by
+    age (ms; None: the one in use never goes). ``goes``: ``age`` where it has expired, ``disk``
+    where it is deleted whatever its age, else "".
+    """
+
+    file: str
+    bytes: int
+    written: int
+    expires: int | None
+    goes: str
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """At ``bytes_per_day``, measured from ``since`` to ``until`` (store times in ms).
+
+    ``levels_off_at``: share of the disk in use at most while as much expires as comes.
+    ``reached_in``: hours until a share of the disk is in use, by its name, at the earliest; None:
+    never. ``reserved_hours``: the largest fileReservedTime that keeps the disk below the
+    ``diskMaxUsedSpaceRatio``; 0: none does.
+    """
+
+    bytes_per_day: int
+    since: int
+    until: int
+    levels_off_at: float
+    reached_in: dict[str, float | None]
+    reserved_hours: int
+
+    def as_dict(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+@dataclass(slots=True)
+class Retention:
+    """``settings``: where the value of each comes from. ``unread`` None: the queues cannot be read,
+    so nobody knows. ``outlook`` None: ``no_outlook`` says why.
+    """
+
+    release: str
+    rules: Rules
+    settings: dict[str, str]
+    disk: DiskUse
+    refuses_writes: bool
+    files: list[LogFile]
+    unread: dict[tuple[str, str], dict[int, int]] | None
+    outlook: Outlook | None = None
+    no_outlook: str = ""
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def unread_messages(self) -> int | None:
+        """How many of the messages that go some group has not read, summed over the groups."""
+        return None if self.unread is None else sum(
+            sum(places.values()) for places in self.unread.values())
+
+    @property
+    def harmless(self) -> bool:
+        return not self.refuses_writes and not self.unread_messages
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "broker_version": self.release, "harmless": self.harmless,
+            "refuses_writes": self.refuses_writes, "unread_messages": self.unread_messages,
+            "unread": None if self.unread is None else [
+                {"group": group, "topic": topic, "messages": sum(places.values()),
+                 "queues": {str(queue_id): lost for queue_id, lost in places.items()}}
+                for (group, topic), places in self.unread.items()],
+            "settings": self.settings, "reserved_hours": self.rules.reserved_hours,
+            "delete_when": self.rules.delete_when, "expire_ratio": self.rules.expire_ratio,
+            "forces": self.rules.forces, "disk": self.disk.as_dict(),
+            "outlook": None if self.outlook is None else self.outlook.as_dict(),
+            "no_outlook": self.no_outlook or None,
+            "files": [file._asdict() for file in self.files], "notes": self.notes}
+
+
+def rules_of(store: Store, version: str | None = None) -> tuple[str, Rules]:
+    """The release that the store is judged for, and what its cleaner goes by."""
+    release = judged(store, version).release
+    return release, Rules.of(store, version_of(release))
+
+
+def origin(store: Store, release: str, setting: str) -> str:
+    """Where the value of a setting comes from, in words."""
+    return str(Effective(store.sizes.conf, release).origin(setting))
+
+
+def expire_by_settings(store: Store, now: int) -> Expiry:
+    """The plan that takes away what has expired by the broker's fileReservedTime; the disk's use is
+    no reason to. As `expire`.
+    """
+    release, rules = rules_of(store)
+    done = expire(store, now, Limits(older_than=rules.reserved_hours * HOUR))
+    said = (f"log files expire that were last written {rules.reserved_hours} h ago or earlier "
+            f"({origin(store, release, 'fileReservedTime')}; release {release})")
+    return replace(done, plan=replace(done.plan, notes=(said, *done.plan.notes)))
+
+
+def retention(store: Store, around: Around, version: str | None = None) -> Retention:
+    """What the cleaner of a broker on this store does. UsageError, StoreIOError."""
+    store.layout.require(store.root, "commitlog")
+    # Which files go, by the rules of a start.
+    release, rules = rules_of(store, version)
+    files = closed_files(store)
+    disk, refuses = disk_use(store, rules, files, around)
+    gone = max(disk.deletes_files, disk.expires_files)
+    found = Retention(release, rules, {name: origin(store, release, name) for name in (
+        "fileReservedTime", "deleteWhen", "diskMaxUsedSpaceRatio")}, disk, refuses,
+        _files(store, rules, disk, len(files)), {})
+    # Who has not read what goes.
+    after = store.log.files[gone].base if gone else store.log.min_offset
+    if not store.layout.reads("consumequeue"):
+        found.unread = None
+        found.notes.append(f"{store.layout.unread.get('consumequeue')}: who has not read what "
+                           "goes is not known")
+    elif gone:
+        progress = ConsumerProgress.of(store)
+        queues = expire_queues(store, store.log.min_offset, after)
+        found.unread = unread(queues, progress)
+        found.notes += unread_in_words(queues, progress)
+        found.notes += expire_timer(store, store.log.min_offset, after,
+                                    progress.timer_read).notes
+    # What a copy should know of the times of its files.
+    found.notes += younger_than_messages(store, around.now, rules.reserved_hours * HOUR)
+    if disk.expires_files:
+        found.notes.append(
+            "the age of a log file is that of its last modification, which cp -p, rsync -a and tar "
+            "keep: `touch` the files of a restored copy, or set a larger fileReservedTime, before "
+            "a broker starts on it, if their messages are to stay")
+    # For how long there is room.
+    if around.no_disk:
+        found.no_outlook = str(around.no_disk)
+    elif len(store.log_folders) > 1:
+        found.no_outlook = "the log lies in several folders"
+    else:
+        found.outlook = _outlook(store, rules, around, growth(store))
+        if found.outlook is None:
+            found.no_outlook = "less than a minute lies between the messages of the log"
+    return found
+
+
+def _files(store: Store, rules: Rules, disk: DiskUse, closed: int) -> list[LogFile]:
+    """All files of the log: one that is kept keeps those behind it."""
+    found, latest = [], 0
+    for number, file in enumerate(store.log.files):
+        written = age_of(file).st_mtime_ns // 1_000_000
+        latest = max(latest, written + rules.reserved_hours * HOUR)
+        goes = "age" if number < disk.expires_files else (
+            "disk" if number < disk.deletes_files else "")
+        found.append(LogFile(target(store, file.path), file.size, written,
+                             latest if number < closed else None, goes))
+    return found
+
+
+def _outlook(store: Store, rules: Rules, around: Around, grows: Growth) -> Outlook | None:
+    """How the disk fills; None where no rate is known."""
+    per_day = grows.recent_per_day or grows.per_day
+    if not per_day or grows.last is None:
+        return None
+    since = grows.first if grows.recent_per_day is None else grows.recent_from
+    system = file_systems(store, around.disk_used)[0]
+    # Expired files go once a day, and the file in use never does.
+    beside = system.used - sum(map(allocated, store.log.files))
+    slack = per_day + max(file.size for file in store.log.files)
+
+    def used(hours: float) -> float:
+        return (beside + slack + per_day * hours / 24) / system.entire
+
+    most = used(rules.reserved_hours)
+    reached: dict[str, float | None] = {}
+    for name, share in (("expire_ratio", rules.expire_ratio), ("clean_ratio", rules.clean_ratio),
+                        ("refuse_ratio", rules.refuse_ratio), ("full", 1.0)):
+        left = share * system.entire - system.used
+        reached[name] = 0.0 if left < 0 else (
+            round(left / per_day * 24, 1) if most > share else None)
+    room = rules.expire_ratio * system.entire - beside - slack
+    # What the operator sets is the number in broker.conf; DLedger keeps an hour more.
+    hours = max(math.floor(room / per_day * 24) - (1 if store.layout.is_dledger else 0), 0)
+    return Outlook(per_day, since or 0, grows.last, round(most, 4), reached, hours)

@@ -1,0 +1,174 @@
+"""``rmqctl retention``, and `expire` by the broker's settings: what goes, and what that costs."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rmqctl.checks.preflight.around import Around
+from rmqctl.repair.expire import HOUR
+from rmqctl.repair.retention import Retention, retention
+from rmqctl.store import Sizes, Store
+from rmqctl.store.broker_conf import BrokerConf
+from tests.conftest import GoldenFolder, Runner
+from tests.support import roomy
+
+NOW = 1_900_000_000_000
+SIZE = 65_536
+
+
+def aged(root: Path, *hours: float) -> Path:
+    """The log's files were last written so many hours before `NOW`; the last number repeats."""
+    for number, file in enumerate(sorted((root / "commitlog").iterdir())):
+        at = NOW / 1000 - hours[min(number, len(hours) - 1)] * 3600
+        os.utime(file, (at, at))
+    return root
+
+
+def ask(root: Path, used: float = 0.4, **conf: Any) -> Retention:
+    with Store.open(root, (), Sizes(conf=BrokerConf(runtime=conf))) as store:
+        return retention(store, Around(NOW, used))
+
+
+def goes(found: Retention) -> list[str]:
+    return [file.goes for file in found.files]
+
+
+def behind(root: Path, group: str = "g") -> None:
+    """A group that has read nothing, and one that has read all."""
+    with Store.open(root) as store:
+        queues = {key: queue.written for key, queue in store.queues.items()}
+    table: dict[str, dict[str, int]] = {}
+    for (topic, queue), end in queues.items():
+        table.setdefault(f"{topic}@{group}", {})[str(queue)] = 0
+        table.setdefault(f"{topic}@done", {})[str(queue)] = end
+    (root / "config").mkdir(exist_ok=True)
+    (root / "config" / "consumerOffset.json").write_text(json.dumps({"offsetTable": table}))
+
+
+@pytest.fixture
+def root(golden_copy: GoldenFolder) -> Path:
+    return golden_copy("5.3.3/basic/store")
+
+
+@pytest.mark.parametrize(("used", "hours", "conf", "wanted"), [
+    (0.4, (1,), {}, ["", "", "", "", ""]),
+    (0.4, (100,), {}, ["age", "age", "age", "age", ""]),
+    (0.4, (100, 100, 1), {}, ["age", "age", "", "", ""]),
+    (0.4, (1, 100), {}, ["", "", "", "", ""]),
+    (0.4, (100,), {"fileReservedTime": 480}, ["", "", "", "", ""]),
+    (0.87, (100, 1), {}, ["age", "disk", "disk", "disk", ""]),
+    (0.87, (1,), {"cleanFileForciblyEnable": False}, ["", "", "", "", ""]),
+])
+def test_what_goes(root: Path, used: float, hours: tuple[float, ...], conf: dict[str, Any],
+                   wanted: list[str]) -> None:
+    found = ask(aged(root, *hours), used, **conf)
+    assert goes(found) == wanted
+    assert found.unread == {}  # no group has committed anything
+    assert found.harmless is not found.refuses_writes
+
+
+def test_a_file_stays_as_long_as_one_before_it(root: Path) -> None:
+    found = ask(aged(root, 1, 100))
+    assert [file.expires for file in found.files] == [NOW + 71 * HOUR] * 4 + [None]
+    assert all(file.written == NOW - 100 * HOUR for file in found.files[1:])
+
+
+def test_who_has_not_read_it(root: Path) -> None:
+    behind(aged(root, 100, 100, 1))
+    found = ask(root)
+    assert found.unread is not None
+    with Store.open(root) as store:
+        count = sum(len(batch) for batch in store.log.walk(0, 2 * SIZE))
+    assert found.unread_messages == count > 0
+    assert {group for group, _ in found.unread} == {"g"}
+    assert not found.harmless
+    assert any("not yet consumed expire: g," in note for note in found.notes)
+    assert any("`touch`" in note for note in found.notes)
+    assert ask(aged(root, 1)).harmless
+
+
+def test_a_broker_that_rejects_messages(root: Path, rmqctl: Runner) -> None:
+    aged(root, 1)
+    assert ask(root, 0.92).refuses_writes
+    answer = rmqctl("retention", root, "--disk-used", "0.92", "-o", "json").expect(1).json()
+    assert answer["refuses_writes"] is True
+    page = rmqctl("retention", root, "--disk-used", "0.92", "-o", "plain").expect(1)
+    assert "the broker rejects messages" in page.out
+
+
+def test_the_disk_is_not_judged(root: Path, rmqctl: Runner) -> None:
+    answer = rmqctl("retention", root, "--disk-used", "ignore", "-o", "json").json()
+    assert answer["disk"]["used_ratio"] is None
+    assert answer["outlook"] is None
+    assert "ignore" in answer["no_outlook"]
+
+
+@pytest.mark.parametrize("blocks", [200, 1_000, 10_000])
+def test_the_outlook(root: Path, monkeypatch: pytest.MonkeyPatch, blocks: int) -> None:
+    """Held against a day by day account of a disk of ``blocks`` times 64 KiB."""
+    monkeypatch.setattr(os, "statvfs", lambda path: os.statvfs_result(
+        (SIZE, SIZE, blocks, blocks // 2, blocks // 2, *tuple(roomy.statvfs(path))[5:])))
+    with Store.open(aged(root, 1)) as store:
+        outlook = retention(store, Around(NOW)).outlook
+    assert outlook is not None
+    assert outlook.since < outlook.until
+    entire, rate = blocks * SIZE, outlook.bytes_per_day
+    used = (blocks - blocks // 2) * SIZE
+    beside = used - sum(min(file.stat().st_blocks * 512, SIZE)
+                        for file in (root / "commitlog").iterdir())
+    for name, share in (("expire_ratio", 0.75), ("clean_ratio", 0.85), ("full", 1.0)):
+        reached = outlook.reached_in[name]
+        peak = beside + rate * (72 / 24 + 1) + SIZE
+        assert (reached is None) == (peak <= share * entire)
+        if reached:
+            assert used + rate * reached / 24 == pytest.approx(
+                share * entire, abs=rate / 24 * 0.06)
+
+    def most(hours: int) -> float:
+        return (beside + rate * (hours / 24 + 1) + SIZE) / entire
+
+    best = outlook.reserved_hours
+    assert outlook.levels_off_at == pytest.approx(most(72), abs=0.001)
+    assert best == 0 or most(best) <= 0.75
+    assert most(best + 1) > 0.75
+
+
+def test_no_rate_without_messages(tmp_path: Path) -> None:
+    (tmp_path / "commitlog").mkdir()
+    found = ask(tmp_path)
+    assert found.outlook is None
+    assert "a minute" in found.no_outlook
+
+
+def test_a_copy_without_its_times(root: Path) -> None:
+    assert any("did not keep its time" in note for note in ask(aged(root, 1)).notes)
+
+
+@pytest.mark.parametrize(("text", "hours", "files"), [
+    ("listenPort=1\n", 100, 4), ("listenPort=1\n", 71, 0), ("fileReservedTime=48\n", 49, 4),
+    ("fileReservedTime=480\n", 100, 0)])
+def test_expire_follows_the_settings(root: Path, rmqctl: Runner, tmp_path: Path, text: str,
+                                     hours: float, files: int,
+                                     monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rmqctl.commands.repair.expire.now_ms", lambda: NOW)
+    conf = tmp_path / "broker.conf"
+    conf.write_text(text)
+    plan = rmqctl("expire", aged(root, hours), "--broker-conf", conf, "-o", "json").expect(0).json()
+    gone = [action for action in plan["actions"] if action["target"].startswith("commitlog")]
+    assert len(gone) == files
+    assert any("fileReservedTime" in note and "release 5." in note for note in plan["notes"])
+
+
+def test_settings_are_named(root: Path, rmqctl: Runner, tmp_path: Path) -> None:
+    conf = tmp_path / "broker.conf"
+    conf.write_text("fileReservedTime=48\ndeleteWhen=03;05\n")
+    answer = rmqctl("retention", root, "--broker-conf", conf, "-o", "json").json()
+    assert answer["settings"]["fileReservedTime"] == "fileReservedTime=48"
+    assert answer["settings"]["deleteWhen"] == "deleteWhen=03;05"
+    assert "not set, so the default counts" in answer["settings"]["diskMaxUsedSpaceRatio"]
+    assert (answer["reserved_hours"], answer["delete_when"]) == (48, "03;05")
