@@ -144,6 +144,9 @@ def retention(store: Store, around: Around, version: str | None = None) -> Reten
     found = Retention(release, rules, {name: origin(store, release, name) for name in (
         "fileReservedTime", "deleteWhen", "diskMaxUsedSpaceRatio")}, disk, refuses,
         _files(store, rules, disk, len(files)), {})
+    if store.layout.is_dledger:
+        found.settings["fileReservedTime"] += ", and DLedger keeps an hour more"
+        found.settings["diskMaxUsedSpaceRatio"] = "a limit of DLedger's own"
     # Who has not read what goes.
     after = store.log.files[gone].base if gone else store.log.min_offset
     if not store.layout.reads("consumequeue"):
@@ -154,6 +157,9 @@ def retention(store: Store, around: Around, version: str | None = None) -> Reten
         progress = ConsumerProgress.of(store)
         queues = expire_queues(store, store.log.min_offset, after)
         found.unread = unread(queues, progress)
+        if not progress.commits:
+            found.notes.append("config/ has no offset of any consumer group, so nobody knows who "
+                               "has not read what goes")
         found.notes += unread_in_words(queues, progress)
         found.notes += expire_timer(store, store.log.min_offset, after,
                                     progress.timer_read).notes

@@ -68,7 +68,8 @@ def test_what_goes(root: Path, used: float, hours: tuple[float, ...], conf: dict
                    wanted: list[str]) -> None:
     found = ask(aged(root, *hours), used, **conf)
     assert goes(found) == wanted
-    assert found.unread == {}  # no group has committed anything
+    assert found.unread == {}
+    assert any("no offset of any consumer group" in note for note in found.notes) is any(wanted)
     assert found.harmless is not found.refuses_writes
 
 
@@ -136,6 +137,26 @@ def test_the_outlook(root: Path, monkeypatch: pytest.MonkeyPatch, blocks: int) -
     assert outlook.levels_off_at == pytest.approx(most(72), abs=0.001)
     assert best == 0 or most(best) <= 0.75
     assert most(best + 1) > 0.75
+
+
+@pytest.mark.parametrize(("kind", "hours", "ratio"), [
+    ("5.3.3/dledger", 73, 0.70), ("5.3.3/rocksdb", 72, 0.75), ("4.9.3/multipath", 72, 0.75)])
+def test_other_logs(golden: GoldenFolder, kind: str, hours: int, ratio: float) -> None:
+    with Store.open(golden(f"{kind}/store")) as store:
+        found = retention(store, Around(NOW, 0.4))
+    assert (found.rules.reserved_hours, found.rules.expire_ratio) == (hours, ratio)
+    assert goes(found) == ["age"] * (len(found.files) - 1) + [""]
+    assert found.unread == {}
+
+
+def test_queues_that_cannot_be_read(golden_copy: GoldenFolder, rmqctl: Runner) -> None:
+    root = aged(golden_copy("5.3.3/rocksdb/store"), 1)
+    for manifest in (root / "consumequeue").glob("MANIFEST*"):
+        manifest.unlink()
+    words = ("retention", root, "--disk-used", "88%", "-o", "json")
+    answer = rmqctl(*words).expect(3).json()
+    assert (answer["unread"], answer["unread_messages"]) == (None, None)
+    assert answer["files"][0]["goes"] == "disk"
 
 
 def test_no_rate_without_messages(tmp_path: Path) -> None:

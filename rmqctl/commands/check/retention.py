@@ -42,7 +42,7 @@ def command(
     last log file that begins a day or more before the end, else of all of the log; it counts the
     log alone. The settings are those of --broker-conf, else the defaults of the release that the
     store is judged for. Exit code 1 where messages go that a group has not read, or a broker would
-    reject messages.
+    reject messages; 3 where queues are in a form that is not read, so who has read is not known.
 
         rmqctl retention STORE --broker-conf broker.conf
 
@@ -53,6 +53,7 @@ def command(
 
     with store.open() as opened:
         found = retention(opened, around(opened, disk_used), engine.version)
+        layout = opened.layout
     out.document(found.as_dict(), lambda page: _show(page, found, tz))
     if not out.is_data:
         for note in found.notes:
@@ -60,6 +61,8 @@ def command(
     out.conclude(_first_line(found), "good" if found.harmless else "bad")
     if not found.harmless:
         raise typer.Exit(int(ExitCode.FINDINGS))
+    if any(file.goes for file in found.files):
+        layout.require(store.root, "consumequeue")
 
 
 def _show(page: Human, found: Retention, tz: tzinfo) -> None:
