@@ -33,6 +33,7 @@ ENDED = {
     ("commands/app/exit_codes.py", "Timer"): "10 ms, and only Python in it",
     ("commands/check/exporter.py", "start_http_server"): "joined, and _Stores.end",
     ("commands/shared/serve_shown.py", "to_thread"): "asyncio.run ends its executor",
+    ("testing.py", "to_thread"): "asyncio.run ends its executor",
     ("engine/log/flush.py", "Thread"): "stop, else ending.note",
     ("engine/log/log_files.py", "Thread"): "close, else ending.note",
     ("output/progress.py", "Thread"): "joined when the progress ends",

@@ -42,6 +42,7 @@ COMMANDS: dict[str, list[list[str]]] = {
     "offsets": [["{store}"], ["{store}", "--group", "billing"]],
     "offsets diff": [["{store}", "{store}"]],
     "offsets export": [["{store}"]],
+    "timers list": [["{store}"]],
     "dlq list": [["{store}"]],
     "du": [["{store}"], ["{store}", "-o", "csv"]],
     "config": [["{store}"]],

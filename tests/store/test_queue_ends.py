@@ -77,7 +77,12 @@ def test_a_zeroed_page_hides_no_entry_behind_it(tmp_path: Path, zeroed: int, *, 
     path = tmp_path / "00000000000000000000"
     with laid_out(path, pieces) as source:
         assert last_used(source, SIZE) == PAGE * UNIT_SIZE
-        assert valid_prefix(source, SIZE) == first_invalid(source.read(0, SIZE))
+        used = first_invalid(source.read(0, SIZE))
+        for room in (SIZE, used, used - 1, -5):
+            kept: list[bytes] = []
+            assert valid_prefix(source, SIZE, kept, room) == used
+            assert b"".join(kept) == (
+                source.read(0, used) if room >= used else b"")
     queue = FileQueue("T", 0, str(tmp_path), [StoreFile(str(path), path.name, 0, SIZE)], [])
     assert queue.disk_end == PAGE
     assert sum(count for _, count in queue.parts(100)) == PAGE
