@@ -365,7 +365,7 @@ def test_the_npm_package(program: dict[str, str]) -> None:
     assert "# pass 1" in done.stdout
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive  # a registry that does not answer takes two minutes
 @pytest.mark.skipif(shutil.which("npm") is None, reason="no npm")
 def test_the_example_for_jest(golden_base: Path, program: dict[str, str]) -> None:
     folder = golden_base.parent / "jest"

@@ -37,7 +37,7 @@ def command(
     state is pending; not in the timer log yet: a start puts it there; overdue: by more than 7 days,
     which a start skips; unreachable: no slot of the timer wheel leads to it; gone: the commitlog
     does not have it. Messages with a delay level are not among them. Exit code 1 where a message is
-    never delivered; `recover` makes the timer wheel and the timer log anew.
+    never delivered; `recover` rebuilds the timer wheel and the timer log.
 
         rmqctl timers list STORE --topic orders --state lost
     """

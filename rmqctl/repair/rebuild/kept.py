@@ -109,8 +109,10 @@ class Entries:
         return None if found is None else found.tags_code
 
     def keys(self, places: Iterable[int]) -> dict[int, tuple[int, ...]]:
-        """The hashes which the index has of messages, in its order, by place."""
-        return {place: tuple(key.key_hash for key in keys)
+        """The hashes which the index has of messages, in its order, by place; 0 is none: zeros were
+        written over it.
+        """
+        return {place: tuple(key.key_hash for key in keys if key.key_hash)
                 for place, keys in keys_of_places(self.store, places).items()}
 
     def further(self, place: int, size: int) -> tuple[tuple[str, int], ...]:
