@@ -21,7 +21,19 @@ from rmqctl.broker.view import view_of
 from rmqctl.errors import UsageError, require
 from rmqctl.parse_values import parse_time
 from rmqctl.phrases import counted
-from rmqctl.reports import RepairPlan, Report, page, silent, store_facts
+from rmqctl.reports import (
+    DiffReport,
+    DoctorReport,
+    PreflightReport,
+    RepairPlan,
+    Report,
+    Row,
+    StoreInfo,
+    VerifyReport,
+    page,
+    silent,
+    store_facts,
+)
 from rmqctl.store.objects import FIELDS
 from rmqctl.store.pages import RecordPage
 from rmqctl.store.problems import Problem
@@ -43,8 +55,9 @@ if TYPE_CHECKING:
     from rmqctl.store.decoded import Decoding
     from rmqctl.store.pages import Page
 
-__all__ = ["GroupOffset", "Message", "Messages", "Problem", "Queue", "RepairPlan", "Report",
-           "Store", "open"]
+__all__ = ["DiffReport", "DoctorReport", "GroupOffset", "Message", "Messages", "PreflightReport",
+           "Problem", "Queue", "RepairPlan", "Report", "Store", "StoreInfo", "Topic",
+           "VerifyReport", "open"]
 
 _BODY = "body"
 _WITHOUT = frozenset({"body_encoding"})
@@ -91,7 +104,8 @@ class Message(TypedDict, total=False):
     internal: Any
 
 
-class Queue(TypedDict):
+@dataclass(frozen=True, eq=False, slots=True)
+class Queue(Row):
     """A consume queue: its first queue offset, the one after its last, None where it cannot be
     read. ``kind``: ``simple``, or ``batch`` for a batch consume queue.
     """
@@ -104,9 +118,20 @@ class Queue(TypedDict):
     messages: int
 
 
-class GroupOffset(TypedDict):
+@dataclass(frozen=True, eq=False, slots=True)
+class Topic(Row):
+    """A topic, the messages of its queues, and these."""
+
+    topic: str
+    messages: int
+    queues: list[Queue]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class GroupOffset(Row):
     """What a consumer group has read of a queue; ``group`` None where no group reads the topic.
-    ``diff``: messages it has not consumed; ``last_store_timestamp``: epoch milliseconds.
+    ``diff``: messages it has not consumed; ``last_store_timestamp``: epoch milliseconds, of the
+    message read last; ``unread_since``: of the oldest one not read.
     """
 
     group: str | None
@@ -117,6 +142,7 @@ class GroupOffset(TypedDict):
     consumer_offset: int | None
     diff: int | None
     last_store_timestamp: int | None
+    unread_since: int | None
     note: str | None
 
 
@@ -208,29 +234,31 @@ class Store:
         return Messages(self._store, selection, names,
                         decoding if any(map(is_decoded, names)) else None, view)
 
-    def topics(self) -> list[dict[str, Any]]:
+    def topics(self) -> list[Topic]:
         """The topics with their queues and offsets, as in `rmqctl info -o json`."""
-        topics: list[dict[str, Any]] = self.info()["topics"]
-        return topics
+        return [Topic(found["topic"], found["messages"],
+                      [Queue(found["topic"], **queue) for queue in found["queues"]])
+                for found in self.info()["topics"]]
 
-    def info(self) -> dict[str, Any]:
-        """The document of `rmqctl info -o json`."""
-        return store_facts(self._store, view_of(self._store, "auto"))
+    def info(self) -> StoreInfo:
+        """What is in the store: the document of `rmqctl info -o json`."""
+        facts = store_facts(self._store, view_of(self._store, "auto"))
+        messages = facts["messages"]
+        return StoreInfo.of("info", self.path, None, counted(messages or 0, "message"), facts)
 
     def offsets(self, group: str | None = None, topic: str | None = None) -> list[GroupOffset]:
         """Queue ranges, consumer offsets and their lag: the rows of `rmqctl offsets -o jsonl`."""
         from rmqctl.store.config.offsets import Lag
 
         _of_type(str, "one name", group=group, topic=topic)
-        rows: Iterator[Any] = Lag(self._store, view_of(self._store, "auto"), group, topic).rows()
-        return list(rows)
+        rows = Lag(self._store, view_of(self._store, "auto"), group, topic).rows()
+        return [GroupOffset(**row) for row in rows]
 
     def queues(self, topic: str | None = None) -> list[Queue]:
         """The consume queues with their offsets, as in `rmqctl info`, each with its topic."""
         _of_type(str, "one name", topic=topic)
-        queues: list[Any] = [{"topic": found["topic"], **queue} for found in self.topics()
-                             if topic in (None, found["topic"]) for queue in found["queues"]]
-        return queues
+        return [queue for found in self.topics() if topic in (None, found.topic)
+                for queue in found.queues]
 
     def query_key(self, topic: str, key: str, *, since: Time | None = None,
                   until: Time | None = None, most: int = 32, tz: tzinfo = UTC,
@@ -258,7 +286,7 @@ class Store:
         with Session([self.path], self._folders) as session:
             return list(session.ask(query).rows)
 
-    def verify(self, *, most: int = 1000) -> Report:
+    def verify(self, *, most: int = 1000) -> VerifyReport:
         """Checks everything, byte by byte: the document of `rmqctl verify -o json`, which lists the
         first ``most`` findings.
         """
@@ -276,8 +304,9 @@ class Store:
             with tier:
                 result = joined(result, tier, self._store, most)
         count = sum(result.counts.values())
-        return Report("verify", self.path, result.ok, counted(count, "finding") if count else
-                      "no findings", result.as_dict(), result.findings)
+        return VerifyReport.of("verify", self.path, result.ok,
+                               counted(count, "finding") if count else "no findings",
+                               result.as_dict(), result.findings)
 
     def _tier(self) -> Tier | None:
         """The tier in the store; None also where the extension that reads tiers is missing."""
@@ -290,7 +319,7 @@ class Store:
                 return tier_in(self.path)
         return None
 
-    def preflight(self, broker_version: str | None = None) -> Report:
+    def preflight(self, broker_version: str | None = None) -> PreflightReport:
         """What a broker would do at its start: the document of `rmqctl preflight -o json`."""
         from rmqctl.checks.advice import with_next
         from rmqctl.checks.preflight.around import around
@@ -303,14 +332,15 @@ class Store:
             with tier:
                 found.in_tier = losses(tier, self._store)
         broker, lost = f"a {found.broker_version} broker", found.account.would_lose
-        return Report("preflight", self.path, found.harmless,
+        return PreflightReport.of(
+            "preflight", self.path, found.harmless,
                       f"{broker} would not start" if not found.starts else
                       f"{broker} would start and lose {counted(lost, 'message')}" if lost else
                       f"{broker} would start and lose nothing" if found.harmless else
                       f"{broker} would start; the document says what is lost",
                       with_next(found, self.path))
 
-    def doctor(self, broker_version: str | None = None) -> Report:
+    def doctor(self, broker_version: str | None = None) -> DoctorReport:
         """What is wrong, who is affected, what a start would lose: `rmqctl doctor -o json`."""
         from rmqctl.checks.doctor import KEPT, diagnose
         from rmqctl.checks.preflight.around import around_in_use
@@ -326,11 +356,11 @@ class Store:
                 found = found.with_tier(joined(own, tier, self._store, len(own.findings) + KEPT))
         found = replace(found, outlook=advised(self._store, found, self._options(), silent))
         document = found.as_dict()
-        return Report("doctor", self.path, document["sound"], str(found.verdict), document,
+        return DoctorReport.of("doctor", self.path, document["sound"], str(found.verdict), document,
                       found.findings.findings)
 
     def diff(self, other: Store | str | os.PathLike[str], *,
-             by: Literal["auto", "physical", "queue"] = "auto", most: int = 1000) -> Report:
+             by: Literal["auto", "physical", "queue"] = "auto", most: int = 1000) -> DiffReport:
         """Compares with another store, message by message: `rmqctl diff -o json`, with the first
         ``most`` differences. ``by``: physical, queue, or auto.
         """
@@ -342,8 +372,9 @@ class Store:
             run.prepare()
             run.run()
             total = run.differences.total
-            return Report("diff", self.path, run.equal, counted(total, "difference") if total else
-                          "no differences", run.as_dict())
+            return DiffReport.of("diff", self.path, run.equal,
+                                 counted(total, "difference") if total else "no differences",
+                                 run.as_dict())
 
     def recover(self, *, ambiguous: Literal["keep", "leave-out"] | None = None,
                 sources: Sequence[str | os.PathLike[str]] = (), prefer: str | None = None,

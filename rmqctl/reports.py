@@ -6,15 +6,20 @@ from __future__ import annotations
 
 import html
 import os
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Self
 
 from rmqctl.errors import RefusedError, StoreIOError, noting_refusals
-from rmqctl.phrases import counted
+from rmqctl.phrases import Phrase, counted
 
 if TYPE_CHECKING:
+    from rmqctl.actions import Action
+    from rmqctl.checks.advice import Step
     from rmqctl.checks.findings import Finding
+    from rmqctl.repair.executor.room import Room
     from rmqctl.repair.plan import Plan
     from rmqctl.repair.recover import RecoverOptions
     from rmqctl.repair.scratch import Scratch
@@ -25,22 +30,71 @@ _SHOWN = 20
 _CELL = "padding:0 1em 0 0;text-align:left"
 
 
-class Report(dict[str, Any]):
-    """What a command found of a store: its JSON document.
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class Document(Mapping[str, Any]):
+    """What a command prints as JSON: a mapping, its principal fields also as attributes."""
+
+    document: Mapping[str, Any]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON document."""
+        return dict(self.document)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.document[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.document)
+
+    def __len__(self) -> int:
+        return len(self.document)
+
+
+class Row(Mapping[str, Any]):
+    """The base of a dataclass whose fields can be taken by their names, too."""
+
+    __slots__ = ()
+    __match_args__: tuple[str, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields by their names."""
+        return {name: [one.as_dict() for one in value] if isinstance(value, list) else value
+                for name, value in self.items()}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self.__match_args__:
+            raise KeyError(name)
+        return getattr(self, name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.__match_args__)
+
+    def __len__(self) -> int:
+        return len(self.__match_args__)
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class Report(Document):
+    """What a command found of a store.
 
     ``ok``: nothing is wrong (exit code 0), None where that cannot be judged. ``verdict``: the same
     in a sentence. ``findings``: the first ones, where the command lists any.
     """
 
-    def __init__(self, command: str, store: str, ok: bool | None, verdict: str,
-                 document: Mapping[str, Any], findings: Sequence[Finding] = ()) -> None:
-        super().__init__(document)
-        self.command, self.store = command, store
-        self.ok, self.verdict, self.findings = ok, verdict, findings
+    command: str
+    store: str
+    ok: bool | None
+    verdict: str
+    findings: Sequence[Finding] = ()
 
-    def as_dict(self) -> dict[str, Any]:
-        """The JSON document."""
-        return dict(self)
+    @classmethod
+    def of(cls, command: str, store: str, ok: bool | None, verdict: str,
+           document: Mapping[str, Any], findings: Sequence[Finding] = ()) -> Self:
+        """A report whose further fields are those of that name in the document."""
+        own = {one.name: document[one.name] for one in fields(cls)
+               if one.name not in Report.__dataclass_fields__}
+        return cls(command=command, store=store, ok=ok, verdict=verdict, document=document,
+                   findings=findings, **own)
 
     def __repr__(self) -> str:
         return f"<rmqctl {self.command} {self.store}: {self.verdict}>"
@@ -51,30 +105,87 @@ class Report(dict[str, Any]):
              "detail": found.detail} for found in self.findings])
 
 
-class RepairPlan(dict[str, Any]):
-    """What `rmqctl recover` would do: its JSON document. `apply` does it.
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class StoreInfo(Report):
+    """What `Store.info` tells. Offsets are physical offsets, times epoch milliseconds."""
+
+    messages: int | None
+    min_phy_offset: int | None
+    max_phy_offset: int | None
+    first_store_timestamp: int | None
+    last_store_timestamp: int | None
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class VerifyReport(Report):
+    """What `Store.verify` found. ``coverage``: what was read, in bytes, messages and entries."""
+
+    findings_total: int
+    coverage: Mapping[str, int]
+    next: Sequence[str]
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class PreflightReport(Report):
+    """What a broker would do at its start. ``truncate_to``: where it would end the log."""
+
+    broker_version: str
+    starts: bool
+    truncate_to: int | None
+    messages_lost: int
+    messages_already_lost: int
+    messages_undecided: int
+    refuses_writes: bool
+    next: Sequence[str]
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class DoctorReport(Report):
+    """What is wrong with a store. ``would_lose``: messages that a broker's start would cut off,
+    ``already_lost`` those that are gone.
+    """
+
+    sound: bool
+    starts: bool
+    broker_version: str
+    already_lost: int
+    would_lose: int
+    messages_undecided: int
+    groups_affected: int
+    next: Sequence[str]
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class DiffReport(Report):
+    """What differs between two stores."""
+
+    equal: bool
+    summary: Mapping[str, Any]
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class RepairPlan(Document):
+    """What `rmqctl recover` would do. `apply` does it.
 
     ``lost``: messages that only fillers, or nothing, will stand for. ``undecided``: records that
     may be messages; a plan with such is only applied once ``ambiguous`` says what they are.
+    ``next``: the commands that go on in a shell. ``room``: bytes needed and free on each file
+    system that is written to.
     """
 
-    def __init__(self, store: str, plan: Plan, carry_out: Callable[[], Mapping[str, Any]]) -> None:
-        impact = plan.impact
-        super().__init__({**plan.as_dict(), "notes": list(map(str, plan.notes)),
-                          "impact": None if impact is None else impact.as_dict(),
-                          "applied": False, "id": None})
-        self.store, self.actions = store, plan.actions
-        self.lost, self.undecided = plan.lost, plan.ambiguous
-        self.notes: Sequence[str] = self["notes"]
-        self._carry_out = carry_out
+    store: str
+    actions: Sequence[Action]
+    lost: int
+    undecided: int
+    notes: Sequence[str]
+    moved_aside: Sequence[str]
+    room: Sequence[Room]
+    next: Sequence[str]
+    carry_out: Callable[[], Mapping[str, Any]]
 
     def __bool__(self) -> bool:
         """Whether there is anything to do."""
         return bool(self.actions)
-
-    def as_dict(self) -> dict[str, Any]:
-        """The JSON document."""
-        return dict(self)
 
     def apply(self) -> dict[str, Any]:
         """Plan once more under the store's lock, and carry that out: what is replaced is moved
@@ -84,7 +195,7 @@ class RepairPlan(dict[str, Any]):
         to do) and ``kept``, the folder with what was replaced. StoreHeldError where a broker runs,
         RefusedError where a decision is missing or the store cannot be written, StoreIOError.
         """
-        return dict(self._carry_out())
+        return dict(self.carry_out())
 
     def __repr__(self) -> str:
         return f"<rmqctl recover {self.store}: {self._in_words}>"
@@ -105,14 +216,20 @@ def recover_plan(root: str, options: RecoverOptions, *, decided: bool) -> Repair
     """The plan of a repair of the store at ``root``. ``decided``: somebody said what undecided
     records are. Raises as `rmqctl.repair.recover.plan_recover`.
     """
+    from rmqctl.repair.executor.check_plan import check, moved_aside
+    from rmqctl.repair.executor.relocated import interrupted
+    from rmqctl.repair.executor.room import rooms
     from rmqctl.repair.recover import plan_recover
     from rmqctl.repair.scratch import Scratch
 
     def propose(scratch: Scratch) -> Plan:
         return plan_recover(root, scratch, options, silent)
 
+    # What the plan needs is read from the files that it made, so while they are there.
+    named = [os.path.join(root, folder) for folder in options.commitlog_dirs]
     with Scratch() as scratch, noting_refusals() as refused:
         plan = propose(scratch)
+        room = rooms(root, check(root, plan.steps, named))
     if refused:
         raise StoreIOError(f"{refused[0]}; a plan made without it is not carried out")
 
@@ -120,7 +237,59 @@ def recover_plan(root: str, options: RecoverOptions, *, decided: bool) -> Repair
         _refuse(root, plan, decided=decided)
         return _carried_out(root, options, propose, decided=decided)
 
-    return RepairPlan(root, plan, carry_out)
+    # The rest of the document, as the command prints it.
+    impact, unfinished = plan.impact, interrupted(root, named)
+    moved, notes = moved_aside(root, plan.steps), list(map(str, plan.notes))
+    steps = _steps_to(plan, options, decided=decided)
+    following = [step.command for step in steps]
+    return RepairPlan(
+        store=root, actions=plan.actions, lost=plan.lost, undecided=plan.ambiguous, notes=notes,
+        moved_aside=moved, room=room, next=following, carry_out=carry_out,
+        document={**plan.as_dict(), "notes": notes,
+                  "interrupted": None if unfinished is None else unfinished.as_dict(),
+                  "moved_aside": moved, "impact": None if impact is None else impact.as_dict(),
+                  "next": following, "steps": [step.as_dict() for step in steps],
+                  "room": [each.as_dict() for each in room], "applied": False, "id": None})
+
+
+def _steps_to(plan: Plan, options: RecoverOptions, *, decided: bool) -> list[Step]:
+    """The commands that carry a plan out in a shell, one for each choice that is left."""
+    from rmqctl.checks.advice import Step
+
+    if plan.empty:
+        return []
+    words = ["rmqctl", "recover", plan.root]
+    for name, value in (("commitlog-dir", options.commitlog_dirs),
+                        ("broker-conf", options.sizes.conf.path or None),
+                        ("from", options.sources),
+                        ("prefer", options.prefer), ("consumequeue", options.form),
+                        ("ambiguous", options.ambiguous if decided else None),
+                        ("max-message-size", options.sizes.largest_record),
+                        ("correct", None if options.correct == "byte" else options.correct)):
+        for one in [value] if isinstance(value, str | int) else value or ():
+            words += [f"--{name}", str(one)]
+    if options.keep_damaged:
+        words.append("--keep-damaged")
+    lost = plan.lost if decided else plan.lost_for_sure
+    choices: list[tuple[str, ...]] = [
+        ("--ambiguous", way) for way in ("keep", "leave-out") if plan.ambiguous and not decided]
+    forms: list[tuple[str, ...]] = [
+        ("--consumequeue", form) for form in ("file", "rocksdb") if plan.form_unproven]
+    why = Phrase("carries the plan out; `undo` reverts it")
+    loses = {"messages": lost} if lost else {}
+    return [Step(shlex.join((*words, *form, *choice, "--apply")), why, "reversible", loses)
+            for form in forms or [()] for choice in choices or [()]]
+
+
+def _steps_after(plan: Plan) -> list[Step]:
+    """What to do once a plan is carried out."""
+    from rmqctl.checks.advice import Step, to_the_end
+
+    beyond = () if plan.consumers is None else {
+        queue.group for queue in plan.consumers.affected if queue.beyond_end}
+    root = shlex.quote(plan.root)
+    return [*to_the_end(root, beyond),
+            Step(f"rmqctl doctor {root}", Phrase("checks the store again"))]
 
 
 def _refuse(root: str, plan: Plan, *, decided: bool) -> None:
@@ -149,7 +318,10 @@ def _carried_out(root: str, options: RecoverOptions, propose: Callable[[Scratch]
         _refuse(root, plan, decided=decided)
         done = None if plan.empty else repair.apply(plan)
     is_done = done is not None and not done.already
-    return {**plan.as_dict(), "applied": is_done, "id": done.id if done and is_done else None,
+    steps = _steps_after(plan)
+    return {**plan.as_dict(), "notes": list(map(str, plan.notes)),
+            "next": [step.command for step in steps], "steps": [step.as_dict() for step in steps],
+            "applied": is_done, "id": done.id if done and is_done else None,
             "kept": done.backup if done and is_done else None}
 
 
