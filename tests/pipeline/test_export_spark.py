@@ -50,10 +50,15 @@ def test_other_formats_too(form, spark_pool, golden, tmp_path):
 
 
 def test_spark_reads_what_was_exported(spark, golden, tmp_path):
+    from pyspark.sql import functions
+
     root, out = golden("5.3.3/basic/store"), tmp_path / "out"
     run([root], out, count=3)
     found = spark.read.parquet(str(out))
     assert {"topic", "day", "body", "properties", "keys"} <= set(found.columns)
+    times = [name for name, kind in found.dtypes if kind == "timestamp"]
+    assert times == ["born_timestamp", "store_timestamp"]
+    found = found.withColumns({name: functions.unix_millis(name) for name in times})
     rows = [row.asDict() for row in found.orderBy("physical_offset").collect()]
     for row in rows:
         row["body"] = bytes(row["body"])
