@@ -51,6 +51,7 @@ _INSPECT = "Inspect"
 _CHECK = "Check"
 _WRITE = "Write"
 _REPAIR = "Repair"
+_BACKUP = "Backup"
 _TIERED = "Tiered storage"
 _PIPELINE = "Pipeline"
 _SERVE = "Serve"
@@ -58,7 +59,8 @@ _ABOUT = "About rmqctl"
 
 #: Words whose sub-commands have a folder of their own; the others lie in that of their section.
 _WORDS = ("query", "tiered", "pipeline")
-_FOLDERS = {_INSPECT: "inspect", _CHECK: "check", _WRITE: "write", _REPAIR: "repair"}
+_FOLDERS = {_INSPECT: "inspect", _CHECK: "check", _WRITE: "write", _REPAIR: "repair",
+            _BACKUP: "backup"}
 
 
 def _spec(name: str, effect: Effect, section: str, help: str) -> CommandSpec:  # noqa: A002
@@ -76,6 +78,7 @@ GROUPS: tuple[GroupSpec, ...] = (
     GroupSpec(("dlq",), "Dead letters: the messages that groups gave up", _INSPECT),
     GroupSpec(("timers",), "Timed messages: what waits for its time", _INSPECT),
     GroupSpec(("recover",), "Make a damaged store whole; no intact message is lost", _REPAIR),
+    GroupSpec(("backup",), "A consistent copy of a store, in use or not", _BACKUP),
     GroupSpec(("tiered",), "What a broker moved to tiered storage: read, verify, write, recover",
               _TIERED),
     GroupSpec(("tiered", "query"), "Find messages of a tier by key, time or offset", _TIERED),
@@ -131,6 +134,10 @@ REGISTRY: tuple[CommandSpec, ...] = (
     _spec("config convert", "mutates", _REPAIR, "Topics, groups and positions in JSON or RocksDB"),
     _spec("carve", "writes-new", _REPAIR, "Messages out of any bytes, by content alone"),
     _spec("undo", "mutates", _REPAIR, "Take a repair back: everything becomes what it was"),
+    _spec("backup", "writes-new", _BACKUP, "A consistent copy of a store, in use or not"),
+    _spec("backup list", "read-only", _BACKUP, "The restore points of a backup"),
+    _spec("backup check", "read-only", _BACKUP, "Whether a backup can be restored, byte by byte"),
+    _spec("restore", "writes-new", _BACKUP, "A store from a backup, as at any moment before"),
     _spec("tiered ls", "read-only", _TIERED, "Queues, segments and index files of a tier"),
     _spec("tiered verify", "read-only", _TIERED, "Check a tier, byte by byte"),
     _spec("tiered read", "read-only", _TIERED, "Messages of a tier, alone or with the local store"),

@@ -157,11 +157,12 @@ def log_files(files: list[StoreFile], end: int) -> list[StoreFile]:
 
 
 def queue_files(files: list[StoreFile], unit: np.dtype[np.void], log_end: int,
-                current_end: Callable[[], int]) -> list[StoreFile]:
+                current_end: Callable[[int], int]) -> list[StoreFile]:
     """The files of a queue without the rows at its end that lead to newer messages.
 
-    Rows that lead beyond ``current_end()``, where the log ends by now, are no newer messages:
-    they stay, to be judged. Files that cannot be read are left as they are.
+    Rows that lead beyond where the log ends by now are no newer messages: they stay, to be judged.
+    ``current_end(offset)`` is that end, or an earlier one that is after ``offset``. Files that
+    cannot be read are left as they are.
     """
     fixed = list(files)
     for number in range(len(files) - 1, -1, -1):
@@ -175,7 +176,8 @@ def queue_files(files: list[StoreFile], unit: np.dtype[np.void], log_end: int,
             newer = rows["physical_offset"] >= log_end
             older = np.flatnonzero(~newer)
             rest = int(older[-1]) + 1 if len(older) else 0
-            if newer[rest:].any() and int(rows["physical_offset"].max()) >= current_end():
+            last = int(rows["physical_offset"].max())
+            if newer[rest:].any() and last >= current_end(last):
                 return fixed
             used -= (len(rows) - rest) * unit.itemsize
             if rest:

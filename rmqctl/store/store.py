@@ -158,6 +158,7 @@ class Store(Closing):
         self._evidence: StoreWitness | None = None
         self._listings: dict[str, Listing] = {}
         self._as_is: RocksQueues | None = None
+        self._seen_end = 0
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], commitlog_dirs: Iterable[str] = (),
@@ -274,10 +275,14 @@ class Store(Closing):
             time.sleep(_PAUSE)
         return None
 
-    def _log_end_now(self) -> int:
-        """Where the log ends by now; asked for rows that lead beyond the fixed end."""
-        now = self._taken_now()
-        return 0 if now is None else now.log_end
+    def _log_end_now(self, beyond: int) -> int:
+        """Where the log ends by now; asked for rows that lead beyond the fixed end. It is looked
+        for again only where what was found before is not after ``beyond``.
+        """
+        if beyond >= self._seen_end:
+            now = self._taken_now()
+            self._seen_end = 0 if now is None else now.log_end
+        return self._seen_end
 
     @cached_property
     def layout(self) -> Layout:

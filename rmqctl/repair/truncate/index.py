@@ -103,7 +103,7 @@ def _cut_file(cut: IndexCut, store: Store, index: IndexFile, oldest: bool,
     """The header the file has afterwards; None when it goes aside."""
     # How many entries are before the cut: all, none, or some.
     header, name = index.header, target(store, index.file.path)
-    count, when = _entries_before(index, to)
+    count, when = entries_before(index, to)
     made_before = count > 0 or _was_made(store, oldest, before, to)
     if count == header.entries and header.end_phy_offset < to and made_before:
         return header
@@ -175,7 +175,7 @@ def _pages(index: IndexFile, last: int) -> Iterator[tuple[int, Array]]:
         last = first - 1
 
 
-def _entries_before(index: IndexFile, to: int) -> tuple[int, int]:
+def entries_before(index: IndexFile, to: int) -> tuple[int, int]:
     """(how many entries are kept, the store time the last of them tells)."""
     entries = min(index.header.entries, max(index.shape.capacity, 0))
     for first, page in _pages(index, entries):

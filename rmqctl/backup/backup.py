@@ -1,0 +1,157 @@
+"""One run of a backup: what is new of a store is copied, and a restore point noted."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from rmqctl.backup import moment, points
+from rmqctl.backup.copying import (
+    copy_index,
+    copy_log,
+    copy_queues,
+    copy_rest,
+    damage_in,
+    refuse_inside,
+    relative,
+)
+from rmqctl.backup.finishing import finish
+from rmqctl.backup.growing import Copies, Pace
+from rmqctl.backup.points import Hole, Point, id_of, read_points
+from rmqctl.errors import RefusedError
+from rmqctl.files.durable import make_folders
+from rmqctl.files.lock import StoreLock
+from rmqctl.scan.source import FileSource
+from rmqctl.store.store import Sizes, Store
+
+_COMPARED = 64 << 10
+"""Bytes at the end of what a backup has of the log that are compared with the store's."""
+_SMALL = ("config", "checkpoint")
+_LARGEST_SMALL = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The store that is copied."""
+
+    root: str
+    commitlog_dirs: Sequence[str] = ()
+    sizes: Sizes | None = None
+
+    def open(self) -> Store:
+        return Store.open(self.root, self.commitlog_dirs, self.sizes)
+
+
+def back_up(source: Source, backup: str, clock: Callable[[], int], version: str,
+            pace: Pace = lambda _bytes: None) -> Point:
+    """Copy what is new of a store into the folder ``backup``, and note a restore point.
+
+    ``clock``: epoch ms. RefusedError where the folder is another store's, StoreHeldError where
+    another run writes to it, NotAStoreError, UnsupportedError, StoreIOError.
+    """
+    # A folder that is no backup of this store stays as it is.
+    with source.open() as store:
+        refuse_inside(store.root, backup, "a backup needs a folder of its own")
+        store.layout.require(store.root, "commitlog")
+        before = read_points(backup)
+        if not before and os.path.isdir(backup) and os.listdir(backup):
+            raise RefusedError(f"{backup}: is not empty and no backup: name a new folder")
+        make_folders(backup)
+        with StoreLock(backup):
+            now = clock()
+            view, end = moment.fix(store)
+            with view:
+                return _grown(store, view, end, backup, before, now, version, pace)
+
+
+def _grown(store: Store, view: Store, end: int, backup: str, before: Sequence[Point], now: int,
+           version: str, pace: Pace) -> Point:
+    known = _known(view, backup, before, end)
+    # The log first, then what leads into it, then the configuration with the offsets.
+    copies = Copies(backup, pace)
+    parts = copy_log(view, copies, known, end)
+    damaged, count, newest = damage_in(view, known, end)
+    damaged += [Hole(os.path.relpath(path, store.root), at, length, unread=True)
+                for path, at, length in copies.unread]
+    copy_queues(view, copies)
+    copy_index(view, copies)
+    notes = copy_rest(view, copies)
+    copies.sync()
+    if before and view.log.min_offset > known:
+        notes.append(f"the log from {known:,} to {view.log.min_offset:,} was deleted before it "
+                     "was copied")
+    # What a running broker writes meanwhile is ahead; what else is ahead tells of lost messages.
+    lowered = finish(backup, end, view.generation, is_plain=not view.nodes) if (
+        view.snapshot is not None) else 0
+    # The point with its small files; it is there from now on.
+    staged = points.staged(backup)
+    small = _keep_small(backup, staged)
+    last = before[-1] if before else None
+    point = Point(id_of(now), now, os.path.abspath(store.root), version,
+                  view.log.min_offset, end,
+                  count, max(newest, last.last_time if last else 0), (), tuple(parts),
+                  tuple(damaged), small, lowered, tuple(notes))
+    if last is not None and last.id >= point.id:  # a clock that was set back
+        point = replace(point, id=id_of(max(now, last.time + 1)), time=max(now, last.time + 1))
+    points.publish(backup, staged, point)
+    return point
+
+
+def _known(view: Store, backup: str, before: Sequence[Point], end: int) -> int:
+    """The physical offset up to which the backup has the log. RefusedError where it is that of
+    another store, or of one whose log was cut.
+    """
+    if not before:
+        return view.log.min_offset
+    known = before[-1].log_end
+    if end < known:
+        raise RefusedError(f"{view.root}: its log ends at {end:,}, that in {backup} at {known:,}: "
+                           "it was cut, or is another store's. Name a new folder for its backup")
+    file = view.log.file_of(known - 1) if known else None
+    if file is None:
+        return known
+    length = min(_COMPARED, known - file.base)
+    copy = os.path.join(backup, relative(view, file))
+    with file.open() as ours, FileSource(copy) as theirs:
+        at = known - file.base - length
+        if ours.read(at, length) != theirs.read(at, length):
+            raise RefusedError(f"{view.root}: its log is not the one in {backup}: it has other "
+                               f"bytes before {known:,}. Name a new folder for its backup")
+    return known
+
+
+def _keep_small(backup: str, staged: str) -> dict[str, str]:
+    """Copy the configuration and the checkpoint into a new point; their SHA-256 by path. What is
+    as in another point is a link to it.
+    """
+    kept = {}
+    for name in _small_files(backup):
+        path = os.path.join(backup, name)
+        with FileSource(path) as source:
+            data = source.read(0, source.size)
+        target = os.path.join(staged, name)
+        make_folders(os.path.dirname(target), durable=False)
+        kept[name] = hashlib.sha256(data).hexdigest()
+        _written(target, data)
+    return kept
+
+
+def _small_files(backup: str) -> list[str]:
+    found = []
+    for top in _SMALL:
+        path = os.path.join(backup, top)
+        if os.path.isfile(path):
+            found.append(top)
+        for folder, _folders, names in os.walk(path):
+            found += [os.path.relpath(os.path.join(folder, name), backup) for name in names
+                      if os.path.getsize(os.path.join(folder, name)) <= _LARGEST_SMALL
+                      and not name.endswith(".part")]
+    return sorted(found)
+
+
+def _written(path: str, data: bytes) -> None:
+    from rmqctl.files.durable import new_whole_file
+
+    new_whole_file(path, data)

@@ -1,0 +1,68 @@
+"""Whether everything that a backup promises can be restored: its bytes against their sums."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rmqctl.backup.copying import sha256_of
+from rmqctl.backup.growing import Pace
+from rmqctl.backup.points import Point, folder_of
+from rmqctl.errors import StoreIOError
+from rmqctl.scan.source import FileSource
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A file of the backup that is not as a run left it; ``start`` and ``end``: bytes of it."""
+
+    point: str
+    file: str
+    start: int
+    end: int
+    reason: str
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def check(backup: str, known: list[Point], pace: Pace = lambda _bytes: None) -> Iterator[Fault]:
+    """Compare each part of the log and each small file with its SHA-256."""
+    for point in known:
+        for part in point.parts:
+            path = os.path.join(backup, part.file)
+            if _is_expired(path, known[0]):
+                continue
+            reason = ""
+            try:
+                with FileSource(path) as source:
+                    if sha256_of(source, part.start, part.end) != part.sha256:
+                        reason = "its bytes are not those that were copied"
+            except StoreIOError as error:
+                reason = str(error)
+            pace(part.end - part.start)
+            if reason:
+                yield Fault(point.id, part.file, part.start, part.end, reason)
+        folder = folder_of(backup, point)
+        for name, digest in point.small.items():
+            reason = ""
+            end = 0
+            try:
+                with FileSource(os.path.join(folder, name)) as source:
+                    end = source.size
+                    if hashlib.sha256(source.read(0, end)).hexdigest() != digest:
+                        reason = "its bytes are not those that were copied"
+            except StoreIOError as error:
+                reason = str(error)
+            if reason:
+                yield Fault(point.id, os.path.relpath(os.path.join(folder, name), backup), 0, end,
+                            reason)
+
+
+def _is_expired(path: str, oldest: Point) -> bool:
+    """Whether a log file was taken away because no restore point is left that needs it."""
+    name = os.path.basename(path)
+    return not os.path.exists(path) and name.isdigit() and int(name) < oldest.log_start

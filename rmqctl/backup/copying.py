@@ -1,0 +1,249 @@
+"""What a store has up to a moment, copied into another folder, which may have a part of it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+
+from rmqctl.backup.growing import BLOCK, Copies
+from rmqctl.backup.points import Hole, Part
+from rmqctl.errors import FormatError, RefusedError, StoreIOError
+from rmqctl.files.durable import make_folders
+from rmqctl.files.sparse import copy_sparse
+from rmqctl.formats.local import batch_consume_queue, consume_queue
+from rmqctl.formats.local.index_file import HEADER
+from rmqctl.scan.frames import DAMAGED
+from rmqctl.scan.holes import used_end
+from rmqctl.scan.source import FileSource
+from rmqctl.store.files import StoreFile
+from rmqctl.store.layout import is_database
+from rmqctl.store.store import Store
+
+_OWN = frozenset({"commitlog", "consumequeue", "batchconsumequeue", "index", "lock", "abort",
+                  ".rmqctl"})
+_TRIES = 5
+"""How often a RocksDB data base that changes while it is copied is copied again."""
+LOG = "commitlog"
+
+
+def relative(view: Store, file: StoreFile) -> str:
+    """Where a copy has a file of the log: a log in several folders is in one there."""
+    if file.head:
+        return os.path.relpath(file.path, view.root)
+    return os.path.join(LOG, file.name)
+
+
+def copy_log(view: Store, copies: Copies, known: int, end: int) -> list[Part]:
+    """Copy the log from the physical offset ``known`` to ``end``. StoreIOError."""
+    parts = []
+    for file in view.log.files:
+        start, stop = max(known - file.base, 0), min(end - file.base, file.size)
+        name = relative(view, file)
+        if start >= stop:
+            # Without it the blank that closes the file before would be the end of the log.
+            if file.base == end and not os.path.exists(copies.path(name)):
+                with file.open() as source:
+                    copies.grow(source, name, 0, 0)
+            continue
+        copies.wipe_after(name, start)
+        with file.open() as source:
+            digest = copies.grow(source, name, start, stop)
+            parts.append(Part(name, start, stop, digest))
+    return parts
+
+
+def sha256_of(source: FileSource, start: int, end: int) -> str:
+    """The SHA-256 of a part of a file. StoreIOError."""
+    digest = hashlib.sha256()
+    for position in range(start, end, BLOCK):
+        digest.update(source.read(position, min(BLOCK, end - position)))
+    return digest.hexdigest()
+
+
+def damage_in(view: Store, known: int, end: int) -> tuple[list[Hole], int, int]:
+    """(damaged bytes, intact messages, newest store time) of the log in ``[known, end)``."""
+    holes: list[Hole] = []
+    count = newest = 0
+
+    def note(physical: int, length: int) -> None:
+        file = view.log.file_of(physical)
+        if file is not None:
+            holes.append(Hole(relative(view, file), physical - file.base, length))
+
+    for batch in view.log.walk(known, end) if known < end else ():
+        sound = batch.crc_ok()
+        count += int(sound.sum())
+        if len(batch):
+            newest = max(newest, int(batch.column("store_timestamp").max()))
+        for at in (~sound).nonzero()[0].tolist():
+            note(int(batch.offset[at]), int(batch.column("total_size")[at]))
+        for span in batch.spans:
+            if span.kind == DAMAGED:
+                note(span.offset, span.length)
+    return sorted(holes, key=lambda hole: (hole.file, hole.offset)), count, newest
+
+
+def copy_queues(view: Store, copies: Copies) -> None:
+    """Copy the new entries of all consume queues. StoreIOError."""
+    if is_database(view.path("consumequeue")):
+        copy_database(view.root, "consumequeue", copies)
+    unit = consume_queue.UNIT_SIZE
+    for queue in view.plain_queues.values():
+        with closing(queue):
+            _copy_appended(queue.files, view, copies, unit)
+    for batches in view.batch_queues.values():
+        _copy_appended(batches.files, view, copies, batch_consume_queue.UNIT_SIZE)
+
+
+def _copy_appended(files: Iterable[StoreFile], view: Store, copies: Copies, unit: int) -> None:
+    """Copy what is new of files that are only appended to, from the newest backwards."""
+    for file in sorted(files, key=lambda file: file.base, reverse=True):
+        name = os.path.relpath(file.path, view.root)
+        done = -(-copies.used(name) // unit) * unit  # an entry may end with zeros
+        with file.open() as source:
+            end = -(-used_end(source, 0, source.size if file.limit is None else
+                              min(file.limit, source.size)) // unit) * unit
+            if done > end:
+                copies.wipe_after(name, end)
+                done = end
+            if done < end or (not end and not os.path.exists(copies.path(name))
+                              and file.limit is None):
+                copies.grow(source, name, done, end)
+        if done and done >= end:
+            return  # so are those before
+
+
+def copy_index(view: Store, copies: Copies) -> None:
+    """Copy the new entries of the index files, the slots that changed, then the headers."""
+    headers = {} if view.snapshot is None else view.snapshot.index_headers
+    for file in view.index_listing.files:
+        name = os.path.join("index", file.name)
+        raw, copied = headers.get(file.name) or _header(file.path), _header(copies.path(name))
+        if raw == copied:
+            continue
+        try:
+            index = view.open_index(file)
+        except FormatError:  # nothing tells its shape
+            with file.open() as source:
+                copies.grow(source, name, 0, source.size, compare=True)
+            continue
+        with index.source:
+            first, entries = index.shape.slot_position(0), index.shape.entry_position(0)
+            before = HEADER.decode(copied) if copied else None
+            known = 0
+            if before is not None and before.begin_phy_offset == index.header.begin_phy_offset and (
+                    before.index_count <= index.count):
+                known = before.index_count
+            start = index.shape.entry_position(known)
+            copies.wipe_after(name, start)
+            copies.grow(index.source, name, start, index.shape.entry_position(index.count))
+            copies.grow(index.source, name, first, entries, compare=True)
+            copies.grow(index.source, name, 0, HEADER.size, compare=True)
+
+
+def _header(path: str) -> bytes:
+    """The header of an index file; nothing where it has none."""
+    try:
+        with FileSource(path) as source:
+            raw = source.read(0, HEADER.size)
+    except StoreIOError:
+        return b""
+    return raw if len(raw) == HEADER.size else b""
+
+
+def copy_database(root: str, folder: str, copies: Copies) -> bool:
+    """Copy a RocksDB data base; False where it changed all the while. StoreIOError.
+
+    Its tables never change and its manifest is only appended to: the copy is one moment's where
+    the manifest is the same after all was copied.
+    """
+    where, target = os.path.join(root, folder), copies.path(folder)
+    for _ in range(_TRIES):
+        before = _manifest(where)
+        make_folders(target, durable=False)
+        names = sorted(os.listdir(where), key=lambda name: (not name.endswith(".sst"), name))
+        try:
+            for name in names:
+                if name != "LOCK" and os.path.isfile(os.path.join(where, name)):
+                    _copy_changed(root, os.path.join(folder, name), copies)
+        except FileNotFoundError:
+            continue
+        if before == _manifest(where):
+            for name in set(os.listdir(target)) - set(names):
+                os.unlink(os.path.join(target, name))
+            return True
+    return False
+
+
+def _manifest(folder: str) -> tuple[str, int]:
+    try:
+        with open(os.path.join(folder, "CURRENT"), encoding="ascii", errors="replace") as file:
+            name = file.read(64).strip()
+        return name, os.path.getsize(os.path.join(folder, name))
+    except OSError:
+        return "", -1
+
+
+def copy_rest(view: Store, copies: Copies, without: Sequence[str] = ()) -> list[str]:
+    """Copy all other files that changed: configuration, timers, compacted logs; not those and the
+    folders ``without``. Notes.
+    """
+    notes = []
+    logs = {os.path.dirname(relative(view, file)) for file in view.log.files if file.head}
+    for folder, name in _others(view.root, logs, _OWN.union(without)):
+        if name is None:
+            if not copy_database(view.root, folder, copies):
+                notes.append(f"{folder} changed all the while: its copy may be no moment's")
+            continue
+        try:
+            _copy_changed(view.root, os.path.join(folder, name), copies)
+        except FileNotFoundError:
+            continue  # it is gone by now
+    return notes
+
+
+def _others(root: str, logs: set[str], own: frozenset[str]) -> Iterator[tuple[str, str | None]]:
+    """(folder, name) of each other file, relative to the root; (folder, None) of a data base."""
+    for path, folders, names in os.walk(root):
+        folder = os.path.relpath(path, root)
+        if folder == os.curdir:
+            folder = ""
+            folders[:] = [name for name in folders if name not in own]
+            names[:] = [name for name in names if name not in own]
+        if folder in logs:
+            folders.clear()
+            continue
+        if folder and is_database(path):
+            folders.clear()
+            yield folder, None
+            continue
+        for name in sorted(names):
+            if os.path.isfile(os.path.join(path, name)) and not os.path.islink(
+                    os.path.join(path, name)):
+                yield folder, name
+
+
+def _copy_changed(root: str, name: str, copies: Copies) -> None:
+    """Copy a file unless its size and time say that the copy has it. OSError."""
+    source, target = os.path.join(root, name), copies.path(name)
+    about = os.stat(source)
+    try:
+        have = os.stat(target)
+        if (have.st_size, have.st_mtime_ns) == (about.st_size, about.st_mtime_ns):
+            return
+    except FileNotFoundError:
+        make_folders(os.path.dirname(target), durable=False)
+    part = f"{target}.part"
+    copy_sparse(source, part)
+    os.replace(part, target)
+    copies.changed[name] = None
+    copies.written += about.st_size
+
+
+def refuse_inside(one: str, other: str, what: str) -> None:
+    """RefusedError where one folder lies in the other, or is it."""
+    first, second = os.path.realpath(one), os.path.realpath(other)
+    if os.path.commonpath([first, second]) in (first, second):
+        raise RefusedError(f"{other}: lies in {one}, or {one} in it; {what}")

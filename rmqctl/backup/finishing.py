@@ -1,0 +1,64 @@
+"""What makes a copy whole: offsets that are not ahead of its queues, and its checkpoint."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+
+from rmqctl.broker.view import view_of
+from rmqctl.errors import RefusedError
+from rmqctl.files.durable import replace_file
+from rmqctl.parse_values import now_ms
+from rmqctl.repair.checkpoint import checkpoint_steps, facts_of
+from rmqctl.repair.offsets.table import Moved, moved_to, planned, queue_rows
+from rmqctl.repair.plan import Create, Plan, Replace
+from rmqctl.repair.scratch import Scratch
+from rmqctl.store.config.config import load_one
+from rmqctl.store.store import Store
+
+_OFFSETS = ("consumerOffset.json", "lmqConsumerOffset.json")
+
+
+def finish(root: str, end: int, generation: int, is_plain: bool = True) -> int:
+    """Make a copy of a store whole, whose log ends at ``end``: its checkpoint, and its consumer
+    offsets where they are in files. The number of offsets that were ahead of their queue, and are
+    its end now. StoreIOError.
+    """
+    with Store.open(root) as opened, opened.up_to(end) as store:
+        with Scratch() as scratch:
+            plan, lowered = lowered_offsets(store, scratch, in_files=True)
+        steps = list(plan.steps)
+        if is_plain:
+            steps += checkpoint_steps(root, facts_of(store), generation)[0]
+    for step in steps:
+        if isinstance(step, Create | Replace) and isinstance(step.content, bytes):
+            replace_file(os.path.join(root, step.target), step.content)
+    return lowered
+
+
+def lowered_offsets(store: Store, scratch: Scratch, *, in_files: bool = False) -> tuple[Plan, int]:
+    """(the plan that lowers consumer offsets to the end of their queues, how many); ``in_files``:
+    none that are in RocksDB. A file that is damaged stays as it is. StoreIOError.
+    """
+    view = view_of(store, "disk")
+    ahead: list[Moved] = []
+    nothing = Plan("restore", store.root)
+    if not store.layout.reads("config"):
+        return nothing, 0
+    with ExitStack() as stack:
+        for name in _OFFSETS:
+            file = load_one(store, name)
+            if file.used is None or (in_files and file.used.database):
+                continue
+            for row in file.rows():
+                rows = queue_rows(store, view, row["topic"], row["queue_id"], stack)
+                if rows is not None and row["offset"] > rows.end:
+                    ahead.append(moved_to(store, rows, (
+                        row["group"], row["topic"], row["queue_id"]), row["offset"], rows.end))
+    if not ahead:
+        return nothing, 0
+    try:
+        return planned(store, "restore", ahead, ahead, lambda _: "ahead of the copied queue", [],
+                       now_ms, scratch).plan, len(ahead)
+    except RefusedError:
+        return nothing, 0

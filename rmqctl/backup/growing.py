@@ -1,0 +1,138 @@
+"""Files of a copy that grow: what is new of a file is appended to its copy, holes stay holes."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from rmqctl.errors import StoreIOError
+from rmqctl.files.durable import make_folders, new_file, open_file, wipe, write_all
+from rmqctl.files.sync_many import sync_many
+from rmqctl.scan.holes import used_end
+from rmqctl.scan.source import FileSource
+
+if TYPE_CHECKING:
+    from hashlib import _Hash
+
+BLOCK, _SECTOR = 1 << 20, 4096
+_ZEROS = bytes(BLOCK)
+
+Pace = Callable[[int], None]
+"""Is called with the bytes of each block, after it was written."""
+
+
+@dataclass(slots=True)
+class Copies:
+    """The files that a run has written to. ``unread``: (path, position, length) of what the device
+    did not give, and is zeros in the copy. ``written``: bytes.
+    """
+
+    root: str
+    pace: Pace = lambda _bytes: None
+    changed: dict[str, None] = field(default_factory=dict)
+    unread: list[tuple[str, int, int]] = field(default_factory=list)
+    written: int = 0
+
+    def path(self, relative: str) -> str:
+        return os.path.join(self.root, relative)
+
+    def used(self, relative: str) -> int:
+        """The position after the last byte of a copy that is not zero; 0 where there is none."""
+        try:
+            with FileSource(self.path(relative)) as copy:
+                return used_end(copy, 0, copy.size)
+        except StoreIOError:
+            return 0
+
+    def grow(self, source: FileSource, relative: str, start: int, end: int, *,
+             compare: bool = False) -> str:
+        """Copy ``[start, end)`` of a file, whose copy is valid before ``start``. Its SHA-256, ""
+        with ``compare``.
+
+        ``compare``: that part of the copy is valid but for some blocks, and only those are
+        written. The copy gets the size of the file; what an interrupted run left after ``end`` is
+        wiped. StoreIOError of the copy; what cannot be read of the source is in ``unread``.
+        """
+        fd = self._open(relative, source.size)
+        digest = hashlib.sha256()
+        try:
+            position = start
+            while position < end:
+                data_at = min(source.next_data(position), end)
+                if not compare:
+                    _of_zeros(digest, data_at - position)
+                if (position := data_at) == end:
+                    break
+                data = self._read(source, position, min(
+                    BLOCK, end - position, max(source.next_hole(position) - position, 1)))
+                if not compare:
+                    digest.update(data)
+                    self._write(fd, data, position, relative)
+                elif (old := os.pread(fd, len(data), position)) != data:
+                    for at in range(0, len(data), _SECTOR):
+                        if old[at:at + _SECTOR] != data[at:at + _SECTOR]:
+                            self._write(fd, data[at:at + _SECTOR], position + at, relative)
+                position += len(data)
+                self.pace(len(data))
+        finally:
+            os.close(fd)
+        return "" if compare else digest.hexdigest()
+
+    def whole(self, relative: str, data: bytes) -> None:
+        """A small file, put in place of the one before."""
+        from rmqctl.files.durable import replace_file
+
+        make_folders(os.path.dirname(self.path(relative)))
+        replace_file(self.path(relative), data)
+        self.written += len(data)
+
+    def sync(self) -> None:
+        """Force all that was written to the device. StoreIOError."""
+        paths = [self.path(relative) for relative in self.changed]
+        sync_many([*paths, *dict.fromkeys(map(os.path.dirname, paths))], self.root)
+        self.changed.clear()
+
+    def _open(self, relative: str, size: int) -> int:
+        path = self.path(relative)
+        self.changed[relative] = None
+        if not os.path.exists(path):
+            make_folders(os.path.dirname(path), durable=False)
+            return new_file(path, size)
+        fd = open_file(path, os.O_RDWR)
+        if os.fstat(fd).st_size < size:
+            os.ftruncate(fd, size)
+        return fd
+
+    def wipe_after(self, relative: str, end: int) -> None:
+        """Zeros from ``end`` on, where a run that did not end left something else."""
+        path = self.path(relative)
+        if os.path.exists(path) and (used := self.used(relative)) > end:
+            fd = open_file(path, os.O_RDWR)
+            wipe(fd, end, used - end)
+            os.close(fd)
+            self.changed[relative] = None
+
+    def _write(self, fd: int, data: bytes, position: int, relative: str) -> None:
+        write_all(fd, data, position, self.path(relative))
+        self.written += len(data)
+
+    def _read(self, source: FileSource, position: int, length: int) -> bytes:
+        """The bytes there; zeros for what the device does not give."""
+        try:
+            data = source.read(position, length)
+            if data:
+                return data
+        except StoreIOError:
+            if length > _SECTOR:  # find the sectors that can be read
+                return b"".join(self._read(source, at, min(_SECTOR, position + length - at))
+                                for at in range(position, position + length, _SECTOR))
+        self.unread.append((source.name, position, length))
+        return bytes(length)
+
+
+def _of_zeros(digest: _Hash, count: int) -> None:
+    for length in (BLOCK,) * (count // BLOCK) + (count % BLOCK,):
+        digest.update(_ZEROS[:length])

@@ -1,0 +1,54 @@
+"""What a backup keeps: old restore points go, and what only they need."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import closing, suppress
+
+from rmqctl.backup.points import Point, folder_of
+from rmqctl.errors import FormatError, StoreIOError
+from rmqctl.files.durable import remove_folder, sync_folder
+from rmqctl.store.store import Store
+
+
+def take_away(backup: str, known: Sequence[Point], before: int) -> tuple[int, int]:
+    """Remove the restore points older than a time (epoch ms), but never the newest, then the files
+    that the store had deleted before the oldest one left. (points, bytes) removed. StoreIOError.
+    """
+    gone = [point for point in known[:-1] if point.time < before]
+    for point in gone:
+        remove_folder(folder_of(backup, point))
+    left = known[len(gone)] if len(gone) < len(known) else known[-1]
+    removed = 0
+    with Store.open(backup) as store:
+        paths = [file.path for file in store.log.files if file.end <= left.log_start]
+        removed += _remove(paths)
+        for queue in store.plain_queues.values():
+            with closing(queue), suppress(StoreIOError):
+                removed += _remove([
+                    file.path for file, (first, end) in zip(
+                        queue.files[:-1], queue.stretches[:-1], strict=False)
+                    if end > first and _leads_before(queue.unit(end - 1), left.log_start)])
+        for file in store.index_listing.files[:-1]:
+            with suppress(FormatError, StoreIOError), closing(store.open_index(file)) as index:
+                if index.header.entries and index.header.end_phy_offset < left.log_start:
+                    removed += _remove([file.path])
+    return len(gone), removed
+
+
+def _leads_before(unit: object, start: int) -> bool:
+    physical = getattr(unit, "physical_offset", None)
+    return physical is not None and physical < start
+
+
+def _remove(paths: Sequence[str]) -> int:
+    """Remove files of the backup; their bytes on the device."""
+    removed = 0
+    for path in paths:
+        with suppress(FileNotFoundError):
+            removed += os.stat(path).st_blocks * 512
+            os.unlink(path)
+    for folder in {os.path.dirname(path) for path in paths}:
+        sync_folder(folder)
+    return removed

@@ -1,0 +1,119 @@
+"""The moment of a store that is copied: where its log ends, and queues and index up to there.
+
+A running broker appends to the log first, then to the consume queues and the index. So the end of
+the log is fixed first; then the entries of its last messages are waited for, a moment at most.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing, suppress
+
+import numpy as np
+
+from rmqctl.errors import FormatError, StoreIOError
+from rmqctl.formats.local import index_file as layout
+from rmqctl.formats.local import properties
+from rmqctl.formats.local.index_file import ENTRY, HEADER, HeaderRecord
+from rmqctl.formats.local.message import Record
+from rmqctl.repair.truncate.index import entries_before
+from rmqctl.store import live
+from rmqctl.store.index.files import IndexFile
+from rmqctl.store.live import Snapshot
+from rmqctl.store.log.end import find_end, last_dispatched
+from rmqctl.store.store import Store
+
+_PATIENCE, _LOOK = 2.0, 0.01
+"""Seconds that a broker gets to write the entries of the last message, and between two looks."""
+_NEWEST = 2
+"""Index files that may get the entries of the last message."""
+_PAGE = 1 << 16
+"""Index entries read at once."""
+
+
+def fix(store: Store) -> tuple[Store, int]:
+    """(the store as it is now, where its log ends): another view of it, to be closed. Of a store
+    that nobody writes to that is all there is, damage included. StoreIOError.
+    """
+    with _now(store) as now:
+        taken = live.take(now)
+    if not store.lock.held:
+        return _now(store), taken.log_end
+    with Store(store.root, store.log_folders, store.sizes, taken) as held:
+        whole = held.before_unfinished()
+        end = taken.log_end if whole.snapshot is None else whole.snapshot.log_end
+        last = find_end(whole).last
+    if last is not None:
+        _wait_for_entries(store, last)
+    with _now(store) as now:
+        return at(now, end), end
+
+
+def _now(store: Store) -> Store:
+    return Store(store.root, store.log_folders, store.sizes, current=True)
+
+
+def _wait_for_entries(store: Store, last: Record) -> None:
+    """Wait until queues and index reach the last message, or a broker does not write entries."""
+    due = time.monotonic() + _PATIENCE
+    has_keys = bool(layout.keys_of(properties.parse(
+        last.properties.decode("utf-8", "replace"))))
+    while time.monotonic() < due:
+        with _now(store) as now:
+            reached = last_dispatched(now)
+            if reached is None or (reached >= last.physical_offset and not (
+                    has_keys and _index_is_before(now, last.physical_offset))):
+                return
+        time.sleep(_LOOK)
+
+
+def _index_is_before(store: Store, place: int) -> bool:
+    """Whether there is an index, and its last entry leads to before ``place``."""
+    ends = []
+    for file in store.index_listing.files[-_NEWEST:]:
+        with suppress(FormatError, StoreIOError), file.open() as source:
+            ends.append(HEADER.decode(source.read(0, HEADER.size)).end_phy_offset)
+    return bool(ends) and max(ends) < place
+
+
+def at(store: Store, end: int) -> Store:
+    """The store as it was when its log ended at ``end``: another view of it, to be closed."""
+    names, headers = set(), {}
+    for file in store.index_listing.files:
+        try:
+            with file.open() as source:
+                first = HEADER.decode(source.read(0, HEADER.size))
+            header: HeaderRecord | None = first
+            if not first.entries or first.end_phy_offset >= end:
+                with closing(store.open_index(file)) as index:
+                    header = _header_at(store, index, end)
+        except (FormatError, StoreIOError):
+            names.add(file.name)  # it is copied as it is
+            continue
+        if header is not None:
+            names.add(file.name)
+            headers[file.name] = HEADER.build(header)
+    return Store(store.root, store.log_folders, store.sizes, Snapshot(
+        end, frozenset(names), headers))
+
+
+def _header_at(store: Store, index: IndexFile, end: int) -> HeaderRecord | None:
+    """The header that an index file had when the log ended at ``end``; None: it was not there."""
+    header = index.header
+    count, when = entries_before(index, end)
+    last = index.entry(count) if count else None
+    if last is None:
+        return None
+    # Entries that come later and found their slot empty had no slot then.
+    freed = 0
+    for first in range(count + 1, header.entries + 1, _PAGE):
+        page = ENTRY.array(index.source.read(
+            index.shape.entry_position(first),
+            min(_PAGE, header.entries + 1 - first) * ENTRY.size))
+        freed += int(np.count_nonzero(page["previous"] <= 0))
+    with suppress(StoreIOError):  # an entry has whole seconds only
+        record = store.log.record_at(last.physical_offset)
+        when = when if record is None else record.store_timestamp
+    return header._replace(end_timestamp=when, end_phy_offset=last.physical_offset,
+                           index_count=count + 1,
+                           hash_slot_count=max(0, header.hash_slot_count - freed))

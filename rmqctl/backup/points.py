@@ -1,0 +1,142 @@
+"""Restore points: what a backup notes of each run, below ``.rmqctl/backup`` of its folder.
+
+A point is a folder named by its time, with ``point.json`` and the small files of that moment. It
+gets its name last, when everything that it needs is on the device: a run that was killed left no
+point, and the next one goes on from the point before.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from rmqctl.errors import FormatError, NotAStoreError, StoreIOError
+from rmqctl.files.durable import make_folders, publish_folder, remove_folder
+
+FOLDER = os.path.join(".rmqctl", "backup")
+_FILE = "point.json"
+_SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Bytes of a log file that a run added, with their SHA-256."""
+
+    file: str
+    start: int
+    end: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Hole:
+    """Bytes of the source that are damaged (``unread``: the device did not give them)."""
+
+    file: str
+    offset: int
+    length: int
+    unread: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A moment that can be restored. ``time``, ``first_time`` and ``last_time``: epoch ms, of the
+    run, and of the oldest and the newest message. ``log_start``, ``log_end``: physical offsets.
+    ``small``: SHA-256 of the small files kept with it, by their paths. ``lowered``: consumer
+    offsets that were ahead of the copied queues and are their ends here.
+    """
+
+    id: str
+    time: int
+    store: str
+    version: str
+    log_start: int
+    log_end: int
+    messages: int
+    last_time: int
+    log_folders: tuple[str, ...] = ()
+    parts: tuple[Part, ...] = ()
+    damaged: tuple[Hole, ...] = ()
+    small: dict[str, str] = field(default_factory=dict)
+    lowered: int = 0
+    notes: tuple[str, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"schema_version": _SCHEMA, **asdict(self)}
+
+
+def id_of(moment: int) -> str:
+    """The name of the point of a time (epoch ms): it sorts by time."""
+    at = datetime.fromtimestamp(moment / 1000, UTC)
+    return f"{at:%Y%m%dT%H%M%S}.{moment % 1000:03d}Z"
+
+
+def _points_folder(backup: str) -> str:
+    return os.path.join(backup, FOLDER, "points")
+
+
+def folder_of(backup: str, point: Point) -> str:
+    """Where a point has its small files."""
+    return os.path.join(_points_folder(backup), point.id)
+
+
+def staged(backup: str) -> str:
+    """An empty folder in which the next point is put together."""
+    folder = os.path.join(backup, FOLDER, "next")
+    if os.path.isdir(folder):
+        remove_folder(folder)
+    make_folders(folder)
+    return folder
+
+
+def publish(backup: str, folder: str, point: Point) -> None:
+    """Note a point, of which ``folder`` holds the small files. StoreIOError."""
+    from rmqctl.files.durable import new_whole_file
+
+    new_whole_file(os.path.join(folder, _FILE),
+                   json.dumps(point.as_dict(), indent=1, ensure_ascii=False).encode())
+    make_folders(_points_folder(backup))
+    publish_folder(folder, folder_of(backup, point))
+
+
+def read_points(backup: str) -> list[Point]:
+    """The points of a backup, oldest first; none where the folder is no backup.
+
+    FormatError for a point that cannot be read, StoreIOError.
+    """
+    folder = _points_folder(backup)
+    try:
+        names = sorted(os.listdir(folder))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise StoreIOError.from_oserror(error, folder, "list") from None
+    return [_read(os.path.join(folder, name, _FILE)) for name in names]
+
+
+def require_points(backup: str) -> list[Point]:
+    """The points of a backup. NotAStoreError where there is none."""
+    points = read_points(backup)
+    if not points:
+        raise NotAStoreError(f"{backup}: not a backup (no restore point in "
+                             f"{_points_folder(backup)})")
+    return points
+
+
+def _read(path: str) -> Point:
+    try:
+        with open(path, "rb") as file:
+            value = json.load(file)
+        if value.pop("schema_version") != _SCHEMA:
+            raise ValueError("another schema_version")
+        value["parts"] = tuple(Part(**part) for part in value["parts"])
+        value["damaged"] = tuple(Hole(**hole) for hole in value["damaged"])
+        return Point(**{**value, "notes": tuple(value["notes"]),
+                        "log_folders": tuple(value["log_folders"])})
+    except OSError as error:
+        raise StoreIOError.from_oserror(error, path, "read") from None
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise FormatError(f"not a restore point: {error}", file=path) from None

@@ -1,0 +1,193 @@
+"""A store as a broker had it, made from a backup: at a restore point, a time or an offset."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rmqctl.backup import moment
+from rmqctl.backup.copying import copy_index, copy_log, copy_queues, copy_rest, refuse_inside
+from rmqctl.backup.finishing import finish, lowered_offsets
+from rmqctl.backup.growing import Copies, Pace
+from rmqctl.backup.points import Point, folder_of, require_points
+from rmqctl.errors import RefusedError, UnsupportedError, UsageError
+from rmqctl.files.durable import STAGING, make_folders, publish_folder, remove_folder
+from rmqctl.repair.truncate.truncate import WRITES, border, truncate
+from rmqctl.scan.source import FileSource
+from rmqctl.store.log.end import used_size
+from rmqctl.store.store import Store
+
+if TYPE_CHECKING:
+    from rmqctl.repair.plan import Plan
+    from rmqctl.repair.scratch import Scratch
+
+_PART = ".restoring"
+_SMALL = ("config", "checkpoint")
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What was restored: up to ``end`` of the log, with the configuration and the offsets of
+    ``point``. ``lowered``: offsets that were ahead of the queues and are their ends.
+    """
+
+    point: Point
+    end: int
+    files: int
+    lowered: int
+    notes: tuple[str, ...]
+
+
+def point_at(known: Sequence[Point], until: int | None) -> Point:
+    """The newest point that is no newer than a time (epoch ms); the oldest where all are."""
+    older = [point for point in known if until is None or point.time <= until]
+    return older[-1] if older else known[0]
+
+
+def restore(backup: str, target: str, *, until: int | None = None, offset: int | None = None,
+            point: str | None = None, pace: Pace = lambda _bytes: None) -> Restored:
+    """Make the store ``target`` from a backup: as at its newest restore point, or a ``point``;
+    with the messages stored up to the time ``until`` (epoch ms), or before a physical ``offset``.
+
+    ``target`` must not be there, or be empty: RefusedError. It gets its name when it is whole.
+    NotAStoreError where there is no backup, UsageError for a point, StoreIOError.
+    """
+    known = require_points(backup)
+    if sum(given is not None for given in (until, offset, point)) > 1:
+        raise UsageError("a time, an offset and a point exclude each other")
+    _refuse_taken(backup, target)
+    # The configuration of a point, and where the log is to end.
+    chosen = next((one for one in known if one.id == point), None) if point else (
+        point_at(known, until))
+    if chosen is None:
+        raise UsageError(f"{backup}: no restore point {point}: it has {known[0].id} to "
+                         f"{known[-1].id}")
+    newest = known[-1]
+    with Store.open(backup) as store, store.up_to(newest.log_end) as whole:
+        end = chosen.log_end if point else newest.log_end
+        if until is not None:
+            end = _end_at(whole, until, newest.log_end)
+        elif offset is not None:
+            end = _border(whole, offset)
+            chosen = next((one for one in known if one.log_end >= end), newest)
+        notes = _notes(chosen, until, end)
+        # What a run that was killed had copied is no restore point yet.
+        is_cut = end < newest.log_end or _reaches_beyond(store, end)
+        if is_cut:
+            _require_cuttable(store, backup)
+        # All is put together beside its place.
+        part = f"{os.path.normpath(target)}{_PART}"
+        if os.path.isdir(part):
+            remove_folder(part)
+        make_folders(part)
+        copies = Copies(part, pace)
+        with moment.at(store, end) as view:
+            parts = copy_log(view, copies, view.log.min_offset, end)
+            copy_queues(view, copies)
+            copy_index(view, copies)
+            copy_rest(view, copies, without=_SMALL)
+            generation = view.generation
+        _small_of(backup, chosen, copies)
+        copies.sync()
+        is_plain = not any(file.head for file in whole.log.files)
+    # What the moment does not cover by itself: timers, epochs, queues in RocksDB, offsets.
+    if is_cut:
+        notes += _carried_out(part, lambda store, scratch: truncate(
+            store, end, generation, scratch=scratch).plan)
+    lowered = finish(part, end, generation, is_plain)
+    ahead = 0
+
+    def lowering(store: Store, scratch: Scratch) -> Plan:
+        nonlocal ahead
+        plan, ahead = lowered_offsets(store, scratch)
+        return plan
+
+    _carried_out(part, lowering)
+    lowered += ahead
+    publish_folder(part, target, "name")
+    return Restored(chosen, end, len(parts), lowered, tuple(notes))
+
+
+def _refuse_taken(backup: str, target: str) -> None:
+    refuse_inside(backup, target, "restore into another folder")
+    if os.path.lexists(target) and not os.path.isdir(target):
+        raise RefusedError(f"{target}: is no folder")
+    if os.path.isdir(target) and os.listdir(target):
+        raise RefusedError(f"{target}: is not empty. Restore into a new folder: nothing is "
+                           "overwritten")
+
+
+def _require_cuttable(store: Store, backup: str) -> None:
+    """RefusedError for a layout of which only the newest moment can be restored."""
+    try:
+        store.layout.require_writable(backup, WRITES, made_anew=True)
+    except UnsupportedError:
+        raise RefusedError(f"{backup}: of a DLedger log, or of consume queues that are written "
+                           "twice, only the newest restore point can be restored") from None
+
+
+def _reaches_beyond(store: Store, end: int) -> bool:
+    """Whether the log has bytes after ``end`` that are not zero."""
+    return any(file.end > end and file.base + used_size(store.log.source(number)) > end
+               for number, file in enumerate(store.log.files))
+
+
+def _end_at(store: Store, until: int, end: int) -> int:
+    """Where the log ends that has the messages stored up to a time."""
+    log = store.log
+    for file in reversed(log.files):
+        found = None
+        for batch in log.walk(file.base, min(file.end, end)):
+            later = (batch.column("store_timestamp") > until).nonzero()[0]
+            if len(later):
+                found = int(batch.offset[int(later[0])])
+                break
+        if found is None:
+            return end
+        if found > file.base or file is log.files[0]:
+            return found
+        end = found
+    return end
+
+
+def _border(store: Store, offset: int) -> int:
+    """The offset, which must be one where a record begins or ends. RefusedError."""
+    border(store, offset)
+    return offset
+
+
+def _notes(point: Point, until: int | None, end: int) -> list[str]:
+    notes = []
+    if point.log_end > end or (until is not None and point.time > until):
+        notes.append(f"configuration and consumer offsets are those of {point.id}, which is "
+                     "later: groups may skip messages that they had not read")
+    elif point.log_end < end:
+        notes.append(f"configuration and consumer offsets are those of {point.id}, which is "
+                     "earlier: what groups read after it is delivered again")
+    return notes
+
+
+def _small_of(backup: str, point: Point, copies: Copies) -> None:
+    """The configuration and the checkpoint of a point. StoreIOError."""
+    folder = folder_of(backup, point)
+    for name in point.small:
+        with FileSource(os.path.join(folder, name)) as source:
+            copies.grow(source, name, 0, source.size)
+
+
+def _carried_out(root: str, propose: Callable[[Store, Scratch], Plan]) -> list[str]:
+    """Carry out a plan for the store that is being made; its notes."""
+    from rmqctl.repair.executor.executor import Repair
+    from rmqctl.repair.executor.planned import planned
+
+    def proposed(scratch: Scratch) -> Plan:
+        with Store.open(root) as store:
+            return propose(store, scratch)
+
+    with Repair(root, "restore") as repair, planned(repair, proposed) as plan:
+        if not plan.empty:
+            repair.apply(plan)
+    remove_folder(os.path.join(root, STAGING))
+    return list(map(str, plan.notes))

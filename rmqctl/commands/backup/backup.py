@@ -1,0 +1,187 @@
+"""``rmqctl backup``: a consistent copy of a store that a broker may be writing to."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rmqctl.commands.app.option_groups import pick
+from rmqctl.commands.shared.cron_options import CronOptions
+from rmqctl.commands.shared.options import Out, StoreOptions
+from rmqctl.errors import ExitCode, RmqctlError, StoreIOError, UsageError
+from rmqctl.output.units import size_text, time_text
+from rmqctl.parse_values import now_ms, parse_duration
+from rmqctl.phrases import Phrase, counted
+
+if TYPE_CHECKING:
+    from rmqctl.backup.points import Point
+    from rmqctl.output import Output
+
+_NOT_OVER = 0.2
+"""Seconds after which a wait looks whether it was interrupted."""
+
+
+def command(
+    *,
+    store: StoreOptions,
+    backup: Annotated[str, typer.Argument(
+        metavar="DEST", show_default=False,
+        help="The folder of the backup: a new one, or that of earlier runs.")],
+    every: Annotated[int | None, typer.Option(
+        "--every", metavar="SPAN", parser=parse_duration, show_default=False,
+        help="Go on, with a run each SPAN (30s, 5m), until interrupted.")] = None,
+    keep: Annotated[int | None, typer.Option(
+        "--keep", metavar="SPAN", parser=parse_duration, show_default=False,
+        help="Remove restore points older than SPAN (30d), and files only they need. The newest "
+        "point stays.")] = None,
+    incremental: Annotated[bool, typer.Option(
+        "--incremental", help="No effect: a run copies what is new since the one before.",
+        hidden=True)] = False,
+    metrics: Annotated[str | None, typer.Option(
+        "--metrics", metavar="FILE", show_default=False, help="After each run, write metrics for "
+        "Prometheus (node_exporter's textfile collector) to FILE.")] = None,
+    load: Annotated[CronOptions, pick("limit_rate idle")],
+    out: Out,
+) -> None:
+    """Copy a store, a running broker's too, into a backup, and note a restore point.
+
+    The end of the log is fixed first; consume queues and index are copied up to it, configuration
+    and consumer offsets last, and no offset in the copy is ahead of its queue. Bodies are compared
+    with their CRCs: damage is copied, listed, and makes the exit code 1. The next run copies only
+    what is new; log files that the broker deletes stay in the backup until --keep. A run that was
+    killed left no restore point, and the next one goes on. DEST is itself a store that all
+    commands can read, and `rmqctl restore` makes a store of any of its points.
+
+        rmqctl backup /data/store /backup/broker-a
+
+        rmqctl backup /data/store /backup/broker-a --every 5m --keep 30d
+    """
+    from rmqctl import __version__
+    from rmqctl.backup.backup import Source, back_up
+
+    if incremental:
+        out.note(Phrase("--incremental has no effect: a run copies what is new"))
+    if load.limit_rate == 0:
+        raise UsageError("--limit-rate 0: nothing would ever be copied")
+    if every is not None and every <= 0:
+        raise UsageError("--every: longer than 0 s")
+    if metrics is not None:
+        from rmqctl.errors import require
+
+        require("prometheus_client")
+    source = Source(store.root, store.folders, store.sizes)
+    # One run, or one after the other: what goes wrong in one does not end the others.
+    code = ExitCode.OK
+    while True:
+        begun = time.monotonic()
+        point = None
+        try:
+            with out.progress("copying") as progress:
+                point = back_up(source, backup, now_ms, __version__,
+                                load.slowed(out, progress.advance))
+            removed = _kept(backup, keep)
+            _show(out, backup, point, removed, time.monotonic() - begun)
+            code = ExitCode.FINDINGS if point.damaged else code
+        except RmqctlError as error:
+            if every is None or isinstance(error, UsageError) or (
+                    point is None and not _is_there(backup)):
+                raise
+            out.warn(f"{error}; the next run tries again")
+            code = ExitCode.FINDINGS
+        if metrics is not None:
+            _measure(metrics, backup, point, time.monotonic() - begun)
+        if every is None:
+            break
+        _wait(begun + every / 1000)
+    if code is not ExitCode.OK:
+        raise typer.Exit(int(code))
+
+
+def _kept(backup: str, keep: int | None) -> tuple[int, int]:
+    """(restore points, bytes) removed."""
+    from rmqctl.backup.keeping import take_away
+    from rmqctl.backup.points import read_points
+
+    return (0, 0) if keep is None else take_away(backup, read_points(backup), now_ms() - keep)
+
+
+def _is_there(backup: str) -> bool:
+    from rmqctl.backup.points import read_points
+
+    return bool(read_points(backup))
+
+
+def _wait(until: float) -> None:
+    while (left := until - time.monotonic()) > 0:
+        time.sleep(min(left, _NOT_OVER))
+
+
+def as_document(backup: str, point: Point) -> dict[str, Any]:
+    """What is told of a restore point."""
+    copied = sum(part.end - part.start for part in point.parts)
+    return {"backup": backup, "point": point.id, "time": point.time, "store": point.store,
+            "log_start": point.log_start, "log_end": point.log_end, "messages": point.messages,
+            "bytes_copied": copied, "last_store_timestamp": point.last_time or None,
+            "damaged": [{"file": hole.file, "offset": hole.offset, "length": hole.length,
+                         "unread": hole.unread} for hole in point.damaged],
+            "offsets_lowered": point.lowered, "notes": list(point.notes)}
+
+
+def _show(out: Output, backup: str, point: Point, removed: tuple[int, int],
+          seconds: float) -> None:
+    document = {**as_document(backup, point), "points_removed": removed[0],
+                "bytes_removed": removed[1], "seconds": round(seconds, 3)}
+    verdict = Phrase("restore point {point}: {messages} new, {size} of log", point=point.id,
+                     messages=counted(point.messages, "message"),
+                     size=size_text(document["bytes_copied"]))
+    out.document(document, lambda page: page.pairs({
+        "restore point": point.id,
+        "log": f"{point.log_start:,} to {point.log_end:,}",
+        "copied": f"{size_text(document['bytes_copied'])} of log, "
+        f"{counted(point.messages, 'message')}",
+        "newest message": time_text(point.last_time) if point.last_time else "-",
+        "offsets lowered": f"{point.lowered:,}",
+        "damaged": f"{counted(len(point.damaged), 'place')} (`rmqctl verify {backup}`)"
+        if point.damaged else "nothing",
+        **({"removed": f"{counted(removed[0], 'restore point')}, {size_text(removed[1])}"}
+           if any(removed) else {})}))
+    for note in point.notes:
+        out.warn(note)
+    for hole in point.damaged[:5]:
+        out.warn(Phrase("{file}: {length:,} bytes at {offset:,} are damaged in the store; they "
+                        "are copied as they are", file=os.path.join(point.store, hole.file),
+                        length=hole.length, offset=hole.offset) if not hole.unread else
+                 Phrase("{file}: {length:,} bytes at {offset:,} cannot be read; they are zeros in "
+                        "the backup", file=os.path.join(point.store, hole.file),
+                        length=hole.length, offset=hole.offset))
+    out.conclude(verdict, "bad" if point.damaged else "good")
+
+
+def _measure(path: str, backup: str, point: Point | None, seconds: float) -> None:
+    """Write the metrics of a run; of one that failed the last success stays."""
+    from rmqctl.backup.points import read_points
+    from rmqctl.files.durable import replace_file
+    from rmqctl.output.prometheus import Metric, exposition
+
+    known = read_points(backup)
+    last = known[-1] if known else None
+    labels = {"backup": backup}
+    values = {
+        "rmqctl_backup_success": ("Whether the last run ended well", float(point is not None)),
+        "rmqctl_backup_duration_seconds": ("Time that the last run took", seconds),
+        "rmqctl_backup_points": ("Restore points", float(len(known)))}
+    if last is not None:
+        values["rmqctl_backup_last_success_timestamp_seconds"] = (
+            "When the newest restore point was made", last.time / 1000)
+        values["rmqctl_backup_log_end_bytes"] = (
+            "Physical offset up to which the log is copied", float(last.log_end))
+        values["rmqctl_backup_damaged_places"] = (
+            "Damaged places that the last run copied", float(len(last.damaged)))
+    try:
+        replace_file(path, exposition([Metric(name, text, [(labels, value)])
+                                       for name, (text, value) in values.items()]))
+    except OSError as error:
+        raise StoreIOError.from_oserror(error, path, "write") from None

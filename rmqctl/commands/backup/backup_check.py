@@ -1,0 +1,65 @@
+"""``rmqctl backup check``: whether everything in a backup can be restored."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rmqctl.commands.app.option_groups import pick
+from rmqctl.commands.shared.cron_options import CronOptions
+from rmqctl.commands.shared.options import Out
+from rmqctl.errors import ExitCode
+from rmqctl.phrases import Phrase, counted
+
+if TYPE_CHECKING:
+    from rmqctl.output import Human
+
+_SHOWN = 20
+
+
+def command(
+    *,
+    backup: Annotated[str, typer.Argument(
+        metavar="DEST", show_default=False, help="The folder of the backup.")],
+    load: Annotated[CronOptions, pick("limit_rate idle")],
+    out: Out,
+) -> None:
+    """Check that everything in a backup can be restored.
+
+    Compares the bytes of the log, and the configuration kept with each restore point, with the
+    SHA-256 that the run noted. What was damaged in the store already is counted and no fault of
+    the backup; `rmqctl verify DEST` lists it, and checks consume queues and index. Exit code 1
+    where something is not as it was copied.
+
+        rmqctl backup check /backup/broker-a
+    """
+    from rmqctl.backup.check import check
+    from rmqctl.backup.points import require_points
+
+    known = require_points(backup)
+    total = sum(part.end - part.start for point in known for part in point.parts)
+    with out.progress("checking", total) as progress:
+        faults = list(check(backup, known, load.slowed(out, progress.advance)))
+    damaged = sum(len(point.damaged) for point in known)
+    verdict = (Phrase("{backup}: {faults}", backup=backup, faults=counted(len(faults), "fault"))
+               if faults else
+               Phrase("{backup}: {points}, all as they were copied", backup=backup,
+                      points=counted(len(known), "restore point")))
+    document = {"backup": backup, "ok": not faults, "points": len(known), "bytes": total,
+                "faults": [fault.as_dict() for fault in faults],
+                "damaged_in_the_store": damaged}
+
+    def show(page: Human) -> None:
+        page.text(verdict, "bad" if faults else "good")
+        if faults:
+            page.table([fault.as_dict() for fault in faults[:_SHOWN]],
+                       ("point", "file", "start", "end", "reason"))
+        if damaged:
+            page.text(Phrase("{places} were damaged in the store when they were copied",
+                             places=counted(damaged, "place")))
+
+    out.document(document, show)
+    out.conclude(verdict, "bad" if faults else "good")
+    if faults:
+        raise typer.Exit(int(ExitCode.FINDINGS))

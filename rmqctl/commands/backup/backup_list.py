@@ -1,0 +1,49 @@
+"""``rmqctl backup list``: the restore points of a backup."""
+
+from __future__ import annotations
+
+from datetime import UTC
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rmqctl.commands.backup.backup import as_document
+from rmqctl.commands.shared.options import Out, Zone
+from rmqctl.output.units import size_text, time_text
+from rmqctl.phrases import counted
+
+if TYPE_CHECKING:
+    from rmqctl.output import Human
+
+COLUMNS = ("point", "time", "log_end", "messages", "copied", "damaged", "newest message")
+
+
+def command(
+    *,
+    backup: Annotated[str, typer.Argument(
+        metavar="DEST", show_default=False, help="The folder of the backup.")],
+    tz: Zone = UTC,
+    out: Out,
+) -> None:
+    """List the restore points of a backup, oldest first.
+
+    Each can be restored, and so can every moment before the newest one: messages by their store
+    time or physical offset, configuration and consumer offsets as of a restore point.
+
+        rmqctl backup list /backup/broker-a
+    """
+    from rmqctl.backup.points import require_points
+
+    found = [as_document(backup, point) for point in require_points(backup)]
+    verdict = counted(len(found), "restore point")
+
+    def show(page: Human) -> None:
+        page.table(({
+            "point": point["point"], "time": time_text(point["time"], tz),
+            "log_end": point["log_end"], "messages": point["messages"],
+            "copied": size_text(point["bytes_copied"]), "damaged": len(point["damaged"]),
+            "newest message": "-" if point["last_store_timestamp"] is None else
+            time_text(point["last_store_timestamp"], tz)} for point in found), COLUMNS)
+
+    out.document({"backup": backup, "points": found}, show)
+    out.conclude(verdict)

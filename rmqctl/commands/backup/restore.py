@@ -1,0 +1,76 @@
+"""``rmqctl restore``: a store as a broker had it, from a backup."""
+
+from __future__ import annotations
+
+import shlex
+from datetime import UTC
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rmqctl.commands.app.option_groups import pick
+from rmqctl.commands.shared.cron_options import CronOptions
+from rmqctl.commands.shared.options import Out, Zone
+from rmqctl.commands.shared.plan_page import what_next
+from rmqctl.parse_values import parse_offset, parse_time
+from rmqctl.phrases import Phrase, counted
+
+if TYPE_CHECKING:
+    from rmqctl.output import Human
+
+
+def command(
+    *,
+    backup: Annotated[str, typer.Argument(
+        metavar="DEST", show_default=False, help="The folder of the backup.")],
+    target: Annotated[str, typer.Argument(
+        metavar="NEWSTORE", show_default=False,
+        help="The store that is made: a folder that is not there, or empty.")],
+    until: Annotated[str | None, typer.Option(
+        "--until", metavar="TIME", show_default=False, help="Only messages stored up to TIME "
+        "(ISO-8601, epoch ms, -2h); offsets of the newest restore point before it.")] = None,
+    offset: Annotated[int | None, typer.Option(
+        "--until-offset", metavar="OFFSET", parser=parse_offset, show_default=False,
+        help="Only messages before this physical offset, where a record begins.")] = None,
+    point: Annotated[str | None, typer.Option(
+        "--point", metavar="ID", show_default=False,
+        help="The store as at this restore point (`rmqctl backup list DEST`).")] = None,
+    load: Annotated[CronOptions, pick("limit_rate idle")],
+    tz: Zone = UTC,
+    out: Out,
+) -> None:
+    """Make a store from a backup: as at its newest restore point, or at an earlier moment.
+
+    The log is cut at a record, consume queues and index end with it, the checkpoint fits, and no
+    consumer offset is beyond its queue. The settings that a broker needs are in its broker.conf,
+    which is no part of a store. A broker can start on the result; nothing that is there is
+    overwritten, and NEWSTORE gets its name when it is whole.
+
+        rmqctl restore /backup/broker-a /data/store
+
+        rmqctl restore /backup/broker-a /data/store --until 2026-11-28T03:00Z
+    """
+    from rmqctl.backup.restore import restore
+
+    when = None if until is None else parse_time(until, tz=tz)
+    with out.progress("restoring") as progress:
+        done = restore(backup, target, until=when, offset=offset, point=point,
+                       pace=load.slowed(out, progress.advance))
+    following = f"rmqctl preflight {shlex.quote(target)}"
+    verdict = Phrase("{store}: restored up to {end:,}, with the configuration of {point}",
+                     store=target, end=done.end, point=done.point.id)
+    document = {"backup": backup, "store": target, "point": done.point.id,
+                "point_time": done.point.time, "log_end": done.end, "log_files": done.files,
+                "offsets_lowered": done.lowered, "notes": list(done.notes), "next": [following]}
+
+    def show(page: Human) -> None:
+        page.text(verdict, "good")
+        page.blank()
+        page.pairs({"log": f"ends at {done.end:,} ({counted(done.files, 'file')})",
+                    "configuration": done.point.id, "offsets lowered": f"{done.lowered:,}"})
+        what_next(page, following)
+
+    out.document(document, show)
+    for note in done.notes:
+        out.warn(note)
+    out.conclude(verdict, "good")

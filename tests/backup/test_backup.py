@@ -1,0 +1,378 @@
+"""Backups of stores, used and unused ones, and what is restored from them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rmqctl import api
+from rmqctl.backup.backup import Source, back_up
+from rmqctl.backup.points import read_points
+from rmqctl.backup.restore import restore
+from tests.conftest import GoldenFolder, Runner
+from tests.support import damage, golden, snapshot, tiny
+from tests.support.deaths import MODES, Trap, in_child
+from tests.support.holder import held
+from tests.support.layouts import layout_set
+from tests.support.share import every, sample
+
+_NOW = 1_750_000_000_000
+FIELDS = ["physical_offset", "topic", "queue_id", "queue_offset", "body"]
+SOUND = [one for one in (*golden.clean_stores(), *golden.rocksdb_stores())
+         if one.id != "5.3.3/rocksdb-double/store"]
+LAYOUTS = ("5.3.3/rocksdb", "5.3.3/rocksdb-config-v1", "5.3.3/rocksdb-config-v2",
+           "5.3.3/controller", "4.9.3/dledger", "5.3.3/dledger", "5.3.3/dledger-mixed",
+           "5.3.3/rocksdb-double")
+NEWEST_ONLY = ("dledger", "rocksdb-double")
+
+
+def run(store: Path, backup: Path, now: int = _NOW, dirs: Any = ()) -> Any:
+    return back_up(Source(str(store), dirs), str(backup), lambda: now, "1.0.0")
+
+
+def messages(store: Path, dirs: Any = ()) -> list[Any]:
+    with api.open(store, commitlog_dirs=dirs) as opened:
+        return list(opened.messages(fields=FIELDS))
+
+
+def findings(store: Path, dirs: Any = ()) -> set[tuple[str, str, int | None]]:
+    with api.open(store, commitlog_dirs=dirs) as opened:
+        return {(one.category, one.topic or "", one.queue_offset)
+                for one in opened.verify().findings}
+
+
+def folders_of(one: golden.GoldenStore, root: Path) -> list[str]:
+    return [name for name in golden.MULTI_PATH if (root / name).is_dir()] if one.options else []
+
+
+@pytest.mark.parametrize("one", sample(SOUND, 6, "backups", always=golden.is_covering),
+                         ids=lambda one: one.id)
+def test_a_sound_store_is_restored_at_any_record(one: golden.GoldenStore, golden: GoldenFolder,
+                                                 tmp_path: Path) -> None:
+    root = golden(one.id)
+    dirs = folders_of(one, root)
+    with snapshot.assert_unchanged(root):
+        run(root, tmp_path / "backup", dirs=dirs)
+    all_of_it, wrong = messages(root, dirs), findings(root, dirs)
+    assert messages(tmp_path / "backup") == all_of_it
+    assert findings(tmp_path / "backup") == wrong
+    for at in {0, len(all_of_it) // 2, len(all_of_it) - 1} if all_of_it else ():
+        target, place = tmp_path / f"at {at}", all_of_it[at]["physical_offset"]
+        restore(str(tmp_path / "backup"), str(target), offset=place)
+        assert messages(target) == all_of_it[:at]
+        assert findings(target) <= wrong
+        assert not (target / ".rmqctl").exists()
+    restore(str(tmp_path / "backup"), str(tmp_path / "new"))
+    assert messages(tmp_path / "new") == all_of_it
+    with api.open(tmp_path / "new") as again, api.open(root, commitlog_dirs=dirs) as before:
+        assert again.preflight().messages_lost == before.preflight().messages_lost == 0
+
+
+@pytest.mark.parametrize("name", sample(LAYOUTS, 3, "layouts of backups"))
+def test_other_layouts(name: str, tmp_path: Path, rmqctl: Runner) -> None:
+    root = layout_set(name) / "store"
+    run(root, tmp_path / "backup")
+    all_of_it = messages(root)
+    restore(str(tmp_path / "backup"), str(tmp_path / "new"))
+    assert messages(tmp_path / "new") == messages(tmp_path / "backup") == all_of_it
+    assert findings(tmp_path / "new") == findings(root)
+    middle = all_of_it[len(all_of_it) // 2]["physical_offset"]
+    done = rmqctl("restore", tmp_path / "backup", tmp_path / "half", "--until-offset", str(middle))
+    if any(kind in name for kind in NEWEST_ONLY):
+        done.expect(6)
+        assert "only the newest restore point can be restored" in done.err
+        assert not list(tmp_path.glob("half*"))
+        return
+    done.expect(0)
+    assert messages(tmp_path / "half") == all_of_it[:len(all_of_it) // 2]
+    with api.open(tmp_path / "half") as half:
+        assert half.preflight().messages_lost == 0
+        assert all(row.diff is None or row.diff >= 0 for row in half.offsets())
+
+
+@pytest.mark.parametrize("kind", [
+    "4.9.3/crash-crc/before", "4.9.3/crash-cqahead/before", "5.3.3/crash-trunc-zero/before",
+    "5.3.3/clean-nocheckpoint/before"])
+def test_damage_is_copied_and_reported(kind: str, golden: GoldenFolder, tmp_path: Path,
+                                       rmqctl: Runner) -> None:
+    root, backup = golden(kind), tmp_path / "backup"
+    done = rmqctl("backup", root, backup, "-o", "json")
+    document = done.json()
+    assert done.code == (1 if document["damaged"] else 0)
+    assert bool(document["damaged"]) is ("crc" in kind or "trunc" in kind)
+    assert messages(backup) == messages(root)
+    lost = {name: rmqctl("doctor", store, "-o", "json").json()["already_lost"]
+            for name, store in (("store", root), ("backup", backup))}
+    assert lost["store"] == lost["backup"]
+    rmqctl("backup", "check", backup).expect(0)
+
+
+# -- run by run -----------------------------------------------------------------------------------
+
+
+def lines(first: int, count: int, size: int = 200) -> str:
+    return "".join(json.dumps({
+        "topic": f"T{number % 3}", "queue_id": number % 2, "keys": [f"k{number}"],
+        "body": f"{number} " + "x" * (number * 37 % size)}) + "\n"
+        for number in range(first, first + count))
+
+
+@pytest.fixture
+def growing(tmp_path: Path, rmqctl: Runner) -> Callable[[int, int], Path]:
+    """Appends messages to a store of small files, and gives its root."""
+    root = tmp_path / "store"
+    rmqctl("init", root, "--commitlog-file-size", "16KiB", "--consumequeue-file-size", "600",
+           "--index-slots", "16", "--index-max", "40").expect(0)
+
+    def grow(first: int, count: int) -> Path:
+        (tmp_path / "lines").write_text(lines(first, count))
+        rmqctl("append", root, tmp_path / "lines", "--auto-create-topic").expect(0)
+        return root
+
+    return grow
+
+
+@pytest.mark.long
+def test_each_run_copies_what_is_new(growing: Callable[[int, int], Path], tmp_path: Path,
+                                     rmqctl: Runner) -> None:
+    backup, seen, ends = tmp_path / "backup", [], []
+    for number, count in enumerate((50, 1, 0, 130, 7)):
+        root = growing(sum(map(len, seen)), count) if count else tmp_path / "store"
+        point = run(root, backup, _NOW + number * 1000)
+        seen.append(messages(root)[sum(map(len, seen)):])
+        ends.append(point.log_end)
+        assert point.messages == len(seen[-1])
+        assert sum(part.end - part.start for part in point.parts) <= (
+            point.log_end - (ends[-2] if number else 0))
+        assert messages(backup) == messages(root)
+        assert not findings(backup)
+    # The files are those of the store, but for what is rmqctl's own.
+    assert {path.name: path.read_bytes() for path in (root / "index").iterdir()} == {
+        path.name: path.read_bytes() for path in (backup / "index").iterdir()}
+    points = read_points(str(backup))
+    for number, point in enumerate(points):
+        target = tmp_path / point.id
+        restore(str(backup), str(target), point=point.id)
+        assert messages(target) == list(chain(*seen[:number + 1]))
+        assert not findings(target)
+    found = rmqctl("backup", "list", backup, "-o", "json").json()["points"]
+    assert [point["log_end"] for point in found] == ends
+    rmqctl("backup", "check", backup).expect(0)
+
+
+def test_offsets_and_times_of_a_point(growing: Callable[[int, int], Path], tmp_path: Path) -> None:
+    root, backup = growing(0, 30), tmp_path / "backup"
+    offsets = root / "config" / "consumerOffset.json"
+    for number, offset in enumerate((2, 4)):
+        offsets.write_text(json.dumps({"offsetTable": {"T0@g": {"0": offset}}}))
+        run(root, backup, _NOW + number * 60_000)
+        growing(30 + 30 * number, 30)
+    done = restore(str(backup), str(tmp_path / "early"), until=_NOW + 1)
+    assert done.point.time == _NOW
+    assert "4" not in (tmp_path / "early/config/consumerOffset.json").read_text()
+    assert messages(tmp_path / "early") == []  # all was stored before that time
+    rows = messages(backup)
+    with api.open(backup) as opened:
+        times = [row["store_timestamp"] for row in opened.messages(fields=["store_timestamp"])]
+    middle = times[len(times) // 2]
+    restore(str(backup), str(tmp_path / "middle"), until=middle)
+    assert messages(tmp_path / "middle") == [
+        row for row, time in zip(rows, times, strict=True) if time <= middle]
+
+
+@pytest.mark.long
+def test_of_a_store_in_use_no_offset_is_ahead(growing: Callable[[int, int], Path],
+                                              tmp_path: Path, rmqctl: Runner) -> None:
+    root, backup = growing(0, 60), tmp_path / "backup"
+    offsets = json.dumps({"offsetTable": {"T0@g": {"0": 7, "1": 99}, "T1@g": {"0": 1}}})
+    (root / "config" / "consumerOffset.json").write_text(offsets)
+    with held(root):
+        document = rmqctl("backup", root, backup, "-o", "json").json()
+        assert document["offsets_lowered"] == 1
+    with api.open(backup) as opened:
+        assert {row.diff for row in opened.offsets(group="g")} >= {0}
+        assert all(row.diff is None or row.diff >= 0 for row in opened.offsets(group="g"))
+        assert opened.doctor().ok
+    assert (root / "config" / "consumerOffset.json").read_text() == offsets
+
+
+WRITER = """
+import json, sys
+number = 0
+while True:
+    print(json.dumps({"topic": "T%d" % (number % 3), "queue_id": number % 2,
+                      "keys": ["k%d" % number], "body": "x" * (number * 37 % 900)}), flush=True)
+    number += 1
+"""
+
+
+@pytest.mark.long
+def test_while_somebody_writes(growing: Callable[[int, int], Path], tmp_path: Path,
+                               rmqctl: Runner) -> None:
+    root, backup = growing(0, 10), tmp_path / "backup"
+    with (subprocess.Popen([sys.executable, "-c", WRITER], stdout=subprocess.PIPE) as lines,
+          subprocess.Popen([sys.executable, "-m", "rmqctl", "append", str(root), "-"],
+                           stdin=lines.stdout, stdout=subprocess.DEVNULL,
+                           stderr=subprocess.DEVNULL) as writer):
+        try:
+            counts = []
+            for _ in range(40):
+                counts.append(rmqctl("backup", root, backup, "-o", "json").expect(0).json())
+                assert not findings(backup)
+                if len([one for one in counts if one["messages"]]) == 4:
+                    break
+            assert writer.poll() is None
+        finally:
+            writer.kill()
+            lines.kill()
+    assert len(counts) >= 4
+    for point in counts:
+        target = tmp_path / point["point"]
+        restore(str(backup), str(target), point=point["point"])
+        assert not findings(target)
+        shutil.rmtree(target)
+
+
+@pytest.mark.parametrize("mode", sample(MODES, 1, "deaths of backups"))
+def test_a_killed_run_leaves_the_points_before(mode: str, growing: Callable[[int, int], Path],
+                                               tmp_path: Path) -> None:
+    root, first = growing(0, 25), tmp_path / "first"
+    run(root, first)
+    before = messages(root)
+    growing(25, 40)
+    after = messages(root)
+
+    def calls(backup: Path, at: int) -> int:
+        def work(tell: Callable[[int], Any]) -> int:
+            trap = Trap(at, mode, tell, tmp_path)
+            trap.arm()
+            run(root, backup, _NOW + 1000)
+            tell(trap.calls)
+            return 0
+
+        return in_child(work)[2]
+
+    shutil.copytree(first, tmp_path / "whole")
+    total = calls(tmp_path / "whole", 0)
+    assert total > 30
+    for at in every(max(1, total // 5), range(1, total + 1), "calls of a backup"):
+        backup, target = tmp_path / "backup", tmp_path / "target"
+        shutil.copytree(first, backup)
+        calls(backup, at)
+        known = read_points(str(backup))
+        restore(str(backup), str(target), point=known[0].id)
+        assert messages(target) == before
+        assert not findings(target)
+        shutil.rmtree(target)
+        run(root, backup, _NOW + 2000)
+        assert messages(backup) == after
+        assert not findings(backup)
+        shutil.rmtree(backup)
+
+
+# -- what is refused, found, and taken away -------------------------------------------------------
+
+
+def test_what_is_no_place_for_a_backup(growing: Callable[[int, int], Path], tmp_path: Path,
+                                       rmqctl: Runner) -> None:
+    root = growing(0, 40)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").write_text("x")
+    for place in (root / "backup", tmp_path, tmp_path / "full", root):
+        assert "backup" in rmqctl("backup", root, place).expect(6).err
+    rmqctl("backup", root, tmp_path / "backup").expect(0)
+    other = tiny.build(tmp_path / "other").root
+    shutil.copytree(root, tmp_path / "cut")
+    log = tmp_path / "cut" / "commitlog" / f"{0:020d}"
+    rmqctl("truncate", tmp_path / "cut", "--to", "200", "--nearest", "--apply", "--yes")
+    damage.write(tmp_path / "cut", f"commitlog/{log.name}", 0, b"\0" * 100)
+    for store in (other, tmp_path / "cut"):
+        with snapshot.assert_unchanged(tmp_path / "backup"):
+            assert "Name a new folder" in rmqctl("backup", store, tmp_path / "backup").expect(6).err
+    rmqctl("restore", tmp_path / "backup", root).expect(6)
+    rmqctl("restore", tmp_path / "backup", tmp_path / "backup" / "x").expect(6)
+    rmqctl("restore", root, tmp_path / "new").expect(3)
+    rmqctl("restore", tmp_path / "backup", tmp_path / "new", "--until-offset", "5").expect(6)
+    rmqctl("restore", tmp_path / "backup", tmp_path / "new", "--point", "x").expect(2)
+    assert not list(tmp_path.glob("new*/*"))
+
+
+def test_check_finds_what_changed(growing: Callable[[int, int], Path], tmp_path: Path,
+                                  rmqctl: Runner) -> None:
+    backup = tmp_path / "backup"
+    run(growing(0, 120), backup)
+    names = sorted(path.name for path in (backup / "commitlog").iterdir())
+    damage.flip_bit(backup, f"commitlog/{names[0]}", 99, 1)
+    (backup / "commitlog" / names[1]).unlink()
+    point, = (backup / ".rmqctl" / "backup" / "points").iterdir()
+    (point / "config" / "topics.json").write_text("{}")
+    faults = rmqctl("backup", "check", backup, "-o", "json").expect(1).json()["faults"]
+    assert [Path(fault["file"]).name for fault in faults] == [*names[:2], "topics.json"]
+    (point / "point.json").write_text("{")
+    rmqctl("backup", "check", backup).expect(3)
+
+
+def test_keep_takes_away_what_only_old_points_need(growing: Callable[[int, int], Path],
+                                                   tmp_path: Path, rmqctl: Runner) -> None:
+    root, backup = growing(0, 120), tmp_path / "backup"
+    run(root, backup, _NOW)
+    gone = sorted((root / "commitlog").iterdir())[0]
+    gone.unlink()
+    run(root, backup, _NOW + 1000)
+    assert (backup / "commitlog" / gone.name).exists()
+    restore(str(backup), str(tmp_path / "first"), point=read_points(str(backup))[0].id)
+    assert (tmp_path / "first" / "commitlog" / gone.name).exists()
+    document = rmqctl("backup", root, backup, "--keep", "1d", "-o", "json").expect(0).json()
+    assert document["points_removed"] == 2
+    assert document["bytes_removed"] > 0
+    assert not (backup / "commitlog" / gone.name).exists()
+    assert len(read_points(str(backup))) == 1
+    rmqctl("backup", "check", backup).expect(0)
+    restore(str(backup), str(tmp_path / "new"))
+    assert messages(tmp_path / "new") == messages(root)
+
+
+def test_unreadable_bytes_are_told(growing: Callable[[int, int], Path], tmp_path: Path,
+                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    from rmqctl.errors import StoreIOError
+    from rmqctl.scan.source import FileSource
+
+    root, backup, real = growing(0, 120), tmp_path / "backup", FileSource.read
+    bad = str(sorted((root / "commitlog").iterdir())[1])
+
+    def read(self: FileSource, position: int, length: int) -> bytes:
+        if self.name == bad and position < 8192 + 100 and position + length > 8192:
+            raise StoreIOError(f"{bad}: input/output error")
+        return real(self, position, length)
+
+    monkeypatch.setattr(FileSource, "read", read)
+    point = run(root, backup)
+    told = [(hole.offset, hole.length) for hole in point.damaged if hole.unread]
+    assert told == [(8192, 4096)]
+    monkeypatch.undo()
+    data = (backup / "commitlog" / Path(bad).name).read_bytes()
+    assert data[8192:12288] == bytes(4096)
+    assert data[:8192] == Path(bad).read_bytes()[:8192]
+    assert data[12288:] == Path(bad).read_bytes()[12288:]
+
+
+def test_metrics_and_every(growing: Callable[[int, int], Path], tmp_path: Path) -> None:
+    pytest.importorskip("prometheus_client")
+    root, backup, metrics = growing(0, 20), tmp_path / "backup", tmp_path / "metrics.prom"
+    with subprocess.Popen([sys.executable, "-m", "rmqctl", "backup", str(root), str(backup),
+                           "--every", "100ms", "--metrics", str(metrics), "-o", "jsonl"],
+                          stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        told = [json.loads(process.stdout.readline()) for _ in range(2)]
+        process.terminate()
+    assert told[0]["messages"] == 20
+    assert told[1]["messages"] == 0
+    assert f'rmqctl_backup_success{{backup="{backup}"}} 1.0' in metrics.read_text()
