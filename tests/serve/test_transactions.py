@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
+from rmqctl.broker import transactions as rules
 from rmqctl.broker.settings import Settings as StoreSettings
+from rmqctl.engine.put import transactions as ended
 from rmqctl.engine.put.message import Outgoing
 from rmqctl.ext.serve.broker import Broker
 from rmqctl.ext.serve.producing import checking, transactions
@@ -120,7 +122,7 @@ def test_a_half_message_comes_when_it_is_committed(served: Running, root: Path, 
         assert (record.body, record.sys_flag, record.prepared_transaction_offset) == (
             b"kept", COMMIT, half.physical_offset)
         assert record.properties == half.properties
-        wait(lambda: sum(map(len, map(transactions.ended_by, pulled(client, OP_HALF_TOPIC)))) == 2)
+        wait(lambda: sum(map(len, map(rules.ended_by, pulled(client, OP_HALF_TOPIC)))) == 2)
         bodies = [bytes(each.body) for each in pulled(client, OP_HALF_TOPIC)]
         assert b",".join(bodies).replace(b",,", b",") in (b"0,1", b"0,1,")
         assert {bytes(each.properties).rstrip(b"\2") for each in pulled(client, OP_HALF_TOPIC)
@@ -170,7 +172,7 @@ def test_who_does_not_know_is_asked_and_asked_again(served: Running, root: Path)
         time.sleep(0.25)
         assert len(pulled(client, HALF_TOPIC)) == count
         assert len(pulled(client, "orders", 1)) == 1
-        position = client.ask("QUERY_CONSUMER_OFFSET", consumerGroup=checking.READER,
+        position = client.ask("QUERY_CONSUMER_OFFSET", consumerGroup=rules.READER,
                               topic=HALF_TOPIC, queueId=0)
         assert position.ext["offset"] == str(count)
 
@@ -180,18 +182,18 @@ def test_what_nobody_answers_for_is_given_up(served: Running, root: Path, rmqctl
     monkeypatch.setattr(checking, "MOST_TIMES", 2)
     with served.client() as client:
         prepared(client, b"lost", "k\x01v")
-        wait(lambda: bool(pulled(client, checking.GIVEN_UP_TOPIC)))
-        (record,) = pulled(client, checking.GIVEN_UP_TOPIC)
+        wait(lambda: bool(pulled(client, rules.GIVEN_UP_TOPIC)))
+        (record,) = pulled(client, rules.GIVEN_UP_TOPIC)
         assert (record.body, known(record)["TRANSACTION_CHECK_TIMES"]) == (b"lost", "2")
         time.sleep(0.25)
-        assert len(pulled(client, checking.GIVEN_UP_TOPIC)) == 1
+        assert len(pulled(client, rules.GIVEN_UP_TOPIC)) == 1
         assert len(pulled(client, HALF_TOPIC)) == 3
 
 
 def test_a_producer_may_ask_to_be_left_alone(served: Running) -> None:
     with served.client() as client:
         ready(client)
-        half = prepared(client, b"slow", f"{transactions.IMMUNITY}\x0130")
+        half = prepared(client, b"slow", f"{rules.IMMUNITY}\x0130")
         wait(lambda: len(pulled(client, HALF_TOPIC)) > 2)
         assert not client.told
         copies = pulled(client, HALF_TOPIC)
@@ -212,7 +214,7 @@ def test_a_restart_goes_on_with_it(root: Path, rmqctl: Runner, monkeypatch: pyte
         end(client, halves[2], ROLLBACK)
     rmqctl("verify", str(root)).expect(0)
     ops = stored(root, OP_HALF_TOPIC)
-    assert [offset for each in ops for offset in transactions.ended_by(each)] == [1, 2]
+    assert [offset for each in ops for offset in rules.ended_by(each)] == [1, 2]
     with serving(root, settings=WRITABLE) as served, served.client() as client:
         assert end(client, halves[0]).code == 0
     with serving(root, settings=WRITABLE, then=[at_once]) as served, served.client() as client:
@@ -226,8 +228,8 @@ def test_a_restart_goes_on_with_it(root: Path, rmqctl: Runner, monkeypatch: pyte
         assert bodies == [b"1", b"0", b"3"]
     rmqctl("verify", str(root)).expect(0)
     offsets = json.loads((root / "config" / "consumerOffset.json").read_text())["offsetTable"]
-    assert offsets[f"{HALF_TOPIC}@{checking.READER}"]["0"] >= 4
-    assert f"{OP_HALF_TOPIC}@{checking.READER}" in offsets
+    assert offsets[f"{HALF_TOPIC}@{rules.READER}"]["0"] >= 4
+    assert f"{OP_HALF_TOPIC}@{rules.READER}" in offsets
 
 
 def test_it_goes_on_after_kill_9(root: Path, rmqctl: Runner) -> None:
@@ -286,7 +288,7 @@ def test_records_are_those_that_the_engine_wrote(version: str, golden: GoldenFol
                      for each in (properties.parse(made.properties), expected)]
             assert names[0] == names[1]
             assert (made.topic, made.queue_id, made.sys_flag) == (HALF_TOPIC, 0, 0)
-            assert transactions.rebuilt(wanted, settings).encode() == wanted.properties
+            assert ended.rebuilt(wanted, settings).encode() == wanted.properties
             count += 1
     assert count == 20
 
@@ -295,13 +297,13 @@ def test_a_brokers_store_goes_on_here(golden_copy: GoldenFolder, rmqctl: Runner)
     """What the engine left half done is asked for, what it ended is not."""
     root = golden_copy("4.9.3/transaction/store")
     ended = {offset for each in stored(root, OP_HALF_TOPIC)
-             for offset in transactions.ended_by(each)}
+             for offset in rules.ended_by(each)}
     waiting = [each for each in stored(root, HALF_TOPIC) if each.queue_offset not in ended]
     assert waiting
     assert ended
     with serving(root, settings=WRITABLE, then=[at_once]) as served, served.client() as client:
-        wait(lambda: len(pulled(client, checking.GIVEN_UP_TOPIC)) == len(waiting))
-        given_up = pulled(client, checking.GIVEN_UP_TOPIC)  # they are years old
+        wait(lambda: len(pulled(client, rules.GIVEN_UP_TOPIC)) == len(waiting))
+        given_up = pulled(client, rules.GIVEN_UP_TOPIC)  # they are years old
         assert [each.body for each in given_up] == [each.body for each in waiting]
         assert [known(each)["REAL_TOPIC"] for each in given_up] == [
             known(each)["REAL_TOPIC"] for each in waiting]
@@ -316,7 +318,7 @@ def test_positions_beyond_the_end_are_taken_back(root: Path) -> None:
     config = root / "config"
     config.mkdir(exist_ok=True)
     (config / "consumerOffset.json").write_text(json.dumps({"offsetTable": {
-        f"{topic}@{checking.READER}": {"0": 99} for topic in (HALF_TOPIC, OP_HALF_TOPIC)}}))
+        f"{topic}@{rules.READER}": {"0": 99} for topic in (HALF_TOPIC, OP_HALF_TOPIC)}}))
     with serving(root, settings=WRITABLE, then=[at_once]) as served, served.client() as client:
         ready(client)
         time.sleep(0.2)

@@ -14,18 +14,23 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from itertools import islice
 
-from rmqctl.engine.put.message import Outgoing, PutResult
-from rmqctl.errors import RmqctlError
-from rmqctl.ext.serve.broker import Broker
-from rmqctl.ext.serve.producing.transactions import (
+from rmqctl.broker.transactions import (
+    EVERY_S,
+    GIVEN_UP_TOPIC,
     GROUP,
     IMMUNITY_MS,
-    Transactions,
+    MOST_TIMES,
+    PREPARED_OFFSET,
+    READER,
+    TIMES,
     ended_by,
     immunity_ms,
-    rebuilt,
-    target,
 )
+from rmqctl.engine.put.message import Outgoing, PutResult
+from rmqctl.engine.put.transactions import rebuilt, target
+from rmqctl.errors import RmqctlError
+from rmqctl.ext.serve.broker import Broker
+from rmqctl.ext.serve.producing.transactions import Transactions
 from rmqctl.ext.serve.remoting.codes import CHECK_TRANSACTION_STATE, Answer
 from rmqctl.ext.serve.remoting.command import ONE_WAY, Command
 from rmqctl.formats.local import properties as props
@@ -35,19 +40,10 @@ from rmqctl.formats.local.sysflag import BORN_HOST_V6, STORE_HOST_V6
 from rmqctl.parse_values import now_ms
 from rmqctl.store.objects import java_text
 
-READER = "CID_RMQ_SYS_TRANS"
-"""The group whose positions say how far both topics were read."""
-GIVEN_UP_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
-MOST_TIMES = 15
-_TIMES = "TRANSACTION_CHECK_TIMES"
-_PREPARED_OFFSET = "TRAN_PREPARED_QUEUE_OFFSET"
-"""Of a message that was put once more before its producer may be asked: where it was first."""
 _TOO_OLD_MS = 72 * 3_600_000
 """A broker's fileReservedTime."""
 _WINDOW = 50_000
 """Half messages of which it is known at a time whether they were ended."""
-_EVERY_S = {4: 60.0}
-_SINCE_5_S = 30.0
 _PAGE, _PAGE_BYTES = 32, 1 << 16
 _TRIED = 3
 """Members of a group that are tried when one of them takes nothing."""
@@ -78,7 +74,7 @@ class Checks:
 
     def __post_init__(self) -> None:
         self.settings = self.transactions.writer.settings
-        self.every_s = self.every_s or _EVERY_S.get(self.settings.profile.generation, _SINCE_5_S)
+        self.every_s = self.every_s or EVERY_S[self.settings.profile.generation]
 
     def begin(self) -> None:
         """Begins a round, if it is time."""
@@ -206,11 +202,11 @@ class Checks:
         it.
         """
         known = props.parse(java_text(record.properties))
-        times = max(_number(known.get(_TIMES, "0")), 0)
+        times = max(_number(known.get(TIMES, "0")), 0)
         age = now_ms() - record.born_timestamp
         if times >= MOST_TIMES:
             return self._given_up(record)
-        more = {_TIMES: str(times + 1)}
+        more = {TIMES: str(times + 1)}
         if age > _TOO_OLD_MS:
             return self._given_up(record, **more)
         if record.store_timestamp >= begun:
@@ -220,10 +216,10 @@ class Checks:
             if 0 <= age <= self.immunity_ms:
                 return None
         elif age < immune:
-            first = known.get(_PREPARED_OFFSET)
+            first = known.get(PREPARED_OFFSET)
             if first is not None and self._is_ended(_number(first), ended):
                 return _Renewed(record, _NOTHING)
-            more[_PREPARED_OFFSET] = first or str(record.queue_offset)
+            more[PREPARED_OFFSET] = first or str(record.queue_offset)
             return _Renewed(record, self._again(record, **more))
         return _Renewed(record, self._again(record, **more), ask=True)
 

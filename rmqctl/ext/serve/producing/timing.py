@@ -20,9 +20,9 @@ from functools import partial
 from rmqctl.engine.config.topics import takes_no_messages
 from rmqctl.engine.put.message import Outgoing, OutgoingBatch, PutResult
 from rmqctl.engine.put.rewrite import schedule
+from rmqctl.engine.put.transactions import target
 from rmqctl.errors import RmqctlError
 from rmqctl.ext.serve.producing.timer_files import TimerFiles
-from rmqctl.ext.serve.producing.transactions import target
 from rmqctl.ext.serve.producing.writing import Writer
 from rmqctl.formats.config.java_map import JavaMap
 from rmqctl.formats.local import properties as props

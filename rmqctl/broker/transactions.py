@@ -1,0 +1,60 @@
+"""A broker's rules for transactions: names and times of half messages, and what ends them
+(spec: recovery.md §10).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from rmqctl.formats.local import properties as props
+from rmqctl.formats.local.delay import java_int
+from rmqctl.formats.local.message import Record
+from rmqctl.store.objects import java_text
+
+GROUP = "PGROUP"
+"""Of a half message: the group of its producer."""
+READER = "CID_RMQ_SYS_TRANS"
+"""The group whose positions say how far both topics were read."""
+GIVEN_UP_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
+"""Where half messages go that were checked too often, or are too old."""
+IMMUNITY = "CHECK_IMMUNITY_TIME_IN_SECONDS"
+IMMUNITY_MS = 6000
+"""So long nobody is asked what became of a half message."""
+MOST_TIMES = 15
+TIMES = "TRANSACTION_CHECK_TIMES"
+PREPARED_OFFSET = "TRAN_PREPARED_QUEUE_OFFSET"
+"""Of a message that was put once more before its producer may be asked: where it was first."""
+TRANSACTION_ID = "__transactionId__"
+ENDED = "d"
+"""The tag of an op message."""
+OP_BYTES = 4096
+"""A 5.x broker puts so many bytes of queue offsets into one op message."""
+EVERY_S = {4: 60.0, 5: 30.0}
+"""Seconds between two rounds of checks, by generation."""
+_MOST_OP_BYTES = 1 << 16
+"""Of an op message's body, which anybody may have sent, so much is looked at."""
+
+
+def immunity_ms(known: Mapping[str, str], usual: int = IMMUNITY_MS) -> int | None:
+    """The milliseconds a producer asks to be left alone; None where it does not say."""
+    text = known.get(IMMUNITY)
+    if text is None:
+        return None
+    try:
+        seconds = java_int(text, 64)
+    except ValueError:
+        seconds = -1
+    return usual if seconds == -1 else seconds * 1000
+
+
+def half_offsets(bodies: Iterable[bytes]) -> set[int]:
+    """The queue offsets of half messages that the bodies of op messages name."""
+    return {int(text) for body in bodies for text in bytes(body[:_MOST_OP_BYTES]).split(b",")
+            if text.isdigit() and len(text) < 19}
+
+
+def ended_by(record: Record) -> set[int]:
+    """The queue offsets of half messages that an op message names."""
+    if props.parse(java_text(record.properties)).get(props.TAGS) != ENDED:
+        return set()
+    return half_offsets([record.body])

@@ -1,0 +1,57 @@
+"""What a broker puts when a transaction is ended: the message of a commit, and op messages
+(spec: recovery.md §10).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from rmqctl.broker.settings import Host, Settings
+from rmqctl.broker.transactions import ENDED
+from rmqctl.engine.config.topics import name_problem
+from rmqctl.engine.put.message import Outgoing
+from rmqctl.formats.config.java_map import JavaMap
+from rmqctl.formats.local import properties as props
+from rmqctl.formats.local.message import Record
+from rmqctl.formats.local.sysflag import TRANSACTION_COMMIT, TRANSACTION_MASK
+from rmqctl.store.objects import java_text
+
+_QUEUE_ID = re.compile(r"[0-9]{1,9}")
+
+
+def rebuilt(record: Record, settings: Settings, **more: str) -> str:
+    """A half message's properties as a broker writes them once more, with others."""
+    known = JavaMap.from_properties(java_text(record.properties), settings.profile.map_capacity)
+    for name, value in more.items():
+        known.put(name, value)
+    return known.text(trailing=settings.profile.trailing_separator)
+
+
+def target(known: Mapping[str, str]) -> tuple[str, int] | None:
+    """Topic and queue that a half message is meant for; None where it names none."""
+    topic, queue = known.get(props.REAL_TOPIC, ""), known.get(props.REAL_QUEUE_ID, "")
+    if name_problem(topic) is not None or not _QUEUE_ID.fullmatch(queue):
+        return None
+    return topic, int(queue)
+
+
+def committed(record: Record, known: Mapping[str, str], settings: Settings) -> Outgoing | None:
+    """What a commit puts of a half message; None where it names no topic and queue."""
+    place = target(known)
+    if place is None:
+        return None
+    return Outgoing(
+        place[0], bytes(record.body), rebuilt(record, settings), place[1], record.flag,
+        record.sys_flag & ~TRANSACTION_MASK | TRANSACTION_COMMIT, record.born_timestamp,
+        record.born_host, None, record.store_host, record.reconsume_times, record.physical_offset)
+
+
+def op_message(body: str, settings: Settings, now: int, host: Host, queue_id: int = 0) -> Outgoing:
+    """The op message with a body, born at ``now`` (ms)."""
+    known = JavaMap()  # as a client's message has them
+    known.put(props.TAGS, ENDED)
+    known.put("WAIT", "true")
+    return Outgoing(props.OP_HALF_TOPIC, body.encode(),
+                    known.text(trailing=settings.profile.trailing_separator), queue_id,
+                    born_timestamp=now, born_host=host, store_host=host)
