@@ -134,16 +134,18 @@ class ConfigTable:
         self._replace({known: entry for known, entry in self.table.items() if known != name})
 
     def _replace(self, table: dict[str, Any]) -> None:
-        value = dict(self._value)
-        value[VERSION] = self._next_version()
-        value[self.table_name] = table
-        if not self._value:  # a bean's properties stand in alphabetical order
-            value = dict(sorted(value.items()))
+        value = self.changed(table)
         self._publish(fastjson.build({**value, self.table_name: {
             name: self._text(name, entry) for name, entry in table.items()}}))
         self._read = self._stamp()
         self._value, self.exists = value, True
         self._from_main = self._main_is_there = True
+
+    def changed(self, table: dict[str, Any]) -> dict[str, Any]:
+        """The whole of the file with another table, as the next version."""
+        value = {**self._value, VERSION: self._next_version(), self.table_name: table}
+        # A bean's properties stand in alphabetical order.
+        return value if self._value else dict(sorted(value.items()))
 
     def _text(self, name: str, entry: Any) -> fastjson.Ready:
         known = self._texts.get(name)

@@ -427,7 +427,7 @@ class DryRunEngine(Putting):
     def __init__(self, root: str, settings: Settings, store: Store, state: LogState,
                  clock: Callable[[], int], keep_queue_offsets: bool) -> None:
         batch = settings.batch_topics | Topics(root, settings, clock).batch_topics()
-        table = _table(store, settings, state)
+        table = next_offsets(store, settings, state)
         self.log = DryRunLog(state, store.log, settings.commitlog_file_size)
         self._store, self.state = store, state
         self._path = PutPath(
@@ -465,7 +465,7 @@ class DryRunEngine(Putting):
         self._store.close()
 
 
-def _table(store: Store, settings: Settings, state: LogState) -> dict[tuple[str, int], int]:
+def next_offsets(store: Store, settings: Settings, state: LogState) -> dict[tuple[str, int], int]:
     """The topicQueueTable as it is when a real run has dispatched what the last one left."""
     version = settings.profile
     table = consumequeue_ends(store, broker_view(store, version), lambda _: None)

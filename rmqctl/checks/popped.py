@@ -1,0 +1,411 @@
+"""What consumer groups received by POP and did not acknowledge (spec: timer-and-others-5x.md §6).
+
+A broker notes each delivery as a check point in its revive topic, and each acknowledgement beside
+it; both wait in the timer until the time is over at which the messages become visible again. Then
+it reads the revive topic from the position of its revive group on, and puts what was not
+acknowledged into a retry topic of the group. With ``popConsumerKVServiceEnable`` it keeps a record
+for each message in ``kvStore/`` instead, until that is acknowledged.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+
+from rmqctl.checks.pending_timers import NEVER, pending_timers
+from rmqctl.errors import FormatError
+from rmqctl.formats.internal_topics import pop_state
+from rmqctl.formats.local import properties as props
+from rmqctl.formats.local.message import Record
+from rmqctl.formats.local.properties import RETRY_PREFIX, REVIVE_PREFIX
+from rmqctl.formats.rocksdb import small_stores
+from rmqctl.store.config.config import load_one
+from rmqctl.store.config.progress import ConsumerProgress
+from rmqctl.store.log.bounds import View
+from rmqctl.store.objects import java_text
+from rmqctl.store.problems import Problem, Report
+from rmqctl.store.query.select import Selection, Selector
+from rmqctl.store.queue.rows import queue_ids, topic_rows, topics_on_disk
+from rmqctl.store.rocksdb.database import Database
+from rmqctl.store.store import Store
+
+COLUMNS = ("state", "group", "topic", "queue_id", "queue_offset", "popped", "age_ms",
+           "invisible_ms", "visible_at", "delivered", "acknowledged", "retries", "kept_in",
+           "revive_queue_id", "revive_offset", "physical_offset", "store_timestamp", "unique_key",
+           "keys")
+INVISIBLE, DUE = "invisible", "due"
+LOST, UNDECIDED = "lost", "undecided"
+GONE, REPLACED, BEYOND, NO_QUEUE, NO_TOPIC = (
+    "gone", "replaced", "beyond the end", "no queue", "no topic")
+ORPHANED = frozenset({GONE, REPLACED, BEYOND, NO_QUEUE, NO_TOPIC})
+"""Of deliveries whose message cannot be delivered again."""
+DAMAGED = "damaged"
+"""Of a record of the revive topic that is no check point or acknowledgement."""
+REVIVE_GROUP = "CID_RMQ_SYS_REVIVE_GROUP"
+FIRST_POP_TIME = "1ST_POP_TIME"
+TIMER, REVIVE, RECORDS = "timer", "revive topic", "kvStore"
+CHECK_POINT, ACK, BATCH_ACK = "ck", "ack", "bAck"
+_SLACK = 60_000
+"""Milliseconds by which a message may be stored after its delivery began: a client that waits for
+messages waits at most 30 s."""
+
+_Long = Annotated[int, msgspec.Meta(ge=-(1 << 63), lt=1 << 63)]
+_Int = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+_Byte = Annotated[int, msgspec.Meta(ge=0, le=127)]
+
+
+class CheckPoint(msgspec.Struct, frozen=True):
+    """One delivery: ``num`` messages, of which ``queueOffsetDiff`` says the queue offsets. Times in
+    ms. ``rePutTimes``: how often a broker could not read its message, and noted it once more.
+    """
+
+    topic: str
+    consumerGroup: str  # noqa: N815 - the names of a broker's class
+    startOffset: _Long  # noqa: N815
+    popTime: _Long  # noqa: N815
+    invisibleTime: _Long  # noqa: N815
+    num: _Byte
+    queueId: _Int = 0  # noqa: N815
+    bitMap: Annotated[int, msgspec.Meta(ge=-(1 << 31), lt=1 << 31)] = 0  # noqa: N815
+    queueOffsetDiff: list[_Int] | None = None  # noqa: N815
+    brokerName: str | None = None  # noqa: N815
+    rePutTimes: str | None = None  # noqa: N815
+
+    @property
+    def visible_at(self) -> int:
+        return self.popTime + self.invisibleTime
+
+    def offsets(self) -> list[int]:
+        """The queue offsets of its messages. FormatError."""
+        if not self.queueOffsetDiff:
+            return [self.startOffset + number for number in range(self.num)]
+        if len(self.queueOffsetDiff) < self.num:
+            raise FormatError("has fewer queue offsets than messages")
+        return [self.startOffset + each for each in self.queueOffsetDiff[:self.num]]
+
+
+class Ack(msgspec.Struct, frozen=True):
+    """Messages of a delivery that were acknowledged."""
+
+    topic: str
+    consumerGroup: str  # noqa: N815
+    startOffset: _Long  # noqa: N815
+    popTime: _Long  # noqa: N815
+    queueId: _Int = 0  # noqa: N815
+    ackOffset: _Long = -1  # noqa: N815
+    ackOffsetList: list[_Long] = []  # noqa: N815 - a copy for each
+    brokerName: str | None = None  # noqa: N815
+
+
+def read_state(record: Record) -> CheckPoint | Ack | None:
+    """What a record of a revive topic says; None for one that brokers pass over. FormatError."""
+    tag = _known(record).get(props.TAGS)
+    if tag not in (CHECK_POINT, ACK, BATCH_ACK):
+        return None
+    try:
+        document = pop_state(msgspec.json.decode(bytes(record.body)))
+        return (msgspec.convert(document, CheckPoint) if tag == CHECK_POINT else
+                msgspec.convert(document, Ack))
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"no {'check point' if tag == CHECK_POINT else 'acknowledgement'}: "
+                          f"{error}") from None
+
+
+_Key = tuple[str, str, str, int, int, int]
+"""Revive queue, topic, group, queue id, start offset and time of a delivery."""
+
+
+@dataclass(slots=True)
+class Delivery:
+    """``left``: the queue offsets that are not acknowledged. ``offset``: of the check point in its
+    revive queue, None while it waits in the timer; ``never``: from which no start delivers it.
+    ``record``: the check point's.
+    """
+
+    point: CheckPoint
+    revive: tuple[str, int]
+    offset: int | None
+    left: list[int]
+    record: Record | None = None
+    kept_in: str = REVIVE
+    never: bool = False
+
+
+class Popped(NamedTuple):
+    """A message that a group received and did not acknowledge."""
+
+    state: str
+    delivery: Delivery
+    queue_offset: int
+    record: Record | None = None
+
+    def as_dict(self, now: int) -> dict[str, Any]:
+        point, record = self.delivery.point, self.record
+        known = {} if record is None else _known(record)
+        retries = point.rePutTimes or "0"
+        return {
+            "state": self.state, "group": point.consumerGroup, "topic": point.topic,
+            "queue_id": point.queueId, "queue_offset": self.queue_offset, "popped": point.popTime,
+            "age_ms": now - point.popTime, "invisible_ms": point.invisibleTime,
+            "visible_at": point.visible_at, "delivered": point.num,
+            "acknowledged": point.num - len(self.delivery.left),
+            "retries": int(retries) if retries.isascii() and retries.isdigit() else None,
+            "kept_in": self.delivery.kept_in,
+            "revive_queue_id": self.delivery.revive[1] if self.delivery.revive[0] else None,
+            "revive_offset": self.delivery.offset,
+            "physical_offset": None if record is None else record.physical_offset,
+            "store_timestamp": None if record is None else record.store_timestamp,
+            "unique_key": known.get(props.UNIQUE_KEY),
+            "keys": props.split_keys(known.get(props.KEYS))}
+
+
+@dataclass(slots=True)
+class PopState:
+    """``unmatched``: acknowledgements of no delivery that is left: of one that was acknowledged
+    already, or is not known. ``damaged``: records of the revive topics that cannot be read.
+    """
+
+    messages: list[Popped] = field(default_factory=list)
+    acknowledged: int = 0
+    unmatched: int = 0
+    damaged: int = 0
+    notes: list[str] = field(default_factory=list)
+
+
+def popped(store: Store, now: int, report: Report = lambda _problem: None,
+           wanted: Callable[[CheckPoint], bool] = lambda _point: True) -> PopState:
+    """The messages that were delivered and not acknowledged, by group, topic and queue. ``now``:
+    epoch ms. ``wanted``: of which deliveries they are shown. StoreIOError.
+    """
+    store.layout.require(store.root, "consumequeue")
+    reading = _Reading(store, report)
+    reading.read(now)
+    state = reading.state
+    judge = _Judge(store, now, reading, report)
+    for delivery in reading.open.values():
+        if wanted(delivery.point):
+            state.messages += judge.messages(delivery)
+    for delivery in _records(store, state.notes):
+        if wanted(delivery.point):
+            state.messages += judge.messages(delivery)
+    state.messages.sort(key=lambda one: (
+        one.delivery.point.consumerGroup, one.delivery.point.topic, one.delivery.point.queueId,
+        one.queue_offset, one.delivery.point.popTime))
+    return state
+
+
+class _Reading:
+    """All deliveries of a store, as the revive topics and the timer have them."""
+
+    def __init__(self, store: Store, report: Report) -> None:
+        self._store, self._report, self._view = store, report, View(store)
+        self.state = PopState()
+        self.open: dict[_Key, Delivery] = {}
+        self.noted_again: set[tuple[str, str, int, int, int]] = set()
+        """(topic, group, queue id, queue offset, time) of check points that a broker put again."""
+        self.faulty: set[str] = set()
+        """Revive topics in which something cannot be read."""
+
+    def read(self, now: int) -> None:
+        # What waits in the timer may be in the revive topic already: it is looked at last.
+        for topic in topics_on_disk(self._store):
+            if topic.startswith(REVIVE_PREFIX):
+                for queue_id in queue_ids(self._store, "consumequeue", topic):
+                    self._queue(topic, queue_id)
+        waiting = []
+        for row in pending_timers(self._store, now):
+            topic, physical = row["topic"], row["physical_offset"]
+            if topic is not None and topic.startswith(REVIVE_PREFIX):
+                record = self._store.log.record_at(physical)
+                if record is not None:
+                    waiting.append((topic, row["queue_id"] or 0, record, row["state"] in NEVER))
+        for is_ack in (False, True):
+            for topic, queue_id, record, never in waiting:
+                if (_known(record).get(props.TAGS) != CHECK_POINT) == is_ack:
+                    self._take(topic, queue_id, record, None, never=never)
+
+    def _queue(self, topic: str, queue_id: int) -> None:
+        def report(problem: Problem) -> None:
+            if problem.is_fault:
+                self.faulty.add(topic)
+            self._report(problem)
+
+        wanted = Selection(topic=topic, queue_id=queue_id)
+        for record in Selector(self._store, wanted, self._view, report).records():
+            self._take(topic, queue_id, record, record.queue_offset)
+
+    def _take(self, topic: str, queue_id: int, record: Record, offset: int | None, *,
+              never: bool = False) -> None:
+        try:
+            said = read_state(record)
+            offsets = said.offsets() if isinstance(said, CheckPoint) else []
+        except FormatError as error:
+            self.state.damaged += 1
+            self.faulty.add(topic)
+            self._report(Problem("damage", f"{topic}/{queue_id}: the record at physical offset "
+                                 f"{record.physical_offset} is {error.reason}",
+                                 record.physical_offset, record.total_size))
+            return
+        if said is None:
+            return
+        key = (f"{topic}/{queue_id}", said.topic, said.consumerGroup, said.queueId,
+               said.startOffset, said.popTime)
+        if isinstance(said, Ack):
+            self._acknowledge(key, said)
+            return
+        if offset is None and key in self.open:  # it was delivered from the timer already
+            return
+        left = [each for number, each in enumerate(offsets)
+                if number > 31 or not said.bitMap >> number & 1]
+        if left:
+            self.open[key] = Delivery(said, (topic, queue_id), offset, left, record,
+                                      TIMER if offset is None else REVIVE, never)
+        if said.rePutTimes:
+            self.noted_again.add((said.topic, said.consumerGroup, said.queueId, said.startOffset,
+                                  said.popTime))
+
+    def _acknowledge(self, key: _Key, ack: Ack) -> None:
+        delivery = self.open.get(key)
+        if delivery is not None and ack.brokerName and delivery.point.brokerName and (
+                ack.brokerName != delivery.point.brokerName):
+            delivery = None
+        for offset in ack.ackOffsetList or [ack.ackOffset]:
+            if delivery is None or offset not in delivery.left:
+                self.state.unmatched += 1
+                continue
+            delivery.left.remove(offset)
+            self.state.acknowledged += 1
+        if delivery is not None and not delivery.left:
+            del self.open[key]
+
+
+def _records(store: Store, notes: list[str]) -> Iterator[Delivery]:
+    """The records of ``kvStore/``, one for each message."""
+    folder = store.path(RECORDS)
+    if not os.path.isdir(folder):
+        return
+    with Database.open(folder) as database:
+        for key, value in database.items(small_stores.POP_STATE):
+            try:
+                found = small_stores.pop_state(key, value)
+                point = msgspec.convert({
+                    "topic": found["topic"], "consumerGroup": found["group"],
+                    "queueId": found["queue_id"], "startOffset": found["queue_offset"],
+                    "popTime": found.get("popTime"), "num": 1,
+                    "invisibleTime": found.get("invisibleTime")}, CheckPoint)
+            except (FormatError, ValueError) as error:
+                notes.append(f"{RECORDS}: a record is skipped: {error}")
+                continue
+            yield Delivery(point, ("", 0), None, point.offsets(), kept_in=RECORDS)
+
+
+class _Judge:
+    """What a broker makes of the messages of a delivery."""
+
+    def __init__(self, store: Store, now: int, reading: _Reading, report: Report) -> None:
+        self._store, self._now, self._reading, self._report = store, now, reading, report
+        self._view = View(store)
+        topics = load_one(store, "topics.json")
+        self._topics = {row["topic"] for row in topics.rows()} if topics.value else None
+        self._revived = ConsumerProgress.of(store).by_group().get(REVIVE_GROUP, {})
+        self._retried: dict[str, set[tuple[str, int, str | None]] | None] = {}
+        self._bounds: dict[tuple[str, int], tuple[int, int] | None] = {}
+
+    def messages(self, delivery: Delivery) -> Iterator[Popped]:
+        """What of it was not acknowledged and is not in a retry topic."""
+        point, (topic, queue_id) = delivery.point, delivery.revive
+        passed = delivery.never or (delivery.offset is not None and delivery.offset <=
+                                    self._revived.get(topic, {}).get(queue_id, -1))
+        for offset in delivery.left:
+            record, why = self._message(point, offset)
+            if not passed:
+                state = why or (DUE if point.visible_at <= self._now else INVISIBLE)
+            elif (point.topic, point.consumerGroup, point.queueId, offset,
+                  point.popTime) in self._reading.noted_again and not point.rePutTimes:
+                continue
+            else:
+                retried = None if record is None else self._is_retried(point, record)
+                if retried:
+                    continue
+                state = why or (UNDECIDED if retried is None or topic in self._reading.faulty
+                                else LOST)
+            yield Popped(state, delivery, offset, record)
+
+    def _message(self, point: CheckPoint, offset: int) -> tuple[Record | None, str]:
+        """(the message, why it cannot be delivered again)."""
+        normal = normal_topic(point)
+        if self._topics is not None and normal not in self._topics:
+            return None, NO_TOPIC
+        key = point.topic, point.queueId
+        if key not in self._bounds:
+            rows = topic_rows(self._store, *key, self._view, self._report)
+            self._bounds[key] = (rows[0].first, rows[0].end) if rows else None
+        bounds = self._bounds[key]
+        if bounds is None:
+            return None, NO_QUEUE
+        if offset >= bounds[1]:
+            return None, BEYOND
+        queue = self._store.queue(*key)
+        unit = None if queue is None or offset < bounds[0] else queue.unit(offset)
+        record = None if unit is None else self._store.log.record_at(unit.physical_offset,
+                                                                     unit.size)
+        if record is None or record.topic != os.fsencode(point.topic):
+            return None, GONE
+        if record.store_timestamp > point.popTime + _SLACK:
+            return record, REPLACED
+        return record, ""
+
+    def _is_retried(self, point: CheckPoint, record: Record) -> bool | None:
+        """Whether a retry topic has the message of a delivery; None where it cannot be read."""
+        times = record.reconsume_times + 1
+        wanted = identity(record), times, str(point.popTime) if times == 1 else None
+        unknown = False
+        for topic in retry_topics(point):
+            if topic not in self._retried:
+                self._retried[topic] = self._read(topic)
+            found = self._retried[topic]
+            unknown |= found is None
+            if found is not None and wanted in found:
+                return True
+        return None if unknown else False
+
+    def _read(self, topic: str) -> set[tuple[str, int, str | None]] | None:
+        problems: list[Problem] = []
+        found = set()
+        for record in Selector(self._store, Selection(topic=topic), self._view,
+                               problems.append).records():
+            first = _known(record).get(FIRST_POP_TIME) if record.reconsume_times == 1 else None
+            found.add((identity(record), record.reconsume_times, first))
+        return None if any(problem.is_fault for problem in problems) else found
+
+
+def identity(record: Record) -> str:
+    """What a message and the one that is put into a retry topic for it have in common."""
+    return _known(record).get(props.UNIQUE_KEY) or f"{record.born_timestamp}:{record.body_crc}"
+
+
+def normal_topic(point: CheckPoint) -> str:
+    """The topic that a message came from which is in a retry topic."""
+    for separator in "+_":
+        prefix = f"{RETRY_PREFIX}{point.consumerGroup}{separator}"
+        if point.topic.startswith(prefix):
+            return point.topic.removeprefix(prefix)
+    return point.topic
+
+
+def retry_topics(point: CheckPoint) -> tuple[str, ...]:
+    """Where messages of a delivery come again: of the first form, and of that since 5.2.0."""
+    if point.topic.startswith(RETRY_PREFIX):
+        return (point.topic,)
+    return tuple(f"{RETRY_PREFIX}{point.consumerGroup}{separator}{point.topic}"
+                 for separator in "_+")
+
+
+def _known(record: Record) -> dict[str, str]:
+    return props.parse(java_text(record.properties))
+
+

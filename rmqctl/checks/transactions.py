@@ -1,0 +1,255 @@
+"""Transactions that nobody ended, by their half messages (spec: recovery.md §10).
+
+An op message ends the half messages that it names. A broker checks all others from the position of
+its check group on: it puts each once more and asks the producer, until it was checked too often or
+is too old, and then into a topic of its own. So a transaction may have several half messages, which
+share the producer's unique key.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from rmqctl.broker.conf.effective import Effective
+from rmqctl.broker.release import judged
+from rmqctl.broker.transactions import (
+    ENDED,
+    EVERY_S,
+    GIVEN_UP_TOPIC,
+    GROUP,
+    IMMUNITY_MS,
+    MOST_TIMES,
+    PREPARED_OFFSET,
+    READER,
+    TIMES,
+    TRANSACTION_ID,
+    half_offsets,
+    immunity_ms,
+)
+from rmqctl.broker.versions import version_of
+from rmqctl.formats.local import properties as props
+from rmqctl.formats.local.delay import java_int
+from rmqctl.formats.local.message import Record
+from rmqctl.store.config.progress import ConsumerProgress
+from rmqctl.store.log.bounds import View
+from rmqctl.store.objects import java_text, text
+from rmqctl.store.problems import Report
+from rmqctl.store.query.lookup import by_unique_key
+from rmqctl.store.query.select import Selection, Selector
+from rmqctl.store.queue.rows import QueueRows, topic_rows
+from rmqctl.store.store import Store
+
+COLUMNS = ("state", "topic", "queue_id", "producer_group", "transaction_id", "keys",
+           "born_timestamp", "age_ms", "checks", "next_check", "in_log", "half_queue_id",
+           "half_offset", "physical_offset", "store_timestamp", "msg_id", "copies")
+WAITING, DISCARDING = "waiting", "discarded next"
+DISCARDED, PASSED, ANSWERED, GONE = "discarded", "passed over", "ended before", "gone"
+OPEN = (WAITING, DISCARDING)
+"""Of transactions that a broker still checks."""
+_HOUR = 3_600_000
+_CHUNK = 1 << 16
+
+
+@dataclass(slots=True)
+class Transaction:
+    """``record`` is the last half message that the log has, ``offsets`` are those of all copies
+    that no op message names; ``given_up`` is the message that a broker put aside.
+    """
+
+    state: str
+    queue_id: int
+    record: Record | None
+    offsets: list[int] = field(default_factory=list)
+    given_up: Record | None = None
+    next_check: int | None = None
+    properties: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def ids(self) -> set[str | None]:
+        """The ids by which it may be named: the client's, and of each message that is here."""
+        known = {self.properties.get(TRANSACTION_ID), self.properties.get(props.UNIQUE_KEY)}
+        return known | {each.message_id for each in (self.record, self.given_up) if each}
+
+    @property
+    def group(self) -> str | None:
+        return self.properties.get(GROUP)
+
+    def age(self, now: int) -> int | None:
+        """Milliseconds since the producer sent it."""
+        shown = self.record or self.given_up
+        return None if shown is None else now - shown.born_timestamp
+
+    def as_dict(self, now: int) -> dict[str, Any]:
+        shown, known = self.record or self.given_up, self.properties
+        queue = known.get(props.REAL_QUEUE_ID, "")
+        return {
+            "state": self.state, "topic": known.get(props.REAL_TOPIC),
+            "queue_id": int(queue) if queue.isascii() and queue.isdigit() and len(queue) < 10
+            else None, "producer_group": self.group,
+            "transaction_id": known.get(TRANSACTION_ID, known.get(props.UNIQUE_KEY)),
+            "keys": props.split_keys(known.get(props.KEYS)),
+            "born_timestamp": None if shown is None else shown.born_timestamp,
+            "age_ms": self.age(now), "checks": max(_number(known.get(TIMES)), 0),
+            "next_check": self.next_check, "in_log": self.record is not None,
+            "half_queue_id": self.queue_id, "half_offset": self.offsets[-1] if self.offsets
+            else None, "physical_offset": None if shown is None else shown.physical_offset,
+            "store_timestamp": None if shown is None else shown.store_timestamp,
+            "msg_id": None if shown is None else shown.message_id,
+            "copies": max(len(self.offsets), 1)}
+
+
+def transactions(store: Store, now: int, report: Report) -> Iterator[Transaction]:
+    """The transactions without an end, in the order of their half messages, then those of which
+    only the message is left that a broker put aside. ``now``: epoch ms. StoreIOError.
+    """
+    store.layout.require(store.root, "consumequeue")
+    rules, view = _Rules.of(store), View(store)
+    copies = _Copies(view, report)
+    positions = ConsumerProgress.of(store).by_group().get(READER, {}).get(props.HALF_TOPIC, {})
+    given_up = {_key(record, _known(record)): record for record in Selector(
+        store, Selection(topic=GIVEN_UP_TOPIC), view, report).records()}
+    for rows in topic_rows(store, props.HALF_TOPIC, None, view, report):
+        ended = _ended(view, rows.queue_id, report)
+        found, gone = _without_end(store, rows, ended)
+        position = positions.get(rows.queue_id, rows.first)
+        for key, some in found.items():
+            aside = given_up.pop(key, None)
+            checked = some.offsets[-1] >= position
+            others = copies.of(key, thorough=not checked and aside is None) - set(some.offsets)
+            others.add(_number(some.properties.get(PREPARED_OFFSET)))
+            if others & ended:
+                if not checked:
+                    continue
+                some.state = ANSWERED
+            elif checked:
+                rules.judge(some, now)
+            elif aside is not None:
+                some.state, some.given_up = DISCARDED, aside
+            else:
+                some.state = PASSED
+            yield some
+        for offset in gone:
+            if offset >= position:
+                yield Transaction(GONE, rows.queue_id, None, [offset])
+    # Of those that were ended since, only messages put aside are left.
+    for record in given_up.values():
+        half = Transaction(DISCARDED, 0, None, given_up=record, properties=_known(record))
+        if not copies.of(_key(record, half.properties), thorough=False):
+            yield half
+
+
+def _ended(view: View, queue_id: int, report: Report) -> set[int]:
+    """The queue offsets of half messages that op messages name."""
+    wanted = Selection(topic=props.OP_HALF_TOPIC, queue_id=queue_id, tag=ENDED)
+    return half_offsets(chain.from_iterable(
+        page.raw("body") for page in Selector(view.store, wanted, view, report).pages()))
+
+
+def _without_end(store: Store, rows: QueueRows,
+                 ended: set[int]) -> tuple[dict[str, Transaction], list[int]]:
+    """(transactions by their key, the queue offsets of half messages that are not in the log)."""
+    found: dict[str, Transaction] = {}
+    gone: list[int] = []
+    done = np.fromiter(ended, np.int64, len(ended))
+    for start in range(rows.first, rows.end, _CHUNK):
+        for offsets, physical, size in rows.pages(start, min(start + _CHUNK, rows.end)):
+            left = np.flatnonzero(~np.isin(offsets, done))
+            for number in left.tolist():
+                offset = int(offsets[number])
+                record = store.log.record_at(int(physical[number]), int(size[number]))
+                if record is None or os.fsdecode(record.topic) != props.HALF_TOPIC:
+                    gone.append(offset)
+                    continue
+                known = _known(record)
+                key = _key(record, known)
+                some = found.setdefault(key, Transaction("", rows.queue_id, record))
+                some.record, some.properties = record, known
+                some.offsets.append(offset)
+    return found, gone
+
+
+class _Copies:
+    """The queue offsets of all half messages of a transaction: by the index, which may lack some,
+    and for who asks ``thorough``-ly by reading the topic, once.
+    """
+
+    def __init__(self, view: View, report: Report) -> None:
+        self._view, self._report = view, report
+        self._read: dict[str, set[int]] | None = None
+
+    def of(self, key: str, *, thorough: bool) -> set[int]:
+        found = set() if ":" in key else {
+            each.queue_offset for each in by_unique_key(
+                self._view.store, key, [props.HALF_TOPIC], self._report)
+            if text(each.topic) == props.HALF_TOPIC}
+        if thorough and len(found) < 2:
+            found |= self._all().get(key, set())
+        return found
+
+    def _all(self) -> dict[str, set[int]]:
+        if self._read is None:
+            self._read = {}
+            for page in Selector(self._view.store, Selection(topic=props.HALF_TOPIC), self._view,
+                                 self._report).pages():
+                for key, offset in zip(page.column("unique_key"),
+                                       page.numbers("queue_offset").tolist(), strict=True):
+                    if key:
+                        self._read.setdefault(key, set()).add(offset)
+        return self._read
+
+
+def _key(record: Record, known: dict[str, str]) -> str:
+    """What tells a transaction from others: its unique key, or when it was born and its body."""
+    return known.get(props.UNIQUE_KEY) or f"{record.born_timestamp}:{record.body_crc}"
+
+
+def _known(record: Record) -> dict[str, str]:
+    return props.parse(java_text(record.properties))
+
+
+def _number(text: str | None) -> int:
+    try:
+        return java_int(text or "", 64)
+    except ValueError:
+        return -1
+
+
+@dataclass(frozen=True, slots=True)
+class _Rules:
+    """How a broker checks: times in ms."""
+
+    immunity: int
+    every: int
+    most: int
+    reserved: int
+
+    @classmethod
+    def of(cls, store: Store) -> _Rules:
+        release = judged(store).release
+        conf = Effective(store.sizes.conf, release)
+
+        def given(name: str, default: int) -> int:
+            value = conf.given(name)
+            return default if value is None else int(value)
+
+        return cls(given("transactionTimeOut", IMMUNITY_MS), given(
+            "transactionCheckInterval", int(EVERY_S[version_of(release).generation] * 1000)),
+            given("transactionCheckMax", MOST_TIMES), int(conf.get("fileReservedTime")) * _HOUR)
+
+    def judge(self, some: Transaction, now: int) -> None:
+        """What the next check does, and when."""
+        record = some.record
+        assert record is not None
+        times = _number(some.properties.get(TIMES))
+        immune = immunity_ms(some.properties, self.immunity)
+        first = record.born_timestamp + (self.immunity if immune is None else immune)
+        some.next_check = first if times <= 0 else max(first, record.store_timestamp + self.every)
+        too_often = times >= self.most
+        old = max(now, some.next_check) - record.born_timestamp > self.reserved
+        some.state = DISCARDING if too_often or old else WAITING

@@ -1,0 +1,64 @@
+"""``rmqctl pop list``: messages that were delivered by POP and not acknowledged."""
+
+from __future__ import annotations
+
+from datetime import UTC
+from typing import Annotated, Literal
+
+import typer
+
+from rmqctl.commands.app.completing import complete_groups
+from rmqctl.commands.shared.messages import Faults
+from rmqctl.commands.shared.options import Out, Queue, StoreQueues, Topic, Zone
+from rmqctl.output.units import time_text
+from rmqctl.parse_values import now_ms
+
+_BRIEF = ("state", "group", "topic", "queue_id", "queue_offset", "popped", "visible_at", "keys")
+
+
+def command(
+    *,
+    group: Annotated[str | None, typer.Option(
+        "--group", "-g", metavar="GROUP", autocompletion=complete_groups,
+        help="Deliveries to this consumer group only.")] = None,
+    topic: Topic = None,
+    queue: Queue = None,
+    state: Annotated[Literal["invisible", "due", "lost", "orphaned"] | None, typer.Option(
+        "--state", show_default=False, help="invisible or due: a broker delivers it again. lost, "
+        "orphaned: it does not.")] = None,
+    count: Annotated[int | None, typer.Option(
+        "--limit", metavar="N", min=0, help="At most this many messages.")] = None,
+    tz: Zone = UTC,
+    store: StoreQueues,
+    out: Out,
+) -> None:
+    """List messages that groups received by POP and did not acknowledge.
+
+    state is invisible, until visible_at; due: a broker delivers it again soon after its start;
+    lost: the revive position has passed it, and no retry topic has it; undecided: what would tell
+    is damaged. Orphaned: gone from the log, replaced, beyond the end, no queue, no topic.
+    Acknowledgements that a broker buffers in memory are not in the store. Exit code 1 where a
+    message is not delivered again; `pop release` delivers lost ones.
+
+        rmqctl pop list STORE --group billing --state lost
+    """
+    from rmqctl.checks.popped import COLUMNS, LOST, ORPHANED, UNDECIDED, popped
+
+    now, faults = now_ms(), Faults(out)
+    with store.open() as opened:
+        found = popped(opened, now, faults.report, lambda point: (
+            group in (None, point.consumerGroup) and topic in (None, point.topic)
+            and queue in (None, point.queueId)))
+    shown = [one for one in found.messages if state is None or one.state == state
+             or (state == "orphaned" and one.state in ORPHANED)]
+    out.rows((one.as_dict(now) for one in shown[:count]), COLUMNS, brief=_BRIEF,
+             empty="no message that was delivered by POP is unacknowledged",
+             render=dict.fromkeys(("popped", "visible_at", "store_timestamp"),
+                                  lambda value: time_text(value, tz)))
+    for note in found.notes:
+        out.note(note)
+    if found.acknowledged or found.unmatched:
+        out.note(f"acknowledgements found: {found.acknowledged} of deliveries, {found.unmatched} "
+                 "without a delivery (acknowledged before, or not known)")
+    faults.found |= any(one.state in (LOST, UNDECIDED, *ORPHANED) for one in shown)
+    faults.end()

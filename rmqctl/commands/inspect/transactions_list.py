@@ -1,0 +1,57 @@
+"""``rmqctl transactions list``: half messages that nobody committed or rolled back."""
+
+from __future__ import annotations
+
+from datetime import UTC
+from typing import Annotated, Literal
+
+import typer
+
+from rmqctl.commands.shared.messages import Faults
+from rmqctl.commands.shared.options import Out, StoreIndex, Zone
+from rmqctl.output.units import time_text
+from rmqctl.parse_values import now_ms, parse_duration
+
+_BRIEF = ("state", "topic", "queue_id", "producer_group", "transaction_id", "born_timestamp",
+          "checks", "next_check")
+
+
+def command(
+    *,
+    group: Annotated[str | None, typer.Option(
+        "--group", "-g", metavar="GROUP", help="Of this producer group only.")] = None,
+    older_than: Annotated[int | None, typer.Option(
+        "--older-than", metavar="AGE", parser=parse_duration,
+        help="Sent longer ago than this: 1h, 3d.")] = None,
+    state: Annotated[Literal["open", "given-up"] | None, typer.Option(
+        "--state", show_default=False, help="open: a broker still asks the producer. "
+        "given-up: it does not any more.")] = None,
+    count: Annotated[int | None, typer.Option(
+        "--limit", metavar="N", min=0, help="At most this many transactions.")] = None,
+    tz: Zone = UTC,
+    store: StoreIndex,
+    out: Out,
+) -> None:
+    """List transactions without an end: half messages that no op message names.
+
+    state is waiting: a broker asks the producer at next_check; discarded next: the next check
+    discards it (checked too often, or too old); discarded: it is in TRANS_CHECK_MAX_TIME_TOPIC;
+    passed over: checks have passed it and nothing says why; ended before: another copy of it was
+    ended; gone: the half message is not in the log. Exit code 1 where no broker asks any more.
+
+        rmqctl transactions list STORE --older-than 1h
+    """
+    from rmqctl.checks.transactions import COLUMNS, OPEN, transactions
+
+    now, faults = now_ms(), Faults(out)
+    with store.open() as opened:
+        shown = [some for some in transactions(opened, now, faults.report)
+                 if group in (None, some.group)
+                 and (older_than is None or (some.age(now) or 0) > older_than)
+                 and (state is None or (some.state in OPEN) == (state == "open"))]
+    out.rows((some.as_dict(now) for some in shown[:count]), COLUMNS, brief=_BRIEF,
+             empty="no transaction is without an end",
+             render=dict.fromkeys(("born_timestamp", "store_timestamp", "next_check"),
+                                  lambda value: time_text(value, tz)))
+    faults.found |= any(some.state not in OPEN for some in shown)
+    faults.end()

@@ -1,0 +1,59 @@
+"""``rmqctl pop release``: makes messages visible again that were delivered by POP."""
+
+from __future__ import annotations
+
+from datetime import UTC
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rmqctl.commands.app.completing import complete_groups
+from rmqctl.commands.shared.applying import ApplyOptions
+from rmqctl.commands.shared.options import ListedOut, Queue, StoreQueues, Topic, Zone
+from rmqctl.output.units import count_text
+from rmqctl.parse_values import now_ms, show_times_in
+
+if TYPE_CHECKING:
+    from rmqctl.commands.shared.plan_page import Proposal
+    from rmqctl.repair.scratch import Scratch
+
+
+def command(
+    *,
+    group: Annotated[str, typer.Option(
+        "--group", "-g", metavar="GROUP", autocompletion=complete_groups, show_default=False,
+        help="The consumer group that received the messages.")],
+    topic: Topic = None,
+    queue: Queue = None,
+    tz: Zone = UTC,
+    apply: ApplyOptions,
+    store: StoreQueues,
+    out: ListedOut,
+) -> None:
+    """Make messages that a group received by POP and did not acknowledge visible again.
+
+    Each is put into the group's retry topic, as a broker does when its time is over, and
+    acknowledged where it was, so that the broker does not do it again. Messages that are lost
+    (the revive position has passed them) come back. What cannot be delivered again is counted and
+    left. The store must be closed cleanly. `rmqctl undo` reverts it, as long as no broker runs.
+
+        rmqctl pop release STORE --group billing
+
+        rmqctl pop release STORE --group billing --topic orders --queue 3 --apply
+    """
+    from rmqctl.commands.shared import applying, plan_page
+    from rmqctl.repair.pop_release import COMMAND, plan_release
+
+    show_times_in(tz)
+
+    def propose(scratch: Scratch) -> Proposal:
+        with store.open() as opened:
+            made = plan_release(opened, lambda point: (
+                point.consumerGroup == group and topic in (None, point.topic)
+                and queue in (None, point.queueId)), now_ms, scratch)
+        return plan_page.Proposal(
+            made.plan, {"group": group, "released": made.released, "left": made.left},
+            {"delivered again": count_text(len(made.released)),
+             "left": count_text(len(made.left))})
+
+    applying.run(out, store.root, COMMAND, propose, apply, folders=store.folders)

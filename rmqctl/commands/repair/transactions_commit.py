@@ -1,0 +1,31 @@
+"""``rmqctl transactions commit``."""
+
+from __future__ import annotations
+
+from rmqctl.commands.shared.applying import ApplyOptions
+from rmqctl.commands.shared.ending import All, Group, Id, OlderThan, Which, run
+from rmqctl.commands.shared.options import ListedOut, StoreIndex
+
+
+def command(
+    *,
+    ids: Id = None,
+    everything: All = False,
+    older_than: OlderThan = None,
+    group: Group = None,
+    apply: ApplyOptions,
+    store: StoreIndex,
+    out: ListedOut,
+) -> None:
+    """Commit transactions that nobody ended: shows the plan, and with --apply carries it out.
+
+    As when the producer commits: the message is put into its topic, and an op message ends its half
+    messages. --all and --older-than take what a broker still checks; --id also what it discarded.
+    Ask the producer's application first: only it knows what became of the transaction. The store
+    must be closed cleanly. `rmqctl undo` reverts it, as long as no broker runs.
+
+        rmqctl transactions commit STORE --id 7F0000010A2B18B4AAC2000000010000
+
+        rmqctl transactions commit STORE --older-than 6h --group orders-producer --apply
+    """
+    run(out, store, "commit", Which(ids, everything, older_than, group), apply)

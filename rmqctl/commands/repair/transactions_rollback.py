@@ -1,0 +1,30 @@
+"""``rmqctl transactions rollback``."""
+
+from __future__ import annotations
+
+from rmqctl.commands.shared.applying import ApplyOptions
+from rmqctl.commands.shared.ending import All, Group, Id, OlderThan, Which, run
+from rmqctl.commands.shared.options import ListedOut, StoreIndex
+
+
+def command(
+    *,
+    ids: Id = None,
+    everything: All = False,
+    older_than: OlderThan = None,
+    group: Group = None,
+    apply: ApplyOptions,
+    store: StoreIndex,
+    out: ListedOut,
+) -> None:
+    """Roll back transactions that nobody ended: shows the plan, and with --apply carries it out.
+
+    As when the producer rolls back: an op message ends their half messages, and nothing is
+    delivered. --all and --older-than take what a broker still checks; --id also others. The store
+    must be closed cleanly. `rmqctl undo` reverts it, as long as no broker runs.
+
+        rmqctl transactions rollback STORE --older-than 3d
+
+        rmqctl transactions rollback STORE --id 7F0000010A2B18B4AAC2000000010000 --apply
+    """
+    run(out, store, "rollback", Which(ids, everything, older_than, group), apply)

@@ -1,0 +1,58 @@
+"""What `transactions commit` and `transactions rollback` share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+import typer
+
+from rmqctl.commands.shared.applying import ApplyOptions
+from rmqctl.errors import UsageError
+from rmqctl.output.units import count_text
+from rmqctl.parse_values import now_ms, parse_duration
+
+if TYPE_CHECKING:
+    from rmqctl.commands.shared.options import StoreOptions
+    from rmqctl.commands.shared.plan_page import Proposal
+    from rmqctl.output import Output
+    from rmqctl.repair.scratch import Scratch
+    from rmqctl.repair.transactions import End
+
+Id = Annotated[list[str] | None, typer.Option(
+    "--id", metavar="MSGID", show_default=False,
+    help="The transaction with this id (repeatable): the producer's message id, or that of the "
+    "half message.")]
+All = Annotated[bool, typer.Option("--all", help="All that a broker still checks.")]
+OlderThan = Annotated[int | None, typer.Option(
+    "--older-than", metavar="AGE", parser=parse_duration,
+    help="Those that a broker still checks and that were sent longer ago: 1h, 3d.")]
+Group = Annotated[str | None, typer.Option(
+    "--group", "-g", metavar="GROUP", help="Of this producer group only.")]
+
+
+class Which(NamedTuple):
+    """The values of the options, in their order."""
+
+    ids: list[str] | None
+    everything: bool
+    older_than: int | None
+    group: str | None
+
+
+def run(out: Output, store: StoreOptions, end: End, which: Which, apply: ApplyOptions) -> None:
+    """The plan of a command, shown or carried out. UsageError."""
+    from rmqctl.commands.shared import applying, plan_page
+    from rmqctl.repair.transactions import Wanted, plan_end
+
+    if sum((bool(which.ids), which.everything, which.older_than is not None)) != 1:
+        raise UsageError("pass one of --id, --all and --older-than")
+    wanted = Wanted(frozenset(which.ids or ()), which.older_than, which.group)
+
+    def propose(scratch: Scratch) -> Proposal:
+        with store.open() as opened:
+            made = plan_end(opened, end, wanted, now_ms, scratch)
+        return plan_page.Proposal(
+            made.plan, {"end": end, "transactions": made.ended, "left": made.left},
+            {"transactions": count_text(len(made.ended)), "left": count_text(len(made.left))})
+
+    applying.run(out, store.root, f"transactions-{end}", propose, apply, folders=store.folders)

@@ -1,0 +1,177 @@
+"""``pop release``: messages that a group received by POP and did not acknowledge, visible again.
+
+As a broker's revive service does when their time is over, each is put into a retry topic of the
+group. An acknowledgement beside the check point keeps the broker from doing it once more.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from rmqctl.broker.conf.effective import Effective
+from rmqctl.broker.release import judged
+from rmqctl.broker.settings import Settings
+from rmqctl.broker.versions import is_from
+from rmqctl.checks.popped import (
+    ACK,
+    DUE,
+    FIRST_POP_TIME,
+    INVISIBLE,
+    LOST,
+    RECORDS,
+    TIMER,
+    CheckPoint,
+    Popped,
+    popped,
+    retry_topics,
+)
+from rmqctl.checks.verify.common import plural
+from rmqctl.engine.put.message import Outgoing
+from rmqctl.engine.put.rewrite import TIMER_DELIVER_MS
+from rmqctl.errors import RefusedError
+from rmqctl.formats.config.java_map import JavaMap
+from rmqctl.formats.local import properties as props
+from rmqctl.parse_values import time_text
+from rmqctl.repair.broker_config import configured
+from rmqctl.repair.plan import Plan
+from rmqctl.repair.putting import Puts
+from rmqctl.repair.scratch import Scratch
+from rmqctl.store.objects import java_text
+from rmqctl.store.problems import Problem
+from rmqctl.store.queue.rows import queue_ids
+from rmqctl.store.store import Store
+
+COMMAND = "pop-release"
+_SHORT_SINCE = "5.1.0"
+"""From here on brokers write acknowledgements with short names."""
+_LEFT = {
+    RECORDS: "the broker makes the messages of kvStore visible by itself when their time is over",
+    TIMER: "the timer delivers the check point first: the broker makes the message visible itself, "
+           "soon after its start"}
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """``released``: messages that are delivered again; ``left``: those that are not, with why."""
+
+    plan: Plan
+    released: list[dict[str, Any]] = field(default_factory=list)
+    left: list[dict[str, Any]] = field(default_factory=list)
+
+
+def plan_release(store: Store, wanted: Callable[[CheckPoint], bool], clock: Callable[[], int],
+                 scratch: Scratch) -> Released:
+    """The plan for an opened store. RefusedError for a store to which nothing can be appended as it
+    is, or of which acknowledgements cannot be read; UnsupportedError, StoreIOError.
+    """
+    # What was not acknowledged, and what of it can be delivered again.
+    now, problems = clock(), list[Problem]()
+    state = popped(store, now, problems.append, wanted)
+    fault = next((problem for problem in problems if problem.is_fault), None)
+    if fault is not None:
+        raise RefusedError(f"{store.root}: {fault.text}; acknowledgements may be missing, so "
+                           "nothing is released. `rmqctl recover` repairs that first")
+    chosen, left = [], []
+    for one in state.messages:
+        reason = _why_left(one)
+        if reason:
+            left.append({**one.as_dict(now), "reason": reason})
+        else:
+            chosen.append(one)
+    notes = [*state.notes, *(f"{plural(count, 'message is', 'messages are')} left: {reason}"
+                             for reason, count in Counter(row["reason"] for row in left).items())]
+    if not chosen:
+        return Released(Plan(COMMAND, store.root, notes=tuple(notes)), [], left)
+    # The messages for the retry topics, then acknowledgements for what is not revived yet.
+    known = configured(store, {})
+    puts = Puts(store, known, scratch, clock)
+    second_form = _second_form(store)
+    short = is_from(judged(store).release, _SHORT_SINCE)
+    messages = [_again(one, _retry_topic(store, one, second_form), known.settings)
+                for one in chosen]
+    acks = [_ack(one, known.settings, short=short) for one in chosen if one.state != LOST]
+    puts.create_topics({message.topic for message in messages},
+                       "messages that are delivered again are read from it")
+    results = puts.put([*messages, *acks], f"{plural(len(chosen), 'message is', 'messages are')} "
+                       "delivered again")
+    refused = next((result for result in results if not result.stored), None)
+    if refused is not None:
+        raise RefusedError(f"{store.root}: a broker does not take a message: {refused.reason}")
+    # What the operator should know.
+    soon = [one.delivery.point.visible_at for one in chosen if one.delivery.kept_in == TIMER
+            and one.state != LOST]
+    if soon:
+        notes.append(f"start the broker before {time_text(min(soon))}, when it would make the "
+                     "first of these messages visible itself: after that they may come twice")
+    shown = [{**one.as_dict(now), "retry_topic": result_of.topic,
+              "released_offset": result.physical_offset}
+             for one, result_of, result in zip(chosen, messages, results, strict=False)]
+    return Released(Plan(COMMAND, store.root, tuple(puts.actions), tuple(puts.steps),
+                         notes=(*known.notes, *notes)), shown, left)
+
+
+def _why_left(one: Popped) -> str:
+    if one.state not in (INVISIBLE, DUE, LOST) or one.record is None:
+        return f"{one.state}: the message cannot be delivered again"
+    if one.record.crc_ok is False:
+        return "the body of the message does not match its CRC"
+    if one.delivery.kept_in == RECORDS:
+        return _LEFT[RECORDS]
+    return _LEFT[TIMER] if one.delivery.kept_in == TIMER and one.state == DUE else ""
+
+
+def _second_form(store: Store) -> bool:
+    return bool(Effective(store.sizes.conf, judged(store).release).given("enableRetryTopicV2"))
+
+
+def _retry_topic(store: Store, one: Popped, second_form: bool) -> str:
+    """The retry topic that a broker of this store uses."""
+    first, *second = retry_topics(one.delivery.point)
+    used = second_form or not queue_ids(store, "consumequeue", first)
+    return next((name for name in second if used and (
+        second_form or queue_ids(store, "consumequeue", name))), first)
+
+
+def _again(one: Popped, topic: str, settings: Settings) -> Outgoing:
+    """The message as a revive puts it; one that was delayed is not delayed again."""
+    record = one.record
+    assert record is not None
+    known = JavaMap()
+    for name, value in JavaMap.from_properties(java_text(record.properties),
+                                               settings.profile.map_capacity).items():
+        if name != props.DELAY and not name.startswith(props.INNER):
+            known.put(name, value)
+    if not record.reconsume_times or FIRST_POP_TIME not in known:
+        known.put(FIRST_POP_TIME, str(one.delivery.point.popTime))
+    return Outgoing(
+        topic, bytes(record.body), known.text(trailing=settings.profile.trailing_separator), 0,
+        record.flag, record.sys_flag, record.born_timestamp, record.store_host, None,
+        record.store_host, record.reconsume_times + 1)
+
+
+def _ack(one: Popped, settings: Settings, *, short: bool) -> Outgoing:
+    """What a client's acknowledgement puts; it comes when the messages would be visible again."""
+    point, check_point = one.delivery.point, one.delivery.record
+    assert check_point is not None
+    values = {("ao", "ackOffset"): one.queue_offset, ("bn", "brokerName"): point.brokerName,
+              ("c", "consumerGroup"): point.consumerGroup, ("pt", "popTime"): point.popTime,
+              ("q", "queueId"): point.queueId, ("so", "startOffset"): point.startOffset,
+              ("t", "topic"): point.topic}
+    body = {names[0 if short else 1]: value for names, value in values.items()
+            if value is not None}
+    known = JavaMap()
+    known.put(props.TAGS, ACK)
+    known.put(TIMER_DELIVER_MS, str(point.visible_at))
+    known.put(props.UNIQUE_KEY, "@".join(map(str, (
+        point.topic, point.queueId, one.queue_offset, point.consumerGroup, point.popTime,
+        point.brokerName or "null", ACK))))
+    host = check_point.store_host
+    return Outgoing(
+        one.delivery.revive[0], json.dumps(body, ensure_ascii=False,
+                                           separators=(",", ":")).encode(),
+        known.text(trailing=settings.profile.trailing_separator), one.delivery.revive[1],
+        born_host=host, store_host=host)

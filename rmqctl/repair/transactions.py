@@ -1,0 +1,148 @@
+"""``transactions commit`` and ``rollback``: what a producer's answer would have put.
+
+A commit appends the message to its topic, both append the op message that names its half messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from rmqctl.broker.transactions import OP_BYTES
+from rmqctl.checks.transactions import ANSWERED, OPEN, Transaction, transactions
+from rmqctl.checks.verify.common import plural
+from rmqctl.engine.put.message import Outgoing
+from rmqctl.engine.put.transactions import committed, op_message, target
+from rmqctl.errors import RefusedError
+from rmqctl.repair.broker_config import configured
+from rmqctl.repair.plan import Plan
+from rmqctl.repair.putting import Puts
+from rmqctl.repair.scratch import Scratch
+from rmqctl.store.problems import Problem
+from rmqctl.store.store import Store
+
+End = Literal["commit", "rollback"]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which transactions: by ``ids``, else all that a broker still checks, of a producer ``group``
+    and ``older_than`` so many ms.
+    """
+
+    ids: frozenset[str] = frozenset()
+    older_than: int | None = None
+    group: str | None = None
+
+    def takes(self, some: Transaction, now: int) -> bool:
+        if self.group not in (None, some.group):
+            return False
+        if self.ids:
+            return bool(self.ids & some.ids)
+        age = some.age(now)
+        return some.state in OPEN and (
+            self.older_than is None or (age is not None and age > self.older_than))
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """``ended``: what the plan ends. ``left``: what was meant and cannot be ended, with why."""
+
+    plan: Plan
+    ended: list[dict[str, Any]] = field(default_factory=list)
+    left: list[dict[str, Any]] = field(default_factory=list)
+
+
+def plan_end(store: Store, end: End, wanted: Wanted, clock: Callable[[], int],
+             scratch: Scratch) -> Ended:
+    """The plan for an opened store. RefusedError for an id that is not known, or a store to which
+    nothing can be appended as it is; UnsupportedError, StoreIOError.
+    """
+    # Which transactions are meant.
+    now, problems = clock(), list[Problem]()
+    chosen = [some for some in transactions(store, now, problems.append)
+              if wanted.takes(some, now)]
+    unknown = wanted.ids.difference(*(some.ids for some in chosen))
+    if unknown:
+        raise RefusedError(f"{store.root}: no transaction without an end has the id "
+                           f"{min(unknown)}")
+    fault = next((problem for problem in problems if problem.is_fault), None)
+    if fault is not None:
+        raise RefusedError(f"{store.root}: {fault.text}; op messages may be missing, so no "
+                           "transaction is ended. `rmqctl recover` repairs that first")
+    if not chosen:
+        return Ended(Plan(f"transactions-{end}", store.root))
+    # What a broker would put for each; what it does not take is left.
+    known, refused = configured(store, {}), dict[int, str]()
+    while True:
+        puts = Puts(store, known, scratch, clock)
+        left, ended, messages = [], list[Transaction](), list[Outgoing]()
+        for number, some in enumerate(chosen):
+            message, reason = _message(puts, end, some)
+            reason = refused.get(number, reason)
+            if reason:
+                left.append({**some.as_dict(now), "reason": reason})
+                continue
+            ended.append(some)
+            messages += [message] if message else []
+        why = "committed" if end == "commit" else "rolled back"
+        results = puts.put([*messages, *_ops(ended, puts, now)], (
+            f"{plural(len(ended), 'transaction is', 'transactions are')} {why}"))
+        if all(result.stored for result in results):
+            break
+        bad = {chosen.index(some): f"a broker does not take the message: {result.reason}"
+               for some, result in zip(ended, results, strict=False)
+               if end == "commit" and not result.stored}
+        if not bad:
+            raise RefusedError(f"{store.root}: {results[-1].reason}")
+        refused |= bad
+    shown = [{**some.as_dict(now), "committed_offset": None} for some in ended]
+    for row, result in zip(shown if end == "commit" else [], results, strict=False):
+        row["committed_offset"] = result.physical_offset
+    notes = [*known.notes, *puts.notes]
+    if left:
+        notes.append(f"{plural(len(left), 'transaction is', 'transactions are')} left: "
+                     f"{left[0]['reason']}")
+    return Ended(Plan(f"transactions-{end}", store.root, tuple(puts.actions), tuple(puts.steps),
+                      notes=tuple(notes)), shown, left)
+
+
+def _message(puts: Puts, end: End, some: Transaction) -> tuple[Outgoing | None, str]:
+    """(what a commit puts, why the transaction cannot be ended)."""
+    record = some.record
+    if record is None:
+        return None, "its half message is not in the log"
+    if some.state == ANSWERED and end == "commit":
+        return None, "another of its half messages was ended: whether by a commit is unknown"
+    if end == "rollback":
+        return None, ""
+    if record.crc_ok is False:
+        return None, "the body of its half message does not match its CRC"
+    message, place = committed(record, some.properties, puts.settings), target(some.properties)
+    if message is None or place is None:
+        return None, "its half message names no topic and queue"
+    if puts.topics.exists and puts.topics.get(place[0]) is None:
+        return None, f"config/topics.json has no topic {place[0]}"
+    return message, ""
+
+
+def _ops(ended: Iterable[Transaction], puts: Puts, now: int) -> Iterable[Outgoing]:
+    """The op messages: of 5.x for many half messages of a queue, else one for each."""
+    by_queue: dict[int, list[Transaction]] = {}
+    for some in ended:
+        by_queue.setdefault(some.queue_id, []).append(some)
+    for queue_id, several in by_queue.items():
+        record = several[0].record
+        assert record is not None
+        offsets = [offset for some in several for offset in some.offsets]
+        if puts.settings.profile.generation < 5:
+            bodies = [str(offset) for offset in offsets]
+        else:
+            bodies = [""]
+            for offset in offsets:
+                if len(bodies[-1]) > OP_BYTES:
+                    bodies.append("")
+                bodies[-1] += f"{offset},"
+        for body in bodies:
+            yield op_message(body, puts.settings, now, record.store_host, queue_id)
