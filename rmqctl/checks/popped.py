@@ -17,7 +17,7 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 
 from rmqctl.checks.pending_timers import NEVER, pending_timers
-from rmqctl.errors import FormatError
+from rmqctl.errors import FormatError, RmqctlError
 from rmqctl.formats.internal_topics import pop_state
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.message import Record
@@ -53,7 +53,7 @@ _SLACK = 60_000
 """Milliseconds by which a message may be stored after its delivery began: a client that waits for
 messages waits at most 30 s."""
 
-_Long = Annotated[int, msgspec.Meta(ge=-(1 << 63), lt=1 << 63)]
+_Long = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 _Int = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 _Byte = Annotated[int, msgspec.Meta(ge=0, le=127)]
 
@@ -84,7 +84,7 @@ class CheckPoint(msgspec.Struct, frozen=True):
         if not self.queueOffsetDiff:
             return [self.startOffset + number for number in range(self.num)]
         if len(self.queueOffsetDiff) < self.num:
-            raise FormatError("has fewer queue offsets than messages")
+            raise FormatError("no check point: it has fewer queue offsets than messages")
         return [self.startOffset + each for each in self.queueOffsetDiff[:self.num]]
 
 
@@ -261,6 +261,7 @@ class _Reading:
             return
         left = [each for number, each in enumerate(offsets)
                 if number > 31 or not said.bitMap >> number & 1]
+        self.open.pop(key, None)  # a later one takes the place of an earlier one
         if left:
             self.open[key] = Delivery(said, (topic, queue_id), offset, left, record,
                                       TIMER if offset is None else REVIVE, never)
@@ -288,15 +289,20 @@ def _records(store: Store, notes: list[str]) -> Iterator[Delivery]:
     folder = store.path(RECORDS)
     if not os.path.isdir(folder):
         return
-    with Database.open(folder) as database:
+    try:
+        found = Database.open(folder)
+    except RmqctlError as error:
+        notes.append(f"{RECORDS} is not read: {error}")
+        return
+    with found as database:
         for key, value in database.items(small_stores.POP_STATE):
             try:
-                found = small_stores.pop_state(key, value)
+                said = small_stores.pop_state(key, value)
                 point = msgspec.convert({
-                    "topic": found["topic"], "consumerGroup": found["group"],
-                    "queueId": found["queue_id"], "startOffset": found["queue_offset"],
-                    "popTime": found.get("popTime"), "num": 1,
-                    "invisibleTime": found.get("invisibleTime")}, CheckPoint)
+                    "topic": said["topic"], "consumerGroup": said["group"],
+                    "queueId": said["queue_id"], "startOffset": said["queue_offset"],
+                    "popTime": said.get("popTime"), "num": 1,
+                    "invisibleTime": said.get("invisibleTime")}, CheckPoint)
             except (FormatError, ValueError) as error:
                 notes.append(f"{RECORDS}: a record is skipped: {error}")
                 continue

@@ -140,7 +140,7 @@ def transactions(store: Store, now: int, report: Report) -> Iterator[Transaction
     # Of those that were ended since, only messages put aside are left.
     for record in given_up.values():
         half = Transaction(DISCARDED, 0, None, given_up=record, properties=_known(record))
-        if not copies.of(_key(record, half.properties), thorough=False):
+        if not copies.of(_key(record, half.properties), thorough=True):
             yield half
 
 
@@ -176,7 +176,7 @@ def _without_end(store: Store, rows: QueueRows,
 
 class _Copies:
     """The queue offsets of all half messages of a transaction: by the index, which may lack some,
-    and for who asks ``thorough``-ly by reading the topic, once.
+    and where that is to be ``thorough`` by reading the topic, once.
     """
 
     def __init__(self, view: View, report: Report) -> None:

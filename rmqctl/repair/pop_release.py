@@ -32,7 +32,6 @@ from rmqctl.checks.popped import (
 from rmqctl.checks.verify.common import plural
 from rmqctl.engine.put.message import Outgoing
 from rmqctl.engine.put.rewrite import TIMER_DELIVER_MS
-from rmqctl.errors import RefusedError
 from rmqctl.formats.config.java_map import JavaMap
 from rmqctl.formats.local import properties as props
 from rmqctl.parse_values import time_text
@@ -66,50 +65,50 @@ class Released:
 def plan_release(store: Store, wanted: Callable[[CheckPoint], bool], clock: Callable[[], int],
                  scratch: Scratch) -> Released:
     """The plan for an opened store. RefusedError for a store to which nothing can be appended as it
-    is, or of which acknowledgements cannot be read; UnsupportedError, StoreIOError.
+    is; UnsupportedError, StoreIOError.
     """
-    # What was not acknowledged, and what of it can be delivered again.
+    # What was not acknowledged, and what of it can be delivered again; what a broker does not take
+    # is left.
     now, problems = clock(), list[Problem]()
     state = popped(store, now, problems.append, wanted)
-    fault = next((problem for problem in problems if problem.is_fault), None)
-    if fault is not None:
-        raise RefusedError(f"{store.root}: {fault.text}; acknowledgements may be missing, so "
-                           "nothing is released. `rmqctl recover` repairs that first")
-    chosen, left = [], []
-    for one in state.messages:
-        reason = _why_left(one)
-        if reason:
-            left.append({**one.as_dict(now), "reason": reason})
-        else:
-            chosen.append(one)
-    notes = [*state.notes, *(f"{plural(count, 'message is', 'messages are')} left: {reason}"
-                             for reason, count in Counter(row["reason"] for row in left).items())]
-    if not chosen:
-        return Released(Plan(COMMAND, store.root, notes=tuple(notes)), [], left)
-    # The messages for the retry topics, then acknowledgements for what is not revived yet.
-    known = configured(store, {})
-    puts = Puts(store, known, scratch, clock)
-    second_form = _second_form(store)
-    short = is_from(judged(store).release, _SHORT_SINCE)
-    messages = [_again(one, _retry_topic(store, one, second_form), known.settings)
-                for one in chosen]
-    acks = [_ack(one, known.settings, short=short) for one in chosen if one.state != LOST]
+    refused: dict[int, str] = {}
+    known, forms = configured(store, {}), _Forms.of(store)
+    while True:
+        chosen, left = list[Popped](), list[dict[str, Any]]()
+        for number, one in enumerate(state.messages):
+            reason = refused.get(number) or _why_left(one)
+            if reason:
+                left.append({**one.as_dict(now), "reason": reason})
+            else:
+                chosen.append(one)
+        notes = [*state.notes, *(problem.text for problem in problems[:1] if problem.is_fault),
+                 *(f"{plural(count, 'message is', 'messages are')} left: {reason}" for reason, count
+                   in Counter(row["reason"] for row in left).items())]
+        if not chosen:
+            return Released(Plan(COMMAND, store.root, notes=tuple(notes)), [], left)
+        # The messages for the retry topics, then acknowledgements for what is not revived yet.
+        puts = Puts(store, known, scratch, clock)
+        messages = [_again(one, forms.retry_topic(store, one), known.settings) for one in chosen]
+        pending = [one for one in chosen if one.state != LOST]
+        results = puts.put([*messages, *(_ack(one, known.settings, short=forms.short)
+                                         for one in pending)],
+                           f"{plural(len(chosen), 'message is', 'messages are')} delivered again")
+        bad = {state.messages.index(one): f"a broker does not take it: {result.reason}"
+               for one, result in zip([*chosen, *pending], results, strict=True)
+               if not result.stored}
+        if not bad:
+            break
+        refused |= bad
     puts.create_topics({message.topic for message in messages},
                        "messages that are delivered again are read from it")
-    results = puts.put([*messages, *acks], f"{plural(len(chosen), 'message is', 'messages are')} "
-                       "delivered again")
-    refused = next((result for result in results if not result.stored), None)
-    if refused is not None:
-        raise RefusedError(f"{store.root}: a broker does not take a message: {refused.reason}")
     # What the operator should know.
-    soon = [one.delivery.point.visible_at for one in chosen if one.delivery.kept_in == TIMER
-            and one.state != LOST]
+    soon = [one.delivery.point.visible_at for one in pending if one.delivery.kept_in == TIMER]
     if soon:
         notes.append(f"start the broker before {time_text(min(soon))}, when it would make the "
                      "first of these messages visible itself: after that they may come twice")
-    shown = [{**one.as_dict(now), "retry_topic": result_of.topic,
+    shown = [{**one.as_dict(now), "retry_topic": message.topic,
               "released_offset": result.physical_offset}
-             for one, result_of, result in zip(chosen, messages, results, strict=False)]
+             for one, message, result in zip(chosen, messages, results, strict=False)]
     return Released(Plan(COMMAND, store.root, tuple(puts.actions), tuple(puts.steps),
                          notes=(*known.notes, *notes)), shown, left)
 
@@ -124,16 +123,29 @@ def _why_left(one: Popped) -> str:
     return _LEFT[TIMER] if one.delivery.kept_in == TIMER and one.state == DUE else ""
 
 
-def _second_form(store: Store) -> bool:
-    return bool(Effective(store.sizes.conf, judged(store).release).given("enableRetryTopicV2"))
+@dataclass(frozen=True, slots=True)
+class _Forms:
+    """What a broker of the store writes: ``short`` names in acknowledgements, and retry topics of
+    the ``second`` form.
+    """
 
+    short: bool
+    second: bool
 
-def _retry_topic(store: Store, one: Popped, second_form: bool) -> str:
-    """The retry topic that a broker of this store uses."""
-    first, *second = retry_topics(one.delivery.point)
-    used = second_form or not queue_ids(store, "consumequeue", first)
-    return next((name for name in second if used and (
-        second_form or queue_ids(store, "consumequeue", name))), first)
+    @classmethod
+    def of(cls, store: Store) -> _Forms:
+        release = judged(store).release
+        conf = Effective(store.sizes.conf, release)
+        return cls(is_from(release, _SHORT_SINCE) or not is_from(release, "5.0.0"),
+                   bool(conf.given("enableRetryTopicV2")))
+
+    def retry_topic(self, store: Store, one: Popped) -> str:
+        """Of the second form also where only that is in use."""
+        first, *others = retry_topics(one.delivery.point)
+        if others and (self.second or (queue_ids(store, "consumequeue", others[0])
+                                       and not queue_ids(store, "consumequeue", first))):
+            return others[0]
+        return first
 
 
 def _again(one: Popped, topic: str, settings: Settings) -> Outgoing:

@@ -60,7 +60,7 @@ class Puts(Changes):
     def __init__(self, store: Store, known: Configured, scratch: Scratch,
                  clock: Callable[[], int]) -> None:
         super().__init__()
-        store.layout.require_writable(store.root)
+        store.layout.require_writable(store.root, made_anew=True)
         self.store, self.settings, self.scratch = store, known.settings, scratch
         self.topics = Topics(store.root, known.settings, clock)
         self._batch, self._clock = known.batch_topics, clock

@@ -10,11 +10,10 @@ import pytest
 from rmqctl.checks.preflight.around import Around
 from rmqctl.checks.preflight.preflight import preflight
 from rmqctl.checks.preflight.types import Prediction
-from rmqctl.formats.local.properties import REVIVE_PREFIX
 from rmqctl.store import Store
 from rmqctl.store.queue.compaction import CompactionQueue
 from tests.conftest import GoldenFolder, Runner
-from tests.support import tiny as tiny_stores
+from tests.support import popped
 from tests.track_record.queueing import without_expired_rows
 
 CONFIG = {"topics": 17, "groups": 10, "offsets": 8}
@@ -126,20 +125,13 @@ def test_messages_of_the_tier_alone(golden_copy: GoldenFolder) -> None:
 
 
 @pytest.mark.parametrize(("acknowledged", "revived", "left"), [
-    (0, 0, 3), (1, 0, 2), (3, 0, 0), (0, 1, 0)])
+    (0, -1, 3), (1, -1, 2), (3, -1, 0), (0, 0, 0)])
 def test_messages_of_pop_that_nobody_acknowledged(tmp_path: Path, acknowledged: int, revived: int,
                                                   left: int) -> None:
-    topic = f"{REVIVE_PREFIX}DefaultCluster"
-    state = {"t": "orders", "c": "billing", "q": 0, "so": 7, "pt": 1_700_000_000_000}
-    bodies = [json.dumps({**state, "n": 3}), *(
-        json.dumps({**state, "ao": 7 + number}) for number in range(acknowledged))]
-    built = tiny_stores.build(tmp_path / "store", [
-        tiny_stores.Spec(topic, 0, body=body.encode()) for body in bodies])
-    (built.root / "config").mkdir(exist_ok=True)
-    (built.root / "config/consumerOffset.json").write_text(json.dumps({"offsetTable": {
-        f"{topic}@CID_RMQ_SYS_REVIVE_GROUP": {"0": revived}}}))
-    assert losses(ask(built.root, "4.9.3")) == ({"messages": left} if left else {})
-    assert losses(ask(built.root, "5.3.3")) == {}
+    root = popped.build(tmp_path / "store", (*popped.ORDERS, popped.check_point(0), *(
+        popped.ack(0, number) for number in range(acknowledged))), revived).root
+    assert losses(ask(root, "4.9.3")) == ({"messages": left} if left else {})
+    assert losses(ask(root, "5.3.3")) == {}
 
 
 # -- static topics -------------------------------------------------------------------------------

@@ -6,23 +6,23 @@ messages are `rmqctl.checks.preflight.timers`, the log's own forms `rmqctl.broke
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from rmqctl.broker.versions import is_from
 from rmqctl.checks.losses import GROUPS, MESSAGES, OFFSETS, TOPICS, Loss
 from rmqctl.checks.metadata.judge import COMPACTION_SINCE
+from rmqctl.checks.popped import DUE, INVISIBLE, RECORDS, popped
 from rmqctl.checks.preflight.types import Prediction
 from rmqctl.errors import FormatError, RmqctlError, StoreIOError
-from rmqctl.formats.internal_topics import pop_state
-from rmqctl.formats.local.properties import REVIVE_PREFIX
 from rmqctl.formats.rocksdb.small_stores import POP_STATE
 from rmqctl.formats.tiered import metadata
 from rmqctl.formats.tiered.names import CONSUME_QUEUE
 from rmqctl.formats.tiered.units import UNIT_SIZE
+from rmqctl.parse_values import now_ms
 from rmqctl.phrases import Phrase
 from rmqctl.scan.source import FileSource
 from rmqctl.store.broker_conf import TIER_METADATA
@@ -38,9 +38,6 @@ _TABLES = {"topics.json": (TOPICS, "topicConfigTable"),
 _CONFIG_SINCE = {"rocksdb-v1": "5.1.4", "rocksdb-v2": "5.3.2"}
 _TIERS_SINCE, _POP_SINCE, _POP_STATE_SINCE = "5.1.0", "5.0.0", "5.3.2"
 _STATIC_SINCE, _MAPPINGS = "5.0.0", "topicQueueMapping.json"
-_REVIVE_GROUP = "CID_RMQ_SYS_REVIVE_GROUP"
-_MOST = 100_000
-"""Records of a queue of POP that are looked at."""
 
 
 def judge_downgrade(predicted: Prediction, store: Store) -> None:
@@ -175,25 +172,9 @@ def _end_in_tier(found: metadata.Metadata, topic: str, queue_id: int) -> int:
 def _pop(store: Store, release: str) -> Iterator[Loss]:
     """Messages that were delivered by POP, are not acknowledged, and would come again."""
     unacknowledged = 0
-    for (topic, queue_id), queue in store.known_queues.items():
-        if not topic.startswith(REVIVE_PREFIX):
-            continue
-        begin = max(_revived(store, topic, queue_id), queue.first_index)
-        delivered: dict[tuple[Any, ...], int] = {}
-        for place in range(begin, min(queue.disk_end, begin + _MOST)):
-            unit = queue.unit(place)
-            record = None if unit is None else store.log.record_at(unit.physical_offset, unit.size)
-            if record is None:
-                continue
-            try:
-                state = pop_state(json.loads(record.body))
-            except ValueError:
-                continue
-            key = tuple(state.get(name) for name in (
-                "topic", "consumerGroup", "queueId", "startOffset", "popTime"))
-            delivered[key] = delivered.get(key, 0) + (
-                int(state["num"]) if "num" in state else -len(state.get("ackOffsetList") or [0]))
-        unacknowledged += sum(count for count in delivered.values() if count > 0)
+    with suppress(RmqctlError):  # what cannot be read is said elsewhere
+        unacknowledged = sum(one.state in (INVISIBLE, DUE) and one.delivery.kept_in != RECORDS
+                             for one in popped(store, now_ms()).messages)
     if unacknowledged:
         yield Loss(MESSAGES, unacknowledged, _pop_cause(release), "consumequeue")
 
@@ -201,13 +182,6 @@ def _pop(store: Store, release: str) -> Iterator[Loss]:
 def _pop_cause(release: str) -> Phrase:
     return Phrase("a {version} broker never delivers unacknowledged messages of POP again",
                   version=release)
-
-
-def _revived(store: Store, topic: str, queue_id: int) -> int:
-    """The queue offset up to which a broker has revived."""
-    table = _entries(load_one(store, "consumerOffset.json").value, "offsetTable")
-    offset = table.get((f"{topic}@{_REVIVE_GROUP}", str(queue_id)))
-    return offset if isinstance(offset, int) else 0
 
 
 def _pop_states(store: Store, release: str) -> Iterator[Loss]:

@@ -37,11 +37,11 @@ def command(
     state is waiting: a broker asks the producer at next_check; discarded next: the next check
     discards it (checked too often, or too old); discarded: it is in TRANS_CHECK_MAX_TIME_TOPIC;
     passed over: checks have passed it and nothing says why; ended before: another copy of it was
-    ended; gone: the half message is not in the log. Exit code 1 where no broker asks any more.
+    ended; gone: the half message is not in the log. Exit code 1 unless all are waiting.
 
         rmqctl transactions list STORE --older-than 1h
     """
-    from rmqctl.checks.transactions import COLUMNS, OPEN, transactions
+    from rmqctl.checks.transactions import COLUMNS, OPEN, WAITING, transactions
 
     now, faults = now_ms(), Faults(out)
     with store.open() as opened:
@@ -53,5 +53,5 @@ def command(
              empty="no transaction is without an end",
              render=dict.fromkeys(("born_timestamp", "store_timestamp", "next_check"),
                                   lambda value: time_text(value, tz)))
-    faults.found |= any(some.state not in OPEN for some in shown)
+    faults.found |= any(some.state != WAITING for some in shown)
     faults.end()

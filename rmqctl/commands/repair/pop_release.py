@@ -56,4 +56,5 @@ def command(
             {"delivered again": count_text(len(made.released)),
              "left": count_text(len(made.left))})
 
-    applying.run(out, store.root, COMMAND, propose, apply, folders=store.folders)
+    applying.run(out, store.root, COMMAND, propose, apply, folders=store.folders,
+                 made_anew=True)

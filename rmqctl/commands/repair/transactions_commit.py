@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rmqctl.commands.shared.applying import ApplyOptions
 from rmqctl.commands.shared.ending import All, Group, Id, OlderThan, Which, run
-from rmqctl.commands.shared.options import ListedOut, StoreIndex
+from rmqctl.commands.shared.options import Out, StoreIndex
 
 
 def command(
@@ -15,7 +15,7 @@ def command(
     group: Group = None,
     apply: ApplyOptions,
     store: StoreIndex,
-    out: ListedOut,
+    out: Out,
 ) -> None:
     """Commit transactions that nobody ended: shows the plan, and with --apply carries it out.
 

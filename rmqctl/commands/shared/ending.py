@@ -55,4 +55,5 @@ def run(out: Output, store: StoreOptions, end: End, which: Which, apply: ApplyOp
             made.plan, {"end": end, "transactions": made.ended, "left": made.left},
             {"transactions": count_text(len(made.ended)), "left": count_text(len(made.left))})
 
-    applying.run(out, store.root, f"transactions-{end}", propose, apply, folders=store.folders)
+    applying.run(out, store.root, f"transactions-{end}", propose, apply, folders=store.folders,
+                 made_anew=True)
