@@ -24,6 +24,8 @@ PLANS = {
     "expire": [["--older-than", "1h"]],
     "undo": [["--list"], []],
     "offsets reset": [["--group", "billing", "--to", "latest"]],
+    "pop release": [["--group", "billing"]],
+    "transactions commit": [["--all"]],
     "convert": [["--out", "other", "--consumequeue", "rocksdb"]],
 }
 LINES = [pytest.param(name, words, id=f"{name}-{number}")

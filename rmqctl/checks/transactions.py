@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -35,7 +36,7 @@ from rmqctl.broker.transactions import (
 from rmqctl.broker.versions import version_of
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.delay import java_int
-from rmqctl.formats.local.message import Record
+from rmqctl.formats.local.message import Record, parse_message_id
 from rmqctl.store.config.progress import ConsumerProgress
 from rmqctl.store.log.bounds import View
 from rmqctl.store.objects import java_text, text
@@ -172,6 +173,15 @@ def _without_end(store: Store, rows: QueueRows,
                 some.record, some.properties = record, known
                 some.offsets.append(offset)
     return found, gone
+
+
+def was_ended(store: Store, id: str) -> bool:  # noqa: A002
+    """Whether an id that no transaction without an end has is that of a half message."""
+    with suppress(ValueError):
+        record = store.log.record_at(parse_message_id(id)[2])
+        if record is not None and record.message_id == id:
+            return os.fsdecode(record.topic) == props.HALF_TOPIC
+    return bool(_Copies(View(store), lambda _problem: None).of(id, thorough=True))
 
 
 class _Copies:

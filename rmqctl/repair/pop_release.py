@@ -45,6 +45,7 @@ from rmqctl.store.queue.rows import queue_ids
 from rmqctl.store.store import Store
 
 COMMAND = "pop-release"
+_SINCE, _USUAL = "5.0.0", "5.3.3"
 _SHORT_SINCE = "5.1.0"
 """From here on brokers write acknowledgements with short names."""
 _LEFT = {
@@ -72,7 +73,10 @@ def plan_release(store: Store, wanted: Callable[[CheckPoint], bool], clock: Call
     now, problems = clock(), list[Problem]()
     state = popped(store, now, problems.append, wanted)
     refused: dict[int, str] = {}
-    known, forms = configured(store, {}), _Forms.of(store)
+    release = judged(store).release
+    if not is_from(release, _SINCE):  # what only 5.x has is there
+        release = _USUAL
+    known, forms = configured(store, {"version": release}), _Forms.of(store, release)
     while True:
         chosen, left = list[Popped](), list[dict[str, Any]]()
         for number, one in enumerate(state.messages):
@@ -133,11 +137,9 @@ class _Forms:
     second: bool
 
     @classmethod
-    def of(cls, store: Store) -> _Forms:
-        release = judged(store).release
+    def of(cls, store: Store, release: str) -> _Forms:
         conf = Effective(store.sizes.conf, release)
-        return cls(is_from(release, _SHORT_SINCE) or not is_from(release, "5.0.0"),
-                   bool(conf.given("enableRetryTopicV2")))
+        return cls(is_from(release, _SHORT_SINCE), bool(conf.given("enableRetryTopicV2")))
 
     def retry_topic(self, store: Store, one: Popped) -> str:
         """Of the second form also where only that is in use."""

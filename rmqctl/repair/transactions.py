@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from rmqctl.broker.transactions import OP_BYTES
-from rmqctl.checks.transactions import ANSWERED, OPEN, Transaction, transactions
+from rmqctl.checks.transactions import ANSWERED, OPEN, Transaction, transactions, was_ended
 from rmqctl.checks.verify.common import plural
 from rmqctl.engine.put.message import Outgoing
 from rmqctl.engine.put.transactions import committed, op_message, target
@@ -63,16 +63,18 @@ def plan_end(store: Store, end: End, wanted: Wanted, clock: Callable[[], int],
     now, problems = clock(), list[Problem]()
     chosen = [some for some in transactions(store, now, problems.append)
               if wanted.takes(some, now)]
-    unknown = wanted.ids.difference(*(some.ids for some in chosen))
+    others = wanted.ids.difference(*(some.ids for some in chosen))
+    unknown = [one for one in sorted(others) if not was_ended(store, one)]
     if unknown:
-        raise RefusedError(f"{store.root}: no transaction without an end has the id "
-                           f"{min(unknown)}")
+        raise RefusedError(f"{store.root}: no transaction has the id {unknown[0]}")
+    done = [f"{plural(len(others), 'transaction was', 'transactions were')} ended before"] * bool(
+        others)
     fault = next((problem for problem in problems if problem.is_fault), None)
     if fault is not None:
         raise RefusedError(f"{store.root}: {fault.text}; op messages may be missing, so no "
                            "transaction is ended. `rmqctl recover` repairs that first")
     if not chosen:
-        return Ended(Plan(f"transactions-{end}", store.root))
+        return Ended(Plan(f"transactions-{end}", store.root, notes=tuple(done)))
     # What a broker would put for each; what it does not take is left.
     known, refused = configured(store, {}), dict[int, str]()
     while True:
@@ -100,7 +102,7 @@ def plan_end(store: Store, end: End, wanted: Wanted, clock: Callable[[], int],
     shown = [{**some.as_dict(now), "committed_offset": None} for some in ended]
     for row, result in zip(shown if end == "commit" else [], results, strict=False):
         row["committed_offset"] = result.physical_offset
-    notes = [*known.notes, *puts.notes]
+    notes = [*known.notes, *puts.notes, *done]
     if left:
         notes.append(f"{plural(len(left), 'transaction is', 'transactions are')} left: "
                      f"{left[0]['reason']}")

@@ -43,6 +43,8 @@ COMMANDS: dict[str, list[list[str]]] = {
     "offsets diff": [["{store}", "{store}"]],
     "offsets export": [["{store}"]],
     "timers list": [["{store}"]],
+    "pop list": [["{store}"]],
+    "transactions list": [["{store}"]],
     "dlq list": [["{store}"]],
     "du": [["{store}"], ["{store}", "-o", "csv"]],
     "config": [["{store}"]],

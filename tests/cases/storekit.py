@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import struct
+import subprocess
 import sys
 import tarfile
 import tempfile
@@ -36,6 +37,18 @@ def golden(name: str, to: str = "store") -> Path:
                                     or one.name.startswith(f"{prefix}/")], **chosen)
         (Path(scratch) / prefix).rename(OUT / to)
     return OUT / to
+
+
+def appended(messages: Iterable[Mapping[str, Any]], store: Path = STORE) -> None:
+    """A new store of a 5.3.3 broker with messages as they reached its put path."""
+    _written_by[0] = "5.3.3"
+    lines = OUT / "messages.jsonl"
+    lines.write_text("".join(json.dumps(one) + "\n" for one in messages))
+    sizes = ("--commitlog-file-size", "64KiB", "--index-slots", "100", "--index-max", "400")
+    for words in (("init", store, *sizes), ("append", store, lines, "--replay")):
+        subprocess.run([sys.executable, "-m", "rmqctl", *words, "-q"], check=True,
+                       stdout=subprocess.DEVNULL)
+    lines.unlink()
 
 
 def put(path: str, data: object, store: Path = STORE) -> None:

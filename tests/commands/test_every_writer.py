@@ -19,7 +19,7 @@ from rmqctl.commands import REGISTRY
 from tests.adversary.tier_writer import TierWriter
 from tests.support import snapshot
 from tests.support.cli import Result, run
-from tests.support.tiny import Tiny
+from tests.support.tiny import EPOCH, Tiny
 
 GROUP = "billing"
 MESSAGE = json.dumps({"topic": "orders", "body": "more", "properties": {"KEYS": "k9"}}).encode()
@@ -77,6 +77,25 @@ def older_offsets(root: Path) -> None:
     (root.parent / "older.json").write_text('{"offsetTable": {"orders@older": {"0": 1}}}')
 
 
+def appended(root: Path, topic: str, body: str, **properties: str) -> None:
+    """One more message, as a broker puts it."""
+    given = root.parent / "more"
+    given.write_text(json.dumps({"topic": topic, "body": body, "properties": properties}))
+    run("append", root, given, "--replay").expect(0)
+
+
+def popped(root: Path) -> None:
+    """The first message of orders was delivered by POP."""
+    appended(root, "rmq_sys_REVIVE_LOG_c", json.dumps({
+        "t": "orders", "c": GROUP, "q": 0, "so": 0, "n": 1, "pt": EPOCH, "it": 1000}), TAGS="ck")
+
+
+def half(root: Path) -> None:
+    """A transaction without an end."""
+    appended(root, "RMQ_SYS_TRANS_HALF_TOPIC", "half", REAL_TOPIC="orders", REAL_QID="0",
+             UNIQ_KEY="0A", PGROUP="pg", TRAN_MSG="true")
+
+
 WRITERS = {
     "init": Writer(("{root}", "--commitlog-file-size", "1KiB", "--index-slots", "8",
                     "--index-max", "32"), emptied),
@@ -94,6 +113,9 @@ WRITERS = {
     "offsets reset": Writer(("{root}", "--group", GROUP, "--to", "earliest", *PLAN)),
     "offsets copy": Writer(("{root}", "--from-group", GROUP, "--to-group", "fresh", *PLAN)),
     "offsets import": Writer(("{root}", "{root}/../older.json", *PLAN), older_offsets),
+    "pop release": Writer(("{root}", "--group", GROUP, *PLAN), popped),
+    "transactions commit": Writer(("{root}", "--all", *PLAN), half),
+    "transactions rollback": Writer(("{root}", "--all", *PLAN), half),
     "config convert": Writer(("{root}", "--to", "rocksdb-v1", *PLAN), needs="rocksdict"),
     "undo": Writer(("{root}", "--yes", "--force"), repaired),
     "tiered dispatch": Writer(("{root}", "{root}/tieredstore", "--broker", "b", "--cluster", "c")),

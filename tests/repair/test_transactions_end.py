@@ -86,7 +86,7 @@ def test_golden_stores(golden_copy: GoldenFolder, version: str, end: str) -> Non
         if end == "rollback":
             assert row["committed_offset"] is None
             continue
-        record = run("query", "offset", root, "--phy", str(row["committed_offset"]),
+        (record,) = run("query", "offset", root, "--phy", str(row["committed_offset"]),
                         "-o", "json").json()
         assert (record["topic"], record["queue_id"], record["prepared_transaction_offset"]) == (
             row["topic"], row["queue_id"], row["physical_offset"])
@@ -248,11 +248,13 @@ def test_one_way_to_choose(tmp_path: Path, words: tuple[str, ...]) -> None:
 
 
 def test_chosen_by_age_group_and_id(tmp_path: Path) -> None:
-    root = built(tmp_path, half(0), half(1, PGROUP="other"))
+    root = built(tmp_path, half(0), half(1, PGROUP="other"), half(2), op(b"2"))
     for words, count in ((("--older-than", "1h"), 2), (("--older-than", "90000d"), 0),
                          (("--all", "--group", "other"), 1), (("--all", "--group", "none"), 0)):
         plan = run("transactions", "rollback", root, *words, "-o", "json").expect(0).json()
         assert len(plan["transactions"]) == count
+    ended = run("transactions", "rollback", root, "--id", KEYS[2], "-o", "json").expect(0).json()
+    assert (ended["actions"], len(ended["notes"])) == ([], 1)
     found = run("transactions", "rollback", root, "--id", "nobody").expect(6)
     assert "nobody" in found.err
     offset_id = run("transactions", "list", root, "-o", "json").json()[1]["msg_id"]

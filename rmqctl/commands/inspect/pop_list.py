@@ -10,10 +10,11 @@ import typer
 from rmqctl.commands.app.completing import complete_groups
 from rmqctl.commands.shared.messages import Faults
 from rmqctl.commands.shared.options import Out, Queue, StoreQueues, Topic, Zone
-from rmqctl.output.units import time_text
+from rmqctl.output.units import duration_text, time_text
 from rmqctl.parse_values import now_ms
 
-_BRIEF = ("state", "group", "topic", "queue_id", "queue_offset", "popped", "visible_at", "keys")
+_BRIEF = ("state", "group", "topic", "queue_id", "queue_offset", "age_ms", "visible_at", "keys",
+          "popped")
 
 
 def command(
@@ -53,8 +54,9 @@ def command(
              or (state == "orphaned" and one.state in ORPHANED)]
     out.rows((one.as_dict(now) for one in shown[:count]), COLUMNS, brief=_BRIEF,
              empty="no message that was delivered by POP is unacknowledged",
-             render=dict.fromkeys(("popped", "visible_at", "store_timestamp"),
-                                  lambda value: time_text(value, tz)))
+             render={**dict.fromkeys(("age_ms", "invisible_ms"), duration_text), **dict.fromkeys(
+                 ("popped", "visible_at", "store_timestamp"),
+                 lambda value: time_text(value, tz))})
     for note in found.notes:
         out.note(note)
     if found.acknowledged or found.unmatched:

@@ -9,11 +9,11 @@ import typer
 
 from rmqctl.commands.shared.messages import Faults
 from rmqctl.commands.shared.options import Out, StoreIndex, Zone
-from rmqctl.output.units import time_text
+from rmqctl.output.units import duration_text, time_text
 from rmqctl.parse_values import now_ms, parse_duration
 
-_BRIEF = ("state", "topic", "queue_id", "producer_group", "transaction_id", "born_timestamp",
-          "checks", "next_check")
+_BRIEF = ("state", "topic", "queue_id", "transaction_id", "age_ms", "checks", "producer_group",
+          "next_check")
 
 
 def command(
@@ -51,7 +51,8 @@ def command(
                  and (state is None or (some.state in OPEN) == (state == "open"))]
     out.rows((some.as_dict(now) for some in shown[:count]), COLUMNS, brief=_BRIEF,
              empty="no transaction is without an end",
-             render=dict.fromkeys(("born_timestamp", "store_timestamp", "next_check"),
-                                  lambda value: time_text(value, tz)))
+             render={"age_ms": duration_text, **dict.fromkeys(
+                 ("born_timestamp", "store_timestamp", "next_check"),
+                 lambda value: time_text(value, tz))})
     faults.found |= any(some.state != WAITING for some in shown)
     faults.end()

@@ -1,0 +1,3 @@
+from storekit import golden
+
+golden("5.3.3/transaction")
