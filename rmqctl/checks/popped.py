@@ -136,7 +136,7 @@ class Delivery:
 
 
 class Popped(NamedTuple):
-    """A message that a group received and did not acknowledge."""
+    """A message that a group received and did not acknowledge; ``record`` has no body."""
 
     state: str
     delivery: Delivery
@@ -361,6 +361,7 @@ class _Judge:
                                                                      unit.size)
         if record is None or record.topic != os.fsencode(point.topic):
             return None, GONE
+        record.body = b""  # there may be many
         if record.store_timestamp > point.popTime + _SLACK:
             return record, REPLACED
         return record, ""

@@ -59,8 +59,8 @@ _CHUNK = 1 << 16
 
 @dataclass(slots=True)
 class Transaction:
-    """``record`` is the last half message that the log has, ``offsets`` are those of all copies
-    that no op message names; ``given_up`` is the message that a broker put aside.
+    """``record`` is the last half message that the log has, without its body; ``offsets`` are those
+    of all copies that no op message names; ``given_up`` is the message that a broker put aside.
     """
 
     state: str
@@ -113,8 +113,10 @@ def transactions(store: Store, now: int, report: Report) -> Iterator[Transaction
     rules, view = _Rules.of(store), View(store)
     copies = _Copies(view, report)
     positions = ConsumerProgress.of(store).by_group().get(READER, {}).get(props.HALF_TOPIC, {})
-    given_up = {_key(record, _known(record)): record for record in Selector(
-        store, Selection(topic=GIVEN_UP_TOPIC), view, report).records()}
+    given_up: dict[str, Record] = {}
+    for record in Selector(store, Selection(topic=GIVEN_UP_TOPIC), view, report).records():
+        record.body = b""
+        given_up[_key(record, _known(record))] = record
     for rows in topic_rows(store, props.HALF_TOPIC, None, view, report):
         ended = _ended(view, rows.queue_id, report)
         found, gone = _without_end(store, rows, ended)
@@ -157,17 +159,17 @@ def _without_end(store: Store, rows: QueueRows,
     """(transactions by their key, the queue offsets of half messages that are not in the log)."""
     found: dict[str, Transaction] = {}
     gone: list[int] = []
-    done = np.fromiter(ended, np.int64, len(ended))
+    done = np.append(np.sort(np.fromiter(ended, np.int64, len(ended))), np.iinfo(np.int64).max)
     for start in range(rows.first, rows.end, _CHUNK):
         for offsets, physical, size in rows.pages(start, min(start + _CHUNK, rows.end)):
-            left = np.flatnonzero(~np.isin(offsets, done))
+            left = np.flatnonzero(done[np.searchsorted(done, offsets)] != offsets)
             for number in left.tolist():
                 offset = int(offsets[number])
                 record = store.log.record_at(int(physical[number]), int(size[number]))
                 if record is None or os.fsdecode(record.topic) != props.HALF_TOPIC:
                     gone.append(offset)
                     continue
-                known = _known(record)
+                known, record.body = _known(record), b""
                 key = _key(record, known)
                 some = found.setdefault(key, Transaction("", rows.queue_id, record))
                 some.record, some.properties = record, known

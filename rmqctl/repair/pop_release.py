@@ -24,6 +24,7 @@ from rmqctl.checks.popped import (
     LOST,
     RECORDS,
     TIMER,
+    UNDECIDED,
     CheckPoint,
     Popped,
     popped,
@@ -34,6 +35,7 @@ from rmqctl.engine.put.message import Outgoing
 from rmqctl.engine.put.rewrite import TIMER_DELIVER_MS
 from rmqctl.formats.config.java_map import JavaMap
 from rmqctl.formats.local import properties as props
+from rmqctl.formats.local.message import Record
 from rmqctl.parse_values import time_text
 from rmqctl.repair.broker_config import configured
 from rmqctl.repair.plan import Plan
@@ -78,13 +80,16 @@ def plan_release(store: Store, wanted: Callable[[CheckPoint], bool], clock: Call
         release = _USUAL
     known, forms = configured(store, {"version": release}), _Forms.of(store, release)
     while True:
-        chosen, left = list[Popped](), list[dict[str, Any]]()
+        chosen, wholes, left = list[Popped](), list[Record](), list[dict[str, Any]]()
         for number, one in enumerate(state.messages):
-            reason = refused.get(number) or _why_left(one)
-            if reason:
+            whole = None if one.record is None else store.log.record_at(
+                one.record.physical_offset)
+            reason = refused.get(number) or _why_left(one, whole)
+            if reason or whole is None:
                 left.append({**one.as_dict(now), "reason": reason})
             else:
                 chosen.append(one)
+                wholes.append(whole)
         notes = [*state.notes, *(problem.text for problem in problems[:1] if problem.is_fault),
                  *(f"{plural(count, 'message is', 'messages are')} left: {reason}" for reason, count
                    in Counter(row["reason"] for row in left).items())]
@@ -92,7 +97,8 @@ def plan_release(store: Store, wanted: Callable[[CheckPoint], bool], clock: Call
             return Released(Plan(COMMAND, store.root, notes=tuple(notes)), [], left)
         # The messages for the retry topics, then acknowledgements for what is not revived yet.
         puts = Puts(store, known, scratch, clock)
-        messages = [_again(one, forms.retry_topic(store, one), known.settings) for one in chosen]
+        messages = [_again(whole, one.delivery.point.popTime, forms.retry_topic(store, one),
+                           known.settings) for one, whole in zip(chosen, wholes, strict=True)]
         pending = [one for one in chosen if one.state != LOST]
         results = puts.put([*messages, *(_ack(one, known.settings, short=forms.short)
                                          for one in pending)],
@@ -117,10 +123,12 @@ def plan_release(store: Store, wanted: Callable[[CheckPoint], bool], clock: Call
                          notes=(*known.notes, *notes)), shown, left)
 
 
-def _why_left(one: Popped) -> str:
-    if one.state not in (INVISIBLE, DUE, LOST) or one.record is None:
+def _why_left(one: Popped, record: Record | None) -> str:
+    if one.state == UNDECIDED:
+        return "undecided: what may acknowledge it, or have it, is damaged"
+    if one.state not in (INVISIBLE, DUE, LOST) or record is None:
         return f"{one.state}: the message cannot be delivered again"
-    if one.record.crc_ok is False:
+    if record.crc_ok is False:
         return "the body of the message does not match its CRC"
     if one.delivery.kept_in == RECORDS:
         return _LEFT[RECORDS]
@@ -150,17 +158,15 @@ class _Forms:
         return first
 
 
-def _again(one: Popped, topic: str, settings: Settings) -> Outgoing:
+def _again(record: Record, popped_at: int, topic: str, settings: Settings) -> Outgoing:
     """The message as a revive puts it; one that was delayed is not delayed again."""
-    record = one.record
-    assert record is not None
     known = JavaMap()
     for name, value in JavaMap.from_properties(java_text(record.properties),
                                                settings.profile.map_capacity).items():
         if name != props.DELAY and not name.startswith(props.INNER):
             known.put(name, value)
     if not record.reconsume_times or FIRST_POP_TIME not in known:
-        known.put(FIRST_POP_TIME, str(one.delivery.point.popTime))
+        known.put(FIRST_POP_TIME, str(popped_at))
     return Outgoing(
         topic, bytes(record.body), known.text(trailing=settings.profile.trailing_separator), 0,
         record.flag, record.sys_flag, record.born_timestamp, record.store_host, None,

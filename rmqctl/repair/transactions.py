@@ -112,7 +112,7 @@ def plan_end(store: Store, end: End, wanted: Wanted, clock: Callable[[], int],
 
 def _message(puts: Puts, end: End, some: Transaction) -> tuple[Outgoing | None, str]:
     """(what a commit puts, why the transaction cannot be ended)."""
-    record = some.record
+    record = None if some.record is None else puts.store.log.record_at(some.record.physical_offset)
     if record is None:
         return None, "its half message is not in the log"
     if some.state == ANSWERED and end == "commit":
