@@ -53,18 +53,28 @@ _SLACK = 60_000
 """Milliseconds by which a message may be stored after its delivery began: a client that waits for
 messages waits at most 30 s."""
 
+_MOST_NAMES = 246
+"""Bytes of group and topic in the name of a retry topic."""
+
 _Long = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 _Int = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 _Byte = Annotated[int, msgspec.Meta(ge=0, le=127)]
 
 
-class CheckPoint(msgspec.Struct, frozen=True):
+class _Named(msgspec.Struct, frozen=True):
+    topic: str
+    consumerGroup: str  # noqa: N815 - the names of a broker's class
+
+    def __post_init__(self) -> None:
+        if len(f"{self.topic}{self.consumerGroup}".encode()) > _MOST_NAMES:
+            raise ValueError("its names are too long for a retry topic")
+
+
+class CheckPoint(_Named, frozen=True):
     """One delivery: ``num`` messages, of which ``queueOffsetDiff`` says the queue offsets. Times in
     ms. ``rePutTimes``: how often a broker could not read its message, and noted it once more.
     """
 
-    topic: str
-    consumerGroup: str  # noqa: N815 - the names of a broker's class
     startOffset: _Long  # noqa: N815
     popTime: _Long  # noqa: N815
     invisibleTime: _Long  # noqa: N815
@@ -88,11 +98,9 @@ class CheckPoint(msgspec.Struct, frozen=True):
         return [self.startOffset + each for each in self.queueOffsetDiff[:self.num]]
 
 
-class Ack(msgspec.Struct, frozen=True):
+class Ack(_Named, frozen=True):
     """Messages of a delivery that were acknowledged."""
 
-    topic: str
-    consumerGroup: str  # noqa: N815
     startOffset: _Long  # noqa: N815
     popTime: _Long  # noqa: N815
     queueId: _Int = 0  # noqa: N815

@@ -157,3 +157,23 @@ def test_a_store_that_was_not_closed(tmp_path: Path) -> None:
     found = run("pop", "release", root, "--group", GROUP, "--apply", "--yes").expect(6)
     assert "not closed cleanly" in found.err
     assert kept_bytes(root) == before
+
+
+@pytest.mark.parametrize("group", ["../x", "a/b", "é\u0000"])
+def test_names_that_can_be_no_topic(tmp_path: Path, group: str) -> None:
+    """A check point may name any group: nothing is written outside of the store's folders."""
+    root = built(tmp_path, check_point(0, 1, c=group), check_point(1, 1))
+    rows = run("pop", "list", root, "-o", "json").expect(0).json()
+    assert {row["group"] for row in rows} == {GROUP, group}
+    if "\0" not in group:
+        before = kept_bytes(root)
+        done = run("pop", "release", root, "--group", group, "--apply", "-o", "json").expect(0)
+        assert (done.json()["released"], len(done.json()["left"])) == ([], 1)
+        assert kept_bytes(root) == before
+
+
+def test_names_that_are_too_long(tmp_path: Path) -> None:
+    """They are counted, and keep nothing from being released."""
+    root = built(tmp_path, check_point(0, 1, t="x" * 300), check_point(1, 1))
+    assert "too long" in run("pop", "list", root).expect(1).err
+    assert [row["queue_offset"] for row in release(root)["released"]] == [1]
