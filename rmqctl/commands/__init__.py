@@ -139,6 +139,8 @@ REGISTRY: tuple[CommandSpec, ...] = (
     _spec("transactions commit", "mutates", _REPAIR, "Commit transactions that nobody ended"),
     _spec("transactions rollback", "mutates", _REPAIR, "Roll back transactions that nobody ended"),
     _spec("config convert", "mutates", _REPAIR, "Topics, groups and positions in JSON or RocksDB"),
+    _spec("config merge", "mutates", _REPAIR, "Take over missing topics and groups"),
+    _spec("topic restore", "mutates", _REPAIR, "Restore a topic that is missing from topics.json"),
     _spec("carve", "writes-new", _REPAIR, "Messages out of any bytes, by content alone"),
     _spec("undo", "mutates", _REPAIR, "Take a repair back: everything becomes what it was"),
     _spec("backup", "writes-new", _BACKUP, "A consistent copy of a store, in use or not"),

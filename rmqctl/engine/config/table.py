@@ -31,8 +31,18 @@ from rmqctl.store.config.config import (
 from rmqctl.store.store import Sizes, Store
 
 VERSION = "dataVersion"
+_SINCE = 5
 
 Config = dict[str, Any]
+
+
+def next_version(version: object, generation: int, now: int) -> dict[str, Any]:
+    """The data version after a change (`DataVersion.nextVersion`); the first one without any."""
+    before = version if isinstance(version, dict) else {}
+    counter = before.get("counter")
+    state = {"stateVersion": before.get("stateVersion", 0)} if generation >= _SINCE else {}
+    return {**before, "counter": counter + 1 if isinstance(counter, int) else 1, **state,
+            "timestamp": now}
 
 
 class ConfigTable:
@@ -158,11 +168,7 @@ class ConfigTable:
         counter = version.get("counter", 0)
         if not isinstance(counter, int) or isinstance(counter, bool):
             raise RefusedError(f"{self.path()}: the counter of {VERSION} is no number")
-        fresh: dict[str, Any] = {"counter": counter + 1}
-        if self.settings.profile.generation >= 5:
-            fresh["stateVersion"] = version.get("stateVersion", 0)
-        fresh["timestamp"] = self._clock()
-        return {**version, **fresh}
+        return next_version(version, self.settings.profile.generation, self._clock())
 
     def _publish(self, data: bytes) -> None:
         """The old content becomes the backup, then the new one takes its place.

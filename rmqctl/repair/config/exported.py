@@ -20,16 +20,18 @@ from rmqctl.formats.local.properties import DLQ_PREFIX, RETRY_PREFIX
 from rmqctl.repair.config.known import text_of
 from rmqctl.scan.source import FileSource
 from rmqctl.store.config.config import MAX_SIZE
+from rmqctl.store.store import Store
 
 
 class _Table(NamedTuple):
     """``key``: the field that repeats an entry's name. ``needed``: fields without which an entry
-    says less than the store itself.
+    says less than the store itself. ``each``: the type of every value of an entry.
     """
 
     key: str
     fields: dict[str, type]
     needed: tuple[str, ...] = ()
+    each: type = object
 
 
 _TABLES = {
@@ -43,10 +45,13 @@ _TABLES = {
         "retryMaxTimes": int, "brokerId": int, "whichBrokerWhenConsumeSlowly": int,
         "notifyConsumerIdsChangedEnable": bool, "groupSysFlag": int, "consumeTimeoutMinute": int,
         "attributes": dict}),
+    "forbiddenTable": _Table("", {}, each=int),
+    "messageRequestModeMap": _Table("", {}, each=dict),
 }
 _CONFIGS = "brokerConfigs"
 _FILTERS = (None, "SINGLE_TAG", "MULTI_TAG")
 _MOST = (1 << 31) - 1
+_LONGEST = 255
 
 
 @dataclass(slots=True)
@@ -59,6 +64,15 @@ class Exported:
     tables: dict[str, dict[str, Any]] = field(default_factory=dict)
     refused: int = 0
     time: int | None = None
+
+    def take(self, value: dict[str, Any]) -> None:
+        """Add the tables of an object."""
+        for name, table in _TABLES.items():
+            given = value.get(name)
+            if isinstance(given, dict):
+                good = {key: entry for key, entry in given.items() if _is_sound(table, key, entry)}
+                self.tables[name] = good
+                self.refused += len(given) - len(good)
 
 
 def read_export(name: str) -> Exported | None:
@@ -80,12 +94,7 @@ def read_export(name: str) -> Exported | None:
         return None
     when = value.get("exportTime")
     made = Exported(name, time=when if isinstance(when, int) and 0 < when < 1 << 62 else None)
-    for name_of_table, table in _TABLES.items():
-        given = value.get(name_of_table)
-        if isinstance(given, dict):
-            good = {key: entry for key, entry in given.items() if _is_sound(table, key, entry)}
-            made.tables[name_of_table] = good
-            made.refused += len(given) - len(good)
+    made.take(value)
     if not made.tables and _CONFIGS in value:
         raise UsageError(f"--from {name}: is the output of exportConfigs, which tells how brokers "
                          "are set up; that of exportMetadata has their topics and groups")
@@ -102,6 +111,26 @@ def refuse_foreign(export: Exported, topics: Iterable[str]) -> None:
                            f"({text_of(mine)}): it is another broker's")
 
 
+def fitting(store: Store, export: Exported, table: str) -> tuple[dict[str, Any], list[str]]:
+    """(the entries of a table that the store's queues do not contradict, notes on them)."""
+    theirs = export.tables[table]
+    if table != "topicConfigTable":
+        return theirs, []
+    notes = []
+    if export.time is not None:
+        notes.append(
+            f"{export.name}: is of a whole cluster, and adds up the queues that a topic has at "
+            "its masters: with more than one, set readQueueNums and writeQueueNums right")
+    kinds = {topic: False for topic, _ in store.queues} | {
+        topic: True for topic, _ in store.batch_queues}
+    good = {name: entry for name, entry in theirs.items()
+            if kinds.get(name, is_batch(entry)) == is_batch(entry)}
+    if len(good) < len(theirs):
+        notes.append(f"{export.name}: {text_of(dict.fromkeys(theirs.keys() - good.keys()))}: has "
+                     "queues of another kind than the store; not taken")
+    return good, notes
+
+
 def is_batch(entry: dict[str, Any]) -> bool:
     """Whether a topic of this configuration has batch queues."""
     return (entry.get("attributes") or {}).get(QUEUE_TYPE) == BATCH_QUEUE
@@ -113,8 +142,11 @@ def _is_sound(table: _Table, key: str, entry: Any) -> bool:
         return False
     if entry.get("topicFilterType") not in _FILTERS or "\ufffd" in key:
         return False
-    return (all(entry.get(name) is None or _is(entry[name], kind)
-                for name, kind in table.fields.items())
+    if len(key) > _LONGEST or "/" in key or not key.isprintable() or key in (".", ".."):
+        return False
+    return (all(isinstance(one, table.each) for one in entry.values())
+            and all(entry.get(name) is None or _is(entry[name], kind)
+                    for name, kind in table.fields.items())
             and all(entry.get(name) is not None for name in table.needed))
 
 

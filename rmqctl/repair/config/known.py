@@ -6,25 +6,52 @@ from __future__ import annotations
 
 import os
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
+
+from rmqctl.broker.release import judged
+from rmqctl.broker.versions import is_from
 from rmqctl.engine.config.topics import (
     BATCH_QUEUE,
+    CLEANUP_POLICY,
     CLIENT_QUEUES,
+    COMPACTION,
+    MESSAGE_TYPE,
     QUEUE_TYPE,
     READ_WRITE,
     is_system,
 )
 from rmqctl.formats.local import properties as props
-from rmqctl.formats.local.properties import DLQ_PREFIX, LMQ_PREFIX, RETRY_PREFIX, SCHEDULE_TOPIC
+from rmqctl.formats.local.properties import (
+    DLQ_PREFIX,
+    HALF_TOPIC,
+    LMQ_PREFIX,
+    RETRY_PREFIX,
+    SCHEDULE_TOPIC,
+    TIMER_TOPIC,
+)
 from rmqctl.scan import text
 from rmqctl.scan.frames import Array, Batch
 from rmqctl.store.config.progress import ConsumerProgress
+from rmqctl.store.queue.compaction import compacted_queues
 from rmqctl.store.store import Store
 
 Table = dict[str, dict[str, Any]]
-_CLUSTER = "DefaultCluster"
+CLUSTER = "DefaultCluster"
+_MESSAGE_TYPES = {
+    "TRANSACTION": (props.PREPARED,),
+    "DELAY": (props.DELAY, "TIMER_DELIVER_MS", "TIMER_DELAY_SEC", "TIMER_DELAY_MS"),
+    "FIFO": ("__SHARDINGKEY",)}
+"""By the properties that show it, the first that fits (`TopicMessageType`); else NORMAL."""
+_MIXED_SINCE = "5.1.4"
+_WAIT = (SCHEDULE_TOPIC, HALF_TOPIC, TIMER_TOPIC)
+"""Topics in which messages wait for the one that REAL_TOPIC names."""
+_MOST_QUEUES = 1 << 10
+"""A greater queue id counts only where the queue itself exists."""
+_ID_DIGITS, _SINCE = 11, 5
 
 
 def topics(store: Store, generation: int, table: Iterable[str]) -> tuple[Table, dict[str, int]]:
@@ -38,7 +65,7 @@ def topics(store: Store, generation: int, table: Iterable[str]) -> tuple[Table, 
     batch = {topic for topic, _ in store.batch_queues}
 
     def see(topic: str, queue_id: int) -> None:
-        if not topic.startswith(LMQ_PREFIX) and not is_system(topic, generation, _CLUSTER):
+        if not topic.startswith(LMQ_PREFIX) and not is_system(topic, generation, CLUSTER):
             seen[topic] = max(seen.get(topic, 0), queue_id + 1)
 
     # The queues that consume queues, log and committed offsets tell of.
@@ -48,7 +75,7 @@ def topics(store: Store, generation: int, table: Iterable[str]) -> tuple[Table, 
         topic, _, number = name.rpartition("-")
         see(topic, int(number))
     for commit in ConsumerProgress.of(store).commits:
-        if commit.topic in seen and 0 <= commit.queue_id < 1 << 10:
+        if commit.topic in seen and 0 <= commit.queue_id < _MOST_QUEUES:
             see(commit.topic, commit.queue_id)
     # The entries that a broker makes for such topics.
     made: Table = {}
@@ -56,12 +83,76 @@ def topics(store: Store, generation: int, table: Iterable[str]) -> tuple[Table, 
         least = 1 if topic.startswith((RETRY_PREFIX, DLQ_PREFIX)) else CLIENT_QUEUES
         queues = max(count, least)
         entry: dict[str, Any] = {} if generation < 5 else {
-            "attributes": {QUEUE_TYPE: BATCH_QUEUE} if topic in batch else {}}
+            "attributes": {QUEUE_TYPE: BATCH_QUEUE} if topic in batch else
+            {CLEANUP_POLICY: COMPACTION} if compacted_queues(store, topic) else {}}
         made[topic] = entry | {
             "order": False, "perm": READ_WRITE, "readQueueNums": queues,
             "topicFilterType": "SINGLE_TAG", "topicName": topic, "topicSysFlag": 0,
             "writeQueueNums": queues}
     return made, seen
+
+
+class Shown(NamedTuple):
+    """An entry, what is not known of it, and what shows the rest."""
+
+    entry: dict[str, Any]
+    notes: list[str]
+    proof: dict[str, Any]
+
+
+def topic(store: Store, name: str) -> Shown | None:
+    """A topic as `topics` has it, with the type of its messages; None where neither log nor queues
+    know it. One walk over the log. StoreIOError.
+    """
+    # What its messages show, delivered or waiting.
+    queues: set[int] = set()
+    types: Counter[str] = Counter()
+    raw = os.fsencode(name)
+    for batch in store.log.walk():
+        topics_of = text.topics(batch)
+        own = np.flatnonzero(topics_of.equal(raw))
+        queues.update(batch.column("queue_id")[own].tolist())
+        waits = np.logical_or.reduce([topics_of.equal(one.encode()) for one in _WAIT])
+        if waits.any():
+            found = text.Properties(batch)
+            rows, real = found.find(props.REAL_TOPIC)
+            waiting = rows[real.equal(raw) & waits[rows]]
+            rows, ids = found.find(props.REAL_QUEUE_ID)
+            queues.update(int(one) for one in ids.take(np.isin(rows, waiting)).tolist()
+                          if one.isdigit() and len(one) < _ID_DIGITS)
+            own = np.concatenate([own, waiting])
+        if len(own):
+            found = text.Properties(text.properties(batch).take(own))
+            left = np.ones(len(own), bool)
+            for kind, names in _MESSAGE_TYPES.items():
+                shows = np.concatenate([found.places(one)[0] for one in names])
+                is_kind = left & np.isin(np.arange(len(own)), shows)
+                types[kind] += int(is_kind.sum())
+                left &= ~is_kind
+            types["NORMAL"] += int(left.sum())
+    # The entry, by the rules of a file without any.
+    generation = store.generation
+    odd = {one for one in queues if not 0 <= one < _MOST_QUEUES}
+    table, seen = topics(store, generation, [f"{name}-{one}" for one in queues - odd])
+    entry = table.get(name)
+    if entry is None:
+        return None
+    shown = sorted(kind for kind, count in types.items() if count)
+    kind = shown[0] if len(shown) == 1 else "MIXED" if shown else ""
+    notes = [(f"{name}: queues beyond the {seen[name]} that messages, queues or offsets show, perm,"
+              " order, filter type and other attributes are not known: they are what a broker "
+              "gives a topic made by sending (4 queues, perm 6)")]
+    if odd:
+        notes.append(f"{name}: messages with the queue ids {text_of(dict.fromkeys(map(str, odd)))} "
+                     "are not counted as queues")
+    if generation >= _SINCE and not name.startswith((RETRY_PREFIX, DLQ_PREFIX)):
+        if kind == "MIXED" and not is_from(judged(store, None).release, _MIXED_SINCE):
+            notes.append(f"{name}: has messages of several types ({', '.join(shown)}), which a "
+                         f"broker before {_MIXED_SINCE} has no {MESSAGE_TYPE} for")
+        elif kind not in ("", "NORMAL"):
+            entry["attributes"][MESSAGE_TYPE] = kind
+    return Shown(entry, notes, {"queues_seen": seen[name], "message_types": {
+        one: types[one] for one in shown}})
 
 
 def groups(store: Store, generation: int, table: Iterable[str],

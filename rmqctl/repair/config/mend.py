@@ -15,11 +15,12 @@ from typing import Any, NamedTuple
 
 from rmqctl.checks.metadata.judge import REPORTED, judge
 from rmqctl.checks.verify.common import plural
+from rmqctl.engine.config.table import next_version
 from rmqctl.formats.config import fastjson
 from rmqctl.formats.config.torn_json import whole_entries
 from rmqctl.formats.local.properties import SCHEDULE_TOPIC
 from rmqctl.repair.config import known
-from rmqctl.repair.config.exported import Exported, is_batch, refuse_foreign
+from rmqctl.repair.config.exported import Exported, fitting, refuse_foreign
 from rmqctl.repair.plan import Action, Create, MoveAside, Replace, Step, Watch
 from rmqctl.store.config.config import (
     EMPTY,
@@ -220,21 +221,8 @@ class _Mender:
         """Its entries. RefusedError where it has none of the store's topics."""
         refuse_foreign(export, known.topics(self._store, self._generation, self._table)[0])
         self._used.add(export.name)
-        theirs = export.tables[kind.table]
-        if kind.table != "topicConfigTable":
-            return theirs
-        if export.time is not None:
-            self.made.notes.append(
-                f"{export.name}: is of a whole cluster, and adds up the queues that a topic has at "
-                "its masters: with more than one, set readQueueNums and writeQueueNums right")
-        kinds = {topic: False for topic, _ in self._store.queues} | {
-            topic: True for topic, _ in self._store.batch_queues}
-        good = {name: entry for name, entry in theirs.items()
-                if kinds.get(name, is_batch(entry)) == is_batch(entry)}
-        if len(good) < len(theirs):
-            self.made.notes.append(
-                f"{export.name}: {known.text_of(dict.fromkeys(theirs.keys() - good.keys()))}: has "
-                "queues of another kind than the store; not taken")
+        good, notes = fitting(self._store, export, kind.table)
+        self.made.notes += notes
         return good
 
     def judge(self, export: Exported) -> None:
@@ -372,13 +360,8 @@ class _Mender:
             {int(queue): offset for queue, offset in entry.items()}
             if kind.shape == "numbers" else entry for key, entry in entries.items()}}
         version = value.get("dataVersion")
-        counter = version.get("counter") if isinstance(version, dict) else None
         if kind.shape == "bean" or isinstance(version, dict) or self._generation >= _SINCE:
-            version = version if isinstance(version, dict) else {}
-            fresh: dict[str, Any] = {"counter": counter + 1 if isinstance(counter, int) else 1}
-            if self._generation >= _SINCE:
-                fresh["stateVersion"] = version.get("stateVersion", 0)
-            value["dataVersion"] = {**version, **fresh, "timestamp": self._clock()}
+            value["dataVersion"] = next_version(version, self._generation, self._clock())
         data = (fastjson.build(dict(sorted(value.items()))) if taken is None else
                 self._store.read_small(FOLDER, taken.path.removeprefix(f"{FOLDER}/"),
                                        most=MAX_SIZE))

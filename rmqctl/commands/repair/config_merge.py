@@ -1,0 +1,49 @@
+"""``rmqctl config merge``: takes over topics, groups and the like that a store lacks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rmqctl.commands.shared.applying import ApplyOptions
+from rmqctl.commands.shared.options import ListedOut, StoreQueues
+from rmqctl.parse_values import now_ms
+
+if TYPE_CHECKING:
+    from rmqctl.commands.shared.plan_page import Proposal
+    from rmqctl.repair.scratch import Scratch
+
+
+def command(
+    *,
+    source: Annotated[str, typer.Option(
+        "--from", metavar="SOURCE", show_default=False, help="A store (a master, or a copy), a "
+        "folder with configuration files, one of them, or the output of mqadmin exportMetadata.")],
+    replace: Annotated[bool, typer.Option(
+        "--replace", help="Where both have an entry and they differ, that of SOURCE.")] = False,
+    apply: ApplyOptions,
+    store: StoreQueues,
+    out: ListedOut,
+) -> None:
+    """Take over missing topics and groups from another configuration: shows the plan.
+
+    Brings what SOURCE has and STORE lacks: topics, subscription groups, topics forbidden to groups,
+    and modes of delivery (pull or POP). Entries that differ are shown and stay, unless --replace is
+    given; what SOURCE lacks stays. What a broker creates by itself, offsets and SQL92 filters,
+    which consumers register again, are not taken. The file as it was is kept for `rmqctl undo`.
+
+        rmqctl config merge STORE --from MASTER
+
+        rmqctl config merge STORE --from metadata.json --apply
+    """
+    from rmqctl.commands.shared import applying, plan_page
+    from rmqctl.repair.config.entries import MERGE, plan_merge
+
+    def propose(scratch: Scratch) -> Proposal:
+        with store.open() as opened:
+            made = plan_merge(opened, source, now_ms, scratch, replace=replace)
+        return plan_page.Proposal(made.plan, {
+            "source": source, "differ": [one.as_dict() for one in made.differ]})
+
+    applying.run(out, store.root, MERGE, propose, apply, writes=())

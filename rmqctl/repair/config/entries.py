@@ -1,0 +1,305 @@
+"""``config merge`` and ``topic restore``: single entries of the tables in ``config/``.
+
+Everything else in a file stays as it is, in its order; new entries come last. Progress (offsets,
+ordered POP) is no configuration. SQL92 filters are not merged: one whose bloom filter has other
+sizes makes a broker drop all (`ConsumerFilterManager.decode`), and consumers register them again.
+Queue mappings of static topics name the broker that they belong to.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rmqctl.checks.metadata.tables import GROUPS, TOPICS, is_user_group, is_user_topic
+from rmqctl.checks.verify.common import plural
+from rmqctl.engine.config.table import next_version
+from rmqctl.engine.config.topics import is_system, name_problem
+from rmqctl.errors import RefusedError
+from rmqctl.formats.config import fastjson
+from rmqctl.repair.config import known
+from rmqctl.repair.config.convert import replaced
+from rmqctl.repair.config.exported import Exported, fitting, read_export
+from rmqctl.repair.plan import Action, Create, Plan, Replace, Step
+from rmqctl.repair.scratch import Scratch
+from rmqctl.store.config.config import (
+    EMPTY,
+    FOLDER,
+    MISSING,
+    ConfigFile,
+    load_beside,
+    load_one,
+)
+from rmqctl.store.store import Sizes, Store
+
+MERGE, RESTORE = "config-merge", "topic-restore"
+_TOPICS, _GROUPS, _FORBIDDEN = "topicConfigTable", "subscriptionGroupTable", "forbiddenTable"
+_TABLES = {TOPICS: (_TOPICS,), GROUPS: (_GROUPS, _FORBIDDEN),
+           "messageRequestMode.json": ("messageRequestModeMap",)}
+"""The tables of names, by their file."""
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    _TOPICS: {"attributes": {}, "order": False, "topicFilterType": "SINGLE_TAG",
+              "topicSysFlag": 0},
+    _GROUPS: {"attributes": {}, "consumeMessageOrderly": False, "consumeTimeoutMinute": 15,
+              "groupRetryPolicy": {"type": "CUSTOMIZED"}, "groupSysFlag": 0}}
+"""What a broker reads from an entry without the field."""
+Table = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """An entry that both sides have, and its fields that differ: (here, in the source)."""
+
+    file: str
+    name: str
+    fields: Mapping[str, tuple[Any, Any]]
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"file": self.file, "name": self.name, "fields": {
+            field: {"store": ours, "source": theirs}
+            for field, (ours, theirs) in self.fields.items()}}
+
+    def in_words(self) -> str:
+        return ", ".join(f"{field} {_shown(ours)}, in the source {_shown(theirs)}"
+                         for field, (ours, theirs) in self.fields.items())
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """A plan, and the entries that differ."""
+
+    plan: Plan
+    differ: tuple[Difference, ...]
+
+
+# -- the source -----------------------------------------------------------------------------------
+
+
+def read_source(path: str) -> tuple[Exported, list[str]]:
+    """(the tables of a store, of a folder with configuration files, of one of these files, or of
+    an export of mqadmin; notes). RefusedError where it has none, or one that cannot be read;
+    UsageError for a torn file, StoreIOError.
+    """
+    if not os.path.isdir(path):
+        single = read_export(path)
+        if single is None:
+            raise RefusedError(f"{path}: no configuration of topics or groups: expected a store, "
+                               "topics.json, subscriptionGroup.json, or the output of mqadmin "
+                               "exportMetadata")
+        return single, []
+    # A store, its config/, or a folder that only contains such files.
+    folder = os.path.abspath(path)
+    above, name = os.path.split(folder)
+    if os.path.isdir(os.path.join(folder, FOLDER)) or name == FOLDER:
+        store = Store(above if name == FOLDER else folder, [], Sizes())
+        store.layout.require(path, "config")
+        files = [load_one(store, file) for file in _TABLES]
+    else:
+        files = [load_beside(Store(above, [], Sizes()), name, file) for file in _TABLES]
+    # The copy of each file that a broker loads.
+    found, notes = Exported(path), []
+    for file in files:
+        copies = [copy for copy in (file.main, file.backup)
+                  if copy.usable and (copy.database or not copy.damaged)]
+        if copies:
+            found.take(copies[0].value)
+        elif not {file.main.state, file.backup.state} <= {MISSING, EMPTY}:
+            raise RefusedError(f"{path}: {file.main.fault()}; no copy of it can be read")
+        if copies[:1] == [file.backup]:
+            notes.append(f"{path}: {file.main.fault()}; {file.backup.path} is read instead, as a "
+                         "broker does")
+        notes += [f"{path}: {file.main.path} {fault}" for fault in file.faults]
+    if not found.tables:
+        raise RefusedError(f"{path}: no configuration of topics or groups")
+    return found, notes
+
+
+# -- config merge ---------------------------------------------------------------------------------
+
+
+def plan_merge(store: Store, source: str, clock: Callable[[], int], scratch: Scratch, *,
+               replace: bool = False) -> Merge:
+    """The plan that brings over the entries that the store lacks; with ``replace`` also those that
+    differ. Databases are made in ``scratch``. ``clock``: epoch ms. RefusedError where a file cannot
+    be read or changed without loss, UsageError, MissingExtraError, StoreIOError.
+    """
+    store.layout.require(store.root, "config")
+    theirs, notes = read_source(source)
+    if theirs.refused:
+        notes.append(f"{source}: {plural(theirs.refused, 'entry', 'entries')} that no broker "
+                     "writes are left out")
+    mine = {topic for topic, _ in store.queues if is_user_topic(topic)}
+    if mine and theirs.tables.get(_TOPICS) and mine.isdisjoint(theirs.tables[_TOPICS]):
+        notes.append(f"{source} has none of the topics that have messages in {store.root}: it may "
+                     "be another broker's")
+    steps: list[Step] = []
+    actions: list[Action] = []
+    differ: list[Difference] = []
+    for name, tables in _TABLES.items():
+        changed: dict[str, Table] = {}
+        file = load_one(store, name)
+        for table in tables:
+            if table not in theirs.tables:
+                continue
+            entries, said = fitting(store, theirs, table)
+            notes += said
+            # v2 of the configuration in RocksDB has no place for this table that is known.
+            if table == _FORBIDDEN and store.layout.config == "rocksdb-v2":
+                if entries:
+                    notes.append(f"{source}: forbiddenTable is left out: config/rdb does not "
+                                 "contain it")
+                continue
+            _refuse_damage(store, file)
+            ours = _table(file, table)
+            taken: Table = {}
+            for key, entry in entries.items():
+                if not _is_users(store, table, key):
+                    continue
+                if key not in ours:
+                    taken[key] = entry
+                    actions.append(Action("add", _target(file), None, key, f"as {source} has it"))
+                elif fields := _differing(table, ours[key], entry):
+                    one = Difference(name, key, fields)
+                    differ.append(one)
+                    if replace:
+                        taken[key] = entry
+                        actions.append(Action("replace entry", _target(file), key, key,
+                                              one.in_words()))
+            if taken:
+                changed[table] = {**ours, **taken}
+            if table == _TOPICS:
+                notes += _unreachable(store, taken)
+        steps += _changed(store, file, changed, clock, scratch)
+    if differ and not replace:
+        stay = plural(len(differ), "entry that differs stays", "entries that differ stay")
+        notes.append(f"{stay} as in this store (--replace takes those of the source)")
+    if steps:
+        notes.append("what was deleted in this store since, and is still in the source, comes back")
+    return Merge(Plan(MERGE, store.root, tuple(actions), tuple(steps), notes=tuple(notes)),
+                 tuple(differ))
+
+
+def _is_users(store: Store, table: str, name: str) -> bool:
+    """Whether no broker creates the entry by itself."""
+    if table == _TOPICS:
+        cluster = store.sizes.conf.values.get("cluster") or known.CLUSTER
+        return is_user_topic(name) and not is_system(name, store.generation, cluster)
+    return table not in (_GROUPS, _FORBIDDEN) or is_user_group(name)
+
+
+def _differing(table: str, ours: Any, theirs: Any) -> dict[str, tuple[Any, Any]]:
+    if not isinstance(ours, dict):
+        return {"entry": (ours, theirs)}
+    defaults = _DEFAULTS.get(table, {})
+    both = {field: (_value(ours, field, defaults), _value(theirs, field, defaults))
+            for field in sorted({*ours, *theirs})}
+    return {field: values for field, values in both.items() if values[0] != values[1]}
+
+
+def _value(entry: Table, field: str, defaults: Table) -> Any:
+    value = entry.get(field)
+    return defaults.get(field) if value is None else value
+
+
+def _shown(value: Any) -> str:
+    return "-" if value is None else str(value)
+
+
+def _unreachable(store: Store, taken: Table) -> list[str]:
+    """Topics with more queues in the store than consumers will read."""
+    notes = []
+    for topic in sorted(taken):
+        seen = max((queue_id for name, queue_id in {**store.queues, **store.batch_queues}
+                    if name == topic), default=-1) + 1
+        if seen > taken[topic]["readQueueNums"]:
+            notes.append(f"{topic}: {taken[topic]['readQueueNums']} queues to read, but the store "
+                         f"has {seen}: `rmqctl topic create {store.root} {topic} --read-queues "
+                         f"{seen}` lets consumers read all of them")
+    return notes
+
+
+# -- topic restore --------------------------------------------------------------------------------
+
+
+def plan_restore(store: Store, topic: str, clock: Callable[[], int], scratch: Scratch) -> Plan:
+    """The plan that adds a missing topic: as topics.json.bak has it, else as messages and queues
+    show it (`known.topic`). RefusedError where nothing is known of it, or the file cannot be
+    changed without loss; MissingExtraError, StoreIOError.
+    """
+    store.layout.require(store.root, "config")
+    problem = name_problem(topic)
+    if problem is not None:
+        raise RefusedError(problem)
+    if not _is_users(store, _TOPICS, topic):
+        raise RefusedError(f"{topic} is a system topic: a broker creates it by itself")
+    file = load_one(store, TOPICS)
+    _refuse_damage(store, file)
+    ours = _table(file, _TOPICS)
+    if topic in ours:
+        said = f"{topic} is in {_target(file)}: nothing to restore"
+        return Plan(RESTORE, store.root, notes=(said,))
+    # A deleted entry is in the backup until the next change of the file.
+    saved = Exported(file.backup.path)
+    if file.backup.usable and not file.backup.damaged:
+        saved.take(file.backup.value)
+    entry = saved.tables.get(_TOPICS, {}).get(topic)
+    reason = f"as {file.backup.path} has it"
+    shown = known.topic(store, topic)
+    messages = {} if shown is None else shown.proof["message_types"]
+    notes = []
+    if entry is not None:
+        notes += _unreachable(store, {topic: entry})
+    elif shown is not None:
+        entry, notes = shown.entry, shown.notes
+        reason = "as messages and queues show it: " + ", ".join([
+            f"{entry['readQueueNums']} queues", *(
+                f"{name}={value}" for name, value in entry.get("attributes", {}).items())])
+    else:
+        raise RefusedError(f"{store.root}: topic {topic} has no message, no queue and no entry in "
+                           f"{file.backup.path}: nothing to restore it from")
+    if messages and not any(name == topic for name, _ in {**store.queues, **store.batch_queues}):
+        notes.append(f"{topic} has messages, but no consume queues: `rmqctl recover {store.root}` "
+                     "rebuilds them; without them consumers do not get these messages")
+    action = Action("add", _target(file), None, topic, reason,
+                    proof=None if shown is None else shown.proof)
+    return Plan(RESTORE, store.root, (action,), tuple(_changed(
+        store, file, {_TOPICS: {**ours, topic: entry}}, clock, scratch)), notes=tuple(notes))
+
+
+# -- a file ---------------------------------------------------------------------------------------
+
+
+def _table(file: ConfigFile, table: str) -> Table:
+    found = (file.value or {}).get(table)
+    return dict(found) if isinstance(found, dict) else {}
+
+
+def _target(file: ConfigFile) -> str:
+    return file.main.path if file.main.database else f"{FOLDER}/{file.name}"
+
+
+def _refuse_damage(store: Store, file: ConfigFile) -> None:
+    """RefusedError where writing the file would lose an entry."""
+    used = file.used
+    if used is None and not {file.main.state, file.backup.state} <= {MISSING, EMPTY}:
+        raise RefusedError(f"{store.root}: {file.main.fault()}; no copy of it can be read: repair "
+                           "it first (`rmqctl recover`)")
+    if used is not None and (used.damaged or file.faults):
+        raise RefusedError(f"{store.root}: {used.path}: {used.reason or file.faults[0]}: repair it "
+                           "first (`rmqctl recover`)")
+
+
+def _changed(store: Store, file: ConfigFile, tables: Mapping[str, Table],
+             clock: Callable[[], int], scratch: Scratch) -> list[Step]:
+    """The steps that give the file these tables, and the next data version."""
+    if not tables:
+        return []
+    value = {**(file.value or {}), **tables}
+    if file.name in (TOPICS, GROUPS):
+        value["dataVersion"] = next_version(value.get("dataVersion"), store.generation, clock())
+    if file.main.database:
+        return replaced(store, file.name, value, scratch)
+    data = fastjson.build(value if file.value else dict(sorted(value.items())))
+    return [(Create if file.main.state == MISSING else Replace)(_target(file), data)]
