@@ -8,13 +8,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from datetime import UTC, tzinfo
 from typing import Any, NamedTuple
 
 from rmqctl.broker.conf.effective import Effective
 from rmqctl.broker.release import judged
 from rmqctl.broker.versions import version_of
 from rmqctl.checks.preflight.around import Around
-from rmqctl.checks.preflight.disk import HOUR, Rules, allocated, disk_use, file_systems
+from rmqctl.checks.preflight.disk import (
+    HOUR,
+    Rules,
+    allocated,
+    disk_use,
+    file_systems,
+    next_deletion,
+)
 from rmqctl.checks.preflight.types import DiskUse
 from rmqctl.repair.expire import (
     Expiry,
@@ -70,7 +78,8 @@ class Outlook:
 
 @dataclass(slots=True)
 class Retention:
-    """``settings``: where the value of each comes from. ``unread`` None: the queues cannot be read,
+    """``settings``: where the value of each comes from. ``next_run``: when expired files go next by
+    deleteWhen (ms; None: never). ``unread`` None: the queues cannot be read,
     so nobody knows. ``outlook`` None: ``no_outlook`` says why.
     """
 
@@ -81,6 +90,7 @@ class Retention:
     refuses_writes: bool
     files: list[LogFile]
     unread: dict[tuple[str, str], dict[int, int]] | None
+    next_run: int | None
     outlook: Outlook | None = None
     no_outlook: str = ""
     notes: list[str] = field(default_factory=list)
@@ -104,7 +114,8 @@ class Retention:
                  "queues": {str(queue_id): lost for queue_id, lost in places.items()}}
                 for (group, topic), places in self.unread.items()],
             "settings": self.settings, "reserved_hours": self.rules.reserved_hours,
-            "delete_when": self.rules.delete_when, "expire_ratio": self.rules.expire_ratio,
+            "delete_when": self.rules.delete_when, "next_run": self.next_run,
+            "expire_ratio": self.rules.expire_ratio,
             "forces": self.rules.forces, "disk": self.disk.as_dict(),
             "outlook": None if self.outlook is None else self.outlook.as_dict(),
             "no_outlook": self.no_outlook or None,
@@ -133,8 +144,11 @@ def expire_by_settings(store: Store, now: int) -> Expiry:
     return replace(done, plan=replace(done.plan, notes=(said, *done.plan.notes)))
 
 
-def retention(store: Store, around: Around, version: str | None = None) -> Retention:
-    """What the cleaner of a broker on this store does. UsageError, StoreIOError."""
+def retention(store: Store, around: Around, version: str | None = None,
+              zone: tzinfo = UTC) -> Retention:
+    """What the cleaner of a broker on this store does; ``zone``: that of the broker's clock.
+    UsageError, StoreIOError.
+    """
     store.layout.require(store.root, "commitlog")
     # Which files go, by the rules of a start.
     release, rules = rules_of(store, version)
@@ -143,7 +157,8 @@ def retention(store: Store, around: Around, version: str | None = None) -> Reten
     gone = max(disk.deletes_files, disk.expires_files)
     found = Retention(release, rules, {name: origin(store, release, name) for name in (
         "fileReservedTime", "deleteWhen", "diskMaxUsedSpaceRatio")}, disk, refuses,
-        _files(store, rules, disk, len(files)), {})
+        _files(store, rules, disk, len(files)), {},
+        next_deletion(rules.delete_when, around.now, zone))
     if store.layout.is_dledger:
         found.settings["fileReservedTime"] += ", and DLedger keeps an hour more"
         found.settings["diskMaxUsedSpaceRatio"] = "a limit of DLedger's own"

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
+from datetime import datetime, tzinfo
 from typing import NamedTuple
 
 from rmqctl.broker.versions import BrokerVersion
@@ -20,6 +21,7 @@ from rmqctl.checks.preflight.lost import intact
 from rmqctl.checks.preflight.types import DiskUse, Prediction
 from rmqctl.errors import StoreIOError
 from rmqctl.files.disk_usage import BLOCK
+from rmqctl.formats.local.delay import java_int
 from rmqctl.formats.local.properties import LMQ_PREFIX
 from rmqctl.phrases import Phrase, counted
 from rmqctl.store.files import StoreFile
@@ -71,6 +73,24 @@ class Rules(NamedTuple):
         if queues_force:
             return queues_full, True, True
         return False, False, max(log, queues) > self.expire_ratio
+
+
+def next_deletion(delete_when: str, now: int, zone: tzinfo) -> int | None:
+    """When (epoch ms) expired files go next by the hours of deleteWhen (``04`` or ``04;16``), on a
+    clock of the ``zone``; None: never. `UtilAll.isItTimeToDo` fails at the first that is no number.
+    """
+    hours = []
+    for part in delete_when.rstrip(";").split(";"):
+        try:
+            hours.append(java_int(part, 32))
+        except ValueError:
+            break
+    start = datetime.fromtimestamp(now // 1000, zone).replace(minute=0, second=0)
+    if start.hour in hours:
+        return now
+    return next((int(hour.timestamp()) * 1000 for hour in (
+        datetime.fromtimestamp(start.timestamp() + ahead * 3600, zone) for ahead in range(1, 26))
+        if hour.hour in hours), None)
 
 
 class FileSystem:

@@ -36,8 +36,8 @@ def command(
 ) -> None:
     """Show what a broker's cleaner deletes, when and why, and for how long the disk has room.
 
-    Log files go from the oldest on: by age (fileReservedTime, in the hour of deleteWhen, or at once
-    above diskMaxUsedSpaceRatio), and whatever their age where the disk is fuller still
+    Log files go from the oldest on: by age (fileReservedTime, in the hour of deleteWhen on a clock
+    of --tz, as the broker's machine has, or at once above diskMaxUsedSpaceRatio), and whatever their age where the disk is fuller still
     (cleanFileForciblyEnable). The last file stays. The rate is that of the last messages: since the
     last log file that begins a day or more before the end, else of all of the log; it counts the
     log alone. The settings are those of --broker-conf, else the defaults of the release that the
@@ -52,7 +52,7 @@ def command(
     from rmqctl.repair.retention import retention
 
     with store.open() as opened:
-        found = retention(opened, around(opened, disk_used), engine.version)
+        found = retention(opened, around(opened, disk_used), engine.version, tz)
         layout = opened.layout
     out.document(found.as_dict(), lambda page: _show(page, found, tz))
     if not out.is_data:
@@ -79,6 +79,8 @@ def _show(page: Human, found: Retention, tz: tzinfo) -> None:
         "release": found.release,
         "kept for": f"{rules.reserved_hours} h ({found.settings['fileReservedTime']})",
         "deleted in the hour": f"{rules.delete_when} ({found.settings['deleteWhen']})",
+        "next in that hour": "never: deleteWhen is no hour" if found.next_run is None else
+        time_text(found.next_run, tz),
         "disk in use": f"not judged: {disk.not_judged}" if disk.used_ratio is None
         else f"{disk.used_ratio:.0%}",
         f"above {rules.expire_ratio:.0%}": "expired files go at once "

@@ -72,7 +72,7 @@ def command(
     counted as not verifiable. Exit code 1 when something is wrong; info findings do not count.
     Exit code 3 when all that can be judged is sound, but a part lies in a form that is not read
     or needs an extra. Of several stores each gets its verdict, and one that cannot be judged does
-    not stop the others.
+    not stop the others. STORE may also be the offsets.json of a broadcasting consumer.
 
         rmqctl verify /data/store
         rmqctl verify /data/store -o json --jobs 2
@@ -106,6 +106,11 @@ def command(
     if cron.limit_rate is not None:
         options.jobs = 1
     roots = roots_named(store.root, more)
+    if len(roots) == 1 and os.path.isfile(roots[0]) and _file(
+            out, roots[0], max_findings, cron.fail_on,
+            given=only is not None or sample is not None or since_last or any(
+                (prometheus, cron.baseline))):
+        return
     if len(roots) > 1 and state is not None:
         raise UsageError("--state: the place in one store; several have one each in their folder")
     # The checks, one store after the other.
@@ -134,6 +139,23 @@ def command(
     if prometheus is not None:
         _metrics(prometheus, [one.verdict for one in judged if one.verdict is not None])
     end_with(judged, lambda verdict: verdict.fails(cron.fail_on))
+
+
+def _file(out: Output, path: str, most: int, fail_on: str, *, given: bool) -> bool:
+    """Checks one file; False where it is of no kind that is checked by itself."""
+    from rmqctl.checks.verify.client_offsets import covered, verdict_of
+    from rmqctl.commands.shared.verifying import show
+
+    found = verdict_of(path, most)
+    if found is None:
+        return False
+    if given:
+        raise UsageError(f"{path}: a file is checked completely; --only, --sample, --since-last, "
+                         "--baseline and --format-prometheus go with a store")
+    show(out, found, covered)
+    if found.fails(fail_on):
+        raise typer.Exit(int(ExitCode.FINDINGS))
+    return True
 
 
 @dataclass

@@ -125,6 +125,8 @@ def _headline(verdict: Verdict[C]) -> Phrase:
 
 def _brief(finding: Finding, root: str) -> dict[str, Any]:
     path = os.path.relpath(finding.file, root) if finding.file else finding.structure
+    if path == os.curdir:  # a file that is checked by itself
+        path = os.path.basename(root)
     if finding.category.startswith("tiered-") and finding.topic is not None:
         path = os.path.basename(path)  # the queue is named beside it
     where = path if finding.offset is None else f"{path} @{finding.offset}"

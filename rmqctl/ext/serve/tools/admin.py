@@ -19,9 +19,9 @@ from rmqctl.ext.serve.naming import json_response
 from rmqctl.ext.serve.remoting.codes import Answer, Status
 from rmqctl.ext.serve.remoting.command import VERSION
 from rmqctl.ext.serve.source import READ, WRITE
-from rmqctl.ext.serve.tools.cleaning import RESERVED_HOURS
 from rmqctl.formats.local.consume_queue_ext import is_address
 from rmqctl.formats.local.properties import SCHEDULE_TOPIC
+from rmqctl.repair.retention import rules_of
 
 _VERSION_NAME = "V4_9_3"
 MOST_ROWS = 10_000
@@ -159,7 +159,7 @@ def broker_config(broker: Broker, _call: Call) -> Response:
         "brokerClusterName": broker.cluster.name, "brokerIP1": broker.address.host, "brokerId": 0,
         "brokerName": broker.name, "brokerPermission": READ | WRITE * broker.is_writable,
         "brokerRole": known.role, "enablePropertyFilter": "true",
-        "fileReservedTime": RESERVED_HOURS, "filterServerNums": 0,
+        "fileReservedTime": rules_of(store)[1].reserved_hours, "filterServerNums": 0,
         "flushDiskType": f"{known.flush.upper()}_FLUSH",
         "listenPort": broker.address.port, "mappedFileSizeCommitLog": known.commitlog_file_size,
         "mappedFileSizeConsumeQueue": known.consumequeue_file_size,

@@ -13,11 +13,9 @@ from rmqctl.ext.serve.broker import Broker, Call, Response, Table
 from rmqctl.ext.serve.remoting.codes import Answer, Status
 from rmqctl.formats.local.properties import LMQ_PREFIX
 from rmqctl.parse_values import now_ms
-from rmqctl.repair.expire import HOUR, Limits, expire
+from rmqctl.repair.retention import expire_by_settings, rules_of
 from rmqctl.store.store import Store
 
-RESERVED_HOURS = 72
-"""A broker's fileReservedTime, whose default is that of `rmqctl expire`, too."""
 _POP_RECORDS = "kvStore"
 _NAMED = 5
 _MOST_QUEUES = 50_000
@@ -26,12 +24,13 @@ _MOST_QUEUES = 50_000
 def expired_files(broker: Broker, _call: Call) -> Response:
     """Files of the log that are older than a broker keeps them."""
     with closing(_opened(broker)) as store:
-        found = expire(store, now_ms(), Limits(older_than=RESERVED_HOURS * HOUR))
+        found = expire_by_settings(store, now_ms())
+        hours = rules_of(store)[1].reserved_hours
     if found.plan.actions:
         raise Answer(Status.SYSTEM_ERROR, (
             f"{len(found.plan.actions)} files of {found.bytes} bytes have expired, and rmqctl "
             f"serve deletes no files. Stop it and type: rmqctl expire {_root(broker)} --older-than "
-            f"{RESERVED_HOURS}h --apply"))
+            f"{hours}h --apply"))
     return Response()
 
 

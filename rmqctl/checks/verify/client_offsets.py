@@ -1,0 +1,91 @@
+"""``verify`` of one offsets.json of a broadcasting consumer, and what its client does with it."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from rmqctl.checks.findings import WARNING, Finding
+from rmqctl.checks.verify.common import plural
+from rmqctl.checks.verify.verdict import Verdict
+from rmqctl.errors import FormatError
+from rmqctl.formats import kinds
+from rmqctl.phrases import Phrase
+from rmqctl.scan.source import FileSource
+from rmqctl.store.config import client_offsets
+from rmqctl.store.config.client_offsets import ClientOffsets, instead
+from rmqctl.store.config.config import BACKUP, MAX_SIZE, NOT_LOADED
+
+STRUCTURE = "client-offsets"
+_HEAD = 4096
+
+
+class Entries(NamedTuple):
+    """What the file contains."""
+
+    queues: int
+    brokers: int
+    topics: int
+
+    def as_dict(self) -> Mapping[str, Any]:
+        return self._asdict()
+
+
+def verdict_of(path: str, most: int) -> Verdict[Entries] | None:
+    """The verdict on a file, with at most so many findings; None for a file of another kind.
+    StoreIOError.
+    """
+    with FileSource(path) as source:
+        data = source.read(0, min(source.size, MAX_SIZE + 1))
+    parts = os.path.abspath(path).split(os.sep)
+    if kinds.recognise(parts, data[:_HEAD], len(data)) != kinds.CLIENT_OFFSETS:
+        return None
+    found: ClientOffsets | None = None
+    findings: list[Finding] = []
+
+    def tell(category: str, detail: str, offset: int | None, severity: str = "") -> None:
+        findings.append(Finding(category, STRUCTURE, detail, file=path, offset=offset,
+                                length=None if offset is None else max(len(data) - offset, 0),
+                                severity=severity, next=f"rmqctl dump {shlex.quote(path)}"))
+
+    try:
+        found = client_offsets.parse(data)
+        for reason, offset in _unread(found):
+            raise FormatError(reason, offset=offset, path="$")
+    except FormatError as error:
+        then = instead(path)
+        where = "" if error.path in (None, "$") else f" at {error.path}"
+        tell("config-backup" if _is_good(path) else "config-unreadable",
+             "; ".join(filter(None, (f"{error.reason}{where}", then))), error.offset)
+    else:
+        for oddity in found.oddities:
+            tell("config-oddity", oddity.detail, oddity.offset)
+        if found.faults:
+            tell("config-oddity", f"{plural(len(found.faults), 'entry', 'entries')} of the wrong "
+                 f"shape: {found.faults[0]}", None, WARNING)
+    rows = [] if found is None else found.rows
+    counts = Counter((one.category, one.severity) for one in findings)
+    return Verdict(path, not any(one.is_trouble for one in findings), tuple(findings[:most]),
+                   counts, Entries(len(rows), len({row.broker for row in rows}),
+                                   len({row.topic for row in rows})),
+                   ({"structure": STRUCTURE},))
+
+
+def covered(verdict: Verdict[Entries]) -> dict[str, Any]:
+    """What was covered, for people."""
+    return {"queues": str(verdict.coverage.queues), "brokers": str(verdict.coverage.brokers),
+            "topics": str(verdict.coverage.topics),
+            "group": client_offsets.group_of(verdict.root) or Phrase("unknown")}
+
+
+def _unread(found: ClientOffsets) -> Iterator[tuple[str, int]]:
+    """Why a client does not load a file that can be parsed."""
+    return ((oddity.detail, oddity.offset) for oddity in found.oddities
+            if oddity.kind in NOT_LOADED)
+
+
+def _is_good(path: str) -> bool:
+    return not path.endswith(BACKUP) and instead(path).startswith("the client reads ")
