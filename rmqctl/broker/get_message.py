@@ -13,9 +13,9 @@ from typing import NamedTuple
 from rmqctl.formats.local.consume_queue import UNIT_SIZE
 from rmqctl.store.log.bounds import View
 from rmqctl.store.queue.batch_queue import BatchQueue
-from rmqctl.store.queue.compaction import CompactionQueue
+from rmqctl.store.queue.compaction import CompactionQueue, served_rows
 from rmqctl.store.queue.consume_queue import ConsumeQueue
-from rmqctl.store.queue.rows import batch_queue, topic_rows
+from rmqctl.store.queue.rows import batch_queue
 
 FOUND = "FOUND"
 NO_MESSAGE = "NO_MESSAGE_IN_QUEUE"
@@ -65,7 +65,7 @@ def get_message(view: View, topic: str, queue_id: int, offset: int,
     StoreIOError where a file of the queue cannot be read.
     """
     store = view.store
-    compacted = CompactionQueue.open(store, topic, queue_id) if view.generation >= 5 else None
+    compacted = CompactionQueue.served(store, topic, queue_id) if view.generation >= 5 else None
     if compacted is not None:
         with compacted:
             return compacted_answer(compacted, offset, max_messages)
@@ -199,7 +199,7 @@ def meaning(answer: Answer, offset: int) -> str:
 
 def offset_note(view: View, topic: str, queue_id: int, offset: int) -> str | None:
     """What a broker says of a queue offset where no message is; None where one is."""
-    queues = topic_rows(view.store, topic, queue_id, view)
+    queues = served_rows(view.store, topic, queue_id, view)
     if not queues:  # said by the reading itself
         return None
     answer = outside(offset, queues[0].first, queues[0].end, view.generation)

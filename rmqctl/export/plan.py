@@ -25,6 +25,7 @@ from rmqctl.store.log.end import used_size
 from rmqctl.store.log.pages import chosen_files
 from rmqctl.store.log.ranges import cuts
 from rmqctl.store.query.select import Selection
+from rmqctl.store.queue.compaction import CompactedRows, served_queues
 from rmqctl.store.store import Sizes, Store
 
 LEAST, MOST = 64 << 20, 512 << 20
@@ -65,8 +66,10 @@ class StorePlan:
 
 
 def plan(names: Sequence[str], wanted: Selection, jobs: int, *, count: int | None = None,
-         folders: Sequence[str] = (), sizes: Sizes | None = None) -> list[StorePlan]:
+         folders: Sequence[str] = (), sizes: Sizes | None = None,
+         compacted: bool = False) -> list[StorePlan]:
     """The plan of each store. ``count``: ranges to cut each log into, else by its size and jobs.
+    ``compacted``: of a topic that a broker reads from a compaction log what is in that.
 
     NotAStoreError, StoreIOError for a store that cannot be opened at all.
     """
@@ -75,9 +78,28 @@ def plan(names: Sequence[str], wanted: Selection, jobs: int, *, count: int | Non
         # Workers may have another current folder.
         opened = partial(Store.open, os.path.abspath(name), folders, sizes)
         with opened() as store:
-            plans.append(_planned(store, number, name, wanted, jobs, count))
+            served = _served(store, number, name, wanted) if compacted else None
+            plans.append(served or _planned(store, number, name, wanted, jobs, count))
         plans[-1].opened = opened
     return plans
+
+
+def _served(store: Store, number: int, name: str, wanted: Selection) -> StorePlan | None:
+    """The plan for a topic whose queues are read from compaction logs; None for any other."""
+    queues = [queue_id for topic, queue_id in served_queues(store) if topic == wanted.topic]
+    if wanted.topic is None or not queues or (wanted.from_phy, wanted.to_phy) != (None, None):
+        return None
+    planned = StorePlan(name, held=store.lock.held)
+    files = [(file, queue_id) for queue_id in queues if wanted.queue_id in (None, queue_id)
+             for file in CompactedRows(store, wanted.topic, queue_id).log.files]
+    text = name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    for at, (file, queue_id) in enumerate(files):
+        planned.files.append(file)
+        planned.pieces.append(Piece(
+            file, 0, file.size, file.size, False, number, at, text,
+            os.path.relpath(file.path, store.root), len(files) == 1, 1,
+            (os.path.abspath(store.root), wanted.topic, queue_id)))
+    return planned
 
 
 def _planned(store: Store, number: int, name: str, wanted: Selection, jobs: int,

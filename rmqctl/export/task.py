@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,8 @@ from rmqctl.store.files import StoreFile
 from rmqctl.store.log.ranges import Range
 from rmqctl.store.pages import BatchPage
 from rmqctl.store.query.conditions import filtered
+from rmqctl.store.queue.compaction import CompactedRows
+from rmqctl.store.store import Sizes, Store
 
 if TYPE_CHECKING:
     from rmqctl.export.spill import Spilled
@@ -32,7 +34,7 @@ class Piece(Range[StoreFile]):
 
     ``name`` is the store as the user named it, ``relative`` the file's name in the store.
     ``alone``: the store has no other range. ``buckets``: into how many what ranges set aside is
-    divided.
+    divided. ``served``: (root of the store, topic, queue id) of a file of a compaction log.
     """
 
     store: int
@@ -41,6 +43,7 @@ class Piece(Range[StoreFile]):
     relative: str
     alone: bool
     buckets: int
+    served: tuple[str, str, int] | None = None
 
     @property
     def origin(self) -> Origin:
@@ -76,6 +79,9 @@ class Reading:
 
     def __iter__(self) -> Iterator[Batch]:
         part, file = self._part, self._part.file
+        if isinstance(part, Piece) and part.served is not None:
+            yield from self._served(file.base, *part.served)
+            return
         with ExitStack() as opened:
             walk = TolerantWalk(lambda: opened.enter_context(file.open()),
                                 part.start, part.end, resync=part.resync, no_stale=True)
@@ -90,6 +96,14 @@ class Reading:
             self._lost(Unread(self.position, part.end,
                               f"{file.path}: became shorter while it was read"))
             self.position = part.end
+
+    def _served(self, base: int, root: str, topic: str, queue_id: int) -> Iterator[Batch]:
+        """The messages of a compaction log's file that a broker serves."""
+        rows = CompactedRows(Store(root, [], Sizes()), topic, queue_id)
+        with closing(rows.log):
+            yield from rows.batches(base, base + self._part.end, lambda place, size: self._lost(
+                Unread(place - base, place - base + size, "no message of the queue is there")))
+        self.position = self._part.end
 
     def _lost(self, lost: Unread) -> None:
         self._tally.missing.add(Span(UNREADABLE, self._part.file.base + lost.start,

@@ -33,7 +33,7 @@ class Options:
 
     ``paths`` as given; `stores` finds what they name. ``orphans``: of tiers, messages that no
     consume queue leads to, too. ``fail_on_loss``: a store that is known to have lost messages is
-    not read.
+    not read. ``compacted``: of compaction topics what a broker serves, not what the log has.
     """
 
     paths: tuple[str, ...]
@@ -45,6 +45,7 @@ class Options:
     log_folders: tuple[str, ...] = ()
     orphans: bool = False
     fail_on_loss: bool = True
+    compacted: bool = False
 
     @classmethod
     def of(cls, given: Mapping[str, str], more: Iterable[str] = ()) -> Options:

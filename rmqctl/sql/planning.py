@@ -17,11 +17,12 @@ from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.local.index_file import Shape
 from rmqctl.sql.options import Options
 from rmqctl.sql.pushdown import Filters
-from rmqctl.sql.reader import IndexPiece, LogPiece, Piece, QueuePiece, RocksPiece
-from rmqctl.sql.schema import CONSUMEQUEUE, FRAMES, INDEX
+from rmqctl.sql.reader import CompactedPiece, IndexPiece, LogPiece, Piece, QueuePiece, RocksPiece
+from rmqctl.sql.schema import CONSUMEQUEUE, FRAMES, INDEX, MESSAGES
 from rmqctl.store.files import StoreFile, Trouble, listing
 from rmqctl.store.log.commit_log import CommitLog
 from rmqctl.store.log.end import used_size
+from rmqctl.store.queue.compaction import CompactedRows, served_queues
 from rmqctl.store.queue.consume_queue import ConsumeQueue
 from rmqctl.store.queue.unit_columns import index_entries
 from rmqctl.store.stats import CLOCK_SKEW
@@ -119,13 +120,29 @@ def of_store(path: str, options: Options, filters: Filters) -> Iterator[Item]:
         elif options.table == INDEX:
             yield from _indexes(store, path)
         else:
-            yield from _log(store, path, filters, frames=options.table == FRAMES)
+            served = [*served_queues(store)] if options.compacted and (
+                options.table == MESSAGES) else []
+            yield from _log(store, path, filters, frames=options.table == FRAMES,
+                            without=frozenset(os.fsencode(topic) for topic, _ in served))
+            for topic, queue_id in served:
+                if filters.takes_topic(topic) and filters.takes_queue(queue_id):
+                    yield from _compacted(store, path, topic, queue_id)
 
 
 # -- the log --------------------------------------------------------------------------------------
 
 
-def _log(store: Store, name: str, filters: Filters, *, frames: bool) -> Iterator[Item]:
+def _compacted(store: Store, name: str, topic: str, queue_id: int) -> Iterator[Item]:
+    for file in CompactedRows(store, topic, queue_id).log.files:
+        def cut(start: int, end: int, file: StoreFile = file) -> CompactedPiece:
+            return CompactedPiece(name, os.path.relpath(file.path, store.root), store.root, topic,
+                                  queue_id, file.base + start, file.base + end)
+
+        yield Item(file.size, cut)
+
+
+def _log(store: Store, name: str, filters: Filters, *, frames: bool,
+         without: frozenset[bytes] = frozenset()) -> Iterator[Item]:
     _readable(store.log_troubles)
     used = _used(store.log.files)
     for file in files_of_time(store.log, filters.since, filters.until):
@@ -134,13 +151,14 @@ def _log(store: Store, name: str, filters: Filters, *, frames: bool) -> Iterator
         first = 0 if frames else max((filters.start or 0) - file.base - file.head, 0)
         last = end if filters.end is None else min(end, filters.end - file.base)
         if first < last or (frames and not end and file.size):
-            yield _log_item(store, name, file, first, max(last, first), end)
+            yield _log_item(store, name, file, first, max(last, first), end, without)
 
 
-def _log_item(store: Store, name: str, file: StoreFile, first: int, last: int, used: int) -> Item:
+def _log_item(store: Store, name: str, file: StoreFile, first: int, last: int, used: int,
+              without: frozenset[bytes]) -> Item:
     def cut(start: int, end: int) -> LogPiece:
         return LogPiece(name, os.path.relpath(file.path, store.root), file, first + start,
-                        first + end, first + end == used, store.root)
+                        first + end, first + end == used, store.root, without)
 
     return Item(last - first, cut)
 

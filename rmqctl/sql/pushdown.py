@@ -57,7 +57,7 @@ class Filters:
             ids = np.array(sorted(self.queue_ids), np.int64)
             keep = _and(keep, np.isin(batch.column("queue_id"), ids))
         if self.topics is not None:
-            keep = _and(keep, _topics(batch, self.topics))
+            keep = _and(keep, with_topics(batch, self.topics))
         return batch if keep is None or keep.all() else batch.select(np.flatnonzero(keep))
 
     def of_rows(self, rows: pa.RecordBatch) -> pa.RecordBatch:
@@ -97,7 +97,7 @@ def limits(sign: str, values: Sequence[int], unit: int = 1) -> tuple[int | None,
     return (None if sign in ("<", "<=") else least), (None if sign in (">", ">=") else most)
 
 
-def _topics(batch: Batch, topics: frozenset[bytes]) -> Array:
+def with_topics(batch: Batch, topics: frozenset[bytes]) -> Array:
     """Which messages have one of the topics."""
     length, start = batch.column("topic_length"), batch.column("topic_start")
     keep: Array = np.zeros(len(batch), bool)

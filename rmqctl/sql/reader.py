@@ -10,25 +10,29 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
 import pyarrow as pa
 
 from rmqctl.errors import StoreIOError
 from rmqctl.formats.local.index_file import Shape
 from rmqctl.scan.columns import frame_columns, message_columns
 from rmqctl.scan.frames import DAMAGED, ZERO, Batch, Span
-from rmqctl.sql.pushdown import Filters
+from rmqctl.sql.pushdown import Filters, with_topics
 from rmqctl.sql.schema import FRAMES, OF_FILE, OF_TIER, TABLES, as_in_engine
 from rmqctl.sql.seams import PlannedSource, QueueProof, Seams, shrank, walk_range
 from rmqctl.store.files import StoreFile
+from rmqctl.store.queue.compaction import CompactedRows
 from rmqctl.store.queue.unit_columns import (
     batch_queue_batches,
     database_batches,
     index_batches,
     queue_batches,
 )
+from rmqctl.store.store import Sizes, Store
 
 if TYPE_CHECKING:
     from rmqctl.store.rocksdb.queues import RocksQueues
@@ -41,7 +45,8 @@ class LogPiece:
     """The frames of a log file that begin in ``[start, end)``, two cuts anywhere in it.
 
     ``store`` and ``file`` are what the columns of these names say. ``last``: all bytes from
-    ``end`` on are zero, and belong to this piece. ``root`` is where the store lies.
+    ``end`` on are zero, and belong to this piece. ``root`` is where the store lies. ``without``:
+    topics that are read from elsewhere.
     """
 
     store: str
@@ -51,6 +56,7 @@ class LogPiece:
     end: int
     last: bool
     root: str
+    without: frozenset[bytes] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +98,33 @@ class IndexPiece:
     start: int
     end: int
     shape: Shape | None
+
+
+@dataclass(frozen=True, slots=True)
+class CompactedPiece:
+    """Messages with places in ``[start, end)`` of a compaction log, as a broker serves them."""
+
+    store: str
+    file: str
+    root: str
+    topic: str
+    queue_id: int
+    start: int
+    end: int
+
+    @property
+    def constants(self) -> Constants:
+        return {"store": self.store}
+
+    def batches(self) -> Iterator[tuple[str, Batch]]:
+        rows = CompactedRows(Store(self.root, [], Sizes()), self.topic, self.queue_id)
+        with closing(rows.log):
+            for batch in rows.batches(self.start, self.end, _missing):
+                yield self.file, batch
+
+
+def _missing(_place: int, _size: int) -> None:
+    """`verify` names what a compaction log lacks."""
 
 
 Constants = dict[str, str | int]
@@ -199,7 +232,9 @@ class Reading:
                 if self.passed is not None:
                     self.passed(batch)
                 holes.passed(batch)
-                yield self._finished(self._of_batch(batch, source.base), constant)
+                own = batch if not piece.without or not len(batch) else batch.select(
+                    np.flatnonzero(~with_topics(batch, piece.without)))
+                yield self._finished(self._of_batch(own, source.base), constant)
             # Behind the last piece of the log are zeros that nothing was written to.
             if not piece.last or piece.end >= piece.path.size:
                 holes.settle()

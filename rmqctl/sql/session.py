@@ -87,13 +87,14 @@ def _interrupt(base: duckdb.DuckDBPyConnection) -> None:
 
 class Session:
     """A context manager. ``advance`` is told bytes of logs as they are read; with ``decoding`` the
-    messages have the columns `DECODED`, text: JSON, but ``decoded_as``.
+    messages have the columns `DECODED`, text: JSON, but ``decoded_as``. ``compacted``: as of
+    `Options`.
     """
 
     def __init__(self, stores: Sequence[str], log_folders: Sequence[str] = (),
                  advance: Callable[[int], None] = lambda _bytes: None,
-                 decoding: Decoding | None = None) -> None:
-        self._decoding = decoding
+                 decoding: Decoding | None = None, *, compacted: bool = False) -> None:
+        self._decoding, self._compacted = decoding, compacted
         self._columns = COLUMNS if decoding is None else COLUMNS | {
             MESSAGES: COLUMNS[MESSAGES] | {
                 name: pa.field(name, pa.string()) for name in DECODED}}
@@ -220,7 +221,8 @@ class Session:
 
     def _of_files(self, table: str, schema: pa.Schema, filters: Filters) -> Iterator[
             pa.RecordBatch]:
-        options = Options(tuple(self._stores), table, log_folders=self._folders)
+        options = Options(tuple(self._stores), table, log_folders=self._folders,
+                          compacted=self._compacted)
         made = [name for name in schema.names if table == MESSAGES and name in DECODED]
         stored = schema if not made else pa.schema([
             *(each for each in schema if each.name not in made),

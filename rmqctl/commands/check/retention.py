@@ -37,12 +37,13 @@ def command(
     """Show what a broker's cleaner deletes, when and why, and for how long the disk has room.
 
     Log files go from the oldest on: by age (fileReservedTime, in the hour of deleteWhen on a clock
-    of --tz, as the broker's machine has, or at once above diskMaxUsedSpaceRatio), and whatever their age where the disk is fuller still
-    (cleanFileForciblyEnable). The last file stays. The rate is that of the last messages: since the
-    last log file that begins a day or more before the end, else of all of the log; it counts the
-    log alone. The settings are those of --broker-conf, else the defaults of the release that the
-    store is judged for. Exit code 1 where messages go that a group has not read, or a broker would
-    reject messages; 3 where queues are in a form that is not read, so who has read is not known.
+    of --tz, as the broker's machine has, or at once above diskMaxUsedSpaceRatio), and whatever
+    their age where the disk is fuller still (cleanFileForciblyEnable). The last file stays. The
+    rate is that of the last messages: since the last log file that begins a day or more before the
+    end, else of all of the log; it counts the log alone. The settings are those of --broker-conf,
+    else the defaults of the release that the store is judged for. Exit code 1 where messages go
+    that a group has not read, or a broker would reject messages; 3 where queues are in a form that
+    is not read, so who has read is not known.
 
         rmqctl retention STORE --broker-conf broker.conf
 

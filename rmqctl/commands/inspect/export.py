@@ -18,7 +18,15 @@ from rmqctl.commands.shared.message_options import (
     decoding_of,
     tell_undecoded,
 )
-from rmqctl.commands.shared.options import Body, Jobs, LayoutOptions, Out, Zone, worker_count
+from rmqctl.commands.shared.options import (
+    Body,
+    Compacted,
+    Jobs,
+    LayoutOptions,
+    Out,
+    Zone,
+    worker_count,
+)
 from rmqctl.commands.shared.spark_options import Stores, named_stores
 from rmqctl.errors import ExitCode, UsageError, require
 from rmqctl.output.escape import spreadsheet_safe
@@ -62,6 +70,7 @@ def command(
     manifest: Annotated[bool, typer.Option(
         "--manifest", help="Also write FILE.manifest.json: what was exported, what is missing, "
         "and the SHA-256 of FILE. A folder always has one.")] = False,
+    view: Compacted = "auto",
     tz: Zone = UTC,
     jobs: Jobs = 0,
     layout: Annotated[LayoutOptions, pick("commitlog_dirs commitlog_file_size broker_conf")],
@@ -70,9 +79,10 @@ def command(
     """Write messages for other programs: Parquet, JSON lines, CSV, Avro, Arrow or Excel.
 
     All messages of the logs are exported, in their order, whether a consumequeue leads to them or
-    not (`rmqctl read --topic` follows the consumequeue). Fields are those of the message object;
-    in Parquet, Arrow, Avro and Excel times are times, and in CSV and Excel nothing is a formula.
-    What --decode makes of bodies is text there: JSON, unless it is a text itself.
+    not (`rmqctl read --topic` follows the consumequeue); with --topic of a compaction topic what a
+    broker serves from its compaction log, unless --view disk is given. Fields are those of the
+    message object; in Parquet, Arrow, Avro and Excel times are times, and in CSV and Excel nothing
+    is a formula. What --decode makes of bodies is text there: JSON, unless it is a text itself.
     The file appears at the end, complete, or not at all, and nothing is ever replaced. What is
     damaged or missing is said, and messages that do not match their CRC are exported with crc_ok
     false; the exit code is 1 then. `rmqctl pipeline export` does it on Spark.
@@ -87,6 +97,7 @@ def command(
     from rmqctl.export.plan import check_place, plan
     from rmqctl.export.spec import Export
     from rmqctl.store.projection import is_decoded
+    from rmqctl.store.queue.compaction import SERVED
 
     # Check the combination of options before any store is opened.
     form = _form(target, format, partition_by)
@@ -115,7 +126,10 @@ def command(
         check_place(target, names, folders)
     elif manifest:
         raise UsageError("--manifest stands beside a file: name one with --out")
-    plans = plan(names, wanted, worker_count(jobs), folders=folders, sizes=layout.sizes)
+    plans = plan(names, wanted, worker_count(jobs), folders=folders, sizes=layout.sizes,
+                 compacted=view == "auto")
+    if any(piece.served for one in plans for piece in one.pieces):
+        out.note(f"{wanted.topic}: {SERVED}")
     result = _exported(out, plans, spec, target, _Way(form, select.count, manifest, jobs))
     # On standard output the data must stay alone, so the summary goes to stderr.
     if target == _STREAM:

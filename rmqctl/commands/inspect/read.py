@@ -29,9 +29,9 @@ def command(
     unconsumed: Annotated[bool, typer.Option(
         "--unconsumed", help="Only what the group has not consumed: from its position to the end "
         "of each queue, its retry topic included.")] = False,
-    view: Annotated[Literal["disk", "broker"], typer.Option(
-        "--view", help="disk: all that is intact on disk. broker: only what a broker would still "
-        "have after a start, which ends the log at the first damage.")] = "disk",
+    view: Annotated[Literal["auto", "disk", "broker"], typer.Option(
+        "--view", help="disk: all that is intact on disk. broker: only what a broker serves after "
+        "a start. auto: disk, but compaction topics as a broker serves them.")] = "auto",
     last: Annotated[int | None, typer.Option(
         "--last", metavar="N", min=0, help="The last N messages in log order, as `rmqctl tail`.",
         show_default=False)] = None,
@@ -46,9 +46,11 @@ def command(
     With --topic the queues' rows decide what is shown and in which order (all queues of a topic
     are merged as they lie in the log). Without it every message of the log is looked at, those
     without a row (rollbacks, half messages that came back) too; --where topic=T reads a topic
-    that way. Damage does not end the listing: it is named on stderr, the next record that proves
-    itself follows, and the exit code is 1. With --group and --unconsumed the queues in which the
-    group committed offsets are read, and its retry topic, each from the group's position on.
+    that way. A topic with cleanup.policy=COMPACTION is read from its compaction log, as a broker
+    serves it, unless --view disk is given. Damage does not end the listing: it is named on stderr,
+    the next record that proves itself follows, and the exit code is 1. With --group and
+    --unconsumed the queues in which the group committed offsets are read, and its retry topic,
+    each from the group's position on.
 
         rmqctl read STORE --topic orders --queue 0 --offset 1200 --limit 10
 
@@ -66,7 +68,7 @@ def command(
     if last is not None or follow:
         others = (select.from_offset, select.count, select.from_phy, select.to_phy, select.since,
                   select.until, group)
-        if unconsumed or view != "disk" or any(value is not None for value in others):
+        if unconsumed or view != "auto" or any(value is not None for value in others):
             raise UsageError("--last and --follow go with --topic, --queue, --tag, --key and "
                              "--where alone")
         from rmqctl.commands.inspect import tail
@@ -89,7 +91,8 @@ def command(
     wanted = select.selection(show.tz, show.decoding)
     faults = Faults(out, show)
     with store.open() as opened:
-        bounds = view_of(opened, view)
+        bounds = view_of(opened, "disk" if view == "auto" else view)
+        bounds.compacted |= view == "auto"
         tell_left_over(out, opened)
         # Where a group goes on.
         if group is not None:

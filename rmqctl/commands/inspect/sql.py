@@ -11,7 +11,7 @@ import typer
 from rmqctl.commands.app.option_groups import pick
 from rmqctl.commands.app.without_pandas import leave_pandas_out
 from rmqctl.commands.shared.message_options import Decode, decoding_of, tell_undecoded
-from rmqctl.commands.shared.options import LayoutOptions, Out
+from rmqctl.commands.shared.options import Compacted, LayoutOptions, Out
 from rmqctl.commands.shared.spark_options import (
     QueryFile,
     StoresAndQuery,
@@ -29,6 +29,7 @@ def command(
     limit: Annotated[int | None, typer.Option(
         "--limit", metavar="N", min=0, help="At most N rows.")] = None,
     decode: Decode = None,
+    view: Compacted = "auto",
     layout: Annotated[LayoutOptions, pick("commitlog_dirs broker_conf")],
     out: Out,
 ) -> None:
@@ -40,7 +41,8 @@ def command(
     names are read, and conditions on topic, queue_id, store_timestamp and physical_offset are
     applied while reading. Times are timestamps in UTC; epoch_ms(store_timestamp) has milliseconds.
     body is binary: decode(body) is its text; with --decode messages have decoded and internal, as
-    JSON text, and decoded_as. A query changes nothing and reads no other files.
+    JSON text, and decoded_as. Of compaction topics messages has what a broker serves, unless --view
+    disk is given. A query changes nothing and reads no other files.
     `rmqctl pipeline sql` is the same on Spark, with its SQL.
 
         rmqctl sql STORE "SELECT topic, count(*) AS n FROM messages GROUP BY topic ORDER BY n DESC"
@@ -55,6 +57,7 @@ def command(
     from rmqctl.sql.schema import MESSAGES, says
     from rmqctl.sql.session import Session
     from rmqctl.store import Store
+    from rmqctl.store.queue.compaction import SERVED, served_queues
 
     # Open every store once, to know the total size for the progress bar.
     names, text = stores_and_query(arguments, file)
@@ -64,10 +67,13 @@ def command(
     for store in stores:
         with Store.open(os.path.abspath(store), folders) as opened:
             size += opened.log.size
+            if view == "auto" and says(text, MESSAGES):
+                for topic in dict.fromkeys(topic for topic, _ in served_queues(opened)):
+                    out.note(f"{topic}: {SERVED}")
     decoding = None if decode is None else decoding_of(decode)
     # Rows are printed while DuckDB computes them.
     with out.progress("reading the log", size) as progress, Session(
-            stores, folders, progress.advance, decoding) as session:
+            stores, folders, progress.advance, decoding, compacted=view == "auto") as session:
         answer = session.ask(text)
         rows = answer.rows if limit is None else islice(answer.rows, limit)
         out.rows(rows, answer.columns)

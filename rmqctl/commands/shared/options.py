@@ -314,6 +314,10 @@ View = Annotated[Literal["auto", "disk", "broker"], typer.Option(
     "after a start. auto: broker where the log is small (64 MiB), because it must be walked, else "
     "disk.")]
 
+Compacted = Annotated[Literal["auto", "disk"], typer.Option(
+    "--view", help="auto: of topics with cleanup.policy=COMPACTION what a broker serves from the "
+    "compaction log. disk: their messages in the commitlog.")]
+
 DryRun = Annotated[bool, typer.Option(
     "--dry-run", help="Only say what would be done; nothing is changed.")]
 DryRead = Annotated[bool, typer.Option(

@@ -21,6 +21,7 @@ from rmqctl.formats.local.properties import (
     RETRY_PREFIX,
     SCHEDULE_TOPIC,
 )
+from rmqctl.store.queue.compaction import COMPACTION, POLICY
 
 NAME = "topics.json"
 TABLE = "topicConfigTable"
@@ -40,7 +41,6 @@ DEFAULT_TOPIC = "TBW102"
 
 QUEUE_TYPE = "queue.type"
 BATCH_QUEUE = "BatchCQ"
-CLEANUP_POLICY, COMPACTION = "cleanup.policy", "COMPACTION"
 MESSAGE_TYPE = "message.type"
 _ALLOWED = "%|a-zA-Z0-9_-"
 _NAME = re.compile(f"[{_ALLOWED}]+")
@@ -61,11 +61,11 @@ _NO_SENDING = frozenset({SCHEDULE_TOPIC})
 _NO_SENDING_SINCE_5 = _NO_SENDING | {_HALF, _OP_HALF, _CHECK_MAX_TIME, _SELF_TEST, _OFFSET_MOVED}
 _ENUMS = {
     QUEUE_TYPE: ("SimpleCQ", BATCH_QUEUE),
-    CLEANUP_POLICY: ("DELETE", COMPACTION),
+    POLICY: ("DELETE", COMPACTION),
     MESSAGE_TYPE: ("UNSPECIFIED", "NORMAL", "FIFO", "DELAY", "TRANSACTION", "MIXED"),
 }
 _RESERVE_TIME = "reserve.time"
-_FIXED = frozenset({QUEUE_TYPE, CLEANUP_POLICY})
+_FIXED = frozenset({QUEUE_TYPE, POLICY})
 
 
 # -- what a broker lets a topic be --------------------------------------------------------------

@@ -294,7 +294,7 @@ class AnsweredQueue:
         if answer.status != FOUND:
             return Pulled(answer.status, answer.next_begin, answer.min, answer.max)
         store = self._view.store
-        compacted = CompactionQueue.open(store, self._topic, self._queue_id) if (
+        compacted = CompactionQueue.served(store, self._topic, self._queue_id) if (
             self._view.generation >= 5) else None
         log = store.log if compacted is None else compacted.log
         records: list[bytes] = []

@@ -21,6 +21,7 @@ from rmqctl.store.config.config import ConfigFile, load_one
 from rmqctl.store.config.rows import snake
 from rmqctl.store.log.bounds import View
 from rmqctl.store.log.end import find_end, first_record, last_dispatched
+from rmqctl.store.queue.compaction import is_served
 from rmqctl.store.queue.rows import topics_on_disk
 from rmqctl.store.store import Store
 
@@ -157,16 +158,13 @@ class Source:
 
     def _open_queue(self, topic: str, queue_id: int) -> Queue:
         special = self.view.generation >= 5 and (
-            (topic, queue_id) in self.store.batch_queues or self._is_compacted(topic, queue_id))
+            (topic, queue_id) in self.store.batch_queues or is_served(self.store, topic, queue_id))
         if special:
             return AnsweredQueue(self.view, topic, queue_id)
         plain = self.store.queue(topic, queue_id)
         if plain is None or not plain.exists:
             return EmptyQueue()
         return StoredQueue(self.view, plain, self.log, self.pages)
-
-    def _is_compacted(self, topic: str, queue_id: int) -> bool:
-        return os.path.isdir(self.store.path("compaction", "compactionCq", topic, str(queue_id)))
 
     @property
     def log_bounds(self) -> tuple[int, int]:

@@ -16,9 +16,7 @@ from rmqctl.broker.release import judged
 from rmqctl.broker.versions import is_from
 from rmqctl.engine.config.topics import (
     BATCH_QUEUE,
-    CLEANUP_POLICY,
     CLIENT_QUEUES,
-    COMPACTION,
     MESSAGE_TYPE,
     QUEUE_TYPE,
     READ_WRITE,
@@ -36,7 +34,7 @@ from rmqctl.formats.local.properties import (
 from rmqctl.scan import text
 from rmqctl.scan.frames import Array, Batch
 from rmqctl.store.config.progress import ConsumerProgress
-from rmqctl.store.queue.compaction import compacted_queues
+from rmqctl.store.queue.compaction import COMPACTION, POLICY, compacted_queues
 from rmqctl.store.store import Store
 
 Table = dict[str, dict[str, Any]]
@@ -84,7 +82,7 @@ def topics(store: Store, generation: int, table: Iterable[str]) -> tuple[Table, 
         queues = max(count, least)
         entry: dict[str, Any] = {} if generation < 5 else {
             "attributes": {QUEUE_TYPE: BATCH_QUEUE} if topic in batch else
-            {CLEANUP_POLICY: COMPACTION} if compacted_queues(store, topic) else {}}
+            {POLICY: COMPACTION} if compacted_queues(store, topic) else {}}
         made[topic] = entry | {
             "order": False, "perm": READ_WRITE, "readQueueNums": queues,
             "topicFilterType": "SINGLE_TAG", "topicName": topic, "topicSysFlag": 0,

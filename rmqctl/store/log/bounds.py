@@ -39,6 +39,8 @@ class View:
         self.generation = generation or store.generation
         self._known: dict[tuple[str, int], Bounds] = {}
         self._log_end = log_end
+        self.compacted = log_end is not None
+        """Whether topics that a broker reads from a compaction log are read from there."""
 
     @cached_property
     def log_end(self) -> int | None:

@@ -30,6 +30,7 @@ from rmqctl.store.pages import BatchPage, Page, RecordPage, limited
 from rmqctl.store.problems import Problem, Report
 from rmqctl.store.query.compacted import compacted_pages
 from rmqctl.store.query.conditions import KEY, Condition, filtered, is_plain, tag_condition
+from rmqctl.store.queue.compaction import SERVED, served_rows
 from rmqctl.store.queue.rows import (
     CLOCK_SLACK,
     MissingRows,
@@ -134,7 +135,7 @@ class Selector:
         conditions = wanted.conditions()
         # Consumer offsets of a group: read each queue from its own start.
         if wanted.starts is not None:
-            several = [rows for topic, queue_id in wanted.starts for rows in topic_rows(
+            several = [rows for topic, queue_id in wanted.starts for rows in served_rows(
                 self.store, topic, queue_id, self.view, self._report)]
             for page in self._queue_pages(several):
                 yield filtered(page, conditions)
@@ -148,9 +149,11 @@ class Selector:
         # Consume queues find the messages of a topic without reading the whole log.
         layout = self.store.layout
         unread = layout.unread.get("consumequeue")
-        queues = [] if unread else topic_rows(self.store, wanted.topic, wanted.queue_id, self.view,
-                                              self._report)
-        if wanted.from_phy is None and wanted.to_phy is None:  # places of another log
+        in_log = wanted.from_phy is not None or wanted.to_phy is not None  # places of another log
+        find = topic_rows if in_log else served_rows
+        queues = [] if unread else find(self.store, wanted.topic, wanted.queue_id, self.view,
+                                        self._report)
+        if not in_log and not self.view.compacted:
             for page in compacted_pages(self.store, wanted.topic, wanted.queue_id,
                                         wanted.from_offset or 0, self._report):
                 yield filtered(page, conditions)
@@ -201,16 +204,24 @@ class Selector:
         return start, end
 
     def _queue_pages(self, queues: list[QueueRows]) -> Iterator[Page]:
+        own = [queue for queue in queues if queue.log is not self.store.log]
+        for queue in own:
+            self._report(Problem("note", f"{queue.topic}/{queue.queue_id}: {SERVED}"))
+        together = [queue for queue in queues if queue.log is self.store.log]
         try:
-            yield from self._pages_of(queues)
+            for some in (*([queue] for queue in own), together):
+                if some:
+                    yield from self._pages_of(some)
         finally:  # who has enough before the end is told of these too
             for queue in queues:
                 if queue.why_unread:
                     self._report(Problem("row", f"{queue.topic}/{queue.queue_id}: rows that cannot "
                                          f"be read are left out: {queue.why_unread}"))
+            for queue in own:
+                queue.log.close()
 
     def _pages_of(self, queues: list[QueueRows]) -> Iterator[Page]:
-        missing = MissingRows(self.store.log, queues, self._report)
+        missing = MissingRows(queues[0].log, queues, self._report)
         size, buffer = _FIRST_CHUNK, np.empty(_CHUNK_BYTES, np.uint8)
         for rows in self._merged(queues):
             at = 0
@@ -240,13 +251,13 @@ class Selector:
         # All at once, where each row leads to a record of its queue.
         if (len(physical) > 1 and (physical[1:] > physical[:-1]).all()
                 and (size >= MIN_SIZE).all() and (size <= MAX_RECORD).all()):
-            batch, ok = packed_records(self.store.log, physical, size, buffer)
+            batch, ok = packed_records(queues[0].log, physical, size, buffer)
             if ok.all() and _all_belong(queues, number, batch):
                 return BatchPage(batch)
         # One by one, as long as a row leads to something else.
         records = []
         for place, offset, length, which in rows.T.tolist():
-            record = self.store.log.record_at(place, length)
+            record = queues[0].log.record_at(place, length)
             if record is None or not _belongs(queues[which], record):
                 missing.add(which, offset, place, length)
             else:

@@ -1,23 +1,43 @@
 """The compaction store of one queue (5.1+): a sparse index and a log of its own.
 
-spec: timer-and-others-5x.md §2. A broker reads such topics from here only; the commitlog holds
-their messages too, until it expires.
+spec: timer-and-others-5x.md §2. A broker reads such topics from here only
+(`DefaultMessageStore.getMessage`), before the first compaction too; the commitlog holds their
+messages until it expires, superseded ones and those without keys as well.
 """
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.local import compaction as layout
 from rmqctl.formats.local.compaction import UNIT_SIZE, UnitRecord
-from rmqctl.formats.local.message import Record
+from rmqctl.formats.local.message import MIN_SIZE, Record
+from rmqctl.scan.frames import Batch
+from rmqctl.scan.resync import MAX_RECORD
 from rmqctl.scan.source import Closing, FileSource
+from rmqctl.scan.text import topics
+from rmqctl.store.config.config import topic_table
 from rmqctl.store.files import listing
-from rmqctl.store.log.commit_log import CommitLog
-from rmqctl.store.queue.rows import queue_ids
+from rmqctl.store.log.bounds import View
+from rmqctl.store.log.commit_log import CommitLog, packed_records
+from rmqctl.store.problems import Problem, Report
+from rmqctl.store.queue.batch_queue import BatchQueue
+from rmqctl.store.queue.rows import BatchRows, QueueRows, queue_ids, topic_rows
 from rmqctl.store.queue.search import LAST, first_from
 from rmqctl.store.store import Store
 
 _FOLDER = "compaction"
 _LOG, _QUEUE = "compactionLog", "compactionCq"
+POLICY, COMPACTION = "cleanup.policy", "COMPACTION"
+SERVED = ("read from the compaction log, as a broker does; physical offsets count there (--view "
+          "disk reads the commitlog)")
+"""What to say of a topic, or a queue, that is."""
+_SINCE = 5
+_BYTES = 2 << 20
 
 
 class CompactionQueue(Closing):
@@ -37,6 +57,11 @@ class CompactionQueue(Closing):
         if not index and not log:
             return None
         return cls([_units(file.path) for file in index], CommitLog(log))
+
+    @classmethod
+    def served(cls, store: Store, topic: str, queue_id: int) -> CompactionQueue | None:
+        """The same, None also where a broker reads the topic from the commitlog."""
+        return cls.open(store, topic, queue_id) if is_served(store, topic, queue_id) else None
 
     @property
     def bounds(self) -> tuple[int, int]:
@@ -65,6 +90,85 @@ class CompactionQueue(Closing):
 
     def close(self) -> None:
         self.log.close()
+
+
+class CompactedRows(BatchRows):
+    """The same queue as its readers see it; physical offsets count in its own log."""
+
+    def __init__(self, store: Store, topic: str, queue_id: int) -> None:
+        self.topic, self.queue_id, self.behind, self.unused = topic, queue_id, 0, []
+        parts = topic, str(queue_id)
+        folder = store.path(_FOLDER, _QUEUE, *parts)
+        index = BatchQueue(topic, queue_id, folder, listing(folder).files, [])
+        self.log = CommitLog(listing(store.path(_FOLDER, _LOG, *parts)).files)
+        rows = [index.used(number) for number in range(len(index.files))]
+        self._rows = np.concatenate(rows or [np.zeros(0, layout.UNIT.dtype())])
+        base = self._rows["msg_base_offset"]
+        self.first, self.end = (int(base[0]), int(base[-1]) + 1) if len(base) else (0, 0)
+
+
+    def batches(self, start: int, end: int, lost: Callable[[int, int], None]) -> Iterator[Batch]:
+        """The messages with places in ``[start, end)`` of the compaction log; ``lost`` hears of
+        (place, size) of those that are not there.
+        """
+        name, before = os.fsencode(self.topic), -1
+        for _, places, sizes in self.pages(self.first, self.end):
+            good = (sizes >= MIN_SIZE) & (sizes <= MAX_RECORD)
+            good &= places > np.maximum.accumulate(np.append(before, places))[:-1]
+            before = max(before, int(places.max(initial=-1)))
+            inside = (places >= start) & (places < end)
+            for row in np.flatnonzero(inside & ~good).tolist():
+                lost(int(places[row]), int(sizes[row]))
+            rows = np.flatnonzero(inside & good)
+            while len(rows):
+                count = max(int(np.searchsorted(np.cumsum(sizes[rows]), _BYTES, "right")), 1)
+                some, rows = rows[:count], rows[count:]
+                batch, ok = packed_records(self.log, places[some], sizes[some])
+                ok &= topics(batch).equal(name) & (batch.column("queue_id") == self.queue_id)
+                for row in some[~ok].tolist():
+                    lost(int(places[row]), int(sizes[row]))
+                yield batch if ok.all() else batch.select(np.flatnonzero(ok))
+
+
+def served_queues(store: Store) -> Iterator[tuple[str, int]]:
+    """All queues that a broker reads from a compaction log."""
+    if store.generation >= _SINCE:
+        for topic in listing(store.path(_FOLDER, _QUEUE)).folders:
+            for number in queue_ids(store, f"{_FOLDER}/{_QUEUE}", topic):
+                if is_served(store, topic, number):
+                    yield topic, number
+
+
+def is_served(store: Store, topic: str, queue_id: int) -> bool:
+    """Whether a broker reads a queue from its compaction log. Where no configuration is left, the
+    folder proves it.
+    """
+    if not topic or topic in (".", "..") or "/" in topic or "\0" in topic:
+        return False
+    entry = (topic_table(store) or {}).get(topic)
+    known = entry.get("attributes") if isinstance(entry, dict) else None
+    return (entry is None or (isinstance(known, dict) and known.get(POLICY) == COMPACTION)) and (
+        os.path.isdir(store.path(_FOLDER, _QUEUE, topic, str(queue_id))))
+
+
+def served_rows(store: Store, topic: str, queue_id: int | None, view: View,
+                report: Report = lambda _problem: None) -> list[QueueRows]:
+    """The queues of a topic as `topic_rows` has them; in a view that says so, those that a broker
+    reads from a compaction log with what is in that.
+    """
+    queues = topic_rows(store, topic, queue_id, view, report)
+    if not view.compacted or view.generation < _SINCE:
+        return queues
+    found: dict[int, QueueRows] = {rows.queue_id: rows for rows in queues}
+    for number in queue_ids(store, f"{_FOLDER}/{_QUEUE}", topic):
+        if queue_id in (None, number) and is_served(store, topic, number):
+            found.pop(number, None)
+            try:
+                found[number] = CompactedRows(store, topic, number)
+            except (StoreIOError, FormatError) as error:
+                report(Problem("unreadable", f"{error}: the compaction log of {topic}/{number} is "
+                               "left out"))
+    return [found[number] for number in sorted(found)]
 
 
 def first_in_log(store: Store, topic: str, queue_id: int) -> int:

@@ -36,6 +36,8 @@ class QueueRows(Protocol):
 
     topic: str
     queue_id: int
+    log: CommitLog
+    """The log that the rows lead into."""
     first: int
     end: int
     behind: int
@@ -69,7 +71,7 @@ class PlainRows:
 
     def __init__(self, queue: ConsumeQueue, view: View) -> None:
         self.topic, self.queue_id = queue.topic, queue.queue_id
-        self._queue, self._log = queue, view.store.log
+        self._queue, self.log = queue, view.store.log
         bounds = view.bounds(queue)
         self.first, self.end, self.behind = bounds.first, bounds.end, 0
         self.unused: list[int] = []
@@ -107,7 +109,7 @@ class PlainRows:
 
     def _store_time(self, queue_offset: int) -> int | None:
         unit = self._queue.unit(queue_offset)
-        record = None if unit is None or unit == FILLER else self._log.record_at(
+        record = None if unit is None or unit == FILLER else self.log.record_at(
             unit.physical_offset, unit.size)
         return None if record is None else record.store_timestamp
 
@@ -120,7 +122,8 @@ class BatchRows:
     def __init__(self, queue: BatchQueue, view: View) -> None:
         self.topic, self.queue_id, self.behind = queue.topic, queue.queue_id, 0
         self.unused: list[int] = []
-        log_min = view.store.log.min_offset
+        self.log = view.store.log
+        log_min = self.log.min_offset
         self.first, self.end = queue.bounds(log_min, view.log_end)
         rows = queue.all_used(view.log_end)
         self._rows = rows[rows["physical_offset"] >= log_min]
