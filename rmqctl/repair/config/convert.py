@@ -147,19 +147,22 @@ def new_database(form: ConfigLayout, folder: str, values: Mapping[str, dict[str,
             for name in write_database(scratch.path(folder), families)]
 
 
-def replaced(store: Store, name: str, value: dict[str, Any],
+def replaced(store: Store, changed: Mapping[str, dict[str, Any]],
              scratch: Scratch) -> list[Step]:
-    """The steps that put a data base with ``value`` for the file ``name`` in the place of the one
-    that stands in for it, which is kept aside; what else that holds stays. RefusedError where not
-    all of it can be read, MissingExtraError, StoreIOError.
+    """The steps that put databases with these values, by the names of the JSON files, in the place
+    of those that stand in for the files, which are kept aside; what else they hold stays.
+    RefusedError where not all of it can be read, MissingExtraError, StoreIOError.
     """
     form = store.layout.config
-    folder = CONFIG_DATABASES[form][name]
-    files = {other: load_one(store, other) for other in _databases(form)[folder]}
-    for file in files.values():
-        _refuse_damage(store, file)
-    values = {other: file.value or {} for other, file in files.items()} | {name: value}
-    return [MoveAside(folder), MakeFolder(folder), *new_database(form, folder, values, scratch)]
+    steps: list[Step] = []
+    for folder in dict.fromkeys(CONFIG_DATABASES[form][name] for name in changed):
+        files = {other: load_one(store, other) for other in _databases(form)[folder]}
+        for file in files.values():
+            _refuse_damage(store, file)
+        values = {other: changed.get(other, file.value or {}) for other, file in files.items()}
+        steps += [MoveAside(folder), MakeFolder(folder),
+                  *new_database(form, folder, values, scratch)]
+    return steps
 
 
 def _topic_and_group(key: str) -> tuple[str, str]:

@@ -9,7 +9,7 @@ Queue mappings of static topics name the broker that they belong to.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +45,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     _GROUPS: {"attributes": {}, "consumeMessageOrderly": False, "consumeTimeoutMinute": 15,
               "groupRetryPolicy": {"type": "CUSTOMIZED"}, "groupSysFlag": 0}}
 """What a broker reads from an entry without the field."""
+_NAMED = 5
 Table = dict[str, Any]
 
 
@@ -134,12 +135,13 @@ def plan_merge(store: Store, source: str, clock: Callable[[], int], scratch: Scr
     if mine and theirs.tables.get(_TOPICS) and mine.isdisjoint(theirs.tables[_TOPICS]):
         notes.append(f"{source} has none of the topics that have messages in {store.root}: it may "
                      "be another broker's")
-    steps: list[Step] = []
     actions: list[Action] = []
     differ: list[Difference] = []
+    files: dict[str, tuple[ConfigFile, dict[str, Table]]] = {}
     for name, tables in _TABLES.items():
         changed: dict[str, Table] = {}
         file = load_one(store, name)
+        files[name] = file, changed
         for table in tables:
             if table not in theirs.tables:
                 continue
@@ -159,22 +161,24 @@ def plan_merge(store: Store, source: str, clock: Callable[[], int], scratch: Scr
                     continue
                 if key not in ours:
                     taken[key] = entry
-                    actions.append(Action("add", _target(file), None, key, f"as {source} has it"))
+                    actions.append(Action("add", _target(file), None, key, f"as {source} has it",
+                                          proof=entry))
                 elif fields := _differing(table, ours[key], entry):
                     one = Difference(name, key, fields)
                     differ.append(one)
                     if replace:
                         taken[key] = entry
                         actions.append(Action("replace entry", _target(file), key, key,
-                                              one.in_words()))
+                                              one.in_words(), proof=entry))
             if taken:
                 changed[table] = {**ours, **taken}
             if table == _TOPICS:
                 notes += _unreachable(store, taken)
-        steps += _changed(store, file, changed, clock, scratch)
+    steps = _changed(store, files.values(), clock, scratch)
     if differ and not replace:
         stay = plural(len(differ), "entry that differs stays", "entries that differ stay")
         notes.append(f"{stay} as in this store (--replace takes those of the source)")
+        notes += [f"{FOLDER}/{one.file}: {one.name}: {one.in_words()}" for one in differ[:_NAMED]]
     if steps:
         notes.append("what was deleted in this store since, and is still in the source, comes back")
     return Merge(Plan(MERGE, store.root, tuple(actions), tuple(steps), notes=tuple(notes)),
@@ -264,8 +268,8 @@ def plan_restore(store: Store, topic: str, clock: Callable[[], int], scratch: Sc
                      "rebuilds them; without them consumers do not get these messages")
     action = Action("add", _target(file), None, topic, reason,
                     proof=None if shown is None else shown.proof)
-    return Plan(RESTORE, store.root, (action,), tuple(_changed(
-        store, file, {_TOPICS: {**ours, topic: entry}}, clock, scratch)), notes=tuple(notes))
+    steps = _changed(store, [(file, {_TOPICS: {**ours, topic: entry}})], clock, scratch)
+    return Plan(RESTORE, store.root, (action,), tuple(steps), notes=tuple(notes))
 
 
 # -- a file ---------------------------------------------------------------------------------------
@@ -291,15 +295,21 @@ def _refuse_damage(store: Store, file: ConfigFile) -> None:
                            "first (`rmqctl recover`)")
 
 
-def _changed(store: Store, file: ConfigFile, tables: Mapping[str, Table],
+def _changed(store: Store, files: Iterable[tuple[ConfigFile, Mapping[str, Table]]],
              clock: Callable[[], int], scratch: Scratch) -> list[Step]:
-    """The steps that give the file these tables, and the next data version."""
-    if not tables:
-        return []
-    value = {**(file.value or {}), **tables}
-    if file.name in (TOPICS, GROUPS):
-        value["dataVersion"] = next_version(value.get("dataVersion"), store.generation, clock())
-    if file.main.database:
-        return replaced(store, file.name, value, scratch)
-    data = fastjson.build(value if file.value else dict(sorted(value.items())))
-    return [(Create if file.main.state == MISSING else Replace)(_target(file), data)]
+    """The steps that give the files these tables, and the next data version."""
+    steps: list[Step] = []
+    databases: dict[str, dict[str, Any]] = {}
+    for file, tables in files:
+        if not tables:
+            continue
+        value = {**(file.value or {}), **tables}
+        if file.name in (TOPICS, GROUPS):
+            value["dataVersion"] = next_version(value.get("dataVersion"), store.generation,
+                                                clock())
+        if file.main.database:
+            databases[file.name] = value
+            continue
+        data = fastjson.build(value if file.value else dict(sorted(value.items())))
+        steps.append((Create if file.main.state == MISSING else Replace)(_target(file), data))
+    return steps + (replaced(store, databases, scratch) if databases else [])

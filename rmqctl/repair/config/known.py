@@ -99,8 +99,8 @@ class Shown(NamedTuple):
 
 
 def topic(store: Store, name: str) -> Shown | None:
-    """A topic as `topics` has it, with the type of its messages; None where neither log nor queues
-    know it. One walk over the log. StoreIOError.
+    """A topic as `topics` has it, with the queues that are seen, and the type of its messages; None
+    where neither log nor queues know it. One walk over the log. StoreIOError.
     """
     # What its messages show, delivered or waiting.
     queues: set[int] = set()
@@ -137,9 +137,10 @@ def topic(store: Store, name: str) -> Shown | None:
         return None
     shown = sorted(kind for kind, count in types.items() if count)
     kind = shown[0] if len(shown) == 1 else "MIXED" if shown else ""
+    entry |= {"readQueueNums": seen[name], "writeQueueNums": seen[name]}
     notes = [(f"{name}: queues beyond the {seen[name]} that messages, queues or offsets show, perm,"
-              " order, filter type and other attributes are not known: they are what a broker "
-              "gives a topic made by sending (4 queues, perm 6)")]
+              " order, filter type and other attributes are not known: perm 6 and a broker's "
+              "defaults are entered")]
     if odd:
         notes.append(f"{name}: messages with the queue ids {text_of(dict.fromkeys(map(str, odd)))} "
                      "are not counted as queues")

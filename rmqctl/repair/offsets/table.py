@@ -184,7 +184,7 @@ def planned(store: Store, command: str, queues: Sequence[Moved], changed: Sequen
         target = file.main.path if file.main.database else f"{FOLDER}/{file.name}"
         value = _changed(store, file, some, clock)
         if file.main.database:
-            steps += replaced(store, file.name, value, scratch)
+            steps += replaced(store, {file.name: value}, scratch)
         else:
             steps.append((Create if file.main.state == MISSING else Replace)(
                 target, fastjson.build(value)))
