@@ -101,8 +101,7 @@ class Reading:
         """The messages of a compaction log's file that a broker serves."""
         rows = CompactedRows(Store(root, [], Sizes()), topic, queue_id)
         with closing(rows.log):
-            yield from rows.batches(base, base + self._part.end, lambda place, size: self._lost(
-                Unread(place - base, place - base + size, "no message of the queue is there")))
+            yield from rows.batches(base, base + self._part.end)
         self.position = self._part.end
 
     def _lost(self, lost: Unread) -> None:

@@ -119,12 +119,8 @@ class CompactedPiece:
     def batches(self) -> Iterator[tuple[str, Batch]]:
         rows = CompactedRows(Store(self.root, [], Sizes()), self.topic, self.queue_id)
         with closing(rows.log):
-            for batch in rows.batches(self.start, self.end, _missing):
+            for batch in rows.batches(self.start, self.end):
                 yield self.file, batch
-
-
-def _missing(_place: int, _size: int) -> None:
-    """`verify` names what a compaction log lacks."""
 
 
 Constants = dict[str, str | int]
@@ -247,6 +243,8 @@ class Reading:
 
     def _other(self, piece: OtherPiece) -> Iterator[pa.RecordBatch]:
         for path, batch in piece.batches():
+            if self.passed is not None and isinstance(piece, CompactedPiece):
+                self.passed(batch)
             yield self._finished(self._of_batch(batch, 0), piece.constants | {"file": path})
 
     def _queue(self, piece: QueuePiece, constant: Constants) -> Iterator[

@@ -8,7 +8,7 @@ messages until it expires, superseded ones and those without keys as well.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.local import compaction as layout
 from rmqctl.formats.local.compaction import UNIT_SIZE, UnitRecord
 from rmqctl.formats.local.message import MIN_SIZE, Record
-from rmqctl.scan.frames import Batch
+from rmqctl.scan.frames import DAMAGED, Batch, Span
 from rmqctl.scan.resync import MAX_RECORD
 from rmqctl.scan.source import Closing, FileSource
 from rmqctl.scan.text import topics
@@ -36,6 +36,7 @@ POLICY, COMPACTION = "cleanup.policy", "COMPACTION"
 SERVED = ("read from the compaction log, as a broker does; physical offsets count there (--view "
           "disk reads the commitlog)")
 """What to say of a topic, or a queue, that is."""
+_NO_MESSAGE = "no message of the queue is there"
 _SINCE = 5
 _BYTES = 2 << 20
 
@@ -107,9 +108,9 @@ class CompactedRows(BatchRows):
         self.first, self.end = (int(base[0]), int(base[-1]) + 1) if len(base) else (0, 0)
 
 
-    def batches(self, start: int, end: int, lost: Callable[[int, int], None]) -> Iterator[Batch]:
-        """The messages with places in ``[start, end)`` of the compaction log; ``lost`` hears of
-        (place, size) of those that are not there.
+    def batches(self, start: int, end: int) -> Iterator[Batch]:
+        """The messages with places in ``[start, end)`` of the compaction log; an entry without one
+        is a damaged span of its batch.
         """
         name, before = os.fsencode(self.topic), -1
         for _, places, sizes in self.pages(self.first, self.end):
@@ -117,17 +118,17 @@ class CompactedRows(BatchRows):
             good &= places > np.maximum.accumulate(np.append(before, places))[:-1]
             before = max(before, int(places.max(initial=-1)))
             inside = (places >= start) & (places < end)
-            for row in np.flatnonzero(inside & ~good).tolist():
-                lost(int(places[row]), int(sizes[row]))
-            rows = np.flatnonzero(inside & good)
-            while len(rows):
+            bad, rows = np.flatnonzero(inside & ~good), np.flatnonzero(inside & good)
+            while len(rows) or len(bad):
                 count = max(int(np.searchsorted(np.cumsum(sizes[rows]), _BYTES, "right")), 1)
                 some, rows = rows[:count], rows[count:]
                 batch, ok = packed_records(self.log, places[some], sizes[some])
                 ok &= topics(batch).equal(name) & (batch.column("queue_id") == self.queue_id)
-                for row in some[~ok].tolist():
-                    lost(int(places[row]), int(sizes[row]))
-                yield batch if ok.all() else batch.select(np.flatnonzero(ok))
+                lost, bad = np.concatenate([bad, some[~ok]]), bad[:0]
+                batch = batch if ok.all() else batch.select(np.flatnonzero(ok))
+                batch.spans += [Span(DAMAGED, int(places[row]), int(sizes[row]), _NO_MESSAGE)
+                                for row in lost]
+                yield batch
 
 
 def served_queues(store: Store) -> Iterator[tuple[str, int]]:
