@@ -96,6 +96,21 @@ def half(root: Path) -> None:
              UNIQ_KEY="0A", PGROUP="pg", TRAN_MSG="true")
 
 
+def other_topics(root: Path) -> None:
+    """A file of topics beside the store."""
+    (root.parent / "topics.json").write_text(
+        '{"topicConfigTable": {"fresh": {"readQueueNums": 1, "writeQueueNums": 1, "perm": 6}}}')
+
+
+def without_topics(root: Path) -> None:
+    """A topics.json without a topic, and no backup."""
+    for path in (root / "config").glob("topics.json*"):
+        if path.suffix == ".bak":
+            path.unlink()
+        else:
+            path.write_text("{}")
+
+
 WRITERS = {
     "init": Writer(("{root}", "--commitlog-file-size", "1KiB", "--index-slots", "8",
                     "--index-max", "32"), emptied),
@@ -116,6 +131,8 @@ WRITERS = {
     "pop release": Writer(("{root}", "--group", GROUP, *PLAN), popped),
     "transactions commit": Writer(("{root}", "--all", *PLAN), half),
     "transactions rollback": Writer(("{root}", "--all", *PLAN), half),
+    "config merge": Writer(("{root}", "--from", "{root}/../topics.json", *PLAN), other_topics),
+    "topic restore": Writer(("{root}", "orders", *PLAN), without_topics),
     "config convert": Writer(("{root}", "--to", "rocksdb-v1", *PLAN), needs="rocksdict"),
     "undo": Writer(("{root}", "--yes", "--force"), repaired),
     "tiered dispatch": Writer(("{root}", "{root}/tieredstore", "--broker", "b", "--cluster", "c")),

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+from datetime import datetime
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 
 from rmqctl.checks.preflight.around import Around
+from rmqctl.checks.preflight.disk import next_deletion
 from rmqctl.repair.expire import HOUR
 from rmqctl.repair.retention import Retention, retention
 from rmqctl.store import Sizes, Store
@@ -193,3 +196,32 @@ def test_settings_are_named(root: Path, rmqctl: Runner, tmp_path: Path) -> None:
     assert answer["settings"]["deleteWhen"] == "deleteWhen=03;05"
     assert "not set, so the default counts" in answer["settings"]["diskMaxUsedSpaceRatio"]
     assert (answer["reserved_hours"], answer["delete_when"]) == (48, "03;05")
+
+
+@pytest.mark.parametrize(("when", "now", "zone", "wanted"), [
+    ("04", "2026-11-28T21:10:00+00:00", "UTC", "2026-11-29T04:00:00+00:00"),
+    ("04", "2026-11-28T03:59:59+00:00", "UTC", "2026-11-28T04:00:00+00:00"),
+    ("04", "2026-11-28T04:10:30+00:00", "UTC", "2026-11-28T04:10:30+00:00"),  # at once
+    ("04;16", "2026-11-28T05:00:00+00:00", "UTC", "2026-11-28T16:00:00+00:00"),
+    ("04", "2026-11-28T21:10:00+00:00", "Asia/Shanghai", "2026-11-30T04:00:00+08:00"),
+    ("4;", "2026-11-28T21:10:00+00:00", "UTC", "2026-11-29T04:00:00+00:00"),
+    # The hour that a change of clocks skips comes a day later.
+    ("02", "2026-03-29T00:30:00+01:00", "Europe/Berlin", "2026-03-30T02:00:00+02:00"),
+    ("25", "2026-11-28T21:10:00+00:00", "UTC", None),
+    ("night", "2026-11-28T21:10:00+00:00", "UTC", None),
+    ("x;04", "2026-11-28T21:10:00+00:00", "UTC", None),
+])
+def test_when_expired_files_go_next(when: str, now: str, zone: str, wanted: str | None) -> None:
+    moment = int(datetime.fromisoformat(now).timestamp() * 1000)
+    found = next_deletion(when, moment, ZoneInfo(zone))
+    assert found == (None if wanted is None else
+                     int(datetime.fromisoformat(wanted).timestamp() * 1000))
+
+
+def test_the_next_time_is_shown(root: Path, rmqctl: Runner) -> None:
+    behind(root)
+    words = ("retention", root, "--disk-used", "ignore", "--tz", "Asia/Shanghai")
+    said = rmqctl(*words, "-o", "json").expect(0, 1).json()
+    assert datetime.fromtimestamp(said["next_run"] / 1000, ZoneInfo("Asia/Shanghai")).hour == 4
+    assert "+08:00" in next(line for line in rmqctl(*words).out.splitlines()
+                            if line.startswith("next in that hour"))

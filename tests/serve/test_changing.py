@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 import pytest
 
 from rmqctl.ext.serve.serving import Settings
+from rmqctl.store import Sizes
+from rmqctl.store.broker_conf import BrokerConf
 from tests.conftest import Runner
 from tests.serve.running import Running, empty_store, serving
 from tests.serve.test_groups import join
@@ -166,6 +169,23 @@ def test_settings_of_the_broker_that_count_here(served: Running) -> None:
             assert words in (remark or "")
         assert "autoCreateTopicEnable=true" in shown()
         assert change("")[0] == 0
+
+
+@pytest.mark.parametrize("hours", [1, 72, 100])
+def test_files_expire_by_the_brokers_own_setting(tmp_path: Path, hours: int) -> None:
+    root = empty_store(tmp_path / "store")
+    conf = Sizes(conf=BrokerConf(runtime={"fileReservedTime": hours}))
+    with serving(root, settings=WRITABLE) as served, served.client() as client:
+        for number in range(40):
+            sent(client, "U", b"%d" % number * 4000)
+    first, before = min((root / "commitlog").iterdir()), time.time() - 80 * 3600
+    os.utime(first, (before, before))
+    with serving(root, settings=WRITABLE, sizes=conf) as served, served.client() as client:
+        answer = client.ask("DELETE_EXPIRED_COMMITLOG")
+        assert answer.code == (0 if hours == 100 else 1)
+        assert hours == 100 or f"--older-than {hours}h" in (answer.remark or "")
+        assert f"fileReservedTime={hours}\n" in bytes(
+            client.ask("GET_BROKER_CONFIG").body).decode()
 
 
 def test_what_a_broker_would_delete_is_refused_by_name(tmp_path: Path) -> None:
