@@ -126,6 +126,7 @@ def plan_merge(store: Store, source: str, clock: Callable[[], int], scratch: Scr
     differ. Databases are made in ``scratch``. ``clock``: epoch ms. RefusedError where a file cannot
     be read or changed without loss, UsageError, MissingExtraError, StoreIOError.
     """
+    # What the source has, and what speaks against it.
     store.layout.require(store.root, "config")
     theirs, notes = read_source(source)
     if theirs.refused:
@@ -135,6 +136,7 @@ def plan_merge(store: Store, source: str, clock: Callable[[], int], scratch: Scr
     if mine and theirs.tables.get(_TOPICS) and mine.isdisjoint(theirs.tables[_TOPICS]):
         notes.append(f"{source} has none of the topics that have messages in {store.root}: it may "
                      "be another broker's")
+    # Each table of each file: entries that are missing, and those that differ.
     actions: list[Action] = []
     differ: list[Difference] = []
     files: dict[str, tuple[ConfigFile, dict[str, Table]]] = {}
@@ -174,6 +176,7 @@ def plan_merge(store: Store, source: str, clock: Callable[[], int], scratch: Scr
                 changed[table] = {**ours, **taken}
             if table == _TOPICS:
                 notes += _unreachable(store, taken)
+    # The files, and what the user should know of them.
     steps = _changed(store, files.values(), clock, scratch)
     if differ and not replace:
         stay = plural(len(differ), "entry that differs stays", "entries that differ stay")
@@ -198,7 +201,7 @@ def _differing(table: str, ours: Any, theirs: Any) -> dict[str, tuple[Any, Any]]
         return {"entry": (ours, theirs)}
     defaults = _DEFAULTS.get(table, {})
     both = {field: (_value(ours, field, defaults), _value(theirs, field, defaults))
-            for field in sorted({*ours, *theirs})}
+            for field in sorted({*ours, *theirs} - {"topicName", "groupName"})}
     return {field: values for field, values in both.items() if values[0] != values[1]}
 
 

@@ -70,7 +70,8 @@ class Exported:
         for name, table in _TABLES.items():
             given = value.get(name)
             if isinstance(given, dict):
-                good = {key: entry for key, entry in given.items() if _is_sound(table, key, entry)}
+                good = {key: {**entry, table.key: key} if table.key else entry
+                        for key, entry in given.items() if _is_sound(table, key, entry)}
                 self.tables[name] = good
                 self.refused += len(given) - len(good)
 

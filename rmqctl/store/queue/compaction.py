@@ -107,7 +107,6 @@ class CompactedRows(BatchRows):
         base = self._rows["msg_base_offset"]
         self.first, self.end = (int(base[0]), int(base[-1]) + 1) if len(base) else (0, 0)
 
-
     def batches(self, start: int, end: int) -> Iterator[Batch]:
         """The messages with places in ``[start, end)`` of the compaction log; an entry without one
         is a damaged span of its batch.
