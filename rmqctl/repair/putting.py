@@ -197,7 +197,7 @@ class Puts(Changes):
         path = os.path.join(FOLDER, NAME)
         if file.main.database:
             path = file.main.path
-            self.steps += replaced(self.store, NAME, value, self.scratch)
+            self.steps += replaced(self.store, {NAME: value}, self.scratch)
         else:
             data = fastjson.build(value)
             self.steps.append(Create(path, data) if file.main.state == MISSING else
