@@ -33,11 +33,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "checks": LIBRARY | {"kernel", "files", "broker", "damage"},
     "engine": LIBRARY | {"kernel", "files", "broker"},
     "repair": LIBRARY | {"files", "broker", "damage", "checks", "engine"},
+    "backup": LIBRARY | {"files", "broker", "repair"},
     "export": LIBRARY | {"files", "checks"},
     "sql": LIBRARY | {"broker", "checks"},
     "output": set(),
-    "commands": LIBRARY | {"kernel", "files", "broker", "checks", "engine", "repair", "export",
-                           "sql", "output", "ext.tiered", "ext.spark", "ext.browse", "ext.report",
+    "commands": LIBRARY | {"kernel", "files", "broker", "checks", "engine", "repair", "backup",
+                           "export", "sql", "output", "ext.tiered", "ext.spark",
+                           "ext.browse", "ext.report",
                            "ext.serve", "ext.payloads", "api", "reports"},
     "ext": set(),
     "ext.payloads": {"formats", "store"},
@@ -57,7 +59,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cli": {"kernel", "commands", "output"},
     "__main__": {"cli"},
 }
-CHANGE = {"engine", "repair"}
+CHANGE = {"engine", "repair", "backup"}
 #: What is no ring: the commands, the program, and the ways in for other programs.
 DOORS = {"commands", "cli", "__main__", "", "api", "reports", "testing", "pipeline"}
 #: Modules that a package may import beyond its row: what only looks, in a package that writes.

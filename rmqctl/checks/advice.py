@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from rmqctl.checks.losses import GROUPS, MESSAGES, OFFSETS, TOPICS
 from rmqctl.checks.metadata.judge import commands
+from rmqctl.parse_values import time_text
 from rmqctl.phrases import Phrase
 
 if TYPE_CHECKING:
@@ -246,6 +247,16 @@ def steps(root: str, start: Prediction, outlook: Outlook | None, *, is_held: boo
     if not start.harmless:
         yield Step(f"rmqctl preflight {root}",
                    Phrase("shows what a broker's startup would do, file by file"))
+
+
+def with_backup(known: Sequence[Step], root: str, backup: str, when: int) -> list[Step]:
+    """The steps with the named backup as the other copy, which comes first. ``when``: epoch ms."""
+    if not known:
+        return []
+    copy = f"rmqctl recover {shlex.quote(root)}{_FROM_COPY}"
+    return [Step(copy.replace("COPY", shlex.quote(backup)), Phrase(
+        "restores what is lost or damaged from the backup of {time}", time=time_text(when)),
+        "reversible"), *(step for step in known if not step.command.endswith(_FROM_COPY))]
 
 
 def with_next(start: Prediction, root: str) -> dict[str, Any]:

@@ -57,7 +57,8 @@ class Disk(NamedTuple):
 class Diagnosis:
     """``findings``: what a check of every byte came to; ``start``: what a broker's start does.
     ``lock``: who holds the store. ``profile``: what the log holds, where it was asked for.
-    ``outlook``: what a repair would do, where one was planned.
+    ``outlook``: what a repair would do, where one was planned. ``backup``: a backup of the store
+    that the user names, and when its newest restore point was made (epoch ms).
     """
 
     findings: Verdict[Coverage]
@@ -66,6 +67,7 @@ class Diagnosis:
     disk: Disk
     profile: LogProfile | None = None
     outlook: Outlook | None = None
+    backup: tuple[str, int] | None = None
 
     def with_tier(self, findings: Verdict[Coverage]) -> Diagnosis:
         """The same of a store with its tier, which these ``findings`` cover, too."""
@@ -229,7 +231,10 @@ class Diagnosis:
                                   is_held=self.lock.held, is_damaged=self._is_damaged))
         looking = next((number for number, step in enumerate(steps)
                         if step.effect == "read-only"), len(steps))
-        return [*steps[:looking], *advice.of_the_tier(self.findings.findings), *steps[looking:]]
+        steps = [*steps[:looking], *advice.of_the_tier(self.findings.findings), *steps[looking:]]
+        if self.backup is not None and not self.lock.held:
+            steps = advice.with_backup(steps, self.findings.root, *self.backup)
+        return steps
 
     @property
     def remains(self) -> list[Remaining]:

@@ -20,6 +20,7 @@ OF_A_MODULE = {"remove", "truncate"}
 MODULES = {"os", "shutil"}
 OWN = "a file rmqctl is just making, which nobody else has seen"
 SCRATCH = "below a scratch folder, all of which rmqctl made"
+BACKUP = "a file that rmqctl copied into a backup"
 COPY = f"{SCRATCH}, or of a new store"
 ALLOWED = {
     ("repair/sources/records.py", "LaidOut.__init__", "rmtree"): "its own folder in the scratch",
@@ -29,6 +30,9 @@ ALLOWED = {
     ("commands/app/helptext.py", "HelpMixin.format_epilog", "open for writing"): "typer's page",
     ("commands/app/helptext.py", "HelpMixin.format_help_text", "open for writing"): "typer's page",
     ("commands/app/helptext.py", "common_options", "open for writing"): "typer's page",
+    ("backup/copying.py", "copy_database", "unlink"): BACKUP,
+    ("backup/growing.py", "Copies._open", "ftruncate"): "only ever longer",
+    ("backup/keeping.py", "_remove", "unlink"): f"{BACKUP}, which --keep asks for",
     ("engine/dispatch/index.py", "write_whole", "O_TRUNC"): SCRATCH,
     ("engine/small_files.py", "_replace", "ftruncate"):
         "abort gets the content a broker writes",

@@ -14,7 +14,14 @@ from rmqctl.commands.shared.advising import complete, planned, show_steps
 from rmqctl.commands.shared.consumers import show_losses
 from rmqctl.commands.shared.disk_used import DiskUsed
 from rmqctl.commands.shared.engine_options import EngineOptions
-from rmqctl.commands.shared.options import Jobs, ListedSpokenOut, StartedStore, Zone, worker_count
+from rmqctl.commands.shared.options import (
+    Jobs,
+    ListedSpokenOut,
+    StartedStore,
+    Zone,
+    complete_folders,
+    worker_count,
+)
 from rmqctl.commands.shared.verifying import diagnosed_with_tier
 from rmqctl.errors import ExitCode, StoreIOError, noting_refusals
 from rmqctl.output.units import size_text
@@ -34,6 +41,9 @@ def command(
     engine: Annotated[EngineOptions, pick("version")],
     jobs: Jobs = 0,
     disk_used: DiskUsed = None,
+    backup: Annotated[str | None, typer.Option(
+        "--backup", metavar="DEST", autocompletion=complete_folders, show_default=False,
+        help="A backup of the store (`rmqctl backup`): named as the first cure.")] = None,
     store: StartedStore,
     tz: Zone = UTC,
     out: ListedSpokenOut,
@@ -61,7 +71,8 @@ def command(
             found = diagnose(opened, engine.version, worker_count(jobs), progress.advance,
                              machine=around_in_use(opened, disk_used), phase=progress.phase)
         found = diagnosed_with_tier(out, opened, found)
-        found = replace(found, outlook=planned(opened, found, store, out))
+        found = replace(found, outlook=planned(opened, found, store, out),
+                        backup=None if backup is None else (backup, _newest(backup)))
     document = found.as_dict()
     complete(document)
     out.document(document, lambda page: _show(page, found, store.root))
@@ -71,6 +82,13 @@ def command(
     if not found.sound:
         raise typer.Exit(int(ExitCode.FINDINGS))
     found.require_judged()
+
+
+def _newest(backup: str) -> int:
+    """When the newest restore point was made (epoch ms). NotAStoreError where there is none."""
+    from rmqctl.backup.points import require_points
+
+    return require_points(backup)[-1].time
 
 
 def _first_line(found: Diagnosis, root: str) -> tuple[Phrase, str]:
