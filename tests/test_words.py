@@ -35,7 +35,7 @@ WORDS = {
     "KIND": {"--kind"},
     "FORMAT": {"--output", "--format"},
     "OFFSET": {"--phy", "--from-phy", "--to-phy", "--explain", "--at", "--in-memory-from",
-               "--prepared-offset"},
+               "--prepared-offset", "--until-offset"},
     "A,B,C": {"--fields"},
     "FIELD=VALUE": {"--where"},
     "PERCENT": {"--sample", "--disk-watermark", "--max-address-share"},

@@ -368,7 +368,7 @@ def test_metrics_and_every(growing: Callable[[int, int], Path], tmp_path: Path) 
     pytest.importorskip("prometheus_client")
     root, backup, metrics = growing(0, 20), tmp_path / "backup", tmp_path / "metrics.prom"
     with subprocess.Popen([sys.executable, "-m", "rmqctl", "backup", str(root), str(backup),
-                           "--every", "100ms", "--metrics", str(metrics), "-o", "jsonl"],
+                           "--every", "100ms", "--format-prometheus", str(metrics), "-o", "jsonl"],
                           stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         told = [json.loads(process.stdout.readline()) for _ in range(2)]

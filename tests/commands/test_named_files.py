@@ -42,6 +42,8 @@ CASES = {
     "verify --state": Case(("verify", "STORE", "--since-last", "--state", "FILE"), replaces=True),
     "verify --format-prometheus": Case(
         ("verify", "STORE", "--format-prometheus", "FILE"), replaces=True),
+    "backup --format-prometheus": Case(
+        ("backup", "STORE", "STORE-copy", "--format-prometheus", "FILE"), replaces=True),
     "verify --baseline": Case(("verify", "STORE", "--baseline", "FILE"), replaces=True),
     "dlq requeue --out": Case(("dlq", "requeue", "STORE", "--group", "payments", "--out", "FILE")),
     "append --on-error": Case(

@@ -11,7 +11,7 @@ import typer
 from rmqctl.commands.app.option_groups import pick
 from rmqctl.commands.shared.cron_options import CronOptions
 from rmqctl.commands.shared.options import Out, StoreOptions
-from rmqctl.errors import ExitCode, RmqctlError, StoreIOError, UsageError
+from rmqctl.errors import ExitCode, RmqctlError, StoreIOError, UsageError, require
 from rmqctl.output.units import size_text, time_text
 from rmqctl.parse_values import now_ms, parse_duration
 from rmqctl.phrases import Phrase, counted
@@ -41,8 +41,8 @@ def command(
         "--incremental", help="No effect: a run copies what is new since the one before.",
         hidden=True)] = False,
     metrics: Annotated[str | None, typer.Option(
-        "--metrics", metavar="FILE", show_default=False, help="After each run, write metrics for "
-        "Prometheus (node_exporter's textfile collector) to FILE.")] = None,
+        "--format-prometheus", metavar="FILE", show_default=False, help="After each run, write "
+        "metrics for the textfile collector of node_exporter to FILE.")] = None,
     load: Annotated[CronOptions, pick("limit_rate idle")],
     out: Out,
 ) -> None:
@@ -61,6 +61,7 @@ def command(
     """
     from rmqctl import __version__
     from rmqctl.backup.backup import Source, back_up
+    from rmqctl.files.named import refuse_link_of_others
 
     if incremental:
         out.note(Phrase("--incremental has no effect: a run copies what is new"))
@@ -69,9 +70,13 @@ def command(
     if every is not None and every <= 0:
         raise UsageError("--every: longer than 0 s")
     if metrics is not None:
-        from rmqctl.errors import require
-
         require("prometheus_client")
+        refuse_link_of_others(metrics, itself=False)
+        if os.path.commonpath(list(map(os.path.realpath, (store.root, metrics)))) == (
+                os.path.realpath(store.root)):
+            raise UsageError(f"--format-prometheus {metrics}: lies in the store, which is only "
+                             "read")
+    refuse_link_of_others(backup)
     source = Source(store.root, store.folders, store.sizes)
     # One run, or one after the other: what goes wrong in one does not end the others.
     code = ExitCode.OK

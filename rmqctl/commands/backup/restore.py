@@ -51,7 +51,9 @@ def command(
         rmqctl restore /backup/broker-a /data/store --until 2026-11-28T03:00Z
     """
     from rmqctl.backup.restore import restore
+    from rmqctl.files.named import refuse_link_of_others
 
+    refuse_link_of_others(target)
     when = None if until is None else parse_time(until, tz=tz)
     with out.progress("restoring") as progress:
         done = restore(backup, target, until=when, offset=offset, point=point,
