@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from rmqctl.backup import moment, points
@@ -16,6 +17,7 @@ from rmqctl.backup.copying import (
     damage_in,
     refuse_inside,
     relative,
+    summed,
 )
 from rmqctl.backup.finishing import finish
 from rmqctl.backup.growing import Copies, Pace
@@ -61,7 +63,7 @@ def back_up(source: Source, backup: str, clock: Callable[[], int], version: str,
         make_folders(backup)
         with StoreLock(backup):
             now = clock()
-            view, end = moment.fix(store)
+            view, end = moment.fix(store, before[-1].log_end if before else 0)
             with view:
                 return _grown(store, view, end, backup, before, now, version, pace)
 
@@ -71,8 +73,11 @@ def _grown(store: Store, view: Store, end: int, backup: str, before: Sequence[Po
     known = _known(view, backup, before, end)
     # The log first, then what leads into it, then the configuration with the offsets.
     copies = Copies(backup, pace)
-    parts = copy_log(view, copies, known, end)
-    damaged, count, newest = damage_in(view, known, end)
+    with ThreadPoolExecutor(1, "rmqctl-sums") as pool:
+        sums = [pool.submit(summed, view, copies, *part)
+                for part in copy_log(view, copies, known, end)]
+        damaged, count, newest = damage_in(view, known, end)
+        parts = [each.result() for each in sums]
     damaged += [Hole(os.path.relpath(path, store.root), at, length, unread=True)
                 for path, at, length in copies.unread]
     copy_queues(view, copies)

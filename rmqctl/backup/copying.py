@@ -35,9 +35,11 @@ def relative(view: Store, file: StoreFile) -> str:
     return os.path.join(LOG, file.name)
 
 
-def copy_log(view: Store, copies: Copies, known: int, end: int) -> list[Part]:
-    """Copy the log from the physical offset ``known`` to ``end``. StoreIOError."""
-    parts = []
+def copy_log(view: Store, copies: Copies, known: int, end: int) -> Iterator[
+        tuple[StoreFile, int, int]]:
+    """Copy the log from the physical offset ``known`` to ``end``: (file, start, end) of each part
+    that was copied. StoreIOError.
+    """
     for file in view.log.files:
         start, stop = max(known - file.base, 0), min(end - file.base, file.size)
         name = relative(view, file)
@@ -49,9 +51,21 @@ def copy_log(view: Store, copies: Copies, known: int, end: int) -> list[Part]:
             continue
         copies.wipe_after(name, start)
         with file.open() as source:
-            digest = copies.grow(source, name, start, stop)
-            parts.append(Part(name, start, stop, digest))
-    return parts
+            copies.grow(source, name, start, stop)
+        yield file, start, stop
+
+
+def summed(view: Store, copies: Copies, file: StoreFile, start: int, end: int) -> Part:
+    """A part of the log with the sum of the store's bytes; of the copy where these cannot be read.
+    StoreIOError.
+    """
+    name = relative(view, file)
+    try:
+        with FileSource(file.path) as source:
+            return Part(name, start, end, sha256_of(source, start, end))
+    except StoreIOError:
+        with FileSource(copies.path(name)) as source:
+            return Part(name, start, end, sha256_of(source, start, end))
 
 
 def sha256_of(source: FileSource, start: int, end: int) -> str:

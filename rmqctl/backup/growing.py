@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from rmqctl.errors import StoreIOError
 from rmqctl.files.durable import make_folders, new_file, open_file, wipe, write_all
@@ -14,11 +12,7 @@ from rmqctl.files.sync_many import sync_many
 from rmqctl.scan.holes import used_end
 from rmqctl.scan.source import FileSource
 
-if TYPE_CHECKING:
-    from hashlib import _Hash
-
-BLOCK, _SECTOR = 1 << 20, 4096
-_ZEROS = bytes(BLOCK)
+BLOCK, _SECTOR = 4 << 20, 4096
 
 Pace = Callable[[int], None]
 """Is called with the bytes of each block, after it was written."""
@@ -48,38 +42,38 @@ class Copies:
             return 0
 
     def grow(self, source: FileSource, relative: str, start: int, end: int, *,
-             compare: bool = False) -> str:
-        """Copy ``[start, end)`` of a file, whose copy is valid before ``start``. Its SHA-256, ""
-        with ``compare``.
+             compare: bool = False) -> None:
+        """Copy ``[start, end)`` of a file, whose copy is valid before ``start``.
 
         ``compare``: that part of the copy is valid but for some blocks, and only those are
-        written. The copy gets the size of the file; what an interrupted run left after ``end`` is
-        wiped. StoreIOError of the copy; what cannot be read of the source is in ``unread``.
+        written. The copy gets the size of the file. StoreIOError of the copy; what cannot be read
+        of the source is in ``unread``.
         """
         fd = self._open(relative, source.size)
-        digest = hashlib.sha256()
         try:
             position = start
-            while position < end:
-                data_at = min(source.next_data(position), end)
-                if not compare:
-                    _of_zeros(digest, data_at - position)
-                if (position := data_at) == end:
-                    break
-                data = self._read(source, position, min(
-                    BLOCK, end - position, max(source.next_hole(position) - position, 1)))
-                if not compare:
-                    digest.update(data)
-                    self._write(fd, data, position, relative)
-                elif (old := os.pread(fd, len(data), position)) != data:
-                    for at in range(0, len(data), _SECTOR):
-                        if old[at:at + _SECTOR] != data[at:at + _SECTOR]:
-                            self._write(fd, data[at:at + _SECTOR], position + at, relative)
-                position += len(data)
-                self.pace(len(data))
+            while position < end and (position := source.next_data(position)) < end:
+                length = min(BLOCK, end - position, max(source.next_hole(position) - position, 1))
+                copied = 0 if compare else source.copy_to(fd, position, length)
+                if not copied:
+                    copied = self._copy(fd, source, position, length, relative, compare=compare)
+                elif not compare:
+                    self.written += copied
+                position += copied
+                self.pace(copied)
         finally:
             os.close(fd)
-        return "" if compare else digest.hexdigest()
+
+    def _copy(self, fd: int, source: FileSource, position: int, length: int, relative: str, *,
+              compare: bool) -> int:
+        data = self._read(source, position, length)
+        if not compare:
+            self._write(fd, data, position, relative)
+        elif (old := os.pread(fd, len(data), position)) != data:
+            for at in range(0, len(data), _SECTOR):
+                if old[at:at + _SECTOR] != data[at:at + _SECTOR]:
+                    self._write(fd, data[at:at + _SECTOR], position + at, relative)
+        return len(data)
 
     def whole(self, relative: str, data: bytes) -> None:
         """A small file, put in place of the one before."""
@@ -131,8 +125,3 @@ class Copies:
                                 for at in range(position, position + length, _SECTOR))
         self.unread.append((source.name, position, length))
         return bytes(length)
-
-
-def _of_zeros(digest: _Hash, count: int) -> None:
-    for length in (BLOCK,) * (count // BLOCK) + (count % BLOCK,):
-        digest.update(_ZEROS[:length])

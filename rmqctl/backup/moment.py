@@ -25,15 +25,20 @@ from rmqctl.store.store import Store
 
 _PATIENCE, _LOOK = 2.0, 0.01
 """Seconds that a broker gets to write the entries of the last message, and between two looks."""
+_MOST_LAGGING = 64 << 20
+"""Bytes of log without entries: with more of them nobody writes entries, and all are copied."""
 _NEWEST = 2
 """Index files that may get the entries of the last message."""
 _PAGE = 1 << 16
 """Index entries read at once."""
 
 
-def fix(store: Store) -> tuple[Store, int]:
+def fix(store: Store, least: int = 0) -> tuple[Store, int]:
     """(the store as it is now, where its log ends): another view of it, to be closed. Of a store
     that nobody writes to that is all there is, damage included. StoreIOError.
+
+    The log ends after the last message that has its entries, unless a broker does not write any
+    or that were before ``least``, where the copy ends already.
     """
     with _now(store) as now:
         taken = live.take(now)
@@ -44,7 +49,9 @@ def fix(store: Store) -> tuple[Store, int]:
         end = taken.log_end if whole.snapshot is None else whole.snapshot.log_end
         last = find_end(whole).last
     if last is not None:
-        _wait_for_entries(store, last)
+        dispatched = _wait_for_entries(store, last)
+        if max(end - _MOST_LAGGING, least) < dispatched < end:
+            end = dispatched
     with _now(store) as now:
         return at(now, end), end
 
@@ -53,27 +60,38 @@ def _now(store: Store) -> Store:
     return Store(store.root, store.log_folders, store.sizes, current=True)
 
 
-def _wait_for_entries(store: Store, last: Record) -> None:
-    """Wait until queues and index reach the last message, or a broker does not write entries."""
-    due = time.monotonic() + _PATIENCE
+def _wait_for_entries(store: Store, last: Record) -> int:
+    """Wait until queues and index reach the last message. The end of the last one that they reach,
+    0 where they reach none.
+    """
     has_keys = bool(layout.keys_of(properties.parse(
         last.properties.decode("utf-8", "replace"))))
-    while time.monotonic() < due:
+    due = time.monotonic() + _PATIENCE
+    while True:
         with _now(store) as now:
             reached = last_dispatched(now)
-            if reached is None or (reached >= last.physical_offset and not (
-                    has_keys and _index_is_before(now, last.physical_offset))):
-                return
+            indexed = _index_end(now) if has_keys else None
+            if reached is None:
+                return 0
+            file = now.log.file_of(last.physical_offset)
+            reached += 0 if file is None else file.head
+            if indexed is not None:
+                reached = min(reached, indexed)
+            if reached >= last.physical_offset:
+                return last.physical_offset + last.total_size
+            if time.monotonic() > due:
+                record = now.log.record_at(reached)
+                return 0 if record is None else reached + record.total_size
         time.sleep(_LOOK)
 
 
-def _index_is_before(store: Store, place: int) -> bool:
-    """Whether there is an index, and its last entry leads to before ``place``."""
+def _index_end(store: Store) -> int | None:
+    """Where the last entry of the index leads; None where there is no index."""
     ends = []
     for file in store.index_listing.files[-_NEWEST:]:
         with suppress(FormatError, StoreIOError), file.open() as source:
             ends.append(HEADER.decode(source.read(0, HEADER.size)).end_phy_offset)
-    return bool(ends) and max(ends) < place
+    return max(ends, default=None)
 
 
 def at(store: Store, end: int) -> Store:

@@ -84,7 +84,7 @@ def restore(backup: str, target: str, *, until: int | None = None, offset: int |
         make_folders(part)
         copies = Copies(part, pace)
         with moment.at(store, end) as view:
-            parts = copy_log(view, copies, view.log.min_offset, end)
+            parts = list(copy_log(view, copies, view.log.min_offset, end))
             copy_queues(view, copies)
             copy_index(view, copies)
             copy_rest(view, copies, without=_SMALL)

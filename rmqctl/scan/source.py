@@ -331,6 +331,17 @@ class FileSource(Closing):
         if self._mapped is not None and start < end:
             self._mapped.madvise(MADV_DONTNEED, start, end - start)
 
+    def copy_to(self, fd: int, position: int, length: int) -> int:
+        """Copy bytes to the same position of another file without reading them here. How many: 0
+        where the system cannot, or the limit is not after them.
+        """
+        if self._limit is not None and position + length > self._limit:
+            return 0
+        try:
+            return os.copy_file_range(self._fd, fd, length, position, position)
+        except (AttributeError, OSError):
+            return 0
+
     def _failed(self, error: OSError, position: int) -> StoreIOError:
         return StoreIOError.from_oserror(error, self.name, f"read at offset {position} of")
 
