@@ -311,6 +311,7 @@ BROKER = "[Service]\nType=simple\nExecStart=/bin/true\n"
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")
 @pytest.mark.parametrize("name", ["rmqctl-verify.service", "rmqctl-verify.timer",
+                                  "rmqctl-backup.service", "rmqctl-backup.timer",
                                   "rmqctl-warn.conf", "rmqctl-refuse.conf"])
 def test_systemd_reads_the_units(tmp_path, name):
     for each in UNITS:

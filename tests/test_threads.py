@@ -38,6 +38,7 @@ ENDED = {
     ("engine/log/log_files.py", "Thread"): "close, else ending.note",
     ("output/progress.py", "Thread"): "joined when the progress ends",
     ("output/screen.py", "ThreadPoolExecutor"): "shutdown when the screen is left",
+    ("backup/backup.py", "ThreadPoolExecutor"): "shutdown when the log is copied",
     ("export/columns.py", "from_batches"): "a table that is made at once",
     ("export/gather.py", "from_batches"): "a table that is made at once",
     ("sql/session.py", "from_batches"): "DuckDB's threads end with the session",
