@@ -80,9 +80,9 @@ def _grown(store: Store, view: Store, end: int, backup: str, before: Sequence[Po
         parts = [each.result() for each in sums]
     damaged += [Hole(os.path.relpath(path, store.root), at, length, unread=True)
                 for path, at, length in copies.unread]
-    copy_queues(view, copies)
+    notes = copy_queues(view, copies)
     copy_index(view, copies)
-    notes = copy_rest(view, copies)
+    notes += copy_rest(view, copies)
     copies.sync()
     if before and view.log.min_offset > known:
         notes.append(f"the log from {known:,} to {view.log.min_offset:,} was deleted before it "

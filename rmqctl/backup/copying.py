@@ -25,6 +25,7 @@ _OWN = frozenset({"commitlog", "consumequeue", "batchconsumequeue", "index", "lo
                   ".rmqctl"})
 _TRIES = 5
 """How often a RocksDB data base that changes while it is copied is copied again."""
+_UNSTEADY = "{} changed all the while: its copy may be no moment's"
 LOG = "commitlog"
 
 
@@ -99,21 +100,31 @@ def damage_in(view: Store, known: int, end: int) -> tuple[list[Hole], int, int]:
     return sorted(holes, key=lambda hole: (hole.file, hole.offset)), count, newest
 
 
-def copy_queues(view: Store, copies: Copies) -> None:
-    """Copy the new entries of all consume queues. StoreIOError."""
-    if is_database(view.path("consumequeue")):
-        copy_database(view.root, "consumequeue", copies)
+def copy_queues(view: Store, copies: Copies) -> list[str]:
+    """Copy the new entries of all consume queues. Notes. StoreIOError."""
+    notes = []
+    if is_database(view.path("consumequeue")) and not copy_database(
+            view.root, "consumequeue", copies):
+        notes.append(_UNSTEADY.format("consumequeue"))
     unit = consume_queue.UNIT_SIZE
     for queue in view.plain_queues.values():
         with closing(queue):
             _copy_appended(queue.files, view, copies, unit)
     for batches in view.batch_queues.values():
         _copy_appended(batches.files, view, copies, batch_consume_queue.UNIT_SIZE)
+    return notes
 
 
 def _copy_appended(files: Iterable[StoreFile], view: Store, copies: Copies, unit: int) -> None:
-    """Copy what is new of files that are only appended to, from the newest backwards."""
+    """Copy what is new of files that are only appended to, oldest first: so a file whose copy has
+    something tells that the copies of those before it are whole, after a run that was killed too.
+    """
+    grown: list[StoreFile] = []
     for file in sorted(files, key=lambda file: file.base, reverse=True):
+        grown.append(file)
+        if copies.used(os.path.relpath(file.path, view.root)):
+            break
+    for file in reversed(grown):
         name = os.path.relpath(file.path, view.root)
         done = -(-copies.used(name) // unit) * unit  # an entry may end with zeros
         with file.open() as source:
@@ -125,8 +136,6 @@ def _copy_appended(files: Iterable[StoreFile], view: Store, copies: Copies, unit
             if done < end or (not end and not os.path.exists(copies.path(name))
                               and file.limit is None):
                 copies.grow(source, name, done, end)
-        if done and done >= end:
-            return  # so are those before
 
 
 def copy_index(view: Store, copies: Copies) -> None:
@@ -209,7 +218,7 @@ def copy_rest(view: Store, copies: Copies, without: Sequence[str] = ()) -> list[
     for folder, name in _others(view.root, logs, _OWN.union(without)):
         if name is None:
             if not copy_database(view.root, folder, copies):
-                notes.append(f"{folder} changed all the while: its copy may be no moment's")
+                notes.append(_UNSTEADY.format(folder))
             continue
         try:
             _copy_changed(view.root, os.path.join(folder, name), copies)

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from rmqctl.errors import FormatError, NotAStoreError, StoreIOError
-from rmqctl.files.durable import make_folders, publish_folder, remove_folder
+from rmqctl.files.durable import GONE, make_folders, publish_folder, remove_folder
 
 FOLDER = os.path.join(".rmqctl", "backup")
 _FILE = "point.json"
@@ -114,7 +114,7 @@ def read_points(backup: str) -> list[Point]:
         return []
     except OSError as error:
         raise StoreIOError.from_oserror(error, folder, "list") from None
-    return [_read(os.path.join(folder, name, _FILE)) for name in names]
+    return [_read(folder, name) for name in names if not name.endswith(GONE)]
 
 
 def require_points(backup: str) -> list[Point]:
@@ -126,7 +126,8 @@ def require_points(backup: str) -> list[Point]:
     return points
 
 
-def _read(path: str) -> Point:
+def _read(folder: str, name: str) -> Point:
+    path = os.path.join(folder, name, _FILE)
     try:
         with open(path, "rb") as file:
             value = json.load(file)
@@ -134,9 +135,33 @@ def _read(path: str) -> Point:
             raise ValueError("another schema_version")
         value["parts"] = tuple(Part(**part) for part in value["parts"])
         value["damaged"] = tuple(Hole(**hole) for hole in value["damaged"])
-        return Point(**{**value, "notes": tuple(value["notes"]),
-                        "log_folders": tuple(value["log_folders"])})
+        point = Point(**{**value, "notes": tuple(value["notes"]),
+                         "log_folders": tuple(value["log_folders"])})
+        return _required_plain(point, name)
     except OSError as error:
         raise StoreIOError.from_oserror(error, path, "read") from None
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise FormatError(f"not a restore point: {error}", file=path) from None
+
+
+def _required_plain(point: Point, name: str) -> Point:
+    """The point. ValueError for what no run writes: other types, a path that leads out of the backup, another
+    point's name.
+    """
+    numbers = [point.time, point.log_start, point.log_end, point.messages, point.last_time,
+               point.lowered]
+    for part in point.parts:
+        numbers += [part.start, part.end]
+    for hole in point.damaged:
+        numbers += [hole.offset, hole.length]
+    if any(type(number) is not int or not 0 <= number < 1 << 63 for number in numbers):
+        raise ValueError("a number that is none, or out of range")
+    if point.id != name:
+        raise ValueError(f"its id is {point.id!r}")
+    if not isinstance(point.small, dict):
+        raise TypeError("small is no object")
+    for file in (*point.small, *(one.file for one in (*point.parts, *point.damaged))):
+        if not isinstance(file, str) or os.path.isabs(file) or os.pardir in file.split("/") or (
+                "\0" in file):
+            raise ValueError(f"{file!r} is no path in a backup")
+    return point

@@ -79,8 +79,6 @@ def restore(backup: str, target: str, *, until: int | None = None, offset: int |
             _require_cuttable(store, backup)
         # All is put together beside its place.
         part = f"{os.path.normpath(target)}{_PART}"
-        if os.path.isdir(part):
-            remove_folder(part)
         make_folders(part)
         copies = Copies(part, pace)
         with moment.at(store, end) as view:
@@ -117,6 +115,13 @@ def _refuse_taken(backup: str, target: str) -> None:
     if os.path.isdir(target) and os.listdir(target):
         raise RefusedError(f"{target}: is not empty. Restore into a new folder: nothing is "
                            "overwritten")
+    if os.path.ismount(target):
+        raise RefusedError(f"{target}: is a mount point, which cannot be renamed to. Restore into "
+                           "a folder in it")
+    part = f"{os.path.normpath(target)}{_PART}"
+    if os.path.lexists(part):
+        raise RefusedError(f"{part}: is there, of a restore that was killed or still runs, or "
+                           "not of a restore at all: remove it, or restore into another folder")
 
 
 def _require_cuttable(store: Store, backup: str) -> None:

@@ -30,6 +30,8 @@ Content = bytes | Iterable[bytes]
 
 IOV_MAX = max(16, os.sysconf("SC_IOV_MAX"))
 STAGING = ".rmqctl"
+GONE = "-gone"
+"""What a folder's name ends with while it is taken away."""
 FILE_MODE = 0o644
 _BROKERS_OWN = frozenset({"commitlog", "consumequeue", "index", "batchconsumequeue",
                           "consumequeue_ext"})
@@ -376,7 +378,7 @@ def remove_folder(folder: str) -> None:
 
     It loses its name first: a worker that still runs finds it gone and cannot write into a new one.
     """
-    gone = f"{folder}-gone"
+    gone = f"{folder}{GONE}"
     with contextlib.suppress(OSError):
         os.rename(folder, gone)
         shutil.rmtree(gone, ignore_errors=True)

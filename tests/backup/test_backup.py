@@ -365,6 +365,73 @@ def test_unreadable_bytes_are_told(growing: Callable[[int, int], Path], tmp_path
     assert data[12288:] == Path(bad).read_bytes()[12288:]
 
 
+def test_queue_files_are_copied_oldest_first(growing: Callable[[int, int], Path], tmp_path: Path,
+                                             monkeypatch: pytest.MonkeyPatch) -> None:
+    from rmqctl.backup.growing import Copies
+
+    class Killed(BaseException):
+        pass
+
+    root, backup, real = growing(0, 10), tmp_path / "backup", Copies.grow
+    run(root, backup)
+    growing(10, 400)
+
+    def grow(self: Copies, source: Any, relative: str, *args: Any, **how: Any) -> str:
+        digest = real(self, source, relative, *args, **how)
+        if relative.startswith("consumequeue"):
+            raise Killed
+        return digest
+
+    monkeypatch.setattr(Copies, "grow", grow)
+    with pytest.raises(Killed):
+        run(root, backup, _NOW + 1000)
+    monkeypatch.undo()
+    run(root, backup, _NOW + 2000)
+    assert not findings(backup)
+
+
+@pytest.mark.parametrize("change", [
+    {"id": "../../../../victim", "time": 0}, {"small": {"../../evil": "0" * 64}},
+    {"small": {"/evil": ""}}, {"small": ["checkpoint"]}, {"time": "x"}, {"log_end": None},
+    {"log_end": -1}, {"last_time": 1 << 64}, {"id": 7},
+    {"parts": [{"file": "../x", "start": 0, "end": 1, "sha256": ""}]},
+    {"parts": [{"file": 5, "start": 0, "end": 1, "sha256": ""}]},
+    {"damaged": [{"file": "commitlog/0", "offset": "x", "length": 1}]}])
+def test_a_hostile_point_is_refused(change: dict[str, Any], growing: Callable[[int, int], Path],
+                                    tmp_path: Path, rmqctl: Runner) -> None:
+    root, backup, victim = growing(0, 20), tmp_path / "backup", tmp_path / "victim"
+    victim.mkdir()
+    run(root, backup)
+    path, = backup.glob(".rmqctl/backup/points/*/point.json")
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    (backup / ".rmqctl" / "backup" / "evil").write_text("evil")
+    before = sorted(tmp_path.iterdir())
+    for args in (("backup", "list", backup), ("backup", "check", backup),
+                 ("restore", backup, tmp_path / "new"), ("backup", root, backup, "--keep", "1s")):
+        assert "not a restore point" in rmqctl(*args).expect(3).err
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_point_half_taken_away_is_none(growing: Callable[[int, int], Path],
+                                         tmp_path: Path) -> None:
+    root, backup = growing(0, 20), tmp_path / "backup"
+    run(root, backup)
+    (backup / ".rmqctl/backup/points/20200101T000000.000Z-gone").mkdir()
+    run(root, backup, _NOW + 1000)
+    assert len(read_points(str(backup))) == 2
+
+
+def test_what_lies_beside_the_target_stays(growing: Callable[[int, int], Path], tmp_path: Path,
+                                           rmqctl: Runner) -> None:
+    backup = tmp_path / "new.restoring"
+    run(growing(0, 20), backup)
+    with snapshot.assert_unchanged(backup):
+        assert "new.restoring" in rmqctl("restore", backup, tmp_path / "new").expect(6).err
+    (tmp_path / "a.restoring").mkdir()
+    rmqctl("restore", backup, tmp_path / "a").expect(6)
+    assert not (tmp_path / "a").exists()
+
+
 def test_metrics_and_every(growing: Callable[[int, int], Path], tmp_path: Path) -> None:
     pytest.importorskip("prometheus_client")
     root, backup, metrics = growing(0, 20), tmp_path / "backup", tmp_path / "metrics.prom"
