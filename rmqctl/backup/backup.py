@@ -31,7 +31,6 @@ from rmqctl.store.store import Sizes, Store
 _COMPARED = 64 << 10
 """Bytes at the end of what a backup has of the log that are compared with the store's."""
 _SMALL = ("config", "checkpoint")
-_LARGEST_SMALL = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,9 +127,7 @@ def _known(view: Store, backup: str, before: Sequence[Point], end: int) -> int:
 
 
 def _keep_small(backup: str, staged: str) -> dict[str, str]:
-    """Copy the configuration and the checkpoint into a new point; their SHA-256 by path. What is
-    as in another point is a link to it.
-    """
+    """Copy the configuration and the checkpoint into a new point; their SHA-256 by path."""
     kept = {}
     for name in _small_files(backup):
         path = os.path.join(backup, name)
@@ -151,8 +148,7 @@ def _small_files(backup: str) -> list[str]:
             found.append(top)
         for folder, _folders, names in os.walk(path):
             found += [os.path.relpath(os.path.join(folder, name), backup) for name in names
-                      if os.path.getsize(os.path.join(folder, name)) <= _LARGEST_SMALL
-                      and not name.endswith(".part")]
+                      if not name.endswith(".part")]
     return sorted(found)
 
 

@@ -145,8 +145,8 @@ def _read(folder: str, name: str) -> Point:
 
 
 def _required_plain(point: Point, name: str) -> Point:
-    """The point. ValueError for what no run writes: other types, a path that leads out of the backup, another
-    point's name.
+    """The point. ValueError and TypeError for what no run writes: other types, another name, a path
+    that leads out of the backup.
     """
     numbers = [point.time, point.log_start, point.log_end, point.messages, point.last_time,
                point.lowered]

@@ -421,6 +421,16 @@ def test_a_point_half_taken_away_is_none(growing: Callable[[int, int], Path],
     assert len(read_points(str(backup))) == 2
 
 
+def test_a_large_configuration_is_restored(growing: Callable[[int, int], Path],
+                                           tmp_path: Path) -> None:
+    root, backup = growing(0, 20), tmp_path / "backup"
+    offsets = root / "config" / "consumerOffset.json"
+    offsets.write_text('{"offsetTable": {"T0@g": {"0": 2}}}' + " " * (65 << 20))
+    run(root, backup)
+    restore(str(backup), str(tmp_path / "new"))
+    assert (tmp_path / "new/config/consumerOffset.json").read_bytes() == offsets.read_bytes()
+
+
 def test_what_lies_beside_the_target_stays(growing: Callable[[int, int], Path], tmp_path: Path,
                                            rmqctl: Runner) -> None:
     backup = tmp_path / "new.restoring"
