@@ -160,7 +160,8 @@ def _required_plain(point: Point, name: str) -> Point:
         raise ValueError(f"its id is {point.id!r}")
     if not isinstance(point.small, dict):
         raise TypeError("small is no object")
-    for file in (*point.small, *(one.file for one in (*point.parts, *point.damaged))):
+    for file in (*point.small, *(part.file for part in point.parts),
+                 *(hole.file for hole in point.damaged)):
         if not isinstance(file, str) or os.path.isabs(file) or os.pardir in file.split("/") or (
                 "\0" in file):
             raise ValueError(f"{file!r} is no path in a backup")
