@@ -160,8 +160,9 @@ def _required_plain(point: Point, name: str) -> Point:
         raise ValueError(f"its id is {point.id!r}")
     if not isinstance(point.small, dict):
         raise TypeError("small is no object")
-    for file in (*point.small, *(part.file for part in point.parts),
-                 *(hole.file for hole in point.damaged)):
+    paths: list[Any] = [*point.small, *(part.file for part in point.parts),
+                        *(hole.file for hole in point.damaged)]
+    for file in paths:
         if not isinstance(file, str) or os.path.isabs(file) or os.pardir in file.split("/") or (
                 "\0" in file):
             raise ValueError(f"{file!r} is no path in a backup")
