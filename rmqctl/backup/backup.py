@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 
 from rmqctl.backup import moment, points
 from rmqctl.backup.copying import (
+    LOG,
+    compare_log,
     copy_index,
     copy_log,
     copy_queues,
@@ -21,15 +23,18 @@ from rmqctl.backup.copying import (
 )
 from rmqctl.backup.finishing import finish
 from rmqctl.backup.growing import Copies, Pace
+from rmqctl.backup.keeping import take_away
 from rmqctl.backup.points import Hole, Point, id_of, read_points
-from rmqctl.errors import RefusedError
+from rmqctl.errors import RefusedError, StoreIOError
 from rmqctl.files.durable import make_folders
 from rmqctl.files.lock import StoreLock
 from rmqctl.scan.source import FileSource
+from rmqctl.store.log.end import find_end
 from rmqctl.store.store import Sizes, Store
 
 _COMPARED = 64 << 10
 """Bytes at the end of what a backup has of the log that are compared with the store's."""
+_DAY = 86_400_000
 _SMALL = ("config", "checkpoint")
 
 
@@ -46,44 +51,68 @@ class Source:
 
 
 def back_up(source: Source, backup: str, clock: Callable[[], int], version: str,
-            pace: Pace = lambda _bytes: None) -> Point:
-    """Copy what is new of a store into the folder ``backup``, and note a restore point.
+            pace: Pace = lambda _bytes: None, keep: int | None = None) -> tuple[
+                Point, tuple[int, int]]:
+    """Copy what is new of a store into the folder ``backup``, and note a restore point. (the point,
+    points and bytes removed).
 
-    ``clock``: epoch ms. RefusedError where the folder is another store's, StoreHeldError where
-    another run writes to it, NotAStoreError, UnsupportedError, StoreIOError.
+    ``clock``: epoch ms. ``keep``: ms after which a point is removed. RefusedError where the folder
+    is another store's, StoreHeldError where another run writes to it, NotAStoreError,
+    UnsupportedError, StoreIOError.
     """
     # A folder that is no backup of this store stays as it is.
     with source.open() as store:
         refuse_inside(store.root, backup, "a backup needs a folder of its own")
         store.layout.require(store.root, "commitlog")
         before = read_points(backup)
-        if not before and os.path.isdir(backup) and os.listdir(backup):
+        unfinished = points.is_begun(backup)
+        if not before and os.path.isdir(backup) and os.listdir(backup) and not unfinished:
             raise RefusedError(f"{backup}: is not empty and no backup: name a new folder")
-        make_folders(backup)
+        if not before:
+            points.begin(backup, os.path.abspath(store.root))
         with StoreLock(backup):
             now = clock()
             view, end = moment.fix(store, before[-1].log_end if before else 0)
             with view:
-                return _grown(store, view, end, backup, before, now, version, pace)
+                known = _known(view, backup, before, end)
+                points.begin(backup, os.path.abspath(store.root))
+                point = _grown(store, view, known, end, backup, before, now, version, pace,
+                               unfinished=unfinished)
+            points.end(backup)
+            if keep is not None:
+                removed = take_away(backup, [*before, point], now - keep)
+                return point, removed
+            return point, (0, 0)
 
 
-def _grown(store: Store, view: Store, end: int, backup: str, before: Sequence[Point], now: int,
-           version: str, pace: Pace) -> Point:
-    known = _known(view, backup, before, end)
-    # The log first, then what leads into it, then the configuration with the offsets.
+def _grown(store: Store, view: Store, known: int, end: int, backup: str,
+           before: Sequence[Point], now: int, version: str, pace: Pace, *,
+           unfinished: bool) -> Point:
+    # What a run that did not end left, and what a repair changed, is compared.
+    last = before[-1] if before else None
+    repairs = tuple(sorted(_names(store.path(".rmqctl", "repairs"))))
+    repaired = last is not None and repairs != last.repairs
     copies = Copies(backup, pace)
+    if last is None and unfinished:
+        _remove_older(copies, view)
+    # The log first, then what leads into it, then the configuration with the offsets.
+    again = repaired and compare_log(view, copies, known)
     with ThreadPoolExecutor(1, "rmqctl-sums") as pool:
         sums = [pool.submit(summed, view, copies, *part)
                 for part in copy_log(view, copies, known, end)]
-        damaged, count, newest = damage_in(view, known, end)
+        damaged, count, newest = damage_in(view, view.log.min_offset if again else known, end)
         parts = [each.result() for each in sums]
+    if again:
+        parts = [summed(view, copies, file, 0, min(end - file.base, file.size))
+                 for file in view.log.files if file.base < end]
     damaged += [Hole(os.path.relpath(path, store.root), at, length, unread=True)
                 for path, at, length in copies.unread]
-    notes = copy_queues(view, copies)
-    copy_index(view, copies)
+    others, notes = copy_queues(view, copies, compare=repaired or unfinished)
+    copy_index(view, copies, compare=repaired or unfinished)
     notes += copy_rest(view, copies)
     copies.sync()
-    if before and view.log.min_offset > known:
+    missing = max(view.log.min_offset - known, 0) if before else 0
+    if missing:
         notes.append(f"the log from {known:,} to {view.log.min_offset:,} was deleted before it "
                      "was copied")
     # What a running broker writes meanwhile is ahead; what else is ahead tells of lost messages.
@@ -92,24 +121,42 @@ def _grown(store: Store, view: Store, end: int, backup: str, before: Sequence[Po
     # The point with its small files; it is there from now on.
     staged = points.staged(backup)
     small = _keep_small(backup, staged)
-    last = before[-1] if before else None
     point = Point(id_of(now), now, os.path.abspath(store.root), version,
                   view.log.min_offset, end,
-                  count, max(newest, last.last_time if last else 0), (), tuple(parts),
-                  tuple(damaged), small, lowered, tuple(notes))
+                  count, max(min(newest, now + _DAY), last.last_time if last else 0), (),
+                  tuple(parts), tuple(damaged), small, lowered, tuple(notes),
+                  max(min(find_end(view).offset, end), known), missing, repairs,
+                  others or repaired, again)
     if last is not None and last.id >= point.id:  # a clock that was set back
         point = replace(point, id=id_of(max(now, last.time + 1)), time=max(now, last.time + 1))
     points.publish(backup, staged, point)
     return point
 
 
+def _names(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
+
+
+def _remove_older(copies: Copies, view: Store) -> None:
+    """Remove log files of a first run that did not end, which the store has deleted since: there
+    would be a gap after them.
+    """
+    for name in _names(copies.path(LOG)):
+        if name.isdigit() and int(name) < view.log.min_offset:
+            copies.remove(os.path.join(LOG, name))
+
+
 def _known(view: Store, backup: str, before: Sequence[Point], end: int) -> int:
-    """The physical offset up to which the backup has the log. RefusedError where it is that of
-    another store, or of one whose log was cut.
+    """The physical offset up to which the backup has the log: after the last whole record, as what
+    was torn may have been written again. RefusedError where it is that of another store, or of one
+    whose log was cut.
     """
     if not before:
         return view.log.min_offset
-    known = before[-1].log_end
+    known = before[-1].whole_end
     if end < known:
         raise RefusedError(f"{view.root}: its log ends at {end:,}, that in {backup} at {known:,}: "
                            "it was cut, or is another store's. Name a new folder for its backup")
@@ -118,12 +165,20 @@ def _known(view: Store, backup: str, before: Sequence[Point], end: int) -> int:
         return known
     length = min(_COMPARED, known - file.base)
     copy = os.path.join(backup, relative(view, file))
-    with file.open() as ours, FileSource(copy) as theirs:
-        at = known - file.base - length
-        if ours.read(at, length) != theirs.read(at, length):
-            raise RefusedError(f"{view.root}: its log is not the one in {backup}: it has other "
-                               f"bytes before {known:,}. Name a new folder for its backup")
+    at = known - file.base - length
+    try:
+        with file.open() as ours, FileSource(copy) as theirs:
+            same = ours.read(at, length) == theirs.read(at, length)
+    except StoreIOError:
+        return known  # what cannot be read was copied before
+    if not same and not _was_repaired(view, before[-1]):
+        raise RefusedError(f"{view.root}: its log is not the one in {backup}: it has other "
+                           f"bytes before {known:,}. Name a new folder for its backup")
     return known
+
+
+def _was_repaired(view: Store, last: Point) -> bool:
+    return tuple(sorted(_names(view.path(".rmqctl", "repairs")))) != last.repairs
 
 
 def _keep_small(backup: str, staged: str) -> dict[str, str]:

@@ -31,15 +31,17 @@ class Fault:
 
 def check(backup: str, known: list[Point], pace: Pace = lambda _bytes: None) -> Iterator[Fault]:
     """Compare each part of the log and each small file with its SHA-256."""
-    for point in known:
-        for part in point.parts:
+    newest = max((number for number, point in enumerate(known) if point.summed_again), default=0)
+    for number, point in enumerate(known):
+        for part in point.parts if number >= newest else ():
             path = os.path.join(backup, part.file)
             if _is_expired(path, known[0]):
                 continue
             reason = ""
             try:
                 with FileSource(path) as source:
-                    if sha256_of(source, part.start, part.end) != part.sha256:
+                    if part.end > source.size or (
+                            sha256_of(source, part.start, part.end) != part.sha256):
                         reason = "its bytes are not those that were copied"
             except StoreIOError as error:
                 reason = str(error)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 
 from rmqctl.backup.growing import BLOCK, Copies
@@ -23,6 +23,8 @@ from rmqctl.store.store import Store
 
 _OWN = frozenset({"commitlog", "consumequeue", "batchconsumequeue", "index", "lock", "abort",
                   ".rmqctl"})
+_COMPARED = 4096
+"""Bytes at the end of the copy of a queue's file that are compared with the file."""
 _TRIES = 5
 """How often a RocksDB data base that changes while it is copied is copied again."""
 _UNSTEADY = "{} changed all the while: its copy may be no moment's"
@@ -90,8 +92,8 @@ def damage_in(view: Store, known: int, end: int) -> tuple[list[Hole], int, int]:
     for batch in view.log.walk(known, end) if known < end else ():
         sound = batch.crc_ok()
         count += int(sound.sum())
-        if len(batch):
-            newest = max(newest, int(batch.column("store_timestamp").max()))
+        if sound.any():
+            newest = max(newest, int(batch.column("store_timestamp")[sound].max()))
         for at in (~sound).nonzero()[0].tolist():
             note(int(batch.offset[at]), int(batch.column("total_size")[at]))
         for span in batch.spans:
@@ -100,32 +102,66 @@ def damage_in(view: Store, known: int, end: int) -> tuple[list[Hole], int, int]:
     return sorted(holes, key=lambda hole: (hole.file, hole.offset)), count, newest
 
 
-def copy_queues(view: Store, copies: Copies) -> list[str]:
-    """Copy the new entries of all consume queues. Notes. StoreIOError."""
-    notes = []
+def compare_log(view: Store, copies: Copies, known: int) -> bool:
+    """Compare what the copy has of the log with the store, block by block, and copy what differs:
+    for a store that was repaired in place. Whether anything was. StoreIOError.
+    """
+    before = copies.written
+    for file in view.log.files:
+        stop = min(known - file.base, file.size)
+        if stop > 0:
+            with file.open() as source:
+                copies.grow(source, relative(view, file), 0, stop, compare=True)
+    return copies.written > before
+
+
+def copy_queues(view: Store, copies: Copies, *, compare: bool) -> tuple[bool, list[str]]:
+    """Copy the new entries of all consume queues; with ``compare`` also those before that differ.
+    (whether a queue is another one than before, notes). StoreIOError.
+    """
+    notes: list[str] = []
     if is_database(view.path("consumequeue")) and not copy_database(
             view.root, "consumequeue", copies):
         notes.append(_UNSTEADY.format("consumequeue"))
-    unit = consume_queue.UNIT_SIZE
+    others = False
     for queue in view.plain_queues.values():
         with closing(queue):
-            _copy_appended(queue.files, view, copies, unit)
+            others |= _copy_appended(queue.files, view, copies, consume_queue.UNIT_SIZE, compare)
     for batches in view.batch_queues.values():
-        _copy_appended(batches.files, view, copies, batch_consume_queue.UNIT_SIZE)
-    return notes
+        others |= _copy_appended(batches.files, view, copies, batch_consume_queue.UNIT_SIZE,
+                                 compare)
+    return others, notes
 
 
-def _copy_appended(files: Iterable[StoreFile], view: Store, copies: Copies, unit: int) -> None:
+def _copy_appended(files: Sequence[StoreFile], view: Store, copies: Copies, unit: int,
+                   compare: bool) -> bool:
     """Copy what is new of files that are only appended to, oldest first: so a file whose copy has
     something tells that the copies of those before it are whole, after a run that was killed too.
+
+    Whether the copy was another queue's, as of a topic that was made again: then all is compared,
+    and files that the store does not have are removed.
     """
+    if not files:
+        return False
+    folder = os.path.relpath(os.path.dirname(files[0].path), view.root)
+    names = {file.name for file in files}
+    strange = [name for name in _names(copies.path(folder))
+               if name not in names and name > files[-1].name]
     grown: list[StoreFile] = []
+    is_other = bool(strange)
     for file in sorted(files, key=lambda file: file.base, reverse=True):
         grown.append(file)
-        if copies.used(os.path.relpath(file.path, view.root)):
+        name = os.path.join(folder, file.name)
+        if (used := copies.used(name)) and not compare:
+            is_other |= not _agree(file, copies.path(name), used)
             break
+    if is_other:
+        strange = [name for name in _names(copies.path(folder)) if name not in names]
+        for name in strange:
+            copies.remove(os.path.join(folder, name))
+        grown, compare = sorted(files, key=lambda file: file.base, reverse=True), True
     for file in reversed(grown):
-        name = os.path.relpath(file.path, view.root)
+        name = os.path.join(folder, file.name)
         done = -(-copies.used(name) // unit) * unit  # an entry may end with zeros
         with file.open() as source:
             end = -(-used_end(source, 0, source.size if file.limit is None else
@@ -133,18 +169,40 @@ def _copy_appended(files: Iterable[StoreFile], view: Store, copies: Copies, unit
             if done > end:
                 copies.wipe_after(name, end)
                 done = end
+            if compare and done:
+                copies.grow(source, name, 0, done, compare=True)
             if done < end or (not end and not os.path.exists(copies.path(name))
                               and file.limit is None):
                 copies.grow(source, name, done, end)
+    return is_other
 
 
-def copy_index(view: Store, copies: Copies) -> None:
-    """Copy the new entries of the index files, the slots that changed, then the headers."""
+def _names(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _agree(file: StoreFile, copy: str, used: int) -> bool:
+    """Whether a file of a queue begins with what its copy ends with."""
+    start = max(0, used - _COMPARED)
+    with file.open() as ours, FileSource(copy) as theirs:
+        return ours.read(start, used - start) == theirs.read(start, used - start)
+
+
+def copy_index(view: Store, copies: Copies, *, compare: bool) -> None:
+    """Copy the new entries of the index files, the slots that changed, then the headers; with
+    ``compare`` all that differs. Copies of files that the store made again are removed.
+    """
     headers = {} if view.snapshot is None else view.snapshot.index_headers
+    begins = []
     for file in view.index_listing.files:
         name = os.path.join("index", file.name)
         raw, copied = headers.get(file.name) or _header(file.path), _header(copies.path(name))
-        if raw == copied:
+        if raw:
+            begins.append(HEADER.decode(raw).begin_phy_offset)
+        if raw == copied and not compare:
             continue
         try:
             index = view.open_index(file)
@@ -161,9 +219,17 @@ def copy_index(view: Store, copies: Copies) -> None:
                 known = before.index_count
             start = index.shape.entry_position(known)
             copies.wipe_after(name, start)
+            if compare and known:
+                copies.grow(index.source, name, entries, start, compare=True)
             copies.grow(index.source, name, start, index.shape.entry_position(index.count))
             copies.grow(index.source, name, first, entries, compare=True)
             copies.grow(index.source, name, 0, HEADER.size, compare=True)
+    # A file that the store deleted is older than those that it has.
+    names = {file.name for file in view.index_listing.files}
+    for gone in set(_names(copies.path("index"))) - names if begins else ():
+        raw = _header(copies.path(name := os.path.join("index", gone)))
+        if raw and HEADER.decode(raw).begin_phy_offset >= min(begins):
+            copies.remove(name)
 
 
 def _header(path: str) -> bytes:
@@ -195,7 +261,7 @@ def copy_database(root: str, folder: str, copies: Copies) -> bool:
             continue
         if before == _manifest(where):
             for name in set(os.listdir(target)) - set(names):
-                os.unlink(os.path.join(target, name))
+                copies.remove(os.path.join(folder, name))
             return True
     return False
 
@@ -214,6 +280,7 @@ def copy_rest(view: Store, copies: Copies, without: Sequence[str] = ()) -> list[
     folders ``without``. Notes.
     """
     notes = []
+    _remove_gone(view.root, copies)
     logs = {os.path.dirname(relative(view, file)) for file in view.log.files if file.head}
     for folder, name in _others(view.root, logs, _OWN.union(without)):
         if name is None:
@@ -229,8 +296,13 @@ def copy_rest(view: Store, copies: Copies, without: Sequence[str] = ()) -> list[
 
 def _others(root: str, logs: set[str], own: frozenset[str]) -> Iterator[tuple[str, str | None]]:
     """(folder, name) of each other file, relative to the root; (folder, None) of a data base."""
-    for path, folders, names in os.walk(root):
+    walked: set[str] = set()
+    for path, folders, names in os.walk(root, followlinks=True):
         folder = os.path.relpath(path, root)
+        if (real := os.path.realpath(path)) in walked:  # a link that leads back
+            folders.clear()
+            continue
+        walked.add(real)
         if folder == os.curdir:
             folder = ""
             folders[:] = [name for name in folders if name not in own]
@@ -243,9 +315,17 @@ def _others(root: str, logs: set[str], own: frozenset[str]) -> Iterator[tuple[st
             yield folder, None
             continue
         for name in sorted(names):
-            if os.path.isfile(os.path.join(path, name)) and not os.path.islink(
-                    os.path.join(path, name)):
+            if os.path.isfile(os.path.join(path, name)):
                 yield folder, name
+
+
+def _remove_gone(root: str, copies: Copies) -> None:
+    """Remove configuration files that the store has no more, nor as a backup file."""
+    there = set(_names(os.path.join(root, "config")))
+    for name in _names(copies.path("config")):
+        inner = os.path.join("config", name)
+        if name not in there and f"{name}.bak" not in there and os.path.isfile(copies.path(inner)):
+            copies.remove(inner)
 
 
 def _copy_changed(root: str, name: str, copies: Copies) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from rmqctl.errors import StoreIOError
@@ -82,6 +83,11 @@ class Copies:
         make_folders(os.path.dirname(self.path(relative)))
         replace_file(self.path(relative), data)
         self.written += len(data)
+
+    def remove(self, relative: str) -> None:
+        """Remove a file of the copy that the store has no more."""
+        with suppress(FileNotFoundError):
+            os.unlink(self.path(relative))
 
     def sync(self) -> None:
         """Force all that was written to the device. StoreIOError."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import closing, suppress
+from dataclasses import replace
 
-from rmqctl.backup.points import Point, folder_of
+from rmqctl.backup.points import Point, folder_of, rewrite
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.files.durable import remove_folder, sync_folder
 from rmqctl.store.store import Store
@@ -17,9 +18,11 @@ def take_away(backup: str, known: Sequence[Point], before: int) -> tuple[int, in
     that the store had deleted before the oldest one left. (points, bytes) removed. StoreIOError.
     """
     gone = [point for point in known[:-1] if point.time < before]
+    left = known[len(gone)] if len(gone) < len(known) else known[-1]
+    if gone:
+        _take_over(backup, gone, left)
     for point in gone:
         remove_folder(folder_of(backup, point))
-    left = known[len(gone)] if len(gone) < len(known) else known[-1]
     removed = 0
     with Store.open(backup) as store:
         paths = [file.path for file in store.log.files if file.end <= left.log_start]
@@ -35,6 +38,20 @@ def take_away(backup: str, known: Sequence[Point], before: int) -> tuple[int, in
                 if index.header.entries and index.header.end_phy_offset < left.log_start:
                     removed += _remove([file.path])
     return len(gone), removed
+
+
+def _take_over(backup: str, gone: Sequence[Point], left: Point) -> None:
+    """Note with the oldest point left what those before it told of log files that stay."""
+    before = [point for number, point in enumerate(gone)
+              if not any(later.summed_again for later in (*gone[number + 1:], left))]
+
+    def stays(file: str) -> bool:
+        name = os.path.basename(file)
+        return not name.isdigit() or os.path.exists(os.path.join(backup, file))
+
+    parts = [part for point in before for part in point.parts if stays(part.file)]
+    damaged = [hole for point in before for hole in point.damaged if stays(hole.file)]
+    rewrite(backup, replace(left, parts=(*parts, *left.parts), damaged=(*damaged, *left.damaged)))
 
 
 def _leads_before(unit: object, start: int) -> bool:

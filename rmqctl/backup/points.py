@@ -14,10 +14,18 @@ from datetime import UTC, datetime
 from typing import Any
 
 from rmqctl.errors import FormatError, NotAStoreError, StoreIOError
-from rmqctl.files.durable import GONE, make_folders, publish_folder, remove_folder
+from rmqctl.files.durable import (
+    GONE,
+    make_folders,
+    new_whole_file,
+    publish_folder,
+    remove_folder,
+    replace_file,
+)
 
 FOLDER = os.path.join(".rmqctl", "backup")
 _FILE = "point.json"
+_UNFINISHED = "unfinished"
 _SCHEMA = 1
 
 
@@ -46,7 +54,10 @@ class Point:
     """A moment that can be restored. ``time``, ``first_time`` and ``last_time``: epoch ms, of the
     run, and of the oldest and the newest message. ``log_start``, ``log_end``: physical offsets.
     ``small``: SHA-256 of the small files kept with it, by their paths. ``lowered``: consumer
-    offsets that were ahead of the copied queues and are their ends here.
+    offsets that were ahead of the copied queues and are their ends here. ``whole_end``: after the
+    last whole record. ``missing``: bytes of log that the store deleted before they were copied.
+    ``repairs``: those of the store so far. ``again``: a consume queue is another one than in the
+    points before. ``summed_again``: ``parts`` are of the whole log, which a repair changed.
     """
 
     id: str
@@ -63,6 +74,11 @@ class Point:
     small: dict[str, str] = field(default_factory=dict)
     lowered: int = 0
     notes: tuple[str, ...] = ()
+    whole_end: int = 0
+    missing: int = 0
+    repairs: tuple[str, ...] = ()
+    again: bool = False
+    summed_again: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         return {"schema_version": _SCHEMA, **asdict(self)}
@@ -94,12 +110,36 @@ def staged(backup: str) -> str:
 
 def publish(backup: str, folder: str, point: Point) -> None:
     """Note a point, of which ``folder`` holds the small files. StoreIOError."""
-    from rmqctl.files.durable import new_whole_file
-
-    new_whole_file(os.path.join(folder, _FILE),
-                   json.dumps(point.as_dict(), indent=1, ensure_ascii=False).encode())
+    new_whole_file(os.path.join(folder, _FILE), _noted(point))
     make_folders(_points_folder(backup))
     publish_folder(folder, folder_of(backup, point))
+
+
+def begin(backup: str, store: str) -> None:
+    """Note that a run of a store's backup has begun, durably. StoreIOError."""
+    path = os.path.join(backup, FOLDER, _UNFINISHED)
+    make_folders(os.path.dirname(path))
+    if not os.path.exists(path):
+        new_whole_file(path, f"{store}\n".encode("utf-8", "surrogateescape"))
+
+
+def is_begun(backup: str) -> bool:
+    """Whether a run was begun here that did not end."""
+    return os.path.exists(os.path.join(backup, FOLDER, _UNFINISHED))
+
+
+def end(backup: str) -> None:
+    """Note that the run has ended."""
+    os.unlink(os.path.join(backup, FOLDER, _UNFINISHED))
+
+
+def rewrite(backup: str, point: Point) -> None:
+    """Put another note in the place of a point's. StoreIOError."""
+    replace_file(os.path.join(folder_of(backup, point), _FILE), _noted(point))
+
+
+def _noted(point: Point) -> bytes:
+    return json.dumps(point.as_dict(), indent=1, ensure_ascii=False).encode()
 
 
 def read_points(backup: str) -> list[Point]:
@@ -135,8 +175,8 @@ def _read(folder: str, name: str) -> Point:
             raise ValueError("another schema_version")
         value["parts"] = tuple(Part(**part) for part in value["parts"])
         value["damaged"] = tuple(Hole(**hole) for hole in value["damaged"])
-        point = Point(**{**value, "notes": tuple(value["notes"]),
-                         "log_folders": tuple(value["log_folders"])})
+        lists = {name: tuple(value[name]) for name in ("notes", "log_folders", "repairs")}
+        point = Point(**{**value, **lists})
         return _required_plain(point, name)
     except OSError as error:
         raise StoreIOError.from_oserror(error, path, "read") from None
@@ -149,7 +189,7 @@ def _required_plain(point: Point, name: str) -> Point:
     that leads out of the backup.
     """
     numbers = [point.time, point.log_start, point.log_end, point.messages, point.last_time,
-               point.lowered]
+               point.lowered, point.whole_end, point.missing]
     for part in point.parts:
         numbers += [part.start, part.end]
     for hole in point.damaged:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -83,8 +84,8 @@ def restore(backup: str, target: str, *, until: int | None = None, offset: int |
         copies = Copies(part, pace)
         with moment.at(store, end) as view:
             parts = list(copy_log(view, copies, view.log.min_offset, end))
-            copy_queues(view, copies)
-            copy_index(view, copies)
+            copy_queues(view, copies, compare=False)
+            copy_index(view, copies, compare=False)
             copy_rest(view, copies, without=_SMALL)
             generation = view.generation
         _small_of(backup, chosen, copies)
@@ -94,6 +95,9 @@ def restore(backup: str, target: str, *, until: int | None = None, offset: int |
     if is_cut:
         notes += _carried_out(part, lambda store, scratch: truncate(
             store, end, generation, scratch=scratch).plan)
+    # Queues that a later point replaced follow from the log.
+    if any(later.again and later.log_end > end for later in known[1:]):
+        _carried_out(part, _with_entries)
     lowered = finish(part, end, generation, is_plain)
     ahead = 0
 
@@ -180,6 +184,16 @@ def _small_of(backup: str, point: Point, copies: Copies) -> None:
     for name in point.small:
         with FileSource(os.path.join(folder, name)) as source:
             copies.grow(source, name, 0, source.size)
+
+
+def _with_entries(store: Store, scratch: Scratch) -> Plan:
+    from rmqctl.repair.recover import RecoverOptions, plan_recover
+
+    @contextmanager
+    def silent(_label: str, _total: int) -> Iterator[Callable[[int], None]]:
+        yield lambda _bytes: None
+
+    return plan_recover(store.root, scratch, RecoverOptions(frozenset({"consumequeue"})), silent)
 
 
 def _carried_out(root: str, propose: Callable[[Store, Scratch], Plan]) -> list[str]:

@@ -35,7 +35,7 @@ NEWEST_ONLY = ("dledger", "rocksdb-double")
 
 
 def run(store: Path, backup: Path, now: int = _NOW, dirs: Any = ()) -> Any:
-    return back_up(Source(str(store), dirs), str(backup), lambda: now, "1.0.0")
+    return back_up(Source(str(store), dirs), str(backup), lambda: now, "1.0.0")[0]
 
 
 def messages(store: Path, dirs: Any = ()) -> list[Any]:
@@ -454,3 +454,135 @@ def test_metrics_and_every(growing: Callable[[int, int], Path], tmp_path: Path) 
     assert told[0]["messages"] == 20
     assert told[1]["messages"] == 0
     assert f'rmqctl_backup_success{{backup="{backup}"}} 1.0' in metrics.read_text()
+
+
+# -- stores that change otherwise than by messages ------------------------------------------------
+
+
+def sound(store: Path, like: Path, rmqctl: Runner) -> None:
+    """The store has the messages of another one, and an entry for each."""
+    assert messages(store) == messages(like)
+    assert findings(store) == set()
+    rmqctl("preflight", store).expect(0)
+
+
+@pytest.mark.long
+def test_a_topic_that_was_made_again(growing: Callable[[int, int], Path], tmp_path: Path,
+                                     rmqctl: Runner) -> None:
+    root, backup = growing(0, 200), tmp_path / "backup"
+    first = run(root, backup)
+    before = messages(root)
+    shutil.rmtree(root / "consumequeue" / "T0")
+    growing(200, 40)
+    run(root, backup, _NOW + 1000)
+    assert {path.name: path.read_bytes() for path in (root / "consumequeue/T0/0").iterdir()} == {
+        path.name: path.read_bytes() for path in (backup / "consumequeue/T0/0").iterdir()}
+    restore(str(backup), str(tmp_path / "new"))
+    assert findings(tmp_path / "new") == findings(root)
+    restore(str(backup), str(tmp_path / "old"), point=first.id)
+    assert messages(tmp_path / "old") == before
+    assert findings(tmp_path / "old") == set()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("file", ["consumequeue/T1/1/00000000000000000600",
+                                  "commitlog/00000000000000000000"])
+def test_a_repair_in_place_gets_into_the_backup(
+        file: str, growing: Callable[[int, int], Path], tmp_path: Path, rmqctl: Runner) -> None:
+    root, backup = growing(0, 260), tmp_path / "backup"
+    damage.flip_bit(root, file, 45, 2)
+    run(root, backup)
+    rmqctl("recover", root, "--apply", "--yes").expect(0)
+    growing(260, 10)
+    rmqctl("backup", root, backup).expect(0)
+    sound(backup, root, rmqctl)
+    rmqctl("backup", "check", backup).expect(0)
+    restore(str(backup), str(tmp_path / "new"))
+    sound(tmp_path / "new", root, rmqctl)
+
+
+@pytest.mark.long
+def test_a_torn_end_that_was_written_again(growing: Callable[[int, int], Path], tmp_path: Path,
+                                           rmqctl: Runner) -> None:
+    root, backup = growing(0, 60), tmp_path / "backup"
+    last = messages(root)[-1]["physical_offset"]
+    log = f"commitlog/{last // 16384 * 16384:020d}"
+    damage.zero(root, log, last % 16384 + 60, 100)
+    run(root, backup)
+    rmqctl("recover", root, "--strategy", "broker", "--apply", "--yes").expect(0, 1)
+    growing(60, 20)
+    rmqctl("backup", root, backup).expect(0)
+    restore(str(backup), str(tmp_path / "new"))
+    sound(tmp_path / "new", root, rmqctl)
+
+
+@pytest.mark.long
+def test_an_index_that_was_made_again(growing: Callable[[int, int], Path], tmp_path: Path,
+                                      rmqctl: Runner) -> None:
+    root, backup = growing(0, 120), tmp_path / "backup"
+    run(root, backup)
+    for path in (root / "index").iterdir():
+        path.rename(path.with_name(str(int(path.name) + 1000)))
+    rmqctl("backup", root, backup).expect(0)
+    assert {path.name for path in (backup / "index").iterdir()} == {
+        path.name for path in (root / "index").iterdir()}
+    assert findings(backup) == findings(root)
+
+
+def test_configuration_that_is_linked_or_removed(growing: Callable[[int, int], Path],
+                                                 tmp_path: Path) -> None:
+    root, backup = growing(0, 20), tmp_path / "backup"
+    (root / "config" / "delayOffset.json").write_text("{}")
+    (root / "config").rename(tmp_path / "elsewhere")
+    (root / "config").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere" / "loop").symlink_to(tmp_path / "elsewhere")
+    point = run(root, backup)
+    assert {"config/topics.json", "config/delayOffset.json"} <= set(point.small)
+    (tmp_path / "elsewhere" / "delayOffset.json").unlink()
+    point = run(root, backup, _NOW + 1000)
+    assert "config/delayOffset.json" not in point.small
+    restore(str(backup), str(tmp_path / "new"))
+    assert not (tmp_path / "new" / "config" / "delayOffset.json").exists()
+    assert (tmp_path / "new" / "config" / "topics.json").read_bytes() == (
+        tmp_path / "elsewhere" / "topics.json").read_bytes()
+
+
+def test_a_first_run_that_was_killed_goes_on(growing: Callable[[int, int], Path],
+                                             tmp_path: Path, rmqctl: Runner) -> None:
+    root, backup = growing(0, 120), tmp_path / "backup"
+
+    def work(tell: Callable[[int], Any]) -> int:
+        Trap(40, "after", tell, tmp_path).arm()
+        run(root, backup)
+        return 0
+
+    assert in_child(work)[0]
+    assert not read_points(str(backup))
+    oldest = min((root / "commitlog").iterdir())
+    oldest.unlink()  # it expired meanwhile
+    run(root, backup)
+    assert not (backup / "commitlog" / oldest.name).exists()
+    assert messages(backup) == messages(root)
+    rmqctl("backup", "check", backup).expect(0)
+
+
+def test_keep_leaves_the_sums_and_the_damage(growing: Callable[[int, int], Path], tmp_path: Path,
+                                             rmqctl: Runner) -> None:
+    root, backup = growing(0, 60), tmp_path / "backup"
+    damage.flip_bit(root, f"commitlog/{0:020d}", 10, 1)
+    run(root, backup)
+    rmqctl("backup", root, backup, "--keep", "1s").expect(0)
+    found = rmqctl("backup", "check", backup, "-o", "json").expect(0).json()
+    assert (found["points"], found["damaged_in_the_store"]) == (1, 1)
+    damage.flip_bit(backup, f"commitlog/{0:020d}", 600, 1)
+    rmqctl("backup", "check", backup).expect(1)
+
+
+def test_log_that_expired_before_it_was_copied(growing: Callable[[int, int], Path],
+                                               tmp_path: Path, rmqctl: Runner) -> None:
+    root, backup = growing(0, 30), tmp_path / "backup"
+    run(root, backup)
+    growing(30, 200)
+    for path in sorted((root / "commitlog").iterdir())[:-1]:
+        path.unlink()
+    assert "deleted before it was copied" in rmqctl("backup", root, backup).expect(1).err

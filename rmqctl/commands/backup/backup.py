@@ -85,11 +85,10 @@ def command(
         point = None
         try:
             with out.progress("copying") as progress:
-                point = back_up(source, backup, now_ms, __version__,
-                                load.slowed(out, progress.advance))
-            removed = _kept(backup, keep)
+                point, removed = back_up(source, backup, now_ms, __version__,
+                                         load.slowed(out, progress.advance), keep)
             _show(out, backup, point, removed, time.monotonic() - begun)
-            code = ExitCode.FINDINGS if point.damaged else code
+            code = ExitCode.FINDINGS if point.damaged or point.missing else code
         except RmqctlError as error:
             if every is None or isinstance(error, UsageError) or (
                     point is None and not _is_there(backup)):
@@ -103,14 +102,6 @@ def command(
         _wait(begun + every / 1000)
     if code is not ExitCode.OK:
         raise typer.Exit(int(code))
-
-
-def _kept(backup: str, keep: int | None) -> tuple[int, int]:
-    """(restore points, bytes) removed."""
-    from rmqctl.backup.keeping import take_away
-    from rmqctl.backup.points import read_points
-
-    return (0, 0) if keep is None else take_away(backup, read_points(backup), now_ms() - keep)
 
 
 def _is_there(backup: str) -> bool:
