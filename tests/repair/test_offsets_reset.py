@@ -313,3 +313,12 @@ def test_to_takes_a_time_as_well(tmp_path: Path) -> None:
     assert reset(store, "--to", when, *JSON).json()["queues"] == reset(
         store, "--time", when, *JSON).json()["queues"]
     assert "one of" in reset(store, "--to", "3", "--shift-by", "1").expect(2).err
+
+
+def test_a_retry_topic_that_is_reset_does_not_keep_its_offsets(tmp_path: Path) -> None:
+    store = store_of(tmp_path)
+    plan = reset(store, "--beyond-end", *JSON).expect(0).json()
+    kept = any("keeps its offsets" in note for note in plan["notes"])
+    assert kept == ("%RETRY%billing" not in {one["topic"] for one in plan["queues"]})
+    plan = reset(store, "--to", "latest", *JSON).expect(0).json()
+    assert any("keeps its offsets" in note for note in plan["notes"])

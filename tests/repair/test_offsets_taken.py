@@ -142,3 +142,11 @@ def test_unread_since_is_the_oldest_unread_message(tmp_path: Path) -> None:
         times = [put.time for put in writer.puts if (put.topic, put.queue_id) == (
             row["topic"], row["queue_id"]) and put.queue_offset >= row["consumer_offset"]]
         assert row["unread_since"] == (times[0] if row["topic"] == "orders" and times else None)
+
+
+@pytest.mark.parametrize("queue_id", ["-1", "2147483648"])
+def test_import_refuses_what_is_no_queue_id(store: Path, tmp_path: Path, queue_id: str) -> None:
+    path = tmp_path / "odd.json"
+    path.write_text(json.dumps({"offsetTable": {"orders@billing": {queue_id: 3}}}))
+    with snapshot.assert_unchanged(store):
+        assert "no queue id" in run("offsets", "import", store, path).expect(6).err

@@ -87,7 +87,9 @@ def plan_reset(store: Store, wanted: Reset, view: View, clock: Callable[[], int]
     if empty:
         notes.insert(0, f"no message is in {named(empty)}, where {wanted.group} had a position: if "
                      "the consumequeue was lost, `rmqctl recover` makes it anew, so do that first")
-    retry = sorted(topic for topic in before if topic.startswith(RETRY_PREFIX))
+    touched = {queue.topic for queue in queues}
+    retry = sorted(topic for topic in before
+                   if topic.startswith(RETRY_PREFIX) and topic not in touched)
     if wanted.topic is None and retry:
         notes.append(f"the retry topic {named(retry)} keeps its offsets: messages that wait there "
                      "are delivered all the same (--topic names it)")

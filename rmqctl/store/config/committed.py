@@ -16,6 +16,7 @@ from rmqctl.store.store import Store
 Commits = dict[tuple[str, str, int], int]
 """Queue offsets by (group, topic, queue id)."""
 _HEAD = 4096
+_MAX_QUEUE_ID = 2**31 - 1
 
 
 def committed(path: str, group: str | None = None, broker: str | None = None) -> Commits:
@@ -44,6 +45,9 @@ def committed(path: str, group: str | None = None, broker: str | None = None) ->
     faults: list[str] = []
     found = {(row["group"], row["topic"], row["queue_id"]): row["offset"]
              for row in rows_of("lmq-offsets", value, faults) if row["group"] is not None}
+    # A broker reads queue ids as ints, and does not load a file with a larger one.
+    faults += [f"$.offsetTable.{topic}@{group}.{queue_id}: no queue id"
+               for group, topic, queue_id in found if not 0 <= queue_id <= _MAX_QUEUE_ID]
     if faults:
         raise RefusedError(f"{path}: {faults[0]}: what is odd there cannot be taken over")
     return found
