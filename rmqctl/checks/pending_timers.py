@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from rmqctl.broker.timer import TimerFiles
-from rmqctl.broker.timer_messages import DELETED_KEY
+from rmqctl.broker.timer_messages import DELETED_KEY, timed_messages
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.message import Record
 from rmqctl.formats.local.properties import TIMER_TOPIC
@@ -19,7 +19,8 @@ COLUMNS = ("due", "state", "topic", "queue_id", "physical_offset", "size", "stor
            "unique_key", "keys", "deletes")
 PENDING, WAITING = "pending", "not in the timer log yet"
 SKIPPED, UNREACHABLE, GONE = "overdue", "unreachable", "gone"
-NEVER = frozenset({SKIPPED, UNREACHABLE, GONE})
+MISSING = "missing in the timer log"
+NEVER = frozenset({SKIPPED, UNREACHABLE, GONE, MISSING})
 """Of messages that no start delivers."""
 
 
@@ -41,6 +42,15 @@ def pending_timers(store: Store, now: int) -> Iterator[dict[str, Any]]:
         record = None if state == GONE else store.log.record_at(physical, size)
         yield {**empty, "due": int(seen.units.slot[number]) * files.precision,
                **_row(record, physical, size), "state": state}
+    # Of a damaged timer log: messages that it should have.
+    if files.damaged:
+        known = set(seen.units.physical.tolist())
+        for message in timed_messages(files, seen.row, store.log.end):
+            if message.physical not in known and (
+                    message.due >= files.checked.last_read_time_ms):
+                record = store.log.record_at(message.physical)
+                yield {**empty, "due": message.due, **_row(record, message.physical, 0 if (
+                    record is None) else record.total_size), "state": MISSING}
     # What was stored right before the broker ended.
     queue = store.known_queue(TIMER_TOPIC, 0)
     for row in range(seen.row, seen.row + seen.waiting) if queue is not None else ():

@@ -119,8 +119,9 @@ def read_state(record: Record) -> CheckPoint | Ack | None:
         return (msgspec.convert(document, CheckPoint) if tag == CHECK_POINT else
                 msgspec.convert(document, Ack))
     except (ValueError, RecursionError) as error:
+        why = "nested too deeply" if isinstance(error, RecursionError) else error
         raise FormatError(f"no {'check point' if tag == CHECK_POINT else 'acknowledgement'}: "
-                          f"{error}") from None
+                          f"{why}") from None
 
 
 _Key = tuple[str, str, str, int, int, int]

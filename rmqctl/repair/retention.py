@@ -22,6 +22,7 @@ from rmqctl.checks.preflight.disk import (
     disk_use,
     file_systems,
     next_deletion,
+    no_cleaner,
 )
 from rmqctl.checks.preflight.types import DiskUse
 from rmqctl.repair.expire import (
@@ -185,13 +186,16 @@ def retention(store: Store, around: Around, version: str | None = None,
             "the age of a log file is that of its last modification, which cp -p, rsync -a and tar "
             "keep: `touch` the files of a restored copy, or set a larger fileReservedTime, before "
             "a broker starts on it, if their messages are to stay")
+    if rules.fails:
+        found.notes.insert(0, str(no_cleaner(rules.delete_when)))
     # For how long there is room.
     if around.no_disk:
         found.no_outlook = str(around.no_disk)
     elif len(store.log_folders) > 1:
         found.no_outlook = "the log lies in several folders"
     else:
-        found.outlook = _outlook(store, rules, around, growth(store))
+        found.outlook = _outlook(store, rules, around, growth(store), by_time=found.next_run is not
+                                 None)
         if found.outlook is None:
             found.no_outlook = "less than a minute lies between the messages of the log"
     return found
@@ -210,8 +214,9 @@ def _files(store: Store, rules: Rules, disk: DiskUse, closed: int) -> list[LogFi
     return found
 
 
-def _outlook(store: Store, rules: Rules, around: Around, grows: Growth) -> Outlook | None:
-    """How the disk fills; None where no rate is known."""
+def _outlook(store: Store, rules: Rules, around: Around, grows: Growth, *,
+             by_time: bool) -> Outlook | None:
+    """How the disk fills; None where no rate is known. ``by_time``: deleteWhen ever comes."""
     per_day = grows.recent_per_day or grows.per_day
     if not per_day or grows.last is None:
         return None
@@ -225,6 +230,10 @@ def _outlook(store: Store, rules: Rules, around: Around, grows: Growth) -> Outlo
         return (beside + slack + per_day * hours / 24) / system.entire
 
     most = used(rules.reserved_hours)
+    if rules.fails:
+        most = math.inf
+    elif not by_time:  # expired files go once the disk is fuller than that
+        most = max(most, math.nextafter(rules.expire_ratio, 2))
     reached: dict[str, float | None] = {}
     for name, share in (("expire_ratio", rules.expire_ratio), ("clean_ratio", rules.clean_ratio),
                         ("refuse_ratio", rules.refuse_ratio), ("full", 1.0)):
@@ -234,4 +243,7 @@ def _outlook(store: Store, rules: Rules, around: Around, grows: Growth) -> Outlo
     room = rules.expire_ratio * system.entire - beside - slack
     # What the operator sets is the number in broker.conf; DLedger keeps an hour more.
     hours = max(math.floor(room / per_day * 24) - (1 if store.layout.is_dledger else 0), 0)
-    return Outlook(per_day, since or 0, grows.last, round(most, 4), reached, hours)
+    if not by_time:
+        hours = 0  # files do not go by their age
+    return Outlook(per_day, since or 0, grows.last, round(1.0 if math.isinf(most) else most, 4),
+                   reached, hours)

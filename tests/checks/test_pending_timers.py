@@ -10,6 +10,7 @@ import pytest
 from rmqctl.broker.timer import TimerFiles
 from rmqctl.checks.pending_timers import (
     GONE,
+    MISSING,
     NEVER,
     PENDING,
     SKIPPED,
@@ -31,7 +32,7 @@ def listed(root: Path, now: int = READ) -> list[dict[str, object]]:
 
 
 @pytest.mark.parametrize("now", [READ, FIRST_DUE + WEEK, READ + 400 * 86_400_000])
-@pytest.mark.parametrize("gone", [(), (WHEEL,), (LOGS[-1],), (LOGS[0], WHEEL)])
+@pytest.mark.parametrize("gone", [(), (WHEEL,), (LOGS[-1],), (LOGS[0], WHEEL), LOGS])
 def test_as_many_as_a_start_counts(golden_copy: GoldenFolder, gone: tuple[str, ...],
                                    now: int) -> None:
     root = golden_copy(SET)
@@ -43,8 +44,13 @@ def test_as_many_as_a_start_counts(golden_copy: GoldenFolder, gone: tuple[str, .
     assert states[SKIPPED] == start.skipped
     assert states[UNREACHABLE] == start.unreachable
     assert states[GONE] == start.gone
-    assert sum(states.values()) - states[WAITING] == start.pending
+    assert sum(states.values()) - states[WAITING] - states[MISSING] == start.pending
     assert states[WAITING] == start.waiting
+    lost = [loss["count"] for loss in run("preflight", root, "-o", "json").json()["losses"]
+            if "lacks the units" in loss["cause"]]
+    assert now != READ or [states[MISSING]] == (lost or [0])
+    if gone == tuple(LOGS):
+        assert states[MISSING] > 40
 
 
 def test_they_are_messages_of_the_log(golden: GoldenFolder) -> None:

@@ -198,6 +198,25 @@ def test_settings_are_named(root: Path, rmqctl: Runner, tmp_path: Path) -> None:
     assert (answer["reserved_hours"], answer["delete_when"]) == (48, "03;05")
 
 
+@pytest.mark.parametrize(("when", "deletes"), [("04:00", False), ("4,16", False), ("25", True)])
+def test_what_is_no_hour(when: str, deletes: bool, root: Path, rmqctl: Runner,
+                         tmp_path: Path) -> None:
+    """A cleaner that fails at deleteWhen deletes nothing; an hour that never comes is no error."""
+    conf = tmp_path / "broker.conf"
+    conf.write_text(f"deleteWhen={when}\n")
+    words = ("--broker-conf", conf, "-o", "json", "--disk-used")
+    full = rmqctl("retention", root, *words, "86%").json()
+    assert full["next_run"] is None
+    assert bool(full["disk"]["deletes_files"]) is deletes
+    assert any("the cleaner fails" in note for note in full["notes"]) is not deletes
+    notes = rmqctl("preflight", root, *words, "86%").json()["notes"]
+    assert any("the cleaner fails" in note for note in notes) is not deletes
+    outlook = rmqctl("retention", root, *words, "40%").json()["outlook"]
+    assert outlook["reached_in"]["expire_ratio"] is not None
+    assert outlook["reserved_hours"] == 0
+    assert (outlook["levels_off_at"] == 1.0) is not deletes
+
+
 @pytest.mark.parametrize(("when", "now", "zone", "wanted"), [
     ("04", "2026-11-28T21:10:00+00:00", "UTC", "2026-11-29T04:00:00+00:00"),
     ("04", "2026-11-28T03:59:59+00:00", "UTC", "2026-11-28T04:00:00+00:00"),

@@ -59,6 +59,15 @@ class Rules(NamedTuple):
                    min(max(refuse, 0.35), 0.90), given.get("cleanFileForciblyEnable", True),
                    given.get("deleteFileBatchMax", 10) if later else 10, not later)
 
+    @property
+    def fails(self) -> bool:
+        """Whether the cleaner fails at deleteWhen each time, before it looks at the disk."""
+        try:
+            java_int(self.delete_when.split(";")[0], 32)
+        except ValueError:
+            return True
+        return False
+
     def judge(self, log: float, queues: float) -> tuple[bool, bool, bool]:
         """(messages are rejected, files go whatever their age, files go at all) at these ratios."""
         log_full, queues_full = (used > self.refuse_ratio for used in (log, queues))
@@ -143,6 +152,15 @@ def judge_disk(predicted: Prediction, store: Store, version: BrokerVersion,
             clean=disk.clean_ratio, refuse=disk.refuse_ratio))
     if (old := expiry(disk)) is not None:
         predicted.notes.append(old)
+    if Rules.of(store, version).fails:
+        predicted.notes.append(no_cleaner(disk.delete_when))
+
+
+def no_cleaner(delete_when: str) -> Phrase:
+    """What a broker does with a deleteWhen that is no number."""
+    return Phrase("deleteWhen={value} is not an hour (04, or 04;16): the cleaner fails at it each "
+                  "time, and deletes no log file, however old it is and however full the disk",
+                  value=delete_when)
 
 
 def disk_use(store: Store, rules: Rules, files: Sequence[StoreFile], around: Around,
@@ -157,6 +175,8 @@ def disk_use(store: Store, rules: Rules, files: Sequence[StoreFile], around: Aro
     else:
         deleted, ratio, refuses, at_once = _first_minutes(store, rules, files, expired,
                                                           around.disk_used)
+    if rules.fails:
+        expired, deleted, at_once = 0, 0, False
     # How many messages these are.
     by_age = _messages_of(store, files[:expired], messages)
     forced = _messages_of(store, files[:deleted], messages)

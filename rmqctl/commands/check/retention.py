@@ -84,16 +84,18 @@ def _show(page: Human, found: Retention, tz: tzinfo) -> None:
         time_text(found.next_run, tz),
         "disk in use": f"not judged: {disk.not_judged}" if disk.used_ratio is None
         else f"{disk.used_ratio:.0%}",
-        f"above {rules.expire_ratio:.0%}": "expired files go at once "
-        f"({found.settings['diskMaxUsedSpaceRatio']})",
-        f"above {rules.clean_ratio:.0%}": "the oldest files go, whatever their age"
-        if rules.forces else "no file goes before its time (cleanFileForciblyEnable=false)",
+        f"above {rules.expire_ratio:.0%}": "nothing goes, as the cleaner fails" if rules.fails else
+        f"expired files go at once ({found.settings['diskMaxUsedSpaceRatio']})",
+        f"above {rules.clean_ratio:.0%}": "nothing goes, as the cleaner fails" if rules.fails else
+        "the oldest files go, whatever their age" if rules.forces else
+        "no file goes before its time (cleanFileForciblyEnable=false)",
         f"above {rules.refuse_ratio:.0%}": "messages are rejected",
         **_outlook(found, found.outlook, tz)})
     # The files, those that go first.
     page.heading("Log files")
     page.table(({"file": file.file, "size": size_text(file.bytes),
-                 "last written": time_text(file.written, tz), "what": _what(file, tz)}
+                 "last written": time_text(file.written, tz),
+                 "what": _what(file, tz, ends=found.next_run is not None)}
                 for file in found.files[:_SHOWN]), ("file", "size", "last written", "what"))
     if len(found.files) > _SHOWN:
         page.text(f"and {count_text(len(found.files) - _SHOWN)} more (-o json has all)")
@@ -114,9 +116,11 @@ def _first_line(found: Retention) -> str:
         said)
 
 
-def _what(file: LogFile, tz: tzinfo) -> str:
+def _what(file: LogFile, tz: tzinfo, *, ends: bool) -> str:
     if file.expires is None:
         return "stays: the last file in use"
+    if not file.goes and not ends:
+        return "stays: deleteWhen is no hour"
     return _WHY[file.goes] if file.goes else f"stays until {time_text(file.expires, tz)}"
 
 
@@ -136,4 +140,5 @@ def _outlook(found: Retention, outlook: Outlook | None, tz: tzinfo) -> dict[str,
             f"never {names['expire_ratio']}, as old files expire"),
         "with this fileReservedTime": f"at most {outlook.levels_off_at:.0%} of the disk",
         f"stays below {names['expire_ratio']} with": f"fileReservedTime={outlook.reserved_hours} "
-        "or less" if outlook.reserved_hours else "no fileReservedTime: it needs a larger disk"}
+        "or less" if outlook.reserved_hours else "no fileReservedTime: " + (
+            "it needs a larger disk" if found.next_run is not None else "set deleteWhen first")}

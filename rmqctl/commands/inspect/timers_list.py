@@ -35,9 +35,9 @@ def command(
     """List timed messages that wait for their time, in the order in which the wheel comes to them.
 
     state is pending; not in the timer log yet: a start puts it there; overdue: by more than 7 days,
-    which a start skips; unreachable: no slot of the timer wheel leads to it; gone: the commitlog
-    does not have it. Messages with a delay level are not among them. Exit code 1 where a message is
-    never delivered; `recover` rebuilds the timer wheel and the timer log.
+    which a start skips; unreachable: no slot of the timer wheel leads to it; missing in the timer
+    log; gone: the commitlog does not have it. Messages with a delay level are not among them. Exit
+    code 1 where a message is never delivered; `recover` rebuilds the timer wheel and the timer log.
 
         rmqctl timers list STORE --topic orders --state lost
     """

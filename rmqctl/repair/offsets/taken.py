@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Literal, NamedTuple
@@ -87,9 +88,12 @@ def _plan(store: Store, command: str, wanted: Wanted, view: View, clock: Callabl
     beyond = [f"{queue.group} at {queue.topic}-{queue.queue_id}" for queue in changed
               if queue.after > queue.max_offset]
     if beyond:
+        first = next(queue.group for queue in changed if queue.after > queue.max_offset)
+        command_line = shlex.join(("rmqctl", "offsets", "reset", store.root, "--group", first,
+                                   "--beyond-end"))
         notes.append(f"{plural(len(beyond), 'offset is', 'offsets are')} beyond the end of the "
                      f"queue ({named(beyond)}): the messages there are not in this store. "
-                     "`rmqctl offsets reset --beyond-end` moves a group to the end")
+                     f"`{command_line}` moves a group to the end")
     kept = sum(queue.before == queue.after and queue.before != wanted.offsets[
         queue.group, queue.topic, queue.queue_id] for queue in queues)
     if kept and wanted.rule == "missing":
