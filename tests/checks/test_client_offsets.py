@@ -76,3 +76,20 @@ def test_options_of_a_store_and_other_files(path: Path, tmp_path: Path) -> None:
     other = tmp_path / "topics.json"
     other.write_text(json.dumps({"topicConfigTable": {}}))
     run("verify", other).expect(3, 5, 6)
+
+
+@pytest.mark.parametrize("end", range(len(GOOD) + 1))
+def test_what_can_be_read_is_printed(end: int, path: Path) -> None:
+    """Of a torn file all entries that are whole, in a form that is a good file."""
+    path.write_bytes(GOOD[:end])
+    whole = [entry for entry in (b"%s:7," % KEYS[0], b"%s:9}" % KEYS[1]) if entry in GOOD[:end]]
+    done = run("offsets", "export", path)
+    if not whole:
+        assert "no offset of a client's file can be read" in done.expect(6).err
+        return
+    done.expect(0 if end == len(GOOD) else 1)
+    path.write_text(done.out)
+    assert verdict(path, 0)["coverage"]["queues"] == len(whole)
+    told = run("offsets", "export", path, "-o", "json").expect(0).json()
+    assert [row["queue_offset"] for row in told["offsets"]] == [7, 9][:len(whole)]
+    assert told["damaged"] is None

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import Annotated
 
 import typer
 
 from rmqctl.commands.app.completing import complete_groups
 from rmqctl.commands.shared.options import Out, StoreQueues, Topic
+from rmqctl.errors import ExitCode, FormatError, RefusedError
+from rmqctl.output import Output
+from rmqctl.phrases import Phrase
 
 
 def command(
@@ -23,12 +27,19 @@ def command(
     """Print the offsets of consumer groups in the form of a broker's consumerOffset.json.
 
     `offsets import` takes it, and so does a broker. Where the offsets are in RocksDB, or in the
-    file for light message queues, it is the same form.
+    file for light message queues, it is the same form. Of a broadcasting consumer's offsets.json,
+    the entries that can be read are printed in that file's form, of a damaged file too: written to
+    a file, that takes its place. Exit code 1 where it is damaged.
 
         rmqctl offsets export STORE > offsets.json
 
         rmqctl offsets export STORE --group billing | rmqctl offsets import OTHER /dev/stdin
+
+        rmqctl offsets export .rmq_offsets/CLIENT/GROUP/offsets.json > repaired.json
     """
+    if os.path.isfile(store.root):
+        _of_client(out, store.root)
+        return
     from rmqctl.store.config.committed import narrowed, of_store
 
     with store.open() as opened:
@@ -38,3 +49,27 @@ def command(
         table.setdefault(f"{of}@{name}", {})[str(queue_id)] = offset
     document = {"offsetTable": table}
     out.document(document, lambda page: page.text(json.dumps(document, indent=1)))
+
+
+def _of_client(out: Output, path: str) -> None:
+    """The entries of a client's file, those that can be read of a damaged one."""
+    from rmqctl.scan.source import FileSource
+    from rmqctl.store.config.client_offsets import build, parse, readable
+    from rmqctl.store.config.config import MAX_SIZE
+
+    with FileSource(path) as source:
+        data = source.read(0, min(source.size, MAX_SIZE))
+    why = ""
+    try:
+        rows, faults, _ = parse(data)
+        why = faults[0] if faults else ""
+    except FormatError as error:
+        rows, why = readable(data), str(error)
+    if why and not rows:
+        raise RefusedError(f"{path}: {why}: no offset of a client's file can be read in it")
+    out.document({"offsets": [row._asdict() for row in rows], "damaged": why or None},
+                 lambda page: page.text(build(rows)))
+    if why:
+        out.warn(Phrase("{file}: {why}; entries that can be read: {count:,}", file=path, why=why,
+                        count=len(rows)))
+        raise typer.Exit(int(ExitCode.FINDINGS))

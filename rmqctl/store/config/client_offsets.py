@@ -6,6 +6,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from rmqctl.errors import FormatError, StoreIOError
@@ -14,6 +17,9 @@ from rmqctl.formats.kinds import bare_name
 from rmqctl.scan.source import FileSource
 from rmqctl.store.config.config import BACKUP, MAX_SIZE
 from rmqctl.store.config.rows import Faults, number, table
+
+_ENTRY = re.compile(rb'\{([^{}]{1,4096})\}\s*:\s*(\d{1,19})(?=[\s,}])')
+"""An entry with all of its key and its number, wherever it stands."""
 
 
 class ClientOffset(NamedTuple):
@@ -57,6 +63,25 @@ def parse(data: bytes) -> ClientOffsets:
     return ClientOffsets(rows, faults, oddities)
 
 
+def readable(data: bytes) -> list[ClientOffset]:
+    """The entries of a damaged file that are whole, each by itself."""
+    found = {}
+    for key, offset in _ENTRY.findall(data):
+        try:
+            broker, topic, queue_id = object_keys.queue_of(json.loads(b"{" + key + b"}"))
+        except (ValueError, RecursionError, FormatError):
+            continue
+        found[topic, broker, queue_id] = ClientOffset(topic, broker, queue_id, int(offset))
+    return list(found.values())
+
+
+def build(rows: Iterable[ClientOffset]) -> str:
+    """A file with these offsets, as a client reads it."""
+    entries = (json.dumps({"brokerName": row.broker, "queueId": row.queue_id, "topic": row.topic})
+               + f":{row.queue_offset}" for row in rows)
+    return '{"offsetTable":{\n' + ",\n".join(entries) + "\n}}"
+
+
 def group_of(path: str) -> str | None:
     """The group whose file this is by its folder, as clients name them: CLIENT is ``IP@NAME``."""
     *_, client, group, name = ["", "", *os.path.abspath(path).split(os.sep)]
@@ -76,7 +101,8 @@ def instead(path: str) -> str:
             rows = parse(source.read(0, min(source.size, MAX_SIZE))).rows
     except FormatError as error:
         return (f"{backup} is damaged, too ({error}): the client does not start (readLocalOffset "
-                "Exception) until both are moved away, and then without offsets")
+                "Exception) until both are moved away, and then without offsets; `rmqctl offsets "
+                f"export {shlex.quote(path)}` prints those that can be read")
     except StoreIOError as error:
         return str(error)
     return f"the client reads {backup} instead, which is good (queues: {len(rows)})"
