@@ -37,8 +37,9 @@ def fix(store: Store, least: int = 0) -> tuple[Store, int]:
     """(the store as it is now, where its log ends): another view of it, to be closed. Of a store
     that nobody writes to that is all there is, damage included. StoreIOError.
 
-    The log ends after the last message that has its entries, unless a broker does not write any
-    or that were before ``least``, where the copy ends already.
+    The log ends after the last message if it has its entries, else before the last one that has
+    some; unless a broker does not write any, or that were before ``least``, where the copy ends
+    already.
     """
     with _now(store) as now:
         taken = live.take(now)
@@ -61,37 +62,41 @@ def _now(store: Store) -> Store:
 
 
 def _wait_for_entries(store: Store, last: Record) -> int:
-    """Wait until queues and index reach the last message. The end of the last one that they reach,
-    0 where they reach none.
+    """Wait until queues and index reach the last message. Where the log ends that has all entries:
+    after it, before another one that they reach, 0 where they reach none.
     """
-    has_keys = bool(layout.keys_of(properties.parse(
-        last.properties.decode("utf-8", "replace"))))
+    keys = len(layout.keys_of(properties.parse(last.properties.decode("utf-8", "replace"))))
     due = time.monotonic() + _PATIENCE
     while True:
         with _now(store) as now:
             reached = last_dispatched(now)
-            indexed = _index_end(now) if has_keys else None
             if reached is None:
                 return 0
             file = now.log.file_of(last.physical_offset)
-            reached += 0 if file is None else file.head
-            if indexed is not None:
-                reached = min(reached, indexed)
-            if reached >= last.physical_offset:
+            head = 0 if file is None else file.head
+            reached += head
+            whole, indexed = _indexed(now, last.physical_offset, keys) if keys else (True, reached)
+            if whole and reached >= last.physical_offset:
                 return last.physical_offset + last.total_size
             if time.monotonic() > due:
-                record = now.log.record_at(reached)
-                return 0 if record is None else reached + record.total_size
+                return min(reached, indexed) - head
         time.sleep(_LOOK)
 
 
-def _index_end(store: Store) -> int | None:
-    """Where the last entry of the index leads; None where there is no index."""
-    ends = []
+def _indexed(store: Store, place: int, keys: int) -> tuple[bool, int]:
+    """(whether the index has all entries of the message at ``place``, where its last entry leads);
+    (True, ``place``) where there is no index.
+    """
+    ends, found = [], 0
     for file in store.index_listing.files[-_NEWEST:]:
-        with suppress(FormatError, StoreIOError), file.open() as source:
-            ends.append(HEADER.decode(source.read(0, HEADER.size)).end_phy_offset)
-    return max(ends, default=None)
+        with suppress(FormatError, StoreIOError), closing(store.open_index(file)) as index:
+            ends.append(index.header.end_phy_offset)
+            first = max(index.header.entries + 1 - keys, 1)
+            entries = ENTRY.array(index.source.read(index.shape.entry_position(first), max(
+                index.header.entries + 1 - first, 0) * ENTRY.size))
+            found += int(np.count_nonzero(entries["physical_offset"] == place))
+    last = max(ends, default=place)
+    return not ends or last > place or found >= keys, last
 
 
 def at(store: Store, end: int) -> Store:
