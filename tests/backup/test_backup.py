@@ -214,7 +214,7 @@ while True:
 """
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_while_somebody_writes(growing: Callable[[int, int], Path], tmp_path: Path,
                                rmqctl: Runner) -> None:
     root, backup = growing(0, 10), tmp_path / "backup"
