@@ -11,14 +11,15 @@ from dataclasses import dataclass, replace
 from rmqctl.backup import moment, points
 from rmqctl.backup.copying import (
     LOG,
-    compare_log,
     copy_index,
     copy_log,
     copy_queues,
     copy_rest,
     damage_in,
+    mend_log,
     refuse_inside,
     relative,
+    sum_of_copy,
     summed,
 )
 from rmqctl.backup.finishing import finish
@@ -96,19 +97,27 @@ def _grown(store: Store, view: Store, known: int, end: int, backup: str,
     if last is None and unfinished:
         _remove_older(copies, view)
     # The log first, then what leads into it, then the configuration with the offsets.
-    again = repaired and compare_log(view, copies, known)
+    again, is_same = mend_log(view, copies, known, [
+        hole for point in before for hole in point.damaged]) if repaired else (False, True)
+    compare = (repaired or unfinished) and is_same
     with ThreadPoolExecutor(1, "rmqctl-sums") as pool:
         sums = [pool.submit(summed, view, copies, *part)
                 for part in copy_log(view, copies, known, end)]
         damaged, count, newest = damage_in(view, view.log.min_offset if again else known, end)
         parts = [each.result() for each in sums]
     if again:
-        parts = [summed(view, copies, file, 0, min(end - file.base, file.size))
+        parts = [sum_of_copy(view, copies, file, min(end - file.base, file.size))
                  for file in view.log.files if file.base < end]
     damaged += [Hole(os.path.relpath(path, store.root), at, length, unread=True)
                 for path, at, length in copies.unread]
-    others, notes = copy_queues(view, copies, compare=repaired or unfinished)
-    copy_index(view, copies, compare=repaired or unfinished)
+    others, notes = copy_queues(view, copies, compare=compare)
+    own = not is_same or (last is not None and last.own)
+    if own:  # the index of the store is that of another log
+        notes.append("a repair changed messages of the store that the backup has as they were: it "
+                     "keeps its own (`rmqctl recover STORE --from DEST` brings them back), "
+                     "and `rmqctl restore` builds the index from its log")
+    else:
+        copy_index(view, copies, compare=compare)
     notes += copy_rest(view, copies)
     copies.sync()
     missing = max(view.log.min_offset - known, 0) if before else 0
@@ -126,7 +135,7 @@ def _grown(store: Store, view: Store, known: int, end: int, backup: str,
                   count, max(min(newest, now + _DAY), last.last_time if last else 0), (),
                   tuple(parts), tuple(damaged), small, lowered, tuple(notes),
                   max(min(find_end(view).offset, end), known), missing, repairs,
-                  others or repaired, again)
+                  others or repaired, again, own)
     if last is not None and last.id >= point.id:  # a clock that was set back
         point = replace(point, id=id_of(max(now, last.time + 1)), time=max(now, last.time + 1))
     points.publish(backup, staged, point)

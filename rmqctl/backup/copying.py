@@ -71,6 +71,13 @@ def summed(view: Store, copies: Copies, file: StoreFile, start: int, end: int) -
             return Part(name, start, end, sha256_of(source, start, end))
 
 
+def sum_of_copy(view: Store, copies: Copies, file: StoreFile, end: int) -> Part:
+    """The beginning of a log file with the sum of the copy's bytes. StoreIOError."""
+    name = relative(view, file)
+    with FileSource(copies.path(name)) as source:
+        return Part(name, 0, end, sha256_of(source, 0, end))
+
+
 def sha256_of(source: FileSource, start: int, end: int) -> str:
     """The SHA-256 of a part of a file. StoreIOError."""
     digest = hashlib.sha256()
@@ -102,17 +109,30 @@ def damage_in(view: Store, known: int, end: int) -> tuple[list[Hole], int, int]:
     return sorted(holes, key=lambda hole: (hole.file, hole.offset)), count, newest
 
 
-def compare_log(view: Store, copies: Copies, known: int) -> bool:
-    """Compare what the copy has of the log with the store, block by block, and copy what differs:
-    for a store that was repaired in place. Whether anything was. StoreIOError.
+def mend_log(view: Store, copies: Copies, known: int, damaged: Sequence[Hole]) -> tuple[
+        bool, bool]:
+    """Of a store that was repaired in place: copy what was ``damaged`` when it was copied. Nothing
+    else is overwritten: what a repair filled may be intact here. (whether anything was copied,
+    whether the log of the copy is the store's up to ``known``). StoreIOError.
     """
     before = copies.written
-    for file in view.log.files:
-        stop = min(known - file.base, file.size)
-        if stop > 0:
+    files = {relative(view, file): file for file in view.log.files}
+    for hole in damaged:
+        if (file := files.get(hole.file)) is not None:
             with file.open() as source:
-                copies.grow(source, relative(view, file), 0, stop, compare=True)
-    return copies.written > before
+                copies.grow(source, hole.file, hole.offset, min(
+                    hole.offset + hole.length, known - file.base), compare=True)
+    return copies.written > before, all(
+        _is_same(file, copies.path(name), min(known - file.base, file.size))
+        for name, file in files.items())
+
+
+def _is_same(file: StoreFile, copy: str, end: int) -> bool:
+    if end <= 0:
+        return True
+    with file.open() as ours, FileSource(copy) as theirs:
+        return all(ours.read(at, min(BLOCK, end - at)) == theirs.read(at, min(BLOCK, end - at))
+                   for at in range(0, end, BLOCK))
 
 
 def copy_queues(view: Store, copies: Copies, *, compare: bool) -> tuple[bool, list[str]]:

@@ -58,6 +58,7 @@ class Point:
     last whole record. ``missing``: bytes of log that the store deleted before they were copied.
     ``repairs``: those of the store so far. ``again``: a consume queue is another one than in the
     points before. ``summed_again``: ``parts`` are of the whole log, which a repair changed.
+    ``own``: a repair of the store changed messages that the backup keeps as they were.
     """
 
     id: str
@@ -79,6 +80,7 @@ class Point:
     repairs: tuple[str, ...] = ()
     again: bool = False
     summed_again: bool = False
+    own: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         return {"schema_version": _SCHEMA, **asdict(self)}

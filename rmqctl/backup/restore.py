@@ -96,7 +96,7 @@ def restore(backup: str, target: str, *, until: int | None = None, offset: int |
         notes += _carried_out(part, lambda store, scratch: truncate(
             store, end, generation, scratch=scratch).plan)
     # Queues that a later point replaced follow from the log.
-    if any(later.again and later.log_end > end for later in known[1:]):
+    if known[-1].own or any(later.again and later.log_end > end for later in known[1:]):
         _carried_out(part, _with_entries)
     lowered = finish(part, end, generation, is_plain)
     ahead = 0
@@ -193,7 +193,8 @@ def _with_entries(store: Store, scratch: Scratch) -> Plan:
     def silent(_label: str, _total: int) -> Iterator[Callable[[int], None]]:
         yield lambda _bytes: None
 
-    return plan_recover(store.root, scratch, RecoverOptions(frozenset({"consumequeue"})), silent)
+    derived = RecoverOptions(frozenset({"consumequeue", "index"}))
+    return plan_recover(store.root, scratch, derived, silent)
 
 
 def _carried_out(root: str, propose: Callable[[Store, Scratch], Plan]) -> list[str]:

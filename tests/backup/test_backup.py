@@ -502,6 +502,24 @@ def test_a_repair_in_place_gets_into_the_backup(
 
 
 @pytest.mark.long
+def test_a_repair_that_filled_messages_does_not_reach_the_backup(
+        growing: Callable[[int, int], Path], tmp_path: Path, rmqctl: Runner) -> None:
+    root, backup = growing(0, 200), tmp_path / "backup"
+    run(root, backup)
+    before = messages(root)
+    damage.zero(root, f"commitlog/{0:020d}", 2000, 3000)
+    rmqctl("recover", root, "--apply", "--yes").expect(1)
+    growing(200, 10)
+    done = rmqctl("backup", root, backup).expect(0)
+    assert "keeps its own" in " ".join(done.err.split())
+    assert messages(backup)[:200] == before
+    rmqctl("backup", "check", backup).expect(0)
+    restore(str(backup), str(tmp_path / "new"))
+    assert messages(tmp_path / "new")[:200] == before
+    assert findings(tmp_path / "new") == set()
+
+
+@pytest.mark.long
 def test_a_torn_end_that_was_written_again(growing: Callable[[int, int], Path], tmp_path: Path,
                                            rmqctl: Runner) -> None:
     root, backup = growing(0, 60), tmp_path / "backup"
