@@ -50,10 +50,13 @@ def pytest_configure() -> None:
 
 
 @pytest.fixture(scope="session")
-def golden_base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder the golden sets are unpacked to, one for all workers of a run."""
+def golden_base(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+    """The folder the golden sets are unpacked to, one for all workers of a run.
+
+    A run that a test starts inherits the variables of a worker, but is none.
+    """
     mine = tmp_path_factory.getbasetemp()
-    base = mine.parent if os.environ.get("PYTEST_XDIST_WORKER") else mine
+    base = mine.parent if hasattr(request.config, "workerinput") else mine
     return base / "golden"
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from tests.support import case_shares
+from tests.support import case_shares, in_memory
 from tests.support.share import FIXED_SEED, RUN
 
 NOT_RUN = "not run: the time limit"
@@ -59,6 +59,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
+    in_memory.install()
     given = getattr(config, "workerinput", {}).get(KEY) or _decide(config)
     RUN.seed, RUN.exhaustive, RUN.replays = given["seed"], given["exhaustive"], given["replays"]
     if getattr(config.option, "hypothesis_seed", None) is None:

@@ -103,7 +103,7 @@ def test_rows_of_a_queue_are_what_the_engine_lists(golden: Golden, rmqctl: Run) 
 
 def test_fillers_and_ext_addresses_have_names(golden: Golden, rmqctl: Run) -> None:
     folder = golden("4.9.3/cqext") / "store"
-    path = next((folder / "consumequeue").glob("*/0/*"))
+    path = min((folder / "consumequeue").glob("*/0/*"))
     rows = rmqctl("dump", path, "-o", "json").expect(0).json()
     assert rows[0]["ext_offset"] == 0
     unit = rmqctl("dump", folder / "consumequeue_ext" / path.relative_to(folder).parts[1] / "0"
