@@ -66,8 +66,9 @@ class Released:
 
 
 def plan_release(store: Store, wanted: Callable[[CheckPoint], bool], clock: Callable[[], int],
-                 scratch: Scratch) -> Released:
-    """The plan for an opened store. RefusedError for a store to which nothing can be appended as it
+                 scratch: Scratch, *, undecided: bool = False) -> Released:
+    """The plan for an opened store; ``undecided``: also for messages of which damage hides whether
+    they were acknowledged. RefusedError for a store to which nothing can be appended as it
     is; UnsupportedError, StoreIOError.
     """
     # What was not acknowledged, and what of it can be delivered again; what a broker does not take
@@ -84,7 +85,7 @@ def plan_release(store: Store, wanted: Callable[[CheckPoint], bool], clock: Call
         for number, one in enumerate(state.messages):
             whole = None if one.record is None else store.log.record_at(
                 one.record.physical_offset)
-            reason = refused.get(number) or _why_left(one, whole)
+            reason = refused.get(number) or _why_left(one, whole, undecided=undecided)
             if reason or whole is None:
                 left.append({**one.as_dict(now), "reason": reason})
             else:
@@ -123,10 +124,11 @@ def plan_release(store: Store, wanted: Callable[[CheckPoint], bool], clock: Call
                          notes=(*known.notes, *notes)), shown, left)
 
 
-def _why_left(one: Popped, record: Record | None) -> str:
-    if one.state == UNDECIDED:
-        return "undecided: what may acknowledge it, or have it, is damaged"
-    if one.state not in (INVISIBLE, DUE, LOST) or record is None:
+def _why_left(one: Popped, record: Record | None, *, undecided: bool) -> str:
+    if one.state == UNDECIDED and not undecided:
+        return ("what may acknowledge it, or have it, is damaged. `rmqctl recover` may bring that "
+                "back; --undecided delivers it again, maybe once more")
+    if one.state not in (INVISIBLE, DUE, LOST, UNDECIDED) or record is None:
         return f"{one.state}: the message cannot be delivered again"
     if record.crc_ok is False:
         return "the body of the message does not match its CRC"

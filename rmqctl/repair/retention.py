@@ -22,7 +22,6 @@ from rmqctl.checks.preflight.disk import (
     disk_use,
     file_systems,
     next_deletion,
-    no_cleaner,
 )
 from rmqctl.checks.preflight.types import DiskUse
 from rmqctl.repair.expire import (
@@ -186,8 +185,8 @@ def retention(store: Store, around: Around, version: str | None = None,
             "the age of a log file is that of its last modification, which cp -p, rsync -a and tar "
             "keep: `touch` the files of a restored copy, or set a larger fileReservedTime, before "
             "a broker starts on it, if their messages are to stay")
-    if rules.fails:
-        found.notes.insert(0, str(no_cleaner(rules.delete_when)))
+    if (fault := rules.fault) is not None:
+        found.notes.insert(0, str(fault))
     # For how long there is room.
     if around.no_disk:
         found.no_outlook = str(around.no_disk)

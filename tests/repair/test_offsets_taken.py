@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.adversary.test_lost import filled
+from tests.conftest import GoldenFolder
 from tests.repair.test_offsets_reset import JSON, store_of, table
 from tests.support import snapshot
 from tests.support.cli import run
@@ -150,3 +151,27 @@ def test_import_refuses_what_is_no_queue_id(store: Path, tmp_path: Path, queue_i
     path.write_text(json.dumps({"offsetTable": {"orders@billing": {queue_id: 3}}}))
     with snapshot.assert_unchanged(store):
         assert "no queue id" in run("offsets", "import", store, path).expect(6).err
+
+
+def test_a_long_plan_says_what_each_topic_costs(golden_copy: GoldenFolder, tmp_path: Path) -> None:
+    """Topics whose names end in different digits stay apart; --all lists each queue."""
+    root = golden_copy("4.9.3/basic/store")
+    queues = [row for row in run("offsets", root, *JSON).expect(0).json()["queues"]
+              if row["topic"].startswith("TP_")]
+    given = tmp_path / "offsets.json"
+    given.write_text(json.dumps({"offsetTable": {
+        f"{row['topic']}@G2": {str(other["queue_id"]): other["max_offset"] // 2
+                               for other in queues if other["topic"] == row["topic"]}
+        for row in queues}}))
+    words = ("offsets", "import", root, given, "--replace")
+    plan = run(*words, *JSON).expect(0).json()
+    assert len(plan["actions"]) > 8
+    shown = " ".join(run(*words).expect(0).out.split())
+    for topic in {row["topic"] for row in queues}:
+        proofs = [action["proof"] for action in plan["actions"]
+                  if action["proof"]["topic"] == topic]
+        skips = sum(proof["skips"] for proof in proofs)
+        assert f"G2 at {topic}, {len(proofs)} queues: skips {skips:,} unread messages" in shown
+    each = " ".join(run(*words, "--all").expect(0).out.split())
+    assert all(f"G2 at {row['topic']}, queue {row['queue_id']}:" in each for row in queues
+               if row["max_offset"] > 1)

@@ -142,6 +142,10 @@ def test_what_may_be_acknowledged_is_left(tmp_path: Path) -> None:
     root = built(tmp_path, check_point(0, 1), noted("ack", b"{"), revived=1)
     plan = release(root)
     assert [(row["state"], row["queue_offset"]) for row in plan["left"]] == [("undecided", 0)]
+    assert "--undecided" in plan["left"][0]["reason"]
+    chosen = release(root, "--undecided")
+    assert [(row["state"], row["queue_offset"]) for row in chosen["released"]] == [("undecided", 0)]
+    assert chosen["left"] == []
 
 
 @pytest.mark.parametrize(("words", "count"), [

@@ -198,7 +198,8 @@ def test_settings_are_named(root: Path, rmqctl: Runner, tmp_path: Path) -> None:
     assert (answer["reserved_hours"], answer["delete_when"]) == (48, "03;05")
 
 
-@pytest.mark.parametrize(("when", "deletes"), [("04:00", False), ("4,16", False), ("25", True)])
+@pytest.mark.parametrize(("when", "deletes"), [("04:00", False), ("4,16", False), ("25", True),
+                                             (";", True)])
 def test_what_is_no_hour(when: str, deletes: bool, root: Path, rmqctl: Runner,
                          tmp_path: Path) -> None:
     """A cleaner that fails at deleteWhen deletes nothing; an hour that never comes is no error."""
@@ -229,12 +230,23 @@ def test_what_is_no_hour(when: str, deletes: bool, root: Path, rmqctl: Runner,
     ("25", "2026-11-28T21:10:00+00:00", "UTC", None),
     ("night", "2026-11-28T21:10:00+00:00", "UTC", None),
     ("x;04", "2026-11-28T21:10:00+00:00", "UTC", None),
+    ("04;;16", "2026-11-28T05:00:00+00:00", "UTC", "2026-11-29T04:00:00+00:00"),
 ])
 def test_when_expired_files_go_next(when: str, now: str, zone: str, wanted: str | None) -> None:
     moment = int(datetime.fromisoformat(now).timestamp() * 1000)
     found = next_deletion(when, moment, ZoneInfo(zone))
     assert found == (None if wanted is None else
                      int(datetime.fromisoformat(wanted).timestamp() * 1000))
+
+
+@pytest.mark.parametrize("when", ["04;;16", "04;16h"])
+def test_hours_after_one_that_is_none(when: str, root: Path, rmqctl: Runner,
+                                      tmp_path: Path) -> None:
+    conf = tmp_path / "broker.conf"
+    conf.write_text(f"deleteWhen={when}\n")
+    for command in ("retention", "preflight"):
+        notes = rmqctl(command, root, "--broker-conf", conf, "-o", "json").json()["notes"]
+        assert any("only in the hours before it (04)" in note for note in notes)
 
 
 def test_the_next_time_is_shown(root: Path, rmqctl: Runner) -> None:

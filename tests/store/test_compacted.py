@@ -163,6 +163,25 @@ def test_a_damaged_compaction_log(golden_copy: GoldenFolder, rmqctl: Runner,
     assert said.jsonl() == [{"n": left}]
 
 
+@pytest.mark.parametrize(("count", "code"), [("1", 0), ("2", 1)])
+@pytest.mark.parametrize("place", ["compaction/compactionLog/TP_user_Topic/0", "commitlog"])
+def test_a_limited_read_tells_what_it_left_out(golden_copy: GoldenFolder, rmqctl: Runner,
+                                               place: str, count: str, code: int) -> None:
+    """Damage before the last message that is shown, and none behind it."""
+    root = golden_copy(SET)
+    view = ("--view", "disk" if place == "commitlog" else "broker")
+    words = ("--topic", TOPIC, "--queue", "0", *view, "-o", "jsonl")
+    rows = rmqctl("read", root, *words).expect(0).jsonl()
+    file = min((root / place).iterdir())
+    data = bytearray(file.read_bytes())
+    data[rows[1]["physical_offset"] + 4] ^= 0xFF  # the magic of the second message
+    file.write_bytes(data)
+    read = rmqctl("read", root, *words, "--limit", count).expect(code)
+    assert [row["queue_offset"] for row in read.jsonl()] == [
+        row["queue_offset"] for row in (rows[0], rows[2])[:int(count)]]
+    assert ("leads to no message" in read.err) is bool(code)
+
+
 def test_entries_that_lead_back_and_forth(golden_copy: GoldenFolder, rmqctl: Runner) -> None:
     """A hostile index ends nothing: what it says twice is given once by export."""
     root = golden_copy(SET)

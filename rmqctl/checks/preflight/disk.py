@@ -62,11 +62,23 @@ class Rules(NamedTuple):
     @property
     def fails(self) -> bool:
         """Whether the cleaner fails at deleteWhen each time, before it looks at the disk."""
-        try:
-            java_int(self.delete_when.split(";")[0], 32)
-        except ValueError:
-            return True
-        return False
+        hours, odd = _hours(self.delete_when)
+        return odd is not None and not hours
+
+    @property
+    def fault(self) -> Phrase | None:
+        """What comes of a deleteWhen that is not all hours; None where it is."""
+        hours, odd = _hours(self.delete_when)
+        if odd is None:
+            return None
+        if not hours:
+            return Phrase("deleteWhen={value} is not an hour (04, or 04;16): the cleaner fails at "
+                          "it each time, and deletes no log file, however old it is and however "
+                          "full the disk", value=self.delete_when)
+        return Phrase("deleteWhen={value} has \"{odd}\", which is not an hour: the cleaner fails "
+                      "there each time and deletes log files only in the hours before it ({hours}),"
+                      " however full the disk", value=self.delete_when, odd=odd,
+                      hours=", ".join(f"{hour:02}" for hour in hours))
 
     def judge(self, log: float, queues: float) -> tuple[bool, bool, bool]:
         """(messages are rejected, files go whatever their age, files go at all) at these ratios."""
@@ -86,20 +98,29 @@ class Rules(NamedTuple):
 
 def next_deletion(delete_when: str, now: int, zone: tzinfo) -> int | None:
     """When (epoch ms) expired files go next by the hours of deleteWhen (``04`` or ``04;16``), on a
-    clock of the ``zone``; None: never. `UtilAll.isItTimeToDo` fails at the first that is no number.
+    clock of the ``zone``; None: never.
     """
-    hours = []
-    for part in delete_when.rstrip(";").split(";"):
-        try:
-            hours.append(java_int(part, 32))
-        except ValueError:
-            break
+    hours, _ = _hours(delete_when)
     start = datetime.fromtimestamp(now // 1000, zone).replace(minute=0, second=0)
     if start.hour in hours:
         return now
     return next((int(hour.timestamp()) * 1000 for hour in (
         datetime.fromtimestamp(start.timestamp() + ahead * 3600, zone) for ahead in range(1, 26))
         if hour.hour in hours), None)
+
+
+def _hours(delete_when: str) -> tuple[list[int], str | None]:
+    """The hours that deleteWhen names, up to the first part that is no number, and that part.
+    `UtilAll.isItTimeToDo` fails there; Java's split leaves empty parts at the end out.
+    """
+    hours: list[int] = []
+    named = delete_when.rstrip(";")
+    for part in named.split(";") if named or not delete_when else ():
+        try:
+            hours.append(java_int(part, 32))
+        except ValueError:
+            return hours, part
+    return hours, None
 
 
 class FileSystem:
@@ -152,15 +173,8 @@ def judge_disk(predicted: Prediction, store: Store, version: BrokerVersion,
             clean=disk.clean_ratio, refuse=disk.refuse_ratio))
     if (old := expiry(disk)) is not None:
         predicted.notes.append(old)
-    if Rules.of(store, version).fails:
-        predicted.notes.append(no_cleaner(disk.delete_when))
-
-
-def no_cleaner(delete_when: str) -> Phrase:
-    """What a broker does with a deleteWhen that is no number."""
-    return Phrase("deleteWhen={value} is not an hour (04, or 04;16): the cleaner fails at it each "
-                  "time, and deletes no log file, however old it is and however full the disk",
-                  value=delete_when)
+    if (fault := Rules.of(store, version).fault) is not None:
+        predicted.notes.append(fault)
 
 
 def disk_use(store: Store, rules: Rules, files: Sequence[StoreFile], around: Around,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from datetime import UTC
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from datetime import UTC, tzinfo
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -11,9 +12,9 @@ from rmqctl.commands.shared.messages import Faults
 from rmqctl.commands.shared.options import Out, StoreIndex, Zone
 from rmqctl.output.units import duration_text, time_text
 from rmqctl.parse_values import now_ms, parse_duration
+from rmqctl.phrases import Joined, Phrase
 
-_BRIEF = ("state", "topic", "queue_id", "transaction_id", "age_ms", "checks", "producer_group",
-          "next_check")
+_BRIEF = ("state", "topic", "queue_id", "transaction_id", "note")
 
 
 def command(
@@ -49,10 +50,20 @@ def command(
                  if group in (None, some.group)
                  and (older_than is None or (some.age(now) or 0) > older_than)
                  and (state is None or (some.state in OPEN) == (state == "open"))]
-    out.rows((some.as_dict(now) for some in shown[:count]), COLUMNS, brief=_BRIEF,
-             empty="no transaction is without an end",
-             render={"age_ms": duration_text, **dict.fromkeys(
-                 ("born_timestamp", "store_timestamp", "next_check"),
-                 lambda value: time_text(value, tz))})
+    rows = (some.as_dict(now) for some in shown[:count])
+    out.rows(rows if out.is_data else ({**row, "note": _note(row, tz)} for row in rows), COLUMNS,
+             brief=_BRIEF, empty="no transaction is without an end")
     faults.found |= any(some.state != WAITING for some in shown)
     faults.end()
+
+
+def _note(row: Mapping[str, Any], tz: tzinfo) -> Phrase:
+    """What does not fit beside the id: for people."""
+    parts = [Phrase("producer group {group}", group=row["producer_group"])
+             ] if row["producer_group"] else []
+    if row["age_ms"] is not None:
+        parts.append(Phrase("sent {age} ago", age=duration_text(row["age_ms"])))
+    parts.append(Phrase("checked {count:,} time", "checked {count:,} times", count=row["checks"]))
+    if row["next_check"] is not None:
+        parts.append(Phrase("next check {time}", time=time_text(row["next_check"], tz)))
+    return Joined(", ", parts)

@@ -12,10 +12,14 @@ from rmqctl.commands.shared.applying import ApplyOptions
 from rmqctl.commands.shared.options import ListedOut, Queue, StoreQueues, Topic, Zone
 from rmqctl.output.units import count_text
 from rmqctl.parse_values import now_ms, show_times_in
+from rmqctl.phrases import Phrase
 
 if TYPE_CHECKING:
     from rmqctl.commands.shared.plan_page import Proposal
     from rmqctl.repair.scratch import Scratch
+
+_RELEASED = ("topic", "queue_id", "queue_offset", "retry_topic", "keys")
+_LEFT = ("topic", "queue_id", "queue_offset", "reason")
 
 
 def command(
@@ -25,6 +29,9 @@ def command(
         help="The consumer group that received the messages.")],
     topic: Topic = None,
     queue: Queue = None,
+    undecided: Annotated[bool, typer.Option(
+        "--undecided", help="Also those of which damage hides whether they were acknowledged: "
+        "they may come twice.")] = False,
     tz: Zone = UTC,
     apply: ApplyOptions,
     store: StoreQueues,
@@ -35,7 +42,8 @@ def command(
     Each is put into the group's retry topic, as a broker does when its time is over, and
     acknowledged where it was, so that the broker does not do it again. Messages that are lost
     (the revive position has passed them) come back. What cannot be delivered again is counted and
-    left. The store must be closed cleanly. `rmqctl undo` reverts it, as long as no broker runs.
+    left. What is undecided is left without --undecided: `rmqctl recover` first, as it may bring
+    back what tells. The store must be closed cleanly. `rmqctl undo` reverts it, as long as no broker runs.
 
         rmqctl pop release STORE --group billing
 
@@ -50,11 +58,13 @@ def command(
         with store.open() as opened:
             made = plan_release(opened, lambda point: (
                 point.consumerGroup == group and topic in (None, point.topic)
-                and queue in (None, point.queueId)), now_ms, scratch)
+                and queue in (None, point.queueId)), now_ms, scratch, undecided=undecided)
         return plan_page.Proposal(
             made.plan, {"group": group, "released": made.released, "left": made.left},
             {"delivered again": count_text(len(made.released)),
-             "left": count_text(len(made.left))})
+             "left": count_text(len(made.left))},
+            listed=((Phrase("Delivered again"), made.released, _RELEASED),
+                    (Phrase("Left"), made.left, _LEFT)))
 
     applying.run(out, store.root, COMMAND, propose, apply, folders=store.folders,
                  made_anew=True)

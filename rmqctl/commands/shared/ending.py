@@ -10,6 +10,7 @@ from rmqctl.commands.shared.applying import ApplyOptions
 from rmqctl.errors import UsageError
 from rmqctl.output.units import count_text
 from rmqctl.parse_values import now_ms, parse_duration
+from rmqctl.phrases import Phrase
 
 if TYPE_CHECKING:
     from rmqctl.commands.shared.options import StoreOptions
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from rmqctl.output import Output
     from rmqctl.repair.scratch import Scratch
     from rmqctl.repair.transactions import End
+
+_ENDED = ("topic", "queue_id", "transaction_id", "producer_group", "keys")
+_LEFT = ("topic", "queue_id", "transaction_id", "reason")
 
 Id = Annotated[list[str] | None, typer.Option(
     "--id", metavar="MSGID", show_default=False,
@@ -53,7 +57,9 @@ def run(out: Output, store: StoreOptions, end: End, which: Which, apply: ApplyOp
             made = plan_end(opened, end, wanted, now_ms, scratch)
         return plan_page.Proposal(
             made.plan, {"end": end, "transactions": made.ended, "left": made.left},
-            {"transactions": count_text(len(made.ended)), "left": count_text(len(made.left))})
+            {"transactions": count_text(len(made.ended)), "left": count_text(len(made.left))},
+            listed=((Phrase("Transactions"), made.ended, _ENDED),
+                    (Phrase("Not ended"), made.left, _LEFT)))
 
     applying.run(out, store.root, f"transactions-{end}", propose, apply, folders=store.folders,
                  made_anew=True)

@@ -47,7 +47,8 @@ class Proposal:
     ``unfinished``: what people read of a repair that was interrupted. ``moved``: every file that
     is moved aside. ``is_repair``: whether it is the third of the four steps. ``tail``: the damaged
     end of the log, where that can be truncated instead. ``room``: the space that the plan needs,
-    where it is not carried out yet.
+    where it is not carried out yet. ``listed``: tables that people read above the actions: the
+    heading, the rows and their columns.
     """
 
     plan: Plan
@@ -64,6 +65,7 @@ class Proposal:
     is_repair: bool = False
     tail: Tail | None = None
     room: Sequence[Room] = ()
+    listed: Sequence[tuple[Phrase, Sequence[Mapping[str, Any]], Sequence[str]]] = ()
 
 
 def show_plan(out: Output, proposal: Proposal, last: str = "", following: str | None = None,
@@ -164,7 +166,10 @@ def _page(page: Human, proposal: Proposal, document: Mapping[str, Any], last: st
         page.blank()
     if plan.actions and proposal.summary:
         page.pairs(proposal.summary)
-        page.blank()
+        if not any(rows for _, rows, _ in proposal.listed):
+            page.blank()
+    for heading, rows, columns in proposal.listed:
+        _listed(page, heading, rows, columns)
     each = show_actions(page, plan.actions, _COLUMNS, _SHOWN) if plan.actions else True
     _moved(page, proposal, each=each)
     # List what the plan loses, and how certain its corrections are.
@@ -192,6 +197,17 @@ def _page(page: Human, proposal: Proposal, document: Mapping[str, Any], last: st
         f"{step['command']}\n   {step['why']}" for step in document["steps"]),
               START if proposal.is_repair and document["applied"] else
               REPAIR if proposal.is_repair else None)
+
+
+def _listed(page: Human, heading: Phrase, rows: Sequence[Mapping[str, Any]],
+            columns: Sequence[str]) -> None:
+    """What a plan is about, above its actions."""
+    if rows:
+        page.heading(heading)
+        page.table(map(blank_for_none, rows[:None if page.every else _SHOWN]), columns)
+        if len(rows) > _SHOWN and not page.every:
+            page.text(Phrase("and {more:,} more (-o json lists them)", more=len(rows) - _SHOWN))
+        page.blank()
 
 
 def _room(page: Human, rooms: Sequence[Room]) -> None:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from rmqctl.phrases import Catalog, Phrase, counted, said
+from rmqctl.phrases import Catalog, Joined, Phrase, counted, said
 
 if TYPE_CHECKING:
     from rmqctl.actions import Action
@@ -22,6 +22,8 @@ _QUEUES = ("consumequeue", "consumequeue_ext", "batchconsumequeue")
 # Marks of both languages.
 _END = re.compile(r"\s*(?:[:;,(\uff1a\uff1b\uff0c\uff08]|\s\S*\d)")
 _ENOUGH = 10
+_AGAIN = "delivers_again"
+"""What the proof of an action has that moves a group's offset (`rmqctl.repair.offsets`)."""
 _WORTH = 0.75
 """Lines for many alike are only shown where they are that share of the rows, or fewer."""
 _SEVERITIES = ("error", "warning", "info")
@@ -100,8 +102,7 @@ def show_actions(page: Human, actions: Sequence[Action], columns: Sequence[str],
     if page.every or len(actions) <= FEW:
         rows: list[dict[str, Any]] = list(listed)
     else:
-        rows = [_action(alike) for alike in _grouped(actions, lambda action: (
-            action.action, _folder(action.target), _beginning(action.reason)))]
+        rows = [_action(alike) for alike in _grouped(actions, _alike)]
         if len(rows) > len(actions) * _WORTH:
             rows = list(listed)
     used = [name for name in columns if any(row[name] != "" for row in rows)]
@@ -115,10 +116,34 @@ def show_actions(page: Human, actions: Sequence[Action], columns: Sequence[str],
     return "count" not in used
 
 
+def _alike(action: Action) -> Hashable:
+    """What actions have in common that come together; of offsets, whose they are."""
+    proof = action.proof or {}
+    return (action.action, _folder(action.target),
+            (proof["group"], proof["topic"]) if _AGAIN in proof else _beginning(action.reason))
+
+
+def _offsets(alike: Sequence[Action]) -> dict[str, Any]:
+    """The offsets of a group in the queues of a topic."""
+    first, proofs = alike[0], [action.proof or {} for action in alike]
+    skips, again = (sum(proof[name] for proof in proofs) for name in ("skips", _AGAIN))
+    what = [Phrase("skips {messages}", messages=counted(skips, "unread message"))
+            ] if skips or not again else []
+    if again:
+        what.append(Phrase("delivers {count:,} again", count=again))
+    return {"action": first.action, "count": len(alike), "target": first.target, "from": "",
+            "to": "", "reason": Phrase(
+                "{group} at {topic}, {queues}: {what}", group=proofs[0]["group"],
+                topic=proofs[0]["topic"], queues=counted(len(alike), "queue"),
+                what=Joined(", ", what))}
+
+
 def _action(alike: Sequence[Action]) -> dict[str, Any]:
     first = alike[0]
     if len(alike) == 1:
         return {**first.in_words(), "count": 1}
+    if _AGAIN in (first.proof or {}):
+        return _offsets(alike)
     folder = _folder(first.target)
     reasons = {action.reason for action in alike}
     return {"action": first.action, "count": len(alike),

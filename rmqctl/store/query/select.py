@@ -223,18 +223,18 @@ class Selector:
     def _pages_of(self, queues: list[QueueRows]) -> Iterator[Page]:
         missing = MissingRows(queues[0].log, queues, self._report)
         size, buffer = _FIRST_CHUNK, np.empty(_CHUNK_BYTES, np.uint8)
-        for rows in self._merged(queues):
-            at = 0
-            while at < rows.shape[1]:
-                chunk = rows[:, at:at + size]
-                total = np.cumsum(chunk[_SIZE])
-                chunk = chunk[:, :max(int(np.searchsorted(total, _CHUNK_BYTES, "right")), 1)]
-                page = self._found(queues, chunk, buffer, missing)
-                if len(page):
-                    yield page
-                at += chunk.shape[1]
-                size = min(size * 2, _CHUNK)
-        missing.finish()
+        try:
+            for rows in self._merged(queues):
+                at = 0
+                while at < rows.shape[1]:
+                    chunk = rows[:, at:at + size]
+                    total = np.cumsum(chunk[_SIZE])
+                    chunk = chunk[:, :max(int(np.searchsorted(total, _CHUNK_BYTES, "right")), 1)]
+                    yield from self._found(queues, chunk, buffer, missing)
+                    at += chunk.shape[1]
+                    size = min(size * 2, _CHUNK)
+        finally:  # also of what stands before the last message that was wanted
+            missing.finish()
         for queue in queues:
             if queue.unused and not queue.why_unread:
                 self._report(Problem("row", f"{queue.topic}/{queue.queue_id}: {len(queue.unused)} "
@@ -245,24 +245,31 @@ class Selector:
                                      f"from {queue.end} on lead beyond the end of the log"))
 
     def _found(self, queues: list[QueueRows], rows: Rows, buffer: Array,
-               missing: MissingRows) -> Page:
-        """The messages of some rows; rows without any are ``missing``."""
+               missing: MissingRows) -> Iterator[Page]:
+        """The messages of some rows; rows without any are ``missing``. A page ends before these:
+        who has enough with it is not told of them.
+        """
         physical, _, size, number = rows
         # All at once, where each row leads to a record of its queue.
         if (len(physical) > 1 and (physical[1:] > physical[:-1]).all()
                 and (size >= MIN_SIZE).all() and (size <= MAX_RECORD).all()):
             batch, ok = packed_records(queues[0].log, physical, size, buffer)
             if ok.all() and _all_belong(queues, number, batch):
-                return BatchPage(batch)
+                yield BatchPage(batch)
+                return
         # One by one, as long as a row leads to something else.
-        records = []
+        records: list[Record] = []
         for place, offset, length, which in rows.T.tolist():
             record = queues[0].log.record_at(place, length)
             if record is None or not _belongs(queues[which], record):
+                if records:
+                    yield RecordPage(records)
+                    records = []
                 missing.add(which, offset, place, length)
             else:
                 records.append(record)
-        return RecordPage(records)
+        if records:
+            yield RecordPage(records)
 
     def _merged(self, queues: list[QueueRows]) -> Iterator[Rows]:
         """The rows of all queues in the order of the log; one queue in its own order."""
