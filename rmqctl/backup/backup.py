@@ -6,7 +6,9 @@ import hashlib
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from rmqctl.backup import moment, points
 from rmqctl.backup.copying import (
@@ -80,10 +82,11 @@ def back_up(source: Source, backup: str, clock: Callable[[], int], version: str,
                 point = _grown(store, view, known, end, backup, before, now, version, pace,
                                unfinished=unfinished)
             points.end(backup)
-            if keep is not None:
-                removed = take_away(backup, [*before, point], now - keep)
-                return point, removed
-            return point, (0, 0)
+            if keep is None:
+                return point, (0, 0)
+            with points.unused(backup) as is_unused:  # else a later run removes what is too old
+                return point, take_away(backup, [*before, point], now - keep) if is_unused else (
+                    0, 0)
 
 
 def _grown(store: Store, view: Store, known: int, end: int, backup: str,
@@ -110,7 +113,8 @@ def _grown(store: Store, view: Store, known: int, end: int, backup: str,
                  for file in view.log.files if file.base < end]
     damaged += [Hole(os.path.relpath(path, store.root), at, length, unread=True)
                 for path, at, length in copies.unread]
-    others, notes = copy_queues(view, copies, compare=compare)
+    others, lost, notes = copy_queues(view, copies, compare=compare)
+    damaged += lost
     own = not is_same or (last is not None and last.own)
     if own:  # the index of the store is that of another log
         notes.append("a repair changed messages of the store that the backup has as they were: it "
@@ -129,7 +133,7 @@ def _grown(store: Store, view: Store, known: int, end: int, backup: str,
         view.snapshot is not None) else 0
     # The point with its small files; it is there from now on.
     staged = points.staged(backup)
-    small = _keep_small(backup, staged)
+    small = _keep_small(backup, staged, last)
     point = Point(id_of(now), now, os.path.abspath(store.root), version,
                   view.log.min_offset, end,
                   count, max(min(newest, now + _DAY), last.last_time if last else 0), (),
@@ -190,8 +194,10 @@ def _was_repaired(view: Store, last: Point) -> bool:
     return tuple(sorted(_names(view.path(".rmqctl", "repairs")))) != last.repairs
 
 
-def _keep_small(backup: str, staged: str) -> dict[str, str]:
-    """Copy the configuration and the checkpoint into a new point; their SHA-256 by path."""
+def _keep_small(backup: str, staged: str, last: Point | None) -> dict[str, str]:
+    """Keep the configuration and the checkpoint with a new point; their SHA-256 by path. What the
+    ``last`` point has as well is a link to its file.
+    """
     kept = {}
     for name in _small_files(backup):
         path = os.path.join(backup, name)
@@ -200,6 +206,12 @@ def _keep_small(backup: str, staged: str) -> dict[str, str]:
         target = os.path.join(staged, name)
         make_folders(os.path.dirname(target), durable=False)
         kept[name] = hashlib.sha256(data).hexdigest()
+        if last is not None and last.small.get(name) == kept[name]:
+            before = os.path.join(points.folder_of(backup, last), name)
+            with suppress(OSError):  # a file system without links, or with too many of them
+                if Path(before).read_bytes() == data:
+                    os.link(before, target)
+                    continue
         _written(target, data)
     return kept
 

@@ -135,28 +135,33 @@ def _is_same(file: StoreFile, copy: str, end: int) -> bool:
                    for at in range(0, end, BLOCK))
 
 
-def copy_queues(view: Store, copies: Copies, *, compare: bool) -> tuple[bool, list[str]]:
+def copy_queues(view: Store, copies: Copies, *, compare: bool) -> tuple[
+        bool, list[Hole], list[str]]:
     """Copy the new entries of all consume queues; with ``compare`` also those before that differ.
-    (whether a queue is another one than before, notes). StoreIOError.
+    (whether a queue is another one than before, entries that were copied and that the store lost,
+    notes). StoreIOError.
     """
     notes: list[str] = []
+    lost: list[Hole] = []
     if is_database(view.path("consumequeue")) and not copy_database(
             view.root, "consumequeue", copies):
         notes.append(_UNSTEADY.format("consumequeue"))
     others = False
     for queue in view.plain_queues.values():
         with closing(queue):
-            others |= _copy_appended(queue.files, view, copies, consume_queue.UNIT_SIZE, compare)
+            others |= _copy_appended(queue.files, view, copies, consume_queue.UNIT_SIZE, compare,
+                                     lost)
     for batches in view.batch_queues.values():
         others |= _copy_appended(batches.files, view, copies, batch_consume_queue.UNIT_SIZE,
-                                 compare)
-    return others, notes
+                                 compare, lost)
+    return others, lost, notes
 
 
 def _copy_appended(files: Sequence[StoreFile], view: Store, copies: Copies, unit: int,
-                   compare: bool) -> bool:
+                   compare: bool, lost: list[Hole]) -> bool:
     """Copy what is new of files that are only appended to, oldest first: so a file whose copy has
     something tells that the copies of those before it are whole, after a run that was killed too.
+    Entries at the end of a copy that are zeros in the store by now stay, and are ``lost``.
 
     Whether the copy was another queue's, as of a topic that was made again: then all is compared,
     and files that the store does not have are removed.
@@ -173,7 +178,20 @@ def _copy_appended(files: Sequence[StoreFile], view: Store, copies: Copies, unit
         grown.append(file)
         name = os.path.join(folder, file.name)
         if (used := copies.used(name)) and not compare:
-            is_other |= not _agree(file, copies.path(name), used)
+            if not _agree(file, copies.path(name), used):
+                end = _lost_end(file, copies, name, used, unit)
+                if not end:  # a whole file of zeros: is the one before it the same queue's?
+                    older = max((one for one in files if one.base < file.base), default=None,
+                                key=lambda one: one.base)
+                    before = "" if older is None else copies.path(os.path.join(folder, older.name))
+                    if older is None or not os.path.exists(before) or not _agree(
+                            older, before, older.size):
+                        end = None
+                if end is not None and not is_other:
+                    lost.append(Hole(name, end, used - end, kept=True))
+                    grown.pop()
+                else:
+                    is_other = True
             break
     if is_other:
         strange = [name for name in _names(copies.path(folder)) if name not in names]
@@ -209,6 +227,15 @@ def _agree(file: StoreFile, copy: str, used: int) -> bool:
     start = max(0, used - _COMPARED)
     with file.open() as ours, FileSource(copy) as theirs:
         return ours.read(start, used - start) == theirs.read(start, used - start)
+
+
+def _lost_end(file: StoreFile, copies: Copies, name: str, used: int, unit: int) -> int | None:
+    """Where a file of a queue ends that is its copy but for zeros at the end; else None. No queue
+    gets shorter, as the log does not.
+    """
+    with file.open() as ours:
+        end = -(-used_end(ours, 0, min(used, ours.size)) // unit) * unit
+    return end if end < used and (not end or _agree(file, copies.path(name), end)) else None
 
 
 def copy_index(view: Store, copies: Copies, *, compare: bool) -> None:

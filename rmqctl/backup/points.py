@@ -7,8 +7,11 @@ point, and the next one goes on from the point before.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -41,12 +44,15 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Hole:
-    """Bytes of the source that are damaged (``unread``: the device did not give them)."""
+    """Bytes of the source that are damaged (``unread``: the device did not give them; ``kept``: the
+    copy has them from before).
+    """
 
     file: str
     offset: int
     length: int
     unread: bool = False
+    kept: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +148,40 @@ def rewrite(backup: str, point: Point) -> None:
 
 def _noted(point: Point) -> bytes:
     return json.dumps(point.as_dict(), indent=1, ensure_ascii=False).encode()
+
+
+@contextmanager
+def in_use(backup: str) -> Iterator[None]:
+    """Keep runs from removing what a restore reads. Works where nothing can be written, too."""
+    with _locked(backup, fcntl.LOCK_SH):
+        yield
+
+
+@contextmanager
+def unused(backup: str) -> Iterator[bool]:
+    """Whether no restore reads the backup; none that asks begins meanwhile."""
+    with _locked(backup, fcntl.LOCK_EX | fcntl.LOCK_NB) as held:
+        yield held
+
+
+@contextmanager
+def _locked(backup: str, how: int) -> Iterator[bool]:
+    try:
+        fd = os.open(_points_folder(backup), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:  # what reads the points says why
+        yield True
+        return
+    try:
+        try:
+            fcntl.flock(fd, how)
+            held = True
+        except BlockingIOError:
+            held = False
+        except OSError:  # a file system without locks
+            held = True
+        yield held
+    finally:
+        os.close(fd)
 
 
 def read_points(backup: str) -> list[Point]:

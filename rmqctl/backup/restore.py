@@ -12,7 +12,7 @@ from rmqctl.backup import moment
 from rmqctl.backup.copying import copy_index, copy_log, copy_queues, copy_rest, refuse_inside
 from rmqctl.backup.finishing import finish, lowered_offsets
 from rmqctl.backup.growing import Copies, Pace
-from rmqctl.backup.points import Point, folder_of, require_points
+from rmqctl.backup.points import Point, folder_of, in_use, require_points
 from rmqctl.errors import RefusedError, UnsupportedError, UsageError
 from rmqctl.files.durable import STAGING, make_folders, publish_folder, remove_folder
 from rmqctl.repair.truncate.truncate import WRITES, border, truncate
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 _PART = ".restoring"
 _SMALL = ("config", "checkpoint")
+_IDENTITY = ("brokerIdentity", "brokerIdentity-temp")
+"""Of the broker that was backed up: a controller gives a new one another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,17 +50,25 @@ def point_at(known: Sequence[Point], until: int | None) -> Point:
 
 
 def restore(backup: str, target: str, *, until: int | None = None, offset: int | None = None,
-            point: str | None = None, pace: Pace = lambda _bytes: None) -> Restored:
+            point: str | None = None, seed_slave: bool = False,
+            pace: Pace = lambda _bytes: None) -> Restored:
     """Make the store ``target`` from a backup: as at its newest restore point, or a ``point``;
     with the messages stored up to the time ``until`` (epoch ms), or before a physical ``offset``.
 
     ``target`` must not be there, or be empty: RefusedError. It gets its name when it is whole.
+    ``seed_slave``: without the identity of the broker, and only where the log is the master's.
     NotAStoreError where there is no backup, UsageError for a point, StoreIOError.
     """
-    known = require_points(backup)
     if sum(given is not None for given in (until, offset, point)) > 1:
         raise UsageError("a time, an offset and a point exclude each other")
     _refuse_taken(backup, target)
+    with in_use(backup):
+        return _restored(backup, target, until, offset, point, pace, seed_slave=seed_slave)
+
+
+def _restored(backup: str, target: str, until: int | None, offset: int | None, point: str | None,
+              pace: Pace, *, seed_slave: bool) -> Restored:
+    known = require_points(backup)
     # The configuration of a point, and where the log is to end.
     chosen = next((one for one in known if one.id == point), None) if point else (
         point_at(known, until))
@@ -66,6 +76,9 @@ def restore(backup: str, target: str, *, until: int | None = None, offset: int |
         raise UsageError(f"{backup}: no restore point {point}: it has {known[0].id} to "
                          f"{known[-1].id}")
     newest = known[-1]
+    if seed_slave and newest.own:
+        raise RefusedError(f"{backup}: keeps messages as they were before a repair of the store: "
+                           "its log is not the master's. Back the master up into a new folder")
     with Store.open(backup) as store, store.up_to(newest.log_end) as whole:
         end = chosen.log_end if point else newest.log_end
         if until is not None:
@@ -78,6 +91,9 @@ def restore(backup: str, target: str, *, until: int | None = None, offset: int |
         is_cut = end < newest.log_end or _reaches_beyond(store, end)
         if is_cut:
             _require_cuttable(store, backup)
+        if seed_slave and store.layout.is_dledger:
+            raise RefusedError(f"{backup}: of a DLedger log, whose members copy it themselves: "
+                               "there is no slave")
         # All is put together beside its place.
         part = f"{os.path.normpath(target)}{_PART}"
         make_folders(part)
@@ -86,7 +102,7 @@ def restore(backup: str, target: str, *, until: int | None = None, offset: int |
             parts = list(copy_log(view, copies, view.log.min_offset, end))
             copy_queues(view, copies, compare=False)
             copy_index(view, copies, compare=False)
-            copy_rest(view, copies, without=_SMALL)
+            copy_rest(view, copies, without=(*_SMALL, *_IDENTITY) if seed_slave else _SMALL)
             generation = view.generation
         _small_of(backup, chosen, copies)
         copies.sync()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -15,7 +17,7 @@ import pytest
 
 from rmqctl import api
 from rmqctl.backup.backup import Source, back_up
-from rmqctl.backup.points import read_points
+from rmqctl.backup.points import in_use, read_points
 from rmqctl.backup.restore import restore
 from tests.conftest import GoldenFolder, Runner
 from tests.support import damage, golden, snapshot, tiny
@@ -464,6 +466,88 @@ def sound(store: Path, like: Path, rmqctl: Runner) -> None:
     assert messages(store) == messages(like)
     assert findings(store) == set()
     rmqctl("preflight", store).expect(0)
+
+
+@pytest.mark.parametrize("share", [0.5, 0], ids=["end", "file"])
+def test_entries_that_the_store_lost_stay(share: float, growing: Callable[[int, int], Path],
+                                          tmp_path: Path, rmqctl: Runner) -> None:
+    root, backup = growing(0, 200), tmp_path / "backup"
+    run(root, backup)
+    file = max((root / "consumequeue/T0/0").iterdir())
+    start = int(len(file.read_bytes().rstrip(b"\0")) / 20 * share) * 20
+    with file.open("r+b") as opened:
+        opened.seek(start)
+        opened.write(bytes(600 - start))
+    assert findings(root)
+    document = rmqctl("backup", root, backup, "-o", "json").expect(1).json()
+    hole = document["damaged"][0]
+    assert (hole["file"], hole["kept"]) == (str(file.relative_to(root)), True)
+    assert hole["offset"] == start
+    assert not findings(backup)
+    assert messages(backup) == messages(root)
+    restore(str(backup), str(tmp_path / "new"))
+    assert not findings(tmp_path / "new")
+
+
+def test_a_point_links_what_did_not_change(growing: Callable[[int, int], Path], tmp_path: Path,
+                                           monkeypatch: pytest.MonkeyPatch,
+                                           rmqctl: Runner) -> None:
+    root, backup = growing(0, 20), tmp_path / "backup"
+    link = os.link
+
+    def unable(source: str, target: str, **others: Any) -> None:
+        if not others:
+            raise OSError(errno.EMLINK, "Too many links")
+        link(source, target, **others)
+
+    for number in range(3):
+        if number == 2:
+            monkeypatch.setattr("os.link", unable)
+        run(root, backup, _NOW + number)
+    first, second, third = (
+        (backup / ".rmqctl/backup/points" / point.id / "config/topics.json").stat()
+        for point in read_points(str(backup)))
+    assert first.st_ino == second.st_ino != third.st_ino
+    rmqctl("backup", "check", backup).expect(0)
+
+
+def test_nothing_is_removed_while_a_restore_reads(growing: Callable[[int, int], Path],
+                                                  tmp_path: Path, rmqctl: Runner) -> None:
+    root, backup = growing(0, 20), tmp_path / "backup"
+    run(root, backup)
+    with in_use(str(backup)), in_use(str(backup)):
+        kept = rmqctl("backup", root, backup, "--keep", "1d", "-o", "json").expect(0).json()
+        assert kept["points_removed"] == 0
+    assert rmqctl("backup", root, backup, "--keep", "1d", "-o", "json").json()["points_removed"]
+
+
+# -- slaves ---------------------------------------------------------------------------------------
+
+
+def test_a_slave_starts_where_the_backup_ends(tmp_path: Path, rmqctl: Runner) -> None:
+    root, backup = layout_set("5.3.3/controller") / "store", tmp_path / "backup"
+    point = run(root, backup)
+    done = rmqctl("restore", backup, tmp_path / "slave", "--seed-slave").expect(0)
+    assert f"from {point.log_end:,} on" in " ".join(done.out.split())
+    rmqctl("restore", backup, tmp_path / "same").expect(0)
+    for name in ("brokerIdentity", "brokerIdentity-temp"):
+        assert not (tmp_path / "slave" / name).exists()
+    assert (tmp_path / "same/brokerIdentity").exists()
+    assert (tmp_path / "slave/epochFileCheckpoint").read_bytes() == (
+        root / "epochFileCheckpoint").read_bytes()
+    rmqctl("preflight", tmp_path / "slave").expect(0)
+    assert messages(tmp_path / "slave") == messages(root)
+
+
+def test_no_slave_of_another_log(tmp_path: Path, rmqctl: Runner) -> None:
+    root, backup = layout_set("5.3.3/dledger") / "store", tmp_path / "backup"
+    run(root, backup)
+    done = rmqctl("restore", backup, tmp_path / "slave", "--seed-slave").expect(6)
+    assert "there is no slave" in done.err
+    assert not list(tmp_path.glob("slave*"))
+
+
+# -- what changes in the store --------------------------------------------------------------------
 
 
 @pytest.mark.long

@@ -108,9 +108,16 @@ def assert_in_log(root: Path, acks: Iterable[Ack]) -> None:
 
 
 def assert_whole(rmqctl: Runner, root: Path, acks: Sequence[Ack]) -> None:
-    """Nothing is wrong, and every acknowledged message can be read in all the ways there are."""
+    """Nothing is wrong, and every acknowledged message can be read in all the ways there are.
+
+    A message of which a write put all but the end of the properties is one for every broker: the
+    CRC covers the body. Nobody got an acknowledgement for it, and it is reported.
+    """
     found = rmqctl("verify", root, "-o", "json")
-    assert (found.code, found.json()["findings"]) == (0, []), found.describe()
+    queues = {one.queue for one in acks}
+    wrong = [one for one in found.json()["findings"] if one["category"] != "property-damaged"
+             or (one["topic"], one["queue_id"], one["queue_offset"]) in queues]
+    assert wrong == [], found.describe()
     assert not (root / "abort").exists()
     there = {}
     for topic in TOPICS:

@@ -6,7 +6,7 @@ import os
 import re
 from pathlib import Path
 
-FOLDER = "/dev/shm"  # noqa: S108
+FOLDER = "/dev/shm"
 VARIABLE = "PYTEST_DEBUG_TEMPROOT"
 ROOM = 8 << 30
 """Bytes; tests remove what they wrote, so a run holds a small part of this at a time."""
@@ -21,7 +21,8 @@ def install() -> None:
 def _has_room() -> bool:
     try:
         state = os.statvfs(FOLDER)
-        available = re.search(r"^MemAvailable: +(\d+) kB$", Path("/proc/meminfo").read_text(), re.M)
+        available = re.search(r"^MemAvailable: +(\d+) kB$", Path("/proc/meminfo").read_text(),
+                              re.MULTILINE)
     except OSError:
         return False
     return (os.access(FOLDER, os.W_OK) and not state.f_flag & os.ST_NOEXEC

@@ -40,13 +40,17 @@ PullRow = tuple[str, int, int, int, list[int]]
 
 
 @lru_cache(maxsize=4)
-def _view(root: Path, generation: int, folders: tuple[str, ...]) -> View:
-    """The broker's view of a golden store, kept open for the tests that ask it next."""
+def _view(root: Path, generation: int, folders: tuple[str, ...], _age: tuple[int, int]) -> View:
+    """The broker's view of a golden store, kept open for the tests that ask it next. A later test
+    may have another store in a folder of this name.
+    """
     return broker_view(Store.open(root, folders), version_for(generation))
 
 
 def _opened(root: Path, expect: Expect) -> View:
-    return _view(root, int(expect.engine[0]), tuple(expect.commitlog_dirs))
+    about = root.stat()
+    return _view(root, int(expect.engine[0]), tuple(expect.commitlog_dirs),
+                 (about.st_ino, about.st_ctime_ns))
 
 
 def _row(queue_offset: int, record: Record) -> Row:

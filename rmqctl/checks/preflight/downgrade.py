@@ -15,7 +15,6 @@ from typing import Any
 from rmqctl.broker.versions import is_from
 from rmqctl.checks.losses import GROUPS, MESSAGES, OFFSETS, TOPICS, Loss
 from rmqctl.checks.metadata.judge import COMPACTION_SINCE
-from rmqctl.checks.popped import DUE, INVISIBLE, RECORDS, popped
 from rmqctl.checks.preflight.types import Prediction
 from rmqctl.errors import FormatError, RmqctlError, StoreIOError
 from rmqctl.formats.rocksdb.small_stores import POP_STATE
@@ -171,6 +170,8 @@ def _end_in_tier(found: metadata.Metadata, topic: str, queue_id: int) -> int:
 
 def _pop(store: Store, release: str) -> Iterator[Loss]:
     """Messages that were delivered by POP, are not acknowledged, and would come again."""
+    from rmqctl.checks.popped import DUE, INVISIBLE, RECORDS, popped
+
     unacknowledged = 0
     with suppress(RmqctlError):  # what cannot be read is said elsewhere
         unacknowledged = sum(one.state in (INVISIBLE, DUE) and one.delivery.kept_in != RECORDS

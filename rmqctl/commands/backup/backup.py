@@ -122,7 +122,7 @@ def as_document(backup: str, point: Point) -> dict[str, Any]:
             "log_start": point.log_start, "log_end": point.log_end, "messages": point.messages,
             "bytes_copied": copied, "last_store_timestamp": point.last_time or None,
             "damaged": [{"file": hole.file, "offset": hole.offset, "length": hole.length,
-                         "unread": hole.unread} for hole in point.damaged],
+                         "unread": hole.unread, "kept": hole.kept} for hole in point.damaged],
             "offsets_lowered": point.lowered, "notes": list(point.notes)}
 
 
@@ -147,12 +147,15 @@ def _show(out: Output, backup: str, point: Point, removed: tuple[int, int],
     for note in point.notes:
         out.warn(note)
     for hole in point.damaged[:5]:
-        out.warn(Phrase("{file}: {length:,} bytes at {offset:,} are damaged in the store; they "
-                        "are copied as they are", file=os.path.join(point.store, hole.file),
-                        length=hole.length, offset=hole.offset) if not hole.unread else
-                 Phrase("{file}: {length:,} bytes at {offset:,} cannot be read; they are zeros in "
-                        "the backup", file=os.path.join(point.store, hole.file),
-                        length=hole.length, offset=hole.offset))
+        where = {"file": os.path.join(point.store, hole.file), "length": hole.length,
+                 "offset": hole.offset}
+        out.warn(Phrase(
+            "{file}: {length:,} bytes from {offset:,} on are zeros in the store by now; the backup "
+            "keeps the entries that it has", **where) if hole.kept else Phrase(
+            "{file}: {length:,} bytes at {offset:,} cannot be read; they are zeros in the backup",
+            **where) if hole.unread else Phrase(
+            "{file}: {length:,} bytes at {offset:,} are damaged in the store; they are copied as "
+            "they are", **where))
     out.conclude(verdict, "bad" if point.damaged else "good")
 
 

@@ -35,6 +35,9 @@ def command(
     point: Annotated[str | None, typer.Option(
         "--point", metavar="ID", show_default=False,
         help="The store as at this restore point (`rmqctl backup list DEST`).")] = None,
+    seed_slave: Annotated[bool, typer.Option(
+        "--seed-slave", help="For a new slave of the master that was backed up: it goes on from "
+        "there, instead of copying everything from its master.")] = False,
     load: Annotated[CronOptions, pick("limit_rate idle")],
     tz: Zone = UTC,
     out: Out,
@@ -57,19 +60,26 @@ def command(
     when = None if until is None else parse_time(until, tz=tz)
     with out.progress("restoring") as progress:
         done = restore(backup, target, until=when, offset=offset, point=point,
-                       pace=load.slowed(out, progress.advance))
+                       seed_slave=seed_slave, pace=load.slowed(out, progress.advance))
     following = f"rmqctl preflight {shlex.quote(target)}"
     verdict = Phrase("{store}: restored up to {end:,}, with the configuration of {point}",
                      store=target, end=done.end, point=done.point.id)
+    slave = Phrase("In the slave's broker.conf: brokerRole=SLAVE, brokerId a number above 0 that "
+                   "is not taken, brokerName and brokerClusterName of the master. The master must "
+                   "still have its log from {end:,} on, so start the slave soon.", end=done.end)
     document = {"backup": backup, "store": target, "point": done.point.id,
                 "point_time": done.point.time, "log_end": done.end, "log_files": done.files,
-                "offsets_lowered": done.lowered, "notes": list(done.notes), "next": [following]}
+                "offsets_lowered": done.lowered, "seed_slave": seed_slave,
+                "notes": list(done.notes), "next": [following]}
 
     def show(page: Human) -> None:
         page.text(verdict, "good")
         page.blank()
         page.pairs({"log": f"ends at {done.end:,} ({counted(done.files, 'file')})",
                     "configuration": done.point.id, "offsets lowered": f"{done.lowered:,}"})
+        if seed_slave:
+            page.blank()
+            page.text(slave)
         what_next(page, following)
 
     out.document(document, show)

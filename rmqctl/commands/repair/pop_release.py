@@ -43,7 +43,8 @@ def command(
     acknowledged where it was, so that the broker does not do it again. Messages that are lost
     (the revive position has passed them) come back. What cannot be delivered again is counted and
     left. What is undecided is left without --undecided: `rmqctl recover` first, as it may bring
-    back what tells. The store must be closed cleanly. `rmqctl undo` reverts it, as long as no broker runs.
+    back what tells. The store must be closed cleanly. `rmqctl undo` reverts it, as long as no
+    broker runs.
 
         rmqctl pop release STORE --group billing
 
