@@ -103,11 +103,16 @@ def _grown(store: Store, view: Store, known: int, end: int, backup: str,
     again, is_same = mend_log(view, copies, known, [
         hole for point in before for hole in point.damaged]) if repaired else (False, True)
     compare = (repaired or unfinished) and is_same
-    with ThreadPoolExecutor(1, "rmqctl-sums") as pool:
-        sums = [pool.submit(summed, view, copies, *part)
-                for part in copy_log(view, copies, known, end)]
+    with ThreadPoolExecutor(1, "rmqctl-sums") as pool, ThreadPoolExecutor(
+            1, "rmqctl-sync") as syncs:
+        sums, waits = [], []
+        for part in copy_log(view, copies, known, end):
+            sums.append(pool.submit(summed, view, copies, *part))
+            waits.append(syncs.submit(copies.force, relative(view, part[0])))
         damaged, count, newest = damage_in(view, view.log.min_offset if again else known, end)
         parts = [each.result() for each in sums]
+        for each in waits:
+            each.result()
     if again:
         parts = [sum_of_copy(view, copies, file, min(end - file.base, file.size))
                  for file in view.log.files if file.base < end]

@@ -29,6 +29,8 @@ _TRIES = 5
 """How often a RocksDB data base that changes while it is copied is copied again."""
 _UNSTEADY = "{} changed all the while: its copy may be no moment's"
 LOG = "commitlog"
+PART = 128 << 20
+"""Bytes of the log that are summed, and forced to the device, while the next ones are copied."""
 
 
 def relative(view: Store, file: StoreFile) -> str:
@@ -41,7 +43,7 @@ def relative(view: Store, file: StoreFile) -> str:
 def copy_log(view: Store, copies: Copies, known: int, end: int) -> Iterator[
         tuple[StoreFile, int, int]]:
     """Copy the log from the physical offset ``known`` to ``end``: (file, start, end) of each part
-    that was copied. StoreIOError.
+    of at most `PART` bytes that was copied. StoreIOError.
     """
     for file in view.log.files:
         start, stop = max(known - file.base, 0), min(end - file.base, file.size)
@@ -54,8 +56,10 @@ def copy_log(view: Store, copies: Copies, known: int, end: int) -> Iterator[
             continue
         copies.wipe_after(name, start)
         with file.open() as source:
-            copies.grow(source, name, start, stop)
-        yield file, start, stop
+            for first in range(start, stop, PART):
+                last = min(first + PART, stop)
+                copies.grow(source, name, first, last)
+                yield file, first, last
 
 
 def summed(view: Store, copies: Copies, file: StoreFile, start: int, end: int) -> Part:

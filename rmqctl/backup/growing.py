@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from rmqctl.errors import StoreIOError
-from rmqctl.files.durable import make_folders, new_file, open_file, wipe, write_all
+from rmqctl.files.durable import make_folders, new_file, open_file, sync, wipe, write_all
 from rmqctl.files.sync_many import sync_many
 from rmqctl.scan.holes import used_end
 from rmqctl.scan.source import FileSource
@@ -88,6 +88,15 @@ class Copies:
         """Remove a file of the copy that the store has no more."""
         with suppress(FileNotFoundError):
             os.unlink(self.path(relative))
+
+    def force(self, relative: str) -> None:
+        """Force what was written to a file to the device, before `sync` waits for all of them."""
+        path = self.path(relative)
+        fd = open_file(path, os.O_RDWR)
+        try:
+            sync(fd, path)
+        finally:
+            os.close(fd)
 
     def sync(self) -> None:
         """Force all that was written to the device. StoreIOError."""

@@ -125,7 +125,7 @@ def _restored(backup: str, target: str, until: int | None, offset: int | None, p
     _carried_out(part, lowering)
     lowered += ahead
     publish_folder(part, target, "name")
-    return Restored(chosen, end, len(parts), lowered, tuple(notes))
+    return Restored(chosen, end, len({file.path for file, _, _ in parts}), lowered, tuple(notes))
 
 
 def _refuse_taken(backup: str, target: str) -> None:

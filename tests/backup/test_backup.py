@@ -8,15 +8,19 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 
 from rmqctl import api
 from rmqctl.backup.backup import Source, back_up
+from rmqctl.backup.copying import copy_database
+from rmqctl.backup.growing import Copies
 from rmqctl.backup.points import in_use, read_points
 from rmqctl.backup.restore import restore
 from tests.conftest import GoldenFolder, Runner
@@ -24,10 +28,10 @@ from tests.support import damage, golden, snapshot, tiny
 from tests.support.deaths import MODES, Trap, in_child
 from tests.support.holder import held
 from tests.support.layouts import layout_set
-from tests.support.share import every, sample
+from tests.support.share import RUN, every, sample
 
 _NOW = 1_750_000_000_000
-FIELDS = ["physical_offset", "topic", "queue_id", "queue_offset", "body"]
+FIELDS = ["physical_offset", "topic", "queue_id", "queue_offset", "body", "store_timestamp"]
 SOUND = [one for one in (*golden.clean_stores(), *golden.rocksdb_stores())
          if one.id != "5.3.3/rocksdb-double/store"]
 LAYOUTS = ("5.3.3/rocksdb", "5.3.3/rocksdb-config-v1", "5.3.3/rocksdb-config-v2",
@@ -241,6 +245,45 @@ def test_while_somebody_writes(growing: Callable[[int, int], Path], tmp_path: Pa
         restore(str(backup), str(target), point=point["point"])
         assert not findings(target)
         shutil.rmtree(target)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.long
+def test_thirty_days_of_increments(growing: Callable[[int, int], Path], tmp_path: Path,
+                                   rmqctl: Runner) -> None:
+    """A run each hour, a week is kept; what the cleaner deletes stays as long as a point needs it.
+
+    Each restore point is the store of its time, and a time between two is the messages until then.
+    """
+    random, root, backup, hour = Random(RUN.seed), tmp_path / "store", tmp_path / "backup", 3_600_000
+    count, seen = 0, {}
+    for number in range(30 * 24):
+        if number % 3 == 0:
+            added = random.randrange(1, 12)
+            root = growing(count, added)
+            count += added
+        if number % 40 == 39:  # the cleaner
+            files = sorted((root / "commitlog").iterdir())
+            for file in files[:max(0, len(files) - 3)]:
+                file.unlink()
+        point, _ = back_up(Source(str(root)), str(backup), lambda: _NOW + number * hour, "1.0.0",
+                           keep=7 * 24 * hour)
+        seen[point.id] = (count, (root / "config/topics.json").read_bytes())
+    known = read_points(str(backup))
+    assert len(known) == 7 * 24 + 1
+    rmqctl("backup", "check", backup).expect(0)
+    whole = messages(backup)
+    for point in [known[0], *random.sample(known[1:-1], 12), known[-1]]:
+        target = tmp_path / point.id
+        restore(str(backup), str(target), point=point.id)
+        wanted, topics = seen[point.id]
+        assert messages(target) == [one for one in whole if int(one["body"].split()[0]) < wanted]
+        assert (target / "config/topics.json").read_bytes() == topics
+        assert not findings(target)
+        shutil.rmtree(target)
+    middle = whole[len(whole) // 2]["store_timestamp"]
+    restore(str(backup), str(tmp_path / "then"), until=middle)
+    assert messages(tmp_path / "then") == [one for one in whole if one["store_timestamp"] <= middle]
 
 
 @pytest.mark.parametrize("mode", sample(MODES, 1, "deaths of backups"))
@@ -519,6 +562,56 @@ def test_nothing_is_removed_while_a_restore_reads(growing: Callable[[int, int], 
         kept = rmqctl("backup", root, backup, "--keep", "1d", "-o", "json").expect(0).json()
         assert kept["points_removed"] == 0
     assert rmqctl("backup", root, backup, "--keep", "1d", "-o", "json").json()["points_removed"]
+
+
+_WRITER = """
+import sys, time
+from rocksdict import Options, Rdict, WriteOptions
+options = Options(raw_mode=True)
+options.set_write_buffer_size(1 << 16)
+options.set_target_file_size_base(1 << 15)
+database = Rdict(sys.argv[1], options)
+number = 0
+print("open", flush=True)
+while True:
+    for number in range(number, number + 500):
+        database[b"%08d" % number] = b"%d" % number * 20
+    number += 1
+    if number % 4000 == 0:
+        database.flush()
+"""
+
+
+@pytest.mark.exhaustive
+@pytest.mark.long
+def test_a_database_that_changes_while_it_is_copied(tmp_path: Path) -> None:
+    """A copy that counts as one moment's has all entries up to some, and none after."""
+    rocksdict = pytest.importorskip("rocksdict")
+    (tmp_path / "store").mkdir()
+    writer = subprocess.Popen([sys.executable, "-c", _WRITER, tmp_path / "store/config"],
+                              stdout=subprocess.PIPE, text=True)
+    try:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == "open\n"
+        steady = 0
+        for number in range(25):
+            time.sleep(0.1)
+            copies = Copies(str(tmp_path / f"copy-{number % 5}"))  # also over an older copy
+            if not copy_database(str(tmp_path / "store"), "config", copies):
+                continue
+            steady += 1
+            copy = tmp_path / "opened"
+            shutil.copytree(tmp_path / f"copy-{number % 5}" / "config", copy)
+            opened = rocksdict.Rdict(str(copy), rocksdict.Options(raw_mode=True))
+            keys = list(opened.keys())
+            assert keys == [b"%08d" % at for at in range(len(keys))]
+            assert keys
+            opened.close()
+            shutil.rmtree(copy)
+        assert steady
+    finally:
+        writer.kill()
+        writer.wait()
 
 
 # -- slaves ---------------------------------------------------------------------------------------
