@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from random import Random
@@ -255,8 +256,8 @@ def test_thirty_days_of_increments(growing: Callable[[int, int], Path], tmp_path
 
     Each restore point is the store of its time, and a time between two is the messages until then.
     """
-    random, root, backup, hour = Random(RUN.seed), tmp_path / "store", tmp_path / "backup", 3_600_000
-    count, seen = 0, {}
+    random, hour, count, seen = Random(RUN.seed), 3_600_000, 0, {}
+    root, backup = tmp_path / "store", tmp_path / "backup"
     for number in range(30 * 24):
         if number % 3 == 0:
             added = random.randrange(1, 12)
@@ -266,8 +267,8 @@ def test_thirty_days_of_increments(growing: Callable[[int, int], Path], tmp_path
             files = sorted((root / "commitlog").iterdir())
             for file in files[:max(0, len(files) - 3)]:
                 file.unlink()
-        point, _ = back_up(Source(str(root)), str(backup), lambda: _NOW + number * hour, "1.0.0",
-                           keep=7 * 24 * hour)
+        now = partial(int, _NOW + number * hour)
+        point, _ = back_up(Source(str(root)), str(backup), now, "1.0.0", keep=7 * 24 * hour)
         seen[point.id] = (count, (root / "config/topics.json").read_bytes())
     known = read_points(str(backup))
     assert len(known) == 7 * 24 + 1
