@@ -196,6 +196,8 @@ def _keys(store: Store, rebuilt: Rebuilt) -> dict[int, _Entries]:
     """All that the index has for messages, by place, where any is of no key of theirs. Each entry
     hangs in the chain of its slot, and stands in the messages' order.
     """
+    if not store.index_listing.files:
+        return {}
     # What the rebuilt index has: every entry beside that belongs to no key.
     made = _pairs(Store(rebuilt.scratch.root, [], store.sizes))
     known = _Known(made["physical_offset"], made["key_hash"])
