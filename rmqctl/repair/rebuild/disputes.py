@@ -201,36 +201,49 @@ def _keys(store: Store, rebuilt: Rebuilt) -> dict[int, _Entries]:
     # What the rebuilt index has: every entry beside that belongs to no key.
     made = _pairs(Store(rebuilt.scratch.root, [], store.sizes))
     known = _Known(made["physical_offset"], made["key_hash"])
+    # The places with such an entry; where a file has many, it is another log's.
+    odd: Array = np.zeros(0, np.int64)
+    readable = []
+    for index in _indexes(store):
+        here: Array = np.zeros(0, np.int64)
+        for _, place, hashes, used in _pages(index):
+            here = np.union1d(here, place[used & ~known.hold(place, hashes)])
+            if len(here) > _MOST:
+                break
+        else:
+            odd = np.union1d(odd, here)
+            readable.append(index.source.name)
+    # All entries of these places that stand in order and in their chain; one file may end between
+    # those of a message.
     found: dict[int, _Entries] = {}
+    for index in _indexes(store) if len(odd) else ():
+        if index.source.name not in readable:
+            continue
+        for first, place, hashes, used in _pages(index):
+            ordered = np.append(True, place[1:] >= place[:-1])
+            ordered[:-1] &= ordered[1:]
+            for at in np.flatnonzero(ordered & used & np.isin(place, odd)).tolist():
+                key, where = int(hashes[at]), int(place[at])
+                entry = index.entry(first + at)
+                if entry is not None and _hangs(index, first + at, key):
+                    before = found.get(where, _Entries((), (), 0))
+                    found[where] = _Entries(
+                        (*before.hashes, key),
+                        (*before.times, entry_time(index.header, entry)), index.shape.slots)
+    # A place counts only if one of its entries is still of no key.
+    return {at: entries for at, entries in found.items() if not known.hold(
+        np.full(len(entries.hashes), at), np.array(entries.hashes)).all()}
+
+
+def _indexes(store: Store) -> Iterator[IndexFile]:
+    """The index files that can be read, each open until the next one."""
     for file in store.index_listing.files:
         try:
             index = store.open_index(file)
         except (FormatError, StoreIOError):
             continue
         with closing(index):
-            # The places with such an entry; where there are many, the index is another log's.
-            odd: Array = np.zeros(0, np.int64)
-            for _, place, hashes, used in _pages(index):
-                odd = np.union1d(odd, place[used & ~known.hold(place, hashes)])
-                if len(odd) > _MOST:
-                    break
-            if not 0 < len(odd) <= _MOST:
-                continue
-            # All entries of these places that stand in order and in their chain.
-            for first, place, hashes, used in _pages(index):
-                ordered = np.append(True, place[1:] >= place[:-1])
-                ordered[:-1] &= ordered[1:]
-                for at in np.flatnonzero(ordered & used & np.isin(place, odd)).tolist():
-                    key, where = int(hashes[at]), int(place[at])
-                    entry = index.entry(first + at)
-                    if entry is not None and _hangs(index, first + at, key):
-                        before = found.get(where, _Entries((), (), 0))
-                        found[where] = _Entries(
-                            (*before.hashes, key),
-                            (*before.times, entry_time(index.header, entry)), index.shape.slots)
-    # A place counts only if one of its entries is still of no key.
-    return {at: entries for at, entries in found.items() if not known.hold(
-        np.full(len(entries.hashes), at), np.array(entries.hashes)).all()}
+            yield index
 
 
 def _pages(index: IndexFile) -> Iterator[tuple[int, Array, Array, Array]]:

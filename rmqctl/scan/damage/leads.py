@@ -92,12 +92,17 @@ class Leads:
         nor one record whose keys were hit; nor do any number of entries that lead elsewhere, which
         a damaged page of a consume queue holds, as long as nothing knows of what else is here.
         ``besides``: how much else speaks against them. That the index lacks the keys of any number
-        of them may have one cause, and counts once.
+        of them may have one cause, and counts once. So does a queue that lacks the entry of a
+        record to whose place another one leads; only there, as brokers leave out what follows
+        damage.
         """
         against = [self.against(record) for record in records]
         lacks = any(lacking for *_, lacking in against)
-        return (sum(elsewhere + here for elsewhere, here, _ in against) + lacks + besides > 1
-                and (lacks or any(here for _, here, _ in against))
+        here = any(here for _, here, _ in against)
+        unlisted = any(self._is_alike(record) is False and self._lacks_entry(record)
+                       for record in records)
+        return (sum(elsewhere + here for elsewhere, here, _ in against) + lacks + unlisted
+                + besides > 1 and (lacks or here)
                 and 4 * sum(map(any, against)) >= len(records))
 
     def against(self, record: Record) -> tuple[int, int, bool]:
@@ -164,6 +169,13 @@ class Leads:
         return (sysflag.is_indexed(record.sys_flag) and bool(key_hashes(record))
                 and record.physical_offset not in self.keys
                 and bool(len(self.witness.keys(end, end + WINDOW)[0])))
+
+    def _lacks_entry(self, record: Record) -> bool:
+        """Whether its queue has no entry for it, but others have some for what is behind it."""
+        end = record.physical_offset + record.total_size
+        return (sysflag.has_consume_queue_row(record.sys_flag)
+                and self.witness.entry_of(record) is None
+                and bool(len(self.witness.rows(end, end + WINDOW)[0])))
 
     def _has_twin(self, record: Record) -> bool:
         """Whether its queue offset's entry leads to a record that says itself to be there."""
