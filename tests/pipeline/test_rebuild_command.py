@@ -111,7 +111,7 @@ def test_several_stores_and_one_that_is_none(rmqctl: Run, golden_copy: Folder,
     assert not any(row["actions"] for row in rows)
     page = rmqctl("pipeline", "rebuild", *roots, *HERE[:-1], "plain").expect(0).out
     assert all(str(root) in page for root in roots)
-    assert page.count("There is nothing to do.") == 2
+    assert page.count("nothing to do") == 2
     rmqctl("pipeline", "rebuild", none, *HERE).expect(3)
 
 

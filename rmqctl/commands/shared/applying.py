@@ -205,7 +205,7 @@ def run(out: Output, store_root: str, name: str, propose: Propose, options: Appl
                                  without=("--dry-run",)))
         proposal = replace(_looked_at(store_root, proposal), room=rooms(store_root, todo))
         show_plan(out, _with_unfinished(proposal, unfinished),
-              Phrase("There is nothing to do.") if proposal.plan.empty else
+              "" if proposal.plan.empty else
               Phrase("Nothing was changed. Choose before --apply: {words}",
                      words=" | ".join(map(" ".join, proposal.choice))) if proposal.choice else
               Phrase("Nothing was changed. --apply carries this out.")

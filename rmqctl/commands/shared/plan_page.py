@@ -88,15 +88,23 @@ def show_plan(out: Output, proposal: Proposal, last: str = "", following: str | 
         out.document(document, lambda page: _page(page, proposal, document, last))
     for text in plan.notes:
         out.warn(text)
-    if shown:
+    if shown and not _is_one_line(proposal):
         out.conclude(verdict_of(proposal, document))
+
+
+def _is_one_line(proposal: Proposal) -> bool:
+    """Whether the verdict is all that a page says."""
+    plan = proposal.plan
+    return plan.empty and not (plan.actions or proposal.unfinished or any(
+        rows for _, rows, _ in proposal.listed) or _impact(proposal) or (
+            plan.consumers is not None and plan.consumers.groups_affected))
 
 
 def verdict_of(proposal: Proposal, document: Mapping[str, Any]) -> Phrase:
     """What a plan comes to, or came to, in a line."""
     plan = proposal.plan
     lost = _lost_by(plan, document)
-    parts = [counted(len(plan.actions), "change")]
+    parts = [counted(len(plan.actions), "change")] if plan.actions else []
     if lost:
         parts.append(Phrase("{count:,} message lost", "{count:,} messages lost", count=lost))
     if plan.kept_damaged:
@@ -105,7 +113,7 @@ def verdict_of(proposal: Proposal, document: Mapping[str, Any]) -> Phrase:
     if document["applied"]:
         return Phrase("done: {what}; `undo` reverts it", what=what)
     if plan.empty:
-        return Phrase("nothing to do: {what}", what=what)
+        return Phrase("nothing to do: {what}", what=what) if parts else Phrase("nothing to do")
     if plan.form_unproven:
         return Phrase("plan: {what}; nothing was changed: which consume queues the broker reads "
                       "has to be named", what=what)
@@ -160,6 +168,8 @@ def _page(page: Human, proposal: Proposal, document: Mapping[str, Any], last: st
     # The verdict comes first, then the state of an interrupted repair, then the actions.
     plan = proposal.plan
     page.text(verdict_of(proposal, document))
+    if _is_one_line(proposal) and not document["next"]:
+        return
     page.blank()
     if proposal.unfinished:
         page.pairs(proposal.unfinished)
