@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rmqctl.store.log.bounds import View
-from rmqctl.store.log.end import find_end
 from rmqctl.store.store import Store
 
 if TYPE_CHECKING:
@@ -61,5 +60,5 @@ def cut_by_broker(view: View) -> tuple[int, int] | None:
     """(where a broker ends the log, where the last record on disk ends) if they differ."""
     if view.log_end is None:
         return None
-    end = find_end(view.store).offset
+    end = view.disk_end.offset
     return (view.log_end, end) if end > view.log_end else None

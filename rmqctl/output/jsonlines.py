@@ -6,7 +6,7 @@ import json
 import math
 import time
 from collections.abc import Iterable, Mapping
-from functools import cache
+from functools import cache, lru_cache
 from itertools import chain
 from typing import Any
 
@@ -77,7 +77,7 @@ def _fast() -> Any:
 def _indented(value: Any, margin: str = "") -> str:
     """JSON text in lines, for reading: short flat objects and lists stay on one line."""
     if isinstance(value, Mapping):
-        items = [f"{_encode(str(key))}: " for key in value]
+        items = [_lead(str(key)) for key in value]
         values = list(value.values())
         opening, closing = "{", "}"
     elif isinstance(value, list | tuple):
@@ -85,7 +85,7 @@ def _indented(value: Any, margin: str = "") -> str:
         items = [""] * len(values)
         opening, closing = "[", "]"
     else:
-        return _encode(value)
+        return str(value) if type(value) is int else _encode(value)
     if not any(isinstance(item, Mapping | list | tuple) and item for item in values):
         line = _encode(value)
         if not values or len(margin) + len(line) <= _LINE_CHARS:
@@ -95,6 +95,12 @@ def _indented(value: Any, margin: str = "") -> str:
         f"{inner}{lead}{_indented(item, inner)}" for lead, item in zip(items, values, strict=True)
     )
     return f"{opening}\n{body}\n{margin}{closing}"
+
+
+@lru_cache(maxsize=1024)
+def _lead(name: str) -> str:
+    """What stands before the value of a name."""
+    return f"{_encode(name)}: "
 
 
 class JsonLines:

@@ -23,7 +23,7 @@ from rmqctl.store.controller import about as about_controller
 from rmqctl.store.files import Trouble, common_size
 from rmqctl.store.layout import DATABASE_FILE
 from rmqctl.store.log.bounds import View
-from rmqctl.store.log.end import LogEnd, find_end, first_record
+from rmqctl.store.log.end import LogEnd, first_record
 from rmqctl.store.queue.consume_queue import ConsumeQueue
 from rmqctl.store.store import Store
 from rmqctl.store.version_hints import hints, summary
@@ -48,7 +48,7 @@ def collect(store: Store, view: View) -> Document:
     first, end, most = None, LogEnd(0, None), None
     if layout.reads("commitlog"):
         troubles += store.log_troubles
-        end = find_end(store)
+        end = view.disk_end
         troubles += end.troubles
         first = first_record(store.log)
         most = end.offset if view.log_end is None else view.log_end

@@ -14,6 +14,7 @@ from functools import cached_property
 
 from rmqctl.formats.local.consume_queue import FILLER
 from rmqctl.store.log.commit_log import CommitLog
+from rmqctl.store.log.end import LogEnd, find_end
 from rmqctl.store.queue.consume_queue import ConsumeQueue
 from rmqctl.store.store import Store
 
@@ -46,6 +47,11 @@ class View:
     def log_end(self) -> int | None:
         """The physical offset where the log ends for a broker; None in the disk view."""
         return None if self._log_end is None else self._log_end()
+
+    @cached_property
+    def disk_end(self) -> LogEnd:
+        """Where the log ends on the disk, whatever a broker makes of it."""
+        return find_end(self.store)
 
     def bounds(self, queue: ConsumeQueue) -> Bounds:
         key = queue.topic, queue.queue_id
