@@ -13,6 +13,7 @@ from pathlib import Path
 from rmqctl.backup import moment, points
 from rmqctl.backup.copying import (
     LOG,
+    Reached,
     copy_index,
     copy_log,
     copy_queues,
@@ -27,7 +28,7 @@ from rmqctl.backup.copying import (
 from rmqctl.backup.finishing import finish
 from rmqctl.backup.growing import Copies, Pace
 from rmqctl.backup.keeping import take_away
-from rmqctl.backup.points import Hole, Point, id_of, read_points
+from rmqctl.backup.points import Hole, Part, Point, id_of, read_points
 from rmqctl.errors import RefusedError, StoreIOError
 from rmqctl.files.durable import make_folders
 from rmqctl.files.lock import StoreLock
@@ -103,16 +104,8 @@ def _grown(store: Store, view: Store, known: int, end: int, backup: str,
     again, is_same = mend_log(view, copies, known, [
         hole for point in before for hole in point.damaged]) if repaired else (False, True)
     compare = (repaired or unfinished) and is_same
-    with ThreadPoolExecutor(1, "rmqctl-sums") as pool, ThreadPoolExecutor(
-            1, "rmqctl-sync") as syncs:
-        sums, waits = [], []
-        for part in copy_log(view, copies, known, end):
-            sums.append(pool.submit(summed, view, copies, *part))
-            waits.append(syncs.submit(copies.force, relative(view, part[0])))
-        damaged, count, newest = damage_in(view, view.log.min_offset if again else known, end)
-        parts = [each.result() for each in sums]
-        for each in waits:
-            each.result()
+    parts, damaged, count, newest = _copied_log(
+        view, copies, known, end, view.log.min_offset if again else known)
     if again:
         parts = [sum_of_copy(view, copies, file, min(end - file.base, file.size))
                  for file in view.log.files if file.base < end]
@@ -149,6 +142,32 @@ def _grown(store: Store, view: Store, known: int, end: int, backup: str,
         point = replace(point, id=id_of(max(now, last.time + 1)), time=max(now, last.time + 1))
     points.publish(backup, staged, point)
     return point
+
+
+def _copied_log(view: Store, copies: Copies, known: int, end: int, start: int) -> tuple[
+        list[Part], list[Hole], int, int]:
+    """Copy the log from ``known`` to ``end``: (its parts with their sums, and from ``start`` on the
+    damaged bytes, the intact messages, the newest store time).
+
+    What was copied is summed, forced to the device and checked while the next part is copied.
+    """
+    copied = Reached()
+    with (ThreadPoolExecutor(1, "rmqctl-sums") as summing, ThreadPoolExecutor(
+            1, "rmqctl-sync") as forcing, ThreadPoolExecutor(1, "rmqctl-check") as checking):
+        try:
+            found = checking.submit(damage_in, view, start, end, copied)
+            sums, forced = [], []
+            for part in copy_log(view, copies, known, end):
+                file, _, stop = part
+                sums.append(summing.submit(summed, view, copies, *part))
+                forced.append(forcing.submit(copies.force, relative(view, file)))
+                copied.set(file.base + stop)
+        finally:
+            copied.set(end)
+        for each in forced:
+            each.result()
+        damaged, count, newest = found.result()
+        return [each.result() for each in sums], damaged, count, newest
 
 
 def _names(folder: str) -> list[str]:

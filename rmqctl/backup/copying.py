@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 
@@ -90,8 +91,27 @@ def sha256_of(source: FileSource, start: int, end: int) -> str:
     return digest.hexdigest()
 
 
-def damage_in(view: Store, known: int, end: int) -> tuple[list[Hole], int, int]:
-    """(damaged bytes, intact messages, newest store time) of the log in ``[known, end)``."""
+class Reached:
+    """How far the copy of the log has come, for a thread that looks at what was copied."""
+
+    def __init__(self) -> None:
+        self._place, self._changed = 0, threading.Condition()
+
+    def set(self, place: int) -> None:
+        with self._changed:
+            self._place = place
+            self._changed.notify_all()
+
+    def wait(self, place: int) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._place >= place)
+
+
+def damage_in(view: Store, known: int, end: int, copied: Reached | None = None) -> tuple[
+        list[Hole], int, int]:
+    """(damaged bytes, intact messages, newest store time) of the log in ``[known, end)``; none of
+    it is looked at before it is ``copied``, but for what a walk reads at once.
+    """
     holes: list[Hole] = []
     count = newest = 0
 
@@ -101,6 +121,8 @@ def damage_in(view: Store, known: int, end: int) -> tuple[list[Hole], int, int]:
             holes.append(Hole(relative(view, file), physical - file.base, length))
 
     for batch in view.log.walk(known, end) if known < end else ():
+        if copied is not None and len(batch):
+            copied.wait(int(batch.offset[-1]))
         sound = batch.crc_ok()
         count += int(sound.sum())
         if sound.any():
