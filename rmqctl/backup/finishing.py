@@ -9,6 +9,7 @@ from rmqctl.broker.view import view_of
 from rmqctl.errors import RefusedError
 from rmqctl.files.durable import replace_file
 from rmqctl.parse_values import now_ms
+from rmqctl.phrases import Phrase
 from rmqctl.repair.checkpoint import checkpoint_steps, facts_of
 from rmqctl.repair.offsets.table import Moved, moved_to, planned, queue_rows
 from rmqctl.repair.plan import Create, Plan, Replace
@@ -58,7 +59,8 @@ def lowered_offsets(store: Store, scratch: Scratch, *, in_files: bool = False) -
     if not ahead:
         return nothing, 0
     try:
-        return planned(store, "restore", ahead, ahead, lambda _: "ahead of the copied queue", [],
-                       now_ms, scratch).plan, len(ahead)
+        why = Phrase("ahead of the copied queue")
+        return planned(store, "restore", ahead, ahead, lambda _: why, [], now_ms,
+                       scratch).plan, len(ahead)
     except RefusedError:
         return nothing, 0

@@ -11,6 +11,7 @@ from typing import Literal
 from rmqctl.broker.view import cut_by_broker
 from rmqctl.errors import RefusedError
 from rmqctl.formats.local.properties import RETRY_PREFIX
+from rmqctl.phrases import Phrase
 from rmqctl.repair.offsets.table import (
     Moved,
     Offsets,
@@ -32,8 +33,8 @@ from rmqctl.store.queue.topic_queue_table import log_reach
 from rmqctl.store.store import Store
 
 COMMAND = "offsets-reset"
-_REASONS = {"earliest": "the first message", "latest": "after the last message",
-            "beyond-end": "beyond the end of the queue"}
+_REASONS = {"earliest": Phrase("the first message"), "latest": Phrase("after the last message"),
+            "beyond-end": Phrase("beyond the end of the queue")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,16 +173,19 @@ def _place(wanted: Reset, rows: QueueRows, before: int | None) -> int:
     return rows.first if wanted.to == "earliest" else rows.end
 
 
-def _why(wanted: Reset, queue: Moved, *, cut: bool) -> str:
+def _why(wanted: Reset, queue: Moved, *, cut: bool) -> Phrase:
     if isinstance(wanted.to, str):
         return _REASONS[wanted.to]
     if isinstance(wanted.to, Number):
         if queue.after in (queue.min_offset, queue.max_offset) and (
                 wanted.to.is_shift or wanted.to.value != queue.after):
-            return ("the first message there is" if queue.after == queue.min_offset
-                    else "after the last message")
-        return f"{abs(wanted.to.value):,} {'on' if wanted.to.value > 0 else 'back'}" if (
-            wanted.to.is_shift) else "the offset that was asked for"
-    return ("the first message stored then or later" if queue.after < queue.max_offset else
-            "nothing that a start leaves was stored then or later" if cut else
-            "nothing was stored then or later")
+            return (Phrase("the first message there is") if queue.after == queue.min_offset
+                    else _REASONS["latest"])
+        if not wanted.to.is_shift:
+            return Phrase("the offset that was asked for")
+        by = {"count": abs(wanted.to.value)}
+        return Phrase("{count:,} on", **by) if wanted.to.value > 0 else (
+            Phrase("{count:,} back", **by))
+    return (Phrase("the first message stored then or later") if queue.after < queue.max_offset
+            else Phrase("nothing that a start leaves was stored then or later") if cut else
+            Phrase("nothing was stored then or later"))

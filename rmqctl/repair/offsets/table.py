@@ -20,6 +20,7 @@ from rmqctl.errors import RefusedError
 from rmqctl.formats.config import fastjson
 from rmqctl.formats.local.properties import LMQ_PREFIX, REVIVE_PREFIX
 from rmqctl.parse_values import time_text
+from rmqctl.phrases import Phrase, counted
 from rmqctl.repair.config.convert import replaced
 from rmqctl.repair.plan import Action, Create, Dropped, Plan, Replace, Step
 from rmqctl.repair.scratch import Scratch
@@ -69,11 +70,13 @@ class Moved:
                 "from": self.before, "to": self.after, "min_offset": self.min_offset,
                 "max_offset": self.max_offset, "store_timestamp": self.store_timestamp}
 
-    def action(self, target: str, why: str) -> Action:
+    def action(self, target: str, why: Phrase) -> Action:
         """Say what becomes of it, and why."""
-        reason = f"{self.group} at {self.topic}, queue {self.queue_id}: {why}"
-        reason += f", delivers {self.again:,} again" if self.again else (
-            f", skips {plural(self.skips, 'unread message')}")
+        reason = Phrase(
+            "{group} at {topic}, queue {queue}: {why}, {cost}", group=self.group, topic=self.topic,
+            queue=self.queue_id, why=why, cost=Phrase("delivers {count:,} again", count=self.again)
+            if self.again else Phrase("skips {messages}", messages=counted(
+                self.skips, "unread message")))
         return Action("reset", target, self.before, self.after, reason, proof={
             **self.as_dict(), "skips": self.skips, "delivers_again": self.again,
             "stored": None if self.store_timestamp is None else time_text(self.store_timestamp)})
@@ -165,7 +168,7 @@ def moved_to(store: Store, rows: QueueRows | None, queue: tuple[str, str, int], 
 
 
 def planned(store: Store, command: str, queues: Sequence[Moved], changed: Sequence[Moved],
-            why: Callable[[Moved], str], notes: Iterable[str], clock: Callable[[], int],
+            why: Callable[[Moved], Phrase], notes: Iterable[str], clock: Callable[[], int],
             scratch: Scratch) -> Offsets:
     """The plan that moves ``changed`` of the ``queues``; ``why`` says it of each. ``clock``: epoch
     ms. RefusedError, MissingExtraError, StoreIOError.

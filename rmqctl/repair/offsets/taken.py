@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 from rmqctl.checks.verify.common import plural
 from rmqctl.errors import RefusedError
 from rmqctl.formats.local.properties import RETRY_PREFIX
+from rmqctl.phrases import Phrase
 from rmqctl.repair.offsets.table import (
     Moved,
     Offsets,
@@ -99,7 +100,8 @@ def _plan(store: Store, command: str, wanted: Wanted, view: View, clock: Callabl
     if kept and wanted.rule == "missing":
         notes.append(f"{plural(kept, 'offset that differs stays', 'offsets that differ stay')} "
                      "as in this store (--max, --min or --replace decides otherwise)")
-    return planned(store, command, queues, changed, lambda _: f"as {wanted.source} has it", notes,
+    return planned(store, command, queues, changed, lambda _: Phrase(
+        "as {source} has it", source=wanted.source), notes,
                    clock, scratch)
 
 
