@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmqctl.errors import NotAStoreError, RefusedError, StoreIOError, UsageError
-from rmqctl.ext.tiered.files import remote_reader, remote_writer
+from rmqctl.ext.tiered.files import remote_writer
 from rmqctl.ext.tiered.files.opening import open_reader, open_writer
 from rmqctl.ext.tiered.files.reader import ASIDE, PosixReader, Reader, close_source
 from rmqctl.ext.tiered.files.writer import PosixWriter, TierWriter
+from rmqctl.files.remote import reader as remote_reader
 from rmqctl.scan.source import Source
 from tests.support.share import examples
 

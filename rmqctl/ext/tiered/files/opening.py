@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def open_reader(target: str) -> Reader:
     """A tier root to read from. NotAStoreError where there is no folder."""
     if is_url(target):
-        from rmqctl.ext.tiered.files.remote_reader import RemoteReader
+        from rmqctl.files.remote.reader import RemoteReader
 
         return RemoteReader(target)
     if not os.path.isdir(target):

@@ -2,33 +2,20 @@
 
 The shape is that of the drivers brokers have: read a range, size, list;
 `rmqctl.ext.tiered.files.writer` adds create, append and commit. `PosixReader` is a folder of this
-machine; `rmqctl.ext.tiered.files.remote_reader` brings the same through fsspec.
+machine; `rmqctl.files.remote.reader` brings the same through fsspec.
 """
 
 from __future__ import annotations
 
 import os
 import stat
-from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from rmqctl.errors import StoreIOError
+from rmqctl.files.remote.reader import Entry, failed
 from rmqctl.scan.source import Closing, FileSource, Source
 
 ASIDE = ".rmqctl/tiered"
 """Below the tier root: where this program keeps what it replaces, and its own notes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """Something in a folder. ``size`` in bytes (0 for a folder), ``mtime_ms`` 0 where unknown."""
-
-    name: str
-    is_folder: bool
-    size: int = 0
-    mtime_ms: int = 0
-    is_strange: bool = False
-    """Neither a folder nor a regular file."""
 
 
 @runtime_checkable
@@ -129,10 +116,3 @@ class PosixReader(Closing):
         for source in self._open.values():
             source.close()
         self._open.clear()
-
-
-def failed(error: Exception, where: str, doing: str) -> StoreIOError:
-    """The StoreIOError for what the system said, or for a name it cannot have."""
-    if isinstance(error, OSError):
-        return StoreIOError.from_oserror(error, where, doing)
-    return StoreIOError(f"cannot {doing} {where!r}: {error}")

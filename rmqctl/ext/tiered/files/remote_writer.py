@@ -14,23 +14,19 @@ local folder; other readers see it after the commit.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import IO, TYPE_CHECKING
 
 from rmqctl.errors import RefusedError, StoreIOError
-from rmqctl.ext.tiered.files.reader import ASIDE, Entry
-from rmqctl.ext.tiered.files.remote_reader import RemoteReader, failing
-from rmqctl.files.durable import sync
+from rmqctl.ext.tiered.files.reader import ASIDE
+from rmqctl.files.remote.files import PIECE, RemoteFiles
+from rmqctl.files.remote.reader import Entry, failing
 
 if TYPE_CHECKING:
     from rmqctl.files.durable import Part
 
-_PIECE = 4 << 20
-_writers = itertools.count()
-"""Numbers of the writers of this process."""
 _IN_MEMORY = 8 << 20
 """What one file may have in memory before it goes to a temporary file."""
 _IN_MEMORY_OF_ALL = 64 << 20
@@ -67,8 +63,8 @@ class _Pending:
         return self._spool.read(max(0, min(length, self.length - position)))
 
     def pieces(self) -> Iterator[bytes]:
-        for position in range(0, self.length, _PIECE):
-            yield self.read(position, _PIECE)
+        for position in range(0, self.length, PIECE):
+            yield self.read(position, PIECE)
 
     def out_of_memory(self) -> None:
         """Puts it into a temporary file."""
@@ -80,8 +76,10 @@ class _Pending:
         self._spool.close()
 
 
-class RemoteWriter(RemoteReader):
+class RemoteWriter(RemoteFiles):
     """A URL that is written to. See the module for what lasts when."""
+
+    ASIDE = ASIDE
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
@@ -90,8 +88,6 @@ class RemoteWriter(RemoteReader):
         self._appends = bool(names & APPENDING)
         self._pending: dict[str, _Pending] = {}
         self._torn: set[str] = set()
-        self._folders: set[str] = set()
-        self._number = next(_writers)
 
     # -- reading what is not committed, too ------------------------------------------------------
 
@@ -192,8 +188,8 @@ class RemoteWriter(RemoteReader):
         yield from pending.pieces()
 
     def _committed(self, path: str, end: int) -> Iterator[bytes]:
-        for position in range(0, end, _PIECE):
-            length = min(_PIECE, end - position)
+        for position in range(0, end, PIECE):
+            length = min(PIECE, end - position)
             data = super().read(path, position, length)
             if len(data) != length:
                 raise StoreIOError(f"cannot read {self.where(path)}: it ends before {end} bytes")
@@ -214,8 +210,8 @@ class RemoteWriter(RemoteReader):
         if pending is not None and path in self._torn:
             self._shorten(path, pending.base)
         aside = f"{self._aside(path)}@{size}"
-        self._staged(aside, (self.read(path, position, min(_PIECE, present - position))
-                             for position in range(size, present, _PIECE)))
+        self._staged(aside, (self.read(path, position, min(PIECE, present - position))
+                             for position in range(size, present, PIECE)))
         if pending is None or size < pending.base:
             self._shorten(path, size)
             if pending is not None:
@@ -236,7 +232,7 @@ class RemoteWriter(RemoteReader):
         return aside
 
     def replace(self, path: str, data: bytes) -> None:
-        self._staged(path, (data[start:start + _PIECE] for start in range(0, len(data), _PIECE)))
+        self._staged(path, (data[start:start + PIECE] for start in range(0, len(data), PIECE)))
         pending = self._pending.pop(path, None)
         if pending is not None:
             pending.close()
@@ -247,53 +243,3 @@ class RemoteWriter(RemoteReader):
         for pending in self._pending.values():
             pending.close()
         self._pending.clear()
-
-    # -- through the driver ----------------------------------------------------------------------
-
-    def _staged(self, path: str, pieces: Iterable[bytes]) -> None:
-        """A whole file, written beside and then put in its place: old or new, never half."""
-        # Two writers of one run may stage segments of one name at the same time.
-        staged = f"{ASIDE}/{path.rpartition('/')[2]}.{self._number}.tmp"
-        self._make_folder_of(staged)
-        size = self._write(staged, pieces, "wb")
-        self._move(staged, path)
-        present = super().size(path)
-        if present != size:  # not every driver's rename takes the place of a file, or says so
-            raise StoreIOError(f"cannot replace {self.where(path)}: {present} bytes are there "
-                               f"afterwards, not {size}")
-
-    def _write(self, path: str, pieces: Iterable[bytes], mode: str) -> int:
-        """Writes pieces to a file and has it closed; how many bytes they were."""
-        self._sizes.pop(path, None)
-        size = 0
-        with failing(self.where(path), "write to"), self._fs.open(self._full(path), mode) as file:
-            for piece in pieces:
-                file.write(piece)
-                size += len(piece)
-            file.flush()
-            if hasattr(file, "fileno"):
-                with contextlib.suppress(NotImplementedError, ValueError):
-                    sync(file.fileno(), self.where(path), whole=True)
-        return size
-
-    def _move(self, path: str, place: str) -> None:
-        from fsspec import AbstractFileSystem
-
-        old, new = self._full(path), self._full(place)
-        self._make_folder_of(place)
-        with failing(self.where(path), "move"):
-            # Without a rename of its own a driver would take the names for patterns.
-            if type(self._fs).mv is AbstractFileSystem.mv:
-                self._fs.cp_file(old, new)
-                self._fs.rm_file(old)
-            else:
-                self._fs.mv(old, new)
-        self._sizes.pop(path, None)
-        self._sizes.pop(place, None)
-
-    def _make_folder_of(self, path: str) -> None:
-        folder = path.rpartition("/")[0]
-        if folder not in self._folders:
-            with failing(self.where(folder), "create"):
-                self._fs.makedirs(self._full(folder), exist_ok=True)
-            self._folders.add(folder)

@@ -12,9 +12,10 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Protocol, runtime_checkable
 
 from rmqctl.errors import RefusedError
-from rmqctl.ext.tiered.files.reader import ASIDE, PosixReader, Reader, failed
+from rmqctl.ext.tiered.files.reader import ASIDE, PosixReader, Reader
 from rmqctl.files import durable, odirect
 from rmqctl.files.durable import Part
+from rmqctl.files.remote.reader import failed
 from rmqctl.scan.source import FileSource
 
 _SYNCS = 4

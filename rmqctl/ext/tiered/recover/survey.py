@@ -16,10 +16,11 @@ import numpy as np
 
 from rmqctl.errors import RmqctlError
 from rmqctl.ext.tiered.displaced import Shifted, find_shifted
-from rmqctl.ext.tiered.files.reader import Entry, Reader
+from rmqctl.ext.tiered.files.reader import Reader
 from rmqctl.ext.tiered.flat_file import FlatFile, FlatQueue, QueueName, Segment
 from rmqctl.ext.tiered.slots import Slots
 from rmqctl.files.durable import failed
+from rmqctl.files.remote.reader import Entry
 from rmqctl.formats import layout
 from rmqctl.formats.local import message
 from rmqctl.formats.local.sysflag import BORN_HOST_V6

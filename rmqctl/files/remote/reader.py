@@ -1,4 +1,4 @@
-"""A tier behind a URL, read through fsspec: object stores, file servers, memory (for tests).
+"""Files at a URL, read through fsspec: object stores, file servers, memory (for tests).
 
 Only ranges are asked for, never a file as a whole. Sizes are remembered as they were last listed
 or asked for, so that a read inside of what is known costs one request.
@@ -10,11 +10,11 @@ import errno
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from rmqctl.errors import RefusedError, RmqctlError, StoreIOError, UsageError, require
-from rmqctl.ext.tiered.files.reader import Entry, failed
 from rmqctl.scan.source import Closing, Source, Witness
 
 _CREDENTIALS = re.compile(r"(?<=://)[^/@]*:[^/@]*@")
@@ -24,6 +24,18 @@ _ERRNO: tuple[tuple[type[OSError], int], ...] = (
     (FileNotFoundError, errno.ENOENT), (PermissionError, errno.EACCES),
     (FileExistsError, errno.EEXIST), (IsADirectoryError, errno.EISDIR),
     (NotADirectoryError, errno.ENOTDIR))
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Something in a folder. ``size`` in bytes (0 for a folder), ``mtime_ms`` 0 where unknown."""
+
+    name: str
+    is_folder: bool
+    size: int = 0
+    mtime_ms: int = 0
+    is_strange: bool = False
+    """Neither a folder nor a regular file."""
 
 
 class RemoteReader(Closing):
@@ -186,6 +198,13 @@ def _driver(url: str) -> tuple[Any, str]:
 def without_secrets(url: str) -> str:
     """A URL without the user and password in it, for messages."""
     return _CREDENTIALS.sub("***@", url)
+
+
+def failed(error: Exception, where: str, doing: str) -> StoreIOError:
+    """The StoreIOError for what the system said, or for a name it cannot have."""
+    if isinstance(error, OSError):
+        return StoreIOError.from_oserror(error, where, doing)
+    return StoreIOError(f"cannot {doing} {where!r}: {error}")
 
 
 @contextmanager

@@ -1,0 +1,133 @@
+"""Files at a URL that are written as a whole, moved and removed, through fsspec."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+
+from rmqctl.errors import StoreIOError
+from rmqctl.files.durable import sync
+from rmqctl.files.remote.reader import RemoteReader, failing
+
+PIECE = 4 << 20
+_AT_ONCE = 64
+_writers = itertools.count()
+"""Numbers of the writers of this process."""
+
+
+class RemoteFiles(RemoteReader):
+    """A URL that is written to. All raise StoreIOError; RefusedError for what a driver cannot do.
+
+    A write that came back means that the driver has closed the file, with what its service promises
+    for that (a file of this machine has been forced to disk, its name has not).
+    """
+
+    ASIDE = "staged"
+    """Below the URL: what is written before it takes the place of something."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self._folders: set[str] = set()
+        self._number = next(_writers)
+
+    def put(self, path: str, data: bytes) -> None:
+        """Write a whole file. A file server shows it half-written meanwhile, an object store does
+        not.
+        """
+        if self._renames:
+            self._make_folder_of(path)
+        self._write(path, [data], "wb")
+
+    def publish(self, path: str, data: bytes) -> None:
+        """Write a whole file that nobody ever sees half-written."""
+        if self._renames:
+            self._staged(path, [data])
+        else:
+            self.put(path, data)
+
+    @property
+    def _renames(self) -> bool:
+        """Whether the driver has a rename of its own, as file servers do, and folders."""
+        from fsspec import AbstractFileSystem
+
+        return type(self._fs).mv is not AbstractFileSystem.mv
+
+    def find(self, folder: str) -> dict[str, int]:
+        """The sizes of all files below a folder, by path from the root."""
+        full = self._full(folder)
+        with failing(self.where(folder), "list"):
+            self._fs.invalidate_cache()
+            try:
+                found = self._fs.find(full, detail=True)
+            except FileNotFoundError:
+                return {}
+        start = len(self._root.strip("/")) + 1 if self._root.strip("/") else 0
+        return {name.strip("/")[start:]: int(row.get("size") or 0) for name, row in found.items()}
+
+    def read_all(self, paths: Sequence[str]) -> Iterator[bytes]:
+        """The contents of many small files, as they are named; several are asked for at once."""
+        for first in range(0, len(paths), _AT_ONCE):
+            some = paths[first:first + _AT_ONCE]
+            with failing(self.where(some[0]), "read"):
+                found = self._fs.cat_ranges(list(map(self._full, some)), [None] * len(some),
+                                            [None] * len(some), on_error="return")
+            for path, data in zip(some, found, strict=True):
+                with failing(self.where(path), "read"):
+                    if isinstance(data, BaseException):
+                        raise data
+                yield data
+
+    def remove(self, path: str) -> None:
+        """Remove a file; nothing where it is gone already."""
+        self._sizes.pop(path, None)
+        with failing(self.where(path), "remove"), contextlib.suppress(FileNotFoundError):
+            self._fs.rm_file(self._full(path))
+
+    # -- through the driver ----------------------------------------------------------------------
+
+    def _staged(self, path: str, pieces: Iterable[bytes]) -> None:
+        """A whole file, written beside and then put in its place: old or new, never half."""
+        # Two writers of one run may stage files of one name at the same time.
+        staged = f"{self.ASIDE}/{path.rpartition('/')[2]}.{self._number}.tmp"
+        self._make_folder_of(staged)
+        size = self._write(staged, pieces, "wb")
+        self._move(staged, path)
+        present = RemoteReader.size(self, path)
+        if present != size:  # not every driver's rename takes the place of a file, or says so
+            raise StoreIOError(f"cannot replace {self.where(path)}: {present} bytes are there "
+                               f"afterwards, not {size}")
+
+    def _write(self, path: str, pieces: Iterable[bytes], mode: str) -> int:
+        """Writes pieces to a file and has it closed; how many bytes they were."""
+        self._sizes.pop(path, None)
+        size = 0
+        with failing(self.where(path), "write to"), self._fs.open(self._full(path), mode) as file:
+            for piece in pieces:
+                file.write(piece)
+                size += len(piece)
+            file.flush()
+            if hasattr(file, "fileno"):
+                with contextlib.suppress(NotImplementedError, ValueError):
+                    sync(file.fileno(), self.where(path), whole=True)
+        return size
+
+    def _move(self, path: str, place: str) -> None:
+        old, new = self._full(path), self._full(place)
+        self._make_folder_of(place)
+        with failing(self.where(path), "move"):
+            # Without a rename of its own a driver would take the names for patterns.
+            if self._renames:
+                self._fs.mv(old, new)
+            else:
+                self._fs.cp_file(old, new)
+                self._fs.rm_file(old)
+        self._sizes.pop(path, None)
+        self._sizes.pop(place, None)
+
+    def _make_folder_of(self, path: str) -> None:
+        folder = path.rpartition("/")[0]
+        if folder not in self._folders:
+            with failing(self.where(folder), "create"):
+                self._fs.makedirs(self._full(folder), exist_ok=True)
+            self._folders.add(folder)
