@@ -404,6 +404,8 @@ def _remove_gone(root: str, copies: Copies) -> None:
 def _copy_changed(root: str, name: str, copies: Copies) -> None:
     """Copy a file unless its size and time say that the copy has it. OSError."""
     source, target = os.path.join(root, name), copies.path(name)
+    if copies.takes(source, name):
+        return
     about = os.stat(source)
     try:
         have = os.stat(target)

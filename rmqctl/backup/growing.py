@@ -84,6 +84,10 @@ class Copies:
         replace_file(self.path(relative), data)
         self.written += len(data)
 
+    def takes(self, source: str, relative: str) -> bool:
+        """Whether the file was copied in another way than into a folder. OSError."""
+        return False
+
     def remove(self, relative: str) -> None:
         """Remove a file of the copy that the store has no more."""
         with suppress(FileNotFoundError):

@@ -212,16 +212,24 @@ def _read(folder: str, name: str) -> Point:
     path = os.path.join(folder, name, _FILE)
     try:
         with open(path, "rb") as file:
-            value = json.load(file)
+            data = file.read()
+    except OSError as error:
+        raise StoreIOError.from_oserror(error, path, "read") from None
+    return parsed(data, name, path)[0]
+
+
+def parsed(data: bytes, name: str, path: str) -> tuple[Point, dict[str, Any]]:
+    """(the point that was noted, what else the note has). FormatError."""
+    try:
+        value = json.loads(data)
+        more = value.pop("more", {})
         if value.pop("schema_version") != _SCHEMA:
             raise ValueError("another schema_version")
         value["parts"] = tuple(Part(**part) for part in value["parts"])
         value["damaged"] = tuple(Hole(**hole) for hole in value["damaged"])
         lists = {name: tuple(value[name]) for name in ("notes", "log_folders", "repairs")}
         point = Point(**{**value, **lists})
-        return _required_plain(point, name)
-    except OSError as error:
-        raise StoreIOError.from_oserror(error, path, "read") from None
+        return _required_plain(point, name), more
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise FormatError(f"not a restore point: {error}", file=path) from None
 
@@ -245,7 +253,12 @@ def _required_plain(point: Point, name: str) -> Point:
     paths: list[Any] = [*point.small, *(part.file for part in point.parts),
                         *(hole.file for hole in point.damaged)]
     for file in paths:
-        if not isinstance(file, str) or os.path.isabs(file) or os.pardir in file.split("/") or (
-                "\0" in file):
-            raise ValueError(f"{file!r} is no path in a backup")
+        require_inside(file)
     return point
+
+
+def require_inside(file: Any) -> None:
+    """ValueError for what is no path in a backup."""
+    if not isinstance(file, str) or os.path.isabs(file) or os.pardir in file.split("/") or (
+            "\0" in file):
+        raise ValueError(f"{file!r} is no path in a backup")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from rmqctl.backup import moment
 from rmqctl.backup.copying import copy_index, copy_log, copy_queues, copy_rest, refuse_inside
@@ -25,9 +27,11 @@ if TYPE_CHECKING:
     from rmqctl.repair.scratch import Scratch
 
 _PART = ".restoring"
-_SMALL = ("config", "checkpoint")
-_IDENTITY = ("brokerIdentity", "brokerIdentity-temp")
+IDENTITY = ("brokerIdentity", "brokerIdentity-temp")
 """Of the broker that was backed up: a controller gives a new one another."""
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
+SMALL = ("config", "checkpoint")
+"""What is of the moment of a point; all else is of the newest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +65,14 @@ def restore(backup: str, target: str, *, until: int | None = None, offset: int |
     """
     if sum(given is not None for given in (until, offset, point)) > 1:
         raise UsageError("a time, an offset and a point exclude each other")
-    _refuse_taken(backup, target)
+    refuse_inside(backup, target, "restore into another folder")
+    part = refuse_taken(target)
     with in_use(backup):
-        return _restored(backup, target, until, offset, point, pace, seed_slave=seed_slave)
+        return _restored(backup, target, part, until, offset, point, pace, seed_slave=seed_slave)
 
 
-def _restored(backup: str, target: str, until: int | None, offset: int | None, point: str | None,
-              pace: Pace, *, seed_slave: bool) -> Restored:
+def _restored(backup: str, target: str, part: str, until: int | None, offset: int | None,
+              point: str | None, pace: Pace, *, seed_slave: bool) -> Restored:
     known = require_points(backup)
     # The configuration of a point, and where the log is to end.
     chosen = next((one for one in known if one.id == point), None) if point else (
@@ -82,11 +87,11 @@ def _restored(backup: str, target: str, until: int | None, offset: int | None, p
     with Store.open(backup) as store, store.up_to(newest.log_end) as whole:
         end = chosen.log_end if point else newest.log_end
         if until is not None:
-            end = _end_at(whole, until, newest.log_end)
+            end = end_at(whole, until, newest.log_end)
         elif offset is not None:
             end = _border(whole, offset)
             chosen = next((one for one in known if one.log_end >= end), newest)
-        notes = _notes(chosen, until, end)
+        notes = notes_of(chosen, until, end)
         # What a run that was killed had copied is no restore point yet.
         is_cut = end < newest.log_end or _reaches_beyond(store, end)
         if is_cut:
@@ -95,24 +100,38 @@ def _restored(backup: str, target: str, until: int | None, offset: int | None, p
             raise RefusedError(f"{backup}: of a DLedger log, whose members copy it themselves: "
                                "there is no slave")
         # All is put together beside its place.
-        part = f"{os.path.normpath(target)}{_PART}"
         make_folders(part)
         copies = Copies(part, pace)
         with moment.at(store, end) as view:
             parts = list(copy_log(view, copies, view.log.min_offset, end))
             copy_queues(view, copies, compare=False)
             copy_index(view, copies, compare=False)
-            copy_rest(view, copies, without=(*_SMALL, *_IDENTITY) if seed_slave else _SMALL)
+            copy_rest(view, copies, without=(*SMALL, *IDENTITY) if seed_slave else SMALL)
             generation = view.generation
         _small_of(backup, chosen, copies)
         copies.sync()
         is_plain = not any(file.head for file in whole.log.files)
+    # Queues that a later point replaced follow from the log.
+    entries = known[-1].own or any(later.again and later.log_end > end for later in known[1:])
+    lowered = complete(part, target, end, generation, notes, is_plain=is_plain, is_cut=is_cut,
+                       entries=entries)
+    return Restored(chosen, end, len({file.path for file, _, _ in parts}), lowered, tuple(notes))
+
+
+def complete(part: str, target: str, end: int, generation: int, notes: list[str], *,
+             is_plain: bool, is_cut: bool, entries: bool = False,
+             bare: Mapping[str, Any] | None = None) -> int:
+    """Make what was copied to ``part`` a store whose log ends at ``end``, and give it its name. The
+    number of offsets that were lowered. ``bare``: it has no consume queues and no index yet, and
+    they get these values of `Settings`. StoreIOError.
+    """
+    if bare is not None:
+        _carried_out(part, partial(_with_entries, given=bare))
     # What the moment does not cover by itself: timers, epochs, queues in RocksDB, offsets.
     if is_cut:
         notes += _carried_out(part, lambda store, scratch: truncate(
             store, end, generation, scratch=scratch).plan)
-    # Queues that a later point replaced follow from the log.
-    if known[-1].own or any(later.again and later.log_end > end for later in known[1:]):
+    if entries:
         _carried_out(part, _with_entries)
     lowered = finish(part, end, generation, is_plain)
     ahead = 0
@@ -123,13 +142,12 @@ def _restored(backup: str, target: str, until: int | None, offset: int | None, p
         return plan
 
     _carried_out(part, lowering)
-    lowered += ahead
     publish_folder(part, target, "name")
-    return Restored(chosen, end, len({file.path for file, _, _ in parts}), lowered, tuple(notes))
+    return lowered + ahead
 
 
-def _refuse_taken(backup: str, target: str) -> None:
-    refuse_inside(backup, target, "restore into another folder")
+def refuse_taken(target: str) -> str:
+    """The folder beside the target in which it is put together. RefusedError."""
     if os.path.lexists(target) and not os.path.isdir(target):
         raise RefusedError(f"{target}: is no folder")
     if os.path.isdir(target) and os.listdir(target):
@@ -142,6 +160,7 @@ def _refuse_taken(backup: str, target: str) -> None:
     if os.path.lexists(part):
         raise RefusedError(f"{part}: is there, of a restore that was killed or still runs, or "
                            "not of a restore at all: remove it, or restore into another folder")
+    return part
 
 
 def _require_cuttable(store: Store, backup: str) -> None:
@@ -159,7 +178,7 @@ def _reaches_beyond(store: Store, end: int) -> bool:
                for number, file in enumerate(store.log.files))
 
 
-def _end_at(store: Store, until: int, end: int) -> int:
+def end_at(store: Store, until: int, end: int) -> int:
     """Where the log ends that has the messages stored up to a time."""
     log = store.log
     for file in reversed(log.files):
@@ -183,7 +202,8 @@ def _border(store: Store, offset: int) -> int:
     return offset
 
 
-def _notes(point: Point, until: int | None, end: int) -> list[str]:
+def notes_of(point: Point, until: int | None, end: int) -> list[str]:
+    """What the configuration of a point means for a log that ends at ``end``."""
     notes = []
     if point.log_end > end or (until is not None and point.time > until):
         notes.append(f"configuration and consumer offsets are those of {point.id}, which is "
@@ -202,14 +222,14 @@ def _small_of(backup: str, point: Point, copies: Copies) -> None:
             copies.grow(source, name, 0, source.size)
 
 
-def _with_entries(store: Store, scratch: Scratch) -> Plan:
+def _with_entries(store: Store, scratch: Scratch, given: Mapping[str, Any] = _NOTHING) -> Plan:
     from rmqctl.repair.recover import RecoverOptions, plan_recover
 
     @contextmanager
     def silent(_label: str, _total: int) -> Iterator[Callable[[int], None]]:
         yield lambda _bytes: None
 
-    derived = RecoverOptions(frozenset({"consumequeue", "index"}))
+    derived = RecoverOptions(frozenset({"consumequeue", "index"}), given=given)
     return plan_recover(store.root, scratch, derived, silent)
 
 

@@ -13,7 +13,7 @@ from rmqctl.commands.shared.cron_options import CronOptions
 from rmqctl.commands.shared.options import Out, StoreOptions
 from rmqctl.errors import ExitCode, RmqctlError, StoreIOError, UsageError, require
 from rmqctl.output.units import size_text, time_text
-from rmqctl.parse_values import now_ms, parse_duration
+from rmqctl.parse_values import is_url, now_ms, parse_duration
 from rmqctl.phrases import Phrase, counted
 
 if TYPE_CHECKING:
@@ -29,7 +29,8 @@ def command(
     store: StoreOptions,
     backup: Annotated[str, typer.Argument(
         metavar="DEST", show_default=False,
-        help="The folder of the backup: a new one, or that of earlier runs.")],
+        help="The folder or URL (s3://bucket/name) of the backup: a new one, or that of earlier "
+        "runs.")],
     every: Annotated[int | None, typer.Option(
         "--every", metavar="SPAN", parser=parse_duration, show_default=False,
         help="Go on, with a run each SPAN (30s, 5m), until interrupted.")] = None,
@@ -53,16 +54,25 @@ def command(
     with their CRCs: damage is copied, listed, and makes the exit code 1. The next run copies only
     what is new; log files that the broker deletes stay in the backup until --keep. A run that was
     killed left no restore point, and the next one goes on. DEST is itself a store that all
-    commands can read, and `rmqctl restore` makes a store of any of its points.
+    commands can read, and `rmqctl restore` makes a store of any of its points. At a URL it is a
+    set of objects, which `restore` and `backup check` read.
 
         rmqctl backup /data/store /backup/broker-a
+
+        rmqctl backup /data/store s3://backups/broker-a
 
         rmqctl backup /data/store /backup/broker-a --every 5m --keep 30d
     """
     from rmqctl import __version__
-    from rmqctl.backup.backup import Source, back_up
+    from rmqctl.backup.backup import Source
     from rmqctl.files.named import refuse_link_of_others
+    from rmqctl.files.remote.reader import without_secrets
 
+    if is_url(backup):
+        from rmqctl.backup.remote import back_up
+    else:
+        from rmqctl.backup.backup import back_up
+    shown = without_secrets(backup)
     if incremental:
         out.note(Phrase("--incremental has no effect: a run copies what is new"))
     if load.limit_rate == 0:
@@ -76,7 +86,8 @@ def command(
                 os.path.realpath(store.root)):
             raise UsageError(f"--format-prometheus {metrics}: lies in the store, which is only "
                              "read")
-    refuse_link_of_others(backup)
+    if not is_url(backup):
+        refuse_link_of_others(backup)
     source = Source(store.root, store.folders, store.sizes)
     # One run, or one after the other: what goes wrong in one does not end the others.
     code = ExitCode.OK
@@ -87,7 +98,7 @@ def command(
             with out.progress("copying") as progress:
                 point, removed = back_up(source, backup, now_ms, __version__,
                                          load.slowed(out, progress.advance), keep)
-            _show(out, backup, point, removed, time.monotonic() - begun)
+            _show(out, shown, point, removed, time.monotonic() - begun)
             code = ExitCode.FINDINGS if point.damaged or point.missing else code
         except RmqctlError as error:
             if every is None or isinstance(error, UsageError) or (
@@ -105,9 +116,15 @@ def command(
 
 
 def _is_there(backup: str) -> bool:
-    from rmqctl.backup.points import read_points
+    return bool(_points(backup))
 
-    return bool(read_points(backup))
+
+def _points(backup: str) -> list[Point]:
+    if is_url(backup):
+        from rmqctl.backup.objects import read_points
+    else:
+        from rmqctl.backup.points import read_points
+    return read_points(backup)
 
 
 def _wait(until: float) -> None:
@@ -140,8 +157,8 @@ def _show(out: Output, backup: str, point: Point, removed: tuple[int, int],
         f"{counted(point.messages, 'message')}",
         "newest message": time_text(point.last_time) if point.last_time else "-",
         "offsets lowered": f"{point.lowered:,}",
-        "damaged": f"{counted(len(point.damaged), 'place')} (`rmqctl verify {backup}`)"
-        if point.damaged else "nothing",
+        "damaged": f"{counted(len(point.damaged), 'place')} (`rmqctl verify "
+        f"{point.store if is_url(backup) else backup}`)" if point.damaged else "nothing",
         **({"removed": f"{counted(removed[0], 'restore point')}, {size_text(removed[1])}"}
            if any(removed) else {})}))
     for note in point.notes:
@@ -161,13 +178,13 @@ def _show(out: Output, backup: str, point: Point, removed: tuple[int, int],
 
 def _measure(path: str, backup: str, point: Point | None, seconds: float) -> None:
     """Write the metrics of a run; of one that failed the last success stays."""
-    from rmqctl.backup.points import read_points
     from rmqctl.files.durable import replace_file
+    from rmqctl.files.remote.reader import without_secrets
     from rmqctl.output.prometheus import Metric, exposition
 
-    known = read_points(backup)
+    known = _points(backup)
     last = known[-1] if known else None
-    labels = {"backup": backup}
+    labels = {"backup": without_secrets(backup)}
     values = {
         "rmqctl_backup_success": ("Whether the last run ended well", float(point is not None)),
         "rmqctl_backup_duration_seconds": ("Time that the last run took", seconds),

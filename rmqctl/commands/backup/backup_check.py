@@ -10,6 +10,7 @@ from rmqctl.commands.app.option_groups import pick
 from rmqctl.commands.shared.cron_options import CronOptions
 from rmqctl.commands.shared.options import Out
 from rmqctl.errors import ExitCode
+from rmqctl.parse_values import is_url
 from rmqctl.phrases import Phrase, counted
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ _SHOWN = 20
 def command(
     *,
     backup: Annotated[str, typer.Argument(
-        metavar="DEST", show_default=False, help="The folder of the backup.")],
+        metavar="DEST", show_default=False, help="The folder or URL of the backup.")],
     load: Annotated[CronOptions, pick("limit_rate idle")],
     out: Out,
 ) -> None:
@@ -34,19 +35,24 @@ def command(
 
         rmqctl backup check /backup/broker-a
     """
-    from rmqctl.backup.check import check
-    from rmqctl.backup.points import require_points
+    from rmqctl.files.remote.reader import without_secrets
 
+    if is_url(backup):
+        from rmqctl.backup.objects import check, require_points
+    else:
+        from rmqctl.backup.check import check
+        from rmqctl.backup.points import require_points
     known = require_points(backup)
     total = sum(part.end - part.start for point in known for part in point.parts)
     with out.progress("checking", total) as progress:
         faults = list(check(backup, known, load.slowed(out, progress.advance)))
+    shown = without_secrets(backup)
     damaged = sum(len(point.damaged) for point in known)
-    verdict = (Phrase("{backup}: {faults}", backup=backup, faults=counted(len(faults), "fault"))
+    verdict = (Phrase("{backup}: {faults}", backup=shown, faults=counted(len(faults), "fault"))
                if faults else
-               Phrase("{backup}: {points}, all as they were copied", backup=backup,
+               Phrase("{backup}: {points}, all as they were copied", backup=shown,
                       points=counted(len(known), "restore point")))
-    document = {"backup": backup, "ok": not faults, "points": len(known), "bytes": total,
+    document = {"backup": shown, "ok": not faults, "points": len(known), "bytes": total,
                 "faults": [fault.as_dict() for fault in faults],
                 "damaged_in_the_store": damaged}
 

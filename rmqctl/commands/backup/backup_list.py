@@ -10,6 +10,7 @@ import typer
 from rmqctl.commands.backup.backup import as_document
 from rmqctl.commands.shared.options import Out, Zone
 from rmqctl.output.units import size_text, time_text
+from rmqctl.parse_values import is_url
 from rmqctl.phrases import counted
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ COLUMNS = ("point", "time", "log_end", "messages", "copied", "damaged", "newest 
 def command(
     *,
     backup: Annotated[str, typer.Argument(
-        metavar="DEST", show_default=False, help="The folder of the backup.")],
+        metavar="DEST", show_default=False, help="The folder or URL of the backup.")],
     tz: Zone = UTC,
     out: Out,
 ) -> None:
@@ -32,9 +33,14 @@ def command(
 
         rmqctl backup list /backup/broker-a
     """
-    from rmqctl.backup.points import require_points
+    from rmqctl.files.remote.reader import without_secrets
 
-    found = [as_document(backup, point) for point in require_points(backup)]
+    if is_url(backup):
+        from rmqctl.backup.objects import require_points
+    else:
+        from rmqctl.backup.points import require_points
+    shown = without_secrets(backup)
+    found = [as_document(shown, point) for point in require_points(backup)]
     verdict = counted(len(found), "restore point")
 
     def show(page: Human) -> None:
@@ -45,5 +51,5 @@ def command(
             "newest message": "-" if point["last_store_timestamp"] is None else
             time_text(point["last_store_timestamp"], tz)} for point in found), COLUMNS)
 
-    out.document({"backup": backup, "points": found}, show)
+    out.document({"backup": shown, "points": found}, show)
     out.conclude(verdict)

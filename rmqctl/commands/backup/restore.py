@@ -12,7 +12,7 @@ from rmqctl.commands.app.option_groups import pick
 from rmqctl.commands.shared.cron_options import CronOptions
 from rmqctl.commands.shared.options import Out, Zone
 from rmqctl.commands.shared.plan_page import what_next
-from rmqctl.parse_values import parse_offset, parse_time
+from rmqctl.parse_values import is_url, parse_offset, parse_time
 from rmqctl.phrases import Phrase, counted
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def command(
     *,
     backup: Annotated[str, typer.Argument(
-        metavar="DEST", show_default=False, help="The folder of the backup.")],
+        metavar="DEST", show_default=False, help="The folder or URL of the backup.")],
     target: Annotated[str, typer.Argument(
         metavar="NEWSTORE", show_default=False,
         help="The store that is made: a folder that is not there, or empty.")],
@@ -53,8 +53,13 @@ def command(
 
         rmqctl restore /backup/broker-a /data/store --until 2026-11-28T03:00Z
     """
-    from rmqctl.backup.restore import restore
     from rmqctl.files.named import refuse_link_of_others
+    from rmqctl.files.remote.reader import without_secrets
+
+    if is_url(backup):
+        from rmqctl.backup.remote import restore
+    else:
+        from rmqctl.backup.restore import restore
 
     refuse_link_of_others(target)
     when = None if until is None else parse_time(until, tz=tz)
@@ -67,7 +72,7 @@ def command(
     slave = Phrase("In the slave's broker.conf: brokerRole=SLAVE, brokerId a number above 0 that "
                    "is not taken, brokerName and brokerClusterName of the master. The master must "
                    "still have its log from {end:,} on, so start the slave soon.", end=done.end)
-    document = {"backup": backup, "store": target, "point": done.point.id,
+    document = {"backup": without_secrets(backup), "store": target, "point": done.point.id,
                 "point_time": done.point.time, "log_end": done.end, "log_files": done.files,
                 "offsets_lowered": done.lowered, "seed_slave": seed_slave,
                 "notes": list(done.notes), "next": [following]}

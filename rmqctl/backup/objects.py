@@ -1,0 +1,330 @@
+"""A backup at a URL: objects of which none is changed, and the restore points that name them.
+
+Object stores cannot append, so each run adds objects:
+
+* ``log/FILE/START-END-SHA``: bytes of a file of the log;
+* ``small/SHA256``: a piece of another file, or a list of pieces that is too long for a point;
+* ``points/ID.json``: a restore point, written last. It names all pieces of all files.
+
+Zeros are not stored: what no piece covers is zero. What a run that was killed had written is named
+by no point, and `--keep` removes it.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, NamedTuple
+
+from rmqctl.backup.check import Fault
+from rmqctl.backup.copying import refuse_inside
+from rmqctl.backup.growing import Pace
+from rmqctl.backup.points import Hole, Point, id_of, parsed, require_inside
+from rmqctl.errors import FormatError, NotAStoreError, StoreHeldError, StoreIOError
+from rmqctl.files.remote.files import RemoteFiles
+
+LOG, SMALL, POINTS = "log", "small", "points"
+_MOST_INLINE = 16
+"""Pieces of a file that a point names itself."""
+_MOST_PIECES = 1 << 22
+_LARGEST = 1 << 28
+SETTINGS: dict[str, type] = {
+    "version": str, "consumequeue_file_size": int, "consumequeue_ext_file_size": int,
+    "batch_consumequeue_file_size": int, "index_slots": int, "index_max": int,
+    "consumequeue_ext": bool, "lmq": bool, "multi_dispatch": bool, "batch_topics": list}
+"""What a point notes of `Settings`, and its types in JSON."""
+_SHA = re.compile(r"[0-9a-f]{64}")
+
+
+class Piece(NamedTuple):
+    """Bytes ``[start, end)`` of a file."""
+
+    start: int
+    end: int
+    sha256: str
+
+
+class Held(NamedTuple):
+    """A file: its size, the time of its last change in ns (0 for the log), and its pieces; the
+    SHA-256 of their list where that is an object of its own.
+    """
+
+    size: int
+    changed: int
+    pieces: tuple[Piece, ...] | str
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A restore point with all that it names. ``tail``: SHA-256 of the end of the log. ``queues``:
+    the form of the consume queues. ``holes``: damage in the log, of all runs. ``log``, ``others``:
+    files by path. ``settings``: values of `Settings` that queues and index were made with.
+    """
+
+    point: Point
+    tail: str = ""
+    queues: str = "file"
+    holes: tuple[Hole, ...] = ()
+    log: dict[str, Held] = field(default_factory=dict)
+    others: dict[str, Held] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    def files_of(self, oldest: Point) -> Iterator[tuple[str, str, Held]]:
+        """(folder, path, file) of all but the files of the log that only points before ``oldest``
+        needed.
+        """
+        for path, held in self.log.items():
+            if not is_expired(path, held, oldest):
+                yield LOG, path, held
+        for path, held in self.others.items():
+            yield SMALL, path, held
+
+
+def is_expired(path: str, held: Held, oldest: Point) -> bool:
+    """Whether no restore point from ``oldest`` on needs a file of the log."""
+    name = os.path.basename(path)
+    return name.isdigit() and int(name) + held.size <= oldest.log_start
+
+
+def object_of(folder: str, path: str, piece: Piece) -> str:
+    """Where a piece of a file is."""
+    if folder == SMALL:
+        return f"{SMALL}/{piece.sha256}"
+    return f"{LOG}/{path}/{piece.start}-{piece.end}-{piece.sha256[:16]}"
+
+
+class Objects(RemoteFiles):
+    """The objects of a backup. StoreIOError with the URL, without credentials."""
+
+    ASIDE = SMALL  # what a run that was killed leaves there is removed with what no point names
+
+    def refuse_in_store(self, root: str) -> None:
+        """RefusedError for a URL of a folder of this machine that is in the store."""
+        protocol = self._fs.protocol
+        if "file" in ({protocol} if isinstance(protocol, str) else protocol):
+            refuse_inside(root, self._root, "a backup needs a folder of its own")
+
+    # -- pieces ----------------------------------------------------------------------------------
+
+    def add(self, folder: str, path: str, start: int, data: bytes) -> Piece:
+        """Store bytes of a file that begin at ``start``."""
+        piece = Piece(start, start + len(data), hashlib.sha256(data).hexdigest())
+        name = object_of(folder, path, piece)
+        try:
+            self.put(name, data)
+        except StoreIOError as error:
+            if error.errno == errno.ENOENT:
+                raise StoreIOError(f"cannot write to {self.where(name)}: its bucket or folder does "
+                                   "not exist") from None
+            raise
+        return piece
+
+    def get(self, folder: str, path: str, piece: Piece) -> bytes:
+        """The bytes of a piece. StoreIOError where they are not those that were stored."""
+        return self._checked(object_of(folder, path, piece), piece.sha256, piece.end - piece.start)
+
+    def _checked(self, name: str, digest: str, length: int = -1) -> bytes:
+        if length < 0:
+            length = self.size(name) or 0
+        if length > _LARGEST:
+            raise StoreIOError(f"{self.where(name)}: {length:,} bytes, more than a piece has")
+        data = self.read(name, 0, length)
+        if hashlib.sha256(data).hexdigest() != digest:
+            raise StoreIOError(f"{self.where(name)}: its bytes are not those that were copied")
+        return data
+
+    def pieces_of(self, held: Held) -> tuple[Piece, ...]:
+        """The pieces of a file, in order."""
+        if not isinstance(held.pieces, str):
+            return held.pieces
+        name = f"{SMALL}/{held.pieces}"
+        try:
+            return _pieces(json.loads(self._checked(name, held.pieces)))
+        except (ValueError, TypeError, RecursionError) as error:
+            raise FormatError(f"not a list of pieces: {error}", file=self.where(name)) from None
+
+    def listed(self, held: Held) -> Held:
+        """The same with its list of pieces as an object, where it is long."""
+        if isinstance(held.pieces, str) or len(held.pieces) <= _MOST_INLINE:
+            return held
+        return held._replace(pieces=self.add(SMALL, "", 0, json.dumps(
+            held.pieces, separators=(",", ":")).encode()).sha256)
+
+    # -- points ----------------------------------------------------------------------------------
+
+    def point_names(self) -> list[str]:
+        """The names of all points, oldest first."""
+        return [entry.name.removesuffix(".json") for entry in self.list(POINTS)
+                if not entry.is_folder and entry.name.endswith(".json")]
+
+    def notes(self, names: Sequence[str]) -> list[Note]:
+        """The points of these names. FormatError."""
+        paths = [f"{POINTS}/{name}.json" for name in names]
+        return [self._parsed(name, data) for name, data in zip(
+            names, self.read_all(paths), strict=True)]
+
+    def require_notes(self) -> list[Note]:
+        """All points. NotAStoreError where there is none."""
+        found = self.notes(self.point_names())
+        if not found:
+            raise NotAStoreError(f"{self.where('')}: not a backup (no restore point in "
+                                 f"{self.where(POINTS)})")
+        return found
+
+    def _parsed(self, name: str, data: bytes) -> Note:
+        path = self.where(f"{POINTS}/{name}.json")
+        point, more = parsed(data, name, path)
+        try:
+            note = Note(point, str(more["tail"]), str(more["queues"]),
+                        tuple(Hole(**hole) for hole in more["holes"]),
+                        *({file: _held(*held) for file, held in more[kind].items()}
+                          for kind in ("log", "others")), _settings(more["settings"]))
+            for file in (*note.log, *note.others, *(hole.file for hole in note.holes)):
+                require_inside(file)
+            if not all(type(number) is int and number >= 0 for hole in note.holes
+                       for number in (hole.offset, hole.length)):
+                raise ValueError("a hole that is none")
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise FormatError(f"not a restore point: {error}", file=path) from None
+        return note
+
+    def publish_point(self, note: Note, before: Sequence[str]) -> None:
+        """Write a restore point. StoreHeldError where another run wrote one meanwhile."""
+        point = note.point
+        document = {**point.as_dict(), "more": {
+            "tail": note.tail, "queues": note.queues,
+            "holes": [asdict(hole) for hole in note.holes], "log": note.log,
+            "others": note.others, "settings": note.settings}}
+        # There is no lock: of two runs at once none writes over what the other needs.
+        path = f"{POINTS}/{point.id}.json"
+        self._refuse_others({*before})
+        self.publish(path, json.dumps(document, ensure_ascii=False).encode())
+        try:
+            self._refuse_others({*before, point.id})
+        except StoreHeldError:
+            self.remove(path)
+            raise
+
+    def _refuse_others(self, known: set[str]) -> None:
+        if others := set(self.point_names()) - known:
+            raise StoreHeldError(f"{self.where('')}: another run noted the restore point "
+                                 f"{max(others)} while this one copied, which therefore noted "
+                                 "none. Only one run at a time may write to a backup")
+
+    # -- what is kept ----------------------------------------------------------------------------
+
+    def take_away(self, before: int) -> tuple[int, int]:
+        """Remove the points older than a time (epoch ms), but never the newest, then all objects
+        that no point left names. (points, bytes) removed.
+        """
+        names = self.point_names()
+        gone = [name for name in names[:-1] if name < id_of(before)]
+        left = self.notes(names[len(gone):])
+        needed = set()
+        for note in left:
+            needed |= {name for name, *_ in self._named(note, left[0].point)}
+        # A point goes before what it names.
+        for name in gone:
+            self.remove(f"{POINTS}/{name}.json")
+        removed = 0
+        for folder in (LOG, SMALL):
+            for name, size in self.find(folder).items():
+                if name not in needed:
+                    self.remove(name)
+                    removed += size
+        return len(gone), removed
+
+    def _named(self, note: Note, oldest: Point) -> Iterator[tuple[str, str, Piece]]:
+        """(object, path, piece) of all that a point names, each list of pieces before them."""
+        for folder, path, held in note.files_of(oldest):
+            if isinstance(held.pieces, str):
+                yield f"{SMALL}/{held.pieces}", path, Piece(0, 0, held.pieces)
+            for piece in self.pieces_of(held):
+                yield object_of(folder, path, piece), path, piece
+
+    def faults(self, known: Sequence[Note], pace: Pace) -> Iterator[Fault]:
+        """Compare each object that a point names with its SHA-256."""
+        seen: set[str] = set()
+        for note in known:
+            for folder, path, held in note.files_of(known[0].point):
+                try:
+                    pieces = self.pieces_of(held)
+                except (StoreIOError, FormatError) as error:
+                    yield Fault(note.point.id, path, 0, held.size, str(error))
+                    continue
+                for piece in pieces:
+                    if (name := object_of(folder, path, piece)) in seen:
+                        continue
+                    seen.add(name)
+                    try:
+                        self.get(folder, path, piece)
+                    except StoreIOError as error:
+                        yield Fault(note.point.id, path, piece.start, piece.end, str(error))
+                    pace(piece.end - piece.start)
+
+
+def _pieces(value: Any) -> tuple[Piece, ...]:
+    """Pieces from JSON. ValueError, TypeError."""
+    if not isinstance(value, list) or len(value) > _MOST_PIECES:
+        raise ValueError("pieces are no list, or too many")
+    found = tuple(Piece(*piece) for piece in value)
+    for start, end, digest in found:
+        if type(start) is not int or type(end) is not int or not (
+                0 <= start < end <= start + _LARGEST) or not _SHA.fullmatch(digest):
+            raise ValueError("a piece that is none")
+    return found
+
+
+def _settings(value: Any) -> dict[str, Any]:
+    """Settings from JSON. ValueError, TypeError."""
+    for name, one in value.items():
+        kind = SETTINGS[name]
+        if type(one) is not kind or (isinstance(one, int) and not 0 <= one < 1 << 40):
+            raise ValueError(f"{name} that is none")
+    if not all(isinstance(topic, str) for topic in value.get("batch_topics", [])):
+        raise TypeError("batch_topics that are none")
+    return value
+
+
+def _held(size: Any, changed: Any, pieces: Any) -> Held:
+    """A file from JSON. ValueError, TypeError."""
+    if type(size) is not int or type(changed) is not int or not 0 <= size < 1 << 62:
+        raise ValueError("a size that is none")
+    if isinstance(pieces, str):
+        if not _SHA.fullmatch(pieces):
+            raise ValueError("a list of pieces that is none")
+        return Held(size, changed, pieces)
+    held = Held(size, changed, _pieces(pieces))
+    if any(piece.end > size for piece in held.pieces if isinstance(piece, Piece)):
+        raise ValueError("a piece after the end of its file")
+    return held
+
+
+def read_points(backup: str) -> list[Point]:
+    """The points of a backup, oldest first; none where there is no backup. FormatError."""
+    with Objects(backup) as objects:
+        return _with_damage(objects.notes(objects.point_names()))
+
+
+def require_points(backup: str) -> list[Point]:
+    """The points of a backup. NotAStoreError where there is none."""
+    with Objects(backup) as objects:
+        return _with_damage(objects.require_notes())
+
+
+def _with_damage(found: Sequence[Note]) -> list[Point]:
+    """The points; the oldest has the damage that those removed before it had noted."""
+    return [note.point if number else replace(note.point, damaged=note.holes)
+            for number, note in enumerate(found)]
+
+
+def check(backup: str, known: list[Point], pace: Pace = lambda _bytes: None) -> Iterator[Fault]:
+    """Compare all objects of a backup with their SHA-256."""
+    with Objects(backup) as objects:
+        names = [point.id for point in known]
+        yield from objects.faults(objects.notes(names), pace)

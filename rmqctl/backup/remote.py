@@ -1,0 +1,390 @@
+"""Backups at a URL: a run that adds what is new of a store, and a store made of a point's objects.
+
+The rules are those of a backup in a folder: `moment.fix` says where the log ends, damage is noted,
+what a repair of the store filled stays as it was. Consume queues and index are not stored: they
+follow from the log.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import Any
+
+from rmqctl.backup import moment
+from rmqctl.backup.backup import Source
+from rmqctl.backup.copying import copy_log, copy_rest, damage_in, relative
+from rmqctl.backup.growing import Copies, Pace
+from rmqctl.backup.objects import LOG, SETTINGS, SMALL, Held, Note, Objects, Piece, is_expired
+from rmqctl.backup.points import Hole, Part, Point, id_of
+from rmqctl.backup.restore import SMALL as OF_A_POINT
+from rmqctl.backup.restore import Restored, complete, end_at, notes_of, point_at, refuse_taken
+from rmqctl.errors import RefusedError, RmqctlError, StoreIOError, UnsupportedError, UsageError
+from rmqctl.files.durable import make_folders, new_file, write_all
+from rmqctl.repair.broker_config import configured
+from rmqctl.repair.truncate.truncate import WRITES, border
+from rmqctl.scan.frames import used_length
+from rmqctl.scan.source import FileSource
+from rmqctl.store.files import StoreFile, listing
+from rmqctl.store.log.end import find_end
+from rmqctl.store.store import Store
+
+PIECE, _SMALL_PIECE = 16 << 20, 4 << 20
+"""The most bytes of a piece of the log, and of another file."""
+_COMPARED = 64 << 10
+"""Bytes at the end of what a backup has of the log that are compared with the store's."""
+_DAY = 86_400_000
+
+
+class _Uploads(Copies):
+    """What a run adds to a backup. ``root`` is an empty folder, in which a file that was stored is
+    an empty one. ``border``: a physical offset at which a piece ends.
+    """
+
+    __slots__ = ("border", "last", "log", "objects", "others", "parts", "stored")
+
+    def __init__(self, root: str, pace: Pace, objects: Objects, last: Note | None,
+                 whole_end: int) -> None:
+        super().__init__(root, pace)
+        self.objects, self.last, self.border = objects, last or Note(_NO_POINT), whole_end
+        self.log = dict(self.last.log)
+        self.others: dict[str, Held] = {}
+        self.parts: list[Part] = []
+        self.stored: set[str] = set()
+
+    def grow(self, source: FileSource, relative: str, start: int, end: int, *,
+             compare: bool = False) -> None:
+        """Store ``[start, end)`` of a file of the log, whose pieces before ``start`` stay."""
+        pieces = [piece for piece in self.pieces_of(relative) if piece.end <= start]
+        position = start
+        while position < end and (position := source.next_data(position)) < end:
+            stop = min(position + PIECE, end)
+            if position < self.border - source.base < stop:
+                stop = self.border - source.base
+            data = self._read(source, position, stop - position)
+            if used_length(data):
+                pieces.append(self._add(relative, position, data))
+            position += len(data)
+            self.pace(len(data))
+        self.log[relative] = Held(source.size, 0, tuple(pieces))
+
+    def pieces_of(self, name: str) -> tuple[Piece, ...]:
+        """What is stored of a file of the log."""
+        held = self.log.get(name)
+        return () if held is None else self.objects.pieces_of(held)
+
+    def _add(self, name: str, start: int, data: bytes) -> Piece:
+        piece = self.objects.add(LOG, name, start, data)
+        self.parts.append(Part(name, *piece))
+        self.written += len(data)
+        return piece
+
+    def takes(self, source: str, relative: str) -> bool:
+        """Store another file unless its size and time say that it is stored."""
+        about, have = os.stat(source), self.last.others.get(relative)
+        if have is None or (have.size, have.changed) != (about.st_size, about.st_mtime_ns):
+            have = Held(about.st_size, about.st_mtime_ns, tuple(self._stored(source)))
+        self.others[relative] = have
+        path = self.path(relative)
+        make_folders(os.path.dirname(path), durable=False)
+        with open(path, "wb"):
+            return True
+
+    def _stored(self, path: str) -> Iterator[Piece]:
+        """Store the pieces of a file that are not all zero."""
+        try:
+            source = FileSource(path)
+        except StoreIOError as error:
+            if error.errno == errno.ENOENT:
+                raise FileNotFoundError from None
+            raise
+        with source:
+            position = 0
+            while (position := source.next_data(position)) < source.size:
+                start = position - position % _SMALL_PIECE
+                wanted = min(_SMALL_PIECE, source.size - start)
+                data = source.read(start, wanted)
+                if len(data) != wanted:
+                    raise StoreIOError(f"{path}: became shorter while it was copied")
+                position = start + wanted
+                if used := used_length(data):
+                    data = data[:used]
+                    digest = hashlib.sha256(data).hexdigest()
+                    if digest not in self.stored:
+                        self.objects.add(SMALL, path, start, data)
+                        self.stored.add(digest)
+                        self.written += used
+                    yield Piece(start, start + used, digest)
+                self.pace(wanted)
+
+    def remove(self, relative: str) -> None:
+        super().remove(relative)
+        self.others.pop(relative, None)
+
+
+_NO_POINT = Point("", 0, "", "", 0, 0, 0, 0)
+
+
+def back_up(source: Source, backup: str, clock: Callable[[], int], version: str,
+            pace: Pace = lambda _bytes: None, keep: int | None = None) -> tuple[
+                Point, tuple[int, int]]:
+    """Store what is new of a store at a URL, and note a restore point: as `backup.back_up`.
+
+    StoreHeldError where another run noted one meanwhile.
+    """
+    with source.open() as store, Objects(backup) as objects:
+        objects.refuse_in_store(store.root)
+        store.layout.require(store.root, "commitlog")
+        names = objects.point_names()
+        last = objects.notes(names[-1:])[0] if names else None
+        if last is None and {entry.name for entry in objects.list("")} - {LOG, SMALL}:
+            raise RefusedError(f"{objects.where('')}: is not empty and no backup: name a new place")
+        now = clock()
+        view, end = moment.fix(store, last.point.log_end if last else 0)
+        with view, tempfile.TemporaryDirectory(prefix="rmqctl-backup-") as empty:
+            known = _known(view, objects, last, end)
+            whole_end = max(min(find_end(view).offset, end), known)
+            uploads = _Uploads(empty, pace, objects, last, whole_end)
+            note = _grown(view, uploads, known, end, now, version)
+        objects.publish_point(note, names)
+        return note.point, objects.take_away(now - keep) if keep is not None else (0, 0)
+
+
+def _grown(view: Store, uploads: _Uploads, known: int, end: int, now: int, version: str) -> Note:
+    last = uploads.last
+    before = last.point if last.point.id else None
+    repairs = _repairs(view)
+    repaired = before is not None and repairs != before.repairs
+    # The log first, then the configuration with the offsets.
+    again, is_same = _mend(view, uploads, known) if repaired else (False, True)
+    for _part in copy_log(view, uploads, known, end):
+        pass
+    damaged, count, newest = damage_in(view, view.log.min_offset if again else known, end)
+    damaged += [Hole(os.path.relpath(path, view.root), at, length, unread=True)
+                for path, at, length in uploads.unread]
+    notes = copy_rest(view, uploads)
+    own = not is_same or (before is not None and before.own)
+    if own:
+        notes.append("a repair changed messages of the store that the backup has as they were: it "
+                     "keeps its own, which `rmqctl restore` gives")
+    missing = max(view.log.min_offset - known, 0) if before else 0
+    if missing:
+        notes.append(f"the log from {known:,} to {view.log.min_offset:,} was deleted before it "
+                     "was copied")
+    if before is not None and before.id >= id_of(now):  # a clock that was set back
+        now = before.time + 1
+    # What earlier runs noted of the log, and is not copied again.
+    there = {relative(view, file) for file in view.log.files}
+    earlier = [hole for hole in last.holes if not again or hole.file not in there]
+    log = {name: uploads.objects.listed(held) for name, held in uploads.log.items()}
+    others = {name: uploads.objects.listed(held) for name, held in uploads.others.items()}
+    point = Point(id_of(now), now, os.path.abspath(view.root), version, view.log.min_offset, end,
+                  count, max(min(newest, now + _DAY), before.last_time if before else 0),
+                  parts=tuple(uploads.parts), damaged=tuple(damaged), notes=tuple(notes),
+                  whole_end=uploads.border, missing=missing, repairs=repairs, again=repaired,
+                  own=own)
+    return Note(point, _tail(view, uploads.border), view.layout.consumequeue,
+                (*earlier, *damaged), log, others, _settings(view, last))
+
+
+def _settings(view: Store, last: Note) -> dict[str, Any]:
+    """What queues and index were made with, as far as it is known."""
+    shape = {name: last.settings.get(name) for name in ("index_slots", "index_max")
+             if view.index_listing.files}
+    try:
+        known = configured(view, shape)
+    except RmqctlError:  # what the store remembers of it is damaged
+        return last.settings
+    values = {name: getattr(known.settings, name) for name in SETTINGS}
+    return {**values, "batch_topics": sorted(known.batch_topics)}
+
+
+def _repairs(view: Store) -> tuple[str, ...]:
+    return tuple(listing(view.path(".rmqctl", "repairs")).folders)
+
+
+def _known(view: Store, objects: Objects, last: Note | None, end: int) -> int:
+    """The physical offset up to which the backup has the log, after the last whole record.
+    RefusedError where it is that of another store, or of one whose log was cut.
+    """
+    if last is None:
+        return view.log.min_offset
+    known = last.point.whole_end
+    if end < known:
+        raise RefusedError(f"{view.root}: its log ends at {end:,}, that in {objects.where('')} at "
+                           f"{known:,}: it was cut, or is another store's. Name a new place for "
+                           "its backup")
+    if _tail(view, known) not in ("", last.tail) and last.tail and (
+            _repairs(view) == last.point.repairs):
+        raise RefusedError(f"{view.root}: its log is not the one in {objects.where('')}: it has "
+                           f"other bytes before {known:,}. Name a new place for its backup")
+    return known
+
+
+def _tail(view: Store, end: int) -> str:
+    """SHA-256 of the last bytes of the log before an offset; "" where they cannot be read."""
+    file = view.log.file_of(end - 1) if end else None
+    if file is not None:
+        length = min(_COMPARED, end - file.base)
+        with suppress(StoreIOError), file.open() as source:
+            return hashlib.sha256(source.read(end - file.base - length, length)).hexdigest()
+    return ""
+
+
+def _mend(view: Store, uploads: _Uploads, known: int) -> tuple[bool, bool]:
+    """Of a store that was repaired in place: store what was damaged when it was copied. Nothing
+    else is replaced: what a repair filled may be intact here. (whether anything was stored,
+    whether the log of the backup is the store's up to ``known``). StoreIOError.
+    """
+    again, is_same = False, True
+    for file in view.log.files:
+        name = relative(view, file)
+        if name not in uploads.log:
+            continue
+        pieces = uploads.pieces_of(name)
+        holes = [hole for hole in uploads.last.holes if hole.file == name]
+        mended: list[Piece] = []
+        with file.open() as source:
+            for piece in _with_gaps(pieces, min(known - file.base, file.size)):
+                ours = uploads._read(source, piece.start, piece.end - piece.start)
+                if hashlib.sha256(ours).hexdigest() == piece.sha256 or not (
+                        piece.sha256 or used_length(ours)):
+                    mended += [piece] if piece.sha256 else []
+                    continue
+                theirs = uploads.objects.get(LOG, name, piece) if piece.sha256 else bytes(len(ours))
+                merged = bytearray(theirs)
+                for hole in holes:
+                    first = max(hole.offset - piece.start, 0)
+                    beyond = max(hole.offset + hole.length - piece.start, first)
+                    merged[first:beyond] = ours[first:beyond]
+                is_same &= merged == ours
+                if merged != theirs:
+                    again = True
+                    piece = uploads._add(name, piece.start, bytes(merged))  # noqa: PLW2901
+                mended += [piece] if piece.sha256 else []
+        uploads.log[name] = uploads.log[name]._replace(pieces=tuple(mended))
+    return again, is_same
+
+
+def _with_gaps(pieces: Sequence[Piece], end: int) -> Iterator[Piece]:
+    """Pieces up to ``end``, and the zeros between them, as pieces without a sum."""
+    position = 0
+    for piece in (*(piece for piece in pieces if piece.end <= end), Piece(end, end, "")):
+        while position < piece.start:
+            stop = min(position + PIECE, piece.start)
+            yield Piece(position, stop, "")
+            position = stop
+        if piece.sha256:
+            yield piece
+            position = piece.end
+
+
+# -- a store from a backup ------------------------------------------------------------------------
+
+
+def restore(backup: str, target: str, *, until: int | None = None, offset: int | None = None,
+            point: str | None = None, pace: Pace = lambda _bytes: None) -> Restored:
+    """Make the store ``target`` from a backup at a URL: as `restore.restore`. Each object is
+    compared with its SHA-256. StoreIOError.
+    """
+    if sum(given is not None for given in (until, offset, point)) > 1:
+        raise UsageError("a time, an offset and a point exclude each other")
+    part = refuse_taken(target)
+    with Objects(backup) as objects:
+        found = objects.require_notes()
+        known = [note.point for note in found]
+        # The log of the newest point, and all else of one at which the log is long enough.
+        newest = found[-1]
+        last, chosen = newest, point_at(known, until)
+        if point is not None:
+            last = next((note for note in found if note.point.id == point), Note(_NO_POINT))
+            if not last.point.id:
+                raise UsageError(f"{objects.where('')}: no restore point {point}: it has "
+                                 f"{known[0].id} to {known[-1].id}")
+        elif offset is not None:
+            last = next((note for note in found if note.point.log_end >= offset), newest)
+        if until is None:
+            chosen = last.point
+        of_chosen = next(note for note in found if note.point is chosen)
+        others = {name: held for note, small in ((last, False), (of_chosen, True))
+                  for name, held in note.others.items()
+                  if (name.split("/", 1)[0] in OF_A_POINT) is small}
+        make_folders(part)
+        copies = Copies(part, pace)
+        for name, held in newest.log.items():
+            if not is_expired(name, held, known[0]) and _base(name) <= last.point.log_end:
+                _fetch(objects, copies, LOG, name, held)
+        for name, held in others.items():
+            _fetch(objects, copies, SMALL, name, held)
+    # Where the log is to end.
+    end = last.point.log_end
+    with Store.open(part) as store, store.up_to(end) as whole:
+        if until is not None:
+            end = end_at(whole, until, end)
+        elif offset is not None:
+            border(whole, end := offset)
+        notes = notes_of(chosen, until, end)
+        is_cut = end < last.point.log_end
+        if is_cut:
+            _require_cuttable(store, objects.where(""))
+        files = [file for file in store.log.files if file.base < end]
+        _cut(copies, store, end)
+        is_plain, generation = not any(file.head for file in store.log.files), store.generation
+    if last.queues == "rocksdb":  # a file of a data base says that the queues are in one
+        copies.whole(os.path.join("consumequeue", "LOCK"), b"")
+    elif last.queues == "double":
+        notes.append("the consume queues are in files: a broker with rocksdbCQDoubleWriteEnable "
+                     "begins a new data base beside them")
+    copies.sync()
+    lowered = complete(part, target, end, generation, notes, is_plain=is_plain, is_cut=is_cut,
+                       bare={**last.settings, "batch_topics": frozenset(
+                           last.settings.get("batch_topics", []))})
+    return Restored(chosen, end, len(files), lowered, tuple(notes))
+
+
+def _base(name: str) -> int:
+    """Where a file of the log begins, by its name."""
+    last = os.path.basename(name)
+    return int(last) if last.isdigit() else 0
+
+
+def _fetch(objects: Objects, copies: Copies, folder: str, name: str, held: Held) -> None:
+    """Read a file of a backup into a folder. StoreIOError."""
+    path = copies.path(name)
+    make_folders(os.path.dirname(path), durable=False)
+    fd = new_file(path, held.size)
+    try:
+        for piece in objects.pieces_of(held):
+            write_all(fd, objects.get(folder, name, piece), piece.start, path)
+            copies.pace(piece.end - piece.start)
+    finally:
+        os.close(fd)
+    copies.changed[name] = None
+
+
+def _require_cuttable(store: Store, where: str) -> None:
+    """RefusedError for a layout of which only the moments of points can be restored."""
+    try:
+        store.layout.require_writable(store.root, WRITES, made_anew=True)
+    except UnsupportedError:
+        raise RefusedError(f"{where}: of a DLedger log only restore points can be restored, no "
+                           "moment between them") from None
+
+
+def _cut(copies: Copies, store: Store, end: int) -> None:
+    """End the log that was read at a physical offset. A file that begins there stays, empty."""
+    for file in store.log.files:
+        name = _name_of(store, file)
+        if file.base > end:
+            copies.remove(name)
+            copies.changed.pop(name, None)
+        else:
+            copies.wipe_after(name, end - file.base)
+
+
+def _name_of(store: Store, file: StoreFile) -> str:
+    return os.path.relpath(file.path, store.root)
