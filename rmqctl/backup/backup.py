@@ -32,6 +32,7 @@ from rmqctl.backup.points import Hole, Part, Point, id_of, read_points
 from rmqctl.errors import RefusedError, StoreIOError
 from rmqctl.files.durable import make_folders
 from rmqctl.files.lock import StoreLock
+from rmqctl.repair.truncate.truncate import border
 from rmqctl.scan.source import FileSource
 from rmqctl.store.log.end import find_end
 from rmqctl.store.store import Sizes, Store
@@ -208,10 +209,21 @@ def _known(view: Store, backup: str, before: Sequence[Point], end: int) -> int:
             same = ours.read(at, length) == theirs.read(at, length)
     except StoreIOError:
         return known  # what cannot be read was copied before
-    if not same and not _was_repaired(view, before[-1]):
+    if not same and not (_was_repaired(view, before[-1]) and goes_on(view, known)):
         raise RefusedError(f"{view.root}: its log is not the one in {backup}: it has other "
                            f"bytes before {known:,}. Name a new folder for its backup")
     return known
+
+
+def goes_on(view: Store, known: int) -> bool:
+    """Whether a record begins at an offset, or the log ends there: a repair in place leaves that
+    so, a log that was cut and grew again hardly.
+    """
+    try:
+        border(view, known)
+    except RefusedError:
+        return False
+    return True
 
 
 def _was_repaired(view: Store, last: Point) -> bool:

@@ -182,8 +182,7 @@ class Objects(RemoteFiles):
         try:
             note = Note(point, str(more["tail"]), str(more["queues"]),
                         tuple(Hole(**hole) for hole in more["holes"]),
-                        *({file: _held(*held) for file, held in more[kind].items()}
-                          for kind in ("log", "others")), _settings(more["settings"]))
+                        _files(more["log"]), _files(more["others"]), _settings(more["settings"]))
             for file in (*note.log, *note.others, *(hole.file for hole in note.holes)):
                 require_inside(file)
             if not all(type(number) is int and number >= 0 for hole in note.holes
@@ -280,6 +279,11 @@ def _pieces(value: Any) -> tuple[Piece, ...]:
     return found
 
 
+def _files(value: Any) -> dict[str, Held]:
+    """Files from JSON. ValueError, TypeError."""
+    return {file: _held(*held) for file, held in value.items()}
+
+
 def _settings(value: Any) -> dict[str, Any]:
     """Settings from JSON. ValueError, TypeError."""
     for name, one in value.items():
@@ -288,7 +292,7 @@ def _settings(value: Any) -> dict[str, Any]:
             raise ValueError(f"{name} that is none")
     if not all(isinstance(topic, str) for topic in value.get("batch_topics", [])):
         raise TypeError("batch_topics that are none")
-    return value
+    return dict(value)
 
 
 def _held(size: Any, changed: Any, pieces: Any) -> Held:

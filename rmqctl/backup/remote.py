@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import Any
 
 from rmqctl.backup import moment
-from rmqctl.backup.backup import Source
+from rmqctl.backup.backup import Source, goes_on
 from rmqctl.backup.copying import copy_log, copy_rest, damage_in, relative
 from rmqctl.backup.growing import Copies, Pace
 from rmqctl.backup.objects import LOG, SETTINGS, SMALL, Held, Note, Objects, Piece, is_expired
@@ -29,7 +29,7 @@ from rmqctl.repair.broker_config import configured
 from rmqctl.repair.truncate.truncate import WRITES, border
 from rmqctl.scan.frames import used_length
 from rmqctl.scan.source import FileSource
-from rmqctl.store.files import StoreFile, listing
+from rmqctl.store.files import listing
 from rmqctl.store.log.end import find_end
 from rmqctl.store.store import Store
 
@@ -166,7 +166,7 @@ def _grown(view: Store, uploads: _Uploads, known: int, end: int, now: int, versi
     damaged, count, newest = damage_in(view, view.log.min_offset if again else known, end)
     damaged += [Hole(os.path.relpath(path, view.root), at, length, unread=True)
                 for path, at, length in uploads.unread]
-    notes = copy_rest(view, uploads)
+    notes = copy_rest(view, uploads, without=("consumequeue_ext",))
     own = not is_same or (before is not None and before.own)
     if own:
         notes.append("a repair changed messages of the store that the backup has as they were: it "
@@ -219,7 +219,7 @@ def _known(view: Store, objects: Objects, last: Note | None, end: int) -> int:
                            f"{known:,}: it was cut, or is another store's. Name a new place for "
                            "its backup")
     if _tail(view, known) not in ("", last.tail) and last.tail and (
-            _repairs(view) == last.point.repairs):
+            _repairs(view) == last.point.repairs or not goes_on(view, known)):
         raise RefusedError(f"{view.root}: its log is not the one in {objects.where('')}: it has "
                            f"other bytes before {known:,}. Name a new place for its backup")
     return known
@@ -378,13 +378,9 @@ def _require_cuttable(store: Store, where: str) -> None:
 def _cut(copies: Copies, store: Store, end: int) -> None:
     """End the log that was read at a physical offset. A file that begins there stays, empty."""
     for file in store.log.files:
-        name = _name_of(store, file)
+        name = os.path.relpath(file.path, store.root)
         if file.base > end:
             copies.remove(name)
             copies.changed.pop(name, None)
         else:
             copies.wipe_after(name, end - file.base)
-
-
-def _name_of(store: Store, file: StoreFile) -> str:
-    return os.path.relpath(file.path, store.root)

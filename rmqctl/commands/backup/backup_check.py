@@ -44,7 +44,7 @@ def command(
         from rmqctl.backup.points import require_points
     known = require_points(backup)
     total = sum(part.end - part.start for point in known for part in point.parts)
-    with out.progress("checking", total) as progress:
+    with out.progress("checking", None if is_url(backup) else total) as progress:
         faults = list(check(backup, known, load.slowed(out, progress.advance)))
     shown = without_secrets(backup)
     damaged = sum(len(point.damaged) for point in known)
