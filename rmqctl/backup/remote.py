@@ -33,7 +33,7 @@ from rmqctl.store.files import listing
 from rmqctl.store.log.end import find_end
 from rmqctl.store.store import Store
 
-PIECE, _SMALL_PIECE = 16 << 20, 4 << 20
+PIECE, _SMALL_PIECE = 8 << 20, 4 << 20
 """The most bytes of a piece of the log, and of another file."""
 _COMPARED = 64 << 10
 """Bytes at the end of what a backup has of the log that are compared with the store's."""
@@ -70,6 +70,7 @@ class _Uploads(Copies):
                 pieces.append(self._add(relative, position, data))
             position += len(data)
             self.pace(len(data))
+            del data  # before the next one is read
         self.log[relative] = Held(source.size, 0, tuple(pieces))
 
     def pieces_of(self, name: str) -> tuple[Piece, ...]:

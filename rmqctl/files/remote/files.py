@@ -35,9 +35,13 @@ class RemoteFiles(RemoteReader):
         """Write a whole file. A file server shows it half-written meanwhile, an object store does
         not.
         """
+        self._sizes.pop(path, None)
         if self._renames:
             self._make_folder_of(path)
-        self._write(path, [data], "wb")
+            self._write(path, [data], "wb")
+            return
+        with failing(self.where(path), "write to"):
+            self._fs.pipe_file(self._full(path), data)
 
     def publish(self, path: str, data: bytes) -> None:
         """Write a whole file that nobody ever sees half-written."""
