@@ -119,7 +119,7 @@ EXTRAS: dict[str, tuple[str, str]] = {
     "google.protobuf": ("decode", "Protobuf"),
     "grpc": ("grpc", "serving clients of RocketMQ 5"),
     "uvloop": ("uvloop", "another event loop"),
-    "fsspec": ("url", "a tier behind a URL"),
+    "fsspec": ("url", "a tier or backup at a URL"),
     "jinja2": ("report", "a report"),
     "matplotlib": ("report", "the charts of a report"),
     "rocksdict": ("rocksdb", "a RocksDB data base"),

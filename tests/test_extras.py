@@ -64,6 +64,7 @@ for words in (["verify"], ["stats", "--by", "tag"], ["read", "-o", "json"], ["in
               "--idle-exit", "1"], "grpc"),
     ("uvloop", ["serve", STORE, "--uvloop", "--listen", "127.0.0.1:0"], "uvloop"),
     ("fsspec", ["tiered", "verify", "s3://bucket/tier"], "url"),
+    ("fsspec", ["backup", "list", "s3://bucket/backup"], "url"),
 ])
 def test_a_missing_extra_is_said_in_a_sentence(rmqctl, monkeypatch, tmp_path, missing, words,
                                                extra):

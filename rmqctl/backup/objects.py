@@ -144,7 +144,7 @@ class Objects(RemoteFiles):
             return held.pieces
         name = f"{SMALL}/{held.pieces}"
         try:
-            return _pieces(json.loads(self._checked(name, held.pieces)))
+            return _pieces(json.loads(self._checked(name, held.pieces)), held.size)
         except (ValueError, TypeError, RecursionError) as error:
             raise FormatError(f"not a list of pieces: {error}", file=self.where(name)) from None
 
@@ -202,7 +202,7 @@ class Objects(RemoteFiles):
         # There is no lock: of two runs at once none writes over what the other needs.
         path = f"{POINTS}/{point.id}.json"
         self._refuse_others({*before})
-        self.publish(path, json.dumps(document, ensure_ascii=False).encode())
+        self.publish(path, json.dumps(document).encode())
         try:
             self._refuse_others({*before, point.id})
         except StoreHeldError:
@@ -267,14 +267,14 @@ class Objects(RemoteFiles):
                     pace(piece.end - piece.start)
 
 
-def _pieces(value: Any) -> tuple[Piece, ...]:
-    """Pieces from JSON. ValueError, TypeError."""
+def _pieces(value: Any, size: int) -> tuple[Piece, ...]:
+    """Pieces of a file from JSON. ValueError, TypeError."""
     if not isinstance(value, list) or len(value) > _MOST_PIECES:
         raise ValueError("pieces are no list, or too many")
     found = tuple(Piece(*piece) for piece in value)
     for start, end, digest in found:
         if type(start) is not int or type(end) is not int or not (
-                0 <= start < end <= start + _LARGEST) or not _SHA.fullmatch(digest):
+                0 <= start < end <= min(start + _LARGEST, size)) or not _SHA.fullmatch(digest):
             raise ValueError("a piece that is none")
     return found
 
@@ -303,28 +303,22 @@ def _held(size: Any, changed: Any, pieces: Any) -> Held:
         if not _SHA.fullmatch(pieces):
             raise ValueError("a list of pieces that is none")
         return Held(size, changed, pieces)
-    held = Held(size, changed, _pieces(pieces))
-    if any(piece.end > size for piece in held.pieces if isinstance(piece, Piece)):
-        raise ValueError("a piece after the end of its file")
-    return held
+    return Held(size, changed, _pieces(pieces, size))
 
 
-def read_points(backup: str) -> list[Point]:
-    """The points of a backup, oldest first; none where there is no backup. FormatError."""
+def newest(backup: str) -> tuple[int, Point | None]:
+    """(how many points there are, the newest). FormatError."""
     with Objects(backup) as objects:
-        return _with_damage(objects.notes(objects.point_names()))
+        names = objects.point_names()
+        return len(names), objects.notes(names[-1:])[0].point if names else None
 
 
 def require_points(backup: str) -> list[Point]:
-    """The points of a backup. NotAStoreError where there is none."""
+    """The points of a backup, oldest first. NotAStoreError where there is none."""
     with Objects(backup) as objects:
-        return _with_damage(objects.require_notes())
-
-
-def _with_damage(found: Sequence[Note]) -> list[Point]:
-    """The points; the oldest has the damage that those removed before it had noted."""
-    return [note.point if number else replace(note.point, damaged=note.holes)
-            for number, note in enumerate(found)]
+        found = objects.require_notes()
+    # The oldest has the damage that those removed before it had noted.
+    return [replace(found[0].point, damaged=found[0].holes), *(note.point for note in found[1:])]
 
 
 def check(backup: str, known: list[Point], pace: Pace = lambda _bytes: None) -> Iterator[Fault]:

@@ -230,7 +230,7 @@ def parsed(data: bytes, name: str, path: str) -> tuple[Point, dict[str, Any]]:
         lists = {name: tuple(value[name]) for name in ("notes", "log_folders", "repairs")}
         point = Point(**{**value, **lists})
         return _required_plain(point, name), more
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise FormatError(f"not a restore point: {error}", file=path) from None
 
 

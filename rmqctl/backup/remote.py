@@ -19,7 +19,17 @@ from rmqctl.backup import moment
 from rmqctl.backup.backup import Source, goes_on
 from rmqctl.backup.copying import copy_log, copy_rest, damage_in, relative
 from rmqctl.backup.growing import Copies, Pace
-from rmqctl.backup.objects import LOG, SETTINGS, SMALL, Held, Note, Objects, Piece, is_expired
+from rmqctl.backup.objects import (
+    LOG,
+    POINTS,
+    SETTINGS,
+    SMALL,
+    Held,
+    Note,
+    Objects,
+    Piece,
+    is_expired,
+)
 from rmqctl.backup.points import Hole, Part, Point, id_of
 from rmqctl.backup.restore import SMALL as OF_A_POINT
 from rmqctl.backup.restore import Restored, complete, end_at, notes_of, point_at, refuse_taken
@@ -86,14 +96,16 @@ class _Uploads(Copies):
 
     def takes(self, source: str, relative: str) -> bool:
         """Store another file unless its size and time say that it is stored."""
-        about, have = os.stat(source), self.last.others.get(relative)
+        about = os.stat(source)
+        have = self.others.get(relative) or self.last.others.get(relative)
         if have is None or (have.size, have.changed) != (about.st_size, about.st_mtime_ns):
             have = Held(about.st_size, about.st_mtime_ns, tuple(self._stored(source)))
         self.others[relative] = have
         path = self.path(relative)
         make_folders(os.path.dirname(path), durable=False)
-        with open(path, "wb"):
-            return True
+        if not os.path.exists(path):
+            os.close(new_file(path, 0))
+        return True
 
     def _stored(self, path: str) -> Iterator[Piece]:
         """Store the pieces of a file that are not all zero."""
@@ -142,7 +154,7 @@ def back_up(source: Source, backup: str, clock: Callable[[], int], version: str,
         store.layout.require(store.root, "commitlog")
         names = objects.point_names()
         last = objects.notes(names[-1:])[0] if names else None
-        if last is None and {entry.name for entry in objects.list("")} - {LOG, SMALL}:
+        if last is None and {entry.name for entry in objects.list("")} - {LOG, SMALL, POINTS}:
             raise RefusedError(f"{objects.where('')}: is not empty and no backup: name a new place")
         now = clock()
         view, end = moment.fix(store, last.point.log_end if last else 0)

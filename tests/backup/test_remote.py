@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from rmqctl import api
 from rmqctl.backup.backup import Source
-from rmqctl.backup.objects import Objects, check, read_points
+from rmqctl.backup.objects import Objects, check, require_points
 from rmqctl.backup.remote import back_up, restore
-from rmqctl.errors import NotAStoreError, RefusedError, StoreHeldError
+from rmqctl.errors import NotAStoreError, RefusedError, StoreHeldError, UsageError
 from rmqctl.files.remote.files import RemoteFiles
 from tests.backup import test_backup as local
 from tests.backup.test_backup import (
@@ -28,6 +29,7 @@ from tests.backup.test_backup import (
 )
 from tests.conftest import GoldenFolder, Runner
 from tests.support import damage, golden, snapshot
+from tests.support.holder import held
 from tests.support.layouts import layout_set
 from tests.support.share import sample
 
@@ -96,7 +98,7 @@ def test_a_golden_store(one: golden.GoldenStore, golden: GoldenFolder, tmp_path:
         restore(url, str(tmp_path / "half"), offset=at)
         local.restore(str(tmp_path / "backup"), str(tmp_path / "like half"), offset=at)
         alike(tmp_path / "half", tmp_path / "like half")
-    assert list(check(url, read_points(url))) == []
+    assert list(check(url, require_points(url))) == []
 
 
 @pytest.mark.parametrize("name", sample(LAYOUTS, 2, "layouts of remote backups", always=lambda n: (
@@ -129,7 +131,7 @@ def test_each_moment_is_that_of_a_local_backup(growing: Growing, tmp_path: Path,
         assert before < names(url) if count else before == names(url)
         assert sum(part.end - part.start for part in point.parts) == point.log_end - stored
         stored = point.log_end
-    rows, points = messages(backup), read_points(url)
+    rows, points = messages(backup), require_points(url)
     assert [point.id for point in points] == [point.id for point in local.read_points(str(backup))]
     with api.open(backup) as opened:
         times = [row["store_timestamp"] for row in opened.messages(fields=["store_timestamp"])]
@@ -173,14 +175,14 @@ def test_a_killed_run_leaves_the_points_before(growing: Growing, tmp_path: Path,
             run(root, url, _NOW + number * 1000)
             break
         except Killed:
-            assert [point.id for point in read_points(url)] == [first.id]
+            assert [point.id for point in require_points(url)] == [first.id]
     assert number > 4
     left = 0
     restore(url, str(tmp_path / "first"), point=first.id)
     assert messages(tmp_path / "first") == before
     restore(url, str(tmp_path / "new"))
     assert messages(tmp_path / "new") == messages(root)
-    assert list(check(url, read_points(url))) == []
+    assert list(check(url, require_points(url))) == []
 
 
 def test_keep_removes_what_no_point_names(growing: Growing, tmp_path: Path, url: str) -> None:
@@ -197,10 +199,10 @@ def test_keep_removes_what_no_point_names(growing: Growing, tmp_path: Path, url:
     _point, removed = back_up(Source(str(root)), url, lambda: _NOW + 9000, "1", keep=2000)
     assert removed[0] == 2
     assert removed[1] > 10_000
-    assert [point.time for point in read_points(url)] == [_NOW + 9000]
+    assert [point.time for point in require_points(url)] == [_NOW + 9000]
     taken = {name for name in objects_before - names(url, "") if name.startswith("log")}
     assert {name.split("/")[2] for name in taken} == {gone.name, "x"}
-    assert list(check(url, read_points(url))) == []
+    assert list(check(url, require_points(url))) == []
     restore(url, str(tmp_path / "new"))
     assert messages(tmp_path / "new") == messages(root)
 
@@ -224,7 +226,7 @@ def test_a_file_of_many_pieces_has_a_list(growing: Growing, tmp_path: Path, url:
     assert messages(tmp_path / "new") == messages(root)
     with Objects(url) as objects:
         objects.remove(f"small/{listed[0]}")
-    assert len(list(check(url, read_points(url)))) == 1
+    assert len(list(check(url, require_points(url)))) == 1
 
 
 # -- damage ---------------------------------------------------------------------------------------
@@ -286,7 +288,7 @@ def test_a_repair_in_place_gets_into_the_backup(harm: str, growing: Growing, tmp
     assert findings(tmp_path / "new") == findings(tmp_path / "like")
     rmqctl("preflight", tmp_path / "new").expect(0, 1)
     assert first.damaged
-    assert list(check(url, read_points(url))) == []
+    assert list(check(url, require_points(url))) == []
 
 
 @pytest.mark.long
@@ -323,8 +325,8 @@ def test_of_two_runs_at_once_one_is_refused(growing: Growing, url: str,
     monkeypatch.setattr(Objects, "publish_point", publish)
     with pytest.raises(StoreHeldError, match="another run noted"):
         run(root, url, _NOW + 1000)
-    assert [point.time for point in read_points(url)] == [_NOW + 2000]
-    assert list(check(url, read_points(url))) == []
+    assert [point.time for point in require_points(url)] == [_NOW + 2000]
+    assert list(check(url, require_points(url))) == []
 
     def late(self: Objects, path: str, data: bytes) -> None:
         monkeypatch.undo()
@@ -362,6 +364,105 @@ def test_what_is_no_place_for_a_backup(growing: Growing, tmp_path: Path, url: st
     shown = rmqctl("backup", root, "nosuch://me:secret@host/b").expect(2)
     assert "secret" not in shown.err
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(("error", "words"), [
+    (PermissionError("Access Denied"), "permission denied"),
+    (FileNotFoundError("NoSuchBucket"), "its bucket or folder does not exist"),
+    (RuntimeError("no route to host\nstack"), "no route to host")])
+def test_errors_name_the_place_without_credentials(
+        error: Exception, words: str, growing: Growing, rmqctl: Runner,
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any, **_named: Any) -> None:
+        raise error
+
+    root, place = growing(0, 5), f"memory://me:secret@host-{next(_numbers)}/b"
+    monkeypatch.setattr(MemoryFileSystem, "pipe_file", fails)
+    done = rmqctl("backup", root, place).expect(5)
+    assert words in " ".join(done.err.split())
+    assert "secret" not in done.err
+    assert "memory://***@host" in done.err
+    monkeypatch.setattr(MemoryFileSystem, "ls", fails)
+    if not isinstance(error, FileNotFoundError):
+        rmqctl("backup", "list", place).expect(5)
+        rmqctl("restore", place, root.parent / "new").expect(5)
+
+
+def test_of_a_store_in_use_no_offset_is_ahead(growing: Growing, tmp_path: Path, url: str) -> None:
+    root = growing(0, 60)
+    (root / "config" / "consumerOffset.json").write_text(
+        json.dumps({"offsetTable": {"T0@g": {"0": 7, "1": 99}, "T1@g": {"0": 1}}}))
+    with held(root):
+        run(root, url)
+    assert restore(url, str(tmp_path / "new")).lowered == 1
+    with api.open(tmp_path / "new") as opened:
+        assert all(row.diff is None or row.diff >= 0 for row in opened.offsets(group="g"))
+        assert opened.doctor().ok
+
+
+def test_what_cannot_be_reached_for_a_while_does_not_end_every(
+        growing: Growing, url: str, monkeypatch: pytest.MonkeyPatch, rmqctl: Runner) -> None:
+    from rmqctl.backup import remote
+    from rmqctl.errors import StoreIOError
+
+    root, real, calls = growing(0, 5), remote.back_up, []
+
+    def sometimes(*args: Any) -> Any:
+        calls.append(None)
+        if len(calls) == 2:
+            raise StoreIOError("no route to host")
+        if len(calls) == 4:
+            raise UsageError("enough")
+        return real(*args)
+
+    monkeypatch.setattr(remote, "back_up", sometimes)
+    done = rmqctl("backup", root, url, "--every", "10ms").expect(2)
+    assert "the next run tries again" in " ".join(done.err.split())
+    assert len(require_points(url)) == 2
+
+
+@pytest.mark.exhaustive
+def test_s3(growing: Growing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+            rmqctl: Runner) -> None:
+    pytest.importorskip("s3fs")
+    boto3, server = pytest.importorskip("boto3"), pytest.importorskip("moto.server")
+    from fsspec.config import conf
+
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "x")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    simulated = server.ThreadedMotoServer(port=0, verbose=False)
+    simulated.start()
+    try:
+        host, port = simulated.get_host_and_port()
+        endpoint = f"http://{host}:{port}"
+        monkeypatch.setitem(conf, "s3", {"endpoint_url": endpoint})
+        client = boto3.client("s3", endpoint_url=endpoint)
+        client.create_bucket(Bucket="bucket")
+        for number in range(3):
+            root = growing(number * 50, 50)
+            (root / "config" / "consumerOffset.json").write_text(
+                json.dumps({"offsetTable": {"T0@g": {"0": number}}}))
+            for place in ("s3://bucket/a/b", str(tmp_path / "backup")):
+                back_up(Source(str(root)), place, lambda at=number: _NOW + at * 1000, "1") if (
+                    "://" in place) else local.run(root, Path(place), _NOW + number * 1000)
+        points, rows = require_points("s3://bucket/a/b"), messages(root)
+        for number, how in enumerate(({}, {"point": points[1].id}, {"until": _NOW},
+                                      {"offset": rows[70]["physical_offset"]})):
+            restore("s3://bucket/a/b", str(tmp_path / f"new{number}"), **how)
+            local.restore(str(tmp_path / "backup"), str(tmp_path / f"like{number}"), **how)
+            alike(tmp_path / f"new{number}", tmp_path / f"like{number}")
+        rmqctl("backup", root, "s3://bucket/a/b", "--keep", "1s").expect(0)
+        assert len(require_points("s3://bucket/a/b")) == 1
+        rmqctl("backup", "check", "s3://bucket/a/b").expect(0)
+        client.delete_object(Bucket="bucket", Key=f"a/b/{min(names('s3://bucket/a/b'))}")
+        rmqctl("backup", "check", "s3://bucket/a/b").expect(1)
+        rmqctl("restore", "s3://bucket/a/b", tmp_path / "x").expect(5)
+        done = rmqctl("backup", root, "s3://none/a").expect(5)
+        assert "its bucket or folder does not exist" in " ".join(done.err.split())
+        assert [bucket["Name"] for bucket in client.list_buckets()["Buckets"]] == ["bucket"]
+    finally:
+        simulated.stop()
 
 
 @pytest.mark.parametrize("change", [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -90,7 +91,7 @@ def command(
         refuse_link_of_others(backup)
     source = Source(store.root, store.folders, store.sizes)
     # One run, or one after the other: what goes wrong in one does not end the others.
-    code = ExitCode.OK
+    code, begun_well = ExitCode.OK, False
     while True:
         begun = time.monotonic()
         point = None
@@ -98,11 +99,12 @@ def command(
             with out.progress("copying") as progress:
                 point, removed = back_up(source, backup, now_ms, __version__,
                                          load.slowed(out, progress.advance), keep)
+            begun_well = True
             _show(out, shown, point, removed, time.monotonic() - begun)
             code = ExitCode.FINDINGS if point.damaged or point.missing else code
         except RmqctlError as error:
             if every is None or isinstance(error, UsageError) or (
-                    point is None and not _is_there(backup)):
+                    point is None and not begun_well and not _newest(backup)[0]):
                 raise
             out.warn(f"{error}; the next run tries again")
             code = ExitCode.FINDINGS
@@ -115,16 +117,16 @@ def command(
         raise typer.Exit(int(code))
 
 
-def _is_there(backup: str) -> bool:
-    return bool(_points(backup))
-
-
-def _points(backup: str) -> list[Point]:
+def _newest(backup: str) -> tuple[int, Point | None]:
+    """(how many restore points there are, the newest)."""
     if is_url(backup):
-        from rmqctl.backup.objects import read_points
-    else:
-        from rmqctl.backup.points import read_points
-    return read_points(backup)
+        from rmqctl.backup.objects import newest
+
+        return newest(backup)
+    from rmqctl.backup.points import read_points
+
+    known = read_points(backup)
+    return len(known), known[-1] if known else None
 
 
 def _wait(until: float) -> None:
@@ -182,13 +184,14 @@ def _measure(path: str, backup: str, point: Point | None, seconds: float) -> Non
     from rmqctl.files.remote.reader import without_secrets
     from rmqctl.output.prometheus import Metric, exposition
 
-    known = _points(backup)
-    last = known[-1] if known else None
+    count, last = 0, point
+    with suppress(StoreIOError):  # a place that cannot be reached now: the next run may
+        count, last = _newest(backup)
     labels = {"backup": without_secrets(backup)}
     values = {
         "rmqctl_backup_success": ("Whether the last run ended well", float(point is not None)),
         "rmqctl_backup_duration_seconds": ("Time that the last run took", seconds),
-        "rmqctl_backup_points": ("Restore points", float(len(known)))}
+        "rmqctl_backup_points": ("Restore points", float(count))}
     if last is not None:
         values["rmqctl_backup_last_success_timestamp_seconds"] = (
             "When the newest restore point was made", last.time / 1000)
