@@ -32,6 +32,8 @@ LOG, SMALL, POINTS = "log", "small", "points"
 _MOST_INLINE = 16
 """Pieces of a file that a point names itself."""
 _MOST_PIECES = 1 << 22
+_FEW = 100
+"""Points that are all read whenever some are removed."""
 _LARGEST = 1 << 28
 SETTINGS: dict[str, type] = {
     "version": str, "consumequeue_file_size": int, "consumequeue_ext_file_size": int,
@@ -85,6 +87,11 @@ class Note:
             yield SMALL, path, held
 
 
+def _day(name: str) -> str:
+    """The day of a point: 20261128."""
+    return name.partition("T")[0]
+
+
 def is_expired(path: str, held: Held, oldest: Point) -> bool:
     """Whether no restore point from ``oldest`` on needs a file of the log."""
     name = os.path.basename(path)
@@ -133,6 +140,7 @@ class Objects(RemoteFiles):
             length = self.size(name) or 0
         if length > _LARGEST:
             raise StoreIOError(f"{self.where(name)}: {length:,} bytes, more than a piece has")
+        self._sizes[name] = length  # nobody needs to be asked for it
         data = self.read(name, 0, length)
         if hashlib.sha256(data).hexdigest() != digest:
             raise StoreIOError(f"{self.where(name)}: its bytes are not those that were copied")
@@ -220,31 +228,37 @@ class Objects(RemoteFiles):
     def take_away(self, before: int) -> tuple[int, int]:
         """Remove the points older than a time (epoch ms), but never the newest, then all objects
         that no point left names. (points, bytes) removed.
+
+        Where many points are left, not all are read each time: but for once a day only what the
+        removed ones name of the log goes, which the oldest and the newest left do not.
         """
         names = self.point_names()
         gone = [name for name in names[:-1] if name < id_of(before)]
-        left = self.notes(names[len(gone):])
-        needed = set()
-        for note in left:
-            needed |= {name for name, *_ in self._named(note, left[0].point)}
+        left = names[len(gone):]
+        is_full = len(left) <= _FEW or any(_day(name) != _day(left[0]) for name in gone)
+        notes = self.notes(left if is_full else sorted({left[0], left[-1]}))
+        needed = {name for note in notes for name, _ in self._named(note, notes[0].point)}
+        unneeded: dict[str, int] = {}
+        for note in () if is_full else self.notes(gone):
+            unneeded |= {name: size for name, size in self._named(note, note.point)
+                         if name.startswith(f"{LOG}/") and name not in needed}
         # A point goes before what it names.
         for name in gone:
             self.remove(f"{POINTS}/{name}.json")
-        removed = 0
-        for folder in (LOG, SMALL):
-            for name, size in self.find(folder).items():
-                if name not in needed:
-                    self.remove(name)
-                    removed += size
-        return len(gone), removed
+        if is_full:
+            unneeded = {name: size for folder in (LOG, SMALL)
+                        for name, size in self.find(folder).items() if name not in needed}
+        for name in unneeded:
+            self.remove(name)
+        return len(gone), sum(unneeded.values())
 
-    def _named(self, note: Note, oldest: Point) -> Iterator[tuple[str, str, Piece]]:
-        """(object, path, piece) of all that a point names, each list of pieces before them."""
+    def _named(self, note: Note, oldest: Point) -> Iterator[tuple[str, int]]:
+        """(object, bytes) of all that a point names."""
         for folder, path, held in note.files_of(oldest):
             if isinstance(held.pieces, str):
-                yield f"{SMALL}/{held.pieces}", path, Piece(0, 0, held.pieces)
+                yield f"{SMALL}/{held.pieces}", 0
             for piece in self.pieces_of(held):
-                yield object_of(folder, path, piece), path, piece
+                yield object_of(folder, path, piece), piece.end - piece.start
 
     def faults(self, known: Sequence[Note], pace: Pace) -> Iterator[Fault]:
         """Compare each object that a point names with its SHA-256."""
