@@ -155,8 +155,11 @@ class Killed(BaseException):
     """A run ends here."""
 
 
-def test_a_killed_run_leaves_the_points_before(growing: Growing, tmp_path: Path, url: str,
-                                               monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("place", ["memory", "file"])
+def test_a_killed_run_leaves_the_points_before(place: str, growing: Growing, tmp_path: Path,
+                                               url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if place == "file":
+        url = f"file://{tmp_path}/backup"
     root = growing(0, 30)
     first = run(root, url)
     before = messages(root)
@@ -167,10 +170,21 @@ def test_a_killed_run_leaves_the_points_before(growing: Growing, tmp_path: Path,
         nonlocal left
         left -= 1
         if not left:
+            if not path.startswith("points"):
+                real(self, path, data[:len(data) // 2])
             raise Killed
         real(self, path, data)
 
+    def move(self: RemoteFiles, path: str, target: str) -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            raise Killed
+        moved(self, path, target)
+
+    moved = RemoteFiles._move
     monkeypatch.setattr(RemoteFiles, "put", put)
+    monkeypatch.setattr(RemoteFiles, "_move", move)
     for number in range(1, 100):
         left = number
         try:
@@ -180,6 +194,7 @@ def test_a_killed_run_leaves_the_points_before(growing: Growing, tmp_path: Path,
             assert [point.id for point in require_points(url)] == [first.id]
     assert number > 4
     left = 0
+    back_up(Source(str(root)), url, lambda: _NOW + 200_000, "1", keep=300_000)
     restore(url, str(tmp_path / "first"), point=first.id)
     assert messages(tmp_path / "first") == before
     restore(url, str(tmp_path / "new"))

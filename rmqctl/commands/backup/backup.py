@@ -54,9 +54,9 @@ def command(
     and consumer offsets last, and no offset in the copy is ahead of its queue. Bodies are compared
     with their CRCs: damage is copied, listed, and makes the exit code 1. The next run copies only
     what is new; log files that the broker deletes stay in the backup until --keep. A run that was
-    killed left no restore point, and the next one goes on. DEST is itself a store that all
-    commands can read, and `rmqctl restore` makes a store of any of its points. At a URL it is a
-    set of objects, which `restore` and `backup check` read.
+    killed left no restore point, and the next one goes on. `rmqctl restore` makes a store of any
+    restore point. A folder DEST is itself a store that all commands can read; at a URL there are
+    objects, from which `restore` builds consume queues and index.
 
         rmqctl backup /data/store /backup/broker-a
 
