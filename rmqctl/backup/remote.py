@@ -31,8 +31,17 @@ from rmqctl.backup.objects import (
     is_expired,
 )
 from rmqctl.backup.points import Hole, Part, Point, id_of
+from rmqctl.backup.restore import (
+    IDENTITY,
+    Restored,
+    complete,
+    end_at,
+    notes_of,
+    point_at,
+    refuse_other_log,
+    refuse_taken,
+)
 from rmqctl.backup.restore import SMALL as OF_A_POINT
-from rmqctl.backup.restore import Restored, complete, end_at, notes_of, point_at, refuse_taken
 from rmqctl.errors import RefusedError, RmqctlError, StoreIOError, UnsupportedError, UsageError
 from rmqctl.files.durable import make_folders, new_file, write_all
 from rmqctl.repair.broker_config import configured
@@ -300,7 +309,8 @@ def _with_gaps(pieces: Sequence[Piece], end: int) -> Iterator[Piece]:
 
 
 def restore(backup: str, target: str, *, until: int | None = None, offset: int | None = None,
-            point: str | None = None, pace: Pace = lambda _bytes: None) -> Restored:
+            point: str | None = None, seed_slave: bool = False,
+            pace: Pace = lambda _bytes: None) -> Restored:
     """Make the store ``target`` from a backup at a URL: as `restore.restore`. Each object is
     compared with its SHA-256. StoreIOError.
     """
@@ -325,7 +335,11 @@ def restore(backup: str, target: str, *, until: int | None = None, offset: int |
         of_chosen = next(note for note in found if note.point is chosen)
         others = {name: held for note, small in ((last, False), (of_chosen, True))
                   for name, held in note.others.items()
-                  if (name.split("/", 1)[0] in OF_A_POINT) is small}
+                  if (name.split("/", 1)[0] in OF_A_POINT) is small
+                  and not (seed_slave and name in IDENTITY)}
+        if seed_slave:
+            refuse_other_log(objects.where(""), newest.point, is_dledger=any(
+                os.path.dirname(name) not in ("", "commitlog") for name in newest.log))
         make_folders(part)
         copies = Copies(part, pace)
         for name, held in newest.log.items():

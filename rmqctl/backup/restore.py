@@ -81,9 +81,6 @@ def _restored(backup: str, target: str, part: str, until: int | None, offset: in
         raise UsageError(f"{backup}: no restore point {point}: it has {known[0].id} to "
                          f"{known[-1].id}")
     newest = known[-1]
-    if seed_slave and newest.own:
-        raise RefusedError(f"{backup}: keeps messages as they were before a repair of the store: "
-                           "its log is not the master's. Back the master up into a new folder")
     with Store.open(backup) as store, store.up_to(newest.log_end) as whole:
         end = chosen.log_end if point else newest.log_end
         if until is not None:
@@ -96,9 +93,8 @@ def _restored(backup: str, target: str, part: str, until: int | None, offset: in
         is_cut = end < newest.log_end or _reaches_beyond(store, end)
         if is_cut:
             _require_cuttable(store, backup)
-        if seed_slave and store.layout.is_dledger:
-            raise RefusedError(f"{backup}: of a DLedger log, whose members copy it themselves: "
-                               "there is no slave")
+        if seed_slave:
+            refuse_other_log(backup, newest, is_dledger=store.layout.is_dledger)
         # All is put together beside its place.
         make_folders(part)
         copies = Copies(part, pace)
@@ -144,6 +140,16 @@ def complete(part: str, target: str, end: int, generation: int, notes: list[str]
     _carried_out(part, lowering)
     publish_folder(part, target, "name")
     return lowered + ahead
+
+
+def refuse_other_log(backup: str, newest: Point, *, is_dledger: bool) -> None:
+    """RefusedError for a backup of which no store for a slave can be made."""
+    if newest.own:
+        raise RefusedError(f"{backup}: keeps messages as they were before a repair of the store: "
+                           "its log is not the master's. Back the master up into a new folder")
+    if is_dledger:
+        raise RefusedError(f"{backup}: of a DLedger log, whose members copy it themselves: there "
+                           "is no slave")
 
 
 def refuse_taken(target: str) -> str:

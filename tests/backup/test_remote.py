@@ -116,6 +116,21 @@ def test_other_layouts(name: str, tmp_path: Path, url: str) -> None:
             "file" if "double" in name else old._store.layout.consumequeue)
 
 
+def test_a_slave_starts_where_the_backup_ends(tmp_path: Path, url: str) -> None:
+    run(layout_set("5.3.3/controller") / "store", url)
+    for name, seed in (("slave", True), ("same", False)):
+        restore(url, str(tmp_path / name), seed_slave=seed)
+    left_out = {"brokerIdentity", "brokerIdentity-temp"}
+    theirs, same = ({path.name for path in (tmp_path / name).iterdir()}
+                    for name in ("slave", "same"))
+    assert not theirs & left_out
+    assert same - left_out == theirs < same
+    run(layout_set("5.3.3/dledger") / "store", url + "-dledger")
+    with pytest.raises(RefusedError, match="there is no slave"):
+        restore(url + "-dledger", str(tmp_path / "none"), seed_slave=True)
+    assert not list(tmp_path.glob("none*"))
+
+
 # -- run by run -----------------------------------------------------------------------------------
 
 
