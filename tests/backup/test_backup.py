@@ -337,9 +337,8 @@ def test_what_is_no_place_for_a_backup(growing: Callable[[int, int], Path], tmp_
     rmqctl("backup", root, tmp_path / "backup").expect(0)
     other = tiny.build(tmp_path / "other").root
     shutil.copytree(root, tmp_path / "cut")
-    log = tmp_path / "cut" / "commitlog" / f"{0:020d}"
-    rmqctl("truncate", tmp_path / "cut", "--to", "200", "--nearest", "--apply", "--yes")
-    damage.write(tmp_path / "cut", f"commitlog/{log.name}", 0, b"\0" * 100)
+    rmqctl("truncate", tmp_path / "cut", "--to-phy", str(messages(root)[3]["physical_offset"]),
+           "--apply", "--yes").expect(0)
     for store in (other, tmp_path / "cut"):
         with snapshot.assert_unchanged(tmp_path / "backup"):
             assert "Name a new folder" in rmqctl("backup", store, tmp_path / "backup").expect(6).err
