@@ -393,12 +393,19 @@ def _others(root: str, logs: set[str], own: frozenset[str]) -> Iterator[tuple[st
 
 
 def _remove_gone(root: str, copies: Copies) -> None:
-    """Remove configuration files that the store has no more, nor as a backup file."""
+    """Remove configuration files that the store has no more, nor as a backup file, and files of
+    compaction logs that a compaction replaced.
+    """
     there = set(_names(os.path.join(root, "config")))
     for name in _names(copies.path("config")):
         inner = os.path.join("config", name)
         if name not in there and f"{name}.bak" not in there and os.path.isfile(copies.path(inner)):
             copies.remove(inner)
+    for path, _folders, names in os.walk(copies.path("compaction")):
+        folder = os.path.relpath(path, copies.root)
+        for name in names:
+            if not os.path.lexists(os.path.join(root, folder, name)):
+                copies.remove(os.path.join(folder, name))
 
 
 def _copy_changed(root: str, name: str, copies: Copies) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -17,13 +17,16 @@ from rmqctl.backup.growing import Copies, Pace
 from rmqctl.backup.points import Point, folder_of, in_use, require_points
 from rmqctl.errors import RefusedError, UnsupportedError, UsageError
 from rmqctl.files.durable import STAGING, make_folders, publish_folder, remove_folder
+from rmqctl.repair.plan import Plan
+from rmqctl.repair.truncate.compaction import cut_compaction
 from rmqctl.repair.truncate.truncate import WRITES, border, truncate
+from rmqctl.scan.derived import QueueKey
 from rmqctl.scan.source import FileSource
 from rmqctl.store.log.end import used_size
+from rmqctl.store.queue.compaction import served_queues
 from rmqctl.store.store import Store
 
 if TYPE_CHECKING:
-    from rmqctl.repair.plan import Plan
     from rmqctl.repair.scratch import Scratch
 
 _PART = ".restoring"
@@ -103,30 +106,34 @@ def _restored(backup: str, target: str, part: str, until: int | None, offset: in
             copy_queues(view, copies, compare=False)
             copy_index(view, copies, compare=False)
             copy_rest(view, copies, without=(*SMALL, *IDENTITY) if seed_slave else SMALL)
-            generation = view.generation
+            generation, queues = view.generation, view.known_queues.keys()
         _small_of(backup, chosen, copies)
         copies.sync()
         is_plain = not any(file.head for file in whole.log.files)
-    # Queues that a later point replaced follow from the log.
     entries = known[-1].own or any(later.again and later.log_end > end for later in known[1:])
     lowered = complete(part, target, end, generation, notes, is_plain=is_plain, is_cut=is_cut,
-                       entries=entries)
+                       entries=entries, queues=queues)
     return Restored(chosen, end, len({file.path for file, _, _ in parts}), lowered, tuple(notes))
 
 
 def complete(part: str, target: str, end: int, generation: int, notes: list[str], *,
              is_plain: bool, is_cut: bool, entries: bool = False,
+             queues: Collection[QueueKey] | None = None,
              bare: Mapping[str, Any] | None = None) -> int:
     """Make what was copied to ``part`` a store whose log ends at ``end``, and give it its name. The
-    number of offsets that were lowered. ``bare``: it has no consume queues and no index yet, and
+    number of offsets that were lowered. ``queues``: those that the store had (None: what is there
+    is all that is known). ``bare``: it has no consume queues and no index yet, and
     they get these values of `Settings`. StoreIOError.
     """
     if bare is not None:
         _carried_out(part, partial(_with_entries, given=bare))
-    # What the moment does not cover by itself: timers, epochs, queues in RocksDB, offsets.
+    # What the moment does not cover by itself: timers, epochs, compaction logs, queues in RocksDB,
+    # offsets.
     if is_cut:
         notes += _carried_out(part, lambda store, scratch: truncate(
             store, end, generation, scratch=scratch).plan)
+    notes += _carried_out(part, lambda store, _scratch: _with_compaction(store, queues))
+    # Queues that a later point replaced follow from the log.
     if entries:
         _carried_out(part, _with_entries)
     lowered = finish(part, end, generation, is_plain)
@@ -226,6 +233,18 @@ def _small_of(backup: str, point: Point, copies: Copies) -> None:
     for name in point.small:
         with FileSource(os.path.join(folder, name)) as source:
             copies.grow(source, name, 0, source.size)
+
+
+def _with_compaction(store: Store, queues: Collection[QueueKey] | None) -> Plan:
+    """Compaction logs end with their queues: they were copied after the end of the log was fixed.
+    Of ``queues`` those without a message begin at 0.
+    """
+    known = store.known_queues.keys() if queues is None else queues
+    ends = {key: queue.disk_end if (queue := store.known_queue(*key)) else 0
+            for key in served_queues(store) if key in known}
+    cut = cut_compaction(store, ends)
+    return Plan("restore", store.root, tuple(cut.actions), tuple(cut.steps),
+                notes=tuple(cut.notes))
 
 
 def _with_entries(store: Store, scratch: Scratch, given: Mapping[str, Any] = _NOTHING) -> Plan:

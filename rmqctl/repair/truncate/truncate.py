@@ -35,6 +35,7 @@ from rmqctl.repair.plan import (
 )
 from rmqctl.repair.scratch import Scratch
 from rmqctl.repair.targets import target
+from rmqctl.repair.truncate.compaction import cut_compaction
 from rmqctl.repair.truncate.epochs import cut_epochs
 from rmqctl.repair.truncate.index import cut_index
 from rmqctl.repair.truncate.queues import cut_queues
@@ -46,7 +47,7 @@ from rmqctl.scan.overlay import Piece
 from rmqctl.scan.source import FileSource
 from rmqctl.scan.walk import Walk
 from rmqctl.store.config.progress import ConsumerProgress, named
-from rmqctl.store.files import StoreFile, listing
+from rmqctl.store.files import StoreFile
 from rmqctl.store.log.end import find_end, used_size
 from rmqctl.store.store import Store
 
@@ -102,12 +103,17 @@ def truncate(store: Store, to: int, generation: int,
     timer = cut_timer(store, to, queues.next_offsets.get((TIMER_TOPIC, 0)))
     index = cut_index(store, to, generation)
     epochs = cut_epochs(store, to)
-    steps = [*log_steps, *queues.steps, *timer.steps, *index.steps, *epochs.steps]
-    actions = [*log_actions, *queues.actions, *timer.actions, *index.actions, *epochs.actions]
+    compacted = cut_compaction(store, {key: end for key, end in queues.next_offsets.items()
+                                       if key not in queues.restarted})
+    steps = [*log_steps, *queues.steps, *timer.steps, *index.steps, *epochs.steps,
+             *compacted.steps]
+    actions = [*log_actions, *queues.actions, *timer.actions, *index.actions, *epochs.actions,
+               *compacted.actions]
     _set_back_checkpoint(store, cut_at, index.full_until, steps, actions)
     # What the user loses with it.
     notes = [*warnings(behind, progress, queues.next_offsets, queues.restarted),
-             *queues.notes, *timer.notes, *index.notes, *epochs.notes, *_left_as_is(store, to)]
+             *queues.notes, *timer.notes, *index.notes, *epochs.notes, *compacted.notes,
+             *_left_as_is(store, to)]
     if known.messages:
         said = plural(known.messages, "more message is", "more messages are")
         notes.append(f"{said} lost already, of which only entries beyond this end tell: the "
@@ -154,10 +160,6 @@ def _left_as_is(store: Store, to: int) -> list[str]:
     if damaged is not None:
         notes.append(f"the log is damaged before the cut, at physical offset {damaged}: a broker "
                      "whose recovery comes by would end it there")
-    if any(listing(store.path("compaction", "compactionLog", topic)).folders
-           for topic in listing(store.path("compaction", "compactionLog")).folders):
-        notes.append("compaction/ keeps copies of messages of compaction topics; what they hold "
-                     "of messages beyond the cut stays")
     return notes
 
 
