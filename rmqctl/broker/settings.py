@@ -18,7 +18,13 @@ from rmqctl.broker.versions import (
     version_of,
 )
 from rmqctl.errors import RefusedError, UsageError
-from rmqctl.formats.local import batch_consume_queue, consume_queue, consume_queue_ext, delay
+from rmqctl.formats.local import (
+    append_crc,
+    batch_consume_queue,
+    consume_queue,
+    consume_queue_ext,
+    delay,
+)
 from rmqctl.formats.local.index_file import Shape
 from rmqctl.parse_values import Address
 from rmqctl.store.broker_conf import BrokerConf
@@ -125,7 +131,7 @@ def checked(settings: Settings) -> tuple[Settings, list[str]]:
     if size > MAX_INT:
         raise UsageError(f"an index file of {settings.index_slots} slots and {settings.index_max} "
                          f"entries would have {size} bytes, a broker allows {MAX_INT}")
-    if settings.append_properties_crc and profile.generation < 5:
+    if settings.append_properties_crc and profile.generation < _SEALING:
         raise UsageError("a CRC is appended from 5.2.0 on, this store is to be for "
                          f"{settings.version}")
     try:
@@ -159,6 +165,8 @@ def _rounded(settings: Settings) -> tuple[Settings, list[str]]:
 
 _NAMES = frozenset(field.name for field in fields(Settings))
 _SHAPE = ("index_slots", "index_max")
+_SEALING = 5
+"""The first generation in which a broker can append a CRC to the properties."""
 Origin = Literal["given", "remembered", "shown", "files", "default"]
 
 
@@ -209,7 +217,9 @@ def resolve(store: Store, given: Mapping[str, Any], *, shown: Mapping[str, Any] 
     values: dict[str, Any] = {}
     origin: dict[str, Origin] = dict.fromkeys(_NAMES, "default")
     # What is written goes on as it was begun; a store without a log was begun by nobody.
-    begun = {"version": judged(store).release} if files and store.log.files else {}
+    begun: dict[str, Any] = {}
+    if files and store.log.files:
+        begun = {"version": judged(store).release, "append_properties_crc": _is_sealed(store)}
     layers: tuple[tuple[Origin, Mapping[str, Any]], ...] = (
         ("files", sizes), ("shown", {**begun, **(shown or {})}), ("remembered", remembered),
         ("given", chosen))
@@ -217,8 +227,18 @@ def resolve(store: Store, given: Mapping[str, Any], *, shown: Mapping[str, Any] 
         values |= layer
         origin |= dict.fromkeys(layer, where)
     settings = Settings(**values)
-    _ = settings.profile
+    if settings.profile.generation < _SEALING and origin["append_properties_crc"] == "shown":
+        settings = replace(settings, append_properties_crc=False)
     return BrokerConfig(settings, origin, index_unknown)
+
+
+def _is_sealed(store: Store) -> bool:
+    """Whether the newest file of the log begins with a message that has a CRC appended: a broker
+    that verifies it cuts the log at a message without one (forceVerifyPropCRC).
+    """
+    raws = (store.log.raw_at(file.base) for file in reversed(store.log.files))
+    raw = next((raw for raw in raws if raw is not None), None)
+    return raw is not None and append_crc.verify(raw) is True
 
 
 def _sizes_of_files(store: Store, known: Container[str]) -> dict[str, int]:
