@@ -14,7 +14,7 @@ from rmqctl.backup import moment
 from rmqctl.backup.copying import copy_index, copy_log, copy_queues, copy_rest, refuse_inside
 from rmqctl.backup.finishing import finish, lowered_offsets
 from rmqctl.backup.growing import Copies, Pace
-from rmqctl.backup.points import Point, folder_of, in_use, require_points
+from rmqctl.backup.points import Point, folder_of, in_use, is_begun, require_points
 from rmqctl.errors import RefusedError, UnsupportedError, UsageError
 from rmqctl.files.durable import STAGING, make_folders, publish_folder, remove_folder
 from rmqctl.repair.plan import Plan
@@ -110,7 +110,9 @@ def _restored(backup: str, target: str, part: str, until: int | None, offset: in
         _small_of(backup, chosen, copies)
         copies.sync()
         is_plain = not any(file.head for file in whole.log.files)
-    entries = known[-1].own or any(later.again and later.log_end > end for later in known[1:])
+    # Of a run that was killed, or goes on, one may be half written.
+    entries = is_begun(backup) or newest.own or any(
+        later.again and later.log_end > end for later in known[1:])
     lowered = complete(part, target, end, generation, notes, is_plain=is_plain, is_cut=is_cut,
                        entries=entries, queues=queues)
     return Restored(chosen, end, len({file.path for file, _, _ in parts}), lowered, tuple(notes))
