@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 from rmqctl.backup import moment, points
@@ -29,10 +30,11 @@ from rmqctl.backup.finishing import finish
 from rmqctl.backup.growing import Copies, Pace
 from rmqctl.backup.keeping import take_away
 from rmqctl.backup.points import Hole, Part, Point, id_of, read_points
-from rmqctl.errors import RefusedError, StoreIOError
+from rmqctl.errors import FormatError, RefusedError, RmqctlError, StoreIOError
 from rmqctl.files.durable import make_folders
 from rmqctl.files.lock import StoreLock
-from rmqctl.repair.truncate.truncate import border
+from rmqctl.formats.local.message import decode
+from rmqctl.scan.fillers import replaced
 from rmqctl.scan.source import FileSource
 from rmqctl.store.log.end import find_end
 from rmqctl.store.store import Sizes, Store
@@ -40,6 +42,9 @@ from rmqctl.store.store import Sizes, Store
 _COMPARED = 64 << 10
 """Bytes at the end of what a backup has of the log that are compared with the store's."""
 _DAY = 86_400_000
+OTHER_LOG = ("{store}: its log is not the one in {backup}: it has other bytes before {place}. If "
+             "it is damaged there, repair it first (`rmqctl doctor STORE --backup DEST`); if it is "
+             "another log, name a new place for its backup")
 _SMALL = ("config", "checkpoint")
 
 
@@ -69,20 +74,22 @@ def back_up(source: Source, backup: str, clock: Callable[[], int], version: str,
     with source.open() as store:
         refuse_inside(store.root, backup, "a backup needs a folder of its own")
         store.layout.require(store.root, "commitlog")
-        before = read_points(backup)
+        refuse_unreadable(store)
+        bad: list[RmqctlError] = []
+        before = read_points(backup, bad)
         unfinished = points.is_begun(backup)
         if not before and os.path.isdir(backup) and os.listdir(backup) and not unfinished:
             raise RefusedError(f"{backup}: is not empty and no backup: name a new folder")
         if not before:
             points.begin(backup, os.path.abspath(store.root))
-        with StoreLock(backup):
+        with StoreLock(backup, of_backup=True):
             now = clock()
             view, end = moment.fix(store, before[-1].log_end if before else 0)
             with view:
                 known = _known(view, backup, before, end)
                 points.begin(backup, os.path.abspath(store.root))
                 point = _grown(store, view, known, end, backup, before, now, version, pace,
-                               unfinished=unfinished)
+                               list(map(str, bad)), unfinished=unfinished)
             points.end(backup)
             if keep is None:
                 return point, (0, 0)
@@ -92,7 +99,7 @@ def back_up(source: Source, backup: str, clock: Callable[[], int], version: str,
 
 
 def _grown(store: Store, view: Store, known: int, end: int, backup: str,
-           before: Sequence[Point], now: int, version: str, pace: Pace, *,
+           before: Sequence[Point], now: int, version: str, pace: Pace, bad: Sequence[str], *,
            unfinished: bool) -> Point:
     # What a run that did not end left, and what a repair changed, is compared.
     last = before[-1] if before else None
@@ -105,15 +112,16 @@ def _grown(store: Store, view: Store, known: int, end: int, backup: str,
     again, is_same = mend_log(view, copies, known, [
         hole for point in before for hole in point.damaged]) if repaired else (False, True)
     compare = (repaired or unfinished) and is_same
+    gaps = _put_back(view, copies, known) if before else []
     parts, damaged, count, newest = _copied_log(
         view, copies, known, end, view.log.min_offset if again else known)
     if again:
         parts = [sum_of_copy(view, copies, file, min(end - file.base, file.size))
                  for file in view.log.files if file.base < end]
-    damaged += [Hole(os.path.relpath(path, store.root), at, length, unread=True)
-                for path, at, length in copies.unread]
+    damaged += [Hole(name, at, length, unread=True) for name, at, length in copies.unread]
     others, lost, notes = copy_queues(view, copies, compare=compare)
     damaged += lost
+    notes += [*bad, *gaps]
     own = not is_same or (last is not None and last.own)
     if own:  # the index of the store is that of another log
         notes.append("a repair changed messages of the store that the backup has as they were: it "
@@ -123,10 +131,7 @@ def _grown(store: Store, view: Store, known: int, end: int, backup: str,
         copy_index(view, copies, compare=compare)
     notes += copy_rest(view, copies)
     copies.sync()
-    missing = max(view.log.min_offset - known, 0) if before else 0
-    if missing:
-        notes.append(f"the log from {known:,} to {view.log.min_offset:,} was deleted before it "
-                     "was copied")
+    missing = lacking(view, known if before else view.log.min_offset, end, notes)
     # What a running broker writes meanwhile is ahead; what else is ahead tells of lost messages.
     lowered = finish(backup, end, view.generation, is_plain=not view.nodes) if (
         view.snapshot is not None) else 0
@@ -143,6 +148,48 @@ def _grown(store: Store, view: Store, known: int, end: int, backup: str,
         point = replace(point, id=id_of(max(now, last.time + 1)), time=max(now, last.time + 1))
     points.publish(backup, staged, point)
     return point
+
+
+def _put_back(view: Store, copies: Copies, known: int) -> list[str]:
+    """Copy log files again that the backup had and has no more. Notes. StoreIOError."""
+    notes = []
+    for file in view.log.files:
+        name = relative(view, file)
+        end = min(known - file.base, file.size)
+        if end > 0 and not os.path.exists(copies.path(name)):
+            with file.open() as source:
+                copies.grow(source, name, 0, end)
+            notes.append(f"{copies.path(name)}: was missing in the backup, and is copied again: "
+                         "`rmqctl backup check` compares the rest")
+    return notes
+
+
+def refuse_unreadable(store: Store) -> None:
+    """StoreIOError for a folder of the store that cannot be listed: it is not empty. RefusedError
+    for a log that is, although consume queues lead into it.
+    """
+    def fail(error: OSError) -> None:
+        raise StoreIOError.from_oserror(error, error.filename or store.root, "list")
+
+    for folder in dict.fromkeys((store.root, *store.log_folders)):
+        for _ in os.walk(folder, onerror=fail):
+            pass
+    if not store.log.files and (store.known_queues or store.index_listing.files):
+        raise RefusedError(f"{store.root}: has consume queues or an index, but no file of the log: "
+                           "a disk that is not mounted, or a log in other folders "
+                           "(--commitlog-dir)")
+
+
+def lacking(view: Store, known: int, end: int, notes: list[str]) -> int:
+    """The bytes of the log from ``known`` to ``end`` that the store does not have."""
+    if (missing := max(view.log.min_offset - known, 0)) > 0:
+        notes.append(f"the log from {known:,} to {view.log.min_offset:,} was deleted before it "
+                     "was copied")
+    for file, later in pairwise(view.log.files):
+        if file.end < later.base and known < later.base <= end:
+            notes.append(f"the log from {file.end:,} to {later.base:,} is missing in the store")
+            missing += later.base - max(file.end, known)
+    return missing
 
 
 def _copied_log(view: Store, copies: Copies, known: int, end: int, start: int) -> tuple[
@@ -206,24 +253,38 @@ def _known(view: Store, backup: str, before: Sequence[Point], end: int) -> int:
     at = known - file.base - length
     try:
         with file.open() as ours, FileSource(copy) as theirs:
-            same = ours.read(at, length) == theirs.read(at, length)
+            copied = theirs.read(at, length)
+            same = ours.read(at, length) == copied
     except StoreIOError:
         return known  # what cannot be read was copied before
-    if not same and not (_was_repaired(view, before[-1]) and goes_on(view, known)):
-        raise RefusedError(f"{view.root}: its log is not the one in {backup}: it has other "
-                           f"bytes before {known:,}. Name a new folder for its backup")
+    if not same and not (_was_repaired(view, before[-1]) and goes_on(
+            view, copied, file.base + at)):
+        raise RefusedError(OTHER_LOG.format(store=view.root, backup=backup, place=f"{known:,}"))
     return known
 
 
-def goes_on(view: Store, known: int) -> bool:
-    """Whether a record begins at an offset, or the log ends there: a repair in place leaves that
-    so, a log that was cut and grew again hardly.
+def goes_on(view: Store, theirs: bytes, at: int) -> bool:
+    """Whether the log has, from ``at`` on, what was copied as ``theirs``, but for what a repair in
+    place changes: damaged bytes, and messages that a filler took the place of. A log that was cut
+    and grew again has other messages there.
     """
-    try:
-        border(view, known)
-    except RefusedError:
-        return False
-    return True
+    batches = [*view.log.walk(at, at + len(theirs))]
+    for batch in batches:
+        for row in (~replaced(batch) & batch.crc_ok()).nonzero()[0].tolist():
+            first = int(batch.offset[row]) - at
+            raw = batch.bytes_at(row)
+            copied = theirs[first:first + len(raw)]
+            if raw == copied:
+                continue
+            try:
+                mine, other = decode(raw), decode(copied)
+            except FormatError:
+                continue  # it was damaged when it was copied
+            if other.crc_ok and (mine.body != other.body or (
+                    mine.store_timestamp != other.store_timestamp
+                    and mine.properties != other.properties)):
+                return False
+    return bool(batches)
 
 
 def _was_repaired(view: Store, last: Point) -> bool:

@@ -21,7 +21,7 @@ Pace = Callable[[int], None]
 
 @dataclass(slots=True)
 class Copies:
-    """The files that a run has written to. ``unread``: (path, position, length) of what the device
+    """The files that a run has written to. ``unread``: (name, position, length) of what the device
     did not give, and is zeros in the copy. ``written``: bytes.
     """
 
@@ -67,7 +67,7 @@ class Copies:
 
     def _copy(self, fd: int, source: FileSource, position: int, length: int, relative: str, *,
               compare: bool) -> int:
-        data = self._read(source, position, length)
+        data = self._read(source, relative, position, length)
         if not compare:
             self._write(fd, data, position, relative)
         elif (old := os.pread(fd, len(data), position)) != data:
@@ -132,7 +132,7 @@ class Copies:
         write_all(fd, data, position, self.path(relative))
         self.written += len(data)
 
-    def _read(self, source: FileSource, position: int, length: int) -> bytes:
+    def _read(self, source: FileSource, relative: str, position: int, length: int) -> bytes:
         """The bytes there; zeros for what the device does not give."""
         try:
             data = source.read(position, length)
@@ -140,7 +140,8 @@ class Copies:
                 return data
         except StoreIOError:
             if length > _SECTOR:  # find the sectors that can be read
-                return b"".join(self._read(source, at, min(_SECTOR, position + length - at))
-                                for at in range(position, position + length, _SECTOR))
-        self.unread.append((source.name, position, length))
+                return b"".join(
+                    self._read(source, relative, at, min(_SECTOR, position + length - at))
+                    for at in range(position, position + length, _SECTOR))
+        self.unread.append((relative, position, length))
         return bytes(length)

@@ -25,7 +25,13 @@ from rmqctl.backup.check import Fault
 from rmqctl.backup.copying import refuse_inside
 from rmqctl.backup.growing import Pace
 from rmqctl.backup.points import Hole, Point, id_of, parsed, require_inside
-from rmqctl.errors import FormatError, NotAStoreError, StoreHeldError, StoreIOError
+from rmqctl.errors import (
+    FormatError,
+    NotAStoreError,
+    RmqctlError,
+    StoreHeldError,
+    StoreIOError,
+)
 from rmqctl.files.remote.files import RemoteFiles
 
 LOG, SMALL, POINTS = "log", "small", "points"
@@ -170,15 +176,27 @@ class Objects(RemoteFiles):
         return [entry.name.removesuffix(".json") for entry in self.list(POINTS)
                 if not entry.is_folder and entry.name.endswith(".json")]
 
-    def notes(self, names: Sequence[str]) -> list[Note]:
-        """The points of these names. FormatError."""
+    def notes(self, names: Sequence[str], bad: list[RmqctlError] | None = None) -> list[Note]:
+        """The points of these names. Those that cannot be read are left out, and why is added to
+        ``bad``; without it, and where none can be read: FormatError.
+        """
         paths = [f"{POINTS}/{name}.json" for name in names]
-        return [self._parsed(name, data) for name, data in zip(
-            names, self.read_all(paths), strict=True)]
+        found: list[Note] = []
+        wrong: list[RmqctlError] = []
+        for name, data in zip(names, self.read_all(paths), strict=True):
+            try:
+                found.append(self._parsed(name, data))
+            except FormatError as error:
+                wrong.append(error)
+        if wrong and (bad is None or not found):
+            raise wrong[0]
+        if bad is not None:
+            bad += wrong
+        return found
 
-    def require_notes(self) -> list[Note]:
-        """All points. NotAStoreError where there is none."""
-        found = self.notes(self.point_names())
+    def require_notes(self, bad: list[RmqctlError] | None = None) -> list[Note]:
+        """All points, as `notes`. NotAStoreError where there is none."""
+        found = self.notes(self.point_names(), bad)
         if not found:
             raise NotAStoreError(f"{self.where('')}: not a backup (no restore point in "
                                  f"{self.where(POINTS)})")
@@ -327,10 +345,12 @@ def newest(backup: str) -> tuple[int, Point | None]:
         return len(names), objects.notes(names[-1:])[0].point if names else None
 
 
-def require_points(backup: str) -> list[Point]:
-    """The points of a backup, oldest first. NotAStoreError where there is none."""
+def require_points(backup: str, bad: list[RmqctlError] | None = None) -> list[Point]:
+    """The points of a backup, oldest first, as `Objects.notes`. NotAStoreError where there is
+    none.
+    """
     with Objects(backup) as objects:
-        found = objects.require_notes()
+        found = objects.require_notes(bad)
     # The oldest has the damage that those removed before it had noted.
     return [replace(found[0].point, damaged=found[0].holes), *(note.point for note in found[1:])]
 

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from rmqctl.errors import FormatError, NotAStoreError, StoreIOError
+from rmqctl.errors import FormatError, NotAStoreError, RmqctlError, StoreIOError
 from rmqctl.files.durable import (
     GONE,
     make_folders,
@@ -184,10 +184,11 @@ def _locked(backup: str, how: int) -> Iterator[bool]:
         os.close(fd)
 
 
-def read_points(backup: str) -> list[Point]:
+def read_points(backup: str, bad: list[RmqctlError] | None = None) -> list[Point]:
     """The points of a backup, oldest first; none where the folder is no backup.
 
-    FormatError for a point that cannot be read, StoreIOError.
+    Points that cannot be read are left out, and why is added to ``bad``. Without it, and where
+    none can be read: FormatError, StoreIOError.
     """
     folder = _points_folder(backup)
     try:
@@ -196,12 +197,25 @@ def read_points(backup: str) -> list[Point]:
         return []
     except OSError as error:
         raise StoreIOError.from_oserror(error, folder, "list") from None
-    return [_read(folder, name) for name in names if not name.endswith(GONE)]
+    points: list[Point] = []
+    wrong: list[RmqctlError] = []
+    for name in names:
+        if name.endswith(GONE) or not os.path.isdir(os.path.join(folder, name)):
+            continue  # half removed, or none of ours
+        try:
+            points.append(_read(folder, name))
+        except (FormatError, StoreIOError) as error:
+            wrong.append(error)
+    if wrong and (bad is None or not points):
+        raise wrong[0]
+    if bad is not None:
+        bad += wrong
+    return points
 
 
-def require_points(backup: str) -> list[Point]:
-    """The points of a backup. NotAStoreError where there is none."""
-    points = read_points(backup)
+def require_points(backup: str, bad: list[RmqctlError] | None = None) -> list[Point]:
+    """The points of a backup, as `read_points`. NotAStoreError where there is none."""
+    points = read_points(backup, bad)
     if not points:
         raise NotAStoreError(f"{backup}: not a backup (no restore point in "
                              f"{_points_folder(backup)})")

@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import Any
 
 from rmqctl.backup import moment
-from rmqctl.backup.backup import Source, goes_on
+from rmqctl.backup.backup import OTHER_LOG, Source, goes_on, lacking, refuse_unreadable
 from rmqctl.backup.copying import copy_log, copy_rest, damage_in, relative
 from rmqctl.backup.growing import Copies, Pace
 from rmqctl.backup.objects import (
@@ -40,6 +40,7 @@ from rmqctl.backup.restore import (
     point_at,
     refuse_other_log,
     refuse_taken,
+    removed_unless_done,
 )
 from rmqctl.backup.restore import SMALL as OF_A_POINT
 from rmqctl.errors import RefusedError, RmqctlError, StoreIOError, UnsupportedError, UsageError
@@ -84,7 +85,7 @@ class _Uploads(Copies):
             stop = min(position + PIECE, end)
             if position < self.border - source.base < stop:
                 stop = self.border - source.base
-            data = self._read(source, position, stop - position)
+            data = self._read(source, relative, position, stop - position)
             if used_length(data):
                 pieces.append(self._add(relative, position, data))
             position += len(data)
@@ -161,6 +162,7 @@ def back_up(source: Source, backup: str, clock: Callable[[], int], version: str,
     with source.open() as store, Objects(backup) as objects:
         objects.refuse_in_store(store.root)
         store.layout.require(store.root, "commitlog")
+        refuse_unreadable(store)
         names = objects.point_names()
         last = objects.notes(names[-1:])[0] if names else None
         if last is None and {entry.name for entry in objects.list("")} - {LOG, SMALL, POINTS}:
@@ -186,17 +188,13 @@ def _grown(view: Store, uploads: _Uploads, known: int, end: int, now: int, versi
     for _part in copy_log(view, uploads, known, end):
         pass
     damaged, count, newest = damage_in(view, view.log.min_offset if again else known, end)
-    damaged += [Hole(os.path.relpath(path, view.root), at, length, unread=True)
-                for path, at, length in uploads.unread]
+    damaged += [Hole(name, at, length, unread=True) for name, at, length in uploads.unread]
     notes = copy_rest(view, uploads, without=("consumequeue_ext",))
     own = not is_same or (before is not None and before.own)
     if own:
         notes.append("a repair changed messages of the store that the backup has as they were: it "
                      "keeps its own, which `rmqctl restore` gives")
-    missing = max(view.log.min_offset - known, 0) if before else 0
-    if missing:
-        notes.append(f"the log from {known:,} to {view.log.min_offset:,} was deleted before it "
-                     "was copied")
+    missing = lacking(view, known if before else view.log.min_offset, end, notes)
     if before is not None and before.id >= id_of(now):  # a clock that was set back
         now = before.time + 1
     # What earlier runs noted of the log, and is not copied again.
@@ -241,10 +239,27 @@ def _known(view: Store, objects: Objects, last: Note | None, end: int) -> int:
                            f"{known:,}: it was cut, or is another store's. Name a new place for "
                            "its backup")
     if _tail(view, known) not in ("", last.tail) and last.tail and (
-            _repairs(view) == last.point.repairs or not goes_on(view, known)):
-        raise RefusedError(f"{view.root}: its log is not the one in {objects.where('')}: it has "
-                           f"other bytes before {known:,}. Name a new place for its backup")
+            _repairs(view) == last.point.repairs or not _goes_on(view, objects, last, known)):
+        raise RefusedError(OTHER_LOG.format(store=view.root, backup=objects.where(""),
+                                            place=f"{known:,}"))
     return known
+
+
+def _goes_on(view: Store, objects: Objects, last: Note, known: int) -> bool:
+    """Whether the log has what was stored of its end, but for what a repair changes."""
+    file = view.log.file_of(known - 1)
+    if file is None:
+        return True
+    name = relative(view, file)
+    beyond = known - file.base
+    at = beyond - min(_COMPARED, beyond)
+    theirs = bytearray(beyond - at)
+    for piece in objects.pieces_of(last.log[name]) if name in last.log else ():
+        if piece.end > at and piece.start < beyond:
+            data = objects.get(LOG, name, piece)
+            low, high = max(piece.start, at), min(piece.end, beyond)
+            theirs[low - at:high - at] = data[low - piece.start:high - piece.start]
+    return goes_on(view, bytes(theirs), file.base + at)
 
 
 def _tail(view: Store, end: int) -> str:
@@ -272,7 +287,7 @@ def _mend(view: Store, uploads: _Uploads, known: int) -> tuple[bool, bool]:
         mended: list[Piece] = []
         with file.open() as source:
             for piece in _with_gaps(pieces, min(known - file.base, file.size)):
-                ours = uploads._read(source, piece.start, piece.end - piece.start)
+                ours = uploads._read(source, name, piece.start, piece.end - piece.start)
                 if hashlib.sha256(ours).hexdigest() == piece.sha256 or not (
                         piece.sha256 or used_length(ours)):
                     mended += [piece] if piece.sha256 else []
@@ -317,8 +332,15 @@ def restore(backup: str, target: str, *, until: int | None = None, offset: int |
     if sum(given is not None for given in (until, offset, point)) > 1:
         raise UsageError("a time, an offset and a point exclude each other")
     part = refuse_taken(target)
+    with removed_unless_done(part):
+        return _restored(backup, target, part, until, offset, point, pace, seed_slave=seed_slave)
+
+
+def _restored(backup: str, target: str, part: str, until: int | None, offset: int | None,
+              point: str | None, pace: Pace, *, seed_slave: bool) -> Restored:
     with Objects(backup) as objects:
-        found = objects.require_notes()
+        bad: list[RmqctlError] = []
+        found = objects.require_notes(bad)
         known = [note.point for note in found]
         # The log of the newest point, and all else of one at which the log is long enough.
         newest = found[-1]
@@ -354,7 +376,7 @@ def restore(backup: str, target: str, *, until: int | None = None, offset: int |
             end = end_at(whole, until, end)
         elif offset is not None:
             border(whole, end := offset)
-        notes = notes_of(chosen, until, end)
+        notes = [*map(str, bad), *notes_of(chosen, until, end)]
         is_cut = end < last.point.log_end
         if is_cut:
             _require_cuttable(store, objects.where(""))

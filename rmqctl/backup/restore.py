@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from rmqctl.backup import moment
+from rmqctl.backup.check import Fault, check
 from rmqctl.backup.copying import copy_index, copy_log, copy_queues, copy_rest, refuse_inside
 from rmqctl.backup.finishing import finish, lowered_offsets
 from rmqctl.backup.growing import Copies, Pace
 from rmqctl.backup.points import Point, folder_of, in_use, is_begun, require_points
-from rmqctl.errors import RefusedError, UnsupportedError, UsageError
+from rmqctl.errors import RefusedError, RmqctlError, UnsupportedError, UsageError
 from rmqctl.files.durable import STAGING, make_folders, publish_folder, remove_folder
 from rmqctl.repair.plan import Plan
 from rmqctl.repair.truncate.compaction import cut_compaction
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from rmqctl.repair.scratch import Scratch
 
 _PART = ".restoring"
+_LOGS = ("commitlog", "data")
 IDENTITY = ("brokerIdentity", "brokerIdentity-temp")
 """Of the broker that was backed up: a controller gives a new one another."""
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -41,6 +43,7 @@ SMALL = ("config", "checkpoint")
 class Restored:
     """What was restored: up to ``end`` of the log, with the configuration and the offsets of
     ``point``. ``lowered``: offsets that were ahead of the queues and are their ends.
+    ``faults``: what is not as it was copied, and was restored all the same.
     """
 
     point: Point
@@ -48,6 +51,7 @@ class Restored:
     files: int
     lowered: int
     notes: tuple[str, ...]
+    faults: int = 0
 
 
 def point_at(known: Sequence[Point], until: int | None) -> Point:
@@ -70,13 +74,26 @@ def restore(backup: str, target: str, *, until: int | None = None, offset: int |
         raise UsageError("a time, an offset and a point exclude each other")
     refuse_inside(backup, target, "restore into another folder")
     part = refuse_taken(target)
-    with in_use(backup):
+    with in_use(backup), removed_unless_done(part):
         return _restored(backup, target, part, until, offset, point, pace, seed_slave=seed_slave)
+
+
+@contextmanager
+def removed_unless_done(part: str) -> Iterator[None]:
+    """Remove what was put together of a store where an error ends it."""
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError, RmqctlError):
+            if os.path.isdir(part):
+                remove_folder(part)
+        raise
 
 
 def _restored(backup: str, target: str, part: str, until: int | None, offset: int | None,
               point: str | None, pace: Pace, *, seed_slave: bool) -> Restored:
-    known = require_points(backup)
+    bad: list[RmqctlError] = []
+    known = require_points(backup, bad)
     # The configuration of a point, and where the log is to end.
     chosen = next((one for one in known if one.id == point), None) if point else (
         point_at(known, until))
@@ -91,7 +108,10 @@ def _restored(backup: str, target: str, part: str, until: int | None, offset: in
         elif offset is not None:
             end = _border(whole, offset)
             chosen = next((one for one in known if one.log_end >= end), newest)
-        notes = notes_of(chosen, until, end)
+        # What the copied bytes should be, and are not.
+        faults = [fault for fault in check(backup, known, pace) if _concerns(fault, chosen, end)]
+        notes = [*map(str, bad), *(f"{fault.file}: {fault.reason}" for fault in faults),
+                 *notes_of(chosen, until, end)]
         # What a run that was killed had copied is no restore point yet.
         is_cut = end < newest.log_end or _reaches_beyond(store, end)
         if is_cut:
@@ -112,10 +132,19 @@ def _restored(backup: str, target: str, part: str, until: int | None, offset: in
         is_plain = not any(file.head for file in whole.log.files)
     # Of a run that was killed, or goes on, one may be half written.
     entries = is_begun(backup) or newest.own or any(
-        later.again and later.log_end > end for later in known[1:])
+        later.again and (later.log_end > end or later.id > chosen.id) for later in known[1:])
     lowered = complete(part, target, end, generation, notes, is_plain=is_plain, is_cut=is_cut,
                        entries=entries, queues=queues)
-    return Restored(chosen, end, len({file.path for file, _, _ in parts}), lowered, tuple(notes))
+    return Restored(chosen, end, len({file.path for file, _, _ in parts}), lowered, tuple(notes),
+                    len(faults))
+
+
+def _concerns(fault: Fault, chosen: Point, end: int) -> bool:
+    """Whether a fault of the backup is one of what is restored."""
+    base = os.path.basename(fault.file)
+    if os.path.basename(os.path.dirname(fault.file)) in _LOGS and base.isdigit():
+        return int(base) + fault.start < end
+    return fault.point == chosen.id
 
 
 def complete(part: str, target: str, end: int, generation: int, notes: list[str], *,
@@ -163,7 +192,7 @@ def refuse_other_log(backup: str, newest: Point, *, is_dledger: bool) -> None:
 
 def refuse_taken(target: str) -> str:
     """The folder beside the target in which it is put together. RefusedError."""
-    if os.path.lexists(target) and not os.path.isdir(target):
+    if os.path.lexists(target) and (os.path.islink(target) or not os.path.isdir(target)):
         raise RefusedError(f"{target}: is no folder")
     if os.path.isdir(target) and os.listdir(target):
         raise RefusedError(f"{target}: is not empty. Restore into a new folder: nothing is "

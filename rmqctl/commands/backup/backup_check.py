@@ -9,7 +9,7 @@ import typer
 from rmqctl.commands.app.option_groups import pick
 from rmqctl.commands.shared.cron_options import CronOptions
 from rmqctl.commands.shared.options import Out
-from rmqctl.errors import ExitCode
+from rmqctl.errors import ExitCode, RmqctlError
 from rmqctl.parse_values import is_url
 from rmqctl.phrases import Phrase, counted
 
@@ -35,6 +35,7 @@ def command(
 
         rmqctl backup check /backup/broker-a
     """
+    from rmqctl.backup.check import Fault
     from rmqctl.files.remote.reader import without_secrets
 
     if is_url(backup):
@@ -42,10 +43,12 @@ def command(
     else:
         from rmqctl.backup.check import check
         from rmqctl.backup.points import require_points
-    known = require_points(backup)
+    bad: list[RmqctlError] = []
+    known = require_points(backup, bad)
     total = sum(part.end - part.start for point in known for part in point.parts)
     with out.progress("checking", None if is_url(backup) else total) as progress:
-        faults = list(check(backup, known, load.slowed(out, progress.advance)))
+        faults = [*check(backup, known, load.slowed(out, progress.advance)),
+                  *(Fault("", "", 0, 0, str(error)) for error in bad)]
     shown = without_secrets(backup)
     damaged = sum(len(point.damaged) for point in known)
     verdict = (Phrase("{backup}: {faults}", backup=shown, faults=counted(len(faults), "fault"))

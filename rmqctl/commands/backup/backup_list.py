@@ -9,6 +9,7 @@ import typer
 
 from rmqctl.commands.backup.backup import as_document
 from rmqctl.commands.shared.options import Out, Zone
+from rmqctl.errors import ExitCode, RmqctlError
 from rmqctl.output.units import size_text, time_text
 from rmqctl.parse_values import is_url
 from rmqctl.phrases import counted
@@ -16,7 +17,7 @@ from rmqctl.phrases import counted
 if TYPE_CHECKING:
     from rmqctl.output import Human
 
-COLUMNS = ("point", "time", "log_end", "messages", "copied", "damaged", "newest message")
+COLUMNS = ("point", "time", "log_end", "damaged", "messages", "copied", "newest message")
 
 
 def command(
@@ -39,8 +40,8 @@ def command(
         from rmqctl.backup.objects import require_points
     else:
         from rmqctl.backup.points import require_points
-    shown = without_secrets(backup)
-    found = [as_document(shown, point) for point in require_points(backup)]
+    shown, bad = without_secrets(backup), list[RmqctlError]()
+    found = [as_document(shown, point) for point in require_points(backup, bad)]
     verdict = counted(len(found), "restore point")
 
     def show(page: Human) -> None:
@@ -52,4 +53,8 @@ def command(
             time_text(point["last_store_timestamp"], tz)} for point in found), COLUMNS)
 
     out.document({"backup": shown, "points": found}, show)
+    for error in bad:
+        out.warn(str(error))
     out.conclude(verdict)
+    if bad:
+        raise typer.Exit(int(ExitCode.FINDINGS))

@@ -12,6 +12,7 @@ from rmqctl.commands.app.option_groups import pick
 from rmqctl.commands.shared.cron_options import CronOptions
 from rmqctl.commands.shared.options import Out, Zone
 from rmqctl.commands.shared.plan_page import what_next
+from rmqctl.errors import ExitCode
 from rmqctl.parse_values import is_url, parse_offset, parse_time
 from rmqctl.phrases import Phrase, counted
 
@@ -78,7 +79,10 @@ def command(
                 "notes": list(done.notes), "next": [following]}
 
     def show(page: Human) -> None:
-        page.text(verdict, "good")
+        page.text(verdict, "bad" if done.faults else "good")
+        if done.faults:
+            page.text(Phrase("The backup is not as it was copied: {faults}, see the warnings.",
+                             faults=counted(done.faults, "fault")), "bad")
         page.blank()
         page.pairs({"log": f"ends at {done.end:,} ({counted(done.files, 'file')})",
                     "configuration": done.point.id, "offsets lowered": f"{done.lowered:,}"})
@@ -90,4 +94,6 @@ def command(
     out.document(document, show)
     for note in done.notes:
         out.warn(note)
-    out.conclude(verdict, "good")
+    out.conclude(verdict, "bad" if done.faults else "good")
+    if done.faults:
+        raise typer.Exit(int(ExitCode.FINDINGS))
