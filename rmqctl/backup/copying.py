@@ -15,6 +15,7 @@ from rmqctl.files.durable import make_folders
 from rmqctl.files.sparse import copy_sparse
 from rmqctl.formats.local import batch_consume_queue, consume_queue
 from rmqctl.formats.local.index_file import HEADER
+from rmqctl.phrases import counted
 from rmqctl.scan.frames import DAMAGED
 from rmqctl.scan.holes import used_end
 from rmqctl.scan.source import FileSource
@@ -172,15 +173,19 @@ def copy_queues(view: Store, copies: Copies, *, compare: bool) -> tuple[
     if is_database(view.path("consumequeue")) and not copy_database(
             view.root, "consumequeue", copies):
         notes.append(_UNSTEADY.format("consumequeue"))
-    others = False
-    for queue in view.plain_queues.values():
+    others: list[tuple[str, int]] = []
+    for key, queue in view.plain_queues.items():
         with closing(queue):
-            others |= _copy_appended(queue.files, view, copies, consume_queue.UNIT_SIZE, compare,
-                                     lost)
-    for batches in view.batch_queues.values():
-        others |= _copy_appended(batches.files, view, copies, batch_consume_queue.UNIT_SIZE,
-                                 compare, lost)
-    return others, lost, notes
+            others += [key] * _copy_appended(queue.files, view, copies, consume_queue.UNIT_SIZE,
+                                             compare, lost)
+    for key, batches in view.batch_queues.items():
+        others += [key] * _copy_appended(batches.files, view, copies,
+                                         batch_consume_queue.UNIT_SIZE, compare, lost)
+    if others:
+        notes.append(f"{counted(len(others), 'consume queue is', 'consume queues are')} not what "
+                     f"the backup had (the first {others[0][0]}/{others[0][1]}): the topic was "
+                     f"created again, or entries are damaged: `rmqctl verify {view.root}`")
+    return bool(others), lost, notes
 
 
 def _copy_appended(files: Sequence[StoreFile], view: Store, copies: Copies, unit: int,

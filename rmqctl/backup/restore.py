@@ -114,8 +114,9 @@ def _restored(backup: str, target: str, part: str, until: int | None, offset: in
                  *notes_of(chosen, until, end)]
         # What a run that was killed had copied is no restore point yet.
         is_cut = end < newest.log_end or _reaches_beyond(store, end)
-        if is_cut:
-            _require_cuttable(store, backup)
+        if is_cut and not _is_derived(store):
+            raise RefusedError(f"{backup}: of a DLedger log, or of consume queues that are written "
+                               "twice, only the newest restore point can be restored")
         if seed_slave:
             refuse_other_log(backup, newest, is_dledger=store.layout.is_dledger)
         # All is put together beside its place.
@@ -130,8 +131,13 @@ def _restored(backup: str, target: str, part: str, until: int | None, offset: in
         _small_of(backup, chosen, copies)
         copies.sync()
         is_plain = not any(file.head for file in whole.log.files)
-    # Of a run that was killed, or goes on, one may be half written.
-    entries = is_begun(backup) or newest.own or any(
+        is_derived = _is_derived(store)
+    # Of a run that was killed, or goes on, one may be half written. What was damaged in the store
+    # may be damaged in the copy; of a damaged log, or a topic that was made again, entries may be
+    # all that tells.
+    entries = is_begun(backup) or newest.own or not (any(
+        one.damaged or one.missing or one.again for one in known) or faults or not is_derived
+    ) or any(
         later.again and (later.log_end > end or later.id > chosen.id) for later in known[1:])
     lowered = complete(part, target, end, generation, notes, is_plain=is_plain, is_cut=is_cut,
                        entries=entries, queues=queues)
@@ -207,13 +213,13 @@ def refuse_taken(target: str) -> str:
     return part
 
 
-def _require_cuttable(store: Store, backup: str) -> None:
-    """RefusedError for a layout of which only the newest moment can be restored."""
+def _is_derived(store: Store) -> bool:
+    """Whether queues and index can be made from the log, so that it can be cut."""
     try:
-        store.layout.require_writable(backup, WRITES, made_anew=True)
+        store.layout.require_writable(store.root, WRITES, made_anew=True)
     except UnsupportedError:
-        raise RefusedError(f"{backup}: of a DLedger log, or of consume queues that are written "
-                           "twice, only the newest restore point can be restored") from None
+        return False
+    return True
 
 
 def _reaches_beyond(store: Store, end: int) -> bool:
@@ -285,7 +291,9 @@ def _with_entries(store: Store, scratch: Scratch, given: Mapping[str, Any] = _NO
     def silent(_label: str, _total: int) -> Iterator[Callable[[int], None]]:
         yield lambda _bytes: None
 
-    derived = RecoverOptions(frozenset({"consumequeue", "index"}), given=given)
+    # A broker may be set to write no index.
+    only = {"consumequeue", "index"} if given or store.index_listing.files else {"consumequeue"}
+    derived = RecoverOptions(frozenset(only), given=given)
     return plan_recover(store.root, scratch, derived, silent)
 
 

@@ -24,6 +24,7 @@ from rmqctl.backup.copying import copy_database
 from rmqctl.backup.growing import Copies
 from rmqctl.backup.points import in_use, read_points
 from rmqctl.backup.restore import restore
+from rmqctl.errors import StoreIOError
 from tests.conftest import GoldenFolder, Runner
 from tests.support import damage, golden, snapshot, tiny
 from tests.support.deaths import MODES, Trap, in_child
@@ -530,6 +531,130 @@ def test_entries_that_the_store_lost_stay(share: float, growing: Callable[[int, 
     assert messages(backup) == messages(root)
     restore(str(backup), str(tmp_path / "new"))
     assert not findings(tmp_path / "new")
+
+
+@pytest.mark.parametrize("harm", ["garbled", "deleted"])
+def test_damaged_entries_are_not_restored(harm: str, growing: Callable[[int, int], Path],
+                                          tmp_path: Path, rmqctl: Runner) -> None:
+    """Of a sound log those of an older point follow from it, whatever got into the copy. A queue
+    that is another one stays as it is, and is told of.
+    """
+    root, backup = growing(0, 200), tmp_path / "backup"
+    run(root, backup)
+    file = max((root / "consumequeue/T0/0").iterdir())
+    if harm == "deleted":
+        file.unlink()
+    else:
+        damage.flip_bit(root, str(file.relative_to(root)), 3, 3)
+    assert "the first T0/0" in rmqctl("backup", root, backup).expect(0).err
+    restore(str(backup), str(tmp_path / "new"), point=read_points(str(backup))[0].id)
+    assert messages(tmp_path / "new") == messages(root)
+    assert not findings(tmp_path / "new")
+
+
+# -- what a run and a restore must not pass over --------------------------------------------------
+
+
+def test_a_log_that_was_cut_and_grew_by_messages_of_one_size(
+        growing: Callable[[int, int], Path], tmp_path: Path, rmqctl: Runner) -> None:
+    root, backup = growing(0, 20), tmp_path / "backup"
+    words = ("write", root, "--topic", "T0", "--body")
+    rmqctl(*words, "one").expect(0)
+    run(root, backup)
+    last = messages(root)[-1]["physical_offset"]
+    rmqctl("truncate", root, "--to-phy", str(last), "--apply", "--yes").expect(0)
+    for body in ("two", "six"):
+        rmqctl(*words, body).expect(0)
+    with snapshot.assert_unchanged(backup):
+        assert "another log" in rmqctl("backup", root, backup).expect(6).err
+
+
+@pytest.mark.parametrize("folder", ["commitlog", "consumequeue/T0", "index", "timerlog"])
+def test_a_folder_that_cannot_be_listed_is_not_empty(
+        folder: str, growing: Callable[[int, int], Path], tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch, rmqctl: Runner) -> None:
+    root, real = growing(0, 20), os.scandir
+    (root / "timerlog").mkdir(exist_ok=True)
+    closed = str(root / folder)
+
+    def scandir(path: Any = ".") -> Any:
+        if os.fspath(path) == closed:
+            raise PermissionError(errno.EACCES, "Permission denied", closed)
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    assert closed in rmqctl("backup", root, tmp_path / "backup").expect(5).err
+    assert not read_points(str(tmp_path / "backup"))
+
+
+def test_a_log_that_is_not_there(growing: Callable[[int, int], Path], tmp_path: Path,
+                                 rmqctl: Runner) -> None:
+    root = growing(0, 200)
+    files = sorted((root / "commitlog").iterdir())
+    shutil.copytree(root, tmp_path / "gap")
+    (tmp_path / "gap/commitlog" / files[1].name).unlink()
+    done = rmqctl("backup", tmp_path / "gap", tmp_path / "backup").expect(1)
+    assert "is missing in the store" in done.err
+    for file in files:
+        file.unlink()
+    assert "not mounted" in rmqctl("backup", root, tmp_path / "none").expect(6).err
+
+
+def test_a_log_file_that_the_backup_lost(growing: Callable[[int, int], Path], tmp_path: Path,
+                                         rmqctl: Runner) -> None:
+    root, backup = growing(0, 200), tmp_path / "backup"
+    run(root, backup)
+    lost = sorted((backup / "commitlog").iterdir())[1]
+    lost.unlink()
+    done = rmqctl("restore", backup, tmp_path / "some").expect(1)
+    assert lost.name in done.err
+    assert "copied again" in rmqctl("backup", root, backup).expect(0).err
+    rmqctl("backup", "check", backup).expect(0)
+    rmqctl("restore", backup, tmp_path / "all").expect(0)
+    assert messages(tmp_path / "all") == messages(root)
+
+
+def test_nothing_else_writes_to_a_backup(growing: Callable[[int, int], Path], tmp_path: Path,
+                                         rmqctl: Runner) -> None:
+    root, backup = growing(0, 20), tmp_path / "backup"
+    run(root, backup)
+    with snapshot.assert_unchanged(backup):
+        for words in (("write", backup, "--topic", "T0", "--body", "x"),
+                      ("truncate", backup, "--to-phy", "0", "--apply", "--yes"),
+                      ("topic", "create", backup, "T9")):
+            assert "is a backup" in rmqctl(*words).expect(6).err
+
+
+def test_one_damaged_point_does_not_hide_the_others(growing: Callable[[int, int], Path],
+                                                    tmp_path: Path, rmqctl: Runner) -> None:
+    root, backup = growing(0, 20), tmp_path / "backup"
+    for number in range(3):
+        run(root, backup, _NOW + number)
+    points = backup / ".rmqctl/backup/points"
+    (points / ".nfs123").write_text("")
+    damaged = points / read_points(str(backup))[1].id / "point.json"
+    damaged.write_text("")
+    for words in (("backup", "list", backup), ("backup", "check", backup)):
+        rmqctl(*words).expect(1)
+    assert str(damaged) in rmqctl("restore", backup, tmp_path / "new").expect(0).err
+    assert messages(tmp_path / "new") == messages(root)
+    rmqctl("backup", root, backup).expect(0)
+
+
+def test_nothing_stays_of_a_restore_that_fails(growing: Callable[[int, int], Path],
+                                               tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                               rmqctl: Runner) -> None:
+    from rmqctl.backup import restore as restoring
+
+    root, backup = growing(0, 20), tmp_path / "backup"
+    run(root, backup)
+
+    def full(*_words: Any, **_more: Any) -> int:
+        raise StoreIOError("no space left on the device")
+
+    monkeypatch.setattr(restoring, "complete", full)
+    rmqctl("restore", backup, tmp_path / "new").expect(5)
+    assert not list(tmp_path.glob("new*"))
 
 
 def test_a_point_links_what_did_not_change(growing: Callable[[int, int], Path], tmp_path: Path,
