@@ -129,7 +129,10 @@ def _grown(store: Store, view: Store, known: int, end: int, backup: str,
                      "and `rmqctl restore` builds the index from its log")
     else:
         copy_index(view, copies, compare=compare)
+    read = len(copies.unread)
     notes += copy_rest(view, copies)
+    damaged += [Hole(name, at, length, unread=True, kept=True)
+                for name, at, length in copies.unread[read:]]
     copies.sync()
     missing = lacking(view, known if before else view.log.min_offset, end, notes)
     # What a running broker writes meanwhile is ahead; what else is ahead tells of lost messages.
@@ -140,7 +143,8 @@ def _grown(store: Store, view: Store, known: int, end: int, backup: str,
     small = _keep_small(backup, staged, last)
     point = Point(id_of(now), now, os.path.abspath(store.root), version,
                   view.log.min_offset, end,
-                  count, max(min(newest, now + _DAY), last.last_time if last else 0), (),
+                  count, max(min(newest, now + _DAY), last.last_time if last else 0),
+                  tuple(view.log_folders) if len(view.log_folders) > 1 else (),
                   tuple(parts), tuple(damaged), small, lowered, tuple(notes),
                   max(min(find_end(view).offset, end), known), missing, repairs,
                   others or repaired, again, own)
@@ -244,7 +248,8 @@ def _known(view: Store, backup: str, before: Sequence[Point], end: int) -> int:
     known = before[-1].whole_end
     if end < known:
         raise RefusedError(f"{view.root}: its log ends at {end:,}, that in {backup} at {known:,}: "
-                           "it was cut, or is another store's. Name a new folder for its backup")
+                           "its end is damaged (`rmqctl doctor STORE --backup DEST`), or it was "
+                           "cut, or is another store's: name a new folder for its backup")
     file = view.log.file_of(known - 1) if known else None
     if file is None:
         return known

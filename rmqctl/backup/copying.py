@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 
 from rmqctl.backup.growing import BLOCK, Copies
 from rmqctl.backup.points import Hole, Part
@@ -29,6 +30,8 @@ _COMPARED = 4096
 """Bytes at the end of the copy of a queue's file that are compared with the file."""
 _TRIES = 5
 """How often a RocksDB data base that changes while it is copied is copied again."""
+_UNREADABLE = (errno.EIO, errno.ENODATA, errno.EILSEQ)
+"""What a device answers for bytes that it cannot give."""
 _UNSTEADY = "{} changed all the while: its copy may be no moment's"
 LOG = "commitlog"
 PART = 128 << 20
@@ -175,17 +178,31 @@ def copy_queues(view: Store, copies: Copies, *, compare: bool) -> tuple[
         notes.append(_UNSTEADY.format("consumequeue"))
     others: list[tuple[str, int]] = []
     for key, queue in view.plain_queues.items():
-        with closing(queue):
+        with closing(queue), _kept_where_unreadable(queue.files, view, copies, lost):
             others += [key] * _copy_appended(queue.files, view, copies, consume_queue.UNIT_SIZE,
                                              compare, lost)
     for key, batches in view.batch_queues.items():
-        others += [key] * _copy_appended(batches.files, view, copies,
-                                         batch_consume_queue.UNIT_SIZE, compare, lost)
+        with _kept_where_unreadable(batches.files, view, copies, lost):
+            others += [key] * _copy_appended(batches.files, view, copies,
+                                             batch_consume_queue.UNIT_SIZE, compare, lost)
     if others:
         notes.append(f"{counted(len(others), 'consume queue is', 'consume queues are')} not what "
                      f"the backup had (the first {others[0][0]}/{others[0][1]}): the topic was "
                      f"created again, or entries are damaged: `rmqctl verify {view.root}`")
     return bool(others), lost, notes
+
+
+@contextmanager
+def _kept_where_unreadable(files: Sequence[StoreFile], view: Store, copies: Copies,
+                           lost: list[Hole]) -> Iterator[None]:
+    """Keep what was copied of a queue that the device does not give by now."""
+    try:
+        yield
+    except StoreIOError as error:
+        if error.errno not in _UNREADABLE or copies.root in str(error):
+            raise
+        lost += [Hole(os.path.relpath(file.path, view.root), 0, file.size, unread=True, kept=True)
+                 for file in files]
 
 
 def _copy_appended(files: Sequence[StoreFile], view: Store, copies: Copies, unit: int,
@@ -360,6 +377,7 @@ def copy_rest(view: Store, copies: Copies, without: Sequence[str] = ()) -> list[
     notes = []
     _remove_gone(view.root, copies)
     logs = {os.path.dirname(relative(view, file)) for file in view.log.files if file.head}
+    logs |= {os.path.relpath(folder, view.root) for folder in view.log_folders}
     for folder, name in _others(view.root, logs, _OWN.union(without)):
         if name is None:
             if not copy_database(view.root, folder, copies):
@@ -369,6 +387,12 @@ def copy_rest(view: Store, copies: Copies, without: Sequence[str] = ()) -> list[
             _copy_changed(view.root, os.path.join(folder, name), copies)
         except FileNotFoundError:
             continue  # it is gone by now
+        except OSError as error:
+            if error.errno not in _UNREADABLE:
+                raise StoreIOError.from_oserror(error, os.path.join(view.root, folder, name),
+                                                "copy") from None
+            copies.unread.append((os.path.join(folder, name), 0, os.path.getsize(
+                os.path.join(view.root, folder, name))))
     return notes
 
 

@@ -204,6 +204,7 @@ def _grown(view: Store, uploads: _Uploads, known: int, end: int, now: int, versi
     others = {name: uploads.objects.listed(held) for name, held in uploads.others.items()}
     point = Point(id_of(now), now, os.path.abspath(view.root), version, view.log.min_offset, end,
                   count, max(min(newest, now + _DAY), before.last_time if before else 0),
+                  tuple(view.log_folders) if len(view.log_folders) > 1 else (),
                   parts=tuple(uploads.parts), damaged=tuple(damaged), notes=tuple(notes),
                   whole_end=uploads.border, missing=missing, repairs=repairs, again=repaired,
                   own=own)
@@ -236,8 +237,8 @@ def _known(view: Store, objects: Objects, last: Note | None, end: int) -> int:
     known = last.point.whole_end
     if end < known:
         raise RefusedError(f"{view.root}: its log ends at {end:,}, that in {objects.where('')} at "
-                           f"{known:,}: it was cut, or is another store's. Name a new place for "
-                           "its backup")
+                           f"{known:,}: its end is damaged (`rmqctl doctor STORE` says), or it "
+                           "was cut, or is another store's: name a new place for its backup")
     if _tail(view, known) not in ("", last.tail) and last.tail and (
             _repairs(view) == last.point.repairs or not _goes_on(view, objects, last, known)):
         raise RefusedError(OTHER_LOG.format(store=view.root, backup=objects.where(""),

@@ -20,7 +20,7 @@ from rmqctl.errors import RefusedError, RmqctlError, UnsupportedError, UsageErro
 from rmqctl.files.durable import STAGING, make_folders, publish_folder, remove_folder
 from rmqctl.repair.plan import Plan
 from rmqctl.repair.truncate.compaction import cut_compaction
-from rmqctl.repair.truncate.truncate import WRITES, border, truncate
+from rmqctl.repair.truncate.truncate import AHEAD, WRITES, border, truncate
 from rmqctl.scan.derived import QueueKey
 from rmqctl.scan.source import FileSource
 from rmqctl.store.log.end import used_size
@@ -167,8 +167,8 @@ def complete(part: str, target: str, end: int, generation: int, notes: list[str]
     # What the moment does not cover by itself: timers, epochs, compaction logs, queues in RocksDB,
     # offsets.
     if is_cut:
-        notes += _carried_out(part, lambda store, scratch: truncate(
-            store, end, generation, scratch=scratch).plan)
+        notes += [note for note in _carried_out(part, lambda store, scratch: truncate(
+            store, end, generation, scratch=scratch).plan) if AHEAD not in note]
     notes += _carried_out(part, lambda store, _scratch: _with_compaction(store, queues))
     # Queues that a later point replaced follow from the log.
     if entries:
@@ -255,6 +255,9 @@ def _border(store: Store, offset: int) -> int:
 def notes_of(point: Point, until: int | None, end: int) -> list[str]:
     """What the configuration of a point means for a log that ends at ``end``."""
     notes = []
+    if point.log_folders:
+        notes.append(f"the log lay in {len(point.log_folders)} folders, and is in commitlog/ here: "
+                     "set storePathCommitLog to that")
     if point.log_end > end or (until is not None and point.time > until):
         notes.append(f"configuration and consumer offsets are those of {point.id}, which is "
                      "later: groups may skip messages that they had not read")

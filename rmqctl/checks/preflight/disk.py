@@ -190,7 +190,9 @@ def disk_use(store: Store, rules: Rules, files: Sequence[StoreFile], around: Aro
         deleted, ratio, refuses, at_once = _first_minutes(store, rules, files, expired,
                                                           around.disk_used)
     if rules.fails:
-        expired, deleted, at_once = 0, 0, False
+        expired = 0
+    if rules.fault is not None:  # it fails before it looks at the disk, but in some hours at most
+        deleted, at_once = 0, False
     # How many messages these are.
     by_age = _messages_of(store, files[:expired], messages)
     forced = _messages_of(store, files[:deleted], messages)

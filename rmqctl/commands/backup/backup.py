@@ -169,8 +169,8 @@ def _show(out: Output, backup: str, point: Point, removed: tuple[int, int],
         where = {"file": os.path.join(point.store, hole.file), "length": hole.length,
                  "offset": hole.offset}
         out.warn(Phrase(
-            "{file}: {length:,} bytes from {offset:,} on are zeros in the store by now; the backup "
-            "keeps the entries that it has", **where) if hole.kept else Phrase(
+            "{file}: {length:,} bytes from {offset:,} on are zeros in the store by now, or cannot "
+            "be read; the backup keeps what it has", **where) if hole.kept else Phrase(
             "{file}: {length:,} bytes at {offset:,} cannot be read; they are zeros in the backup",
             **where) if hole.unread else Phrase(
             "{file}: {length:,} bytes at {offset:,} are damaged in the store; they are copied as "

@@ -51,6 +51,8 @@ from rmqctl.store.files import StoreFile
 from rmqctl.store.log.end import find_end, used_size
 from rmqctl.store.store import Store
 
+AHEAD = "is then ahead of the queue"
+"""In the note on offsets that a cut leaves where they are; `restore` lowers them."""
 WRITES = ("commitlog", "consumequeue", "index")
 _RECOVERED = 3
 """Files at the end of a log which recovery after a clean end walks, at most."""
@@ -431,6 +433,6 @@ def _too_far(progress: ConsumerProgress, next_offsets: dict[QueueKey, int]) -> l
         if end is not None and commit.offset > end:
             ahead.setdefault(f"{commit.group}, {commit.topic}", []).append(
                 f"queue {commit.queue_id}: {commit.offset} of {end}")
-    return [f"the offset of {who} is then ahead of the queue ({named(places)}): messages that "
+    return [f"the offset of {who} {AHEAD} ({named(places)}): messages that "
             "come there are skipped until the offset is reached, or reset"
             for who, places in sorted(ahead.items())]

@@ -235,11 +235,12 @@ class Selector:
                     size = min(size * 2, _CHUNK)
         finally:  # also of what stands before the last message that was wanted
             missing.finish()
+            for queue in queues:
+                if queue.unused and not queue.why_unread:
+                    self._report(Problem(
+                        "row", f"{queue.topic}/{queue.queue_id}: {len(queue.unused)} rows from "
+                        f"{queue.unused[0]} on are zero, though others follow"))
         for queue in queues:
-            if queue.unused and not queue.why_unread:
-                self._report(Problem("row", f"{queue.topic}/{queue.queue_id}: {len(queue.unused)} "
-                                     f"rows from {queue.unused[0]} on are zero, though others "
-                                     "follow"))
             if queue.behind and self.selection.until is None:
                 self._report(Problem("row", f"{queue.topic}/{queue.queue_id}: {queue.behind} rows "
                                      f"from {queue.end} on lead beyond the end of the log"))
