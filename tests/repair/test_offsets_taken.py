@@ -175,3 +175,12 @@ def test_a_long_plan_says_what_each_topic_costs(golden_copy: GoldenFolder, tmp_p
     each = " ".join(run(*words, "--all").expect(0).out.split())
     assert all(f"G2 at {row['topic']}, queue {row['queue_id']}:" in each for row in queues
                if row["max_offset"] > 1)
+
+
+def test_what_is_skipped_in_a_lost_queue_is_not_told(store: Path, older: Path) -> None:
+    """The messages may be in the log: the queue comes first."""
+    shutil.rmtree(store / "consumequeue")
+    shown = run("offsets", "import", store, older, "--replace")
+    assert "skips 0" not in shown.out
+    assert "nobody can tell what is skipped" in " ".join(shown.out.split())
+    assert "`rmqctl recover` makes it again" in " ".join(shown.err.split())

@@ -131,6 +131,9 @@ def _offsets(alike: Sequence[Action]) -> dict[str, Any]:
             ] if skips or not again else []
     if again:
         what.append(Phrase("delivers {count:,} again", count=again))
+    if without := sum(
+            bool(proof["to"]) and not proof["max_offset"] for proof in proofs):
+        what.append(Phrase("{count:,} without an entry", count=without))
     return {"action": first.action, "count": len(alike), "target": first.target, "from": "",
             "to": "", "reason": Phrase(
                 "{group} at {topic}, {queues}: {what}", group=proofs[0]["group"],

@@ -17,6 +17,7 @@ from rmqctl.repair.offsets.table import (
     Offsets,
     file_of,
     is_configured,
+    lost_queues,
     moved_to,
     notes_of,
     planned,
@@ -83,11 +84,8 @@ def plan_reset(store: Store, wanted: Reset, view: View, clock: Callable[[], int]
                and (queue.before is not None or wanted.to != "beyond-end")]
     # What the user must know before the broker starts.
     notes = notes_of(store, view, [file])
-    empty = [f"{queue.topic}-{queue.queue_id}" for queue in changed
-             if queue.before and not queue.max_offset and wanted.to != "beyond-end"]
-    if empty:
-        notes.insert(0, f"no message is in {named(empty)}, where {wanted.group} had a position: if "
-                     "the consumequeue was lost, `rmqctl recover` makes it anew, so do that first")
+    if wanted.to != "beyond-end":
+        notes = [*lost_queues(changed, wanted.group), *notes]
     touched = {queue.topic for queue in queues}
     retry = sorted(topic for topic in before
                    if topic.startswith(RETRY_PREFIX) and topic not in touched)

@@ -75,7 +75,8 @@ class Moved:
         reason = Phrase(
             "{group} at {topic}, queue {queue}: {why}, {cost}", group=self.group, topic=self.topic,
             queue=self.queue_id, why=why, cost=Phrase("delivers {count:,} again", count=self.again)
-            if self.again else Phrase("skips {messages}", messages=counted(
+            if self.again else Phrase("the queue has no entry, so nobody can tell what is skipped")
+            if self.after and not self.max_offset else Phrase("skips {messages}", messages=counted(
                 self.skips, "unread message")))
         return Action("reset", target, self.before, self.after, reason, proof={
             **self.as_dict(), "skips": self.skips, "delivers_again": self.again,
@@ -219,6 +220,16 @@ def notes_of(store: Store, view: View, files: Iterable[ConfigFile]) -> list[str]
         notes.append("the store was used with POP: what was handed out and not acknowledged comes "
                      "again, wherever the offset is")
     return notes
+
+
+def lost_queues(changed: Iterable[Moved], whose: str) -> list[str]:
+    """What to do first where offsets are in queues without an entry. One note, or none."""
+    empty = [f"{queue.topic}-{queue.queue_id}" for queue in changed
+             if (queue.before or queue.after) and not queue.max_offset]
+    if not empty:
+        return []
+    return [(f"no message is in {named(empty)}, where {whose} had an offset: if the consume queue "
+             "was lost, `rmqctl recover` makes it again, so do that first")]
 
 
 def _changed(store: Store, file: ConfigFile, queues: Sequence[Moved],

@@ -15,6 +15,7 @@ from rmqctl.repair.offsets.table import (
     Moved,
     Offsets,
     file_of,
+    lost_queues,
     moved_to,
     notes_of,
     planned,
@@ -87,9 +88,10 @@ def _plan(store: Store, command: str, wanted: Wanted, view: View, clock: Callabl
     # What the user must know before the broker starts.
     notes = notes_of(store, view, {file.name: file for file in files.values()}.values())
     beyond = [f"{queue.group} at {queue.topic}-{queue.queue_id}" for queue in changed
-              if queue.after > queue.max_offset]
+              if queue.after > queue.max_offset > 0]
+    notes = [*lost_queues(changed, wanted.source), *notes]
     if beyond:
-        first = next(queue.group for queue in changed if queue.after > queue.max_offset)
+        first = next(queue.group for queue in changed if queue.after > queue.max_offset > 0)
         command_line = shlex.join(("rmqctl", "offsets", "reset", store.root, "--group", first,
                                    "--beyond-end"))
         notes.append(f"{plural(len(beyond), 'offset is', 'offsets are')} beyond the end of the "
