@@ -213,7 +213,7 @@ class Objects(RemoteFiles):
                 require_inside(file)
             if not all(type(number) is int and number >= 0 for hole in note.holes
                        for number in (hole.offset, hole.length)):
-                raise ValueError("a hole that is none")
+                raise ValueError("not a hole")
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise FormatError(f"not a restore point: {error}", file=path) from None
         return note
@@ -307,7 +307,7 @@ def _pieces(value: Any, size: int) -> tuple[Piece, ...]:
     for start, end, digest in found:
         if type(start) is not int or type(end) is not int or not (
                 0 <= start < end <= min(start + _LARGEST, size)) or not _SHA.fullmatch(digest):
-            raise ValueError("a piece that is none")
+            raise ValueError("not a piece")
     return found
 
 
@@ -321,19 +321,19 @@ def _settings(value: Any) -> dict[str, Any]:
     for name, one in value.items():
         kind = SETTINGS[name]
         if type(one) is not kind or (isinstance(one, int) and not 0 <= one < 1 << 40):
-            raise ValueError(f"{name} that is none")
+            raise ValueError(f"{name} has a wrong value")
     if not all(isinstance(topic, str) for topic in value.get("batch_topics", [])):
-        raise TypeError("batch_topics that are none")
+        raise TypeError("batch_topics is not a list of names")
     return dict(value)
 
 
 def _held(size: Any, changed: Any, pieces: Any) -> Held:
     """A file from JSON. ValueError, TypeError."""
     if type(size) is not int or type(changed) is not int or not 0 <= size < 1 << 62:
-        raise ValueError("a size that is none")
+        raise ValueError("not a size")
     if isinstance(pieces, str):
         if not _SHA.fullmatch(pieces):
-            raise ValueError("a list of pieces that is none")
+            raise ValueError("not a list of pieces")
         return Held(size, changed, pieces)
     return Held(size, changed, _pieces(pieces, size))
 

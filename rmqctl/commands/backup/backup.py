@@ -149,6 +149,7 @@ def _show(out: Output, backup: str, point: Point, removed: tuple[int, int],
           seconds: float) -> None:
     document = {**as_document(backup, point), "points_removed": removed[0],
                 "bytes_removed": removed[1], "seconds": round(seconds, 3)}
+    in_backup = not is_url(backup) and not any(hole.kept for hole in point.damaged)
     verdict = Phrase("restore point {point}: {messages} new, {size} of log", point=point.id,
                      messages=counted(point.messages, "message"),
                      size=size_text(document["bytes_copied"]))
@@ -160,7 +161,7 @@ def _show(out: Output, backup: str, point: Point, removed: tuple[int, int],
         "newest message": time_text(point.last_time) if point.last_time else "-",
         "offsets lowered": f"{point.lowered:,}",
         "damaged": f"{counted(len(point.damaged), 'place')} (`rmqctl verify "
-        f"{point.store if is_url(backup) else backup}`)" if point.damaged else "nothing",
+        f"{backup if in_backup else point.store}`)" if point.damaged else "nothing",
         **({"removed": f"{counted(removed[0], 'restore point')}, {size_text(removed[1])}"}
            if any(removed) else {})}))
     for note in point.notes:
