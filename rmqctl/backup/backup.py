@@ -15,6 +15,7 @@ from rmqctl.backup import moment, points
 from rmqctl.backup.copying import (
     LOG,
     Reached,
+    appended_files,
     copy_index,
     copy_log,
     copy_queues,
@@ -105,7 +106,7 @@ def _grown(store: Store, view: Store, known: int, end: int, backup: str,
     last = before[-1] if before else None
     repairs = tuple(sorted(_names(store.path(".rmqctl", "repairs"))))
     repaired = last is not None and repairs != last.repairs
-    copies = Copies(backup, pace)
+    copies = Copies(backup, pace, older=None if last is None else points.older_of(backup, last))
     if last is None and unfinished:
         _remove_older(copies, view)
     # The log first, then what leads into it, then the configuration with the offsets.
@@ -118,7 +119,6 @@ def _grown(store: Store, view: Store, known: int, end: int, backup: str,
     if again:
         parts = [sum_of_copy(view, copies, file, min(end - file.base, file.size))
                  for file in view.log.files if file.base < end]
-    damaged += [Hole(name, at, length, unread=True) for name, at, length in copies.unread]
     others, lost, notes = copy_queues(view, copies, compare=compare)
     damaged += lost
     notes += [*bad, *gaps]
@@ -128,11 +128,9 @@ def _grown(store: Store, view: Store, known: int, end: int, backup: str,
                      "keeps its own (`rmqctl recover STORE --from DEST` brings them back), "
                      "and `rmqctl restore` builds the index from its log")
     else:
-        copy_index(view, copies, compare=compare)
-    read = len(copies.unread)
+        damaged += copy_index(view, copies, compare=compare)
     notes += copy_rest(view, copies)
-    damaged += [Hole(name, at, length, unread=True, kept=True)
-                for name, at, length in copies.unread[read:]]
+    damaged += copies.unread
     copies.sync()
     missing = lacking(view, known if before else view.log.min_offset, end, notes)
     # What a running broker writes meanwhile is ahead; what else is ahead tells of lost messages.
@@ -147,7 +145,7 @@ def _grown(store: Store, view: Store, known: int, end: int, backup: str,
                   tuple(view.log_folders) if len(view.log_folders) > 1 else (),
                   tuple(parts), tuple(damaged), small, lowered, tuple(notes),
                   max(min(find_end(view).offset, end), known), missing, repairs,
-                  others or repaired, again, own)
+                  others or repaired, again, own, tuple(appended_files(backup)))
     if last is not None and last.id >= point.id:  # a clock that was set back
         point = replace(point, id=id_of(max(now, last.time + 1)), time=max(now, last.time + 1))
     points.publish(backup, staged, point)

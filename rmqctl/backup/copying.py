@@ -27,7 +27,9 @@ from rmqctl.store.store import Store
 _OWN = frozenset({"commitlog", "consumequeue", "batchconsumequeue", "index", "lock", "abort",
                   ".rmqctl"})
 _COMPARED = 4096
-"""Bytes at the end of the copy of a queue's file that are compared with the file."""
+"""Bytes at the end of the copy of a file that are compared with the file."""
+_APPENDED = ("compaction", "timerlog")
+"""Folders of files that are appended to, or replaced as a whole."""
 _TRIES = 5
 """How often a RocksDB data base that changes while it is copied is copied again."""
 _UNREADABLE = (errno.EIO, errno.ENODATA, errno.EILSEQ)
@@ -201,8 +203,9 @@ def _kept_where_unreadable(files: Sequence[StoreFile], view: Store, copies: Copi
     except StoreIOError as error:
         if error.errno not in _UNREADABLE or copies.root in str(error):
             raise
-        lost += [Hole(os.path.relpath(file.path, view.root), 0, file.size, unread=True, kept=True)
-                 for file in files]
+        names = [os.path.relpath(file.path, view.root) for file in files]
+        lost += [Hole(name, 0, file.size, unread=True, kept=os.path.exists(copies.path(name)))
+                 for name, file in zip(names, files, strict=True)]
 
 
 def _copy_appended(files: Sequence[StoreFile], view: Store, copies: Copies, unit: int,
@@ -286,45 +289,55 @@ def _lost_end(file: StoreFile, copies: Copies, name: str, used: int, unit: int) 
     return end if end < used and (not end or _agree(file, copies.path(name), end)) else None
 
 
-def copy_index(view: Store, copies: Copies, *, compare: bool) -> None:
+def copy_index(view: Store, copies: Copies, *, compare: bool) -> list[Hole]:
     """Copy the new entries of the index files, the slots that changed, then the headers; with
-    ``compare`` all that differs. Copies of files that the store made again are removed.
+    ``compare`` all that differs. Copies of files that the store made again are removed. What could
+    not be read at all. StoreIOError.
     """
     headers = {} if view.snapshot is None else view.snapshot.index_headers
-    begins = []
+    begins: list[int] = []
+    lost: list[Hole] = []
     for file in view.index_listing.files:
-        name = os.path.join("index", file.name)
-        raw, copied = headers.get(file.name) or _header(file.path), _header(copies.path(name))
+        raw = headers.get(file.name) or _header(file.path)
         if raw:
             begins.append(HEADER.decode(raw).begin_phy_offset)
-        if raw == copied and not compare:
-            continue
-        try:
-            index = view.open_index(file)
-        except FormatError:  # nothing tells its shape
-            with file.open() as source:
-                copies.grow(source, name, 0, source.size, compare=True)
-            continue
-        with index.source:
-            first, entries = index.shape.slot_position(0), index.shape.entry_position(0)
-            before = HEADER.decode(copied) if copied else None
-            known = 0
-            if before is not None and before.begin_phy_offset == index.header.begin_phy_offset and (
-                    before.index_count <= index.count):
-                known = before.index_count
-            start = index.shape.entry_position(known)
-            copies.wipe_after(name, start)
-            if compare and known:
-                copies.grow(index.source, name, entries, start, compare=True)
-            copies.grow(index.source, name, start, index.shape.entry_position(index.count))
-            copies.grow(index.source, name, first, entries, compare=True)
-            copies.grow(index.source, name, 0, HEADER.size, compare=True)
+        with _kept_where_unreadable([file], view, copies, lost):
+            _copy_index_file(view, copies, file, raw, compare=compare)
     # A file that the store deleted is older than those that it has.
     names = {file.name for file in view.index_listing.files}
     for gone in set(_names(copies.path("index"))) - names if begins else ():
         raw = _header(copies.path(name := os.path.join("index", gone)))
         if raw and HEADER.decode(raw).begin_phy_offset >= min(begins):
             copies.remove(name)
+    return lost
+
+
+def _copy_index_file(view: Store, copies: Copies, file: StoreFile, raw: bytes, *,
+                     compare: bool) -> None:
+    name = os.path.join("index", file.name)
+    copied = _header(copies.path(name))
+    if raw == copied and raw and not compare:
+        return
+    try:
+        index = view.open_index(file)
+    except FormatError:  # nothing tells its shape
+        with file.open() as source:
+            copies.grow(source, name, 0, source.size, compare=True)
+        return
+    with index.source:
+        first, entries = index.shape.slot_position(0), index.shape.entry_position(0)
+        before = HEADER.decode(copied) if copied else None
+        known = 0
+        if before is not None and before.begin_phy_offset == index.header.begin_phy_offset and (
+                before.index_count <= index.count):
+            known = before.index_count
+        start = index.shape.entry_position(known)
+        copies.wipe_after(name, start)
+        if compare and known:
+            copies.grow(index.source, name, entries, start, compare=True)
+        copies.grow(index.source, name, start, index.shape.entry_position(index.count))
+        copies.grow(index.source, name, first, entries, compare=True)
+        copies.grow(index.source, name, 0, HEADER.size, compare=True)
 
 
 def _header(path: str) -> bytes:
@@ -391,8 +404,9 @@ def copy_rest(view: Store, copies: Copies, without: Sequence[str] = ()) -> list[
             if error.errno not in _UNREADABLE:
                 raise StoreIOError.from_oserror(error, os.path.join(view.root, folder, name),
                                                 "copy") from None
-            copies.unread.append((os.path.join(folder, name), 0, os.path.getsize(
-                os.path.join(view.root, folder, name))))
+            inner = os.path.join(folder, name)
+            copies.unread.append(Hole(inner, 0, os.path.getsize(os.path.join(view.root, inner)),
+                                      unread=True, kept=os.path.exists(copies.path(inner))))
     return notes
 
 
@@ -434,11 +448,13 @@ def _remove_gone(root: str, copies: Copies) -> None:
         folder = os.path.relpath(path, copies.root)
         for name in names:
             if not os.path.lexists(os.path.join(root, folder, name)):
-                copies.remove(os.path.join(folder, name))
+                copies.replaces(os.path.join(folder, name))
 
 
 def _copy_changed(root: str, name: str, copies: Copies) -> None:
-    """Copy a file unless its size and time say that the copy has it. OSError."""
+    """Copy a file unless its size and time say that the copy has it. Of one that is only appended
+    to, what is new is; the copy of one that was replaced is kept for older points. OSError.
+    """
     source, target = os.path.join(root, name), copies.path(name)
     if copies.takes(source, name):
         return
@@ -447,13 +463,38 @@ def _copy_changed(root: str, name: str, copies: Copies) -> None:
         have = os.stat(target)
         if (have.st_size, have.st_mtime_ns) == (about.st_size, about.st_mtime_ns):
             return
+        if name.split(os.sep, 1)[0] in _APPENDED:
+            if _appended(source, name, copies):
+                os.utime(target, ns=(about.st_atime_ns, about.st_mtime_ns))
+                return
+            copies.replaces(name)
     except FileNotFoundError:
-        make_folders(os.path.dirname(target), durable=False)
+        pass
+    make_folders(os.path.dirname(target), durable=False)
     part = f"{target}.part"
     copy_sparse(source, part)
     os.replace(part, target)
     copies.changed[name] = None
     copies.written += about.st_size
+
+
+def appended_files(root: str) -> list[str]:
+    """The files below the folders of those that are appended to, sorted."""
+    return sorted(os.path.relpath(os.path.join(folder, name), root) for top in _APPENDED
+                  for folder, _folders, names in os.walk(os.path.join(root, top))
+                  for name in names)
+
+
+def _appended(path: str, name: str, copies: Copies) -> bool:
+    """Copy what is new of a file that begins with its copy; False where it does not. OSError."""
+    used = copies.used(name)
+    start = max(used - _COMPARED, 0)
+    with FileSource(path) as source, FileSource(copies.path(name)) as copy:
+        if not used or source.size < copy.size or (
+                source.read(start, used - start) != copy.read(start, used - start)):
+            return False
+        copies.grow(source, name, used, source.size)
+    return True
 
 
 def refuse_inside(one: str, other: str, what: str) -> None:

@@ -5,10 +5,19 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from rmqctl.backup.points import Hole
 from rmqctl.errors import StoreIOError
-from rmqctl.files.durable import make_folders, new_file, open_file, sync, wipe, write_all
+from rmqctl.files.durable import (
+    make_folders,
+    move,
+    new_file,
+    open_file,
+    sync,
+    wipe,
+    write_all,
+)
 from rmqctl.files.sync_many import sync_many
 from rmqctl.scan.holes import used_end
 from rmqctl.scan.source import FileSource
@@ -21,15 +30,17 @@ Pace = Callable[[int], None]
 
 @dataclass(slots=True)
 class Copies:
-    """The files that a run has written to. ``unread``: (name, position, length) of what the device
-    did not give, and is zeros in the copy. ``written``: bytes.
+    """The files that a run has written to. ``unread``: what the device did not give; it is zeros in
+    the copy, unless the copy had it (``kept``). ``written``: bytes. ``older``: the folder for files
+    that are replaced; without one they are removed.
     """
 
     root: str
     pace: Pace = lambda _bytes: None
     changed: dict[str, None] = field(default_factory=dict)
-    unread: list[tuple[str, int, int]] = field(default_factory=list)
+    unread: list[Hole] = field(default_factory=list)
     written: int = 0
+    older: str | None = None
 
     def path(self, relative: str) -> str:
         return os.path.join(self.root, relative)
@@ -67,13 +78,17 @@ class Copies:
 
     def _copy(self, fd: int, source: FileSource, position: int, length: int, relative: str, *,
               compare: bool) -> int:
+        first = len(self.unread)
         data = self._read(source, relative, position, length)
         if not compare:
             self._write(fd, data, position, relative)
         elif (old := os.pread(fd, len(data), position)) != data:
+            unread = {hole.offset - position: hole for hole in self.unread[first:]}
             for at in range(0, len(data), _SECTOR):
-                if old[at:at + _SECTOR] != data[at:at + _SECTOR]:
+                if old[at:at + _SECTOR] != data[at:at + _SECTOR] and at not in unread:
                     self._write(fd, data[at:at + _SECTOR], position + at, relative)
+            self.unread[first:] = [replace(hole, kept=any(old[at:at + hole.length]))
+                                   for at, hole in unread.items()]
         return len(data)
 
     def whole(self, relative: str, data: bytes) -> None:
@@ -90,8 +105,21 @@ class Copies:
 
     def remove(self, relative: str) -> None:
         """Remove a file of the copy that the store has no more."""
+        self.changed.pop(relative, None)
         with suppress(FileNotFoundError):
             os.unlink(self.path(relative))
+
+    def replaces(self, relative: str) -> None:
+        """Put a file of the copy aside that the store has replaced or removed: `older` points have
+        it. StoreIOError.
+        """
+        path = self.path(relative)
+        if self.older is not None and os.path.exists(path):
+            aside = os.path.join(self.older, relative)
+            if not os.path.lexists(aside):  # else that of a run that was killed: no point's
+                move(path, aside)
+                return
+        self.remove(relative)
 
     def force(self, relative: str) -> None:
         """Force what was written to a file to the device, before `sync` waits for all of them."""
@@ -143,5 +171,5 @@ class Copies:
                 return b"".join(
                     self._read(source, relative, at, min(_SECTOR, position + length - at))
                     for at in range(position, position + length, _SECTOR))
-        self.unread.append((relative, position, length))
+        self.unread.append(Hole(relative, position, length, unread=True))
         return bytes(length)

@@ -198,8 +198,9 @@ class Objects(RemoteFiles):
         """All points, as `notes`. NotAStoreError where there is none."""
         found = self.notes(self.point_names(), bad)
         if not found:
-            raise NotAStoreError(f"{self.where('')}: not a backup (no restore point in "
-                                 f"{self.where(POINTS)})")
+            why = (f"no restore point in {self.where(POINTS)}" if self.list("") else
+                   "there is nothing: no such bucket or folder, or an empty one")
+            raise NotAStoreError(f"{self.where('')}: not a backup ({why})")
         return found
 
     def _parsed(self, name: str, data: bytes) -> Note:

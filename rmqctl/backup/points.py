@@ -10,7 +10,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -29,6 +29,7 @@ from rmqctl.files.durable import (
 FOLDER = os.path.join(".rmqctl", "backup")
 _FILE = "point.json"
 _UNFINISHED = "unfinished"
+_OLDER = "replaced"
 _SCHEMA = 1
 
 
@@ -65,6 +66,7 @@ class Point:
     ``repairs``: those of the store so far. ``again``: a consume queue is another one than in the
     points before. ``summed_again``: ``parts`` are of the whole log, which a repair changed.
     ``own``: a repair of the store changed messages that the backup keeps as they were.
+    ``appended``: the files of compaction and timer logs (None: not noted).
     """
 
     id: str
@@ -87,6 +89,7 @@ class Point:
     again: bool = False
     summed_again: bool = False
     own: bool = False
+    appended: tuple[str, ...] | None = None
 
     def as_dict(self) -> dict[str, Any]:
         return {"schema_version": _SCHEMA, **asdict(self)}
@@ -105,6 +108,25 @@ def _points_folder(backup: str) -> str:
 def folder_of(backup: str, point: Point) -> str:
     """Where a point has its small files."""
     return os.path.join(_points_folder(backup), point.id)
+
+
+def older_of(backup: str, point: Point) -> str:
+    """Where the files of a point are that a later run replaced."""
+    return os.path.join(folder_of(backup, point), _OLDER)
+
+
+def replaced_after(backup: str, later: Sequence[Point]) -> dict[str, str]:
+    """The files that were replaced after the first of these points: where its versions are, by
+    name in the store.
+    """
+    found: dict[str, str] = {}
+    for point in reversed(later):
+        older = older_of(backup, point)
+        for folder, _folders, names in os.walk(older):
+            inner = os.path.relpath(folder, older)
+            found |= {os.path.normpath(os.path.join(inner, name)): os.path.join(folder, name)
+                      for name in names}
+    return found
 
 
 def staged(backup: str) -> str:
@@ -147,7 +169,7 @@ def rewrite(backup: str, point: Point) -> None:
 
 
 def _noted(point: Point) -> bytes:
-    return json.dumps(point.as_dict(), indent=1, ensure_ascii=False).encode()
+    return json.dumps(point.as_dict(), indent=1).encode()
 
 
 @contextmanager
@@ -242,6 +264,8 @@ def parsed(data: bytes, name: str, path: str) -> tuple[Point, dict[str, Any]]:
         value["parts"] = tuple(Part(**part) for part in value["parts"])
         value["damaged"] = tuple(Hole(**hole) for hole in value["damaged"])
         lists = {name: tuple(value[name]) for name in ("notes", "log_folders", "repairs")}
+        if (appended := value.get("appended")) is not None:
+            lists["appended"] = tuple(appended)
         point = Point(**{**value, **lists})
         return _required_plain(point, name), more
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -276,3 +300,4 @@ def require_inside(file: Any) -> None:
     if not isinstance(file, str) or os.path.isabs(file) or os.pardir in file.split("/") or (
             "\0" in file):
         raise ValueError(f"{file!r} is no path in a backup")
+    os.fsencode(file)  # a lone surrogate that stands for no byte: UnicodeEncodeError

@@ -30,7 +30,7 @@ from rmqctl.backup.objects import (
     Piece,
     is_expired,
 )
-from rmqctl.backup.points import Hole, Part, Point, id_of
+from rmqctl.backup.points import Part, Point, id_of
 from rmqctl.backup.restore import (
     IDENTITY,
     Restored,
@@ -41,6 +41,7 @@ from rmqctl.backup.restore import (
     refuse_other_log,
     refuse_taken,
     removed_unless_done,
+    without_messages,
 )
 from rmqctl.backup.restore import SMALL as OF_A_POINT
 from rmqctl.errors import RefusedError, RmqctlError, StoreIOError, UnsupportedError, UsageError
@@ -109,6 +110,8 @@ class _Uploads(Copies):
         about = os.stat(source)
         have = self.others.get(relative) or self.last.others.get(relative)
         if have is None or (have.size, have.changed) != (about.st_size, about.st_mtime_ns):
+            if have is not None:  # what did not change is not stored again
+                self.stored.update(piece.sha256 for piece in self.objects.pieces_of(have))
             have = Held(about.st_size, about.st_mtime_ns, tuple(self._stored(source)))
         self.others[relative] = have
         path = self.path(relative)
@@ -188,8 +191,8 @@ def _grown(view: Store, uploads: _Uploads, known: int, end: int, now: int, versi
     for _part in copy_log(view, uploads, known, end):
         pass
     damaged, count, newest = damage_in(view, view.log.min_offset if again else known, end)
-    damaged += [Hole(name, at, length, unread=True) for name, at, length in uploads.unread]
     notes = copy_rest(view, uploads, without=("consumequeue_ext",))
+    damaged += uploads.unread
     own = not is_same or (before is not None and before.own)
     if own:
         notes.append("a repair changed messages of the store that the backup has as they were: it "
@@ -356,10 +359,6 @@ def _restored(backup: str, target: str, part: str, until: int | None, offset: in
         if until is None:
             chosen = last.point
         of_chosen = next(note for note in found if note.point is chosen)
-        others = {name: held for note, small in ((last, False), (of_chosen, True))
-                  for name, held in note.others.items()
-                  if (name.split("/", 1)[0] in OF_A_POINT) is small
-                  and not (seed_slave and name in IDENTITY)}
         if seed_slave:
             refuse_other_log(objects.where(""), newest.point, is_dledger=any(
                 os.path.dirname(name) not in ("", "commitlog") for name in newest.log))
@@ -368,16 +367,22 @@ def _restored(backup: str, target: str, part: str, until: int | None, offset: in
         for name, held in newest.log.items():
             if not is_expired(name, held, known[0]) and _base(name) <= last.point.log_end:
                 _fetch(objects, copies, LOG, name, held)
-        for name, held in others.items():
-            _fetch(objects, copies, SMALL, name, held)
-    # Where the log is to end.
-    end = last.point.log_end
-    with Store.open(part) as store, store.up_to(end) as whole:
+        # Where the log is to end, which says of which point the rest is.
+        end, rest = last.point.log_end, last
         if until is not None:
-            end = end_at(whole, until, end)
-        elif offset is not None:
+            with Store.open(part) as store, store.up_to(end) as whole:
+                end = end_at(whole, until, end)
+            rest = next(note for note in found if note.point.log_end >= end)
+        for note, small in ((rest, False), (of_chosen, True)):
+            for name, held in note.others.items():
+                if (name.split("/", 1)[0] in OF_A_POINT) is small and not (
+                        seed_slave and name in IDENTITY):
+                    _fetch(objects, copies, SMALL, name, held)
+    with Store.open(part) as store, store.up_to(last.point.log_end) as whole:
+        if offset is not None:
             border(whole, end := offset)
-        notes = [*map(str, bad), *notes_of(chosen, until, end)]
+        notes = [*map(str, bad), *notes_of(chosen, until, end),
+                 *without_messages(whole, until, end)]
         is_cut = end < last.point.log_end
         if is_cut:
             _require_cuttable(store, objects.where(""))
@@ -431,6 +436,5 @@ def _cut(copies: Copies, store: Store, end: int) -> None:
         name = os.path.relpath(file.path, store.root)
         if file.base > end:
             copies.remove(name)
-            copies.changed.pop(name, None)
         else:
             copies.wipe_after(name, end - file.base)

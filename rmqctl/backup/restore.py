@@ -12,12 +12,27 @@ from typing import TYPE_CHECKING, Any
 
 from rmqctl.backup import moment
 from rmqctl.backup.check import Fault, check
-from rmqctl.backup.copying import copy_index, copy_log, copy_queues, copy_rest, refuse_inside
+from rmqctl.backup.copying import (
+    appended_files,
+    copy_index,
+    copy_log,
+    copy_queues,
+    copy_rest,
+    refuse_inside,
+)
 from rmqctl.backup.finishing import finish, lowered_offsets
 from rmqctl.backup.growing import Copies, Pace
-from rmqctl.backup.points import Point, folder_of, in_use, is_begun, require_points
+from rmqctl.backup.points import (
+    Point,
+    folder_of,
+    in_use,
+    is_begun,
+    replaced_after,
+    require_points,
+)
 from rmqctl.errors import RefusedError, RmqctlError, UnsupportedError, UsageError
 from rmqctl.files.durable import STAGING, make_folders, publish_folder, remove_folder
+from rmqctl.parse_values import time_text
 from rmqctl.repair.plan import Plan
 from rmqctl.repair.truncate.compaction import cut_compaction
 from rmqctl.repair.truncate.truncate import AHEAD, WRITES, border, truncate
@@ -111,7 +126,7 @@ def _restored(backup: str, target: str, part: str, until: int | None, offset: in
         # What the copied bytes should be, and are not.
         faults = [fault for fault in check(backup, known, pace) if _concerns(fault, chosen, end)]
         notes = [*map(str, bad), *(f"{fault.file}: {fault.reason}" for fault in faults),
-                 *notes_of(chosen, until, end)]
+                 *notes_of(chosen, until, end), *without_messages(whole, until, end)]
         # What a run that was killed had copied is no restore point yet.
         is_cut = end < newest.log_end or _reaches_beyond(store, end)
         if is_cut and not _is_derived(store):
@@ -127,6 +142,9 @@ def _restored(backup: str, target: str, part: str, until: int | None, offset: in
             copy_queues(view, copies, compare=False)
             copy_index(view, copies, compare=False)
             copy_rest(view, copies, without=(*SMALL, *IDENTITY) if seed_slave else SMALL)
+            last = chosen if point else next(
+                (one for one in known if one.log_end >= end), newest)
+            _older_files(copies, last, replaced_after(backup, known[known.index(last):]))
             generation, queues = view.generation, view.known_queues.keys()
         _small_of(backup, chosen, copies)
         copies.sync()
@@ -136,8 +154,8 @@ def _restored(backup: str, target: str, part: str, until: int | None, offset: in
     # may be damaged in the copy; of a damaged log, or a topic that was made again, entries may be
     # all that tells.
     entries = is_begun(backup) or newest.own or not (any(
-        one.damaged or one.missing or one.again for one in known) or faults or not is_derived
-    ) or any(
+        one.missing or one.again or any(_is_of_log(hole.file) for hole in one.damaged)
+        for one in known) or faults or not is_derived) or any(
         later.again and (later.log_end > end or later.id > chosen.id) for later in known[1:])
     lowered = complete(part, target, end, generation, notes, is_plain=is_plain, is_cut=is_cut,
                        entries=entries, queues=queues)
@@ -147,10 +165,14 @@ def _restored(backup: str, target: str, part: str, until: int | None, offset: in
 
 def _concerns(fault: Fault, chosen: Point, end: int) -> bool:
     """Whether a fault of the backup is one of what is restored."""
-    base = os.path.basename(fault.file)
-    if os.path.basename(os.path.dirname(fault.file)) in _LOGS and base.isdigit():
-        return int(base) + fault.start < end
+    if _is_of_log(fault.file):
+        return int(os.path.basename(fault.file)) + fault.start < end
     return fault.point == chosen.id
+
+
+def _is_of_log(file: str) -> bool:
+    folder, name = os.path.split(file)
+    return os.path.basename(folder) in _LOGS and name.isdigit()
 
 
 def complete(part: str, target: str, end: int, generation: int, notes: list[str], *,
@@ -246,6 +268,16 @@ def end_at(store: Store, until: int, end: int) -> int:
     return end
 
 
+def without_messages(store: Store, until: int | None, end: int) -> list[str]:
+    """What there is to say where no message is as old as the time that was wanted."""
+    if until is None or end > store.log.min_offset:
+        return []
+    first = next((batch for batch in store.log.walk() if len(batch)), None)
+    oldest = "" if first is None else (
+        f" (the oldest one: {time_text(int(first.column('store_timestamp')[0]))})")
+    return [f"no message was stored up to {time_text(until)}{oldest}: the store is empty"]
+
+
 def _border(store: Store, offset: int) -> int:
     """The offset, which must be one where a record begins or ends. RefusedError."""
     border(store, offset)
@@ -272,6 +304,21 @@ def _small_of(backup: str, point: Point, copies: Copies) -> None:
     folder = folder_of(backup, point)
     for name in point.small:
         with FileSource(os.path.join(folder, name)) as source:
+            copies.grow(source, name, 0, source.size)
+
+
+def _older_files(copies: Copies, last: Point, versions: Mapping[str, str]) -> None:
+    """The versions that a point had of files that a later run replaced; none that it did not have.
+    StoreIOError.
+    """
+    if last.appended is not None:
+        for name in set(appended_files(copies.root)).difference(last.appended):
+            copies.remove(name)
+    for name, path in versions.items():
+        if last.appended is not None and name not in last.appended:
+            continue
+        copies.remove(name)
+        with FileSource(path) as source:
             copies.grow(source, name, 0, source.size)
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from rmqctl.checks.losses import GROUPS, MESSAGES, OFFSETS, TOPICS
 from rmqctl.checks.metadata.judge import commands
-from rmqctl.parse_values import time_text
+from rmqctl.parse_values import is_url, time_text
 from rmqctl.phrases import Phrase
 
 if TYPE_CHECKING:
@@ -202,6 +202,8 @@ _OFFSETS_GONE = Phrase(
     "copy, set offsets with `rmqctl offsets reset` (--topic, --time), or accept consumeFromWhere")
 _FROM_COPY = " --from COPY"
 """How a step ends that needs another copy, which comes first."""
+_RESTORED = ".restored"
+"""Ends the name of the folder beside a store that a backup at a URL is restored into."""
 _OF_A_HEADER = Phrase(
     "no broker writes this value, and nothing in this store proves the right one: `recover` leaves "
     "it, and consumers get the message; compare with a replica if the field matters")
@@ -250,11 +252,19 @@ def steps(root: str, start: Prediction, outlook: Outlook | None, *, is_held: boo
 
 
 def with_backup(known: Sequence[Step], root: str, backup: str, when: int) -> list[Step]:
-    """The steps with the named backup as the other copy, which comes first. ``when``: epoch ms."""
+    """The steps with the named backup as the other copy, which comes first. ``when``: epoch ms.
+
+    One at a URL is restored into a folder beside the store first.
+    """
     if not known:
         return []
+    fetch = []
+    if is_url(backup):
+        fetch = [Step(f"rmqctl restore {shlex.quote(backup)} {shlex.quote(root + _RESTORED)}",
+                      Phrase("reads the backup of {time} into a folder", time=time_text(when)))]
+        backup = root + _RESTORED
     copy = f"rmqctl recover {shlex.quote(root)}{_FROM_COPY}"
-    return [Step(copy.replace("COPY", shlex.quote(backup)), Phrase(
+    return [*fetch, Step(copy.replace("COPY", shlex.quote(backup)), Phrase(
         "restores what is lost or damaged from the backup of {time}", time=time_text(when)),
         "reversible"), *(step for step in known if not step.command.endswith(_FROM_COPY))]
 

@@ -25,7 +25,7 @@ from rmqctl.commands.shared.options import (
 from rmqctl.commands.shared.verifying import diagnosed_with_tier
 from rmqctl.errors import ExitCode, StoreIOError, noting_refusals
 from rmqctl.output.units import size_text
-from rmqctl.parse_values import show_times_in
+from rmqctl.parse_values import is_url, show_times_in
 from rmqctl.phrases import Joined, Phrase, counted, some_of
 
 if TYPE_CHECKING:
@@ -43,7 +43,8 @@ def command(
     disk_used: DiskUsed = None,
     backup: Annotated[str | None, typer.Option(
         "--backup", metavar="DEST", autocompletion=complete_folders, show_default=False,
-        help="A backup of the store (`rmqctl backup`): named as the first cure.")] = None,
+        help="A backup of the store, a folder or URL (`rmqctl backup`): named as the first "
+        "cure.")] = None,
     store: StartedStore,
     tz: Zone = UTC,
     out: ListedSpokenOut,
@@ -63,6 +64,7 @@ def command(
     """
     from rmqctl.checks.doctor import diagnose
     from rmqctl.checks.preflight.around import around_in_use
+    from rmqctl.files.remote.reader import without_secrets
 
     show_times_in(tz)
     with store.open() as opened:
@@ -72,7 +74,8 @@ def command(
                              machine=around_in_use(opened, disk_used), phase=progress.phase)
         found = diagnosed_with_tier(out, opened, found)
         found = replace(found, outlook=planned(opened, found, store, out),
-                        backup=None if backup is None else (backup, _newest(backup)))
+                        backup=None if backup is None else (
+                            without_secrets(backup), _newest(backup)))
     document = found.as_dict()
     complete(document)
     out.document(document, lambda page: _show(page, found, store.root))
@@ -86,7 +89,10 @@ def command(
 
 def _newest(backup: str) -> int:
     """When the newest restore point was made (epoch ms). NotAStoreError where there is none."""
-    from rmqctl.backup.points import require_points
+    if is_url(backup):
+        from rmqctl.backup.objects import require_points
+    else:
+        from rmqctl.backup.points import require_points
 
     return require_points(backup)[-1].time
 

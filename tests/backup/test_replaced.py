@@ -1,0 +1,208 @@
+"""Files that a store replaces, and what its device does not give: no good copy is lost."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rmqctl.backup import backup as in_folder
+from rmqctl.backup import remote
+from rmqctl.backup.backup import Source
+from rmqctl.backup.restore import restore
+from rmqctl.errors import UsageError
+from tests.backup.test_backup import findings, growing, messages
+from tests.conftest import GoldenFolder, Runner
+from tests.support.worn import worn
+
+_NOW = 1_750_000_000_000
+Growing = Callable[[int, int], Path]
+__all__ = ["growing"]
+
+
+def run(store: Path, backup: str, number: int = 0) -> Any:
+    module = remote if "://" in backup else in_folder
+    return module.back_up(Source(str(store)), backup, lambda: _NOW + number * 1000, "1.0.0")[0]
+
+
+def restored(backup: str, target: Path, **moment: Any) -> Path:
+    module = remote if "://" in backup else None
+    (module.restore if module else restore)(backup, str(target), **moment)
+    return target
+
+
+def below(root: Path, folder: str) -> dict[str, bytes]:
+    return {str(path.relative_to(root)): path.read_bytes()
+            for path in (root / folder).rglob("*") if path.is_file()}
+
+
+@pytest.fixture(params=["folder", "url"])
+def backup(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return str(tmp_path / "backup") if request.param == "folder" else (
+        f"memory://replaced-{os.getpid()}-{request.node.name}/a")
+
+
+@pytest.fixture
+def compacting(golden: GoldenFolder, tmp_path: Path) -> tuple[Path, list[Path]]:
+    """(a store, the compaction logs that it had one after the other)."""
+    parent, store = golden("5.3.3/compaction/store").parent, tmp_path / "store"
+    shutil.copytree(parent / "store", store)
+    return store, [parent / "compaction-before", parent / "compaction-after-1st",
+                   parent / "store/compaction"]
+
+
+def put(store: Path, other: Path) -> None:
+    shutil.rmtree(store / "compaction")
+    shutil.copytree(other, store / "compaction", copy_function=shutil.copyfile)
+
+
+def test_each_point_has_the_compaction_logs_of_its_time(
+        compacting: tuple[Path, list[Path]], backup: str, tmp_path: Path) -> None:
+    store, logs = compacting
+    want = []
+    for number, log in enumerate(logs):
+        put(store, log)
+        want.append((run(store, backup, number).id, below(store, "compaction")))
+    for point, files in want:
+        assert below(restored(backup, tmp_path / point, point=point), "compaction") == files
+
+
+@pytest.mark.parametrize("at", ["middle", "end"])
+def test_damage_in_a_compaction_log_leaves_the_copy(at: str, golden_copy: GoldenFolder,
+                                                    backup: str, tmp_path: Path) -> None:
+    store = golden_copy("5.3.3/compaction/store")
+    path = store / "compaction/compactionLog/TP_user_Topic/0/00000000000000000000"
+    sound, first = path.read_bytes(), run(store, backup)
+    used = len(sound.rstrip(b"\0"))
+    start = 1024 if at == "middle" else used - 1024
+    path.write_bytes(sound[:start] + bytes(1024) + sound[start + 1024:])
+    run(store, backup, 1)
+    target = restored(backup, tmp_path / "first", point=first.id)
+    assert (target / path.relative_to(store)).read_bytes() == sound
+
+
+def test_a_timer_log_grows(golden_copy: GoldenFolder, tmp_path: Path,
+                           monkeypatch: pytest.MonkeyPatch) -> None:
+    from rmqctl.backup import copying
+
+    store, backup = golden_copy("5.3.3/timer/store"), tmp_path / "backup"
+    [path, *_] = sorted((store / "timerlog").iterdir())
+    whole = path.read_bytes()
+    cut = len(whole.rstrip(b"\0")) // 2
+    path.write_bytes(whole[:cut] + bytes(len(whole) - cut))
+    run(store, str(backup))
+    path.write_bytes(whole)
+    copied: list[str] = []
+    real = copying.copy_sparse
+    monkeypatch.setattr(copying, "copy_sparse", lambda source, target: copied.append(source) or
+                        real(source, target))
+    run(store, str(backup), 1)
+    assert str(path) not in copied
+    assert (backup / "timerlog" / path.name).read_bytes() == whole
+    assert (backup / "timerlog" / path.name).stat().st_mtime_ns == path.stat().st_mtime_ns
+
+
+@pytest.mark.parametrize("point", [0, 1])
+def test_a_killed_run_leaves_what_older_points_need(
+        point: int, compacting: tuple[Path, list[Path]], tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    from rmqctl.backup import points
+
+    (store, logs), backup = compacting, str(tmp_path / "backup")
+    put(store, logs[0])
+    want = [(run(store, backup).id, below(store, "compaction"))]
+    put(store, logs[1])
+    with monkeypatch.context() as ended:
+        ended.setattr(points, "publish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            run(store, backup, 1)
+    want.append((run(store, backup, 2).id, below(store, "compaction")))
+    name, files = want[point]
+    assert below(restored(backup, tmp_path / "new", point=name), "compaction") == files
+
+
+@pytest.mark.parametrize("have", [False, True])
+@pytest.mark.parametrize(("name", "start"), [
+    ("index", 0), ("index", 64), ("index", 400), ("checkpoint", 0), ("config/topics.json", 0),
+    ("consumequeue", 0), ("consumequeue", 200)])
+def test_what_the_device_does_not_give_is_reported(
+        name: str, start: int, have: bool, growing: Growing, tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch, rmqctl: Runner) -> None:
+    store, backup = growing(0, 150), tmp_path / "backup"
+    path = store / name
+    if path.is_dir():
+        path = max((one for one in path.rglob("*") if one.is_file()),
+                   key=lambda one: len(one.read_bytes().rstrip(b"\0")))
+    sound = (messages(store), path.read_bytes())
+    if have:
+        run(store, str(backup))
+        os.utime(path)
+    with monkeypatch.context() as device:
+        device.setattr(os, "copy_file_range", lambda *_: (_ for _ in ()).throw(
+            OSError(errno.EIO, "worn out")))
+        worn(device, path, start, start + 20)
+        point = run(store, str(backup), 1)
+    holes = [hole for hole in point.damaged if hole.file == str(path.relative_to(store))]
+    is_read = have and name in ("index", "consumequeue")  # what is unchanged may not be read
+    assert holes or is_read
+    assert all(hole.unread and hole.kept is have for hole in holes)
+    if have:
+        assert (backup / path.relative_to(store)).read_bytes() == sound[1]
+    target = restored(str(backup), tmp_path / "new")
+    assert messages(target) == sound[0]
+    assert {one[0] for one in findings(target)} <= {"config-backup", "topic-unconfigured"}
+    rmqctl("backup", "list", backup).expect(0)
+
+
+def test_nothing_is_as_old_as_the_time(growing: Growing, backup: str, tmp_path: Path) -> None:
+    store = growing(0, 20)
+    run(store, backup)
+    module = remote if "://" in backup else None
+    done = (module.restore if module else restore)(backup, str(tmp_path / "new"), until=1)
+    assert any("no message was stored up to 1970-01-01" in note and "the store is empty" in note
+               for note in done.notes)
+    assert messages(tmp_path / "new") == []
+
+
+def test_a_place_that_is_not_there(tmp_path: Path, rmqctl: Runner) -> None:
+    done = rmqctl("backup", "list", f"file://{tmp_path}/none").expect(3)
+    assert "no such bucket or folder" in done.err
+
+
+def test_a_url_as_the_other_copy(growing: Growing, tmp_path: Path, rmqctl: Runner) -> None:
+    store, url = growing(0, 60), f"file://{tmp_path}/url"
+    run(store, url)
+    intact = messages(store)
+    [path, *_] = sorted((store / "commitlog").iterdir())
+    path.write_bytes(path.read_bytes()[:4096] + bytes(4096) + path.read_bytes()[8192:])
+    done = rmqctl("recover", store, "--from", url).expect(2)
+    assert "rmqctl restore URL FOLDER" in done.err
+    steps = rmqctl("doctor", store, "--backup", url, "-o", "json").json()["next"]
+    assert steps[:2] == [f"rmqctl restore {url} {store}.restored",
+                         f"rmqctl recover {store} --from {store}.restored"]
+    for step in steps[:2]:
+        rmqctl(*step.split()[1:], *(["--apply"] if "recover" in step else []))
+    assert messages(store) == intact
+
+
+def test_a_name_that_is_no_text(growing: Growing, tmp_path: Path, rmqctl: Runner) -> None:
+    store, backup = growing(0, 20), tmp_path / "backup"
+    (store / "config" / os.fsdecode(b"caf\xe9.json")).write_text("{}")
+    point = run(store, str(backup))
+    rmqctl("backup", "check", backup).expect(0)
+    restored(str(backup), tmp_path / "new")
+    assert below(tmp_path / "new", "config") == below(store, "config")
+    note = backup / ".rmqctl/backup/points" / point.id / "point.json"
+    note.write_text(note.read_text().replace("topics.json", "\\ud800.json"))
+    rmqctl("backup", "list", backup).expect(3)
+
+
+def test_two_moments(growing: Growing, backup: str, tmp_path: Path) -> None:
+    run(growing(0, 20), backup)
+    with pytest.raises(UsageError):
+        restored(backup, tmp_path / "new", until=1, offset=0)
