@@ -476,7 +476,7 @@ def test_what_cannot_be_reached_for_a_while_does_not_end_every(
     assert len(require_points(url)) == 2
 
 
-@pytest.mark.exhaustive
+@pytest.mark.long
 def test_s3(growing: Growing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
             rmqctl: Runner) -> None:
     pytest.importorskip("s3fs")
