@@ -180,11 +180,11 @@ def copy_queues(view: Store, copies: Copies, *, compare: bool) -> tuple[
         notes.append(_UNSTEADY.format("consumequeue"))
     others: list[tuple[str, int]] = []
     for key, queue in view.plain_queues.items():
-        with closing(queue), _kept_where_unreadable(queue.files, view, copies, lost):
+        with closing(queue), kept_where_unreadable(queue.files, view, copies, lost):
             others += [key] * _copy_appended(queue.files, view, copies, consume_queue.UNIT_SIZE,
                                              compare, lost)
     for key, batches in view.batch_queues.items():
-        with _kept_where_unreadable(batches.files, view, copies, lost):
+        with kept_where_unreadable(batches.files, view, copies, lost):
             others += [key] * _copy_appended(batches.files, view, copies,
                                              batch_consume_queue.UNIT_SIZE, compare, lost)
     if others:
@@ -195,9 +195,9 @@ def copy_queues(view: Store, copies: Copies, *, compare: bool) -> tuple[
 
 
 @contextmanager
-def _kept_where_unreadable(files: Sequence[StoreFile], view: Store, copies: Copies,
+def kept_where_unreadable(files: Sequence[StoreFile], view: Store, copies: Copies,
                            lost: list[Hole]) -> Iterator[None]:
-    """Keep what was copied of a queue that the device does not give by now."""
+    """Keep what was copied of files that the device does not give by now."""
     try:
         yield
     except StoreIOError as error:
@@ -301,7 +301,7 @@ def copy_index(view: Store, copies: Copies, *, compare: bool) -> list[Hole]:
         raw = headers.get(file.name) or _header(file.path)
         if raw:
             begins.append(HEADER.decode(raw).begin_phy_offset)
-        with _kept_where_unreadable([file], view, copies, lost):
+        with kept_where_unreadable([file], view, copies, lost):
             _copy_index_file(view, copies, file, raw, compare=compare)
     # A file that the store deleted is older than those that it has.
     names = {file.name for file in view.index_listing.files}

@@ -1,8 +1,8 @@
 """Backups at a URL: a run that adds what is new of a store, and a store made of a point's objects.
 
 The rules are those of a backup in a folder: `moment.fix` says where the log ends, damage is noted,
-what a repair of the store filled stays as it was. Consume queues and index are not stored: they
-follow from the log.
+what a repair of the store filled stays as it was. The index is not stored, and the consume queues
+are only used where they do not follow from the log.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 from rmqctl.backup import moment
 from rmqctl.backup.backup import OTHER_LOG, Source, goes_on, lacking, refuse_unreadable
 from rmqctl.backup.copying import copy_log, copy_rest, damage_in, relative
+from rmqctl.backup.entries import Entries, has_entries, is_of_queues, lay
 from rmqctl.backup.growing import Copies, Pace
 from rmqctl.backup.objects import (
     LOG,
@@ -36,6 +37,7 @@ from rmqctl.backup.restore import (
     Restored,
     complete,
     end_at,
+    is_of_log,
     notes_of,
     point_at,
     refuse_other_log,
@@ -191,8 +193,10 @@ def _grown(view: Store, uploads: _Uploads, known: int, end: int, now: int, versi
     for _part in copy_log(view, uploads, known, end):
         pass
     damaged, count, newest = damage_in(view, view.log.min_offset if again else known, end)
+    entries = Entries(uploads.objects, last, end)
+    others, lost = entries.add_all(view, uploads, again=repaired)
     notes = copy_rest(view, uploads, without=("consumequeue_ext",))
-    damaged += uploads.unread
+    damaged += [*lost, *uploads.unread]
     own = not is_same or (before is not None and before.own)
     if own:
         notes.append("a repair changed messages of the store that the backup has as they were: it "
@@ -204,15 +208,17 @@ def _grown(view: Store, uploads: _Uploads, known: int, end: int, now: int, versi
     there = {relative(view, file) for file in view.log.files}
     earlier = [hole for hole in last.holes if not again or hole.file not in there]
     log = {name: uploads.objects.listed(held) for name, held in uploads.log.items()}
-    others = {name: uploads.objects.listed(held) for name, held in uploads.others.items()}
+    stored = {**uploads.others, **entries.held(view.log.min_offset)}
     point = Point(id_of(now), now, os.path.abspath(view.root), version, view.log.min_offset, end,
                   count, max(min(newest, now + _DAY), before.last_time if before else 0),
                   tuple(view.log_folders) if len(view.log_folders) > 1 else (),
                   parts=tuple(uploads.parts), damaged=tuple(damaged), notes=tuple(notes),
-                  whole_end=uploads.border, missing=missing, repairs=repairs, again=repaired,
-                  own=own)
+                  whole_end=uploads.border, missing=missing, repairs=repairs,
+                  again=others or repaired, own=own)
     return Note(point, _tail(view, uploads.border), view.layout.consumequeue,
-                (*earlier, *damaged), log, others, _settings(view, last))
+                (*earlier, *(hole for hole in damaged if is_of_log(hole.file))), log,
+                {name: uploads.objects.listed(held) for name, held in stored.items()},
+                _settings(view, last))
 
 
 def _settings(view: Store, last: Note) -> dict[str, Any]:
@@ -376,8 +382,11 @@ def _restored(backup: str, target: str, part: str, until: int | None, offset: in
         for note, small in ((rest, False), (of_chosen, True)):
             for name, held in note.others.items():
                 if (name.split("/", 1)[0] in OF_A_POINT) is small and not (
-                        seed_slave and name in IDENTITY):
+                        is_of_queues(name) or (seed_slave and name in IDENTITY)):
                     _fetch(objects, copies, SMALL, name, held)
+        laid = has_entries(rest) and _needs_entries(found)
+        if laid:
+            lay(objects, rest, copies, end if offset is None else offset)
     with Store.open(part) as store, store.up_to(last.point.log_end) as whole:
         if offset is not None:
             border(whole, end := offset)
@@ -397,8 +406,17 @@ def _restored(backup: str, target: str, part: str, until: int | None, offset: in
     copies.sync()
     lowered = complete(part, target, end, generation, notes, is_plain=is_plain, is_cut=is_cut,
                        bare={**last.settings, "batch_topics": frozenset(
-                           last.settings.get("batch_topics", []))})
+                           last.settings.get("batch_topics", []))}, has_entries=laid)
     return Restored(chosen, end, len(files), lowered, tuple(notes))
+
+
+def _needs_entries(found: Sequence[Note]) -> bool:
+    """Whether the log alone does not tell what the consume queues had."""
+    newest = found[-1]
+    if newest.point.own or newest.queues == "rocksdb" or newest.settings.get("consumequeue_ext"):
+        return False
+    return any(is_of_log(hole.file) for note in found for hole in note.holes) or any(
+        note.point.missing or note.point.again for note in found)
 
 
 def _base(name: str) -> int:

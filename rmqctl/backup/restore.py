@@ -154,7 +154,7 @@ def _restored(backup: str, target: str, part: str, until: int | None, offset: in
     # may be damaged in the copy; of a damaged log, or a topic that was made again, entries may be
     # all that tells.
     entries = is_begun(backup) or newest.own or not (any(
-        one.missing or one.again or any(_is_of_log(hole.file) for hole in one.damaged)
+        one.missing or one.again or any(is_of_log(hole.file) for hole in one.damaged)
         for one in known) or faults or not is_derived) or any(
         later.again and (later.log_end > end or later.id > chosen.id) for later in known[1:])
     lowered = complete(part, target, end, generation, notes, is_plain=is_plain, is_cut=is_cut,
@@ -165,12 +165,13 @@ def _restored(backup: str, target: str, part: str, until: int | None, offset: in
 
 def _concerns(fault: Fault, chosen: Point, end: int) -> bool:
     """Whether a fault of the backup is one of what is restored."""
-    if _is_of_log(fault.file):
+    if is_of_log(fault.file):
         return int(os.path.basename(fault.file)) + fault.start < end
     return fault.point == chosen.id
 
 
-def _is_of_log(file: str) -> bool:
+def is_of_log(file: str) -> bool:
+    """Whether a file of a backup is one of the log, by its name."""
     folder, name = os.path.split(file)
     return os.path.basename(folder) in _LOGS and name.isdigit()
 
@@ -178,14 +179,15 @@ def _is_of_log(file: str) -> bool:
 def complete(part: str, target: str, end: int, generation: int, notes: list[str], *,
              is_plain: bool, is_cut: bool, entries: bool = False,
              queues: Collection[QueueKey] | None = None,
-             bare: Mapping[str, Any] | None = None) -> int:
+             bare: Mapping[str, Any] | None = None, has_entries: bool = False) -> int:
     """Make what was copied to ``part`` a store whose log ends at ``end``, and give it its name. The
     number of offsets that were lowered. ``queues``: those that the store had (None: what is there
-    is all that is known). ``bare``: it has no consume queues and no index yet, and
-    they get these values of `Settings`. StoreIOError.
+    is all that is known). ``bare``: it has no index yet, and no consume queues unless it
+    ``has_entries``; they get these values of `Settings`. StoreIOError.
     """
     if bare is not None:
-        _carried_out(part, partial(_with_entries, given=bare))
+        _carried_out(part, partial(_with_entries, given=bare, only=frozenset(
+            {"index"} if has_entries else {"consumequeue", "index"})))
     # What the moment does not cover by itself: timers, epochs, compaction logs, queues in RocksDB,
     # offsets.
     if is_cut:
@@ -334,7 +336,8 @@ def _with_compaction(store: Store, queues: Collection[QueueKey] | None) -> Plan:
                 notes=tuple(cut.notes))
 
 
-def _with_entries(store: Store, scratch: Scratch, given: Mapping[str, Any] = _NOTHING) -> Plan:
+def _with_entries(store: Store, scratch: Scratch, given: Mapping[str, Any] = _NOTHING,
+                  only: frozenset[str] | None = None) -> Plan:
     from rmqctl.repair.recover import RecoverOptions, plan_recover
 
     @contextmanager
@@ -342,8 +345,10 @@ def _with_entries(store: Store, scratch: Scratch, given: Mapping[str, Any] = _NO
         yield lambda _bytes: None
 
     # A broker may be set to write no index.
-    only = {"consumequeue", "index"} if given or store.index_listing.files else {"consumequeue"}
-    derived = RecoverOptions(frozenset(only), given=given)
+    if only is None:
+        only = frozenset({"consumequeue", "index"} if store.index_listing.files else {
+            "consumequeue"})
+    derived = RecoverOptions(only, given=given)
     return plan_recover(store.root, scratch, derived, silent)
 
 

@@ -1,0 +1,278 @@
+"""Consume queue entries in a backup at a URL: each run adds those that are new.
+
+They are files of a point like others, below ``.rmqctl/queues``:
+
+* ``NUMBER``: stretches of entries, one after the other. A line of JSON says which file they are of,
+  then come the entries. A run adds its stretches to the newest of these files.
+* ``ends``: how far each queue is stored, and its last entry; compressed JSON.
+
+Where the log alone does not tell what the queues had (damage, a topic that was created again), a
+restore takes the queues from here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, suppress
+from typing import NamedTuple
+
+import numpy as np
+
+from rmqctl.backup.copying import kept_where_unreadable
+from rmqctl.backup.growing import Copies
+from rmqctl.backup.objects import SMALL, Held, Note, Objects, Piece
+from rmqctl.backup.points import Hole, require_inside
+from rmqctl.errors import FormatError
+from rmqctl.files.durable import make_folders, new_file, open_file, write_all
+from rmqctl.formats.local import batch_consume_queue, consume_queue
+from rmqctl.scan.holes import used_end
+from rmqctl.store.files import StoreFile
+from rmqctl.store.store import Store
+
+FOLDER = ".rmqctl/queues/"
+_ENDS = f"{FOLDER}ends"
+_TOPS = ("consumequeue", "batchconsumequeue")
+_UNITS = (consume_queue.UNIT_SIZE, batch_consume_queue.UNIT_SIZE)
+_STRETCH, _PIECE = 1 << 20, 4 << 20
+"""The most bytes of a stretch, and about those of a piece."""
+_PIECES = 256
+"""Pieces after which a new file is begun: what a point says of one stays short."""
+_LARGEST = 1 << 31
+_MOST_ENDS = 1 << 28
+
+
+class _End(NamedTuple):
+    """How far a queue is stored: position after its last entry, and that entry as hex digits."""
+
+    position: int
+    last: str
+
+    @property
+    def physical(self) -> int:
+        """Where the last entry leads."""
+        return int(self.last[:16], 16)
+
+
+class Entries:
+    """What a run adds, whose log ends at ``log_end``. StoreIOError, FormatError where what the
+    point before has cannot be read.
+    """
+
+    def __init__(self, objects: Objects, last: Note, log_end: int) -> None:
+        self._objects, self._log_end = objects, log_end
+        self._files = {name: held for name, held in last.others.items()
+                       if name.startswith(FOLDER) and name != _ENDS}
+        self._ends = _read_ends(objects, last)
+        self._buffer = bytearray()
+
+    def add_all(self, view: Store, copies: Copies, *, again: bool) -> tuple[bool, list[Hole]]:
+        """Store the new entries of all consume queues; all entries ``again`` after a repair.
+        (whether a queue is another one than before, entries that the store lost).
+        """
+        lost: list[Hole] = []
+        is_other = False
+        for queue in view.plain_queues.values():
+            with closing(queue), kept_where_unreadable(queue.files, view, copies, lost):
+                is_other |= self._add(view, queue.files, _UNITS[0], lost, again=again)
+        for batches in view.batch_queues.values():
+            with kept_where_unreadable(batches.files, view, copies, lost):
+                is_other |= self._add(view, batches.files, _UNITS[1], lost, again=again)
+        return is_other, lost
+
+    def held(self, log_start: int) -> dict[str, Held]:
+        """The files with what was added. Those whose entries lead before ``log_start`` are left
+        out.
+        """
+        self._flush()
+        files = {name: held for name, held in self._files.items() if held.changed > log_start}
+        ends = zlib.compress(json.dumps(self._ends, separators=(",", ":")).encode())
+        piece = self._objects.add(SMALL, _ENDS, 0, ends)
+        return {**files, _ENDS: Held(len(ends), self._log_end, (piece,))}
+
+    def _add(self, view: Store, files: Sequence[StoreFile], unit: int, lost: list[Hole], *,
+             again: bool) -> bool:
+        if not files:
+            return False
+        ordered = sorted(files, key=lambda file: file.base)
+        folder = os.path.relpath(os.path.dirname(ordered[0].path), view.root)
+        end = _end_of(ordered, unit)
+        have = self._ends.get(folder)
+        start, is_other = ordered[0].base, False
+        if have is not None and not again:
+            is_other = _is_other(ordered, unit, have, end)
+            if not is_other:
+                start = max(start, have.position)
+                if end < have.position:
+                    lost.append(Hole(os.path.join(folder, ordered[-1].name),
+                                     max(end - ordered[-1].base, 0), have.position - end,
+                                     kept=True))
+                    return False
+        if start >= end:
+            return is_other
+        is_new = have is not None and (again or is_other)
+        for file in ordered:
+            name, stop = os.path.join(folder, file.name), min(end - file.base, file.size)
+            with file.open() as source:
+                for first in range(max(start - file.base, 0), stop, _STRETCH // unit * unit):
+                    data = source.read(first, min(_STRETCH // unit * unit, stop - first))
+                    head = json.dumps([name, first, len(data), file.size, unit, is_new])
+                    self._put(head.encode() + b"\n" + data)
+                    is_new = False
+                    self._ends[folder] = _End(file.base + first + len(data), data[-unit:].hex())
+        return is_other
+
+    def _put(self, data: bytes) -> None:
+        self._buffer += data
+        if len(self._buffer) >= _PIECE:
+            self._flush()
+
+    def _flush(self) -> None:
+        """Store the buffer as a piece of the newest file."""
+        if not self._buffer:
+            return
+        number = max((int(name.removeprefix(FOLDER)) for name in self._files), default=1)
+        held = self._files.get(f"{FOLDER}{number:06d}", Held(0, 0, ()))
+        pieces = self._objects.pieces_of(held)
+        if len(pieces) >= _PIECES:
+            number, held, pieces = number + 1, Held(0, 0, ()), ()
+        data = bytes(self._buffer)
+        piece = self._objects.add(SMALL, "", held.size, data)
+        self._files[f"{FOLDER}{number:06d}"] = Held(
+            held.size + len(data), max(held.changed, self._log_end), (*pieces, piece))
+        self._buffer.clear()
+
+
+def _read_ends(objects: Objects, last: Note) -> dict[str, _End]:
+    """How far the queues are stored. FormatError."""
+    held = last.others.get(_ENDS)
+    if held is None:
+        return {}
+    raw = b"".join(objects.get(SMALL, _ENDS, piece) for piece in objects.pieces_of(held))
+    try:
+        text = zlib.decompressobj().decompress(raw, _MOST_ENDS)
+        return {folder: _End(int(position), _entry(digits))
+                for folder, (position, digits) in json.loads(text).items()}
+    except (zlib.error, ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise FormatError(f"not the ends of consume queues: {error}",
+                          file=objects.where(_ENDS)) from None
+
+
+def _entry(digits: str) -> str:
+    if len(bytes.fromhex(digits)) not in _UNITS:
+        raise ValueError("an entry of another size")
+    return digits
+
+
+def _end_of(ordered: Sequence[StoreFile], unit: int) -> int:
+    """The position after the last entry of a queue."""
+    for file in reversed(ordered):
+        with file.open() as source:
+            limit = file.size if file.limit is None else min(file.limit, file.size)
+            if used := -(-used_end(source, 0, limit) // unit) * unit:
+                return file.base + min(used, limit)
+    return ordered[0].base
+
+
+def _is_other(ordered: Sequence[StoreFile], unit: int, have: _End, end: int) -> bool:
+    """Whether a queue is not the one that was stored: its entries lead beyond those of the other
+    at the same place, as of a topic that was created again.
+    """
+    at = min(have.position, end) - unit
+    for file in ordered:
+        if file.base <= at < file.base + file.size:
+            with file.open() as source:
+                entry = source.read(at - file.base, unit)
+            if entry.hex() == have.last or not any(entry):
+                return False
+            return int.from_bytes(entry[:8], "big") > have.physical
+    return False
+
+
+# -- a restore ------------------------------------------------------------------------------------
+
+
+def has_entries(note: Note) -> bool:
+    """Whether the consume queue entries were stored at a point."""
+    return _ENDS in note.others
+
+
+def is_of_queues(name: str) -> bool:
+    """Whether a file of a point holds consume queue entries."""
+    return name.startswith(FOLDER)
+
+
+def lay(objects: Objects, note: Note, copies: Copies, end: int) -> None:
+    """Write the consume queues of a point, with the entries that lead before the end of the log.
+    StoreIOError, FormatError.
+    """
+    for name in sorted(note.others):
+        if name.startswith(FOLDER) and name != _ENDS:
+            held = note.others[name]
+            for path, position, data, size, unit, is_new in _stretches(
+                    objects, name, objects.pieces_of(held)):
+                if is_new:
+                    _remove_queue(copies, os.path.dirname(path))
+                _write(copies, path, position, _before(data, unit, end), size)
+
+
+def _stretches(objects: Objects, name: str, pieces: Iterable[Piece]) -> Iterator[
+        tuple[str, int, bytes, int, int, bool]]:
+    """(file, position, entries, size of the file, bytes of an entry, whether the queue begins)."""
+    buffer = bytearray()
+    for piece in pieces:
+        buffer += objects.get(SMALL, name, piece)
+        while (line := buffer.find(b"\n", 0, 1 << 16)) >= 0:
+            path, position, length, size, unit, is_new = _header(
+                bytes(buffer[:line]), objects.where(name))
+            if len(buffer) < line + 1 + length:
+                break
+            data = bytes(buffer[line + 1:line + 1 + length])
+            del buffer[:line + 1 + length]
+            yield path, position, data, size, unit, is_new
+        if len(buffer) > _STRETCH + (1 << 16):
+            break
+    if buffer:
+        raise FormatError("stretches of consume queue entries that do not end",
+                          file=objects.where(name))
+
+
+def _header(line: bytes, where: str) -> tuple[str, int, int, int, int, bool]:
+    try:
+        path, position, length, size, unit, is_new = json.loads(line)
+        require_inside(path)
+        if path.split("/", 1)[0] not in _TOPS or unit not in _UNITS or any(
+                type(number) is not int for number in (position, length, size)) or not (
+                0 <= position <= position + length <= size <= _LARGEST
+                and 0 < length <= _STRETCH):
+            raise ValueError("not a stretch")
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise FormatError(f"not consume queue entries: {error}", file=where) from None
+    return path, position, length, size, unit, bool(is_new)
+
+
+def _before(data: bytes, unit: int, end: int) -> bytes:
+    """The entries up to the first one that leads to ``end`` or beyond."""
+    whole = len(data) // unit * unit
+    physical = np.frombuffer(data[:whole], np.uint8).reshape(-1, unit)[:, :8].copy().view(">i8")
+    beyond = np.flatnonzero(physical[:, 0] >= end)
+    return data[:int(beyond[0]) * unit] if len(beyond) else data
+
+
+def _write(copies: Copies, name: str, position: int, data: bytes, size: int) -> None:
+    path = copies.path(name)
+    make_folders(os.path.dirname(path), durable=False)
+    copies.changed[name] = None
+    fd = open_file(path, os.O_RDWR) if os.path.exists(path) else new_file(path, size)
+    try:
+        write_all(fd, data, position, path)
+    finally:
+        os.close(fd)
+
+
+def _remove_queue(copies: Copies, folder: str) -> None:
+    with suppress(FileNotFoundError):
+        for name in os.listdir(copies.path(folder)):
+            copies.remove(os.path.join(folder, name))

@@ -1,0 +1,144 @@
+"""Backups at a URL where the log does not tell what the consume queues had."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rmqctl import api
+from rmqctl.backup import entries
+from rmqctl.backup.objects import Objects
+from rmqctl.backup.points import Point
+from rmqctl.errors import FormatError
+from tests.backup.test_backup import findings, growing, messages
+from tests.backup.test_replaced import backup, restored, run
+from tests.conftest import GoldenFolder, Runner
+from tests.support import damage
+
+Growing = Callable[[int, int], Path]
+__all__ = ["backup", "growing"]
+
+
+def queues(store: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(store)): path.read_bytes().rstrip(b"\0")
+            for top in ("consumequeue", "batchconsumequeue")
+            for path in sorted((store / top).rglob("*")) if path.is_file()}
+
+
+@pytest.mark.long
+def test_a_topic_that_was_created_again(growing: Growing, backup: str, tmp_path: Path) -> None:
+    first, before = run(root := growing(0, 200), backup), messages(root)
+    shutil.rmtree(root / "consumequeue" / "T0")
+    growing(200, 40)
+    run(root, backup, 1)
+    growing(240, 40)
+    run(root, backup, 2)
+    assert queues(restored(backup, tmp_path / "new")) == queues(root)
+    assert findings(tmp_path / "new") == findings(root)
+    with api.open(root) as one, api.open(tmp_path / "new") as other:
+        assert list(one.messages(topic="T0")) == list(other.messages(topic="T0"))
+    assert messages(restored(backup, tmp_path / "old", point=first.id)) == before
+    assert findings(tmp_path / "old") == set()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("file", [0, 2, 4])
+def test_messages_that_only_entries_know(file: int, growing: Growing, backup: str,
+                                         tmp_path: Path) -> None:
+    root = growing(0, 260)
+    damage.zero(root, f"commitlog/{file * 16384:020d}", 4096, 8192)
+    assert run(root, backup).damaged
+    growing(260, 20)
+    run(root, backup, 1)
+    assert queues(restored(backup, tmp_path / "new")) == queues(root)
+    assert findings(tmp_path / "new") == findings(root)
+    cut = messages(root)[60]["physical_offset"]
+    restored(backup, tmp_path / "cut", offset=cut)
+    assert messages(tmp_path / "cut") == messages(root)[:60]
+    lost = {one for one in findings(root) if one[0] != "record-damaged"}
+    assert {one for one in findings(tmp_path / "cut") if one[0] != "record-damaged"} <= lost
+
+
+def test_batch_queues(golden: GoldenFolder, backup: str, tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    shutil.copytree(golden("5.3.3/batchcq/store"), root)
+    [log, *_] = sorted((root / "commitlog").iterdir())
+    damage.zero(root, f"commitlog/{log.name}", 4096, 4200)
+    run(root, backup)
+    assert queues(restored(backup, tmp_path / "new")) == queues(root)
+    assert findings(tmp_path / "new") == findings(root)
+
+
+@pytest.mark.parametrize("share", [0.5, 1.0])
+def test_entries_that_the_store_lost_are_reported(share: float, growing: Growing, backup: str,
+                                                  tmp_path: Path) -> None:
+    root = growing(0, 100)
+    run(root, backup)
+    before = queues(root)
+    path = max((root / "consumequeue/T1/1").iterdir())
+    used = len(path.read_bytes().rstrip(b"\0"))
+    gone = int(used * share) // 20 * 20
+    path.write_bytes(path.read_bytes()[:used - gone] + bytes(600 - used + gone))
+    for number in (1, 2):
+        [hole] = run(root, backup, number).damaged
+        assert hole.kept
+        assert hole.file == str(path.relative_to(root))
+    assert queues(restored(backup, tmp_path / "new")) == before
+
+
+def test_files_of_entries_stay_short(growing: Growing, tmp_path: Path,
+                                     monkeypatch: pytest.MonkeyPatch) -> None:
+    url = f"memory://short-{tmp_path.name}/a"
+    monkeypatch.setattr(entries, "_PIECES", 2)
+    monkeypatch.setattr(entries, "_PIECE", 100)
+    for number in range(6):
+        root = growing(number * 30, 30)
+        run(root, url, number)
+    damage.zero(root, f"commitlog/{0:020d}", 4096, 8192)
+    with Objects(url) as objects:
+        last = objects.notes(objects.point_names()[-1:])[0]
+    files = sorted(name for name in last.others if name.startswith(entries.FOLDER))
+    assert len(files) > 3
+    monkeypatch.setattr("rmqctl.backup.remote._needs_entries", lambda _: True)
+    assert queues(restored(url, tmp_path / "new")) == queues(root)
+    # What leads into expired log is left out.
+    for path in sorted((root / "commitlog").iterdir())[:-1]:
+        path.unlink()
+    run(root, url, 7)
+    with Objects(url) as objects:
+        last = objects.notes(objects.point_names()[-1:])[0]
+    left = sorted(name for name in last.others if name.startswith(entries.FOLDER))
+    assert 1 < len(left) < len(files)
+
+
+@pytest.mark.parametrize("change", [
+    {"path": "../x"}, {"path": "config/topics.json"}, {"path": "/consumequeue/x"},
+    {"position": -20}, {"length": 0}, {"length": 1 << 21}, {"size": 1 << 40}, {"unit": 7},
+    {"position": True}])
+def test_hostile_stretches(change: dict[str, object]) -> None:
+    sound = {"path": "consumequeue/T/0/0", "position": 0, "length": 20, "size": 600, "unit": 20,
+             "is_new": False}
+    assert entries._header(json.dumps([*sound.values()]).encode(), "x")[1] == 0
+    with pytest.raises(FormatError):
+        entries._header(json.dumps([*{**sound, **change}.values()]).encode(), "x")
+    with pytest.raises(FormatError):
+        entries._header(b"[1, 2", "x")
+
+
+def test_a_backup_without_entries_is_restored(growing: Growing, tmp_path: Path,
+                                              monkeypatch: pytest.MonkeyPatch,
+                                              rmqctl: Runner) -> None:
+    root, url = growing(0, 60), f"file://{tmp_path}/url"
+    with monkeypatch.context() as before:
+        before.setattr(entries.Entries, "held", lambda *_: {})
+        damage.zero(root, f"commitlog/{0:020d}", 4096, 8192)
+        assert isinstance(run(root, url), Point)
+    found = messages(restored(url, tmp_path / "new"))
+    assert found == messages(root)[:len(found)]  # up to the damage
+    run(root, url, 1)
+    assert queues(restored(url, tmp_path / "newest")) == queues(root)
+    rmqctl("backup", "check", url).expect(0)
