@@ -27,7 +27,7 @@ from rmqctl.backup.copying import (
     sum_of_copy,
     summed,
 )
-from rmqctl.backup.finishing import finish
+from rmqctl.backup.finishing import finish, topics_without_configuration
 from rmqctl.backup.growing import Copies, Pace
 from rmqctl.backup.keeping import take_away
 from rmqctl.backup.points import Hole, Part, Point, id_of, read_points
@@ -145,7 +145,8 @@ def _grown(store: Store, view: Store, known: int, end: int, backup: str,
                   tuple(view.log_folders) if len(view.log_folders) > 1 else (),
                   tuple(parts), tuple(damaged), small, lowered, tuple(notes),
                   max(min(find_end(view).offset, end), known), missing, repairs,
-                  others or repaired, again, own, tuple(appended_files(backup)))
+                  others or repaired, again, own, tuple(appended_files(backup)),
+                  topics_without_configuration(view))
     if last is not None and last.id >= point.id:  # a clock that was set back
         point = replace(point, id=id_of(max(now, last.time + 1)), time=max(now, last.time + 1))
     points.publish(backup, staged, point)

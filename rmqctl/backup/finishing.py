@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 from contextlib import ExitStack
 
+from rmqctl.backup.points import Point
 from rmqctl.broker.view import view_of
+from rmqctl.checks.verify.context import deleted
 from rmqctl.errors import RefusedError
-from rmqctl.files.durable import replace_file
+from rmqctl.files.durable import remove_folder, replace_file
+from rmqctl.formats.local.properties import LMQ_PREFIX
 from rmqctl.parse_values import now_ms
-from rmqctl.phrases import Phrase
+from rmqctl.phrases import Phrase, counted, some_of
 from rmqctl.repair.checkpoint import checkpoint_steps, facts_of
 from rmqctl.repair.offsets.table import Moved, moved_to, planned, queue_rows
 from rmqctl.repair.plan import Create, Plan, Replace
@@ -17,6 +20,8 @@ from rmqctl.repair.scratch import Scratch
 from rmqctl.store.config.config import load_one
 from rmqctl.store.store import Store
 
+_NAMED = 3
+"""Topics that a note names."""
 _OFFSETS = ("consumerOffset.json", "lmqConsumerOffset.json")
 
 
@@ -35,6 +40,52 @@ def finish(root: str, end: int, generation: int, is_plain: bool = True) -> int:
         if isinstance(step, Create | Replace) and isinstance(step.content, bytes):
             replace_file(os.path.join(root, step.target), step.content)
     return lowered
+
+
+def topics_without_configuration(store: Store) -> tuple[str, ...] | None:
+    """The topics that have queues and no configuration; None where that cannot be read, and for
+    queues in RocksDB, which a broker removes by itself.
+    """
+    known = _configured(store)
+    return None if known is None else tuple(sorted({
+        topic for topic, _ in store.known_queues if _is_unknown(topic, known)}))
+
+
+def without_deleted(root: str, point: Point, end: int) -> list[str]:
+    """Remove the queues of topics that had been deleted from the store before a point: their
+    messages are in the log still, up to ``end``. Notes.
+    """
+    if point.unconfigured is None or point.log_end > end:
+        return []
+    gone = []
+    with Store.open(root) as store:
+        known = _configured(store)
+        for (topic, _), queue in store.known_queues.items() if known is not None else ():
+            if topic not in gone and topic not in point.unconfigured and (
+                    _is_unknown(topic, known or frozenset())) and (
+                    len(units := queue.units(queue.first_index, 1))) and (
+                    int(units["physical_offset"][0]) < point.log_end):
+                gone.append(topic)
+    for topic in gone:
+        for structure in ("consumequeue", "consumequeue_ext"):
+            if os.path.isdir(folder := os.path.join(root, structure, topic)):
+                remove_folder(folder)
+    note = (f"{counted(len(gone), 'topic')} that the store had deleted ({some_of(gone, _NAMED)}): "
+            "without consume queues here, too; the messages are in the log")
+    return [note] if gone else []
+
+
+def _configured(store: Store) -> frozenset[str] | None:
+    """The topics that are configured; None where that is unknown."""
+    if store.layout.config == "rocksdb-v2" or store.layout.consumequeue == "rocksdb" or (
+            not store.layout.reads("config")):
+        return None
+    table = (load_one(store, "topics.json").value or {}).get("topicConfigTable")
+    return frozenset(table) if isinstance(table, dict) and table else None
+
+
+def _is_unknown(topic: str, known: frozenset[str]) -> bool:
+    return deleted(topic, known) and not topic.startswith(LMQ_PREFIX)
 
 
 def lowered_offsets(store: Store, scratch: Scratch, *, in_files: bool = False) -> tuple[Plan, int]:

@@ -66,7 +66,8 @@ class Point:
     ``repairs``: those of the store so far. ``again``: a consume queue is another one than in the
     points before. ``summed_again``: ``parts`` are of the whole log, which a repair changed.
     ``own``: a repair of the store changed messages that the backup keeps as they were.
-    ``appended``: the files of compaction and timer logs (None: not noted).
+    ``appended``: the files of compaction and timer logs (None: not noted). ``unconfigured``: topics
+    with queues and no configuration (None: the configuration could not be read).
     """
 
     id: str
@@ -90,6 +91,7 @@ class Point:
     summed_again: bool = False
     own: bool = False
     appended: tuple[str, ...] | None = None
+    unconfigured: tuple[str, ...] | None = None
 
     def as_dict(self) -> dict[str, Any]:
         return {"schema_version": _SCHEMA, **asdict(self)}
@@ -264,8 +266,8 @@ def parsed(data: bytes, name: str, path: str) -> tuple[Point, dict[str, Any]]:
         value["parts"] = tuple(Part(**part) for part in value["parts"])
         value["damaged"] = tuple(Hole(**hole) for hole in value["damaged"])
         lists = {name: tuple(value[name]) for name in ("notes", "log_folders", "repairs")}
-        if (appended := value.get("appended")) is not None:
-            lists["appended"] = tuple(appended)
+        lists |= {name: tuple(value[name]) for name in ("appended", "unconfigured")
+                  if value.get(name) is not None}
         point = Point(**{**value, **lists})
         return _required_plain(point, name), more
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:

@@ -19,6 +19,7 @@ from rmqctl.backup import moment
 from rmqctl.backup.backup import OTHER_LOG, Source, goes_on, lacking, refuse_unreadable
 from rmqctl.backup.copying import copy_log, copy_rest, damage_in, relative
 from rmqctl.backup.entries import Entries, has_entries, is_of_queues, lay
+from rmqctl.backup.finishing import topics_without_configuration
 from rmqctl.backup.growing import Copies, Pace
 from rmqctl.backup.objects import (
     LOG,
@@ -214,7 +215,8 @@ def _grown(view: Store, uploads: _Uploads, known: int, end: int, now: int, versi
                   tuple(view.log_folders) if len(view.log_folders) > 1 else (),
                   parts=tuple(uploads.parts), damaged=tuple(damaged), notes=tuple(notes),
                   whole_end=uploads.border, missing=missing, repairs=repairs,
-                  again=others or repaired, own=own)
+                  again=others or repaired, own=own,
+                  unconfigured=topics_without_configuration(view))
     return Note(point, _tail(view, uploads.border), view.layout.consumequeue,
                 (*earlier, *(hole for hole in damaged if is_of_log(hole.file))), log,
                 {name: uploads.objects.listed(held) for name, held in stored.items()},
@@ -404,8 +406,8 @@ def _restored(backup: str, target: str, part: str, until: int | None, offset: in
         notes.append("the consume queues are in files: a broker with rocksdbCQDoubleWriteEnable "
                      "begins a new data base beside them")
     copies.sync()
-    lowered = complete(part, target, end, generation, notes, is_plain=is_plain, is_cut=is_cut,
-                       bare={**last.settings, "batch_topics": frozenset(
+    lowered = complete(part, target, end, generation, notes, chosen, is_plain=is_plain,
+                       is_cut=is_cut, bare={**last.settings, "batch_topics": frozenset(
                            last.settings.get("batch_topics", []))}, has_entries=laid)
     return Restored(chosen, end, len(files), lowered, tuple(notes))
 

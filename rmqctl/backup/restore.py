@@ -20,7 +20,7 @@ from rmqctl.backup.copying import (
     copy_rest,
     refuse_inside,
 )
-from rmqctl.backup.finishing import finish, lowered_offsets
+from rmqctl.backup.finishing import finish, lowered_offsets, without_deleted
 from rmqctl.backup.growing import Copies, Pace
 from rmqctl.backup.points import (
     Point,
@@ -157,8 +157,8 @@ def _restored(backup: str, target: str, part: str, until: int | None, offset: in
         one.missing or one.again or any(is_of_log(hole.file) for hole in one.damaged)
         for one in known) or faults or not is_derived) or any(
         later.again and (later.log_end > end or later.id > chosen.id) for later in known[1:])
-    lowered = complete(part, target, end, generation, notes, is_plain=is_plain, is_cut=is_cut,
-                       entries=entries, queues=queues)
+    lowered = complete(part, target, end, generation, notes, chosen, is_plain=is_plain,
+                       is_cut=is_cut, entries=entries, queues=queues)
     return Restored(chosen, end, len({file.path for file, _, _ in parts}), lowered, tuple(notes),
                     len(faults))
 
@@ -176,8 +176,8 @@ def is_of_log(file: str) -> bool:
     return os.path.basename(folder) in _LOGS and name.isdigit()
 
 
-def complete(part: str, target: str, end: int, generation: int, notes: list[str], *,
-             is_plain: bool, is_cut: bool, entries: bool = False,
+def complete(part: str, target: str, end: int, generation: int, notes: list[str],
+             chosen: Point, *, is_plain: bool, is_cut: bool, entries: bool = False,
              queues: Collection[QueueKey] | None = None,
              bare: Mapping[str, Any] | None = None, has_entries: bool = False) -> int:
     """Make what was copied to ``part`` a store whose log ends at ``end``, and give it its name. The
@@ -197,6 +197,7 @@ def complete(part: str, target: str, end: int, generation: int, notes: list[str]
     # Queues that a later point replaced follow from the log.
     if entries:
         _carried_out(part, _with_entries)
+    notes += without_deleted(part, chosen, end)
     lowered = finish(part, end, generation, is_plain)
     ahead = 0
 

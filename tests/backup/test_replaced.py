@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -206,3 +207,34 @@ def test_two_moments(growing: Growing, backup: str, tmp_path: Path) -> None:
     run(growing(0, 20), backup)
     with pytest.raises(UsageError):
         restored(backup, tmp_path / "new", until=1, offset=0)
+
+
+@pytest.mark.long
+def test_a_deleted_topic_does_not_come_back(growing: Growing, backup: str, tmp_path: Path) -> None:
+    def delete(topic: str) -> None:
+        path = root / "config/topics.json"
+        document = json.loads(path.read_text())
+        del document["topicConfigTable"][topic]
+        path.write_text(json.dumps(document))
+        shutil.rmtree(root / "consumequeue" / topic)
+
+    root = growing(0, 60)
+    delete("T0")
+    run(root, backup)
+    first = {path.name for path in (root / "consumequeue").iterdir()}
+    growing(60, 30)  # T0 again
+    delete("T1")
+    middle = run(root, backup, 1)
+    growing(90, 30)
+    delete("T2")
+    shutil.rmtree(root / "consumequeue" / "T0")  # lost, as it is configured
+    last = run(root, backup, 2)
+    for point, topics in ((last.id, {"T0", "T1"}), (middle.id, {"T0", "T2"})):
+        new = restored(backup, tmp_path / point, point=point)
+        assert {path.name for path in (new / "consumequeue").iterdir()} == topics
+        assert messages(new)
+    module = remote if "://" in backup else None
+    done = (module.restore if module else restore)(
+        backup, str(tmp_path / "x"), offset=messages(root)[60]["physical_offset"])
+    assert {path.name for path in (tmp_path / "x/consumequeue").iterdir()} >= first
+    assert not any("had deleted" in note for note in done.notes)
