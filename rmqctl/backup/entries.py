@@ -6,8 +6,8 @@ They are files of a point like others, below ``.rmqctl/queues``:
   then come the entries. A run adds its stretches to the newest of these files.
 * ``ends``: how far each queue is stored, and its last entry; compressed JSON.
 
-Where the log alone does not tell what the queues had (damage, a topic that was created again), a
-restore takes the queues from here.
+A restore writes the queues with them. What follows from a sound log is compared with it; where the
+log does not tell what the queues had (damage, a topic that was created again), they stay as stored.
 """
 
 from __future__ import annotations
@@ -215,7 +215,8 @@ def lay(objects: Objects, note: Note, copies: Copies, end: int) -> None:
                     objects, name, objects.pieces_of(held)):
                 if is_new:
                     _remove_queue(copies, os.path.dirname(path))
-                _write(copies, path, position, _before(data, unit, end), size)
+                if kept := _before(data, unit, end):
+                    _write(copies, path, position, kept, size)
 
 
 def _stretches(objects: Objects, name: str, pieces: Iterable[Piece]) -> Iterator[

@@ -1,8 +1,7 @@
 """Backups at a URL: a run that adds what is new of a store, and a store made of a point's objects.
 
 The rules are those of a backup in a folder: `moment.fix` says where the log ends, damage is noted,
-what a repair of the store filled stays as it was. The index is not stored, and the consume queues
-are only used where they do not follow from the log.
+what a repair of the store filled stays as it was. The index is not stored: it follows from the log.
 """
 
 from __future__ import annotations
@@ -386,7 +385,8 @@ def _restored(backup: str, target: str, part: str, until: int | None, offset: in
                 if (name.split("/", 1)[0] in OF_A_POINT) is small and not (
                         is_of_queues(name) or (seed_slave and name in IDENTITY)):
                     _fetch(objects, copies, SMALL, name, held)
-        laid = has_entries(rest) and _needs_entries(found)
+        laid = has_entries(rest) and last.queues != "rocksdb" and not last.settings.get(
+            "consumequeue_ext")
         if laid:
             lay(objects, rest, copies, end if offset is None else offset)
     with Store.open(part) as store, store.up_to(last.point.log_end) as whole:
@@ -406,19 +406,17 @@ def _restored(backup: str, target: str, part: str, until: int | None, offset: in
         notes.append("the consume queues are in files: a broker with rocksdbCQDoubleWriteEnable "
                      "begins a new data base beside them")
     copies.sync()
+    bare = {**last.settings, "batch_topics": frozenset(last.settings.get("batch_topics", []))}
     lowered = complete(part, target, end, generation, notes, chosen, is_plain=is_plain,
-                       is_cut=is_cut, bare={**last.settings, "batch_topics": frozenset(
-                           last.settings.get("batch_topics", []))}, has_entries=laid)
+                       is_cut=is_cut, bare=bare, has_entries=laid and _only_entries_tell(found))
     return Restored(chosen, end, len(files), lowered, tuple(notes))
 
 
-def _needs_entries(found: Sequence[Note]) -> bool:
+def _only_entries_tell(found: Sequence[Note]) -> bool:
     """Whether the log alone does not tell what the consume queues had."""
-    newest = found[-1]
-    if newest.point.own or newest.queues == "rocksdb" or newest.settings.get("consumequeue_ext"):
-        return False
-    return any(is_of_log(hole.file) for note in found for hole in note.holes) or any(
-        note.point.missing or note.point.again for note in found)
+    return not found[-1].point.own and any(
+        note.point.missing or note.point.again or any(is_of_log(hole.file) for hole in note.holes)
+        for note in found)
 
 
 def _base(name: str) -> int:

@@ -56,7 +56,7 @@ def command(
     what is new; log files that the broker deletes stay in the backup until --keep. A run that was
     killed left no restore point, and the next one goes on. `rmqctl restore` makes a store of any
     restore point. A folder DEST is itself a store that all commands can read; at a URL there are
-    objects, from which `restore` builds consume queues and index.
+    objects, from which `restore` makes a store.
 
         rmqctl backup /data/store /backup/broker-a
 
