@@ -19,8 +19,8 @@ from tests.support.source import PACKAGE, nodes, together, trees
 pytestmark = together
 
 # The ground everybody stands on: rmqctl/__init__.py (the version), actions.py, errors.py,
-# installation.py, parse_values.py and phrases.py.
-GROUND = {"", "actions", "errors", "installation", "parse_values", "phrases"}
+# installation.py, parse_values.py, phrases.py and vfs.py.
+GROUND = {"", "actions", "errors", "installation", "parse_values", "phrases", "vfs"}
 LIBRARY = {"formats", "scan", "store"}
 MAY_IMPORT: dict[str, set[str]] = {
     "formats": set(),
@@ -63,7 +63,8 @@ CHANGE = {"engine", "repair", "backup"}
 #: What is no ring: the commands, the program, and the ways in for other programs.
 DOORS = {"commands", "cli", "__main__", "", "api", "reports", "testing", "pipeline"}
 #: Modules that a package may import beyond its row: what only looks, in a package that writes.
-LOOKING = {("store", "rmqctl.files.lock_probe"), ("checks", "rmqctl.files.lock_probe")}
+LOOKING = {("store", "rmqctl.files.lock_probe"), ("checks", "rmqctl.files.lock_probe"),
+           ("store", "rmqctl.files.remote.tree")}
 MAY_PRINT = {"output", "cli", "__main__"}
 #: Modules of ``commands`` that speak for typer and for the end of a run, never for data.
 SPEAKERS = {"lazy.py", "helptext.py", "exit_codes.py"}

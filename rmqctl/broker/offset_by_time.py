@@ -7,11 +7,11 @@ compare the answer with what their broker said.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from rmqctl import vfs
 from rmqctl.broker.versions import NEWEST, version_of
 from rmqctl.formats.local.consume_queue import UNIT_SIZE
 from rmqctl.formats.local.message import Record
@@ -95,7 +95,7 @@ def _nearest(queue: ConsumeQueue, when: int, first: int, end: int, log_min: int,
                if file.base // UNIT_SIZE < end] or [0]
     chosen = numbers[-1]
     for number in numbers:
-        if int(os.stat(queue.files[number].path).st_mtime * 1000) >= when:
+        if int(vfs.stat(queue.files[number].path).st_mtime * 1000) >= when:
             chosen = number
             break
     base = queue.files[chosen].base // UNIT_SIZE

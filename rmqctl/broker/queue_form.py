@@ -7,10 +7,10 @@ finds the other form sees no queue at all, and after a clean end it dispatches l
 
 from __future__ import annotations
 
-import os
 import shlex
 from typing import Literal
 
+from rmqctl import vfs
 from rmqctl.broker.release import judged
 from rmqctl.broker.settings import ext_files
 from rmqctl.broker.versions import version_of
@@ -37,7 +37,7 @@ def is_unproven(store: Store, version: str | None = None, *, created: bool = Fal
         return False
     files = [f"{name}{end}" for name in SUPERSEDED for end in ("", ".bak")]
     if store.layout.config == "json" and any(
-            os.path.lexists(store.path("config", name)) for name in files):
+            vfs.lexists(store.path("config", name)) for name in files):
         return False
     return any(version_of(release).rocksdb_queues
                for release in judged(store, version).candidates)

@@ -8,7 +8,6 @@ still have it. Units behind the queue offset at which a broker goes on are enque
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -16,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from rmqctl import vfs
 from rmqctl.errors import StoreIOError
 from rmqctl.formats.local.message import MAGIC_BLANK
 from rmqctl.formats.local.properties import TIMER_TOPIC
@@ -147,7 +147,7 @@ class TimerFiles:
         return cls(store, files, size, conf.values.get("timer_precision") or DEFAULT_PRECISION,
                    check if isinstance(check, TimerCheckRecord) else TimerCheckRecord(0, 0, 0, 0),
                    [*(file.path for file in folder.files if file not in files),
-                    *(trouble.path for trouble in folder.troubles if os.path.isfile(trouble.path))])
+                    *(trouble.path for trouble in folder.troubles if vfs.isfile(trouble.path))])
 
     @property
     def in_use(self) -> bool:
@@ -170,7 +170,7 @@ class TimerFiles:
         ``empty_last``: whether it deletes a last file without a byte instead.
         """
         wheel = self.store.path(WHEEL)
-        if os.path.isfile(wheel) and (size := os.path.getsize(wheel)) not in (0, FILE_SIZE):
+        if vfs.isfile(wheel) and (size := vfs.getsize(wheel)) not in (0, FILE_SIZE):
             yield wheel, size, FILE_SIZE
         for file in self.files:
             if file.size != self.file_size and not (

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from rmqctl import vfs
 from rmqctl.broker.conf import java
 from rmqctl.broker.conf.effective import DEFAULTS, DERIVES_SINCE, Effective, shown
 from rmqctl.broker.conf.follow import FATAL, follow
@@ -132,7 +133,7 @@ class _Check:
             if value is None or (self._store is not None and name in _FOLLOWED):
                 continue
             for path in value.split(","):
-                if not os.path.exists(self._here(path)):
+                if not vfs.exists(self._here(path)):
                     yield self._found("conf-path", name, Phrase(
                         "{name}: {path} does not exist", name=name, path=shown(path)))
 

@@ -6,11 +6,11 @@ this says what both come to, who is concerned, and what to do next, the safest f
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from rmqctl import vfs
 from rmqctl.broker.versions import release_of
 from rmqctl.checks import advice
 from rmqctl.checks.advice import Outlook, Remaining, Step
@@ -309,6 +309,6 @@ def diagnose(store: Store, broker_version: str | None, jobs: int,
         phase("predicting a start", store.log.size if store.layout.reads("commitlog") else None)
     start = preflight(store, broker_version, full=True, progress=progress,
                       machine=machine or around_in_use(store), seen=run.seen)
-    room = os.statvfs(store.root)
+    room = vfs.statvfs(store.root)
     return Diagnosis(found, start, store.lock, Disk(
         room.f_blocks * room.f_frsize, room.f_bavail * room.f_frsize), run.profile)

@@ -16,6 +16,7 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
+from rmqctl import vfs
 from rmqctl.checks.pending_timers import NEVER, pending_timers
 from rmqctl.errors import FormatError, RmqctlError
 from rmqctl.formats.internal_topics import pop_state
@@ -296,7 +297,7 @@ class _Reading:
 def _records(store: Store, notes: list[str]) -> Iterator[Delivery]:
     """The records of ``kvStore/``, one for each message."""
     folder = store.path(RECORDS)
-    if not os.path.isdir(folder):
+    if not vfs.isdir(folder):
         return
     try:
         found = Database.open(folder)

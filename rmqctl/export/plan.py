@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from rmqctl import vfs
 from rmqctl.checks.preflight.missing import Missing, missing
 from rmqctl.errors import StoreIOError, UsageError
 from rmqctl.export.forms import buffer, opened
@@ -76,7 +77,7 @@ def plan(names: Sequence[str], wanted: Selection, jobs: int, *, count: int | Non
     plans = []
     for number, name in enumerate(names):
         # Workers may have another current folder.
-        opened = partial(Store.open, os.path.abspath(name), folders, sizes)
+        opened = partial(Store.open, vfs.abspath(name), folders, sizes)
         with opened() as store:
             served = _served(store, number, name, wanted) if compacted else None
             plans.append(served or _planned(store, number, name, wanted, jobs, count))
@@ -98,7 +99,7 @@ def _served(store: Store, number: int, name: str, wanted: Selection) -> StorePla
         planned.pieces.append(Piece(
             file, 0, file.size, file.size, False, number, at, text,
             os.path.relpath(file.path, store.root), len(files) == 1, 1,
-            (os.path.abspath(store.root), wanted.topic, queue_id)))
+            (vfs.abspath(store.root), wanted.topic, queue_id)))
     return planned
 
 
@@ -197,7 +198,7 @@ def check_place(out: str, names: Sequence[str], folders: Sequence[str]) -> None:
     target = checked_target(out)
     for name in names:
         for path in (name, *(os.path.join(name, folder) for folder in folders)):
-            store = os.path.realpath(path).rstrip(os.sep)
+            store = vfs.realpath(path).rstrip(os.sep)
             if target == store or target.startswith(store + os.sep):
                 raise UsageError(f"--out {out} lies in {path}, a store to be exported")
 

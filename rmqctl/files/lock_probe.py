@@ -13,6 +13,7 @@ import os
 import struct
 from dataclasses import dataclass
 
+from rmqctl import vfs
 from rmqctl.errors import StoreIOError
 from rmqctl.scan.source import open_regular
 
@@ -40,6 +41,8 @@ held here must not even be opened to ask.
 
 def probe(path: str) -> LockState:
     """The state of the lock file at ``path``. Read-only: F_GETLK asks, it does not take."""
+    if vfs.is_remote(path):
+        return LockState(False)
     if not os.path.lexists(path):
         return LockState(False, note="no lock file")
     with contextlib.suppress(OSError):

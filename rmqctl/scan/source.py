@@ -10,10 +10,12 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Callable
 from contextlib import suppress
 from mmap import ACCESS_READ, MADV_DONTNEED, PAGESIZE, mmap
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
+from rmqctl import vfs
 from rmqctl.errors import StoreIOError
 from rmqctl.kernel import active
 from rmqctl.scan import stopping
@@ -230,6 +232,8 @@ class FileSource(Closing):
 
     _fd = -1  # `close` is called by `__del__` even when opening failed
     _mapped: mmap | None = None
+    _elsewhere: Callable[[int, int], bytes] | None = None
+    """Reads a file of a mounted place (`rmqctl.vfs`), which has no descriptor."""
     head = 0
     zeros_from: int | None = None
     """The position behind which all bytes are known to be zero, as behind a hole."""
@@ -238,8 +242,12 @@ class FileSource(Closing):
                  witness: Witness | None = None, head: int = 0) -> None:
         self.name, self.base, self._limit, self.witness = path, base, limit, witness
         self.head = head
-        self._fd, self.size = _regular(path)
-        self._holes = hasattr(os, "SEEK_DATA")
+        elsewhere = vfs.reader_of(path)
+        if elsewhere is None:
+            self._fd, self.size = _regular(path)
+        else:
+            self._elsewhere, self.size = elsewhere
+        self._holes = elsewhere is None and hasattr(os, "SEEK_DATA")
 
     def read(self, position: int, length: int) -> bytes:
         """Up to ``length`` bytes at ``position``; fewer only at the end of the file."""
@@ -252,6 +260,8 @@ class FileSource(Closing):
     def read_now(self, position: int, length: int) -> bytes:
         """The same whatever the limit."""
         stopping.check()
+        if self._elsewhere is not None:
+            return self._elsewhere(position, length)
         parts = []
         while length > 0:
             try:
@@ -269,7 +279,11 @@ class FileSource(Closing):
         """Fills ``buffer`` from ``position``; the number of bytes that were there."""
         stopping.check()
         done = 0
-        while done < len(buffer):
+        if self._elsewhere is not None:
+            data = self._elsewhere(position, len(buffer))
+            done = len(data)
+            buffer[:done] = data
+        while self._elsewhere is None and done < len(buffer):
             try:
                 got = os.preadv(self._fd, [buffer[done:]], position + done)
             except OSError as error:
@@ -290,6 +304,12 @@ class FileSource(Closing):
         limit = self.size if self._limit is None else self._limit
         kernel = active()
         at = 0
+        if self._elsewhere is not None:
+            for first, last, at in zip(start.tolist(), end.tolist(), position.tolist(),
+                                       strict=True):
+                data = self._elsewhere(at, max(min(last - first, limit - at), 0))
+                buffer[first:last] = data + bytes(last - first - len(data))
+            return
         try:
             if kernel is not None:
                 kernel.read_parts(self._fd, buffer, start, end, position, limit)
@@ -311,7 +331,7 @@ class FileSource(Closing):
         """
         stopping.check()
         kernel = active()
-        if kernel is None or self._limit is not None or self.head:
+        if kernel is None or self._limit is not None or self.head or self._elsewhere is not None:
             return False
         if mapped and self._mapped is None:
             with suppress(OSError, ValueError):  # it is empty, or shorter by now, or has no room
@@ -335,7 +355,8 @@ class FileSource(Closing):
         """Copy bytes to the same position of another file without reading them here. How many: 0
         where the system cannot, or the limit is not after them.
         """
-        if self._limit is not None and position + length > self._limit:
+        if self._elsewhere is not None or (
+                self._limit is not None and position + length > self._limit):
             return 0
         try:
             return os.copy_file_range(self._fd, fd, length, position, position)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from rmqctl import vfs
 from rmqctl.errors import NotAStoreError, UsageError
 from rmqctl.parse_values import is_url, now_ms, parse_offset, parse_size, parse_time
 from rmqctl.sql.pushdown import Filters
@@ -79,8 +80,7 @@ class Options:
                 raise UsageError(f"{name} says nothing of the table {table}")
         size, count = option("splitSize"), option("numPartitions")
         parts = None if count is None else number("numPartitions", count, 1)
-        # Only the messages of a tier can be read from URLs.
-        paths = _paths(option("path"), option("paths"), urls=table == TIERED_MESSAGES)
+        paths = _paths(option("path"), option("paths"))
         return cls(paths, table, body == _BODIES[0],
                    _filters(table, option), None if size is None else parse_size(size), parts,
                    tuple(_words(option("commitlogDirs"))), orphans == _ORPHANS[1], _TRUTHS[loss])
@@ -92,8 +92,8 @@ class Options:
         """
         stores: dict[str, None] = {}
         for path in self.paths:
-            if is_url(path):
-                stores[path] = None
+            if vfs.is_elsewhere(path):
+                stores[path.rstrip("/")] = None
                 continue
             if os.path.lexists(path) or not glob.has_magic(path):
                 some = [path]
@@ -105,10 +105,9 @@ class Options:
         return list(stores)
 
 
-def _paths(path: str | None, paths: str | None, *, urls: bool) -> tuple[str, ...]:
-    """``path`` is one, or several with commas; ``paths`` is what ``load([...])`` makes (JSON).
-
-    ``urls``: those of object stores are taken as they are.
+def _paths(path: str | None, paths: str | None) -> tuple[str, ...]:
+    """``path`` is one, or several with commas; ``paths`` is what ``load([...])`` makes (JSON). URLs
+    are taken as they are.
     """
     chosen: list[str] = []
     if paths is not None:
@@ -118,7 +117,7 @@ def _paths(path: str | None, paths: str | None, *, urls: bool) -> tuple[str, ...
     if not chosen:
         raise UsageError("no path given: name a store (or several, or a glob) with "
                          ".load(PATH) or .option('path', PATH)")
-    return tuple(path if urls and is_url(path) and not path.startswith("file:") else local(path)
+    return tuple(path if is_url(path) and not path.startswith("file:") else local(path)
                  for path in chosen)
 
 

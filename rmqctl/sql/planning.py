@@ -13,6 +13,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from itertools import pairwise
 
+from rmqctl import vfs
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.local.index_file import Shape
 from rmqctl.sql.options import Options
@@ -111,7 +112,7 @@ def _whole(items: Iterable[Item]) -> Iterator[list[Piece]]:
 
 def of_store(path: str, options: Options, filters: Filters) -> Iterator[Item]:
     """Yield what is read of one store."""
-    with Store.open(os.path.abspath(path), options.log_folders) as store:
+    with Store.open(vfs.abspath(path), options.log_folders) as store:
         if options.table == CONSUMEQUEUE:
             store.layout.require(store.root, "consumequeue")
             if store.layout.consumequeue == "rocksdb":
@@ -301,5 +302,5 @@ def _readable(troubles: Iterable[Trouble]) -> None:
     """StoreIOError for a folder or file that cannot be looked at: its rows would be missing."""
     for trouble in troubles:
         name = os.path.basename(trouble.path)
-        if trouble.unreadable and (os.path.isdir(trouble.path) or name.isdigit()):
+        if trouble.unreadable and (vfs.isdir(trouble.path) or name.isdigit()):
             raise StoreIOError(f"cannot look at {trouble.path}: {trouble.reason}")

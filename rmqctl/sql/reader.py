@@ -8,7 +8,6 @@ and pieces come in, record batches come out.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import pyarrow as pa
 
+from rmqctl import vfs
 from rmqctl.errors import StoreIOError
 from rmqctl.formats.local.index_file import Shape
 from rmqctl.scan.columns import frame_columns, message_columns
@@ -144,7 +144,7 @@ Piece = LogPiece | QueuePiece | RocksPiece | IndexPiece | OtherPiece
 def still_there(file: StoreFile) -> None:
     """StoreIOError when a file is gone or shorter than it was at planning."""
     try:
-        size = os.stat(file.path).st_size
+        size = vfs.stat(file.path).st_size
     except OSError as error:
         raise StoreIOError.from_oserror(error, file.path, "read") from None
     if size < file.size:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from rmqctl import vfs
 from rmqctl.errors import FormatError, UsageError
 from rmqctl.formats.config import properties_file
 from rmqctl.formats.local import delay
@@ -99,21 +100,21 @@ class BrokerConf:
             own = (f"{NODE}{self.dledger_self_id}/{DATA}",) if self.dledger_self_id else ()
             data = [path for path in (self._moved(path, root)
                                       for path in self.dledger_paths or own)
-                    if os.path.isdir(os.path.join(root, path))]
+                    if vfs.isdir(os.path.join(root, path))]
             plain = [path for path in (self._moved(path, root) for path in paths or ("commitlog",))
                      if listing(os.path.join(root, path)).files]
             return (*plain, *data) if data else ()
         from rmqctl.store.files import listing
 
         there = tuple(path for path in (self._moved(path, root) for path in paths)
-                      if os.path.isdir(os.path.join(root, path)))
+                      if vfs.isdir(os.path.join(root, path)))
         return there if any(listing(os.path.join(root, path)).files for path in there) else ()
 
     def remarks(self, root: str) -> list[str]:
         """What is to be said of the file before a store at ``root`` is read by it."""
         texts = [f"{self.path}: {text}" for text in self.notes]
         folders = [(path, self._moved(path, root)) for path in self.commitlog_paths]
-        missing = [path for path, moved in folders if not os.path.isdir(os.path.join(root, moved))]
+        missing = [path for path, moved in folders if not vfs.isdir(os.path.join(root, moved))]
         if missing:
             texts.append(f"{self.path}: the log's folder{'s' if len(missing) > 1 else ''} "
                          f"{', '.join(missing)} {'are' if len(missing) > 1 else 'is'} not there")
@@ -131,7 +132,7 @@ class BrokerConf:
         base = self.root
         if base is None:
             return path
-        below = os.path.relpath(os.path.normpath(path), os.path.normpath(base))
+        below = os.path.relpath(vfs.normpath(path), vfs.normpath(base))
         return path if below == ".." or below.startswith("../") else below
 
 
@@ -309,4 +310,4 @@ _KNOWN = frozenset(_SETTINGS) | frozenset(_TIER_SETTINGS) | frozenset(_RUNTIME) 
 
 
 def _same(path: str, other: str) -> bool:
-    return os.path.realpath(path) == os.path.realpath(other)
+    return vfs.realpath(path) == vfs.realpath(other)

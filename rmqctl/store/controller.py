@@ -7,11 +7,11 @@ that broker became master, and ends where the next one begins, or with the log.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from rmqctl import vfs
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.config import broker_identity, epoch
 from rmqctl.formats.config.broker_identity import BrokerIdentity
@@ -76,7 +76,7 @@ def read_epochs(store: Store) -> EpochFile:
 
 
 def _copy(store: Store, name: str) -> EpochCopy:
-    if not os.path.lexists(store.path(name)):
+    if not vfs.lexists(store.path(name)):
         return EpochCopy(name)
     try:
         return EpochCopy(name, tuple(epoch.parse(store.read_small(name, most=MOST))))

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
+from rmqctl import vfs
 from rmqctl.errors import StoreIOError
 from rmqctl.formats import dledger
 from rmqctl.formats.local import names
@@ -74,7 +75,7 @@ def listing(folder: str, digits: int = names.OFFSET_DIGITS, most: int | None = N
     A folder that does not exist is an empty listing; one that cannot be read is a trouble.
     """
     try:
-        return listing_of(os.scandir(folder), digits, most)
+        return listing_of(vfs.scandir(folder), digits, most)
     except FileNotFoundError:
         return Listing()
     except OSError as error:

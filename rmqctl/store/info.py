@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from rmqctl import vfs
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats import kinds
 from rmqctl.formats.local import abort, names
@@ -151,7 +152,7 @@ def _checkpoint_trouble(store: Store) -> list[Trouble]:
     if store.checkpoint is not None:
         return []
     path = store.path("checkpoint")
-    if not os.path.lexists(path):
+    if not vfs.lexists(path):
         return [Trouble(path, "not there; a broker starts from the first message to be safe")]
     return [Trouble(path, "not readable as a checkpoint", True)]
 
@@ -162,10 +163,10 @@ def _log_troubles(store: Store, items: list[Item]) -> list[Trouble]:
                     f"{gap.end}") for gap in store.log.gaps()]
     if not store.log.files:
         troubles.append(Trouble(store.log_folders[0], "no commitlog file is there"))
-    known = {os.path.abspath(file.path) for file in store.log.files}
+    known = {vfs.abspath(file.path) for file in store.log.files}
     strange = {os.path.dirname(item.path) for item in items
                if item.kind == "commitlog" and item.base_offset is not None
-               and os.path.abspath(store.path(item.path)) not in known}
+               and vfs.abspath(store.path(item.path)) not in known}
     troubles += [Trouble(store.path(folder), "looks like a part of the commitlog; name all its "
                      "folders with --commitlog-dir") for folder in sorted(strange)]
     return troubles
@@ -214,11 +215,11 @@ def inventory(store: Store) -> tuple[list[Item], list[Trouble]]:
     items: list[Item] = []
     troubles: list[Trouble] = []
     seen: set[tuple[int, int]] = set()
-    logs = {os.path.abspath(folder) for folder in store.log_folders}
+    logs = {vfs.abspath(folder) for folder in store.log_folders}
     tops = [store.root, *sorted(logs)]
     for top in tops:
         # All below a folder has its path, and what is relative to that needs no look at the disk.
-        below, absolute = os.path.join(top, ""), os.path.abspath(top)
+        below, absolute = os.path.join(top, ""), vfs.abspath(top)
         from_root = os.path.join(_relative(store, top), "") if top != store.root else ""
         for entry, info, folder in _files(top, seen, troubles, store.note_listed):
             path = from_root + entry.path.removeprefix(below)
@@ -245,7 +246,7 @@ def totals(items: list[Item]) -> dict[str, Total]:
 
 def _relative(store: Store, path: str) -> str:
     relative = os.path.relpath(path, store.root)
-    return os.path.abspath(path) if relative.startswith("..") else relative
+    return vfs.abspath(path) if relative.startswith("..") else relative
 
 
 def _files(top: str, seen: set[tuple[int, int]], troubles: list[Trouble],
@@ -259,11 +260,11 @@ def _files(top: str, seen: set[tuple[int, int]], troubles: list[Trouble],
     while stack:
         folder, depth, deepest, found = stack.pop()
         try:
-            info = os.stat(folder) if found is None else found
+            info = vfs.stat(folder) if found is None else found
             if (info.st_dev, info.st_ino) in seen:
                 continue
             seen.add((info.st_dev, info.st_ino))
-            entries = list(os.scandir(folder))
+            entries = list(vfs.scandir(folder))
             note(folder, entries)
         except FileNotFoundError:
             continue

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from rmqctl import vfs
 from rmqctl.errors import UsageError
 from rmqctl.formats.local.names import parse_offset
 from rmqctl.formats.tiered.names import parse_cluster
@@ -20,8 +21,8 @@ def enclosing_store(path: str | os.PathLike[str]) -> str | None:
     beside them, or with files in its commitlog; a cluster's folder of a tier counts as one. Both
     what was named and where its links lead count. What cannot be looked into is none.
     """
-    named = os.path.abspath(path)
-    return _above(os.path.realpath(named)) or _above(named)
+    named = vfs.abspath(path)
+    return _above(vfs.realpath(named)) or _above(named)
 
 
 def refuse_in_store(path: str | os.PathLike[str], said: str | None = None) -> None:
@@ -45,12 +46,12 @@ def _is_store(folder: str) -> bool:
     cluster = parse_cluster(os.path.basename(folder))
     if cluster is not None and cluster[1]:
         return True
-    if not any(os.path.isdir(os.path.join(folder, name)) for name in _FOLDERS):
+    if not any(vfs.isdir(os.path.join(folder, name)) for name in _FOLDERS):
         return False
-    if sum(os.path.lexists(os.path.join(folder, name)) for name in _BESIDE) > 1:
+    if sum(vfs.lexists(os.path.join(folder, name)) for name in _BESIDE) > 1:
         return True
     try:
-        with os.scandir(os.path.join(folder, _LOG)) as entries:
+        with vfs.scandir(os.path.join(folder, _LOG)) as entries:
             return any(parse_offset(entry.name) is not None for entry in entries)
     except OSError:
         return False

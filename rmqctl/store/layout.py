@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from rmqctl import vfs
 from rmqctl.errors import (
     CopyLimitError,
     MissingExtraError,
@@ -214,7 +215,7 @@ def recognise(root: str, folders: list[str], queues_reach_end: Callable[[], bool
         except MissingExtraError as error:
             unread["config"] = f"{lies}: {error}; the JSON files of these names are out of date"
         unwritten["config"] = f"{lies}, {_NOT_WRITTEN}"
-    controller = any(os.path.lexists(os.path.join(root, name))
+    controller = any(vfs.lexists(os.path.join(root, name))
                      for name in CONTROLLER_FILES[:2])
     # Open the database last, because this is slow; a missing package is no damage.
     damaged = set()
@@ -291,13 +292,13 @@ def is_database(folder: str) -> bool:
 
 
 def _has_topics_file(root: str) -> bool:
-    return any(os.path.lexists(os.path.join(root, "config", name))
+    return any(vfs.lexists(os.path.join(root, "config", name))
                for name in ("topics.json", "topics.json.bak"))
 
 
 def _has_folders(folder: str) -> bool:
     try:
-        with os.scandir(folder) as entries:
+        with vfs.scandir(folder) as entries:
             return any(entry.is_dir() for entry in entries)
     except OSError:
         return False
@@ -305,7 +306,7 @@ def _has_folders(folder: str) -> bool:
 
 def _names(folder: str) -> list[str]:
     try:
-        return os.listdir(folder)
+        return vfs.listdir(folder)
     except (OSError, ValueError):
         return []
 
@@ -313,9 +314,9 @@ def _names(folder: str) -> list[str]:
 def _start(path: str, length: int) -> bytes:
     """The first bytes of a regular file; none where it cannot be read."""
     try:
-        if not os.path.isfile(path):
+        if not vfs.isfile(path):
             return b""
-        with open(path, "rb") as file:
+        with vfs.open_bytes(path) as file:
             return file.read(length)
     except (OSError, ValueError):
         return b""

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
+from rmqctl import vfs
 from rmqctl.formats.layout import reader
 from rmqctl.formats.local import names
 from rmqctl.formats.local.consume_queue import UNIT_SIZE, Unit
@@ -93,7 +94,7 @@ def _sized(folder: str) -> Iterator[StoreFile]:
 
 def _candidates(root: str) -> list[_Folder]:
     """Folders with files of a log's names, each once, the likeliest first."""
-    root = os.path.abspath(root)
+    root = vfs.abspath(root)
     seen = {_identity(os.path.join(root, COMMITLOG))}
     folders: list[_Folder] = []
     for rank, path in (*((_CONFIGURED, path) for path in _configured(root)),
@@ -111,7 +112,7 @@ def _candidates(root: str) -> list[_Folder]:
 
 def _identity(path: str) -> tuple[int, int] | None:
     try:
-        info = os.stat(path)
+        info = vfs.stat(path)
     except (OSError, ValueError):
         return None
     return info.st_dev, info.st_ino
@@ -119,7 +120,7 @@ def _identity(path: str) -> tuple[int, int] | None:
 
 def _entries(folder: str, most: int) -> list[os.DirEntry[str]]:
     try:
-        with os.scandir(folder) as entries:
+        with vfs.scandir(folder) as entries:
             return list(islice(entries, most))
     except OSError:
         return []
@@ -179,7 +180,7 @@ def _beside(root: str) -> Iterator[str]:
 
 def is_store(folder: str) -> bool:
     """Whether a folder is the root of another store: its log is its own."""
-    return any(os.path.lexists(os.path.join(folder, mark)) for mark in _MARKS_OF_A_STORE)
+    return any(vfs.lexists(os.path.join(folder, mark)) for mark in _MARKS_OF_A_STORE)
 
 
 def _configured(root: str) -> Iterator[str]:
@@ -193,7 +194,7 @@ def _configured(root: str) -> Iterator[str]:
 
 def _paths_in(path: str, root: str) -> Iterator[str]:
     try:
-        if not os.path.isfile(path) or os.path.getsize(path) > _MOST_CONFIGURATION:
+        if not vfs.isfile(path) or vfs.getsize(path) > _MOST_CONFIGURATION:
             return
         with open(path, encoding="utf-8", errors="replace") as file:
             lines = file.read(_MOST_CONFIGURATION).splitlines()
@@ -202,7 +203,7 @@ def _paths_in(path: str, root: str) -> Iterator[str]:
     said = {key.strip(): value.strip() for key, sign, value in (
         line.partition("=") for line in lines) if sign}
     home = said.get("storePathRootDir", "")
-    if home and os.path.isdir(home) and _identity(home) != _identity(root):
+    if home and vfs.isdir(home) and _identity(home) != _identity(root):
         return  # of another store on this machine
     for key in ("storePathCommitLog", "readOnlyCommitLogStorePaths"):
         for each in said.get(key, "").split(","):
@@ -211,8 +212,8 @@ def _paths_in(path: str, root: str) -> Iterator[str]:
                 continue
             if home and (place == home or place.startswith(home.rstrip("/") + "/")):
                 place = os.path.join(root, os.path.relpath(place, home))
-            if os.path.isdir(place):
-                yield os.path.abspath(place)
+            if vfs.isdir(place):
+                yield vfs.abspath(place)
 
 
 # -- what proves them -----------------------------------------------------------------------------

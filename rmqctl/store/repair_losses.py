@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, NamedTuple
 
+from rmqctl import vfs
 from rmqctl.errors import StoreIOError
 from rmqctl.scan.source import FileSource
 from rmqctl.store.log.commit_log import CommitLog
@@ -104,7 +105,7 @@ def repair_losses(root: str, log: CommitLog | None, end: int | None = None) -> R
     a repair has ended the log. Without a ``log``: the same of the tier there. Reads only.
     """
     notes = sorted(_notes(root), key=lambda note: _order(note[0]))
-    now = os.path.realpath(root)
+    now = vfs.realpath(root)
     found = []
     for repair_id, path in notes[-_MOST_NOTES:]:
         loss = _read(repair_id, path)
@@ -134,11 +135,11 @@ def _notes(root: str) -> Iterator[tuple[str, str]]:
     there = set()
     for repair_id in filter(_ID.fullmatch, _names(os.path.join(root, REPAIRS))):
         folder = os.path.join(root, REPAIRS, repair_id)
-        if not os.path.lexists(os.path.join(folder, "journal.jsonl")):
+        if not vfs.lexists(os.path.join(folder, "journal.jsonl")):
             continue
         there.add(repair_id)
         path = os.path.join(folder, NOTE)
-        if os.path.lexists(path) and not _is_undone(folder):
+        if vfs.lexists(path) and not _is_undone(folder):
             yield repair_id, path
     for repair_id in pruned_notes(root):
         if repair_id not in there:
@@ -147,7 +148,7 @@ def _notes(root: str) -> Iterator[tuple[str, str]]:
 
 def _names(folder: str) -> Iterable[str]:
     try:
-        with os.scandir(folder) as entries:
+        with vfs.scandir(folder) as entries:
             return [entry.name for entry in islice(entries, _MOST_NAMES)]
     except OSError:
         return ()

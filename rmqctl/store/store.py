@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
+from rmqctl import vfs
 from rmqctl.errors import FormatError, NotAStoreError, RmqctlError, StoreIOError
 from rmqctl.files.lock_probe import LockState, probe
 from rmqctl.formats.local import batch_consume_queue, consume_queue
@@ -79,8 +80,8 @@ _INDEX_VOTERS = 3
 
 def _near(root: str) -> str:
     """Where a store lies instead: around a folder that is none, or up to two levels below it."""
-    around = os.path.normpath(os.path.join(root, os.pardir))
-    if os.path.isdir(os.path.join(around, _MARKS[0])):
+    around = vfs.normpath(os.path.join(root, os.pardir))
+    if vfs.isdir(os.path.join(around, _MARKS[0])):
         return f"; it lies in the store {around}"
     from rmqctl.formats.tiered.names import parse_cluster
 
@@ -91,7 +92,7 @@ def _near(root: str) -> str:
     for _ in range(2):
         folders = [os.path.join(folder, name) for folder in folders[:_MOST_LOOKED_AT]
                    for name in _names(folder)]
-        stores += [folder for folder in folders if os.path.isdir(os.path.join(folder, _MARKS[0]))]
+        stores += [folder for folder in folders if vfs.isdir(os.path.join(folder, _MARKS[0]))]
     if not stores:
         return ""
     more = f" and {len(stores) - _MOST_NAMED} more" if len(stores) > _MOST_NAMED else ""
@@ -100,7 +101,7 @@ def _near(root: str) -> str:
 
 def _names(folder: str) -> list[str]:
     try:
-        return sorted(os.listdir(folder))[:_MOST_LOOKED_AT]
+        return sorted(vfs.listdir(folder))[:_MOST_LOOKED_AT]
     except OSError:
         return []
 
@@ -133,7 +134,7 @@ class Sizes:
 def _remembered_folders(root: str) -> list[str]:
     """The log's folders as `init` was given them; none where ``commitlog/`` holds a file."""
     try:
-        with os.scandir(os.path.join(root, "commitlog")) as entries:
+        with vfs.scandir(os.path.join(root, "commitlog")) as entries:
             if any(entry.is_file() for entry in entries):
                 return []
     except (OSError, ValueError):
@@ -170,9 +171,11 @@ class Store(Closing):
         with, or in those that `rmqctl.store.log_folders` finds.
         """
         # Reject anything that is not a readable directory, with the reason.
-        root = os.fspath(path)
+        from rmqctl.files.remote.tree import mounted
+
+        root = mounted(os.fspath(path))
         try:
-            info = os.stat(root)
+            info = vfs.stat(root)
         except OSError as error:
             if isinstance(error, PermissionError):
                 raise StoreIOError.from_oserror(error, root, "open") from None
@@ -188,10 +191,10 @@ class Store(Closing):
         where = named or _remembered_folders(root) or log_folders.find(root)
         folders = [os.path.join(root, name) for name in where]
         for folder in folders if named else ():
-            if not os.path.isdir(folder):
+            if not vfs.isdir(folder):
                 raise NotAStoreError(f"{folder}: no such commitlog directory")
         try:
-            os.scandir(root).close()
+            vfs.scandir(root).close()
         except OSError as error:
             raise StoreIOError.from_oserror(error, root, "list") from None
         # A broker.conf may belong to another store: files that refute its sizes win.
@@ -202,7 +205,7 @@ class Store(Closing):
             sizes = as_files_are(cls(root, folders, Sizes(), current=True), sizes)
         store = cls(root, folders, sizes)
         # Refuse a folder without any mark of a store, unless its log is known to be elsewhere.
-        if not named and not any(os.path.lexists(store.path(mark)) for mark in _MARKS) and (
+        if not named and not any(vfs.lexists(store.path(mark)) for mark in _MARKS) and (
                 folders == [store.path("commitlog")] and not log_folders.nodes_below(root)):
             raise NotAStoreError(f"{root}: not a store (none of {', '.join(_MARKS)} is there)"
                                  f"{_near(root)}")
@@ -473,7 +476,7 @@ class Store(Closing):
             self._queues[key] = self._lent[key].again()
         elif key not in self._queues:
             folder = self.path("consumequeue", topic, str(queue_id))
-            if not topic or "/" in topic or "\0" in topic or not os.path.isdir(folder):
+            if not topic or "/" in topic or "\0" in topic or not vfs.isdir(folder):
                 return None
             listed = self.listed(folder)
             files = self._queue_files(listed.files, consume_queue.dtype())
@@ -677,7 +680,7 @@ class Store(Closing):
 
     @property
     def has_abort(self) -> bool:
-        return os.path.lexists(self.path("abort"))
+        return vfs.lexists(self.path("abort"))
 
     @property
     def lock(self) -> LockState:

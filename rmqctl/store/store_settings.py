@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from rmqctl import vfs
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.local import delay
 from rmqctl.scan.source import FileSource
@@ -87,7 +88,7 @@ def path_of(root: str) -> str:
 def recall(root: str) -> Remembered:
     """What is remembered of the store at ``root``. Never raises; a missing file is empty."""
     path = path_of(root)
-    if not os.path.lexists(path):
+    if not vfs.lexists(path):
         return Remembered()
     from rmqctl.formats.config import config_json
 

@@ -9,13 +9,13 @@ else goes by: `rmqctl.store.store.Store.generation`, predictions, repairs.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from rmqctl import vfs
 from rmqctl.errors import FormatError, RmqctlError, StoreIOError
 from rmqctl.formats.local import abort, properties, sysflag
 from rmqctl.formats.local.message import MAGIC_V2, Record
@@ -133,9 +133,9 @@ def _since(version: tuple[int, int, int], evidence: str) -> Hint:
 
 def _marks(store: Any) -> Iterator[Hint]:
     for name, since in _MARKS:
-        if os.path.lexists(store.path(*name.split("/"))):
+        if vfs.lexists(store.path(*name.split("/"))):
             yield _since(since, f"{name} is there")
-    with suppress(OSError, ValueError), os.scandir(store.path("consumequeue")) as entries:
+    with suppress(OSError, ValueError), vfs.scandir(store.path("consumequeue")) as entries:
         if any(len(entry.name.encode("utf-8", "surrogateescape")) > _LONGEST_V1
                for entry in entries):
             yield _since((5, 1, 0), "a topic has more than 127 characters")

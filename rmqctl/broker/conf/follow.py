@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
+from rmqctl import vfs
 from rmqctl.broker.conf.effective import Effective
 from rmqctl.broker.conf.names import is_read, unread
 from rmqctl.broker.conf.places import (
@@ -202,7 +203,7 @@ class _Follower:
             return
         if has == "rocksdb-v2":
             setting = "configManagerVersion"
-        if has == "json" and not any(os.path.lexists(self._store.path("config", name))
+        if has == "json" and not any(vfs.lexists(self._store.path("config", name))
                                      for name in _CONFIGURED):
             return
         self._tell(setting, "loses", Phrase(
@@ -225,14 +226,14 @@ class _Follower:
         """Whether none of the log's files is opened; tells what of them is not."""
         there = self._files_there()
         # The root also contains the checkpoint and the lock file, so it cannot be the log folder.
-        root = os.path.realpath(self._store.root)
-        if any(os.path.realpath(folder) == root for folder in seen.log_folders):
+        root = vfs.realpath(self._store.root)
+        if any(vfs.realpath(folder) == root for folder in seen.log_folders):
             self._tell(where.setting, "refuses", Phrase(
                 "{setting} is the root of the store: the broker takes checkpoint and lock for log "
                 "files, and does not start", setting=self._settings.origin(where.setting)))
         # Compare the log files that the broker would open with the files that belong to this store.
-        opened = {os.path.realpath(file.path) for file in seen.log.files}
-        missing = [file for file in there if os.path.realpath(file.path) not in opened]
+        opened = {vfs.realpath(file.path) for file in seen.log.files}
+        missing = [file for file in there if vfs.realpath(file.path) not in opened]
         if self._settings.get(_DLEDGER) and there and not any(file.head for file in there):
             self._tell(_DLEDGER, "differs", Phrase(
                 "{setting}: the broker closes the last log file and continues the log in {folder}",
@@ -260,7 +261,7 @@ class _Follower:
                 setting=origin, count=len(missing), folders=Joined(", ", folders)))
             return where.elsewhere and len(missing) == len(there)
         # A broker without any log file deletes the consume queue files in the same root.
-        gone = [folder for folder in seen.log_folders if not os.path.isdir(folder)]
+        gone = [folder for folder in seen.log_folders if not vfs.isdir(folder)]
         state = Phrase("does not exist") if gone else Phrase("contains no log file")
         deletes = any(self._store.plain_queues) and not where.elsewhere and (
             layout.consumequeue != "rocksdb")

@@ -10,6 +10,7 @@ import os
 import re
 from dataclasses import dataclass
 
+from rmqctl import vfs
 from rmqctl.broker.conf.effective import DERIVES_SINCE, MULTI_PATH_SINCE, Effective
 from rmqctl.broker.conf.java import trim
 from rmqctl.broker.versions import is_from
@@ -73,8 +74,8 @@ def places(effective: Effective, store: str) -> Places:
 
 def is_default(path: str) -> bool:
     """Whether a folder is ``~/store`` of this user, or looks like that of another."""
-    path = os.path.normpath(path)
-    return path == os.path.normpath(os.path.expanduser("~/store")) or bool(
+    path = vfs.normpath(path)
+    return path == vfs.normpath(os.path.expanduser("~/store")) or bool(
         _DEFAULT_ROOT.fullmatch(path))
 
 
@@ -84,13 +85,13 @@ def _is_elsewhere(root: str, store: str) -> bool:
         return False
     if not root.strip(_EDGES) or root.startswith("~") or "${" in root:
         return True  # Java replaces neither
-    same_place = _same(os.path.dirname(os.path.abspath(root)),
-                       os.path.dirname(os.path.abspath(store)))
-    if os.path.isdir(root):
+    same_place = _same(os.path.dirname(vfs.abspath(root)),
+                       os.path.dirname(vfs.abspath(store)))
+    if vfs.isdir(root):
         return not is_store(root) or _is_another(root, store)
     meant = root.strip(_EDGES)
     return same_place or (meant != root and _same(meant, store)) or (
-        os.path.normpath(meant).casefold() == os.path.abspath(store).casefold())
+        vfs.normpath(meant).casefold() == vfs.abspath(store).casefold())
 
 
 def _is_another(root: str, store: str) -> bool:
@@ -105,7 +106,7 @@ def _is_another(root: str, store: str) -> bool:
 def _head(path: str) -> bytes:
     """The head of the first record of a file of the log; none where it cannot be read."""
     try:
-        with open(path, "rb") as file:
+        with vfs.open_bytes(path) as file:
             return file.read(_HEAD)
     except OSError:
         return b""
@@ -113,26 +114,26 @@ def _head(path: str) -> bytes:
 
 def _without_root(paths: list[str], store: str) -> bool:
     """The same of the default root: whether the log is known to lie in this store all the same."""
-    if is_default(os.path.abspath(store)):
+    if is_default(vfs.abspath(store)):
         return False
-    return any(_same(os.path.dirname(os.path.abspath(path)), store) for path in paths)
+    return any(_same(os.path.dirname(vfs.abspath(path)), store) for path in paths)
 
 
 def _base_of(paths: list[str]) -> str | None:
     """The default root as the log below it shows it; None where it does not."""
-    above = [os.path.dirname(os.path.normpath(path)) for path in paths]
+    above = [os.path.dirname(vfs.normpath(path)) for path in paths]
     return next((folder for folder in above if os.path.basename(folder) == "store"
-                 and not os.path.isdir(folder)), None)
+                 and not vfs.isdir(folder)), None)
 
 
 def _seen(path: str, base: str | None) -> str:
     """A folder as it is seen from the store: relative to it where it lies below ``base``."""
     if base is None or not path:
         return path or os.path.join(os.sep, "")
-    below = os.path.relpath(os.path.normpath(path), os.path.normpath(base))
+    below = os.path.relpath(vfs.normpath(path), vfs.normpath(base))
     if below != os.pardir and not below.startswith(os.pardir + os.sep):
         return below
-    return path if os.path.isabs(path) else os.path.abspath(path)
+    return path if os.path.isabs(path) else vfs.abspath(path)
 
 
 def _dledger(effective: Effective, base: str | None) -> tuple[list[str], str]:
@@ -144,4 +145,4 @@ def _dledger(effective: Effective, base: str | None) -> tuple[list[str], str]:
 
 
 def _same(path: str, other: str) -> bool:
-    return os.path.realpath(path) == os.path.realpath(other)
+    return vfs.realpath(path) == vfs.realpath(other)

@@ -8,7 +8,6 @@ beyond the end of the log make no difference. ``a`` and ``b`` are treated alike.
 
 from __future__ import annotations
 
-import os
 import shlex
 import stat
 from collections import Counter
@@ -18,6 +17,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import islice
 from typing import Any, Literal
 
+from rmqctl import vfs
 from rmqctl.broker.view import view_of
 from rmqctl.checks.diff.differences import MISSING, Difference, Differences, Side
 from rmqctl.checks.diff.members import Members, are_members
@@ -422,7 +422,7 @@ def config_differences(count: ConfigCount) -> Iterator[Difference]:
 
 def _config_files(store: Store) -> set[str]:
     try:
-        with os.scandir(store.path(FOLDER)) as entries:
+        with vfs.scandir(store.path(FOLDER)) as entries:
             return {entry.name for entry in entries if not entry.name.endswith(BACKUP)
                     and stat.S_ISREG(entry.stat().st_mode)}
     except OSError:

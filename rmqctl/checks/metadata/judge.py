@@ -6,13 +6,13 @@ an offset) and `recover` (what its config step restores).
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
+from rmqctl import vfs
 from rmqctl.broker.versions import is_from
 from rmqctl.checks import losses
 from rmqctl.checks.losses import Loss
@@ -403,7 +403,7 @@ class _Judge:
             attributes = entry.get("attributes") if isinstance(entry, dict) else None
             if not isinstance(attributes, dict) or attributes.get("cleanup.policy") != "COMPACTION":
                 continue
-            gone = [queue_id for queue_id in ids if not os.path.isdir(
+            gone = [queue_id for queue_id in ids if not vfs.isdir(
                 self.store.path(_COMPACTION, topic, str(queue_id)))]
             known = [self.queues.bounds(topic, queue_id) for queue_id in gone]
             count = sum(each.end - each.first for each in known if each is not None)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
+from rmqctl import vfs
 from rmqctl.actions import Action
 from rmqctl.broker.consume_queue import LAST_FILES, PLAIN, QueueState
 from rmqctl.broker.recovery import RecoveryWalk
@@ -94,7 +95,7 @@ def _destroyed(predicted: Prediction, store: Store, queues: Queues) -> None:
         predicted.rows_lost += state.found_end
         predicted.doomed.append(state.target)
         further = os.path.join("consumequeue_ext", *state.target.split("/")[1:])
-        if state.kind == PLAIN and os.path.isdir(store.path(further)):
+        if state.kind == PLAIN and vfs.isdir(store.path(further)):
             predicted.doomed.append(further)
         predicted.actions.append(Action("destroy", state.target, state.found_end, None,
                                       Phrase("the log has no file")))

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from typing import NamedTuple
 
+from rmqctl import vfs
 from rmqctl.errors import UsageError
 from rmqctl.parse_values import now_ms
 from rmqctl.phrases import Phrase
@@ -63,13 +64,13 @@ def parse_disk_used(text: str) -> float | str:
 
 def _read_only(root: str) -> bool:
     try:
-        return bool(os.statvfs(root).f_flag & os.ST_RDONLY)
+        return bool(vfs.statvfs(root).f_flag & os.ST_RDONLY)
     except OSError:
         return False
 
 
 def _in_use(store: Store) -> bool:
     """Whether a broker uses, or used, the store here: lock or abort file, or broker.conf."""
-    return os.access(store.root, os.W_OK) and bool(
+    return vfs.access(store.root, os.W_OK) and bool(
         store.sizes.conf.path or store.has_abort or store.lock.held
-        or os.path.exists(store.path("lock")))
+        or vfs.exists(store.path("lock")))

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from datetime import datetime, tzinfo
 from typing import NamedTuple
 
+from rmqctl import vfs
 from rmqctl.broker.versions import BrokerVersion
 from rmqctl.checks.losses import MESSAGES, Loss
 from rmqctl.checks.preflight.around import Around
@@ -127,7 +128,7 @@ class FileSystem:
     """One file system: bytes in use of all that can be used, as a broker divides them."""
 
     def __init__(self, folder: str, used_ratio: float | None) -> None:
-        about = os.statvfs(folder)
+        about = vfs.statvfs(folder)
         used = (about.f_blocks - about.f_bfree) * about.f_frsize
         self.entire = used + about.f_bavail * about.f_frsize
         self.used = used if used_ratio is None else math.floor(used_ratio * self.entire)
@@ -144,7 +145,7 @@ def file_systems(store: Store, used_ratio: float | None) -> tuple[FileSystem, Fi
     """
     try:
         logs = [FileSystem(folder, used_ratio) for folder in store.log_folders
-                if os.path.isdir(folder)] or [FileSystem(store.root, used_ratio)]
+                if vfs.isdir(folder)] or [FileSystem(store.root, used_ratio)]
         queues = FileSystem(store.root, used_ratio)
     except OSError as error:
         raise StoreIOError.from_oserror(error, store.root, "ask for the free space of") from None
@@ -227,7 +228,7 @@ def _expired(files: Sequence[StoreFile], before: int) -> int:
     """How many of the files, from the oldest on, were last written by ``before`` (ms)."""
     for number, file in enumerate(files):
         try:
-            if os.stat(file.path).st_mtime_ns // 1_000_000 > before:
+            if vfs.stat(file.path).st_mtime_ns // 1_000_000 > before:
                 return number
         except OSError as error:
             raise StoreIOError.from_oserror(error, file.path, "look at") from None
@@ -260,7 +261,7 @@ def _first_minutes(store: Store, rules: Rules, files: Sequence[StoreFile], expir
 def allocated(file: StoreFile) -> int:
     """Bytes of the disk that a file takes; 0 where it cannot be looked at."""
     try:
-        return min(os.stat(file.path).st_blocks * BLOCK, file.size)
+        return min(vfs.stat(file.path).st_blocks * BLOCK, file.size)
     except OSError:
         return 0
 

@@ -6,12 +6,12 @@ messages are `rmqctl.checks.preflight.timers`, the log's own forms `rmqctl.broke
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from rmqctl import vfs
 from rmqctl.broker.versions import is_from
 from rmqctl.checks.losses import GROUPS, MESSAGES, OFFSETS, TOPICS, Loss
 from rmqctl.checks.metadata.judge import COMPACTION_SINCE
@@ -128,7 +128,7 @@ def _compaction(store: Store, release: str) -> Iterator[Loss]:
 def _tier(store: Store, release: str) -> Iterator[Loss]:
     """Messages that only tiered storage has."""
     path = store.path(TIER_METADATA)
-    if not os.path.isfile(path):
+    if not vfs.isfile(path):
         return
     count: int | None = 0
     try:
@@ -188,7 +188,7 @@ def _pop_cause(release: str) -> Phrase:
 def _pop_states(store: Store, release: str) -> Iterator[Loss]:
     """The same where POP keeps its records in RocksDB."""
     folder = store.path("kvStore")
-    if not os.path.isdir(folder):
+    if not vfs.isdir(folder):
         return
     count: int | None = None
     try:

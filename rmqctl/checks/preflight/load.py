@@ -8,6 +8,7 @@ import os
 import stat
 from dataclasses import dataclass, field
 
+from rmqctl import vfs
 from rmqctl.actions import Action
 from rmqctl.broker.consume_queue import batch_topics, rocksdb_of
 from rmqctl.broker.settings import Settings
@@ -88,7 +89,7 @@ def _extensions(store: Store, version: BrokerVersion, loading: Load) -> None:
     if store.sizes.conf.path and not known.get("consumequeue_ext"):
         return
     parts = [(folder, listing(folder)) for topic, queue in store.plain_queues
-             if os.path.isdir(folder := store.path(FOLDER, topic, str(queue)))]
+             if vfs.isdir(folder := store.path(FOLDER, topic, str(queue)))]
     expected = (known.get("consumequeue_ext_file_size", _EXTENSION_FILE)
                 if store.sizes.conf.path else
                 queue_size((found.files for _, found in parts), 1))
@@ -99,7 +100,7 @@ def _extensions(store: Store, version: BrokerVersion, loading: Load) -> None:
 def relative(store: Store, path: str) -> str:
     """A path as a plan names it: below the root relative to it, else absolute."""
     below = os.path.relpath(path, store.root)
-    return os.path.abspath(path) if below.startswith(os.pardir) else below
+    return vfs.abspath(path) if below.startswith(os.pardir) else below
 
 
 def queue_file_size(store: Store) -> int | None:
@@ -199,7 +200,7 @@ def _odd(store: Store, version: BrokerVersion, loading: Load, odd: Trouble, last
 def _is_empty(path: str) -> bool:
     """Whether a broker sees a length of 0; it looks at no name and no kind but folders."""
     try:
-        info = os.stat(path)
+        info = vfs.stat(path)
     except OSError:
         return False
     return not stat.S_ISDIR(info.st_mode) and not info.st_size

@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
+from rmqctl import vfs
 from rmqctl.checks.findings import Finding
 from rmqctl.errors import RefusedError, StoreIOError, UsageError
 from rmqctl.files.durable import replace_file
@@ -35,9 +36,9 @@ class Baseline:
     def load(cls, path: str, root: str, store: str | None = None) -> Baseline:
         """UsageError for a file that is none; StoreIOError where it cannot be read."""
         try:
-            if os.path.getsize(path) > _LARGEST:
+            if vfs.getsize(path) > _LARGEST:
                 raise UsageError(f"{path}: too large to be a list of known findings")
-            with open(path, "rb") as source:
+            with vfs.open_bytes(path) as source:
                 rows = json.load(source)["findings"]
             known = frozenset(tuple(row[name] for name in _FIELDS) for row in rows
                               if row.get("store") == store)

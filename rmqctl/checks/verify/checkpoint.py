@@ -6,10 +6,10 @@ next start. One that is ahead of the log makes it walk too little.
 
 from __future__ import annotations
 
-import os
 import stat
 from collections.abc import Callable, Iterator
 
+from rmqctl import vfs
 from rmqctl.checks.findings import INFO, WARNING, Finding
 from rmqctl.checks.verify.common import LOOK, read_start, unreadable
 from rmqctl.errors import FormatError, StoreIOError
@@ -53,7 +53,7 @@ def _finding(category: str, store: Store, detail: str, offset: int, length: int 
 
 def _checkpoint(store: Store, last: int | None, log_end: int, held: bool) -> Iterator[Finding]:
     path = store.path("checkpoint")
-    if not os.path.lexists(path):
+    if not vfs.lexists(path):
         if last is not None:
             yield _finding("checkpoint-missing", store, "there is no checkpoint: after a crash a "
                            "broker would walk the whole log", 0)
@@ -131,14 +131,14 @@ def _abort(store: Store, held: bool) -> Iterator[Finding]:
 
 def _lock(store: Store) -> Iterator[Finding]:
     path = store.path("lock")
-    if os.path.lexists(path):
+    if vfs.lexists(path):
         yield from _small(path, lock_format.parse)
 
 
 def _small(path: str, parse: Callable[[bytes], object]) -> Iterator[Finding]:
     """A file of a few bytes: what is not a broker's content is only a warning."""
     try:
-        if not stat.S_ISREG(os.stat(path).st_mode):
+        if not stat.S_ISREG(vfs.stat(path).st_mode):
             yield Finding("small-file", "store", "not a regular file", file=path)
             return
         data, size = read_start(path, 256)

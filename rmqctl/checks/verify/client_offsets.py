@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from rmqctl import vfs
 from rmqctl.checks.findings import WARNING, Finding
 from rmqctl.checks.verify.common import plural
 from rmqctl.checks.verify.verdict import Verdict
@@ -40,7 +41,7 @@ def verdict_of(path: str, most: int) -> Verdict[Entries] | None:
     """
     with FileSource(path) as source:
         data = source.read(0, min(source.size, MAX_SIZE + 1))
-    parts = os.path.abspath(path).split(os.sep)
+    parts = vfs.abspath(path).split(os.sep)
     if kinds.recognise(parts, data[:_HEAD], len(data)) != kinds.CLIENT_OFFSETS:
         return None
     found: ClientOffsets | None = None

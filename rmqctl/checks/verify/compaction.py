@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from rmqctl import vfs
 from rmqctl.checks.findings import INFO, WARNING, Finding
 from rmqctl.checks.verify.common import (
     LOOK,
@@ -53,7 +54,7 @@ def check(store: Store, *, live: bool | None = None) -> Iterator[Finding]:
 
 def _check(store: Store, held: bool) -> Iterator[Finding]:
     top = store.path(FOLDER)
-    if not os.path.lexists(top):
+    if not vfs.lexists(top):
         return
     yield from _positions(store, held)
     for topic, queue in sorted(_queues(store)):
@@ -274,7 +275,7 @@ def _positions(store: Store, held: bool) -> Iterator[Finding]:
 
 
 def _json(store: Store, name: str) -> dict[str, object] | FormatError | StoreIOError | None:
-    if not os.path.lexists(store.path(FOLDER, name)):
+    if not vfs.lexists(store.path(FOLDER, name)):
         return None
     try:
         value = config_json.parse(store.read_small(FOLDER, name, most=_MOST_JSON)).value

@@ -11,6 +11,7 @@ import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping
 
+from rmqctl import vfs
 from rmqctl.checks.findings import INFO, WARNING, Finding
 from rmqctl.checks.metadata.judge import judge as judge_metadata
 from rmqctl.checks.metadata.queues import Queues, offsets_beyond
@@ -95,7 +96,7 @@ def _names(store: Store) -> list[str]:
     """Main names of what lies in the folder, backups of missing files included."""
     folder = store.path(FOLDER)
     try:
-        names = {name.removesuffix(BACKUP) for name in os.listdir(folder)}
+        names = {name.removesuffix(BACKUP) for name in vfs.listdir(folder)}
     except FileNotFoundError:
         return []
     except OSError as error:

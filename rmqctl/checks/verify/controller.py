@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 
+from rmqctl import vfs
 from rmqctl.checks.findings import WARNING, Finding
 from rmqctl.checks.verify.common import nowhere, read_start, unreadable
 from rmqctl.errors import FormatError, StoreIOError
@@ -30,7 +30,7 @@ def check(store: Store, log_end: int | None = None, *, live: bool | None = None,
                        in_damage or nowhere)
     for name in _IDENTITIES:
         path = store.path(name)
-        if not os.path.lexists(path):
+        if not vfs.lexists(path):
             continue
         try:
             broker_identity.parse(read_start(path, MOST)[0])

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice, pairwise
 
+from rmqctl import vfs
 from rmqctl.checks.findings import ERROR, INFO, Finding
 from rmqctl.checks.verify.common import bounded
 from rmqctl.formats.local import batch_consume_queue, consume_queue, index_file, names
@@ -65,7 +66,7 @@ def _commitlog(store: Store) -> Iterator[Finding]:
     taken: list[int] = []
     # Each folder of the log; one that is missing costs the consume queues.
     for folder in store.log_folders:
-        if not os.path.lexists(folder):
+        if not vfs.lexists(folder):
             if any(queue.exists for queue in store.known_queues.values()):
                 yield place.finding("file-missing", "the folder of the log is missing: a broker "
                                     "deletes all consumequeues when it starts like this", folder)
@@ -109,7 +110,7 @@ def _queues(store: Store, structure: str, unit: int, given: int | None, fix: str
             row_size: int | None = None, part: str | None = None) -> Iterator[Finding]:
     """The queues of one structure. All of them have one file size, so all have a vote."""
     top = store.path(structure, part) if part else store.path(structure)
-    if not os.path.lexists(top):
+    if not vfs.lexists(top):
         return
     # The size that most files of the structure have.
     votes = Votes(unit)
@@ -187,7 +188,7 @@ def _not_a_folder(place: Place, folder: str, entries: Listing, meaning: str,
 
 def _timerlog(store: Store) -> Iterator[Finding]:
     folder = store.path("timerlog")
-    if not os.path.lexists(folder):
+    if not vfs.lexists(folder):
         return
     place = Place("timer")
     timer_listing = listing(folder)
@@ -209,7 +210,7 @@ def _timerlog(store: Store) -> Iterator[Finding]:
 
 def _index(store: Store) -> Iterator[Finding]:
     folder = store.path("index")
-    if not os.path.lexists(folder):
+    if not vfs.lexists(folder):
         return
     place = Place("index", fix=_INDEX_FIX)
     index_listing = store.index_listing
@@ -228,7 +229,7 @@ def _index(store: Store) -> Iterator[Finding]:
     common, count = next(iter(Counter(file.size for file in index_listing.files).most_common(1)),
                          (0, 0))
     for number, file in enumerate(index_listing.files):
-        if not os.access(file.path, os.R_OK):
+        if not vfs.access(file.path, os.R_OK):
             yield place.finding("file-unreadable", "permission denied", file.path)
         # Another configuration gives all later files another size; one alone is no such change.
         alone = count > 1 and file.size < common in (later.size
@@ -363,7 +364,7 @@ def check_sequence(place: Place, files: list[StoreFile], size: int, *, unit: int
     """
     known: list[StoreFile] = []
     for number, file in enumerate(files):
-        if not os.access(file.path, os.R_OK):
+        if not vfs.access(file.path, os.R_OK):
             yield place.finding("file-unreadable", "permission denied", file.path)
         last = number == len(files) - 1
         yield from _length(place, file, size, unit, last)

@@ -6,12 +6,12 @@ on the way; what is left over is explained afterwards. Small structures have the
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import chain, groupby
 from typing import TYPE_CHECKING, Any
 
+from rmqctl import vfs
 from rmqctl.broker.recovery import ended_by_repair
 from rmqctl.checks import repaired
 from rmqctl.checks.findings import INFO, Finding, advised
@@ -428,7 +428,7 @@ def small_checks(store: Store, context: Context | None, log_end: int,
     if wants("compaction"):
         yield from compaction.check(store, live=live)
     in_damage = context.in_damage if context else None
-    if wants("store") and any(os.path.lexists(store.path(name)) for name in CONTROLLER_FILES):
+    if wants("store") and any(vfs.lexists(store.path(name)) for name in CONTROLLER_FILES):
         from rmqctl.checks.verify import controller
 
         yield from controller.check(store, None if context is None else log_end, live=live,

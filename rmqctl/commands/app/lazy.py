@@ -20,11 +20,12 @@ import typer
 import typer.core
 import typer.main
 
+from rmqctl import vfs
 from rmqctl.commands import EFFECTS, REGISTRY, STORE_VARIABLE, CommandSpec, GroupSpec
 from rmqctl.commands.app.coerce import use_light_coercion
 from rmqctl.commands.app.helptext import HelpMixin
 from rmqctl.commands.app.option_groups import spelled_out
-from rmqctl.commands.app.targets import OF_TIERS, is_tier, target_of
+from rmqctl.commands.app.targets import OF_TIERS, is_tier, refuse_elsewhere, target_of
 from rmqctl.errors import UsageError
 from rmqctl.output.core import say
 
@@ -61,6 +62,7 @@ class Command(HelpMixin, typer.core.TyperCommand):
             args = args[:-1]  # a shell completes its value: else nothing of the line would be read
         given = list(args)
         if not ctx.resilient_parsing and not {"-h", "--help"} & set(args):
+            refuse_elsewhere(self.spec, target_of(args, self.params))
             from rmqctl.commands.app.defaults import defaults_of
 
             try:
@@ -126,10 +128,15 @@ class Command(HelpMixin, typer.core.TyperCommand):
             gc.set_threshold(_YOUNG)
             gc.enable()
         try:
-            return super().invoke(ctx)
+            result = super().invoke(ctx)
         except UsageError as error:
             error.add_note(ctx.command_path)
             raise
+        except typer.Exit:
+            vfs.raise_failure()
+            raise
+        vfs.raise_failure()
+        return result
 
 
 class Placeholder(typer.core.TyperCommand):
@@ -234,7 +241,9 @@ def _may_mutate(command: Any) -> bool:
 def _for_target(command: Command, words: list[str]) -> tuple[Command, list[str]]:
     """Return the command, or the one for tiers where the words name a tier, and its words."""
     spec = OF_TIERS.get(command.spec.name)
-    if spec is None or {"-h", "--help"} & set(words):
+    if {"-h", "--help"} & set(words):
+        return command, words
+    if spec is None:
         return command, words
     params = list(command.params)
     known = {name for param in params for name in param.opts}

@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
+from rmqctl import vfs
 from rmqctl.commands import REGISTRY, STORE_VARIABLE, CommandSpec
+from rmqctl.errors import RefusedError, RmqctlError
 
 OF_TIERS: dict[tuple[str, ...], CommandSpec] = {
     spec.name[1:]: spec for spec in REGISTRY if spec.name[0] == "tiered" and spec.name[1:] in {
@@ -19,19 +21,51 @@ OF_TIERS: dict[tuple[str, ...], CommandSpec] = {
 """The command of tiers for each command of stores that there is twice."""
 
 
+_OF_THE_DISK = {("du",), ("retention",), ("dump",), ("browse",)}
+_READERS = {("export",), ("report",), ("pipeline", "export"), ("pipeline", "sql")}
+"""Commands that write a new place, and only read the store that is their first argument."""
+_NO_STORES = {"tiered", "restore", "carve"}
+"""Commands whose first argument is no store."""
+_MARKS = {"commitlog", "consumequeue", "config", "index", "checkpoint"}
+
+
 def is_tier(target: str) -> bool:
     """Return whether a path is a tier and no store: a URL, or a folder with a cluster's folder."""
-    if "://" in target:
-        return True
+    if "://" in target and vfs.archive_of(target) is None:
+        return not _is_store(target)
     with suppress(OSError, ValueError):  # a name that no system takes
         names = set(os.listdir(target))
-        if names & {"commitlog", "consumequeue", "config"}:
+        if names & _MARKS:
             return False
         from rmqctl.formats.tiered.names import parse_cluster
 
         return any(parse_cluster(name) and os.path.isdir(os.path.join(target, name))
                    for name in names)
     return False
+
+
+def _is_store(url: str) -> bool:
+    """Return whether there is a store at a URL, as far as its first folders say."""
+    from rmqctl.files.remote.reader import RemoteReader
+
+    with suppress(RmqctlError), RemoteReader(url) as remote:
+        return bool({entry.name for entry in remote.list("")} & _MARKS)
+    return False
+
+
+def refuse_elsewhere(spec: CommandSpec, target: str | None) -> None:
+    """RefusedError for a store behind a URL, or in an archive, which the command would change, or
+    of which it needs the disk.
+    """
+    if target is None or spec.name[0] in _NO_STORES or not vfs.is_elsewhere(target):
+        return
+    name = " ".join(spec.name)
+    if spec.name in _OF_THE_DISK or (spec.effect != "read-only" and spec.name not in _READERS):
+        from rmqctl.files.remote.reader import without_secrets
+
+        raise RefusedError(f"{without_secrets(target)}: `rmqctl {name}` works on stores of this "
+                           "machine. `rmqctl restore URL FOLDER` makes one of a backup; copy "
+                           "another store into a folder first")
 
 
 def target_of(words: Sequence[str], params: Sequence[Any]) -> str | None:

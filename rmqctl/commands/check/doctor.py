@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rmqctl.commands.app.option_groups import pick
-from rmqctl.commands.shared.advising import complete, planned, show_steps
+from rmqctl.commands.shared.advising import complete, note_elsewhere, planned, show_steps
 from rmqctl.commands.shared.consumers import show_losses
 from rmqctl.commands.shared.disk_used import DiskUsed
 from rmqctl.commands.shared.engine_options import EngineOptions
@@ -76,6 +76,7 @@ def command(
         found = replace(found, outlook=planned(opened, found, store, out),
                         backup=None if backup is None else (
                             without_secrets(backup), _newest(backup)))
+    note_elsewhere(out, opened.root)
     document = found.as_dict()
     complete(document)
     out.document(document, lambda page: _show(page, found, store.root))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rmqctl import vfs
 from rmqctl.commands.app import typed
 from rmqctl.commands.app.option_groups import pick
 from rmqctl.commands.shared.advising import planned
@@ -85,7 +86,7 @@ def command(
             opened, diagnosis, store, out)))
         # Masking happens last, so that verdicts rest on the real values.
         mask = Mask(kinds, facts.topic_names, facts.group_names,
-                    (os.path.realpath(store.root), os.path.abspath(store.root), store.root),
+                    (vfs.realpath(store.root), vfs.abspath(store.root), store.root),
                     _paths(opened))
         html = page(facts, Request(
             of_report(out.lang), tz, mask, now_ms(), _commands(store.root, facts, mask),
@@ -113,7 +114,7 @@ def _paths(opened: Store) -> Iterator[str]:
     for folder in opened.log_folders:
         inside = os.path.relpath(folder, opened.root)
         if inside.startswith(os.pardir):
-            yield from (folder, os.path.abspath(folder), inside)
+            yield from (folder, vfs.abspath(folder), inside)
 
 
 def _commands(root: str, facts: Facts, mask: Any) -> dict[str, str]:

@@ -24,7 +24,8 @@ def command(
         help="Deliveries to this consumer group only.")] = None,
     topic: Topic = None,
     queue: Queue = None,
-    state: Annotated[Literal["invisible", "due", "lost", "orphaned", "undecided"] | None, typer.Option(
+    state: Annotated[Literal[
+        "invisible", "due", "lost", "orphaned", "undecided"] | None, typer.Option(
         "--state", show_default=False, help="invisible or due: a broker delivers it again. lost, "
         "orphaned: it does not. undecided: nobody can tell.")] = None,
     count: Annotated[int | None, typer.Option(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from itertools import islice
 from typing import Annotated
 
 import typer
 
+from rmqctl import vfs
 from rmqctl.commands.app.option_groups import pick
 from rmqctl.commands.app.without_pandas import leave_pandas_out
 from rmqctl.commands.shared.message_options import Decode, decoding_of, tell_undecoded
@@ -65,7 +65,7 @@ def command(
     folders = layout.folders_of(stores)
     size = 0
     for store in stores:
-        with Store.open(os.path.abspath(store), folders) as opened:
+        with Store.open(vfs.abspath(store), folders) as opened:
             size += opened.log.size
             if view == "auto" and says(text, MESSAGES):
                 for topic in dict.fromkeys(topic for topic, _ in served_queues(opened)):

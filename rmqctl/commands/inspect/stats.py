@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from typing import Annotated
 
 import typer
 
+from rmqctl import vfs
 from rmqctl.commands.app.option_groups import pick
 from rmqctl.commands.shared.options import Out, StoreLog
 from rmqctl.commands.shared.spark_options import SparkOptions
@@ -43,7 +43,7 @@ def command(
 
     query = Query(by, figures.topic, *figures.times())
     if spark.engine != "local":
-        store = replace(store, root=os.path.abspath(store.root))  # workers stand in other folders
+        store = replace(store, root=vfs.abspath(store.root))  # workers stand in other folders
     with store.open() as opened:
         sources = [Source.choose(out, opened, query)]
         sums = count(out, sources, query, spark)

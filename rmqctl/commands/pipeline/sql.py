@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from rmqctl import vfs
 from rmqctl.commands.app.option_groups import pick
 from rmqctl.commands.shared.options import DryRead, Out
 from rmqctl.commands.shared.spark_options import (
@@ -63,7 +63,7 @@ def command(
     stores = named_stores(names)
     for store in stores:  # before Spark is started for something that is no store
         if not _only_tiers(text, store):
-            Store.open(os.path.abspath(store)).close()
+            Store.open(vfs.abspath(store)).close()
     if out_path is not None:
         from rmqctl.export.staging import checked_target
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from rmqctl import vfs
 from rmqctl.commands.app.option_groups import pick
 from rmqctl.commands.shared.options import DryRead, Out
 from rmqctl.commands.shared.spark_options import SparkOptions, Stores, named_stores
@@ -57,7 +57,7 @@ def command(
     with ExitStack() as opened:
         sources = [
             # Workers stand in other folders.
-            Source.choose(out, opened.enter_context(Store.open(os.path.abspath(name))), query, name)
+            Source.choose(out, opened.enter_context(Store.open(vfs.abspath(name))), query, name)
             for name in names
         ]
         if dry_run:

@@ -233,14 +233,17 @@ def _refuse(only: str | None, strategy: str, topic: str | None, queue: int | Non
 
 def _refuse_sources(strategy: str, topic: str | None, sources: Sequence[str],
                     prefer: str | None) -> None:
-    from rmqctl.files.remote.reader import without_secrets
-
     if sources and (strategy == "broker" or topic):
         raise UsageError("--from brings back what the log has lost: it goes with --strategy "
                          "salvage, and without --topic")
-    if url := next(filter(is_url, sources), None):
-        raise UsageError(f"--from {without_secrets(url)}: a backup at a URL is no store: restore "
-                         "it into a folder first (`rmqctl restore URL FOLDER`), then --from FOLDER")
+    for url in filter(is_url, sources):
+        from rmqctl.files.remote.reader import RemoteReader, without_secrets
+
+        with RemoteReader(url) as remote:
+            if "points" in {entry.name for entry in remote.list("")}:
+                raise UsageError(f"--from {without_secrets(url)}: a backup at a URL is no store: "
+                                 "restore it into a folder first (`rmqctl restore URL FOLDER`), "
+                                 "then --from FOLDER")
     if prefer is None:
         return
     if not sources:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from rmqctl import vfs
 from rmqctl.commands.app import typed
 from rmqctl.phrases import Phrase
 
@@ -35,11 +36,20 @@ def complete(document: dict[str, Any]) -> None:
 
 def planned(opened: Store, found: Diagnosis, store: StoreOptions, out: Output) -> Outlook | None:
     """What `recover` with the same options would do (`rmqctl.repair.outlook.advised`)."""
+    if vfs.is_remote(opened.root):
+        return None
     from rmqctl.repair.outlook import advised
     from rmqctl.repair.recover import RecoverOptions
 
     return advised(opened, found, RecoverOptions(
         commitlog_dirs=store.folders, sizes=store.sizes, given=store.over_conf({})), out.watch)
+
+
+def note_elsewhere(out: Output, root: str) -> None:
+    """Say that no command changes a store that is not on this machine."""
+    if vfs.is_remote(root):
+        out.note(Phrase("{store} is only read: copy it into a folder of this machine; commands "
+                        "that change it are for the copy", store=root))
 
 
 def show_steps(page: Human, found: Diagnosis) -> None:

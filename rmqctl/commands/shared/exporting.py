@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from rmqctl import vfs
 from rmqctl.errors import UsageError
 from rmqctl.output.units import count_text, counted, size_text
 
@@ -43,7 +44,7 @@ def warn_of_lost(out: Output, stores: Sequence[str], folders: Sequence[str], *,
     from rmqctl.store import Store
 
     for name in stores:
-        with Store.open(os.path.abspath(name), folders) as store:
+        with Store.open(vfs.abspath(name), folders) as store:
             lost = missing(store, damaged=damaged)
         for text in lost_texts(lost):
             out.warn(f"{name}: {text}" if len(stores) > 1 else text)

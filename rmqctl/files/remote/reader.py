@@ -12,13 +12,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 from rmqctl.errors import RefusedError, RmqctlError, StoreIOError, UsageError, require
 from rmqctl.scan.source import Closing, Source, Witness
 
 _CREDENTIALS = re.compile(r"(?<=://)[^/@]*:[^/@]*@")
-_TIMES = ("mtime", "LastModified", "last_modified", "updated", "created")
+_TIMES = ("mtime", "LastModified", "last_modified", "updated", "created", "Last-Modified")
 """What the drivers call the time of the last change."""
 _ERRNO: tuple[tuple[type[OSError], int], ...] = (
     (FileNotFoundError, errno.ENOENT), (PermissionError, errno.EACCES),
@@ -246,16 +247,17 @@ def _entry(row: dict[str, Any]) -> Entry:
     if kind == "directory":
         return Entry(name, True)
     strange = kind != "file" or not isinstance(size, int)
-    return Entry(name, False, size if isinstance(size, int) else 0, _changed(row), strange)
+    return Entry(name, False, size if isinstance(size, int) else 0, changed_at(row), strange)
 
 
-def _changed(row: dict[str, Any]) -> int:
+def changed_at(row: dict[str, Any]) -> int:
     """The time of the last change in ms, 0 where the driver does not tell it."""
     for key in _TIMES:
         value = row.get(key)
         if isinstance(value, str):
             try:
-                value = datetime.fromisoformat(value)
+                value = parsedate_to_datetime(value) if "," in value else datetime.fromisoformat(
+                    value)
             except ValueError:
                 continue
         if isinstance(value, datetime):

@@ -12,6 +12,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rmqctl import vfs
 from rmqctl.checks.diff.members import are_members
 from rmqctl.checks.verify.common import plural
 from rmqctl.errors import (
@@ -113,7 +114,7 @@ class Opener:
     def _open(self, name: str) -> Source:
         if self.ours.layout.is_dledger:
             return self._store(name, Store.open(name))
-        if os.path.isfile(name):
+        if os.path.isfile(name) and vfs.archive_of(name) is None:
             kind = _kind(name)
             if kind == _LOG:
                 return self._log_files(name, [_log_file(name)])
@@ -134,10 +135,10 @@ class Opener:
         ours = self.ours
         # Our own files are no source, nor is a log of another kind.
         try:
-            if os.path.samefile(ours.root, store.root):
+            if not vfs.is_remote(store.root) and os.path.samefile(ours.root, store.root):
                 raise UsageError(f"--from {name}: is the store itself")
             folders = {os.path.realpath(folder) for folder in ours.log_folders}
-            if not folders.isdisjoint(os.path.realpath(folder) for folder in store.log_folders):
+            if not folders.isdisjoint(vfs.realpath(folder) for folder in store.log_folders):
                 raise UsageError(f"--from {name}: its commitlog is that of the store itself")
             store.layout.require(name, "commitlog")
             if store.layout.is_dledger and not ours.layout.is_dledger:
@@ -274,7 +275,7 @@ def file_size_of(ours: Store, sources: Sequence[Source]) -> int | None:
 
 
 def _inode(path: str) -> tuple[int, int]:
-    about = os.stat(path)
+    about = vfs.stat(path)
     return about.st_dev, about.st_ino
 
 

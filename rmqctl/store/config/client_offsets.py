@@ -11,6 +11,7 @@ import shlex
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from rmqctl import vfs
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.config import config_json, object_keys
 from rmqctl.formats.kinds import bare_name
@@ -84,7 +85,7 @@ def build(rows: Iterable[ClientOffset]) -> str:
 
 def group_of(path: str) -> str | None:
     """The group whose file this is by its folder, as clients name them: CLIENT is ``IP@NAME``."""
-    *_, client, group, name = ["", "", *os.path.abspath(path).split(os.sep)]
+    *_, client, group, name = ["", "", *vfs.abspath(path).split(os.sep)]
     return group if "@" in client and bare_name(name) == "offsets.json" else None
 
 
@@ -93,7 +94,7 @@ def instead(path: str) -> str:
     if path.endswith(BACKUP):
         return ""
     backup = path + BACKUP
-    if not os.path.exists(backup) or not os.path.getsize(backup):
+    if not vfs.exists(backup) or not vfs.getsize(backup):
         return (f"there is nothing in {backup}: the client starts without offsets, where its "
                 "consumeFromWhere says")
     try:

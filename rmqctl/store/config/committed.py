@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from rmqctl import vfs
 from rmqctl.errors import FormatError, RefusedError
 from rmqctl.formats import kinds
 from rmqctl.formats.config import config_json
@@ -26,14 +27,14 @@ def committed(path: str, group: str | None = None, broker: str | None = None) ->
 
     RefusedError where it is none of these, or nothing in it can be read; StoreIOError.
     """
-    if os.path.isdir(path):
+    if vfs.isdir(path):
         with Store.open(path) as store:
             return of_store(store)
     with FileSource(path) as source:
         if source.size > MAX_SIZE:
             raise RefusedError(f"{path}: {source.size:,} bytes are no file of consumer offsets")
         data = source.read(0, source.size)
-    if kinds.recognise(os.path.abspath(path).split(os.sep), data[:_HEAD], len(data)) == (
+    if kinds.recognise(vfs.abspath(path).split(os.sep), data[:_HEAD], len(data)) == (
             kinds.CLIENT_OFFSETS):
         return _of_client(path, data, group or client_offsets.group_of(path), broker)
     try:

@@ -7,13 +7,13 @@ The same choice is made here, and noted; what each copy is like is kept for whoe
 
 from __future__ import annotations
 
-import os
 import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from rmqctl import vfs
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.config import config_json
 from rmqctl.formats.timer import timer_check
@@ -260,7 +260,7 @@ def _names(store: Store) -> tuple[list[str], list[Trouble]]:
     """Main names of all configuration files, known ones first, and what is none."""
     folder = store.path(FOLDER)
     try:
-        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+        entries = sorted(vfs.scandir(folder), key=lambda entry: entry.name)
     except FileNotFoundError:
         return [], []
     except OSError as error:
@@ -302,7 +302,7 @@ def _whole(store: Store, name: str, most: int = MAX_SIZE, folder: str = FOLDER) 
     """The bytes of a copy; the copy says so when there are none to judge."""
     copy = Copy(f"{folder}/{name}")
     path = store.path(folder, name)
-    if not os.path.lexists(path):
+    if not vfs.lexists(path):
         copy.state, copy.reason = MISSING, "not there"
         return copy, b""
     try:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from rmqctl import vfs
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.rocksdb import config as layout
 from rmqctl.store.config.rows import MAX_FAULTS
@@ -77,7 +78,7 @@ def read_config(root: str, form: ConfigLayout) -> dict[str, Part]:
     for folder in {part.folder: None for part in parts.values()}:
         inside = {name: part for name, part in parts.items() if part.folder == folder}
         path = os.path.join(root, folder)
-        if not os.path.isdir(path):
+        if not vfs.isdir(path):
             for part in inside.values():
                 part.missing = True
             continue
@@ -97,7 +98,7 @@ def read_config(root: str, form: ConfigLayout) -> dict[str, Part]:
 
 def _size(folder: str) -> int:
     try:
-        with os.scandir(folder) as entries:
+        with vfs.scandir(folder) as entries:
             return sum(entry.stat().st_size for entry in entries if entry.is_file())
     except OSError:
         return 0

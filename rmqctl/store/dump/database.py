@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from rmqctl import vfs
 from rmqctl.errors import FormatError
 from rmqctl.formats.rocksdb import config, small_stores
 from rmqctl.formats.rocksdb import consume_queue as queue
@@ -32,7 +33,7 @@ class DatabaseDump:
         row that says so. FormatError, StoreIOError, MissingExtraError where nothing can be opened.
         """
         number = 0
-        place = os.path.basename(os.path.abspath(self.folder))
+        place = os.path.basename(vfs.abspath(self.folder))
         with Database.open(self.folder) as database:
             for said in database.damage:
                 yield self._fault(None, None, said)

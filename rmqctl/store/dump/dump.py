@@ -11,6 +11,7 @@ import itertools
 import os
 from collections.abc import Iterator
 
+from rmqctl import vfs
 from rmqctl.errors import NotAStoreError, UsageError
 from rmqctl.formats import dledger, kinds
 from rmqctl.formats.config import epoch
@@ -105,7 +106,7 @@ def kind_of(name: str) -> str:
 
 def _parts(path: str) -> list[str]:
     with contextlib.suppress(OSError):  # the working directory may be gone
-        path = os.path.abspath(path)
+        path = vfs.abspath(path)
     return path.split(os.sep)
 
 
@@ -133,7 +134,7 @@ class Dump(Closing):
     def _recognise(self, path: str) -> str:
         head, size = self._source.read(0, _HEAD), self._source.size
         kind = kinds.recognise(_parts(path), head, size)
-        kind = kind or kinds.from_path(os.path.realpath(path).split(os.sep))
+        kind = kind or kinds.from_path(vfs.realpath(path).split(os.sep))
         if kind is None:
             raise NotAStoreError(f"{path}: neither its path nor its content tells what it is; "
                                  f"give --kind, one of: {', '.join(kinds.KINDS)}")

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rmqctl import vfs
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.scan.source import FileSource, Source
 from rmqctl.store.log.commit_log import CommitLog
@@ -82,7 +83,7 @@ def cut_off(root: str, log: CommitLog) -> CutOff | None:
 def _is_being_cleared(root: str, log: CommitLog, now: CutOff, document: dict[str, Any]) -> bool:
     """Whether what lies beyond the end ``now`` is the copy that the note names, but for zeros."""
     copy = document.get("copy")
-    if not isinstance(copy, str) or os.path.normpath(copy) != copy or not copy.startswith(
+    if not isinstance(copy, str) or vfs.normpath(copy) != copy or not copy.startswith(
             f"{COPIES}/"):
         return False
     place = log.locate(now.end)

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from rmqctl import vfs
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.local import compaction as layout
 from rmqctl.formats.local.compaction import UNIT_SIZE, UnitRecord
@@ -148,7 +149,7 @@ def is_served(store: Store, topic: str, queue_id: int) -> bool:
     entry = (topic_table(store) or {}).get(topic)
     known = entry.get("attributes") if isinstance(entry, dict) else None
     return (entry is None or (isinstance(known, dict) and known.get(POLICY) == COMPACTION)) and (
-        os.path.isdir(store.path(_FOLDER, _QUEUE, topic, str(queue_id))))
+        vfs.isdir(store.path(_FOLDER, _QUEUE, topic, str(queue_id))))
 
 
 def served_rows(store: Store, topic: str, queue_id: int | None, view: View,

@@ -11,12 +11,15 @@ import os
 import re
 import stat
 import struct
+import tempfile
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from rmqctl import vfs
 from rmqctl.errors import CopyLimitError, FormatError, StoreIOError, UsageError
 from rmqctl.parse_values import parse_size
 from rmqctl.scan.holes import data_ranges
+from rmqctl.scan.source import FileSource
 
 VARIABLE = "RMQCTL_ROCKSDB_COPY"
 """The environment variable with another limit than `MAX_COPY`."""
@@ -66,14 +69,14 @@ def mirror(folder: str, shadow: str) -> tuple[int, list[str]]:
     copied: list[_Copied] = []
     try:
         # Link the tables, open the rest: what is open cannot vanish.
-        for name in os.listdir(folder):
+        for name in vfs.listdir(folder):
             path = os.path.join(folder, name)
             if _TABLE.fullmatch(name):
-                if not os.path.isfile(path):
+                if not vfs.isfile(path):
                     raise FormatError("not a regular file", file=path)
-                os.symlink(os.path.abspath(path), os.path.join(shadow, name))
+                _link(path, os.path.join(shadow, name))
                 tables += 1
-            elif name == manifest or (_LOG.fullmatch(name) and os.path.isfile(path)):
+            elif name == manifest or (_LOG.fullmatch(name) and vfs.isfile(path)):
                 copied.append(_open(path, name))
         # Copy, if that is not too much.
         _check_space(folder, shadow, copied)
@@ -99,11 +102,11 @@ def mirror(folder: str, shadow: str) -> tuple[int, list[str]]:
 
 def _small(path: str) -> bytes:
     try:
-        if not os.path.lexists(path):
+        if not vfs.lexists(path):
             raise VanishedError("CURRENT is missing, so the data base cannot be opened")
-        if not os.path.isfile(path):
+        if not vfs.isfile(path):
             raise FormatError("not a regular file", file=path)
-        with open(path, "rb") as file:
+        with vfs.open_bytes(path) as file:
             return file.read(64)
     except OSError as error:
         raise StoreIOError.from_oserror(error, path, "read") from None
@@ -111,12 +114,32 @@ def _small(path: str) -> bytes:
 
 def _open(path: str, name: str) -> _Copied:
     """The file as it is now: what is appended from here on is not copied. OSError, FormatError."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    if vfs.is_remote(path):
+        with tempfile.TemporaryFile(prefix="rmqctl-") as copy:
+            fd = os.dup(copy.fileno())
+        _fetch(path, fd)
+    else:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     about = os.fstat(fd)
     if not stat.S_ISREG(about.st_mode):
         os.close(fd)
         raise FormatError("not a regular file", file=path)
     return _Copied(name, fd, about.st_size, list(data_ranges(fd, 0, about.st_size)))
+
+
+def _link(path: str, target: str) -> None:
+    """Link to a table; one that is not on this machine is copied. OSError, StoreIOError."""
+    if not vfs.is_remote(path):
+        os.symlink(os.path.abspath(path), target)
+        return
+    with open(target, "wb") as made:
+        _fetch(path, made.fileno())
+
+
+def _fetch(path: str, fd: int) -> None:
+    with FileSource(path) as source:
+        for position in range(0, source.size, _PIECE):
+            os.pwrite(fd, source.read(position, _PIECE), position)
 
 
 def _check_space(folder: str, shadow: str, files: list[_Copied]) -> None:
@@ -135,8 +158,6 @@ def _check_space(folder: str, shadow: str, files: list[_Copied]) -> None:
     free = system.f_bavail * system.f_frsize
     needed = sum(end - start for file in files for start, end in file.data)
     if needed + _SPARE > free:
-        import tempfile
-
         raise CopyLimitError(
             f"{folder}: copies of MANIFEST and write-ahead logs take {_mib(needed)}, and "
             f"{tempfile.gettempdir()} has {_mib(free)} free; TMPDIR=FOLDER names another folder")

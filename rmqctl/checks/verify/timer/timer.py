@@ -8,11 +8,11 @@ has the very same row: then the message is damaged or gone, which is the commitl
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from rmqctl import vfs
 from rmqctl.checks.findings import INFO, WARNING, Finding
 from rmqctl.checks.verify.common import LOOK, bounded, nowhere, plural, read_start, unreadable
 from rmqctl.checks.verify.files import Votes
@@ -67,7 +67,7 @@ def _check(store: Store, records: Records, held: bool) -> Iterator[Finding]:
                     and file.base + size <= _LONG_MAX], size)
     assert wheel is not None
     # The wheel against the log, then the units against the messages.
-    if os.path.lexists(wheel.path):
+    if vfs.lexists(wheel.path):
         try:
             yield from wheel.read(log)
         except StoreIOError as error:
@@ -92,7 +92,7 @@ def _timercheck(store: Store, records: list[TimerCheckRecord]) -> Iterator[Findi
     """The file by itself; puts the record into ``records``."""
     # The file, as long as it is to be.
     path = store.path("config", "timercheck")
-    if not os.path.lexists(path):
+    if not vfs.lexists(path):
         return
     try:
         data, size = read_start(path, timer_check.PAGE_SIZE << 4)
@@ -131,7 +131,7 @@ def _progress(store: Store, log: TimerLog, records: list[TimerCheckRecord]) -> I
     """What timercheck says against what is there (after the log was read)."""
     path = store.path("config", "timercheck")
     if not records:
-        if log.end > log.start and not os.path.lexists(path):
+        if log.end > log.start and not vfs.lexists(path):
             yield Finding("timer-check", "timer", "missing, though the timer log has units: a "
                           "broker reads the whole timer log again", file=path, severity=WARNING)
         return
@@ -155,7 +155,7 @@ def _progress(store: Store, log: TimerLog, records: list[TimerCheckRecord]) -> I
 
 def _units(log: TimerLog, records: Records, wheel: Wheel | None, flushed: int,
            held: bool) -> Iterator[Finding]:
-    has_wheel = wheel is not None and os.path.lexists(wheel.path)
+    has_wheel = wheel is not None and vfs.lexists(wheel.path)
     chains = Chains(log, wheel if has_wheel else None, flushed)
     for page in log.pages():
         if isinstance(page, Finding):

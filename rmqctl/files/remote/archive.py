@@ -1,0 +1,305 @@
+"""Stores in archives: tar, compressed or not, and zip, on this machine or behind a URL.
+
+A plain tar, and what a zip has stored uncompressed, is read in place. What is compressed can only
+be read from its beginning: it is unpacked once, into a temporary file without a name, whose zeros
+take no room.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+import os
+import struct
+import tarfile
+import tempfile
+import threading
+import time
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import IO, Any, Protocol
+
+from rmqctl.errors import FormatError, NotAStoreError, StoreIOError
+from rmqctl.files.remote.ranges import Ranges, remote_files
+from rmqctl.files.remote.reader import RemoteReader, without_secrets
+from rmqctl.scan.source import FileSource
+from rmqctl.vfs import Listed, Tree
+
+_MARKS = ("commitlog", "consumequeue", "index", "config", "checkpoint", "batchconsumequeue")
+_BLOCK = 1 << 20
+_NAMED = 5
+_ZIP_HEADER = struct.Struct("<26xHH")
+"""Of a zip's member: how long its name and the extra field are that lie before its bytes."""
+_DAMAGE = (tarfile.TarError, zipfile.BadZipFile, EOFError, lzma.LZMAError, zlib.error,
+           gzip.BadGzipFile, ValueError, struct.error)
+
+
+class _Bytes(Protocol):
+    """A file read by position."""
+
+    name: str
+    size: int
+
+    def read(self, position: int, length: int) -> bytes: ...
+
+    def close(self) -> None: ...
+
+
+class _Remote:
+    """A file behind a URL."""
+
+    def __init__(self, url: str) -> None:
+        folder, _, file = url.rpartition("/")
+        remote = RemoteReader(folder)
+        size = remote.size(file)
+        if size is None:
+            raise NotAStoreError(f"{without_secrets(url)}: no such file; not a store")
+        files = {path: listed for path, listed in remote_files(remote).items() if path == file}
+        self.name, self.size, self._file = without_secrets(url), size, file
+        self._ranges = Ranges(remote, files)
+
+    def read(self, position: int, length: int) -> bytes:
+        return self._ranges.read(self._file, position, length)
+
+    def close(self) -> None:
+        self._ranges.close()
+
+
+class _Spool:
+    """What a stream unpacks to, in a file without a name. StoreIOError, FormatError."""
+
+    def __init__(self, stream: IO[bytes], name: str) -> None:
+        self.name, self.size = name, 0
+        self._file = tempfile.TemporaryFile(prefix="rmqctl-")  # noqa: SIM115  # closed in close
+        try:
+            while data := stream.read(_BLOCK):
+                if data.strip(b"\0"):
+                    os.pwrite(self._file.fileno(), data, self.size)
+                self.size += len(data)
+            os.ftruncate(self._file.fileno(), self.size)
+        except _DAMAGE as error:
+            raise FormatError(f"ends early, or is damaged: {error}", file=name) from None
+        except OSError as error:
+            if "invalid" in str(error).lower() or error.errno is None:  # bz2 says it so
+                raise FormatError(f"ends early, or is damaged: {error}", file=name) from None
+            raise StoreIOError.from_oserror(error, tempfile.gettempdir(), "unpack into") from None
+
+    def read(self, position: int, length: int) -> bytes:
+        return os.pread(self._file.fileno(), length, position)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class _AsFile(io.RawIOBase):
+    """The same as a file object."""
+
+    def __init__(self, source: _Bytes) -> None:
+        self._source, self._position = source, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._source.size}
+        self._position = max(start[whence] + offset, 0)
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._source.read(self._position, len(buffer))
+        buffer[:len(data)] = data
+        self._position += len(data)
+        return len(data)
+
+
+@dataclass(slots=True)
+class _Member:
+    """A file of an archive. ``chunks``: (position in it, bytes, position in ``source``); what none
+    has is zeros. ``unpack`` makes them when they are asked for.
+    """
+
+    listed: Listed
+    source: _Bytes | None
+    chunks: tuple[tuple[int, int, int], ...] = ()
+    unpack: Callable[[], _Bytes] | None = None
+
+
+class _Members:
+    """The files of an archive, as a place is read."""
+
+    def __init__(self, source: _Bytes, members: Mapping[str, _Member]) -> None:
+        self._source, self._members = source, members
+        self._lock = threading.Lock()
+        self.failed: StoreIOError | None = None
+
+    def read(self, path: str, position: int, length: int) -> bytes:
+        member = self._members[path]
+        with self._lock:
+            if member.source is None and member.unpack is not None:
+                member.source = member.unpack()
+                member.chunks = ((0, member.listed.size, 0),)
+        end = min(position + length, member.listed.size)
+        if end <= position:
+            return b""
+        data = bytearray(end - position)
+        for start, size, place in member.chunks:
+            first, last = max(position, start), min(end, start + size)
+            if first < last and member.source is not None:
+                try:
+                    part = member.source.read(place + first - start, last - first)
+                    if len(part) != last - first:
+                        raise StoreIOError(f"{self._source.name}: became shorter while it was "
+                                           "read")
+                except StoreIOError as error:
+                    self.failed = self.failed or error
+                    raise
+                data[first - position:last - position] = part
+        return bytes(data)
+
+    def close(self) -> None:
+        for member in self._members.values():
+            if member.source is not None and member.source is not self._source:
+                member.source.close()
+        self._source.close()
+
+
+def tree_in(archive: str, inner: str) -> Tree:
+    """The store in an archive: in the folder ``inner`` of it, else the only one there is.
+
+    NotAStoreError, FormatError for a damaged archive, StoreIOError.
+    """
+    source = _Remote(archive) if "://" in archive else FileSource(archive)
+    try:
+        source, members = _opened(source, archive)
+    except _DAMAGE as error:
+        raise FormatError(f"ends early, or is damaged: {error}", file=archive) from None
+    folder = inner or _store_in(members, archive)
+    below = f"{folder}/" if folder else ""
+    kept = {path.removeprefix(below): member for path, member in members.items()
+            if path.startswith(below)}
+    root = f"{archive}/{folder}" if folder else archive
+    if not kept:
+        raise NotAStoreError(f"{root}: nothing is there; not a store")
+    return Tree(root, {path: member.listed for path, member in kept.items()},
+                _Members(source, kept))
+
+
+def _opened(source: Any, name: str) -> tuple[Any, dict[str, _Member]]:
+    if name.endswith(".zip"):
+        return source, dict(_of_zip(source))
+    opener = _decompressor(name)
+    if opener is not None:
+        with source, opener(io.BufferedReader(_AsFile(source), _BLOCK)) as stream:
+            source = _Spool(stream, name)
+    return source, dict(_of_tar(source))
+
+
+def _decompressor(name: str) -> Callable[[Any], IO[bytes]] | None:
+    if name.endswith(".zst"):
+        try:
+            from compression import zstd  # type: ignore[import-not-found,unused-ignore]
+        except ImportError:
+            from backports import zstd
+        opener: Callable[[Any], IO[bytes]] = zstd.open
+        return opener
+    ending = name.rpartition(".")[2]
+    known: dict[str, Any] = {"gz": gzip.open, "tgz": gzip.open, "xz": lzma.open, "bz2": bz2.open}
+    return known.get(ending)
+
+
+def _of_tar(source: _Bytes) -> Iterator[tuple[str, _Member]]:
+    linked: dict[str, _Member] = {}
+    with tarfile.open(fileobj=io.BufferedReader(_AsFile(source), 1 << 14), mode="r:") as tar:
+        for about in tar:
+            name = _plain(about.name)
+            if about.islnk():
+                member = linked.get(_plain(about.linkname) or "")
+            elif about.isreg() or about.issparse():
+                sparse: Any = about.sparse
+                chunks = _sparse_chunks(sparse, about.offset_data) if sparse is not None else (
+                    (0, about.size, about.offset_data),)
+                member = _Member(Listed(about.size, int(about.mtime * 1e9)), source, chunks)
+            else:
+                continue
+            if name is not None and member is not None:
+                linked[name] = member
+                yield name, member
+        # tarfile takes an archive that ends in the middle of a member for whole.
+        last = tar.offset
+    if last > source.size + tarfile.RECORDSIZE:
+        raise tarfile.ReadError("unexpected end of data")
+
+
+def _sparse_chunks(sparse: list[tuple[int, int]], place: int) -> tuple[tuple[int, int, int], ...]:
+    chunks = []
+    for start, size in sparse:
+        chunks.append((start, size, place))
+        place += size
+    return tuple(chunks)
+
+
+def _of_zip(source: _Bytes) -> Iterator[tuple[str, _Member]]:
+    packed = zipfile.ZipFile(io.BufferedReader(_AsFile(source), 1 << 16))
+    for about in packed.infolist():
+        name = _plain(about.filename)
+        if name is None or about.is_dir():
+            continue
+        listed = Listed(about.file_size, int(time.mktime((*about.date_time, 0, 0, -1))) * 10**9)
+        if about.compress_type == zipfile.ZIP_STORED and not about.flag_bits & 1:
+            name_size, extra_size = _ZIP_HEADER.unpack(source.read(
+                about.header_offset, _ZIP_HEADER.size))
+            place = about.header_offset + _ZIP_HEADER.size + name_size + extra_size
+            yield name, _Member(listed, source, ((0, about.file_size, place),))
+        else:
+            yield name, _Member(listed, None, unpack=_unpacking(packed, about, source.name))
+
+
+def _unpacking(packed: zipfile.ZipFile, about: zipfile.ZipInfo, name: str) -> Callable[[], _Bytes]:
+    def unpack() -> _Bytes:
+        try:
+            with packed.open(about) as stream:
+                return _Spool(stream, f"{name}/{about.filename}")
+        except (*_DAMAGE, NotImplementedError, RuntimeError) as error:
+            raise FormatError(f"cannot be unpacked: {error}",
+                              file=f"{name}/{about.filename}") from None
+    return unpack
+
+
+def _plain(name: str) -> str | None:
+    """A member's path below the archive; None for what leads out of it."""
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or "\0" in name or not path.parts:
+        return None
+    return str(path)
+
+
+def _store_in(members: Mapping[str, _Member], archive: str) -> str:
+    """The only folder of the archive that is a store; NotAStoreError."""
+    marks: dict[str, set[str]] = {}
+    for path in members:
+        parts = path.split("/")
+        for depth, part in enumerate(parts):
+            if part in _MARKS:
+                marks.setdefault("/".join(parts[:depth]), set()).add(part)
+                break
+    stores = sorted(folder for folder, found in marks.items() if "commitlog" in found) or sorted(
+        marks)
+    if len(stores) == 1:
+        return stores[0]
+    if not stores:
+        raise NotAStoreError(f"{archive}: not a store (no folder in it has any of "
+                             f"{', '.join(_MARKS)})")
+    some = ", ".join(f"{archive}/{folder}" for folder in stores[:_NAMED])
+    raise NotAStoreError(f"{archive}: has {len(stores)} stores, name one: {some}"
+                         f"{' …' if len(stores) > _NAMED else ''}")

@@ -1,0 +1,222 @@
+"""Stores behind a URL: listed once, then read in ranges through fsspec.
+
+Few small reads cost few small requests; who reads on gets ever larger ranges, and the next one is
+asked for ahead. What was read is kept up to a limit. After each range the object is looked at
+again: one that was changed, or is gone, is an error.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from rmqctl.errors import StoreIOError
+from rmqctl.files.remote.reader import RemoteReader, changed_at, failing
+from rmqctl.vfs import Listed
+
+_LEAST, _MOST = 64 << 10, 4 << 20
+"""Bytes of the first range of a file, and the most that are asked for ahead."""
+_KEPT = 32 << 20
+"""Bytes of ranges that are kept."""
+_THREADS = 4
+_TRIES = 3
+_PAUSE = 0.2
+"""Seconds before a second try; twice as many before a third."""
+_IDENTITIES = ("ETag", "etag", "md5Hash", "Content-MD5", "Digest", "checksum")
+"""What the drivers call that which differs when an object was changed."""
+
+
+def remote_files(remote: RemoteReader) -> dict[str, Listed]:
+    """All files below a URL, by path. StoreIOError."""
+    fs, root = remote._fs, remote._root
+    with failing(remote.where(""), "list"):
+        fs.invalidate_cache()
+        try:
+            rows: dict[str, dict[str, Any]] = fs.find(root, detail=True)
+        except FileNotFoundError:
+            return {}
+    start = len(root.strip("/")) + 1 if root.strip("/") else 0
+    named = {name.strip("/")[start:]: row for name, row in rows.items()
+             if row.get("type") != "directory" and not name.endswith("/")}
+    unknown = [path for path, row in named.items() if not isinstance(row.get("size"), int)]
+    with ThreadPoolExecutor(_THREADS, "rmqctl-look") as pool:  # a server that lists only names
+        named |= zip(unknown, pool.map(lambda path: _info(remote, path), unknown), strict=True)
+    return {path: _listed(remote, path, row) for path, row in named.items()}
+
+
+def _info(remote: RemoteReader, path: str) -> dict[str, Any]:
+    with failing(remote.where(path), "look at"):
+        row: dict[str, Any] = remote._fs.info(remote._full(path))
+        return row
+
+
+def _listed(remote: RemoteReader, path: str, row: Mapping[str, Any]) -> Listed:
+    size = row.get("size")
+    if not isinstance(size, int):
+        raise StoreIOError(f"cannot read {remote.where(path)}: the server does not say its size")
+    # One that is not known must not make a file look old.
+    changed = changed_at(dict(row)) * 1_000_000 or time.time_ns()
+    return Listed(size, changed, _identity(row))
+
+
+def _identity(row: Mapping[str, Any]) -> str:
+    for name in _IDENTITIES:
+        if value := row.get(name):
+            return str(value).strip('"')
+    return str(row.get("Last-Modified") or changed_at(dict(row)))
+
+
+@dataclass(slots=True, eq=False)
+class _Range:
+    """Bytes of a file that are kept, or on their way. ``ahead``: nobody has asked for them yet."""
+
+    start: int
+    end: int
+    data: Future[bytes]
+    ahead: bool = False
+
+
+class Ranges:
+    """Ranges of remote files, safe for threads. StoreIOError for what is not as it was listed."""
+
+    def __init__(self, remote: RemoteReader, files: Mapping[str, Listed]) -> None:
+        self._remote, self._files = remote, files
+        self._lock = threading.Lock()
+        self._kept: dict[tuple[str, int], _Range] = {}
+        self._of: dict[str, list[_Range]] = {}
+        self._size = 0
+        self._pool = ThreadPoolExecutor(_THREADS, "rmqctl-range")
+        self.requested = 0
+        self.failed: StoreIOError | None = None
+
+    def read(self, path: str, position: int, length: int) -> bytes:
+        """Up to ``length`` bytes; fewer only at the end of the file."""
+        end = min(position + length, self._files[path].size)
+        parts = []
+        while position < end:
+            found = self._range(path, position, end - position)
+            data = found.data.result()
+            part = data[position - found.start:position - found.start + end - position]
+            parts.append(part)
+            position += len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def close(self) -> None:
+        """End the threads, and forget what is kept."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._kept.clear()
+        self._of.clear()
+
+    def _range(self, path: str, position: int, wanted: int) -> _Range:
+        with self._lock:
+            ranges = self._of.setdefault(path, [])
+            found = next((one for one in ranges if one.start <= position < one.end), None)
+            if found is not None and found.data.done() and found.data.exception() is not None:
+                self._drop(path, found)
+                found = None
+            if found is None:
+                before = next((one for one in ranges if one.end == position), None)
+                found = self._asked(path, position, wanted, before)
+                if before is not None:
+                    self._ahead(path, found)
+            elif found.ahead:
+                found.ahead = False
+                self._ahead(path, found)
+            key = path, found.start
+            self._kept[key] = self._kept.pop(key)  # the one that was used last
+            return found
+
+    def _asked(self, path: str, position: int, wanted: int, before: _Range | None) -> _Range:
+        """Ask for a range. Who goes on where another range ended gets twice as much."""
+        size = self._files[path].size
+        if before is not None:
+            length = max(wanted, min(2 * (before.end - before.start), _MOST))
+        elif wanted < _LEAST:
+            position, length = position // _LEAST * _LEAST, _LEAST
+            if position // _LEAST != (position + wanted - 1) // _LEAST:
+                length += _LEAST
+        else:
+            length = wanted
+        end = min(position + length, size)
+        for other in self._of[path]:  # nothing is asked for twice
+            if position < other.start < end:
+                end = other.start
+        found = _Range(position, end, self._pool.submit(self._fetch, path, position, end))
+        self._keep(path, found)
+        return found
+
+    def _ahead(self, path: str, after: _Range) -> None:
+        """Ask for what comes next."""
+        if after.end < self._files[path].size and not any(
+                one.start <= after.end < one.end for one in self._of[path]):
+            self._asked(path, after.end, 1, after).ahead = True
+
+    def _keep(self, path: str, found: _Range) -> None:
+        self._of[path].append(found)
+        self._kept[path, found.start] = found
+        self._size += found.end - found.start
+        for (other, _), one in [*self._kept.items()]:
+            if self._size <= _KEPT:
+                break
+            if one is not found and one.data.done():
+                self._drop(other, one)
+
+    def _drop(self, path: str, found: _Range) -> None:
+        self._of[path].remove(found)
+        del self._kept[path, found.start]
+        self._size -= found.end - found.start
+
+    def _fetch(self, path: str, start: int, end: int) -> bytes:
+        for tries in range(1, _TRIES + 1):
+            try:
+                return self._once(path, start, end)
+            except StoreIOError as error:
+                if tries == _TRIES or isinstance(error, _ChangedError):
+                    self.failed = self.failed or error
+                    raise
+                time.sleep(_PAUSE * tries)
+        raise AssertionError("no try")
+
+    def _once(self, path: str, start: int, end: int) -> bytes:
+        remote, where = self._remote, self._remote.where(path)
+        try:
+            with failing(where, f"read at offset {start} of"):
+                self.requested += end - start
+                data: bytes = remote._fs.cat_file(remote._full(path), start=start, end=end)
+        except StoreIOError as error:
+            try:
+                self._same(path, where)
+            except _ChangedError:
+                raise
+            except StoreIOError:
+                raise error from None
+            raise
+        self._same(path, where)
+        if len(data) > end - start:
+            raise _ChangedError(f"cannot read at offset {start} of {where}: the other side does "
+                                "not serve ranges")
+        if len(data) < end - start:
+            raise StoreIOError(f"cannot read at offset {start} of {where}: {len(data):,} of "
+                               f"{end - start:,} bytes came")
+        return data
+
+    def _same(self, path: str, where: str) -> None:
+        """StoreIOError where an object is not the one that was listed."""
+        listed, fs = self._files[path], self._remote._fs
+        with failing(where, "look at"):
+            fs.invalidate_cache()
+            try:
+                row = fs.info(self._remote._full(path))
+            except FileNotFoundError:
+                raise _ChangedError(f"{where}: is gone: it was deleted while the store was "
+                                    "read") from None
+        if (row.get("size"), _identity(row)) != (listed.size, listed.identity):
+            raise _ChangedError(f"{where}: was changed while the store was read: start again")
+
+
+class _ChangedError(StoreIOError):
+    """What a further try does not cure."""

@@ -1,0 +1,40 @@
+"""Places that are not folders of this machine: mounted where a store is opened."""
+
+from __future__ import annotations
+
+from rmqctl import vfs
+from rmqctl.errors import NotAStoreError
+from rmqctl.files.remote.ranges import Ranges, remote_files
+from rmqctl.files.remote.reader import RemoteReader, without_secrets
+from rmqctl.vfs import Tree, archive_of
+
+
+def mounted(root: str) -> str:
+    """List a place behind a URL or in an archive, unless it was just listed, and make it known to
+    `vfs`; its root, with which the paths in it begin. Other places stay as they are. Errors as of
+    `tree_of`.
+    """
+    if not vfs.is_elsewhere(root):
+        return root
+    named = root.rstrip("/")
+    tree = vfs.known(named)
+    if tree is None:
+        vfs.mount(tree := tree_of(named), named)
+    return tree.root
+
+
+def tree_of(named: str) -> Tree:
+    """The place at a URL, or in an archive. NotAStoreError, FormatError, StoreIOError, UsageError
+    without a driver.
+    """
+    split = archive_of(named)
+    if split is not None:
+        from rmqctl.files.remote.archive import tree_in
+
+        return tree_in(*split)
+    remote = RemoteReader(named)
+    files = remote_files(remote)
+    if not files:
+        raise NotAStoreError(f"{without_secrets(named)}: nothing is there: no such bucket or "
+                             "folder, or an empty one; not a store")
+    return Tree(named, files, Ranges(remote, files))

@@ -1,0 +1,383 @@
+"""Folders and files by path, local or elsewhere: what readers of stores ask instead of `os`.
+
+A store may lie behind a URL, or in an archive. Such a place is listed once, and `mount` makes it
+known; from then on paths below it are answered from that list, and `FileSource` reads ranges of its
+files. All other paths are the operating system's, without a detour.
+"""
+
+from __future__ import annotations
+
+import atexit
+import errno
+import io
+import os
+import posixpath
+import stat as modes
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import IO, Any, Protocol, Self
+
+from rmqctl.errors import StoreIOError
+
+ARCHIVES = (".tar", ".zip", ".tar.zst", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")
+_PAGE = 4096
+_DEVICE = -1
+"""Of all mounted places; their paths tell files apart."""
+_FRESH = 10.0
+"""Seconds for which a list is not asked for again."""
+
+
+class Reader(Protocol):
+    """How ranges of the files of a mounted place are read. ``failed``: why some could not be."""
+
+    failed: StoreIOError | None
+
+    def read(self, path: str, position: int, length: int) -> bytes:
+        """Bytes of a file, by its path below the root; StoreIOError where it is not the file that
+        was listed.
+        """
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A file of a mounted place. ``identity``: differs when the file was changed."""
+
+    size: int
+    mtime_ns: int = 0
+    identity: str = ""
+
+
+@dataclass(slots=True)
+class Tree:
+    """A mounted place: its files by their paths below ``root``."""
+
+    root: str
+    files: Mapping[str, Listed]
+    reader: Reader
+    listed_at: float = field(default_factory=time.monotonic)
+    folders: dict[str, dict[str, None]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.folders[""] = {}
+        for path in self.files:
+            while path:
+                above, _, name = path.rpartition("/")
+                known = self.folders.setdefault(above, {})
+                if name in known:
+                    break
+                known[name] = None
+                path = above  # noqa: PLW2901
+
+    def stat(self, inner: str) -> os.stat_result:
+        """FileNotFoundError where nothing is there."""
+        if (file := self.files.get(inner)) is not None:
+            return _stat(modes.S_IFREG | 0o444, hash((self.root, inner)), file.size, file.mtime_ns)
+        if inner in self.folders:
+            return _stat(modes.S_IFDIR | 0o555, hash((self.root, inner)), 0, 0)
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT),
+                                f"{self.root}/{inner}" if inner else self.root)
+
+
+class Entry:
+    """As `os.DirEntry`."""
+
+    __slots__ = ("_tree", "name", "path")
+
+    def __init__(self, tree: Tree, folder: str, name: str) -> None:
+        self._tree, self.name = tree, name
+        self.path = os.path.join(folder, name)
+
+    def _inner(self) -> str:
+        return _below(self._tree, self.path) or ""
+
+    def is_dir(self, *, follow_symlinks: bool = True) -> bool:
+        return self._inner() in self._tree.folders
+
+    def is_file(self, *, follow_symlinks: bool = True) -> bool:
+        return self._inner() in self._tree.files
+
+    def is_symlink(self) -> bool:
+        return False
+
+    def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
+        return self._tree.stat(self._inner())
+
+    def inode(self) -> int:
+        return 0
+
+
+class Scan(Protocol):
+    """As what `os.scandir` gives."""
+
+    def __iter__(self) -> Iterator[os.DirEntry[str]]: ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class _Entries(list[Any]):
+    """The entries of a folder, as a `Scan`."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing is open."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+_trees: dict[str, Tree] = {}
+
+
+def is_remote(path: str | os.PathLike[str]) -> bool:
+    """Whether a path is one of a mounted place, or a URL."""
+    return isinstance(path, str) and ("://" in path or bool(_trees and _find(path)))
+
+
+def is_elsewhere(target: str) -> bool:
+    """Whether a place has to be mounted: a URL, or an archive or what is in it."""
+    return "://" in target or archive_of(target) is not None
+
+
+def archive_of(target: str) -> tuple[str, str] | None:
+    """(the archive that a path leads into, the path in it)."""
+    if not any(ending in target for ending in ARCHIVES):
+        return None
+    parts = target.split("/")
+    for count in range(1, len(parts) + 1):
+        if parts[count - 1].endswith(ARCHIVES):
+            archive = "/".join(parts[:count])
+            if "://" in archive or os.path.isfile(archive):
+                return archive, "/".join(parts[count:]).strip("/")
+    return None
+
+
+def known(root: str) -> Tree | None:
+    """A place that was listed a moment ago."""
+    tree = _trees.get(root)
+    return tree if tree is not None and time.monotonic() - tree.listed_at < _FRESH else None
+
+
+def mount(tree: Tree, named: str) -> None:
+    """Answer for the paths of a place from now on, which was asked for by this name."""
+    if not _trees:
+        atexit.register(unmount_all)
+    _trees[tree.root] = _trees[named] = tree
+
+
+def raise_failure() -> None:
+    """Raise what some file of a mounted place could not be read for: an answer was given without
+    it. StoreIOError.
+    """
+    for tree in _trees.values():
+        if tree.reader.failed is not None:
+            raise tree.reader.failed
+
+
+def unmount_all() -> None:
+    """Forget all mounted places."""
+    for tree in {id(tree): tree for tree in _trees.values()}.values():
+        tree.reader.close()
+    _trees.clear()
+
+
+def _below(tree: Tree, path: str) -> str | None:
+    if path == tree.root:
+        return ""
+    if path.startswith(tree.root + "/"):
+        inner = path[len(tree.root) + 1:]
+        return posixpath.normpath(inner).lstrip("/") if inner.strip("/") else ""
+    return None
+
+
+def _find(path: str | os.PathLike[str]) -> tuple[Tree, str] | None:
+    if not _trees or not isinstance(path, str):
+        return None
+    for tree in _trees.values():
+        if (inner := _below(tree, path)) is not None:
+            return tree, "" if inner == "." else inner
+    return None
+
+
+def file_of(path: str) -> tuple[Tree, str, Listed] | None:
+    """(the place, the path in it, the file) of a file of a mounted place; None for local paths.
+
+    FileNotFoundError, IsADirectoryError as `open`.
+    """
+    found = _find(path)
+    if found is None:
+        if "://" in path:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        return None
+    tree, inner = found
+    listed = tree.files.get(inner)
+    if listed is None:
+        if inner in tree.folders:
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        tree.stat(inner)
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+    return tree, inner, listed
+
+
+def reader_of(path: str) -> tuple[Callable[[int, int], bytes], int] | None:
+    """(what reads a range of a file of a mounted place, its size); None for local paths.
+    StoreIOError.
+    """
+    if not _trees and "://" not in path:
+        return None
+    try:
+        found = file_of(path)
+    except OSError as error:
+        raise StoreIOError.from_oserror(error, path, "open") from None
+    if found is None:
+        return None
+    tree, inner, listed = found
+    return partial(tree.reader.read, inner), listed.size
+
+
+# -- as in os and os.path -------------------------------------------------------------------------
+
+
+def stat(path: str | os.PathLike[str]) -> os.stat_result:
+    """As `os.stat`."""
+    found = _find(path)
+    return os.stat(path) if found is None else found[0].stat(found[1])
+
+
+def lexists(path: str) -> bool:
+    """As `os.path.lexists`."""
+    if _trees and _find(path) is not None:
+        return _has(path)
+    return os.path.lexists(path)
+
+
+def exists(path: str) -> bool:
+    """As `os.path.exists`."""
+    if _trees and _find(path) is not None:
+        return _has(path)
+    return os.path.exists(path)
+
+
+def isfile(path: str) -> bool:
+    """As `os.path.isfile`."""
+    found = _find(path)
+    return os.path.isfile(path) if found is None else found[1] in found[0].files
+
+
+def isdir(path: str) -> bool:
+    """As `os.path.isdir`."""
+    found = _find(path)
+    return os.path.isdir(path) if found is None else found[1] in found[0].folders
+
+
+def getsize(path: str) -> int:
+    """As `os.path.getsize`."""
+    return stat(path).st_size
+
+
+def access(path: str, mode: int) -> bool:
+    """As `os.access`: nothing elsewhere is written to."""
+    if _find(path) is None:
+        return os.access(path, mode)
+    return _has(path) and not mode & os.W_OK
+
+
+def statvfs(path: str) -> os.statvfs_result:
+    """As `os.statvfs`; a file system of which nothing is known has no blocks."""
+    if _find(path) is None:
+        return os.statvfs(path)
+    return os.statvfs_result((_PAGE, _PAGE, 0, 0, 0, 0, 0, 0, 0, 255))
+
+
+def listdir(path: str) -> list[str]:
+    """As `os.listdir`."""
+    found = _find(path)
+    return os.listdir(path) if found is None else [*_names(*found, path)]
+
+
+def scandir(path: str = ".") -> Scan:
+    """As `os.scandir`."""
+    found = _find(path)
+    if found is None:
+        return os.scandir(path)
+    tree, inner = found
+    return _Entries(Entry(tree, path, name) for name in _names(tree, inner, path))
+
+
+def walk(top: str, onerror: Any = None, *, followlinks: bool = False) -> Iterator[
+        tuple[str, list[str], list[str]]]:
+    """As `os.walk`, from above."""
+    found = _find(top)
+    if found is None:
+        yield from os.walk(top, onerror=onerror, followlinks=followlinks)
+        return
+    tree, inner = found
+    names = [*tree.folders.get(inner, ())]
+    folders = [name for name in names if posixpath.join(inner, name) in tree.folders]
+    yield top, folders, [name for name in names if posixpath.join(inner, name) in tree.files]
+    for name in folders:
+        yield from walk(os.path.join(top, name), onerror)
+
+
+def realpath(path: str | os.PathLike[str]) -> str:
+    """As `os.path.realpath`."""
+    named = os.fspath(path)
+    return named.rstrip("/") if is_remote(named) else os.path.realpath(named)
+
+
+def abspath(path: str | os.PathLike[str]) -> str:
+    """As `os.path.abspath`."""
+    named = os.fspath(path)
+    return named.rstrip("/") if is_remote(named) else os.path.abspath(named)
+
+
+def normpath(path: str | os.PathLike[str]) -> str:
+    """As `os.path.normpath`."""
+    named = os.fspath(path)
+    return named.rstrip("/") if is_remote(named) else os.path.normpath(named)
+
+
+def open_bytes(path: str) -> IO[bytes]:
+    """As ``open(path, "rb")``; what lies elsewhere is read as a whole. OSError, StoreIOError."""
+    found = None if not _trees and "://" not in path else file_of(path)
+    if found is None:
+        return open(path, "rb")
+    tree, inner, listed = found
+    return io.BytesIO(tree.reader.read(inner, 0, listed.size))
+
+
+def open_text(path: str, errors: str = "strict") -> IO[str]:
+    """As ``open(path, encoding="utf-8")``."""
+    return io.TextIOWrapper(open_bytes(path), encoding="utf-8", errors=errors)
+
+
+def _has(path: str) -> bool:
+    with suppress(FileNotFoundError):
+        stat(path)
+        return True
+    return False
+
+
+def _names(tree: Tree, inner: str, path: str) -> Iterable[str]:
+    if inner in tree.files:
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
+    if inner not in tree.folders:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+    return tree.folders[inner]
+
+
+def _stat(mode: int, inode: int, size: int, mtime_ns: int) -> os.stat_result:
+    seconds = mtime_ns // 1_000_000_000
+    times = (seconds,) * 3 + (mtime_ns / 1e9,) * 3 + (mtime_ns,) * 3
+    return os.stat_result((mode, inode, _DEVICE, 1, os.getuid(), os.getgid(), size, *times,
+                           _PAGE, -(-size // _PAGE) * _PAGE // 512, 0))
