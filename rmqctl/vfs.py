@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import IO, Any, Protocol, Self
+from typing import IO, Any, NamedTuple, Protocol, Self
 
 from rmqctl.errors import StoreIOError
 
@@ -39,6 +39,9 @@ class Reader(Protocol):
         """Bytes of a file, by its path below the root; StoreIOError where it is not the file that
         was listed.
         """
+
+    def next_data(self, path: str, position: int) -> int:
+        """The first position from one on that may be other than zero, as far as it is known."""
 
     def close(self) -> None: ...
 
@@ -229,10 +232,16 @@ def file_of(path: str) -> tuple[Tree, str, Listed] | None:
     return tree, inner, listed
 
 
-def reader_of(path: str) -> tuple[Callable[[int, int], bytes], int] | None:
-    """(what reads a range of a file of a mounted place, its size); None for local paths.
-    StoreIOError.
-    """
+class Elsewhere(NamedTuple):
+    """A file of a mounted place."""
+
+    read: Callable[[int, int], bytes]
+    next_data: Callable[[int], int]
+    size: int
+
+
+def reader_of(path: str) -> Elsewhere | None:
+    """What reads a file of a mounted place; None for local paths. StoreIOError."""
     if not _trees and "://" not in path:
         return None
     try:
@@ -242,7 +251,8 @@ def reader_of(path: str) -> tuple[Callable[[int, int], bytes], int] | None:
     if found is None:
         return None
     tree, inner, listed = found
-    return partial(tree.reader.read, inner), listed.size
+    return Elsewhere(partial(tree.reader.read, inner), partial(tree.reader.next_data, inner),
+                     listed.size)
 
 
 # -- as in os and os.path -------------------------------------------------------------------------

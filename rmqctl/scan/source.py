@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable
 from contextlib import suppress
 from mmap import ACCESS_READ, MADV_DONTNEED, PAGESIZE, mmap
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
@@ -232,7 +231,7 @@ class FileSource(Closing):
 
     _fd = -1  # `close` is called by `__del__` even when opening failed
     _mapped: mmap | None = None
-    _elsewhere: Callable[[int, int], bytes] | None = None
+    _elsewhere: vfs.Elsewhere | None = None
     """Reads a file of a mounted place (`rmqctl.vfs`), which has no descriptor."""
     head = 0
     zeros_from: int | None = None
@@ -246,7 +245,7 @@ class FileSource(Closing):
         if elsewhere is None:
             self._fd, self.size = _regular(path)
         else:
-            self._elsewhere, self.size = elsewhere
+            self._elsewhere, self.size = elsewhere, elsewhere.size
         self._holes = elsewhere is None and hasattr(os, "SEEK_DATA")
 
     def read(self, position: int, length: int) -> bytes:
@@ -261,7 +260,7 @@ class FileSource(Closing):
         """The same whatever the limit."""
         stopping.check()
         if self._elsewhere is not None:
-            return self._elsewhere(position, length)
+            return self._elsewhere.read(position, length)
         parts = []
         while length > 0:
             try:
@@ -280,7 +279,7 @@ class FileSource(Closing):
         stopping.check()
         done = 0
         if self._elsewhere is not None:
-            data = self._elsewhere(position, len(buffer))
+            data = self._elsewhere.read(position, len(buffer))
             done = len(data)
             buffer[:done] = data
         while self._elsewhere is None and done < len(buffer):
@@ -307,7 +306,7 @@ class FileSource(Closing):
         if self._elsewhere is not None:
             for first, last, at in zip(start.tolist(), end.tolist(), position.tolist(),
                                        strict=True):
-                data = self._elsewhere(at, max(min(last - first, limit - at), 0))
+                data = self._elsewhere.read(at, max(min(last - first, limit - at), 0))
                 buffer[first:last] = data + bytes(last - first - len(data))
             return
         try:
@@ -372,6 +371,8 @@ class FileSource(Closing):
             return self.size
         if self.zeros_from is not None and position >= self.zeros_from:
             return self.size
+        if self._elsewhere is not None:
+            return min(self._elsewhere.next_data(position), self.size)
         if not self._holes or position >= self.size:
             return min(position, self.size)
         try:

@@ -31,6 +31,7 @@ from tests.conftest import GoldenFolder, Runner
 from tests.support import damage, golden, snapshot
 from tests.support.holder import held
 from tests.support.layouts import layout_set
+from tests.support.s3 import simulated
 from tests.support.share import sample
 
 _NOW = 1_750_000_000_000
@@ -479,21 +480,7 @@ def test_what_cannot_be_reached_for_a_while_does_not_end_every(
 @pytest.mark.long
 def test_s3(growing: Growing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
             rmqctl: Runner) -> None:
-    pytest.importorskip("s3fs")
-    boto3, server = pytest.importorskip("boto3"), pytest.importorskip("moto.server")
-    from fsspec.config import conf
-
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "x")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    simulated = server.ThreadedMotoServer(port=0, verbose=False)
-    simulated.start()
-    try:
-        host, port = simulated.get_host_and_port()
-        endpoint = f"http://{host}:{port}"
-        monkeypatch.setitem(conf, "s3", {"endpoint_url": endpoint})
-        client = boto3.client("s3", endpoint_url=endpoint)
-        client.create_bucket(Bucket="bucket")
+    with simulated(monkeypatch) as client:
         for number in range(3):
             root = growing(number * 50, 50)
             (root / "config" / "consumerOffset.json").write_text(
@@ -516,8 +503,6 @@ def test_s3(growing: Growing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
         done = rmqctl("backup", root, "s3://none/a").expect(5)
         assert "its bucket or folder does not exist" in " ".join(done.err.split())
         assert [bucket["Name"] for bucket in client.list_buckets()["Buckets"]] == ["bucket"]
-    finally:
-        simulated.stop()
 
 
 @pytest.mark.parametrize("change", [

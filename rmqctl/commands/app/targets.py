@@ -32,7 +32,7 @@ _MARKS = {"commitlog", "consumequeue", "config", "index", "checkpoint"}
 def is_tier(target: str) -> bool:
     """Return whether a path is a tier and no store: a URL, or a folder with a cluster's folder."""
     if "://" in target and vfs.archive_of(target) is None:
-        return not _is_store(target)
+        return _is_tier_at(target)
     with suppress(OSError, ValueError):  # a name that no system takes
         names = set(os.listdir(target))
         if names & _MARKS:
@@ -44,13 +44,14 @@ def is_tier(target: str) -> bool:
     return False
 
 
-def _is_store(url: str) -> bool:
-    """Return whether there is a store at a URL, as far as its first folders say."""
+def _is_tier_at(url: str) -> bool:
+    """Return whether a URL is a tier's, also where that cannot be known."""
     from rmqctl.files.remote.reader import RemoteReader
+    from rmqctl.formats.tiered.names import parse_cluster
 
     with suppress(RmqctlError), RemoteReader(url) as remote:
-        return bool({entry.name for entry in remote.list("")} & _MARKS)
-    return False
+        return any(parse_cluster(entry.name) for entry in remote.list("") if entry.is_folder)
+    return True
 
 
 def refuse_elsewhere(spec: CommandSpec, target: str | None) -> None:

@@ -167,6 +167,14 @@ class _Members:
                 data[first - position:last - position] = part
         return bytes(data)
 
+    def next_data(self, path: str, position: int) -> int:
+        """Position after what a sparse archive leaves out."""
+        member = self._members[path]
+        if member.source is None:  # not unpacked yet
+            return position
+        after = [start for start, size, _ in member.chunks if start + size > position]
+        return max(position, after[0]) if after else member.listed.size
+
     def close(self) -> None:
         for member in self._members.values():
             if member.source is not None and member.source is not self._source:

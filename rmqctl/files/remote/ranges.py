@@ -7,6 +7,7 @@ again: one that was changed, or is gone, is an error.
 
 from __future__ import annotations
 
+import bisect
 import threading
 import time
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ from typing import Any
 
 from rmqctl.errors import StoreIOError
 from rmqctl.files.remote.reader import RemoteReader, changed_at, failing
+from rmqctl.scan.frames import used_length
 from rmqctl.vfs import Listed
 
 _LEAST, _MOST = 64 << 10, 4 << 20
@@ -23,6 +25,7 @@ _LEAST, _MOST = 64 << 10, 4 << 20
 _KEPT = 32 << 20
 """Bytes of ranges that are kept."""
 _THREADS = 4
+_NO_END = 1 << 62
 _TRIES = 3
 _PAUSE = 0.2
 """Seconds before a second try; twice as many before a third."""
@@ -89,6 +92,7 @@ class Ranges:
         self._kept: dict[tuple[str, int], _Range] = {}
         self._of: dict[str, list[_Range]] = {}
         self._size = 0
+        self._zeros: dict[str, list[tuple[int, int]]] = {}
         self._pool = ThreadPoolExecutor(_THREADS, "rmqctl-range")
         self.requested = 0
         self.failed: StoreIOError | None = None
@@ -98,12 +102,38 @@ class Ranges:
         end = min(position + length, self._files[path].size)
         parts = []
         while position < end:
+            if (beyond := self.next_data(path, position)) > position:
+                parts.append(bytes(min(beyond, end) - position))
+                position = min(beyond, end)
+                continue
             found = self._range(path, position, end - position)
             data = found.data.result()
             part = data[position - found.start:position - found.start + end - position]
             parts.append(part)
             position += len(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def next_data(self, path: str, position: int) -> int:
+        """The first position that was not read, or is not zero, from one on."""
+        spans = self._zeros.get(path, ())
+        number = bisect.bisect_right(spans, (position, _NO_END)) - 1
+        if number >= 0 and spans[number][1] > position:
+            return spans[number][1]
+        return position
+
+    def _note_zeros(self, path: str, start: int, end: int) -> None:
+        """Remember that a range has nothing but zeros: it is not asked for again."""
+        with self._lock:
+            spans = self._zeros.setdefault(path, [])
+            low = bisect.bisect_left(spans, (start, 0))
+            if low and spans[low - 1][1] >= start:
+                low -= 1
+                start = spans[low][0]
+            high = low
+            while high < len(spans) and spans[high][0] <= end:
+                end = max(end, spans[high][1])
+                high += 1
+            spans[low:high] = [(start, end)]
 
     def close(self) -> None:
         """End the threads, and forget what is kept."""
@@ -118,16 +148,16 @@ class Ranges:
             if found is not None and found.data.done() and found.data.exception() is not None:
                 self._drop(path, found)
                 found = None
+            goes_on = found is not None and found.ahead
             if found is None:
                 before = next((one for one in ranges if one.end == position), None)
                 found = self._asked(path, position, wanted, before)
-                if before is not None:
-                    self._ahead(path, found)
-            elif found.ahead:
-                found.ahead = False
-                self._ahead(path, found)
+                goes_on = before is not None
+            found.ahead = False
             key = path, found.start
             self._kept[key] = self._kept.pop(key)  # the one that was used last
+            if goes_on:
+                self._ahead(path, found)
             return found
 
     def _asked(self, path: str, position: int, wanted: int, before: _Range | None) -> _Range:
@@ -202,6 +232,8 @@ class Ranges:
         if len(data) < end - start:
             raise StoreIOError(f"cannot read at offset {start} of {where}: {len(data):,} of "
                                f"{end - start:,} bytes came")
+        if not used_length(data):
+            self._note_zeros(path, start, end)
         return data
 
     def _same(self, path: str, where: str) -> None:
