@@ -35,7 +35,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "repair": LIBRARY | {"files", "broker", "damage", "checks", "engine"},
     "backup": LIBRARY | {"files", "broker", "checks", "repair"},
     "export": LIBRARY | {"files", "checks"},
-    "sql": LIBRARY | {"broker", "checks"},
+    "sql": LIBRARY | {"files", "broker", "checks"},
     "output": set(),
     "commands": LIBRARY | {"kernel", "files", "broker", "checks", "engine", "repair", "backup",
                            "export", "sql", "output", "ext.tiered", "ext.spark",

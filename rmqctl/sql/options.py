@@ -14,6 +14,7 @@ from typing import Literal
 
 from rmqctl import vfs
 from rmqctl.errors import NotAStoreError, UsageError
+from rmqctl.files.remote.tree import matching
 from rmqctl.parse_values import is_url, now_ms, parse_offset, parse_size, parse_time
 from rmqctl.sql.pushdown import Filters
 from rmqctl.sql.schema import CONSUMEQUEUE, INDEX, MESSAGES, TABLES, TIERED_MESSAGES
@@ -93,7 +94,7 @@ class Options:
         stores: dict[str, None] = {}
         for path in self.paths:
             if vfs.is_elsewhere(path):
-                stores[path.rstrip("/")] = None
+                stores |= dict.fromkeys(matching(path.rstrip("/")))
                 continue
             if os.path.lexists(path) or not glob.has_magic(path):
                 some = [path]

@@ -6,6 +6,7 @@ import os
 import random
 import subprocess
 import sys
+import tarfile
 from datetime import datetime
 from pathlib import Path
 
@@ -277,6 +278,7 @@ def test_a_file_that_changes_ends_the_job(table: str, how: str, load,
 
 FOUND = """
 import sys
+import tarfile
 from pyspark.sql import SparkSession
 spark = (SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
          .config("spark.driver.host", "127.0.0.1").getOrCreate())
@@ -315,3 +317,13 @@ def test_the_stores_stay_as_they_were(load, golden: GoldenFolder) -> None:
     with snapshot.assert_unchanged(root):
         for table in TABLES:
             load(root, table=table, numPartitions="3").count()
+
+
+def test_a_store_in_an_archive(load, golden: GoldenFolder, tmp_path: Path) -> None:
+    root = golden("4.9.3/basic/store")
+    with tarfile.open(tmp_path / "x.tar.gz", "w:gz") as packed:
+        packed.add(root, "store")
+    for table in TABLES:
+        ours, theirs = (sorted(load(path, table=table).drop("store", "file").collect())
+                        for path in (tmp_path / "x.tar.gz", root))
+        assert ours == theirs

@@ -62,3 +62,19 @@ def test_a_tier_is_still_a_tier(golden: GoldenFolder, rmqctl: Runner,
                       if path.is_dir() and parse_cluster(path.name))
         url = upload(client, cluster, "tier")
         assert rmqctl("stats", url).expect(0).out == rmqctl("stats", cluster).expect(0).out
+
+
+@pytest.mark.long
+def test_many_stores(golden: GoldenFolder, rmqctl: Runner,
+                     monkeypatch: pytest.MonkeyPatch) -> None:
+    with simulated(monkeypatch) as client:
+        for name in ("4.9.3/basic/store", "5.3.3/basic/store", "4.9.3/crash-crc/before"):
+            upload(client, golden(name), f"all/{name.replace('/', '-')}")
+        done = rmqctl("pipeline", "verify", "s3://bucket/all/*", "-o", "json", "--engine", "local")
+        rows = done.expect(1).json()["stores"]
+        assert [row["store"] for row in rows] == [
+            f"s3://bucket/all/{name}" for name in (
+                "4.9.3-basic-store", "4.9.3-crash-crc-before", "5.3.3-basic-store")]
+        query = "select count(distinct store) from messages"
+        assert "3" in rmqctl("sql", "s3://bucket/all/*", query, "-o", "csv").expect(0).out
+        rmqctl("sql", "s3://bucket/none/*", query).expect(3)

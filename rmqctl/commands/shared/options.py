@@ -223,7 +223,8 @@ class StoreOptions(LayoutOptions):
     root: Annotated[str, typer.Argument(
         metavar="STORE", envvar=STORE_VARIABLE, autocompletion=complete_folders,
         show_default=False,
-        help="Store root: the folder that holds commitlog/, consumequeue/, index/, config/.")]
+        help="Store root: the folder that holds commitlog/, consumequeue/, index/, config/. To "
+        "read, also a URL (s3://…) or an archive (tar, zip).")]
 
     @property
     def folders(self) -> tuple[str, ...]:

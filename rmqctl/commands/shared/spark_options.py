@@ -17,6 +17,7 @@ from rmqctl.commands import STORE_VARIABLE
 from rmqctl.commands.app.option_groups import OptionGroup
 from rmqctl.commands.shared.options import Jobs, complete_folders, worker_count
 from rmqctl.errors import NotAStoreError, StoreIOError, UsageError
+from rmqctl.files.remote.tree import matching
 from rmqctl.output.units import size_text
 from rmqctl.parse_values import is_url
 
@@ -118,8 +119,8 @@ def named_stores(names: list[str] | None) -> list[str]:
         names = [store]
     roots: dict[str, None] = {}
     for name in names:
-        if is_url(name):  # of a tier; whoever reads stores says that there is none
-            roots[name] = None
+        if is_url(name):
+            roots |= dict.fromkeys(matching(name.rstrip("/")))
             continue
         if os.path.lexists(name) or not glob.has_magic(name):
             roots[os.path.normpath(name)] = None

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import glob
+
 from rmqctl import vfs
 from rmqctl.errors import NotAStoreError
 from rmqctl.files.remote.ranges import Ranges, remote_files
-from rmqctl.files.remote.reader import RemoteReader, without_secrets
+from rmqctl.files.remote.reader import RemoteReader, failing, without_secrets
 from rmqctl.vfs import Tree, archive_of
 
 
@@ -38,3 +40,19 @@ def tree_of(named: str) -> Tree:
         raise NotAStoreError(f"{without_secrets(named)}: nothing is there: no such bucket or "
                              "folder, or an empty one; not a store")
     return Tree(named, files, Ranges(remote, files))
+
+
+def matching(url: str) -> list[str]:
+    """The folders that a URL with ``*``, ``?`` or ``[`` matches; another one as it is.
+    NotAStoreError where none does, StoreIOError.
+    """
+    if "://" not in url or not glob.has_magic(url):
+        return [url]
+    remote = RemoteReader(url)
+    with failing(remote.where(""), "list"):
+        rows = remote._fs.glob(remote._root, detail=True)
+        found = sorted(str(remote._fs.unstrip_protocol(name)) for name, row in rows.items()
+                       if row.get("type") == "directory")
+    if not found:
+        raise NotAStoreError(f"{without_secrets(url)}: no folder has such a name")
+    return found

@@ -6,9 +6,9 @@ is damaged. `failOnDataLoss` is true unless the reader says that what is left is
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Sequence
 
+from rmqctl import vfs
 from rmqctl.checks.preflight.missing import missing
 from rmqctl.errors import StoreIOError
 from rmqctl.scan.frames import ZERO, Span
@@ -35,7 +35,7 @@ def refuse_losses(options: Options) -> None:
 def losses(paths: Iterable[str], log_folders: Sequence[str] = ()) -> Iterator[str]:
     """Yield a sentence for each store of which messages are known to be missing."""
     for path in paths:
-        with Store.open(os.path.abspath(path), log_folders) as store:
+        with Store.open(vfs.abspath(path), log_folders) as store:
             lost = missing(store, damaged=False).total
             if lost:
                 yield f"{path}: {lost:,} messages of the log are lost"
