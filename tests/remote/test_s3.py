@@ -78,3 +78,28 @@ def test_many_stores(golden: GoldenFolder, rmqctl: Runner,
         query = "select count(distinct store) from messages"
         assert "3" in rmqctl("sql", "s3://bucket/all/*", query, "-o", "csv").expect(0).out
         rmqctl("sql", "s3://bucket/none/*", query).expect(3)
+
+
+@pytest.mark.long
+def test_what_is_written_there(golden: GoldenFolder, rmqctl: Runner, tmp_path: Path,
+                               monkeypatch: pytest.MonkeyPatch) -> None:
+    root = golden("4.9.3/basic/store")
+    with simulated(monkeypatch) as client:
+        def keys() -> list[str]:
+            return [one["Key"] for one in client.list_objects_v2(Bucket="bucket")["Contents"]]
+
+        done = rmqctl("export", root, "--out", "s3://bucket/x/one.jsonl", "--manifest").expect(0)
+        assert "s3://bucket/x/one.jsonl" in done.out
+        rmqctl("export", root, "--out", tmp_path / "one.jsonl").expect(0)
+        there = client.get_object(Bucket="bucket", Key="x/one.jsonl")["Body"].read()
+        assert there == (tmp_path / "one.jsonl").read_bytes()
+        rmqctl("export", root, "--out", "s3://bucket/x/many").expect(0)
+        rmqctl("export", root, "--out", tmp_path / "many").expect(0)
+        assert len([key for key in keys() if key.startswith("x/many/")]) == len(
+            [path for path in (tmp_path / "many").rglob("*") if path.is_file()])
+        assert "x/one.jsonl.manifest.json" in keys()
+        rmqctl("report", root, "--out", "s3://bucket/x/r.html").expect(0, 1)
+        assert b"<html" in client.get_object(Bucket="bucket", Key="x/r.html")["Body"].read()
+        for taken in ("s3://bucket/x/one.jsonl", "s3://bucket/x/many"):
+            assert "nothing is replaced" in rmqctl("export", root, "--out", taken).expect(6).err
+        rmqctl("export", root, "--out", "s3://none/x.jsonl").expect(5)

@@ -21,7 +21,7 @@ from rmqctl.commands.shared.options import Jobs, SpokenOut, StoreOptions, Zone, 
 from rmqctl.commands.shared.verifying import diagnosed_with_tier
 from rmqctl.errors import ExitCode, RefusedError, StoreIOError, noting_refusals, require
 from rmqctl.output.units import size_text
-from rmqctl.parse_values import now_ms, show_times_in
+from rmqctl.parse_values import is_url, now_ms, show_times_in
 from rmqctl.phrases import Phrase
 
 if TYPE_CHECKING:
@@ -70,12 +70,15 @@ def command(
     from rmqctl.ext.report.masking import Mask, parse_kinds
     from rmqctl.ext.report.page import Request, of_report, page
     from rmqctl.files.durable import new_whole_file
+    from rmqctl.files.remote.reader import without_secrets
+    from rmqctl.files.remote.upload import uploaded
 
     # Check the target before the long work: an existing file is never replaced.
     kinds = parse_kinds(redact)
-    path = checked_target(target)
-    if os.path.isdir(path):
-        raise RefusedError(f"{target}: is a folder; name a new file")
+    if not is_url(target):
+        path = checked_target(target)
+        if os.path.isdir(path):
+            raise RefusedError(f"{target}: is a folder; name a new file")
     show_times_in(tz)
     # Collect the facts once, and draw everything from them.
     with store.open() as opened, noting_refusals() as refused:
@@ -95,8 +98,9 @@ def command(
             opened.log if opened.layout.reads("commitlog") else None))
     # Write the complete page at once, then show where it is.
     data = html.encode("utf-8", "backslashreplace")
-    new_whole_file(path, data)
-    document = _document(target, facts, data)
+    with uploaded(target if is_url(target) else path) as made:
+        new_whole_file(made, data)
+    document = _document(without_secrets(target), facts, data)
     out.document(document, lambda page: _show(page, facts, document))
     if refused:
         raise StoreIOError(f"{refused[0]}; the report is made without it")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC
 from functools import cache
 from typing import IO, TYPE_CHECKING, Annotated, Literal, NamedTuple, cast
@@ -31,6 +32,7 @@ from rmqctl.commands.shared.spark_options import Stores, named_stores
 from rmqctl.errors import ExitCode, UsageError, require
 from rmqctl.output.escape import spreadsheet_safe
 from rmqctl.output.units import counted
+from rmqctl.parse_values import is_url
 
 if TYPE_CHECKING:
     from rmqctl.export.one_file import Form
@@ -50,7 +52,7 @@ def command(
     target: Annotated[str, typer.Option(
         "--out", metavar="FILE|DIR|-", help="A new file, whose name says the format: .parquet, "
         ".jsonl, .csv (both also .gz, .zst), .avro, .arrow or .xlsx. Another name is a new folder "
-        "of files by partition; - is standard output.")],
+        "of files by partition; - is standard output. Also a URL (s3://…).")],
     stores: Stores = None,
     format: Annotated[  # noqa: A002
         Literal["parquet", "jsonl", "csv", "avro", "arrow", "xlsx"] | None,
@@ -96,6 +98,8 @@ def command(
     leave_pandas_out()
     from rmqctl.export.plan import check_place, plan
     from rmqctl.export.spec import Export
+    from rmqctl.files.remote.reader import without_secrets
+    from rmqctl.files.remote.upload import uploaded
     from rmqctl.store.projection import is_decoded
     from rmqctl.store.queue.compaction import SERVED
 
@@ -122,15 +126,17 @@ def command(
         decoding=decoding() if of_bodies else None)
     # Check the target before the log is read.
     folders = layout.folders_of(names)
-    if target != _STREAM:
-        check_place(target, names, folders)
-    elif manifest:
+    if target == _STREAM and manifest:
         raise UsageError("--manifest stands beside a file: name one with --out")
+    if target != _STREAM and not is_url(target):
+        check_place(target, names, folders)
     plans = plan(names, wanted, worker_count(jobs), folders=folders, sizes=layout.sizes,
                  compacted=view == "auto")
     if any(piece.served for one in plans for piece in one.pieces):
         out.note(f"{wanted.topic}: {SERVED}")
-    result = _exported(out, plans, spec, target, _Way(form, select.count, manifest, jobs))
+    with uploaded(target) as path:
+        result = _exported(out, plans, spec, path, _Way(form, select.count, manifest, jobs))
+    result = replace(result, out=without_secrets(target))
     # On standard output the data must stay alone, so the summary goes to stderr.
     if target == _STREAM:
         warn_of(out, result)

@@ -1,0 +1,36 @@
+"""Results that are written to a URL: made in a temporary folder, then uploaded."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rmqctl.errors import RefusedError
+from rmqctl.files.remote.files import RemoteFiles
+from rmqctl.files.remote.reader import without_secrets
+from rmqctl.parse_values import is_url
+from rmqctl.scan.source import FileSource
+
+
+@contextmanager
+def uploaded(target: str) -> Iterator[str]:
+    """Give the path to write a new file or folder to: ``target``, or for a URL one in a temporary
+    folder, whose files are uploaded at the end, those at the top last. RefusedError where something
+    is at the URL, StoreIOError.
+    """
+    if not is_url(target):
+        yield target
+        return
+    above, _, name = target.rstrip("/").rpartition("/")
+    with RemoteFiles(above) as remote, tempfile.TemporaryDirectory(prefix="rmqctl-out-") as folder:
+        if remote.size(name) is not None or remote.list(name):
+            raise RefusedError(f"{without_secrets(target)}: is there already, and nothing is "
+                               "replaced")
+        local = os.path.join(folder, name)
+        yield local + "/" if target.endswith("/") else local
+        made = [os.path.join(where, file) for where, _, files in os.walk(folder) for file in files]
+        for path in sorted(made, key=lambda path: (-path.count(os.sep), path)):
+            with FileSource(path) as source:
+                remote.publish(os.path.relpath(path, folder), source.read(0, source.size))
