@@ -31,9 +31,12 @@ _FRESH = 10.0
 
 
 class Reader(Protocol):
-    """How ranges of the files of a mounted place are read. ``failed``: why some could not be."""
+    """How ranges of the files of a mounted place are read. ``failed``: why some could not be.
+    ``sampled``: that nothing but zeros follows in a file may be told from samples.
+    """
 
     failed: StoreIOError | None
+    sampled: bool
 
     def read(self, path: str, position: int, length: int) -> bytes:
         """Bytes of a file, by its path below the root; StoreIOError where it is not the file that

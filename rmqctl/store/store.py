@@ -163,8 +163,11 @@ class Store(Closing):
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], commitlog_dirs: Iterable[str] = (),
-             sizes: Sizes | None = None) -> Store:
+             sizes: Sizes | None = None, *, sampled: bool = False) -> Store:
         """Opens a store root. NotAStoreError if nothing of a store lies there.
+
+        ``sampled``: of a store behind a URL, where files end is found by samples of the zeros
+        after it; else all of them are read.
 
         ``commitlog_dirs`` names the folders of a multi-path log (relative to the root or
         absolute); without it the log is ``commitlog/``, or in the folders the store was made
@@ -173,7 +176,7 @@ class Store(Closing):
         # Reject anything that is not a readable directory, with the reason.
         from rmqctl.files.remote.tree import mounted
 
-        root = mounted(os.fspath(path))
+        root = mounted(os.fspath(path), sampled=sampled)
         try:
             info = vfs.stat(root)
         except OSError as error:

@@ -352,3 +352,22 @@ def test_nothing_is_written_there(golden: GoldenFolder, tmp_path: Path) -> None:
     with pytest.raises((RefusedError, StoreIOError, OSError)), StoreLock(
             in_memory(golden("4.9.3/basic/store"), tmp_path)):
         pass
+
+
+@pytest.mark.parametrize("island", [None, 2 << 20, 3 << 20])
+def test_ends_from_samples(island: int | None) -> None:
+    url, fs = f"memory://samples-{os.getpid()}-{next(_numbers)}/a", fsspec.filesystem("memory")
+    data = bytearray(4 << 20)
+    data[:300_000] = os.urandom(300_000)
+    if island is not None:  # more than one sample apart
+        data[island:island + 300_000] = os.urandom(300_000)
+    fs.pipe_file(f"{url}/commitlog/0", bytes(data))
+    fs.pipe_file(f"{url}/index/0", bytes(data))
+    reader: Any = tree.tree_of(url).reader
+    assert reader.next_data("commitlog/0", 1 << 20) == 1 << 20
+    reader.sampled = True
+    found = reader.next_data("commitlog/0", 1 << 20)
+    assert found == (len(data) if island is None else 1 << 20)
+    assert reader.next_data("index/0", 1 << 20) == 1 << 20
+    assert reader.requested < 1 << 20
+    reader.close()

@@ -231,11 +231,13 @@ class StoreOptions(LayoutOptions):
         """The log's folders: as given, else as the broker's configuration file names several."""
         return self.folders_of([self.root])
 
-    def open(self) -> OpenedStore:
-        """The store, to be read: a context manager. NotAStoreError."""
+    def open(self, *, sampled: bool = False) -> OpenedStore:
+        """The store, to be read: a context manager. NotAStoreError. ``sampled`` as of
+        `Store.open`.
+        """
         from rmqctl.store import Store as OpenedStore
 
-        return OpenedStore.open(self.root, self.folders, self.sizes)
+        return OpenedStore.open(self.root, self.folders, self.sizes, sampled=sampled)
 
     def warnings(self) -> Iterator[str]:
         """What the broker's configuration file does not say clearly, or against the files."""

@@ -142,6 +142,7 @@ class _Members:
         self._source, self._members = source, members
         self._lock = threading.Lock()
         self.failed: StoreIOError | None = None
+        self.sampled = False
 
     def read(self, path: str, position: int, length: int) -> bytes:
         member = self._members[path]

@@ -25,6 +25,10 @@ _LEAST, _MOST = 64 << 10, 4 << 20
 _KEPT = 32 << 20
 """Bytes of ranges that are kept."""
 _THREADS = 4
+_SAMPLES, _PROBE = 16, 4096
+"""Places after the end of a file that are looked at, and their bytes; small files are read."""
+_LAID_OUT = ("commitlog", "consumequeue")
+"""Folders of files that are written from their beginning on."""
 _NO_END = 1 << 62
 _TRIES = 3
 _PAUSE = 0.2
@@ -96,6 +100,8 @@ class Ranges:
         self._pool = ThreadPoolExecutor(_THREADS, "rmqctl-range")
         self.requested = 0
         self.failed: StoreIOError | None = None
+        self.sampled = False
+        self._tails: dict[str, int] = {}
 
     def read(self, path: str, position: int, length: int) -> bytes:
         """Up to ``length`` bytes; fewer only at the end of the file."""
@@ -119,7 +125,33 @@ class Ranges:
         number = bisect.bisect_right(spans, (position, _NO_END)) - 1
         if number >= 0 and spans[number][1] > position:
             return spans[number][1]
+        if self.sampled and path.split("/", 1)[0] in _LAID_OUT and position >= self._tail(path):
+            return self._files[path].size
         return position
+
+    def _tail(self, path: str) -> int:
+        """The position from which on a file that was laid out ahead seems to be zeros."""
+        if path not in self._tails:
+            self._tails[path] = self._files[path].size  # while it is sampled
+            self._tails[path] = self._sampled(path, self._files[path].size)
+        return self._tails[path]
+
+    def _sampled(self, path: str, size: int) -> int:
+        def is_zero(block: int) -> bool:
+            return not used_length(self._fetch(path, block * _PROBE, (block + 1) * _PROBE))
+
+        last = size // _PROBE - 1
+        if size < _LEAST * _SAMPLES or not is_zero(last):
+            return size
+        # Halve what is between data and zeros; then look whether more data follows.
+        low, high = -1, last
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if is_zero(middle) else (middle, high)
+        step = max((last - high) // _SAMPLES, 1)
+        if not all(self._pool.map(is_zero, range(high, last, step))):
+            return size
+        return high * _PROBE
 
     def _note_zeros(self, path: str, start: int, end: int) -> None:
         """Remember that a range has nothing but zeros: it is not asked for again."""

@@ -11,10 +11,10 @@ from rmqctl.files.remote.reader import RemoteReader, failing, without_secrets
 from rmqctl.vfs import Tree, archive_of
 
 
-def mounted(root: str) -> str:
+def mounted(root: str, *, sampled: bool = False) -> str:
     """List a place behind a URL or in an archive, unless it was just listed, and make it known to
     `vfs`; its root, with which the paths in it begin. Other places stay as they are. Errors as of
-    `tree_of`.
+    `tree_of`. ``sampled`` as of `Store.open`.
     """
     if not vfs.is_elsewhere(root):
         return root
@@ -22,6 +22,7 @@ def mounted(root: str) -> str:
     tree = vfs.known(named)
     if tree is None:
         vfs.mount(tree := tree_of(named), named)
+    tree.reader.sampled = sampled
     return tree.root
 
 
