@@ -11,7 +11,8 @@ from typing import Any
 
 from rmqctl.formats import layout
 from rmqctl.formats.fixed import Fixed
-from rmqctl.formats.local import consume_queue, index_file, message
+from rmqctl.formats.local import append_crc, consume_queue, index_file, message, sysflag
+from rmqctl.formats.local import header_rules as rules
 from rmqctl.formats.local.message import Message
 from rmqctl.formats.local.sysflag import BORN_HOST_V6, STORE_HOST_V6
 from rmqctl.formats.tiered import index as tier_index
@@ -42,6 +43,21 @@ def values() -> dict[str, int]:
         "MAX_SIZE": _largest("total_size"),
         "CRC_MASK": message.CRC_MASK,
         "INDEX_HEADER_SIZE": index_file.HEADER.size,
+        "SEAL_SIZE": append_crc.SIZE,
+        "SEAL_DIGITS": append_crc.DIGITS,
+    }
+    # What a broker can have written into a head, and who gets entries.
+    found |= {
+        "QUEUE_ID_AT": layout.field(Message, "queue_id").offset,
+        "BORN_HOST_AT": found["BORN_TIMESTAMP_AT"] + layout.width_of(Message, "born_timestamp")[0],
+        "ADDRESS_SIZE": layout.size_of(message.HostV4) - layout.width_of(message.HostV4, "port")[0],
+        "MOST_PORT": rules.MOST_PORT, "MOST_TIMES": rules.MOST_TIMES,
+        **{f"{name}_SECONDS": getattr(rules, name) // 1000
+           for name in ("EARLIEST", "YEARS", "HALF_A_YEAR")},
+        "KIND_BITS": rules.KIND, "KIND_MOST": rules.MOST_KIND, "COMPRESSED": sysflag.COMPRESSED,
+        "KNOWN_FLAGS": sysflag.KNOWN, "TRANSACTION_MASK": sysflag.TRANSACTION_MASK,
+        "TRANSACTION_PREPARED": sysflag.TRANSACTION_PREPARED,
+        "TRANSACTION_ROLLBACK": sysflag.TRANSACTION_ROLLBACK,
     }
     # Records of one fixed size: the size, and the place of each field.
     units: dict[str, Fixed[Any]] = {

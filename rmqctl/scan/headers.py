@@ -20,7 +20,7 @@ from rmqctl.scan.frames import Array, Batch
 KEEP = 100_000
 _AT = rules.FIELDS.index("physical_offset")
 _TIME, _HOST, _NUMBER = range(len(rules.FIELDS), len(rules.FIELDS) + 3)
-_WIDTH = _NUMBER + 1
+WIDTH = _NUMBER + 1
 _ENDS = 4
 _SCHEDULE = props.SCHEDULE_TOPIC.encode()
 
@@ -37,7 +37,7 @@ class HeaderFault(NamedTuple):
 
 
 def _none() -> Array:
-    return np.zeros((0, _WIDTH), np.int64)
+    return np.zeros((0, WIDTH), np.int64)
 
 
 @dataclass(slots=True)
@@ -83,11 +83,21 @@ class Headers:
             self._count_born(len(odd), int(odd[0]))
         self._join(rows)
 
+    def add_run(self, heads: Array, count: int) -> None:
+        """So many messages of which none is odd between two others (see `_plain`): rows of the
+        first two and the last two.
+        """
+        if count < _ENDS:
+            self._join(heads[[0, 1, 3][:count]])
+        else:
+            self._join(heads[:2])
+            self._last = heads[2:].copy()
+
     @staticmethod
     def _rows(batch: Batch) -> Array:
         columns = [*(batch.column(name) for name in rules.FIELDS[:_AT]), batch.offset,
                    batch.column("store_timestamp"), batch.store_hosts()]
-        rows: Array = np.zeros((len(batch), _WIDTH), np.int64)
+        rows: Array = np.zeros((len(batch), WIDTH), np.int64)
         for number, column in enumerate(columns):
             rows[:, number] = column
         return rows

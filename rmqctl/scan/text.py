@@ -273,6 +273,11 @@ class TextTable:
             kernel.enter(before.data, *contiguous(before.start, before.length), 0, self._known,
                          self._places, self._cells, self._used, np.empty(count, np.int64))
 
+    @property
+    def tables(self) -> tuple[Array, Array, Array]:
+        """As the kernel takes them, until others are put in: the texts, their places, the cells."""
+        return self._known, self._places, self._cells
+
     def places(self, texts: Texts, missing: int) -> Array:
         """The number of each text (int64), ``missing`` for those that are not there."""
         kernel = active()

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from rmqctl.errors import StoreIOError
 from rmqctl.scan.damage.stale import Beside
-from rmqctl.scan.frames import Batch
+from rmqctl.scan.frames import Array, Batch
 from rmqctl.scan.source import Source
-from rmqctl.scan.walk import CHUNK, Walk
+from rmqctl.scan.walk import CHUNK, Sound, Walk
 
 SKIPPED = 64 << 10
 """Bytes given up at a place that cannot be read."""
@@ -37,14 +37,15 @@ class TolerantWalk:
     ``open_source`` is called once; if it fails, all of the range is lost. Where a read fails the
     walk goes up to that place in small steps, gives up `SKIPPED` bytes or more and goes on at the
     next record that proves itself. ``first`` (known with the first item) and ``position`` are
-    those of a `Walk`; ``shrunk``: the file ends before ``end``. ``no_stale``: stale records beside
-    damage are damage.
+    those of a `Walk`, ``sound``, too; ``shrunk``: the file ends before ``end``. ``no_stale``: stale
+    records beside damage are damage.
     """
 
     def __init__(self, open_source: Callable[[], Source], start: int, end: int, *,
-                 resync: bool = False, whole: bool = False, no_stale: bool = False) -> None:
+                 resync: bool = False, whole: bool = False, no_stale: bool = False,
+                 sound: Sound | None = None) -> None:
         self._open_source, self._resync, self._end = open_source, resync, end
-        self._whole, self._no_stale = whole, no_stale
+        self._whole, self._no_stale, self._sound = whole, no_stale, sound
         self.first = self.position = start
         self.shrunk = False
 
@@ -57,11 +58,22 @@ class TolerantWalk:
         resync, stop, in_steps = self._resync, self._end, False
         beside = Beside(source).without if self._no_stale and source.witness else None
         lost_from, reason, skips = -1, "", 0
+        base, passes = source.base, self._sound
+
+        def sound(data: Array, first: int, at: int, end: int) -> int:
+            """What was passed over is not walked again, should a read fail behind it."""
+            assert passes is not None
+            reached = passes(data, first, at, end)
+            if reached > at:
+                self.position = first - base + reached
+            return reached
+
         while self.position < min(self._end, source.size):
             walk: Walk | None = None
             try:
                 walk = Walk(source, self.position, stop, resync=resync, whole=self._whole,
-                            chunk=STEP if in_steps else CHUNK, beside=beside)
+                            chunk=STEP if in_steps else CHUNK, beside=beside,
+                            sound=None if passes is None or in_steps else sound)
                 if lost_from >= 0:  # up to the record with which it goes on, if there is one
                     behind = walk.first if walk.first < source.size else self.position
                     yield from self._given_up(lost_from, behind, reason)

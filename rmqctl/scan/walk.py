@@ -16,11 +16,17 @@ from rmqctl.formats.local.message import START_SIZE, VERSIONS, Message, decode
 from rmqctl.scan.damage.classify import classify
 from rmqctl.scan.damage.led import Led
 from rmqctl.scan.damage.slots import Passed, Stretch
-from rmqctl.scan.frames import Batch, joined, records_from
+from rmqctl.scan.frames import Array, Batch, joined, records_from
 from rmqctl.scan.resync import MAX_RECORD, is_blank, located_size, next_provable
 from rmqctl.scan.source import AtHand, Source, Witness
 
 CHUNK = 2 << 20
+_SOUND = 512 << 10
+"""Bytes read at a time while all of them are passed over as sound: a cache holds them."""
+Sound = Callable[[Array, int, int, int], int]
+"""(data, physical offset of data[0], positions of the next frame and behind the last): where it has
+passed over sound records up to, whatever it does with them.
+"""
 _HEAD = layout.reader(Message, "total_size", "magic", "physical_offset")
 _BURST = 64
 
@@ -85,14 +91,16 @@ class Walk:
     whether it has all messages of its queues. ``whole``: the frames of a buffer are one batch,
     whatever damage is between them; else each batch ends with the first damage. ``beside`` takes
     out of each batch what is no message, though it looks like one (`rmqctl.scan.damage.stale`).
+    ``sound`` is shown what was read first; the records that it passes over come in no batch.
     """
 
     def __init__(self, source: Source, start: int = 0, end: int | None = None, *,
                  resync: bool = False, growing: bool = False, chunk: int = CHUNK,
                  by_itself: bool = False, is_dense: bool = True, whole: bool = False,
-                 beside: Callable[[Batch], Batch] | None = None) -> None:
+                 beside: Callable[[Batch], Batch] | None = None,
+                 sound: Sound | None = None) -> None:
         self.source = source
-        self._whole, self._beside = whole, beside
+        self._whole, self._beside, self._sound = whole, beside, sound
         self.end = source.size if end is None else min(end, source.size)
         self.shrunk = False
         self._chunk, self._growing = chunk, growing
@@ -123,6 +131,7 @@ class Walk:
         held: list[Batch] = []
         led: Led | None = None
         met, often = 0, False
+        most = len(buffer) if self._sound is None else _SOUND
         while self.position < self.end:
             # Read on from the frame the walk stands at, unless the buffer holds all of it.
             at = self.position - filled_from
@@ -133,8 +142,9 @@ class Walk:
                 wanted = self._wanted(buffer, at, filled)
                 if wanted > len(buffer):
                     buffer = bytearray(wanted)
+                most = max(most, wanted)
                 filled_from = self.position
-                room = min(len(buffer), self.source.size - filled_from)
+                room = min(len(buffer), self.source.size - filled_from, most)
                 filled = self.source.read_into(memoryview(buffer)[:room], filled_from)
                 at = 0
                 at_hand.hold(buffer, filled_from, filled)
@@ -145,6 +155,15 @@ class Walk:
                     self.end = min(self.end, self.source.size)
                     if not filled:
                         return
+                # What is sound is passed over at once, and few bytes are read for it.
+                if self._sound is not None:
+                    at = self._sound(np.frombuffer(buffer, np.uint8, filled),
+                                     self.source.base + filled_from, 0, self.end - filled_from)
+                    self.position = filled_from + at
+                    most = len(buffer)
+                    if at and not self._complete(buffer, at, filled, filled_from):
+                        most = _SOUND
+                        continue
             # Where the buffer before had much damage, this one is looked at by column from its
             # first record on.
             if often and led is None and self._whole and self._is_led:

@@ -125,6 +125,8 @@ class Gaps:
 
 _NEVER_CONFIRMED = sum(layout.width_of(Message, name)[0] for name in (
     "flag", "born_timestamp", "reconsume_times", "prepared_transaction_offset"))
+BY_QUEUE = sum(layout.width_of(Message, name)[0] for name in ("queue_id", "queue_offset"))
+"""Bytes of a message that its consume queue entry shows, besides its topic."""
 _BY_INDEX = layout.width_of(Message, "store_timestamp")[0]
 
 

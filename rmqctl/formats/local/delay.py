@@ -17,7 +17,7 @@ Levels = Mapping[int, int]
 _I64 = 1 << 63
 DEFAULT_TEXT = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
 _UNIT = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-_UNKNOWN_LEVEL = 1000
+UNKNOWN_LEVEL = 1000
 _INTEGER = re.compile(r"[+-]?\d+")
 
 
@@ -98,4 +98,4 @@ def deliver_time(level: str, store_timestamp: int, levels: Levels = DEFAULT_LEVE
     number = min(java_int(level), max(levels, default=0))
     if number <= 0:
         return None
-    return store_timestamp + levels.get(number, _UNKNOWN_LEVEL)
+    return store_timestamp + levels.get(number, UNKNOWN_LEVEL)

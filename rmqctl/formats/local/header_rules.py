@@ -39,7 +39,8 @@ HALF_A_YEAR = YEARS // 4
 MOST_TIMES = 1 << 16
 """Reconsume times up to this are plausible."""
 _LAST_CODEC = max(CODECS)
-_KIND = sysflag.COMPRESSED | sysflag.COMPRESSION_MASK
+KIND = sysflag.COMPRESSED | sysflag.COMPRESSION_MASK
+MOST_KIND = (_LAST_CODEC << sysflag.COMPRESSION_SHIFT) | sysflag.COMPRESSED
 
 
 def alone(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -48,13 +49,12 @@ def alone(values: Mapping[str, Any]) -> dict[str, Any]:
     ``values``: numbers or columns of `FIELDS`.
     """
     born, store = values["born_host.port"], values["store_host.port"]
-    kind = values["sys_flag"] & _KIND
+    kind = values["sys_flag"] & KIND
     prepared = values["prepared_transaction_offset"]
-    unknown = (_LAST_CODEC << sysflag.COMPRESSION_SHIFT) | sysflag.COMPRESSED
     return {
         BORN_PORT: (born < 0) | (born > MOST_PORT),
         STORE_PORT: (store < 0) | (store > MOST_PORT),
-        SYS_FLAG: (kind > unknown) & ((kind & sysflag.COMPRESSED) != 0),
+        SYS_FLAG: (kind > MOST_KIND) & ((kind & sysflag.COMPRESSED) != 0),
         RECONSUME: (values["reconsume_times"] < 0) | (values["reconsume_times"] > MOST_TIMES),
         PREPARED: (prepared < 0) | (prepared > values["physical_offset"]),
         QUEUE_ID: values["queue_id"] < 0,

@@ -17,7 +17,7 @@ from rmqctl.scan.frames import Array, Batch, gather, gather_int
 
 _ASSIGN = props.NAME_VALUE_SEPARATOR.encode()
 _SEPARATOR = props.PROPERTY_SEPARATOR.encode()
-_MARK = np.frombuffer(append_crc.build(0)[:append_crc.SIZE - append_crc.DIGITS - 1], np.uint8)
+MARK = np.frombuffer(append_crc.build(0)[:append_crc.SIZE - append_crc.DIGITS - 1], np.uint8)
 _NAME = int.from_bytes(props.CRC32.encode("ascii"), "big", signed=True)
 
 
@@ -90,8 +90,8 @@ def appended_crcs(batch: Batch) -> tuple[Array, Array]:
     if not len(rows):
         return sealed, wrong
     tail = gather(batch.data, end - length, length).view(np.uint8).reshape(-1, length)
-    has = (tail[:, :len(_MARK)] == _MARK).all(axis=1)
-    rows, end, digits = rows[has], end[has], tail[has, len(_MARK):-1].astype(np.int64) - ord("0")
+    has = (tail[:, :len(MARK)] == MARK).all(axis=1)
+    rows, end, digits = rows[has], end[has], tail[has, len(MARK):-1].astype(np.int64) - ord("0")
     sealed[rows] = True
     stored = digits @ (10 ** np.arange(append_crc.DIGITS, dtype=np.int64))
     good = ((digits >= 0) & (digits <= 9)).all(axis=1)

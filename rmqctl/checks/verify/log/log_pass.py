@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from rmqctl.checks.verify.common import unconfirmed_bytes
+from rmqctl.checks.verify.common import BY_QUEUE, unconfirmed_bytes
 from rmqctl.checks.verify.context import BadRecord, RangeResult, Wanted
 from rmqctl.checks.verify.index.keys import KeyCheck
+from rmqctl.checks.verify.log.sound import SoundPass
 from rmqctl.checks.verify.queue.batch_rows import batch_expected
 from rmqctl.checks.verify.queue.rows import QueueKey, QueueRows, Rows
-from rmqctl.formats import layout
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local import sysflag
-from rmqctl.formats.local.message import MAGIC_V2, Message, decode
+from rmqctl.formats.local.message import MAGIC_V2, decode
+from rmqctl.kernel import active
 from rmqctl.scan import text
 from rmqctl.scan.damage.properties import appended_crcs, unsound_texts
 from rmqctl.scan.derived import IndexKeys, QueueTable, TagsCodes, is_queue_name
@@ -29,6 +30,7 @@ from rmqctl.scan.frames import BLANK, DAMAGED, ZERO, Array, Batch, Span, gathere
 from rmqctl.scan.headers import bad_numbers
 from rmqctl.scan.queue_reach import NOT_DISPATCHED, dispatched_rows, skipped_rows
 from rmqctl.scan.tolerant import TolerantWalk, Unread
+from rmqctl.scan.walk import Sound
 from rmqctl.store.files import StoreFile
 from rmqctl.store.index.entries import Entries
 from rmqctl.store.store import Store
@@ -41,7 +43,6 @@ _SMALL, _MOST_HELD = 1 << 18, 1 << 21
 """Bytes of a buffer that waits for others, and of all that wait."""
 UNREADABLE = "(unreadable)"
 """Stands for the field of a span that the system would not read."""
-_BY_QUEUE = sum(layout.width_of(Message, name)[0] for name in ("queue_id", "queue_offset"))
 
 
 class LogPass:
@@ -62,6 +63,9 @@ class LogPass:
         self._held: list[Batch] = []
         self._held_bytes = 0
         self._started = False
+        kernel = active()
+        self._sound = None if kernel is None or wanted.profile else SoundPass(
+            kernel, store, wanted, self._messages.rows, self._messages.batched)
         self._units: UnitReader | None = None
         if any(file.head for file in store.log.files):
             from rmqctl.checks.verify.log.entries import EntryTally
@@ -76,6 +80,22 @@ class LogPass:
         self._started = True
         self.result.first = first
         self._messages.start(first)
+        if self._sound is not None:
+            self._sound.start(self._messages.keys)
+
+    def passes(self, file: StoreFile) -> Sound | None:
+        """What a walk over a file is to ask first."""
+        return None if self._sound is None or file.head else self._over
+
+    def _over(self, data: Array, base: int, at: int, end: int) -> int:
+        assert self._sound is not None
+        if not self._started:
+            self._start(base + at)
+        self._take_held()
+        reached = self._sound.over(data, base, at, end, self.result)
+        self._progress(base + reached - self.result.position)
+        self.result.position = base + reached
+        return reached
 
     def run(self, file: StoreFile, walk: TolerantWalk) -> None:
         """Consumes a walk: all frames of one file's range."""
@@ -100,16 +120,21 @@ class LogPass:
         """Small files come together: what is done by column costs as much for few messages as for
         many.
         """
-        is_small = len(batch.data) <= _SMALL and self.result.entries is None
+        is_small = len(batch.data) <= _SMALL and self.result.entries is None and (
+            len(batch) > 0 or bool(self._held))
         if is_small:
             batch.data = batch.data.copy()  # the walk goes on
             self._held.append(batch)
             self._held_bytes += len(batch.data)
         if self._held and (not is_small or self._held_bytes > _MOST_HELD):
-            self._take(gathered(self._held))
-            self._held, self._held_bytes = [], 0
+            self._take_held()
         if not is_small:
             self._take(batch)
+
+    def _take_held(self) -> None:
+        if self._held:
+            self._take(gathered(self._held))
+            self._held, self._held_bytes = [], 0
 
     def _unread(self, file: StoreFile, lost: Unread) -> None:
         """What the system does not give is damage."""
@@ -125,8 +150,9 @@ class LogPass:
         """Compares what is still pending. ``last``: nothing of the log comes behind."""
         if not self._started:
             self._start(self.result.first)
-        if self._held:
-            self._take(gathered(self._held))
+        self._take_held()
+        if self._sound is not None:
+            self._sound.finish(self.result)
         if self._units is not None:
             self._units.close()
         self._messages.finish(None if last else self.result.position)
@@ -153,6 +179,8 @@ class LogPass:
             if result.profile is not None:
                 result.profile.add(batch, np.ones(0, bool))
             return
+        if self._sound is not None:
+            self._sound.settle(self.result)
         # Both checksums, by column; a record that fails one counts as damage.
         size = batch.frame_size
         ok = batch.crc_ok().copy()
@@ -275,40 +303,40 @@ class MessageChecks:
         self._topics = topics
         self._tags = TagsCodes(topics)
         self._index = IndexKeys(topics)
-        self._batched: set[str] = {topic for topic, _ in store.batch_queues}
+        self.batched: set[str] = {topic for topic, _ in store.batch_queues}
         self._plain: list[bool] = []
-        self._rows = QueueRows(store, ends)
-        self._numbers = QueueTable(topics, self._rows.number)
+        self.rows = QueueRows(store, ends)
+        self._numbers = QueueTable(topics, self.rows.number)
         self._further = text.Dictionary()
-        self._keys: KeyCheck | None = None
+        self.keys: KeyCheck | None = None
 
     def start(self, first: int) -> None:
         """``first``: physical offset of the first frame of the range."""
         if self.wanted.index and self.store.index_listing.files:
             entries = Entries(self.store)
             if entries.total:
-                self._keys = KeyCheck(entries, first)
+                self.keys = KeyCheck(entries, first)
             else:
                 entries.close()
 
     def finish(self, end: int | None) -> None:
         """``end``: where the range ends, None for the end of the log."""
-        self._rows.flush()
-        self.result.queues = self._rows.tallies
-        if self._keys is not None:
-            self._keys.finish(end)
-            self.result.keys = self._keys.tally
-            self._keys.entries.close()
+        self.rows.flush()
+        self.result.queues = self.rows.tallies
+        if self.keys is not None:
+            self.keys.finish(end)
+            self.result.keys = self.keys.tally
+            self.keys.entries.close()
 
     def check(self, part: Part) -> None:
         for raw in self._topics.texts[len(self._plain):]:
-            self._plain.append(os.fsdecode(raw) not in self._batched)
+            self._plain.append(os.fsdecode(raw) not in self.batched)
         checked: Array = np.zeros(len(part.batch), np.int64)
         kind = part.batch.column("sys_flag") & sysflag.TRANSACTION_MASK
         if self.wanted.queues:
             self._queue_rows(part, kind, checked)
-        if self._keys is not None:
-            self._index_keys(part, kind, self._keys, checked)
+        if self.keys is not None:
+            self._index_keys(part, kind, self.keys, checked)
         elif self.wanted.index:
             keyed = np.zeros(len(part.batch), bool)
             for name in (props.UNIQUE_KEY, props.KEYS):
@@ -327,17 +355,17 @@ class MessageChecks:
             return
         total = unconfirmed_bytes(part.batch.column("sys_flag")[loose],
                                   part.batch.column("properties_length")[loose] - checked[loose],
-                                  by_index=self._keys is not None)
+                                  by_index=self.keys is not None)
         if not self.wanted.queues:
             lengths = np.array([len(raw) for raw in self._topics.texts], np.int64)
-            total += count * _BY_QUEUE + int(lengths[part.topic[loose]].sum())
+            total += count * BY_QUEUE + int(lengths[part.topic[loose]].sum())
         self.result.bytes_unverifiable += total
 
     # -- consumequeue rows ----------------------------------------------------------------------
 
     def _queue_rows(self, part: Part, kind: Array, checked: Array) -> None:
         rowed = (kind == sysflag.TRANSACTION_NONE) | (kind == sysflag.TRANSACTION_COMMIT)
-        if self._batched:
+        if self.batched:
             rowed &= np.array(self._plain, bool)[part.topic]
         batch, when = part.batch, part.batch.column("store_timestamp")
         tags, tagged, size = self._tags.codes(part.properties, part.topic, when)
@@ -345,7 +373,7 @@ class MessageChecks:
         rows = Rows(self._numbers.encode(part.topic, batch.column("queue_id")),
                     batch.column("queue_offset"), batch.offset, batch.column("total_size"),
                     tags, ~part.ok, when)
-        self._rows.add(rows if rowed.all() else rows.take(rowed))
+        self.rows.add(rows if rowed.all() else rows.take(rowed))
         # Further rows of multi-dispatched (LMQ) messages (consumequeue.md §10).
         which = rowed & part.ok
         self._add_further(part, rows, dispatched_rows(part.properties, which))
@@ -378,18 +406,18 @@ class MessageChecks:
                                               queue_ids.tolist(), strict=True):
             queue = os.fsdecode(raw)
             if is_queue_name(queue):
-                picked.append((row, self._rows.number((queue, queue_id)), offset))
+                picked.append((row, self.rows.number((queue, queue_id)), offset))
                 free.append(skipped or light.rows_optional or (
                     newer and topics[part.topic[row]].startswith(NOT_DISPATCHED)))
                 if free[-1]:
-                    self._rows.skip(picked[-1][1], offset)
+                    self.rows.skip(picked[-1][1], offset)
         # They count as further rows of these messages.
         if picked:
             columns = np.array(picked, np.int64)
             more = rows.take(columns[:, 0])
             more.damaged = more.damaged | np.array(free, bool)
             more.queue, more.offset = columns[:, 1], columns[:, 2]
-            self._rows.add(more)
+            self.rows.add(more)
 
     # -- index keys -----------------------------------------------------------------------------
 

@@ -94,7 +94,8 @@ def run_range(store: Store, ends: dict[QueueKey, int], wanted: Wanted, part: Ran
         inside = max(part.start - file.base, 0)
         job.run(file, TolerantWalk(partial(store.log.source, number), inside,
                                    min(part.end - file.base, file.size),
-                                   resync=part.resync and inside > 0, whole=not file.head))
+                                   resync=part.resync and inside > 0, whole=not file.head,
+                                   sound=job.passes(file)))
     return job.finish(last=last)
 
 

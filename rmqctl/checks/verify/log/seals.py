@@ -56,6 +56,13 @@ class Seals:
             else:
                 self._lack(Run(int(offset[first]), int(offset[last] + size[last]), len(part)))
 
+    def add_run(self, run: Run, *, sealed: bool) -> None:
+        """Messages behind the others, all of which have an appended CRC or none."""
+        if sealed:
+            self._seal(True)
+        else:
+            self._lack(run)
+
     def merge(self, other: Seals) -> None:
         """Takes in the part of the log behind this one."""
         if other.before is not None:

@@ -25,7 +25,7 @@ from rmqctl.store.store import Store
 QueueKey = tuple[str, int]
 KEEP = 100_000
 """Differences kept singly for one run; the rest is only counted."""
-_TIME = "store_timestamp"
+TIME = "store_timestamp"
 """The field of rows that note one."""
 _BLOCK = 1 << 17
 """Messages gathered before queues are compared: many rows a queue, few reads."""
@@ -174,6 +174,17 @@ class QueueRows:
             tally.skipped.append(offset)
         tally.messages -= 1
 
+    def agree(self, number: int, least: int, behind: int, physical: int) -> None:
+        """Takes note of messages ``[least, behind)`` of a queue, the first of them at ``physical``,
+        whose rows say the same.
+        """
+        tally, count = self._tally(self.keys[number]), behind - least
+        tally.messages += count
+        tally.agreeing += count
+        tally.next_offset = max(tally.next_offset, behind)
+        tally.first_phy = min(tally.first_phy, physical)
+        tally.cover(least, behind)
+
     def flush(self) -> None:
         if not self._pending:
             return
@@ -217,8 +228,8 @@ class QueueRows:
                 if units is not None:
                     begin[:, queue] = total, len(units)
                     odd[queue] = False
-                    if _TIME in (units.dtype.names or ()):
-                        times.append(units[_TIME])
+                    if TIME in (units.dtype.names or ()):
+                        times.append(units[TIME])
                         units = plain_units(units)
                     parts.append(units.view(np.uint8))
                     total += len(units)
@@ -313,8 +324,8 @@ class QueueRows:
             self._keep(queue, tally, rows, units, ~leads_here)
             rows, units = rows.take(leads_here), units[leads_here]
         _cover(tally, rows.offset)
-        if _TIME in (units.dtype.names or ()):
-            _compare_times(tally, rows, units[_TIME])
+        if TIME in (units.dtype.names or ()):
+            _compare_times(tally, rows, units[TIME])
 
         # Of these the tags code may still differ.
         differs = units["tags_code"] != rows.tags

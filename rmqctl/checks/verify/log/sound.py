@@ -1,0 +1,278 @@
+"""Messages that are sound in all that a store tells of them, passed over by the kernel in one loop.
+
+It ends at the first message of which something does not agree, or that has something only others
+know: the pass by column (`log_pass`) goes on there. What was passed over by then is a *run*, whose
+numbers go into the results as those of a batch would.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from rmqctl.checks.verify.common import BY_QUEUE, unconfirmed_bytes
+from rmqctl.checks.verify.context import RangeResult, Wanted
+from rmqctl.checks.verify.index.keys import KeyCheck
+from rmqctl.checks.verify.log.seals import Run
+from rmqctl.checks.verify.queue.rows import TIME, QueueRows
+from rmqctl.errors import StoreIOError
+from rmqctl.formats.local import delay, filler
+from rmqctl.formats.local import header_rules as rules
+from rmqctl.formats.local import properties as props
+from rmqctl.formats.local.consume_queue import UNIT_SIZE
+from rmqctl.formats.local.javahash import string_hash
+from rmqctl.kernel import active
+from rmqctl.scan import text
+from rmqctl.scan.damage.properties import MARK as SEAL
+from rmqctl.scan.frames import Array
+from rmqctl.scan.headers import WIDTH
+from rmqctl.store.queue.consume_queue import plain_units
+from rmqctl.store.store import Store
+
+_NAMES = [*((name + props.NAME_VALUE_SEPARATOR).encode() for name in (
+    props.TAGS, props.UNIQUE_KEY, props.KEYS, props.DELAY)), props.INNER.encode(),
+    filler.KEPT_START, SEAL.tobytes()]
+_PLACE = rules.FIELDS.index("physical_offset")
+_PLAIN, _SCHEDULE, _OTHER = range(3)
+_ROWS, _ENTRIES, _TIMED = 1, 2, 4
+_UNITS = 400_000
+"""Units of consume queues that are at hand."""
+_FEWEST = 64
+_ENTRIES_HELD = 1 << 16
+_MOST_IDS = 1 << 12
+"""Queue ids from here on are left to others."""
+_INTERVALS = 1 << 12
+_SHORT = 256
+"""Runs of fewer messages are dearer to close than the pass by column is."""
+
+
+class SoundPass:
+    """What the kernel is given, and what it has passed over and nobody has counted yet."""
+
+    def __init__(self, kernel: Any, store: Store, wanted: Wanted, rows: QueueRows,
+                 batched: set[str]) -> None:
+        self._kernel, self._store, self._wanted, self._rows = kernel, store, wanted, rows
+        self._batched = batched
+        self._at = {name: number for number, name in enumerate(kernel.SOUND_STATE)}
+        self._ends = dict(enumerate(kernel.SOUND_ENDS))
+        self._state: Array = np.zeros(len(self._at), np.int64)
+        self._state[self._at["first_v2"]] = -1
+        self._heads: Array = np.zeros((4, WIDTH), np.int64)
+        # The tables of topics and queues, which grow as they are met.
+        self._known = text.TextTable()
+        self._topics: Array = np.zeros((0, 4), np.int64)
+        self._cells: Array = np.zeros(0, np.int32)
+        self._queues: Array = np.zeros((0, 6), np.int64)
+        self._intervals: Array = np.zeros((_INTERVALS, 4), np.int64)
+        # What is at hand of their units, and of the entries of the index.
+        self._units: Array = np.zeros(0, np.uint8)
+        self._times: Array = np.zeros(0, np.int64)
+        self._taken = 0
+        self._timed = store.layout.consumequeue == "rocksdb"
+        self._keys: KeyCheck | None = None
+        self._entries: Array = np.zeros(0, np.uint8)
+        levels = delay.DEFAULT_LEVELS
+        self._delays = np.array([delay.UNKNOWN_LEVEL if level not in levels else levels[level]
+                                 for level in range(max(levels) + 1)], np.int64)
+        names = np.frombuffer(b"".join(_NAMES), np.uint8)
+        self._names = names, np.cumsum([len(name) for name in _NAMES])
+
+    def start(self, keys: KeyCheck | None) -> None:
+        self._keys = keys
+
+    @cached_property
+    def _of_index(self) -> tuple[Array, Array]:
+        """Numbers of the first entry of each file, and behind the last; their begin times."""
+        if self._keys is None:
+            return np.zeros(1, np.int64), np.zeros(0, np.int64)
+        return np.array(self._keys.entries.starts, np.int64), self._keys.begins
+
+    @property
+    def messages(self) -> int:
+        """How many messages wait to be counted."""
+        return self._get("messages")
+
+    def _get(self, name: str) -> int:
+        return int(self._state[self._at[name]])
+
+    def _set(self, **values: int) -> None:
+        for name, value in values.items():
+            self._state[self._at[name]] = value
+
+    def over(self, data: Array, base: int, at: int, end: int, result: RangeResult) -> int:
+        """Where records are sound up to: as `Walk.sound` has it."""
+        keys = self._keys
+        if keys is not None and keys.unreadable:
+            return at
+        if not self.messages:
+            self._begin()
+        self._set(at=at)
+        what = (_ROWS if self._wanted.queues else 0) | (_ENTRIES if keys is not None else 0) | (
+            _TIMED if self._timed else 0)
+        while True:
+            ended = self._ends[self._kernel.sound(
+                data, base, end, what, self._state, *self._names, *self._known.tables,
+                self._topics, self._cells, self._queues, self._intervals, self._units, self._times,
+                self._entries, *self._of_index, self._delays, self._heads)]
+            asked = self._get("asked"), self._get("asked_1")
+            if ended == "new_topic":
+                self._add_topic(data[asked[0]:asked[0] + asked[1]])
+            elif ended == "no_room":
+                self._keep_intervals()
+            elif ended == "another_run" and self.messages >= _SHORT:
+                self.settle(result)
+                self._begin()
+            elif not (ended == "new_queue" and self._add_queue(*asked)
+                      or ended == "no_unit" and self._read_units(*asked)
+                      or ended == "no_entry" and self._read_entries()):
+                return self._get("at")
+
+    def _begin(self) -> None:
+        """A run begins, where the others have gone on to."""
+        if self._keys is not None:
+            position = self._keys.position
+            starts = self._of_index[0]
+            if position != self._get("entry"):
+                self._set(entry=position)
+            self._set(file=max(int(np.searchsorted(starts, position, "right")) - 1, 0))
+        self._set(messages=0, bytes=0, loose=0, keyed=0, first_v2=-1)
+
+    # -- what the kernel asks for ---------------------------------------------------------------
+
+    def _add_topic(self, raw: Array) -> None:
+        number = int(self._known.encode(text.Texts(
+            raw, np.zeros(1, np.int64), np.array([len(raw)], np.int64)))[0])
+        name = raw.tobytes()
+        topic = os.fsdecode(name)
+        kind = _OTHER if topic in self._batched else (
+            _SCHEDULE if topic == props.SCHEDULE_TOPIC else _PLAIN)
+        sharp = string_hash(name.decode("utf-8", "replace") + "#")
+        self._topics = _grown(self._topics, number + 1)
+        self._topics[number] = sharp, 0, 0, kind
+
+    def _add_queue(self, topic: int, queue_id: int) -> bool:
+        """Whether there is room for such a queue."""
+        if queue_id >= _MOST_IDS:
+            return False
+        first, count = self._topics[topic, 1:3].tolist()
+        if queue_id >= count:
+            # The topic gets cells behind all others.
+            more = max(2 * count, queue_id + 1)
+            cells = np.full(more, -1, np.int32)
+            cells[:count] = self._cells[first:first + count]
+            first = len(self._cells)
+            self._cells = np.concatenate([self._cells, cells])
+            self._topics[topic, 1:3] = first, more
+        raw = self._known.texts(slice(topic, topic + 1)).tolist()[0]
+        number = self._rows.number((os.fsdecode(raw), queue_id))
+        self._cells[first + queue_id] = number
+        self._queues = _grown(self._queues, number + 1)
+        return True
+
+    def _read_units(self, number: int, offset: int) -> bool:
+        """Whether the queue has a unit there: it and those behind it are at hand then."""
+        key = self._rows.keys[number]
+        queue = self._store.queue(*key)
+        if queue is None or not queue.exists:
+            return False
+        end = self._rows.ends.get(key)
+        end = queue.disk_end if end is None else end
+        if not queue.first_index <= offset < end:
+            return False
+        # As much for each queue as there is room for all.
+        share = max(_UNITS // max(len(self._rows.keys), len(self._rows.ends)), _FEWEST)
+        try:
+            units = queue.timed_units(offset, min(share, end - offset))
+        except StoreIOError:
+            return False
+        if not len(units):
+            return False
+        times = units[TIME].astype(np.int64) if TIME in (units.dtype.names or ()) else None
+        if self._timed != (times is not None):
+            return False
+        if not len(self._units):
+            self._units = np.empty(_UNITS * UNIT_SIZE, np.uint8)
+            self._times = np.empty(_UNITS if self._timed else 0, np.int64)
+        window = self._queues[number]
+        place, room = int(window[2]), int(window[1])
+        if room < len(units):
+            if self._taken + len(units) > _UNITS:
+                self._queues[:, 1] = self._taken = 0
+            place, self._taken = self._taken, self._taken + len(units)
+        raw = (plain_units(units) if times is not None else units).view(np.uint8)
+        self._units[place * UNIT_SIZE:(place + len(units)) * UNIT_SIZE] = raw
+        if times is not None:
+            self._times[place:place + len(units)] = times
+        window[:3] = offset, len(units), place
+        return True
+
+    def _read_entries(self) -> bool:
+        keys, position = self._keys, self._get("entry")
+        assert keys is not None
+        try:
+            entries = keys.entries.read(position, _ENTRIES_HELD)
+        except StoreIOError:
+            return False
+        before = self._get("window"), len(self._entries)
+        self._entries = entries.view(np.uint8)
+        self._set(window=position)
+        return (position, len(self._entries)) != before and len(entries) > 0
+
+    # -- what it leaves -------------------------------------------------------------------------
+
+    def settle(self, result: RangeResult) -> None:
+        """Counts the run: what comes next is another one, or seen by column."""
+        count = self.messages
+        if not count:
+            return
+        size, sealed = self._get("bytes"), bool(self._get("sealed"))
+        rows = self._heads
+        first, end = self._get("first"), self._get("end")
+        result.messages += count
+        result.bytes_in_messages += size
+        if sealed:
+            result.with_property_crc += count
+        else:
+            one = unconfirmed_bytes(np.zeros(1, np.int64), np.zeros(1, np.int64),
+                                    by_index=self._keys is not None)
+            result.bytes_unverifiable += self._get("loose") + count * (
+                one + (0 if self._wanted.queues else BY_QUEUE))
+        result.seals.add_run(Run(first, end, count), sealed=sealed)
+        result.headers.add_run(rows, count)
+        result.passed.intact_end = end
+        if result.passed.first_v2 is None and self._get("first_v2") >= 0:
+            result.passed.first_v2 = self._get("first_v2")
+        newest = self._get("newest")
+        result.last_store_timestamp = max(result.last_store_timestamp or newest, newest)
+        result.last_record_start, result.last_record_end = int(rows[3, _PLACE]), end
+        if self._keys is not None:
+            self._keys.passed(self._get("entry"))
+        elif self._wanted.index:
+            result.keyed += self._get("keyed")
+        self._set(messages=0)
+
+    def finish(self, result: RangeResult) -> None:
+        self.settle(result)
+        which = np.flatnonzero(self._queues[:, 4] > self._queues[:, 3])
+        self._tell(np.column_stack([which, self._queues[which][:, 3:6]]))
+        self._keep_intervals()
+
+    def _keep_intervals(self) -> None:
+        self._tell(self._intervals[:self._get("intervals")])
+        self._set(intervals=0)
+
+    def _tell(self, intervals: Array) -> None:
+        for number, least, behind, physical in intervals.tolist():
+            self._rows.agree(number, least, behind, physical)
+
+
+def _grown(array: Array, rows: int) -> Array:
+    """The same with room for so many rows, zeros behind those it had."""
+    if rows <= len(array):
+        return array
+    more: Array = np.zeros((max(2 * len(array), rows), array.shape[1]), array.dtype)
+    more[:len(array)] = array
+    return more

@@ -1,0 +1,449 @@
+# Records that are sound in all that a store tells of them, held against entries and index in one
+# pass over their bytes. The first that is not, or of which something is not known yet, ends it.
+
+cdef enum:  # why a pass ends: behind it stand what is asked for, or nothing
+    AT_END, NOT_SOUND, ANOTHER_RUN, NEW_TOPIC, NEW_QUEUE, NO_UNIT, NO_ENTRY, NO_ROOM
+
+SOUND_ENDS = ("at_end", "not_sound", "another_run", "new_topic", "new_queue", "no_unit",
+              "no_entry", "no_room")
+
+cdef enum:  # cells of the state
+    S_AT, S_MESSAGES, S_BYTES, S_LOOSE, S_KEYED, S_FIRST, S_NEWEST, S_OLDEST, S_SEALED, S_FIRST_V2
+    S_ENTRY, S_WINDOW, S_FILE, S_INTERVALS, S_HOST, S_HOST_1, S_HOST_2, S_END, S_ASKED, S_ASKED_1, S_CELLS
+
+SOUND_STATE = ("at", "messages", "bytes", "loose", "keyed", "first", "newest", "oldest", "sealed",
+               "first_v2", "entry", "window", "file", "intervals", "host", "host_1", "host_2",
+               "end", "asked", "asked_1")
+
+cdef enum:  # cells of a topic, and of a queue
+    T_SHARP, T_FIRST, T_COUNT, T_KIND, T_CELLS
+
+cdef enum:
+    Q_FIRST, Q_COUNT, Q_PLACE, Q_LEAST, Q_NEXT, Q_PHYSICAL, Q_CELLS
+
+cdef enum:  # kinds of topics
+    T_PLAIN, T_SCHEDULE, T_OTHER
+
+cdef enum:  # what messages are held against
+    WITH_ROWS = 1
+    WITH_ENTRIES = 2
+    TIMED_ROWS = 4
+
+cdef enum:  # what a name of a property stands for
+    N_TAGS, N_UNIQUE, N_KEYS, N_DELAY, N_INNER, N_KEPT, N_SEAL, NAMES
+
+cdef enum:
+    HEAD_CELLS = 11
+    MOST_DELAY_DIGITS = 9
+
+
+cdef struct Name:
+    const uint8_t *text
+    int64_t size
+
+
+cdef inline bint has_name(const uint8_t *part, int64_t count, const Name *name) noexcept nogil:
+    """Whether a part of ``count`` bytes begins with a name and goes on behind it."""
+    return count > name.size and not memcmp(part, name.text, <size_t>name.size)
+
+
+cdef uint32_t hashed_text(uint32_t value, const uint8_t *text, int64_t count) noexcept nogil:
+    """`hashed_on` for UTF-8, which the caller has tested: by the units of UTF-16."""
+    cdef int64_t at = 0
+    cdef uint32_t code
+    cdef int more
+    while at < count:
+        code = text[at]
+        more = 0 if code < 0x80 else 1 if code < 0xE0 else 2 if code < 0xF0 else 3
+        if more:
+            code &= 0x3F >> more
+        at += 1
+        while more and at < count:
+            code = code << 6 | (text[at] & 0x3F)
+            at += 1
+            more -= 1
+        if code > 0xFFFF:
+            code -= 0x10000
+            value = value * 31u + (0xD800 | code >> 10)
+            code = 0xDC00 | (code & 0x3FF)
+        value = value * 31u + code
+    return value
+
+
+cdef inline int64_t absolute(uint32_t hashed) noexcept nogil:
+    """What an index entry holds: Java's abs of the least number is negative, and counts as 0."""
+    cdef int64_t value = <int32_t>hashed
+    return value if value >= 0 else 0 if value == INT32_MIN else -value
+
+
+cdef void put_head(const uint8_t *record, int64_t place, int64_t *out) noexcept nogil:
+    """The numbers of a record's head that `rmqctl.scan.headers` looks at; the caller has tested
+    that it is one.
+    """
+    cdef int32_t flag = read_i32(record + SYS_FLAG_AT)
+    cdef const uint8_t *at = record + BORN_HOST_AT + ADDRESS_SIZE
+    cdef const uint8_t *host
+    cdef int word, words = 1
+    cdef uint64_t number
+    if flag & BORN_HOST_V6:
+        at += BORN_HOST_V6_MORE
+    out[0] = read_i32(at)
+    out[8] = read_i64(at + 4)
+    host = at + 12
+    at = host + ADDRESS_SIZE
+    if flag & STORE_HOST_V6:
+        at += STORE_HOST_V6_MORE
+        words = (ADDRESS_SIZE + STORE_HOST_V6_MORE) // 4
+    out[1] = read_i32(at)
+    out[2] = flag
+    out[3] = read_i32(at + 4)
+    out[4] = read_i64(at + 8)
+    out[5] = read_i32(record + QUEUE_ID_AT)
+    out[6] = read_i64(record + QUEUE_OFFSET_AT)
+    out[7] = place
+    number = <uint64_t>out[1]
+    for word in range(words):
+        number = number * 1000003u + <uint64_t><int64_t>read_i32(host + 4 * word)
+    out[9] = <int64_t>(number * 2 + (words > 1))
+    out[10] = 0
+
+
+def sound(const uint8_t[::1] data, int64_t base, int64_t end, int what, int64_t[::1] state,
+          const uint8_t[::1] names, const int64_t[::1] name_ends,
+          const uint8_t[::1] known, const int64_t[:, ::1] known_places,
+          const int32_t[::1] known_cells, const int64_t[:, ::1] topics,
+          const int32_t[::1] cells, int64_t[:, ::1] queues, int64_t[:, ::1] intervals,
+          const uint8_t[::1] units, const int64_t[::1] unit_times,
+          const uint8_t[::1] entries, const int64_t[::1] starts, const int64_t[::1] begins,
+          const int64_t[::1] delays, int64_t[:, ::1] heads):
+    """Passes over records from the state's ``at`` on that are sound by themselves, whose
+    consume queue entries and index entries are there and say the same. They start before ``end``.
+
+    By their physical offset: ``base`` is that of data[0], and all other places are positions in
+    data. ``what`` they are held against are bits. ``state`` (named by `SOUND_STATE`) is counted on.
+    ``names`` are those of properties, one behind the other. ``known`` and what follows are the
+    tables of a `TextTable`, whose numbers are those of ``topics`` (hash of ``topic#``, first of its
+    ``cells`` and how many, kind); cells have the number of a queue by its id, or -1. ``queues``:
+    queue offset of the first unit at hand, how many, where they are in ``units``; and the run
+    before its last message, which goes to ``intervals`` where another one begins. ``entries`` are
+    those of the index from the state's ``window`` on, of which file n has those from
+    ``starts[n]`` on, and counts from ``begins[n]`` (ms). ``delays`` are milliseconds by level.
+    ``heads`` takes the first two and the last two of a run. Gives why it ended.
+    """
+    cdef int64_t size = data.shape[0], at = state[S_AT]
+    cdef const uint8_t *first = &data[0] if size else NULL
+    cdef const uint8_t *record
+    cdef const uint8_t *part
+    cdef const uint8_t *stop
+    cdef const uint8_t *mark
+    cdef const uint8_t *entry
+    cdef const uint8_t *key
+    cdef const uint8_t *key_end
+    cdef const uint8_t *part_end
+    cdef const uint8_t *tags
+    cdef const uint8_t *unique
+    cdef const uint8_t *keys
+    cdef const uint8_t *delay
+    cdef const uint8_t *host
+    cdef const uint8_t *born
+    cdef Record found
+    cdef Name name[NAMES]
+    cdef int64_t messages = state[S_MESSAGES], in_bytes = state[S_BYTES], loose = state[S_LOOSE]
+    cdef int64_t keyed = state[S_KEYED], newest = state[S_NEWEST], oldest = state[S_OLDEST]
+    cdef int64_t entry_number = state[S_ENTRY], file = state[S_FILE], window = state[S_WINDOW]
+    cdef int64_t held = entries.shape[0] // ENTRY_SIZE, files = begins.shape[0]
+    cdef int64_t unit_count = units.shape[0] // UNIT_SIZE, level_count = delays.shape[0]
+    cdef int64_t before = -1, last = -1, passed = 0
+    cdef int64_t tags_size, unique_size, keys_size, delay_size, confirmed, code, place, count
+    cdef int64_t when, prepared, stored, born_time, number, tries, next_entry, next_file, key_size
+    cdef int64_t *queue
+    cdef uint64_t host_0 = <uint64_t>state[S_HOST], host_1 = <uint64_t>state[S_HOST_1]
+    cdef uint64_t host_2 = <uint64_t>state[S_HOST_2], word_0, word_1, word_2
+    cdef uint32_t hashed, crc
+    cdef int32_t flag, queue_id, seconds
+    cdef int kind, transaction, digit, why = AT_END
+    cdef uint8_t bits
+    cdef int32_t topic
+    cdef bint sealed, run_sealed = state[S_SEALED] != 0, with_rows = (what & WITH_ROWS) != 0
+    cdef bint with_entries = (what & WITH_ENTRIES) != 0, timed = (what & TIMED_ROWS) != 0, good
+    cdef bint with_keys
+
+    # The shapes of all that is reached through a pointer.
+    if (state.shape[0] != S_CELLS or name_ends.shape[0] != NAMES or heads.shape[0] != 4
+            or heads.shape[1] != HEAD_CELLS or topics.shape[1] != T_CELLS
+            or queues.shape[1] != Q_CELLS or intervals.shape[1] != 4 or known_places.shape[0] != 2
+            or not known_cells.shape[0] or known_cells.shape[0] & (known_cells.shape[0] - 1)
+            or starts.shape[0] != files + 1 or not 0 <= at <= size or not 0 <= file <= files
+            or (timed and unit_times.shape[0] < unit_count)):
+        raise ValueError("arrays have another shape")
+    place = 0
+    for kind in range(NAMES):
+        within(place, name_ends[kind] - place, names.shape[0])
+        if name_ends[kind] <= place:
+            raise ValueError("no name of a property")
+        name[kind].text = &names[place]
+        name[kind].size = name_ends[kind] - place
+        place = name_ends[kind]
+
+    with nogil:
+        while at < end:
+            # By itself: a record, its checksum, and what its head says.
+            why = NOT_SOUND
+            if not is_record(first, size, at, base, &found):
+                break
+            record = first + at
+            if read_i32(record + BODY_CRC_AT) != <int64_t>(CRC_MASK & crc32(
+                    0, first + found.body_start, <uint64_t>found.body_length)):
+                break
+            flag = read_i32(record + SYS_FLAG_AT)
+            born = record + BORN_HOST_AT
+            host = born + ADDRESS_SIZE + 12 + (BORN_HOST_V6_MORE if flag & BORN_HOST_V6 else 0)
+            part = host + ADDRESS_SIZE + (STORE_HOST_V6_MORE if flag & STORE_HOST_V6 else 0)
+            when = read_i64(host - 8)
+            born_time = read_i64(record + BORN_TIMESTAMP_AT)
+            prepared = read_i64(part + 8)
+            queue_id = read_i32(record + QUEUE_ID_AT)
+            stored = read_i64(record + QUEUE_OFFSET_AT)
+            kind = flag & KIND_BITS
+            transaction = flag & TRANSACTION_MASK
+            if (read_u32(host - 12) > MOST_PORT or read_u32(part) > MOST_PORT
+                    or read_u32(part + 4) > MOST_TIMES or prepared < 0 or prepared > base + at
+                    or queue_id < 0 or flag & ~KNOWN_FLAGS
+                    or (kind > KIND_MOST and kind & COMPRESSED)
+                    or (stored != 0 and flag & TRANSACTION_PREPARED)
+                    or when < <int64_t>EARLIEST_SECONDS * 1000 or born_time < 0
+                    or born_time - <int64_t>YEARS_SECONDS * 1000 > when
+                    or (read_u32(host - 12) == 0 and read_u32(born) == 0)):
+                break
+
+            # Where it has an appended CRC, that proves the rest; else properties must look sound.
+            part = first + found.properties_start
+            stop = part + found.properties_length
+            sealed = found.properties_length >= SEAL_SIZE and not memcmp(
+                stop - SEAL_SIZE, name[N_SEAL].text, <size_t>name[N_SEAL].size)
+            if sealed:
+                crc = CRC_MASK & crc32(0, record, <uint64_t>(found.total_size - SEAL_SIZE))
+                good = True
+                for digit in range(SEAL_DIGITS):
+                    good &= (stop - 1 - SEAL_DIGITS)[digit] == 48 + crc % 10
+                    crc //= 10
+                if not good:
+                    break
+            elif not is_text(part, found.properties_length):
+                break
+            if found.properties_length > name[N_KEPT].size and not memcmp(
+                    part, name[N_KEPT].text, <size_t>name[N_KEPT].size):
+                break
+
+            # It goes on with a run: the same host and kind of record, times that lie together.
+            memcpy(&word_0, host, 8)
+            word_1 = word_2 = 0
+            if flag & STORE_HOST_V6:
+                memcpy(&word_1, host + 8, 8)
+                word_2 = read_u32(host + 16) + (<uint64_t>1 << 32)
+            if messages and (word_0 != host_0 or word_1 != host_1 or word_2 != host_2
+                             or sealed != run_sealed
+                             or when - oldest > <int64_t>HALF_A_YEAR_SECONDS * 1000
+                             or newest - when > <int64_t>HALF_A_YEAR_SECONDS * 1000):
+                why = ANOTHER_RUN
+                break
+
+            # Its properties, in one pass; the last value of each name counts.
+            tags = unique = keys = delay = NULL
+            tags_size = unique_size = keys_size = delay_size = 0
+            good = True
+            while part < stop:
+                mark = <const uint8_t *>memchr(part, 2, <size_t>(stop - part))
+                part_end = mark if mark != NULL else stop
+                count = part_end - part
+                if part[0] == name[N_KEYS].text[0] and has_name(part, count, &name[N_KEYS]):
+                    keys, keys_size = part + name[N_KEYS].size, count - name[N_KEYS].size
+                elif part[0] == name[N_UNIQUE].text[0] and has_name(part, count, &name[N_UNIQUE]):
+                    unique, unique_size = part + name[N_UNIQUE].size, count - name[N_UNIQUE].size
+                elif part[0] == name[N_TAGS].text[0] and has_name(part, count, &name[N_TAGS]):
+                    tags, tags_size = part + name[N_TAGS].size, count - name[N_TAGS].size
+                elif part[0] == name[N_DELAY].text[0] and has_name(part, count, &name[N_DELAY]):
+                    delay, delay_size = part + name[N_DELAY].size, count - name[N_DELAY].size
+                elif has_name(part, count, &name[N_INNER]):
+                    good = False
+                elif count and not sealed and (part[0] == 1 or memchr(
+                        part, 1, <size_t>count) == NULL):
+                    good = False
+                part = part_end + 1
+            if not good:
+                break
+
+            # Its topic and queue.
+            number = <int64_t>(mixed(first + found.topic_start, found.topic_length)
+                               & <uint64_t>(known_cells.shape[0] - 1))
+            why = NEW_TOPIC
+            topic = -1
+            for tries in range(known_cells.shape[0]):
+                topic = known_cells[number]
+                if topic < 0 or (known_places[1, topic] == found.topic_length
+                                 and within(known_places[0, topic], found.topic_length,
+                                            known.shape[0]) == 0
+                                 and not memcmp(&known[0] + known_places[0, topic],
+                                                first + found.topic_start,
+                                                <size_t>found.topic_length)):
+                    break
+                number = (number + 1) & (known_cells.shape[0] - 1)
+            if topic < 0 or topic >= topics.shape[0]:
+                state[S_ASKED], state[S_ASKED_1] = found.topic_start, found.topic_length
+                break
+            why = NOT_SOUND
+            if topics[topic, T_KIND] == T_OTHER:
+                break
+            confirmed, code, bits = 0, 0, 0
+            if tags_size:
+                hashed = hashed_on(0, tags, tags_size, &bits)
+                if bits & 0x80:
+                    if sealed:
+                        break
+                    hashed = hashed_text(0, tags, tags_size)
+                code = <int32_t>hashed
+            if topics[topic, T_KIND] == T_SCHEDULE and delay_size:
+                if delay_size > MOST_DELAY_DIGITS or not level_count:
+                    break
+                number, good = 0, True
+                for digit in range(<int>delay_size):
+                    good &= 48 <= delay[digit] <= 57
+                    number = number * 10 + delay[digit] - 48
+                if not good:
+                    break
+                number = min(number, level_count - 1)
+                if number > 0:
+                    code = when + delays[number]
+
+            # Its consume queue entry.
+            queue = NULL
+            if with_rows:
+                confirmed += tags_size
+                if not transaction & TRANSACTION_PREPARED:
+                    why = NEW_QUEUE
+                    place = -1
+                    if queue_id < topics[topic, T_COUNT]:
+                        place = cells[topics[topic, T_FIRST] + queue_id]
+                    if place < 0:
+                        state[S_ASKED], state[S_ASKED_1] = topic, queue_id
+                        break
+                    queue = &queues[place, 0]
+                    why = NO_UNIT
+                    number = stored - queue[Q_FIRST]
+                    if stored < queue[Q_FIRST] or number >= queue[Q_COUNT]:
+                        state[S_ASKED], state[S_ASKED_1] = place, stored
+                        break
+                    why = NOT_SOUND
+                    number += queue[Q_PLACE]
+                    within(number, 1, unit_count)
+                    entry = &units[0] + number * UNIT_SIZE
+                    if (read_i64(entry + UNIT_PHYSICAL_OFFSET_AT) != base + at
+                            or read_i32(entry + UNIT_SIZE_AT) != found.total_size
+                            or read_i64(entry + UNIT_TAGS_CODE_AT) != code
+                            or (timed and unit_times[number] != when)):
+                        break
+                    if queue[Q_NEXT] != stored and queue[Q_NEXT] > queue[Q_LEAST] and (
+                            state[S_INTERVALS] >= intervals.shape[0]):
+                        why = NO_ROOM
+                        break
+
+            # Its index entries: of the unique key, and of each of the keys between spaces.
+            next_entry, next_file, good = entry_number, file, True
+            with_keys = unique_size or keys_size
+            if with_entries:
+                confirmed += unique_size
+                hashed = <uint32_t>topics[topic, T_SHARP]
+                key, key_end = keys, keys + keys_size
+                while unique_size or key < key_end:
+                    if unique_size:
+                        part, part_end, unique_size = unique, unique + unique_size, 0
+                    else:
+                        part = key
+                        mark = <const uint8_t *>memchr(key, SPACE, <size_t>(key_end - key))
+                        part_end = mark if mark != NULL else key_end
+                        key = part_end + 1
+                        if part == part_end:
+                            continue
+                        confirmed += part_end - part
+                    if transaction == TRANSACTION_ROLLBACK:
+                        continue
+                    key_size = next_entry - window
+                    if key_size < 0 or key_size >= held:
+                        why, good = NO_ENTRY, False
+                        break
+                    bits = 0
+                    crc = hashed_on(hashed, part, part_end - part, &bits)
+                    if bits & 0x80:
+                        if sealed:
+                            good = False
+                            break
+                        crc = hashed_text(hashed, part, part_end - part)
+                    entry = &entries[0] + key_size * ENTRY_SIZE
+                    while next_file < files and next_entry >= starts[next_file + 1]:
+                        next_file += 1
+                    good = next_file < files and (
+                        read_i64(entry + ENTRY_PHYSICAL_OFFSET_AT) == base + at) and (
+                        read_i32(entry + ENTRY_KEY_HASH_AT) == absolute(crc))
+                    if not good:
+                        break
+                    seconds = read_i32(entry + ENTRY_TIME_DIFF_AT)
+                    number = begins[next_file] + <int64_t>seconds * 1000
+                    if (number > when or number <= when - 1000) and (
+                            seconds != 0 or when > number):
+                        good = False
+                        break
+                    next_entry += 1
+                if not good:
+                    break
+
+            # All of it agrees: what it leaves.
+            entry_number, file = next_entry, next_file
+            if queue != NULL:
+                if queue[Q_NEXT] != stored or queue[Q_NEXT] == queue[Q_LEAST]:
+                    if queue[Q_NEXT] > queue[Q_LEAST]:
+                        number = state[S_INTERVALS]
+                        intervals[number, 0] = place
+                        intervals[number, 1] = queue[Q_LEAST]
+                        intervals[number, 2] = queue[Q_NEXT]
+                        intervals[number, 3] = queue[Q_PHYSICAL]
+                        state[S_INTERVALS] = number + 1
+                    queue[Q_LEAST], queue[Q_PHYSICAL] = stored, base + at
+                queue[Q_NEXT] = stored + 1
+            keyed += with_keys
+            if not sealed:
+                loose += found.properties_length - confirmed
+                if flag & (BORN_HOST_V6 | STORE_HOST_V6):
+                    loose += (BORN_HOST_V6_MORE if flag & BORN_HOST_V6 else 0) + (
+                        STORE_HOST_V6_MORE if flag & STORE_HOST_V6 else 0)
+                if not with_rows:
+                    loose += found.topic_length
+            if messages < 2:
+                put_head(record, base + at, &heads[messages, 0])
+            if not messages:
+                host_0, host_1, host_2, run_sealed = word_0, word_1, word_2, sealed
+                newest = oldest = when
+                state[S_FIRST] = base + at
+            before, last = last, at
+            newest, oldest = max(newest, when), min(oldest, when)
+            if found.variant & 1 and state[S_FIRST_V2] < 0:
+                state[S_FIRST_V2] = base + at
+            messages += 1
+            passed += 1
+            in_bytes += found.total_size
+            at += found.total_size
+            why = AT_END
+
+        # The last two heads, which the next pass or the caller goes on with.
+        if passed:
+            if before >= 0:
+                put_head(first + before, base + before, &heads[2, 0])
+            else:
+                memcpy(&heads[2, 0], &heads[3, 0], HEAD_CELLS * sizeof(int64_t))
+            put_head(first + last, base + last, &heads[3, 0])
+            state[S_END] = base + at
+    state[S_AT], state[S_MESSAGES], state[S_BYTES], state[S_LOOSE] = at, messages, in_bytes, loose
+    state[S_KEYED], state[S_NEWEST], state[S_OLDEST] = keyed, newest, oldest
+    state[S_ENTRY], state[S_FILE], state[S_SEALED] = entry_number, file, run_sealed
+    state[S_HOST], state[S_HOST_1] = <int64_t>host_0, <int64_t>host_1
+    state[S_HOST_2] = <int64_t>host_2
+    return why
