@@ -21,8 +21,6 @@ from rmqctl.scan.resync import MAX_RECORD, is_blank, located_size, next_provable
 from rmqctl.scan.source import AtHand, Source, Witness
 
 CHUNK = 2 << 20
-_SOUND = 512 << 10
-"""Bytes read at a time while all of them are passed over as sound: a cache holds them."""
 Sound = Callable[[Array, int, int, int], int]
 """(data, physical offset of data[0], positions of the next frame and behind the last): where it has
 passed over sound records up to, whatever it does with them.
@@ -131,7 +129,6 @@ class Walk:
         held: list[Batch] = []
         led: Led | None = None
         met, often = 0, False
-        most = len(buffer) if self._sound is None else _SOUND
         while self.position < self.end:
             # Read on from the frame the walk stands at, unless the buffer holds all of it.
             at = self.position - filled_from
@@ -142,9 +139,8 @@ class Walk:
                 wanted = self._wanted(buffer, at, filled)
                 if wanted > len(buffer):
                     buffer = bytearray(wanted)
-                most = max(most, wanted)
                 filled_from = self.position
-                room = min(len(buffer), self.source.size - filled_from, most)
+                room = min(len(buffer), self.source.size - filled_from)
                 filled = self.source.read_into(memoryview(buffer)[:room], filled_from)
                 at = 0
                 at_hand.hold(buffer, filled_from, filled)
@@ -155,14 +151,12 @@ class Walk:
                     self.end = min(self.end, self.source.size)
                     if not filled:
                         return
-                # What is sound is passed over at once, and few bytes are read for it.
+                # What is sound is passed over at once.
                 if self._sound is not None:
                     at = self._sound(np.frombuffer(buffer, np.uint8, filled),
                                      self.source.base + filled_from, 0, self.end - filled_from)
                     self.position = filled_from + at
-                    most = len(buffer)
-                    if at and not self._complete(buffer, at, filled, filled_from):
-                        most = _SOUND
+                    if at:
                         continue
             # Where the buffer before had much damage, this one is looked at by column from its
             # first record on.
