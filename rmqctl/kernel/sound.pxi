@@ -9,17 +9,18 @@ SOUND_ENDS = ("at_end", "not_sound", "another_run", "new_topic", "new_queue", "n
 
 cdef enum:  # cells of the state
     S_AT, S_MESSAGES, S_BYTES, S_LOOSE, S_KEYED, S_FIRST, S_NEWEST, S_OLDEST, S_SEALED, S_FIRST_V2
-    S_ENTRY, S_WINDOW, S_FILE, S_INTERVALS, S_HOST, S_HOST_1, S_HOST_2, S_END, S_ASKED, S_ASKED_1, S_CELLS
+    S_ENTRY, S_WINDOW, S_FILE, S_INTERVALS, S_HOST, S_HOST_1, S_HOST_2, S_END, S_LAST, S_LAST_END, S_BAD, S_BAD_BYTES
+    S_ASKED, S_ASKED_1, S_CELLS
 
 SOUND_STATE = ("at", "messages", "bytes", "loose", "keyed", "first", "newest", "oldest", "sealed",
                "first_v2", "entry", "window", "file", "intervals", "host", "host_1", "host_2",
-               "end", "asked", "asked_1")
+               "end", "last", "last_end", "bad", "bad_bytes", "asked", "asked_1")
 
 cdef enum:  # cells of a topic, and of a queue
     T_SHARP, T_FIRST, T_COUNT, T_KIND, T_CELLS
 
 cdef enum:
-    Q_FIRST, Q_COUNT, Q_PLACE, Q_LEAST, Q_NEXT, Q_PHYSICAL, Q_CELLS
+    Q_FIRST, Q_COUNT, Q_PLACE, Q_LEAST, Q_NEXT, Q_PHYSICAL, Q_INTACT, Q_CELLS
 
 cdef enum:  # kinds of topics
     T_PLAIN, T_SCHEDULE, T_OTHER
@@ -31,6 +32,10 @@ cdef enum:  # what messages are held against
 
 cdef enum:  # what a name of a property stands for
     N_TAGS, N_UNIQUE, N_KEYS, N_DELAY, N_INNER, N_KEPT, N_SEAL, NAMES
+
+cdef enum:  # cells of a run of a queue, and of a record with a damaged body
+    INTERVAL_CELLS = 5
+    BAD_CELLS = 7
 
 cdef enum:
     HEAD_CELLS = 11
@@ -115,7 +120,7 @@ def sound(const uint8_t[::1] data, int64_t base, int64_t end, int what, int64_t[
           const int32_t[::1] cells, int64_t[:, ::1] queues, int64_t[:, ::1] intervals,
           const uint8_t[::1] units, const int64_t[::1] unit_times,
           const uint8_t[::1] entries, const int64_t[::1] starts, const int64_t[::1] begins,
-          const int64_t[::1] delays, int64_t[:, ::1] heads):
+          const int64_t[::1] delays, int64_t[:, ::1] heads, int64_t[:, ::1] bad):
     """Passes over records from the state's ``at`` on that are sound by themselves, whose
     consume queue entries and index entries are there and say the same. They start before ``end``.
 
@@ -128,7 +133,9 @@ def sound(const uint8_t[::1] data, int64_t base, int64_t end, int what, int64_t[
     before its last message, which goes to ``intervals`` where another one begins. ``entries`` are
     those of the index from the state's ``window`` on, of which file n has those from
     ``starts[n]`` on, and counts from ``begins[n]`` (ms). ``delays`` are milliseconds by level.
-    ``heads`` takes the first two and the last two of a run. Gives why it ended.
+    ``heads`` takes the first two and the last two of a run. A record in which only the body does
+    not match its CRC goes to ``bad`` (offset, size, topic, queue id, queue offset, length of the
+    body, flag) and is not counted otherwise. Gives why it ended.
     """
     cdef int64_t size = data.shape[0], at = state[S_AT]
     cdef const uint8_t *first = &data[0] if size else NULL
@@ -153,7 +160,7 @@ def sound(const uint8_t[::1] data, int64_t base, int64_t end, int what, int64_t[
     cdef int64_t entry_number = state[S_ENTRY], file = state[S_FILE], window = state[S_WINDOW]
     cdef int64_t held = entries.shape[0] // ENTRY_SIZE, files = begins.shape[0]
     cdef int64_t unit_count = units.shape[0] // UNIT_SIZE, level_count = delays.shape[0]
-    cdef int64_t before = -1, last = -1, passed = 0
+    cdef int64_t before = -1, last = -1, last_end = 0, reached = -1
     cdef int64_t tags_size, unique_size, keys_size, delay_size, confirmed, code, place, count
     cdef int64_t when, prepared, stored, born_time, number, tries, next_entry, next_file, key_size
     cdef int64_t *queue
@@ -166,12 +173,13 @@ def sound(const uint8_t[::1] data, int64_t base, int64_t end, int what, int64_t[
     cdef int32_t topic
     cdef bint sealed, run_sealed = state[S_SEALED] != 0, with_rows = (what & WITH_ROWS) != 0
     cdef bint with_entries = (what & WITH_ENTRIES) != 0, timed = (what & TIMED_ROWS) != 0, good
-    cdef bint with_keys
+    cdef bint with_keys, intact
 
     # The shapes of all that is reached through a pointer.
     if (state.shape[0] != S_CELLS or name_ends.shape[0] != NAMES or heads.shape[0] != 4
             or heads.shape[1] != HEAD_CELLS or topics.shape[1] != T_CELLS
-            or queues.shape[1] != Q_CELLS or intervals.shape[1] != 4 or known_places.shape[0] != 2
+            or queues.shape[1] != Q_CELLS or intervals.shape[1] != INTERVAL_CELLS
+            or bad.shape[1] != BAD_CELLS or known_places.shape[0] != 2
             or not known_cells.shape[0] or known_cells.shape[0] & (known_cells.shape[0] - 1)
             or starts.shape[0] != files + 1 or not 0 <= at <= size or not 0 <= file <= files
             or (timed and unit_times.shape[0] < unit_count)):
@@ -192,9 +200,8 @@ def sound(const uint8_t[::1] data, int64_t base, int64_t end, int what, int64_t[
             if not is_record(first, size, at, base, &found):
                 break
             record = first + at
-            if read_i32(record + BODY_CRC_AT) != <int64_t>(CRC_MASK & crc32(
-                    0, first + found.body_start, <uint64_t>found.body_length)):
-                break
+            intact = read_i32(record + BODY_CRC_AT) == <int64_t>(CRC_MASK & crc32(
+                0, first + found.body_start, <uint64_t>found.body_length))
             flag = read_i32(record + SYS_FLAG_AT)
             born = record + BORN_HOST_AT
             host = born + ADDRESS_SIZE + 12 + (BORN_HOST_V6_MORE if flag & BORN_HOST_V6 else 0)
@@ -222,6 +229,8 @@ def sound(const uint8_t[::1] data, int64_t base, int64_t end, int what, int64_t[
             sealed = found.properties_length >= SEAL_SIZE and not memcmp(
                 stop - SEAL_SIZE, name[N_SEAL].text, <size_t>name[N_SEAL].size)
             if sealed:
+                if not intact:
+                    break
                 crc = CRC_MASK & crc32(0, record, <uint64_t>(found.total_size - SEAL_SIZE))
                 good = True
                 for digit in range(SEAL_DIGITS):
@@ -241,11 +250,15 @@ def sound(const uint8_t[::1] data, int64_t base, int64_t end, int what, int64_t[
             if flag & STORE_HOST_V6:
                 memcpy(&word_1, host + 8, 8)
                 word_2 = read_u32(host + 16) + (<uint64_t>1 << 32)
-            if messages and (word_0 != host_0 or word_1 != host_1 or word_2 != host_2
+            if messages and intact and (word_0 != host_0 or word_1 != host_1 or word_2 != host_2
                              or sealed != run_sealed
                              or when - oldest > <int64_t>HALF_A_YEAR_SECONDS * 1000
                              or newest - when > <int64_t>HALF_A_YEAR_SECONDS * 1000):
                 why = ANOTHER_RUN
+                break
+
+            if not intact and state[S_BAD] >= bad.shape[0]:
+                why = NO_ROOM
                 break
 
             # Its properties, in one pass; the last value of each name counts.
@@ -406,10 +419,26 @@ def sound(const uint8_t[::1] data, int64_t base, int64_t end, int what, int64_t[
                         intervals[number, 1] = queue[Q_LEAST]
                         intervals[number, 2] = queue[Q_NEXT]
                         intervals[number, 3] = queue[Q_PHYSICAL]
+                        intervals[number, 4] = queue[Q_INTACT]
                         state[S_INTERVALS] = number + 1
-                    queue[Q_LEAST], queue[Q_PHYSICAL] = stored, base + at
+                    queue[Q_LEAST], queue[Q_PHYSICAL], queue[Q_INTACT] = stored, base + at, 0
                 queue[Q_NEXT] = stored + 1
+                if intact:
+                    queue[Q_INTACT] = stored + 1
             keyed += with_keys
+            if found.variant & 1 and state[S_FIRST_V2] < 0:
+                state[S_FIRST_V2] = base + at
+            reached = at
+            at += found.total_size
+            why = AT_END
+            if not intact:
+                number = state[S_BAD]
+                bad[number, 0], bad[number, 1] = base + reached, found.total_size
+                bad[number, 2], bad[number, 3], bad[number, 4] = topic, queue_id, stored
+                bad[number, 5], bad[number, 6] = found.body_length, flag
+                state[S_BAD] = number + 1
+                state[S_BAD_BYTES] += found.total_size
+                continue
             if not sealed:
                 loose += found.properties_length - confirmed
                 if flag & (BORN_HOST_V6 | STORE_HOST_V6):
@@ -418,29 +447,26 @@ def sound(const uint8_t[::1] data, int64_t base, int64_t end, int what, int64_t[
                 if not with_rows:
                     loose += found.topic_length
             if messages < 2:
-                put_head(record, base + at, &heads[messages, 0])
+                put_head(record, base + reached, &heads[messages, 0])
             if not messages:
                 host_0, host_1, host_2, run_sealed = word_0, word_1, word_2, sealed
                 newest = oldest = when
-                state[S_FIRST] = base + at
-            before, last = last, at
+                state[S_FIRST] = base + reached
+            before, last, last_end = last, reached, at
             newest, oldest = max(newest, when), min(oldest, when)
-            if found.variant & 1 and state[S_FIRST_V2] < 0:
-                state[S_FIRST_V2] = base + at
             messages += 1
-            passed += 1
             in_bytes += found.total_size
-            at += found.total_size
-            why = AT_END
 
         # The last two heads, which the next pass or the caller goes on with.
-        if passed:
+        if last >= 0:
             if before >= 0:
                 put_head(first + before, base + before, &heads[2, 0])
             else:
                 memcpy(&heads[2, 0], &heads[3, 0], HEAD_CELLS * sizeof(int64_t))
             put_head(first + last, base + last, &heads[3, 0])
-            state[S_END] = base + at
+            state[S_END] = base + last_end
+    if reached >= 0:
+        state[S_LAST], state[S_LAST_END] = base + reached, base + at
     state[S_AT], state[S_MESSAGES], state[S_BYTES], state[S_LOOSE] = at, messages, in_bytes, loose
     state[S_KEYED], state[S_NEWEST], state[S_OLDEST] = keyed, newest, oldest
     state[S_ENTRY], state[S_FILE], state[S_SEALED] = entry_number, file, run_sealed

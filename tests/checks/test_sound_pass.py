@@ -124,7 +124,7 @@ def test_sound_messages_come_in_no_batch(golden: GoldenFolder,
     runs: list[int] = []
     settle = SoundPass.settle
     monkeypatch.setattr(SoundPass, "settle", lambda self, result: (
-        runs.append(self.messages), settle(self, result))[1])
+        runs.append(self.waiting), settle(self, result))[1])
     found = passed(golden("5.3.3/basic/store"), None, Wanted())
     assert isinstance(found, dict)
     assert sum(taken) == 0

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 _IN_MEMORY = "not yet flushed: entries are in the broker's memory"
 _WAS_IN_MEMORY = "never flushed: entries were in the killed broker's memory"
+KEEP = 100_000
+"""Damaged records and spans that are listed; the rest is only counted."""
 _SYSTEM = ("rmq_sys_", "RMQ_SYS_", props.SCHEDULE_TOPIC)
 
 
@@ -246,6 +248,13 @@ class RangeResult:
     entries: EntryTally | None = None
     """Of a DLedger log."""
     passed: PassFacts = field(default_factory=PassFacts)
+
+    def keep_bad(self, record: BadRecord) -> None:
+        """Lists a record, as far as there is room."""
+        if len(self.bad) < KEEP:
+            self.bad.append(record)
+        else:
+            self.unlisted += 1
 
     def merge(self, other: RangeResult) -> None:
         """Takes in the result of the range behind this one."""

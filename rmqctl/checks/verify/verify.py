@@ -171,7 +171,7 @@ class Verification:
                 self.coverage.discarded = self.store.repair_losses.undecided
             with_advice = advised(finding, self.store.root)
             # No repair is planned for what could not be written along.
-            yield with_advice if mends else replace(with_advice, next=None)
+            yield with_advice if mends else with_advice.with_next(None)
 
     def _judged(self) -> Iterator[Finding]:
         """With one of each category for an index file that goes at the next start."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from rmqctl.checks.verify.common import BY_QUEUE, unconfirmed_bytes
-from rmqctl.checks.verify.context import BadRecord, RangeResult, Wanted
+from rmqctl.checks.verify.context import KEEP, BadRecord, RangeResult, Wanted
 from rmqctl.checks.verify.index.keys import KeyCheck
 from rmqctl.checks.verify.log.sound import SoundPass
 from rmqctl.checks.verify.queue.batch_rows import batch_expected
@@ -38,7 +38,6 @@ from rmqctl.store.store import Store
 if TYPE_CHECKING:
     from rmqctl.store.log.dledger import UnitReader
 
-KEEP = 100_000
 _SMALL, _MOST_HELD = 1 << 18, 1 << 21
 """Bytes of a buffer that waits for others, and of all that wait."""
 UNREADABLE = "(unreadable)"
@@ -253,18 +252,17 @@ class LogPass:
             self.result.unlisted += 1
 
     def _keep_bad(self, batch: Batch, codes: Array, ok: Array, odd: Array) -> None:
-        for index in np.flatnonzero(~ok).tolist():
-            if len(self.result.bad) >= KEEP:
-                self.result.unlisted += 1
-                continue
-            body_ok = bool(batch.crc_ok()[index])
-            why = props.fault(decode(batch.bytes_at(index)).properties) if odd[index] else None
-            self.result.bad.append(BadRecord(
-                int(batch.offset[index]), int(batch.column("total_size")[index]),
-                self._topics.texts[int(codes[index])], int(batch.column("queue_id")[index]),
-                int(batch.column("queue_offset")[index]), "properties" if body_ok else "body",
-                why or "", not body_ok and int(batch.column("body_length")[index]) > 0,
-                sysflag.has_consume_queue_row(int(batch.column("sys_flag")[index]))))
+        rows = np.flatnonzero(~ok)
+        columns = (batch.offset, *map(batch.column, ("total_size", "queue_id", "queue_offset",
+                                                     "body_length", "sys_flag")),
+                   codes, batch.crc_ok(), odd)
+        for row, offset, size, queue_id, queue_offset, length, flag, code, body_ok, is_odd in zip(
+                rows.tolist(), *(column[rows].tolist() for column in columns), strict=True):
+            why = props.fault(decode(batch.bytes_at(row)).properties) if is_odd else None
+            self.result.keep_bad(BadRecord(
+                offset, size, self._topics.texts[code], queue_id, queue_offset,
+                "properties" if body_ok else "body", why or "", not body_ok and length > 0,
+                sysflag.has_consume_queue_row(flag)))
 
     def _batches(self, batch: Batch, codes: Array, ok: Array) -> None:
         """Rows that records of batch consumequeue topics must have (consumequeue.md §9)."""

@@ -14,17 +14,15 @@ from typing import Any
 import numpy as np
 
 from rmqctl.checks.verify.common import BY_QUEUE, unconfirmed_bytes
-from rmqctl.checks.verify.context import RangeResult, Wanted
+from rmqctl.checks.verify.context import BadRecord, RangeResult, Wanted
 from rmqctl.checks.verify.index.keys import KeyCheck
 from rmqctl.checks.verify.log.seals import Run
 from rmqctl.checks.verify.queue.rows import TIME, QueueRows
 from rmqctl.errors import StoreIOError
-from rmqctl.formats.local import delay, filler
-from rmqctl.formats.local import header_rules as rules
+from rmqctl.formats.local import delay, filler, sysflag
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.consume_queue import UNIT_SIZE
 from rmqctl.formats.local.javahash import string_hash
-from rmqctl.kernel import active
 from rmqctl.scan import text
 from rmqctl.scan.damage.properties import MARK as SEAL
 from rmqctl.scan.frames import Array
@@ -35,7 +33,6 @@ from rmqctl.store.store import Store
 _NAMES = [*((name + props.NAME_VALUE_SEPARATOR).encode() for name in (
     props.TAGS, props.UNIQUE_KEY, props.KEYS, props.DELAY)), props.INNER.encode(),
     filler.KEPT_START, SEAL.tobytes()]
-_PLACE = rules.FIELDS.index("physical_offset")
 _PLAIN, _SCHEDULE, _OTHER = range(3)
 _ROWS, _ENTRIES, _TIMED = 1, 2, 4
 _UNITS = 400_000
@@ -45,6 +42,7 @@ _ENTRIES_HELD = 1 << 16
 _MOST_IDS = 1 << 12
 """Queue ids from here on are left to others."""
 _INTERVALS = 1 << 12
+_BAD = 1 << 12
 _SHORT = 256
 """Runs of fewer messages are dearer to close than the pass by column is."""
 
@@ -65,8 +63,9 @@ class SoundPass:
         self._known = text.TextTable()
         self._topics: Array = np.zeros((0, 4), np.int64)
         self._cells: Array = np.zeros(0, np.int32)
-        self._queues: Array = np.zeros((0, 6), np.int64)
-        self._intervals: Array = np.zeros((_INTERVALS, 4), np.int64)
+        self._queues: Array = np.zeros((0, 7), np.int64)
+        self._intervals: Array = np.zeros((_INTERVALS, 5), np.int64)
+        self._bad: Array = np.zeros((_BAD, 7), np.int64)
         # What is at hand of their units, and of the entries of the index.
         self._units: Array = np.zeros(0, np.uint8)
         self._times: Array = np.zeros(0, np.int64)
@@ -75,7 +74,7 @@ class SoundPass:
         self._keys: KeyCheck | None = None
         self._entries: Array = np.zeros(0, np.uint8)
         levels = delay.DEFAULT_LEVELS
-        self._delays = np.array([delay.UNKNOWN_LEVEL if level not in levels else levels[level]
+        self._delays = np.array([levels.get(level, delay.UNKNOWN_LEVEL)
                                  for level in range(max(levels) + 1)], np.int64)
         names = np.frombuffer(b"".join(_NAMES), np.uint8)
         self._names = names, np.cumsum([len(name) for name in _NAMES])
@@ -91,9 +90,9 @@ class SoundPass:
         return np.array(self._keys.entries.starts, np.int64), self._keys.begins
 
     @property
-    def messages(self) -> int:
+    def waiting(self) -> int:
         """How many messages wait to be counted."""
-        return self._get("messages")
+        return self._get("messages") + self._get("bad")
 
     def _get(self, name: str) -> int:
         return int(self._state[self._at[name]])
@@ -107,7 +106,7 @@ class SoundPass:
         keys = self._keys
         if keys is not None and keys.unreadable:
             return at
-        if not self.messages:
+        if not self.waiting:
             self._begin()
         self._set(at=at)
         what = (_ROWS if self._wanted.queues else 0) | (_ENTRIES if keys is not None else 0) | (
@@ -116,18 +115,20 @@ class SoundPass:
             ended = self._ends[self._kernel.sound(
                 data, base, end, what, self._state, *self._names, *self._known.tables,
                 self._topics, self._cells, self._queues, self._intervals, self._units, self._times,
-                self._entries, *self._of_index, self._delays, self._heads)]
+                self._entries, *self._of_index, self._delays, self._heads,
+                self._bad)]
             asked = self._get("asked"), self._get("asked_1")
             if ended == "new_topic":
                 self._add_topic(data[asked[0]:asked[0] + asked[1]])
             elif ended == "no_room":
                 self._keep_intervals()
-            elif ended == "another_run" and self.messages >= _SHORT:
+                self._keep_bad(result)
+            elif ended == "another_run" and self._get("messages") >= _SHORT:
                 self.settle(result)
                 self._begin()
-            elif not (ended == "new_queue" and self._add_queue(*asked)
-                      or ended == "no_unit" and self._read_units(*asked)
-                      or ended == "no_entry" and self._read_entries()):
+            elif not ((ended == "new_queue" and self._add_queue(*asked))
+                      or (ended == "no_unit" and self._read_units(*asked))
+                      or (ended == "no_entry" and self._read_entries())):
                 return self._get("at")
 
     def _begin(self) -> None:
@@ -225,11 +226,23 @@ class SoundPass:
 
     def settle(self, result: RangeResult) -> None:
         """Counts the run: what comes next is another one, or seen by column."""
-        count = self.messages
-        if not count:
+        if not self.waiting:
             return
+        self._keep_bad(result)
+        result.last_record_start, result.last_record_end = self._get("last"), self._get("last_end")
+        if result.passed.first_v2 is None and self._get("first_v2") >= 0:
+            result.passed.first_v2 = self._get("first_v2")
+        if self._keys is not None:
+            self._keys.passed(self._get("entry"))
+        elif self._wanted.index:
+            result.keyed += self._get("keyed")
+        if self._get("messages"):
+            self._count(result, self._get("messages"))
+        self._set(messages=0)
+
+    def _count(self, result: RangeResult, count: int) -> None:
+        """Intact messages."""
         size, sealed = self._get("bytes"), bool(self._get("sealed"))
-        rows = self._heads
         first, end = self._get("first"), self._get("end")
         result.messages += count
         result.bytes_in_messages += size
@@ -241,23 +254,27 @@ class SoundPass:
             result.bytes_unverifiable += self._get("loose") + count * (
                 one + (0 if self._wanted.queues else BY_QUEUE))
         result.seals.add_run(Run(first, end, count), sealed=sealed)
-        result.headers.add_run(rows, count)
+        result.headers.add_run(self._heads, count)
         result.passed.intact_end = end
-        if result.passed.first_v2 is None and self._get("first_v2") >= 0:
-            result.passed.first_v2 = self._get("first_v2")
         newest = self._get("newest")
         result.last_store_timestamp = max(result.last_store_timestamp or newest, newest)
-        result.last_record_start, result.last_record_end = int(rows[3, _PLACE]), end
-        if self._keys is not None:
-            self._keys.passed(self._get("entry"))
-        elif self._wanted.index:
-            result.keyed += self._get("keyed")
-        self._set(messages=0)
+
+    def _keep_bad(self, result: RangeResult) -> None:
+        """Lists those whose bodies are damaged."""
+        rows = self._bad[:self._get("bad")].tolist()
+        result.bytes_damaged += self._get("bad_bytes")
+        self._set(bad=0, bad_bytes=0)
+        if not rows:
+            return
+        names = self._known.texts(slice(None)).tolist()
+        for offset, size, topic, queue_id, queue_offset, length, flag in rows:
+            result.keep_bad(BadRecord(offset, size, names[topic], queue_id, queue_offset, "body",
+                                      "", length > 0, sysflag.has_consume_queue_row(flag)))
 
     def finish(self, result: RangeResult) -> None:
         self.settle(result)
         which = np.flatnonzero(self._queues[:, 4] > self._queues[:, 3])
-        self._tell(np.column_stack([which, self._queues[which][:, 3:6]]))
+        self._tell(np.column_stack([which, self._queues[which][:, 3:]]))
         self._keep_intervals()
 
     def _keep_intervals(self) -> None:
@@ -265,8 +282,8 @@ class SoundPass:
         self._set(intervals=0)
 
     def _tell(self, intervals: Array) -> None:
-        for number, least, behind, physical in intervals.tolist():
-            self._rows.agree(number, least, behind, physical)
+        for interval in intervals.tolist():
+            self._rows.agree(*interval)
 
 
 def _grown(array: Array, rows: int) -> Array:

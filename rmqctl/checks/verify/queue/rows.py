@@ -174,14 +174,14 @@ class QueueRows:
             tally.skipped.append(offset)
         tally.messages -= 1
 
-    def agree(self, number: int, least: int, behind: int, physical: int) -> None:
+    def agree(self, number: int, least: int, behind: int, physical: int, intact: int) -> None:
         """Takes note of messages ``[least, behind)`` of a queue, the first of them at ``physical``,
-        whose rows say the same.
+        whose rows say the same; ``intact``: the queue offset behind the last intact one.
         """
         tally, count = self._tally(self.keys[number]), behind - least
         tally.messages += count
         tally.agreeing += count
-        tally.next_offset = max(tally.next_offset, behind)
+        tally.next_offset = max(tally.next_offset, intact)
         tally.first_phy = min(tally.first_phy, physical)
         tally.cover(least, behind)
 
