@@ -86,7 +86,7 @@ def compile_kernel(scratch: Path, flags: tuple[str, ...] = ()) -> Path:
     source = source_digest(ROOT / KERNEL)
     extension = Extension("rmqctl.kernel.compiled", [str(ROOT / KERNEL / "compiled.pyx")],
                           define_macros=[("RMQCTL_SOURCE", f"{source}u")],
-                          extra_compile_args=["-O3", "-g0", *flags],
+                          extra_compile_args=["-O3", "-g0", "-fno-tree-slp-vectorize", *flags],
                           extra_link_args=list(flags[:1]))
     made = cythonize([extension], build_dir=str(scratch), quiet=True)
     command = Distribution({"name": "rmqctl", "ext_modules": made}).get_command_obj("build_ext")

@@ -113,6 +113,147 @@ cdef void put_head(const uint8_t *record, int64_t place, int64_t *out) noexcept 
     out[10] = 0
 
 
+cdef struct Message:
+    Record found
+    const uint8_t *tags
+    const uint8_t *unique
+    const uint8_t *keys
+    const uint8_t *delay
+    int64_t tags_size, unique_size, keys_size, delay_size
+    bint intact, sealed
+
+
+cdef int take_names(const uint8_t[::1] names, const int64_t[::1] ends, Name *name) except -1:
+    """The names of properties, which lie one behind the other."""
+    cdef int64_t place = 0
+    cdef int number
+    if ends.shape[0] != NAMES:
+        raise ValueError("other names of properties")
+    for number in range(NAMES):
+        within(place, ends[number] - place, names.shape[0])
+        if ends[number] <= place:
+            raise ValueError("no name of a property")
+        name[number].text = &names[place]
+        name[number].size = ends[number] - place
+        place = ends[number]
+    return 0
+
+
+cdef inline bint look(const uint8_t *first, int64_t size, int64_t at, int64_t base,
+                      const Name *name, Message *seen) noexcept nogil:
+    """Whether there is a record whose properties are plain ones: sound by an appended CRC or by
+    what they look like, no further queues among them, and no mark of a repair before them.
+
+    ``seen`` takes its places (the last value of each name counts), and whether its body matches
+    its CRC: if not, none is appended.
+    """
+    cdef const uint8_t *record = first + at
+    cdef const uint8_t *part
+    cdef const uint8_t *stop
+    cdef const uint8_t *mark
+    cdef const uint8_t *end
+    cdef int64_t count
+    cdef uint32_t crc
+    cdef int digit
+    cdef bint good = True
+    if not is_record(first, size, at, base, &seen.found):
+        return False
+    seen.intact = read_i32(record + BODY_CRC_AT) == <int64_t>(CRC_MASK & crc32(
+        0, first + seen.found.body_start, <uint64_t>seen.found.body_length))
+    count = seen.found.properties_length
+    part = first + seen.found.properties_start
+    stop = part + count
+
+    # The appended CRC proves the whole record; else properties must look sound.
+    seen.sealed = count >= SEAL_SIZE and not memcmp(
+        stop - SEAL_SIZE, name[N_SEAL].text, <size_t>name[N_SEAL].size)
+    if seen.sealed:
+        if not seen.intact:
+            return False
+        crc = CRC_MASK & crc32(0, record, <uint64_t>(seen.found.total_size - SEAL_SIZE))
+        for digit in range(SEAL_DIGITS):
+            good &= (stop - 1 - SEAL_DIGITS)[digit] == 48 + crc % 10
+            crc //= 10
+        if not good:
+            return False
+    elif not is_text(part, count):
+        return False
+    if count >= name[N_KEPT].size and not memcmp(
+            part, name[N_KEPT].text, <size_t>name[N_KEPT].size):
+        return False
+
+    # All of them, in one pass.
+    seen.tags = seen.unique = seen.keys = seen.delay = NULL
+    seen.tags_size = seen.unique_size = seen.keys_size = seen.delay_size = 0
+    while part < stop:
+        mark = <const uint8_t *>memchr(part, 2, <size_t>(stop - part))
+        end = mark if mark != NULL else stop
+        count = end - part
+        if part[0] == name[N_KEYS].text[0] and has_name(part, count, &name[N_KEYS]):
+            seen.keys = part + name[N_KEYS].size
+            seen.keys_size = count - name[N_KEYS].size
+        elif part[0] == name[N_UNIQUE].text[0] and has_name(part, count, &name[N_UNIQUE]):
+            seen.unique = part + name[N_UNIQUE].size
+            seen.unique_size = count - name[N_UNIQUE].size
+        elif part[0] == name[N_TAGS].text[0] and has_name(part, count, &name[N_TAGS]):
+            seen.tags = part + name[N_TAGS].size
+            seen.tags_size = count - name[N_TAGS].size
+        elif part[0] == name[N_DELAY].text[0] and has_name(part, count, &name[N_DELAY]):
+            seen.delay = part + name[N_DELAY].size
+            seen.delay_size = count - name[N_DELAY].size
+        elif has_name(part, count, &name[N_INNER]) or (
+                count and not seen.sealed and (part[0] == 1 or memchr(
+                    part, 1, <size_t>count) == NULL)):
+            return False
+        part = end + 1
+    return True
+
+
+cdef inline int32_t topic_of(const uint8_t *text, int64_t count, const uint8_t[::1] known,
+                             const int64_t[:, ::1] places, const int32_t[::1] cells
+                             ) except -2 nogil:
+    """The number of a topic in a `TextTable`, -1 for a new one."""
+    cdef int64_t cell = cell_of(text, count, known, places, cells)
+    return cells[cell]
+
+
+cdef inline bint hash_of(uint32_t base, const uint8_t *text, int64_t count, bint sealed,
+                         uint32_t *out) noexcept nogil:
+    """The hash of a property's text behind one of hash ``base``; False where it may be no UTF-8."""
+    cdef uint8_t bits = 0
+    out[0] = hashed_on(base, text, count, &bits)
+    if bits & 0x80:
+        if sealed:
+            return False
+        out[0] = hashed_text(base, text, count)
+    return True
+
+
+cdef inline bint code_of(const Message *seen, bint scheduled, int64_t when,
+                         const int64_t[::1] delays, int64_t *out) noexcept nogil:
+    """The tags code of a message: the hash of its tags, or when a scheduled one is due. False where
+    others have to tell.
+    """
+    cdef uint32_t hashed = 0
+    cdef int64_t level = 0
+    cdef int digit
+    if seen.tags_size and not hash_of(0, seen.tags, seen.tags_size, seen.sealed, &hashed):
+        return False
+    out[0] = <int32_t>hashed
+    if not scheduled or not seen.delay_size:
+        return True
+    if seen.delay_size > MOST_DELAY_DIGITS or not delays.shape[0]:
+        return False
+    for digit in range(<int>seen.delay_size):
+        if not 48 <= seen.delay[digit] <= 57:
+            return False
+        level = level * 10 + seen.delay[digit] - 48
+    level = min(level, delays.shape[0] - 1)
+    if level > 0:
+        out[0] = when + (&delays[0])[level]
+    return True
+
+
 def sound(const uint8_t[::1] data, int64_t base, int64_t end, int what, int64_t[::1] state,
           const uint8_t[::1] names, const int64_t[::1] name_ends,
           const uint8_t[::1] known, const int64_t[:, ::1] known_places,
@@ -141,67 +282,55 @@ def sound(const uint8_t[::1] data, int64_t base, int64_t end, int what, int64_t[
     cdef const uint8_t *first = &data[0] if size else NULL
     cdef const uint8_t *record
     cdef const uint8_t *part
-    cdef const uint8_t *stop
     cdef const uint8_t *mark
     cdef const uint8_t *entry
     cdef const uint8_t *key
     cdef const uint8_t *key_end
     cdef const uint8_t *part_end
-    cdef const uint8_t *tags
-    cdef const uint8_t *unique
-    cdef const uint8_t *keys
-    cdef const uint8_t *delay
     cdef const uint8_t *host
     cdef const uint8_t *born
-    cdef Record found
+    cdef Message seen
+    cdef Record *found
     cdef Name name[NAMES]
     cdef int64_t messages = state[S_MESSAGES], in_bytes = state[S_BYTES], loose = state[S_LOOSE]
     cdef int64_t keyed = state[S_KEYED], newest = state[S_NEWEST], oldest = state[S_OLDEST]
     cdef int64_t entry_number = state[S_ENTRY], file = state[S_FILE], window = state[S_WINDOW]
     cdef int64_t held = entries.shape[0] // ENTRY_SIZE, files = begins.shape[0]
-    cdef int64_t unit_count = units.shape[0] // UNIT_SIZE, level_count = delays.shape[0]
+    cdef int64_t unit_count = units.shape[0] // UNIT_SIZE
     cdef int64_t before = -1, last = -1, last_end = 0, reached = -1
-    cdef int64_t tags_size, unique_size, keys_size, delay_size, confirmed, code, place, count
-    cdef int64_t when, prepared, stored, born_time, number, tries, next_entry, next_file, key_size
+    cdef int64_t unique_size, confirmed, code, place
+    cdef int64_t when, prepared, stored, born_time, number, next_entry, next_file, key_size
     cdef int64_t *queue
     cdef uint64_t host_0 = <uint64_t>state[S_HOST], host_1 = <uint64_t>state[S_HOST_1]
     cdef uint64_t host_2 = <uint64_t>state[S_HOST_2], word_0, word_1, word_2
-    cdef uint32_t hashed, crc
+    cdef uint32_t hashed, key_hash
     cdef int32_t flag, queue_id, seconds
-    cdef int kind, transaction, digit, why = AT_END
-    cdef uint8_t bits
+    cdef int kind, transaction, why = AT_END
     cdef int32_t topic
-    cdef bint sealed, run_sealed = state[S_SEALED] != 0, with_rows = (what & WITH_ROWS) != 0
+    cdef bint run_sealed = state[S_SEALED] != 0, with_rows = (what & WITH_ROWS) != 0
     cdef bint with_entries = (what & WITH_ENTRIES) != 0, timed = (what & TIMED_ROWS) != 0, good
-    cdef bint with_keys, intact
+    cdef bint with_keys
 
     # The shapes of all that is reached through a pointer.
-    if (state.shape[0] != S_CELLS or name_ends.shape[0] != NAMES or heads.shape[0] != 4
+    if (state.shape[0] != S_CELLS or heads.shape[0] != 4
             or heads.shape[1] != HEAD_CELLS or topics.shape[1] != T_CELLS
             or queues.shape[1] != Q_CELLS or intervals.shape[1] != INTERVAL_CELLS
             or bad.shape[1] != BAD_CELLS or known_places.shape[0] != 2
-            or not known_cells.shape[0] or known_cells.shape[0] & (known_cells.shape[0] - 1)
-            or starts.shape[0] != files + 1 or not 0 <= at <= size or not 0 <= file <= files
-            or (timed and unit_times.shape[0] < unit_count)):
+            or known_cells.shape[0] & (known_cells.shape[0] - 1) or starts.shape[0] != files + 1
+            or not 0 <= at <= size or not 0 <= file <= files or (
+                timed and unit_times.shape[0] < unit_count)):
         raise ValueError("arrays have another shape")
-    place = 0
-    for kind in range(NAMES):
-        within(place, name_ends[kind] - place, names.shape[0])
-        if name_ends[kind] <= place:
-            raise ValueError("no name of a property")
-        name[kind].text = &names[place]
-        name[kind].size = name_ends[kind] - place
-        place = name_ends[kind]
+    take_names(names, name_ends, name)
+    place = -1
 
     with nogil:
         while at < end:
-            # By itself: a record, its checksum, and what its head says.
+            # By itself: a record, its checksums, and what its head says.
             why = NOT_SOUND
-            if not is_record(first, size, at, base, &found):
+            if not look(first, size, at, base, name, &seen):
                 break
+            found = &seen.found
             record = first + at
-            intact = read_i32(record + BODY_CRC_AT) == <int64_t>(CRC_MASK & crc32(
-                0, first + found.body_start, <uint64_t>found.body_length))
             flag = read_i32(record + SYS_FLAG_AT)
             born = record + BORN_HOST_AT
             host = born + ADDRESS_SIZE + 12 + (BORN_HOST_V6_MORE if flag & BORN_HOST_V6 else 0)
@@ -223,115 +352,40 @@ def sound(const uint8_t[::1] data, int64_t base, int64_t end, int what, int64_t[
                     or (read_u32(host - 12) == 0 and read_u32(born) == 0)):
                 break
 
-            # Where it has an appended CRC, that proves the rest; else properties must look sound.
-            part = first + found.properties_start
-            stop = part + found.properties_length
-            sealed = found.properties_length >= SEAL_SIZE and not memcmp(
-                stop - SEAL_SIZE, name[N_SEAL].text, <size_t>name[N_SEAL].size)
-            if sealed:
-                if not intact:
-                    break
-                crc = CRC_MASK & crc32(0, record, <uint64_t>(found.total_size - SEAL_SIZE))
-                good = True
-                for digit in range(SEAL_DIGITS):
-                    good &= (stop - 1 - SEAL_DIGITS)[digit] == 48 + crc % 10
-                    crc //= 10
-                if not good:
-                    break
-            elif not is_text(part, found.properties_length):
-                break
-            if found.properties_length > name[N_KEPT].size and not memcmp(
-                    part, name[N_KEPT].text, <size_t>name[N_KEPT].size):
-                break
-
             # It goes on with a run: the same host and kind of record, times that lie together.
             memcpy(&word_0, host, 8)
             word_1 = word_2 = 0
             if flag & STORE_HOST_V6:
                 memcpy(&word_1, host + 8, 8)
                 word_2 = read_u32(host + 16) + (<uint64_t>1 << 32)
-            if messages and intact and (word_0 != host_0 or word_1 != host_1 or word_2 != host_2
-                             or sealed != run_sealed
+            if messages and seen.intact and (word_0 != host_0 or word_1 != host_1 or word_2 != host_2
+                             or seen.sealed != run_sealed
                              or when - oldest > <int64_t>HALF_A_YEAR_SECONDS * 1000
                              or newest - when > <int64_t>HALF_A_YEAR_SECONDS * 1000):
                 why = ANOTHER_RUN
                 break
 
-            if not intact and state[S_BAD] >= bad.shape[0]:
+            if not seen.intact and state[S_BAD] >= bad.shape[0]:
                 why = NO_ROOM
                 break
 
-            # Its properties, in one pass; the last value of each name counts.
-            tags = unique = keys = delay = NULL
-            tags_size = unique_size = keys_size = delay_size = 0
-            good = True
-            while part < stop:
-                mark = <const uint8_t *>memchr(part, 2, <size_t>(stop - part))
-                part_end = mark if mark != NULL else stop
-                count = part_end - part
-                if part[0] == name[N_KEYS].text[0] and has_name(part, count, &name[N_KEYS]):
-                    keys, keys_size = part + name[N_KEYS].size, count - name[N_KEYS].size
-                elif part[0] == name[N_UNIQUE].text[0] and has_name(part, count, &name[N_UNIQUE]):
-                    unique, unique_size = part + name[N_UNIQUE].size, count - name[N_UNIQUE].size
-                elif part[0] == name[N_TAGS].text[0] and has_name(part, count, &name[N_TAGS]):
-                    tags, tags_size = part + name[N_TAGS].size, count - name[N_TAGS].size
-                elif part[0] == name[N_DELAY].text[0] and has_name(part, count, &name[N_DELAY]):
-                    delay, delay_size = part + name[N_DELAY].size, count - name[N_DELAY].size
-                elif has_name(part, count, &name[N_INNER]):
-                    good = False
-                elif count and not sealed and (part[0] == 1 or memchr(
-                        part, 1, <size_t>count) == NULL):
-                    good = False
-                part = part_end + 1
-            if not good:
-                break
-
-            # Its topic and queue.
-            number = <int64_t>(mixed(first + found.topic_start, found.topic_length)
-                               & <uint64_t>(known_cells.shape[0] - 1))
+            # Its topic, and what its tags code has to be.
             why = NEW_TOPIC
-            topic = -1
-            for tries in range(known_cells.shape[0]):
-                topic = known_cells[number]
-                if topic < 0 or (known_places[1, topic] == found.topic_length
-                                 and within(known_places[0, topic], found.topic_length,
-                                            known.shape[0]) == 0
-                                 and not memcmp(&known[0] + known_places[0, topic],
-                                                first + found.topic_start,
-                                                <size_t>found.topic_length)):
-                    break
-                number = (number + 1) & (known_cells.shape[0] - 1)
-            if topic < 0 or topic >= topics.shape[0]:
+            topic = topic_of(first + found.topic_start, found.topic_length, known, known_places,
+                             known_cells)
+            if topic < 0:
                 state[S_ASKED], state[S_ASKED_1] = found.topic_start, found.topic_length
                 break
             why = NOT_SOUND
-            if topics[topic, T_KIND] == T_OTHER:
+            if topics[topic, T_KIND] == T_OTHER or not code_of(
+                    &seen, topics[topic, T_KIND] == T_SCHEDULE, when, delays, &code):
                 break
-            confirmed, code, bits = 0, 0, 0
-            if tags_size:
-                hashed = hashed_on(0, tags, tags_size, &bits)
-                if bits & 0x80:
-                    if sealed:
-                        break
-                    hashed = hashed_text(0, tags, tags_size)
-                code = <int32_t>hashed
-            if topics[topic, T_KIND] == T_SCHEDULE and delay_size:
-                if delay_size > MOST_DELAY_DIGITS or not level_count:
-                    break
-                number, good = 0, True
-                for digit in range(<int>delay_size):
-                    good &= 48 <= delay[digit] <= 57
-                    number = number * 10 + delay[digit] - 48
-                if not good:
-                    break
-                number = min(number, level_count - 1)
-                if number > 0:
-                    code = when + delays[number]
+            confirmed = 0
 
             # Its consume queue entry.
             queue = NULL
             if with_rows:
-                confirmed += tags_size
+                confirmed += seen.tags_size
                 if not transaction & TRANSACTION_PREPARED:
                     why = NEW_QUEUE
                     place = -1
@@ -362,14 +416,15 @@ def sound(const uint8_t[::1] data, int64_t base, int64_t end, int what, int64_t[
 
             # Its index entries: of the unique key, and of each of the keys between spaces.
             next_entry, next_file, good = entry_number, file, True
-            with_keys = unique_size or keys_size
+            with_keys = seen.unique_size or seen.keys_size
+            unique_size = seen.unique_size
             if with_entries:
                 confirmed += unique_size
                 hashed = <uint32_t>topics[topic, T_SHARP]
-                key, key_end = keys, keys + keys_size
+                key, key_end = seen.keys, seen.keys + seen.keys_size
                 while unique_size or key < key_end:
                     if unique_size:
-                        part, part_end, unique_size = unique, unique + unique_size, 0
+                        part, part_end, unique_size = seen.unique, seen.unique + unique_size, 0
                     else:
                         part = key
                         mark = <const uint8_t *>memchr(key, SPACE, <size_t>(key_end - key))
@@ -384,19 +439,15 @@ def sound(const uint8_t[::1] data, int64_t base, int64_t end, int what, int64_t[
                     if key_size < 0 or key_size >= held:
                         why, good = NO_ENTRY, False
                         break
-                    bits = 0
-                    crc = hashed_on(hashed, part, part_end - part, &bits)
-                    if bits & 0x80:
-                        if sealed:
-                            good = False
-                            break
-                        crc = hashed_text(hashed, part, part_end - part)
+                    good = hash_of(hashed, part, part_end - part, seen.sealed, &key_hash)
+                    if not good:
+                        break
                     entry = &entries[0] + key_size * ENTRY_SIZE
                     while next_file < files and next_entry >= starts[next_file + 1]:
                         next_file += 1
                     good = next_file < files and (
                         read_i64(entry + ENTRY_PHYSICAL_OFFSET_AT) == base + at) and (
-                        read_i32(entry + ENTRY_KEY_HASH_AT) == absolute(crc))
+                        read_i32(entry + ENTRY_KEY_HASH_AT) == absolute(key_hash))
                     if not good:
                         break
                     seconds = read_i32(entry + ENTRY_TIME_DIFF_AT)
@@ -423,7 +474,7 @@ def sound(const uint8_t[::1] data, int64_t base, int64_t end, int what, int64_t[
                         state[S_INTERVALS] = number + 1
                     queue[Q_LEAST], queue[Q_PHYSICAL], queue[Q_INTACT] = stored, base + at, 0
                 queue[Q_NEXT] = stored + 1
-                if intact:
+                if seen.intact:
                     queue[Q_INTACT] = stored + 1
             keyed += with_keys
             if found.variant & 1 and state[S_FIRST_V2] < 0:
@@ -431,7 +482,7 @@ def sound(const uint8_t[::1] data, int64_t base, int64_t end, int what, int64_t[
             reached = at
             at += found.total_size
             why = AT_END
-            if not intact:
+            if not seen.intact:
                 number = state[S_BAD]
                 bad[number, 0], bad[number, 1] = base + reached, found.total_size
                 bad[number, 2], bad[number, 3], bad[number, 4] = topic, queue_id, stored
@@ -439,7 +490,7 @@ def sound(const uint8_t[::1] data, int64_t base, int64_t end, int what, int64_t[
                 state[S_BAD] = number + 1
                 state[S_BAD_BYTES] += found.total_size
                 continue
-            if not sealed:
+            if not seen.sealed:
                 loose += found.properties_length - confirmed
                 if flag & (BORN_HOST_V6 | STORE_HOST_V6):
                     loose += (BORN_HOST_V6_MORE if flag & BORN_HOST_V6 else 0) + (
@@ -449,7 +500,7 @@ def sound(const uint8_t[::1] data, int64_t base, int64_t end, int what, int64_t[
             if messages < 2:
                 put_head(record, base + reached, &heads[messages, 0])
             if not messages:
-                host_0, host_1, host_2, run_sealed = word_0, word_1, word_2, sealed
+                host_0, host_1, host_2, run_sealed = word_0, word_1, word_2, seen.sealed
                 newest = oldest = when
                 state[S_FIRST] = base + reached
             before, last, last_end = last, reached, at
