@@ -524,3 +524,118 @@ def sound(const uint8_t[::1] data, int64_t base, int64_t end, int what, int64_t[
     state[S_HOST], state[S_HOST_1] = <int64_t>host_0, <int64_t>host_1
     state[S_HOST_2] = <int64_t>host_2
     return why
+
+
+cdef enum:  # columns that `lead` fills, and cells of its state
+    L_TOPIC, L_QUEUE, L_OFFSET, L_PHYSICAL, L_SIZE, L_TIME, L_TAGS, LEAD_COLUMNS
+
+cdef enum:
+    P_AT, P_MESSAGES, P_KEYS, P_ASKED, P_ASKED_1, P_CELLS
+
+LEAD_STATE = ("at", "messages", "keys", "asked", "asked_1")
+LEAD_COLUMN = ("topic", "queue_id", "queue_offset", "physical", "size", "store_timestamp", "tags")
+
+
+def lead(const uint8_t[::1] data, int64_t base, int64_t end, bint keyed, int64_t[::1] state,
+         const uint8_t[::1] names, const int64_t[::1] name_ends,
+         const uint8_t[::1] known, const int64_t[:, ::1] known_places,
+         const int32_t[::1] known_cells, const int64_t[:, ::1] topics,
+         const int64_t[::1] delays, int64_t[:, ::1] columns, uint8_t[::1] rowed,
+         int64_t[:, ::1] keys):
+    """What records from the state's ``at`` on lead to, as far as they are intact and plain ones.
+
+    Arguments as those of `sound`. ``columns`` (named by `LEAD_COLUMN`, of int64) and ``rowed``
+    (whether it has a consume queue entry) take each message, ``keys`` (int64 [2, n]) message and
+    hash of each index entry, in index order, where these are wanted. Gives why it ended.
+    """
+    cdef int64_t size = data.shape[0], at = state[P_AT]
+    cdef const uint8_t *first = &data[0] if size else NULL
+    cdef const uint8_t *record
+    cdef const uint8_t *part
+    cdef const uint8_t *part_end
+    cdef const uint8_t *key
+    cdef const uint8_t *key_end
+    cdef const uint8_t *mark
+    cdef Message seen
+    cdef Name name[NAMES]
+    cdef int64_t messages = state[P_MESSAGES], count = state[P_KEYS], next_count
+    cdef int64_t room = columns.shape[1], key_room = keys.shape[1], unique_size, when, code
+    cdef int64_t *column = &columns[0, 0] if columns.shape[0] and room else NULL
+    cdef uint32_t hashed, key_hash
+    cdef int32_t flag, topic
+    cdef int transaction, why = AT_END
+    cdef bint good
+    if (state.shape[0] != P_CELLS or topics.shape[1] != T_CELLS or known_places.shape[0] != 2
+            or known_cells.shape[0] & (known_cells.shape[0] - 1) or not 0 <= at <= size
+            or columns.shape[0] != LEAD_COLUMNS or rowed.shape[0] < room or keys.shape[0] != 2
+            or messages < 0 or count < 0):
+        raise ValueError("arrays have another shape")
+    take_names(names, name_ends, name)
+    with nogil:
+        while at < end:
+            why = NOT_SOUND
+            if not look(first, size, at, base, name, &seen) or not seen.intact:
+                break
+            record = first + at
+            flag = read_i32(record + SYS_FLAG_AT)
+            transaction = flag & TRANSACTION_MASK
+            when = read_i64(record + BORN_HOST_AT + ADDRESS_SIZE + 4 + (
+                BORN_HOST_V6_MORE if flag & BORN_HOST_V6 else 0))
+            why = NEW_TOPIC
+            topic = topic_of(first + seen.found.topic_start, seen.found.topic_length, known,
+                             known_places, known_cells)
+            if topic < 0:
+                state[P_ASKED] = seen.found.topic_start
+                state[P_ASKED_1] = seen.found.topic_length
+                break
+            why = NOT_SOUND
+            if topics[topic, T_KIND] == T_OTHER or not code_of(
+                    &seen, topics[topic, T_KIND] == T_SCHEDULE, when, delays, &code):
+                break
+            why = NO_ROOM
+            if messages >= room:
+                break
+
+            # Keys of index entries: the unique key as a whole, the others between spaces.
+            next_count, good = count, True
+            if keyed and transaction != TRANSACTION_ROLLBACK:
+                hashed, unique_size = <uint32_t>topics[topic, T_SHARP], seen.unique_size
+                key, key_end = seen.keys, seen.keys + seen.keys_size
+                while unique_size or key < key_end:
+                    if unique_size:
+                        part, part_end, unique_size = seen.unique, seen.unique + unique_size, 0
+                    else:
+                        part = key
+                        mark = <const uint8_t *>memchr(key, SPACE, <size_t>(key_end - key))
+                        part_end = mark if mark != NULL else key_end
+                        key = part_end + 1
+                        if part == part_end:
+                            continue
+                    good = next_count < key_room
+                    if not good:
+                        break
+                    why = NOT_SOUND
+                    good = hash_of(hashed, part, part_end - part, seen.sealed, &key_hash)
+                    if not good:
+                        break
+                    why = NO_ROOM
+                    keys[0, next_count], keys[1, next_count] = messages, absolute(key_hash)
+                    next_count += 1
+                if not good:
+                    break
+
+            # Below the room that was tested, column by column.
+            count = next_count
+            column[L_TOPIC * room + messages] = topic
+            column[L_QUEUE * room + messages] = read_i32(record + QUEUE_ID_AT)
+            column[L_OFFSET * room + messages] = read_i64(record + QUEUE_OFFSET_AT)
+            column[L_PHYSICAL * room + messages] = base + at
+            column[L_SIZE * room + messages] = seen.found.total_size
+            column[L_TIME * room + messages] = when
+            column[L_TAGS * room + messages] = code
+            rowed[messages] = not transaction & TRANSACTION_PREPARED
+            messages += 1
+            at += seen.found.total_size
+            why = AT_END
+    state[P_AT], state[P_MESSAGES], state[P_KEYS] = at, messages, count
+    return why

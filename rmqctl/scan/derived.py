@@ -7,16 +7,17 @@ The same rules serve the check of a store and the dispatch that writes it (spec:
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 
 import numpy as np
 
-from rmqctl.formats.local import delay
+from rmqctl.formats.local import delay, filler
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.javahash import string_hash
 from rmqctl.kernel import active
 from rmqctl.scan import text
+from rmqctl.scan.damage.properties import MARK
 from rmqctl.scan.frames import Array, Batch
 
 QueueKey = tuple[str, int]
@@ -32,6 +33,13 @@ _NAMES = (*(np.frombuffer(name.encode(), np.uint8) for name in (
     *(name + props.NAME_VALUE_SEPARATOR for name in (props.TAGS, props.UNIQUE_KEY, props.KEYS)),
     props.INNER)), ord(props.PROPERTY_SEPARATOR))
 """Names as the kernel takes them, and what stands between properties."""
+_LOOKED_AT = [*((name + props.NAME_VALUE_SEPARATOR).encode() for name in (
+    props.TAGS, props.UNIQUE_KEY, props.KEYS, props.DELAY)), props.INNER.encode(),
+    filler.KEPT_START, MARK.tobytes()]
+NAMES = (np.frombuffer(b"".join(_LOOKED_AT), np.uint8),
+         np.cumsum([len(name) for name in _LOOKED_AT]))
+"""Properties that passes over sound records look at: one behind the other, where each ends."""
+_PLAIN, _SCHEDULE, _OTHER = range(3)
 
 
 class QueueTable:
@@ -273,3 +281,48 @@ def is_queue_name(name: str) -> bool:
     """Whether a topic or queue name can be a folder under ``consumequeue/``, and no other place."""
     return (name not in {"", ".", ".."} and "/" not in name and "\0" not in name
             and len(os.fsencode(name)) <= _NAME_MAX)
+
+
+# -- for passes of the kernel over sound records --------------------------------------------------
+
+
+def delays(levels: delay.Levels) -> Array:
+    """Milliseconds by delay level (int64), from 0 on."""
+    return np.array([levels.get(level, delay.UNKNOWN_LEVEL)
+                     for level in range(max(levels, default=-1) + 1)], np.int64)
+
+
+class Topics:
+    """The topics that a pass has met, in the order of their numbers. Messages of ``others`` are
+    left to the passes by column.
+    """
+
+    def __init__(self, others: Container[str] = ()) -> None:
+        self._others = others
+        self.known = text.TextTable()
+        self.rows: Array = np.zeros((0, 4), np.int64)
+        """By number: the hash of ``topic#``, first and number of the cells for its queues, kind."""
+
+    def add(self, raw: Array) -> bytes:
+        """Takes in a new one."""
+        number = int(self.known.encode(text.Texts(
+            raw, np.zeros(1, np.int64), np.array([len(raw)], np.int64)))[0])
+        name = raw.tobytes()
+        topic = os.fsdecode(name)
+        kind = _OTHER if topic in self._others else (
+            _SCHEDULE if topic == props.SCHEDULE_TOPIC else _PLAIN)
+        self.rows = grown(self.rows, number + 1)
+        self.rows[number] = string_hash(name.decode("utf-8", "replace") + "#"), 0, 0, kind
+        return name
+
+    def name(self, number: int) -> bytes:
+        return self.known.texts(slice(number, number + 1)).tolist()[0]
+
+
+def grown(array: Array, rows: int) -> Array:
+    """The same with room for so many rows, zeros behind those it had."""
+    if rows <= len(array):
+        return array
+    more: Array = np.zeros((max(2 * len(array), rows), array.shape[1]), array.dtype)
+    more[:len(array)] = array
+    return more

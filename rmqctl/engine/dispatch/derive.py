@@ -155,9 +155,10 @@ class Deriver:
     def __init__(self, profile: BrokerVersion, delay_levels: str, *, rows: bool = True,
                  keys: bool = True, multi_dispatch: bool = False) -> None:
         self.topics = text.Dictionary()
-        self._profile, self._rows, self._with_keys = profile, rows, keys
+        self._profile, self.with_rows, self.with_keys = profile, rows, keys
         self._multi = multi_dispatch and rows
-        self._leads = LeadsOf(self.topics, delay.parse_levels(delay_levels), tags=rows, keys=keys)
+        self.levels = delay.parse_levels(delay_levels)
+        self._leads = LeadsOf(self.topics, self.levels, tags=rows, keys=keys)
 
     def derive(self, batch: Batch) -> Derived:
         """The columns for the messages of a batch; they hold nothing of its buffer."""
@@ -170,14 +171,14 @@ class Deriver:
                           batch.offset, batch.column("total_size"), when, topic[:0], rowed,
                           None, None, None, None)
         properties = leads.properties
-        if self._rows:
+        if self.with_rows:
             derived.tags = leads.tags
             if self._profile.batch_queues and properties is not None and len(
                     properties.places(props.INNER_BASE)[0]):
                 derived.inner = batch_ranges(properties, queue_offset)
         if self._multi and properties is not None:
             derived.further = self._further(properties, topic, rowed)
-        if self._with_keys:
+        if self.with_keys:
             derived.key_row, derived.key_hash = leads.key_row, leads.key_hash
             rollback = kind == sysflag.TRANSACTION_ROLLBACK
             if rollback.any():

@@ -9,6 +9,7 @@ import numpy as np
 
 from rmqctl.broker.settings import Settings
 from rmqctl.engine.dispatch.derive import Derived, deriver_for
+from rmqctl.engine.dispatch.in_one_loop import LeadPass
 from rmqctl.repair.rebuild.kept import KeptEntries
 from rmqctl.scan.frames import DAMAGED, Batch, Span
 from rmqctl.scan.overlay import LogPart
@@ -74,25 +75,34 @@ def derive(settings: Settings, rows: bool, limit: int | None, kept: KeptEntries,
     """
     deriver = deriver_for(settings, rows=rows)
     result = DerivedRange()
-    take = result.derived.append if sink is None else sink
+
+    def take(derived: Derived) -> None:
+        (result.derived.append if sink is None else sink)(derived)
+        result.messages += len(derived)
+        result.last = int(derived.physical[-1])
+        result.end = result.last + int(derived.size[-1])
+        result.newest = max(result.newest, int(derived.store_timestamp.max()))
+
+    # By the kernel as far as it goes, and else batch by batch.
+    passes = None if part.file.head else LeadPass.of(
+        deriver, part.end - part.start, limit, take)
     with part.file.open() as source:
-        walk = part.walk(source)
+        walk = part.walk(source, sound=None if passes is None else passes.over)
         for batch in walk:
+            if passes is not None:
+                passes.settle()
             if isinstance(batch, Unread):
                 result.damage.add(Span(DAMAGED, source.base + batch.start,
                                        batch.end - batch.start, batch.reason))
                 continue
             intact = _intact(batch, limit, result.damage) if len(batch) else batch
             if len(intact):
-                size = intact.column("total_size")
                 take(kept.kept(intact, deriver.derive(intact)))
-                result.messages += len(intact)
-                result.last = int(intact.offset[-1])
-                result.end = result.last + int(size[-1])
-                result.newest = max(result.newest, int(intact.column("store_timestamp").max()))
             for span in batch.spans:
                 if span.kind == DAMAGED:
                     result.damage.add(span)
+        if passes is not None:
+            passes.settle()
         result.first, result.position = walk.first, walk.position
     return result
 

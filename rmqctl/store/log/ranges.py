@@ -15,6 +15,7 @@ from typing import Generic, Protocol, Self, TypeVar
 from rmqctl.errors import StoreIOError
 from rmqctl.scan.source import Source
 from rmqctl.scan.tolerant import TolerantWalk
+from rmqctl.scan.walk import Sound
 from rmqctl.store.log.end import used_size
 
 RANGE_SIZE = 64 << 20
@@ -52,10 +53,11 @@ class Range(Generic[F]):
     def length(self) -> int:
         return self.until - self.start
 
-    def walk(self, source: Source, *, no_stale: bool = False) -> TolerantWalk:
+    def walk(self, source: Source, *, no_stale: bool = False,
+             sound: Sound | None = None) -> TolerantWalk:
         """The walk over it; a frame belongs to the range in which it starts."""
         return TolerantWalk(lambda: source, self.start, self.end, resync=self.resync,
-                            no_stale=no_stale)
+                            no_stale=no_stale, sound=sound)
 
     def from_seam(self, start: int) -> Self:
         """The range with a beginning that is known to be a frame's."""

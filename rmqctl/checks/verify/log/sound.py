@@ -19,21 +19,14 @@ from rmqctl.checks.verify.index.keys import KeyCheck
 from rmqctl.checks.verify.log.seals import Run
 from rmqctl.checks.verify.queue.rows import TIME, QueueRows
 from rmqctl.errors import StoreIOError
-from rmqctl.formats.local import delay, filler, sysflag
-from rmqctl.formats.local import properties as props
+from rmqctl.formats.local import delay, sysflag
 from rmqctl.formats.local.consume_queue import UNIT_SIZE
-from rmqctl.formats.local.javahash import string_hash
-from rmqctl.scan import text
-from rmqctl.scan.damage.properties import MARK as SEAL
+from rmqctl.scan.derived import NAMES, Topics, delays, grown
 from rmqctl.scan.frames import Array
 from rmqctl.scan.headers import WIDTH
 from rmqctl.store.queue.consume_queue import plain_units
 from rmqctl.store.store import Store
 
-_NAMES = [*((name + props.NAME_VALUE_SEPARATOR).encode() for name in (
-    props.TAGS, props.UNIQUE_KEY, props.KEYS, props.DELAY)), props.INNER.encode(),
-    filler.KEPT_START, SEAL.tobytes()]
-_PLAIN, _SCHEDULE, _OTHER = range(3)
 _ROWS, _ENTRIES, _TIMED = 1, 2, 4
 _UNITS = 400_000
 """Units of consume queues that are at hand."""
@@ -53,15 +46,13 @@ class SoundPass:
     def __init__(self, kernel: Any, store: Store, wanted: Wanted, rows: QueueRows,
                  batched: set[str]) -> None:
         self._kernel, self._store, self._wanted, self._rows = kernel, store, wanted, rows
-        self._batched = batched
         self._at = {name: number for number, name in enumerate(kernel.SOUND_STATE)}
         self._ends = dict(enumerate(kernel.SOUND_ENDS))
         self._state: Array = np.zeros(len(self._at), np.int64)
         self._state[self._at["first_v2"]] = -1
         self._heads: Array = np.zeros((4, WIDTH), np.int64)
         # The tables of topics and queues, which grow as they are met.
-        self._known = text.TextTable()
-        self._topics: Array = np.zeros((0, 4), np.int64)
+        self._topics = Topics(batched)
         self._cells: Array = np.zeros(0, np.int32)
         self._queues: Array = np.zeros((0, 7), np.int64)
         self._intervals: Array = np.zeros((_INTERVALS, 5), np.int64)
@@ -73,11 +64,7 @@ class SoundPass:
         self._timed = store.layout.consumequeue == "rocksdb"
         self._keys: KeyCheck | None = None
         self._entries: Array = np.zeros(0, np.uint8)
-        levels = delay.DEFAULT_LEVELS
-        self._delays = np.array([levels.get(level, delay.UNKNOWN_LEVEL)
-                                 for level in range(max(levels) + 1)], np.int64)
-        names = np.frombuffer(b"".join(_NAMES), np.uint8)
-        self._names = names, np.cumsum([len(name) for name in _NAMES])
+        self._delays = delays(delay.DEFAULT_LEVELS)
 
     def start(self, keys: KeyCheck | None) -> None:
         self._keys = keys
@@ -113,13 +100,13 @@ class SoundPass:
             _TIMED if self._timed else 0)
         while True:
             ended = self._ends[self._kernel.sound(
-                data, base, end, what, self._state, *self._names, *self._known.tables,
-                self._topics, self._cells, self._queues, self._intervals, self._units, self._times,
-                self._entries, *self._of_index, self._delays, self._heads,
+                data, base, end, what, self._state, *NAMES, *self._topics.known.tables,
+                self._topics.rows, self._cells, self._queues, self._intervals, self._units,
+                self._times, self._entries, *self._of_index, self._delays, self._heads,
                 self._bad)]
             asked = self._get("asked"), self._get("asked_1")
             if ended == "new_topic":
-                self._add_topic(data[asked[0]:asked[0] + asked[1]])
+                self._topics.add(data[asked[0]:asked[0] + asked[1]])
             elif ended == "no_room":
                 self._keep_intervals()
                 self._keep_bad(result)
@@ -143,22 +130,11 @@ class SoundPass:
 
     # -- what the kernel asks for ---------------------------------------------------------------
 
-    def _add_topic(self, raw: Array) -> None:
-        number = int(self._known.encode(text.Texts(
-            raw, np.zeros(1, np.int64), np.array([len(raw)], np.int64)))[0])
-        name = raw.tobytes()
-        topic = os.fsdecode(name)
-        kind = _OTHER if topic in self._batched else (
-            _SCHEDULE if topic == props.SCHEDULE_TOPIC else _PLAIN)
-        sharp = string_hash(name.decode("utf-8", "replace") + "#")
-        self._topics = _grown(self._topics, number + 1)
-        self._topics[number] = sharp, 0, 0, kind
-
     def _add_queue(self, topic: int, queue_id: int) -> bool:
         """Whether there is room for such a queue."""
         if queue_id >= _MOST_IDS:
             return False
-        first, count = self._topics[topic, 1:3].tolist()
+        first, count = self._topics.rows[topic, 1:3].tolist()
         if queue_id >= count:
             # The topic gets cells behind all others.
             more = max(2 * count, queue_id + 1)
@@ -166,11 +142,10 @@ class SoundPass:
             cells[:count] = self._cells[first:first + count]
             first = len(self._cells)
             self._cells = np.concatenate([self._cells, cells])
-            self._topics[topic, 1:3] = first, more
-        raw = self._known.texts(slice(topic, topic + 1)).tolist()[0]
-        number = self._rows.number((os.fsdecode(raw), queue_id))
+            self._topics.rows[topic, 1:3] = first, more
+        number = self._rows.number((os.fsdecode(self._topics.name(topic)), queue_id))
         self._cells[first + queue_id] = number
-        self._queues = _grown(self._queues, number + 1)
+        self._queues = grown(self._queues, number + 1)
         return True
 
     def _read_units(self, number: int, offset: int) -> bool:
@@ -266,7 +241,7 @@ class SoundPass:
         self._set(bad=0, bad_bytes=0)
         if not rows:
             return
-        names = self._known.texts(slice(None)).tolist()
+        names = self._topics.known.texts(slice(None)).tolist()
         for offset, size, topic, queue_id, queue_offset, length, flag in rows:
             result.keep_bad(BadRecord(offset, size, names[topic], queue_id, queue_offset, "body",
                                       "", length > 0, sysflag.has_consume_queue_row(flag)))
@@ -284,12 +259,3 @@ class SoundPass:
     def _tell(self, intervals: Array) -> None:
         for interval in intervals.tolist():
             self._rows.agree(*interval)
-
-
-def _grown(array: Array, rows: int) -> Array:
-    """The same with room for so many rows, zeros behind those it had."""
-    if rows <= len(array):
-        return array
-    more: Array = np.zeros((max(2 * len(array), rows), array.shape[1]), array.dtype)
-    more[:len(array)] = array
-    return more

@@ -1,0 +1,99 @@
+"""What plain messages lead to, by the kernel in one loop from the bytes of the log to the columns.
+
+It ends at the first message that is damaged or has something only `Deriver` knows, which goes on
+there by column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from rmqctl.engine.dispatch.derive import Derived, Deriver
+from rmqctl.formats.local.message import MIN_SIZE
+from rmqctl.kernel import active
+from rmqctl.scan.derived import NAMES, Topics, delays
+from rmqctl.scan.frames import Array
+
+_KEYS_EACH = 2
+"""Keys of a message, as far as room is made for them beforehand."""
+
+
+class LeadPass:
+    """Derives from what a walk has read (`over` is its ``sound``); `settle` gives what it came by.
+
+    ``length``: bytes of the log that it is for. Only messages that end at or before ``limit``.
+    """
+
+    @classmethod
+    def of(cls, deriver: Deriver, length: int, limit: int | None,
+           take: Callable[[Derived], None]) -> LeadPass | None:
+        """None where the kernel is not there."""
+        kernel = active()
+        return None if kernel is None else cls(kernel, deriver, length, limit, take)
+
+    def __init__(self, kernel: Any, deriver: Deriver, length: int, limit: int | None,
+                 take: Callable[[Derived], None]) -> None:
+        self._kernel, self._deriver, self._limit, self._take = kernel, deriver, limit, take
+        self._at = {name: number for number, name in enumerate(kernel.LEAD_STATE)}
+        self._ends = dict(enumerate(kernel.SOUND_ENDS))
+        self._state: Array = np.zeros(len(self._at), np.int64)
+        self._topics, self._numbers = Topics(), [0][:0]
+        self._delays = delays(deriver.levels)
+        self._room, self._keys_each = length // MIN_SIZE + 1, _KEYS_EACH
+        self._columns: Array = np.empty((len(kernel.LEAD_COLUMN), 0), np.int64)
+        self._rowed: Array = np.empty(0, bool)
+        self._keys: Array = np.empty((2, 0), np.int64)
+
+    def over(self, data: Array, base: int, at: int, end: int) -> int:
+        """As `Walk.sound` has it."""
+        if self._limit is not None:
+            data = data[:max(self._limit - base, 0)]
+            end = min(end, len(data))
+        if at >= end:
+            return at
+        self._state[self._at["at"]] = at
+        while True:
+            ended = self._ends[self._kernel.lead(
+                data, base, end, self._deriver.with_keys, self._state, *NAMES,
+                *self._topics.known.tables, self._topics.rows, self._delays, self._columns,
+                self._rowed.view(np.uint8), self._keys)]
+            if ended == "new_topic":
+                start, length = self._state[-2:].tolist()
+                self._numbers.append(self._deriver.topics.number(
+                    self._topics.add(data[start:start + length])))
+            elif ended != "no_room" or not self._more_room():
+                return int(self._state[self._at["at"]])
+
+    def _more_room(self) -> bool:
+        """Whether there was any message, or no room yet: else one has too many keys."""
+        is_first = not self._columns.shape[1]
+        if not is_first:
+            if not self._state[self._at["messages"]]:
+                return False
+            self._keys_each *= 2
+            self.settle()
+        columns = len(self._columns)
+        self._columns = np.empty((columns, self._room), np.int64)
+        self._rowed = np.empty(self._room, bool)
+        keyed = self._room * self._keys_each if self._deriver.with_keys else 0
+        self._keys = np.empty((2, keyed), np.int64)
+        return True
+
+    def settle(self) -> None:
+        """Gives the columns of all messages that were passed over since the last time."""
+        count, keys = self._state[1:3].tolist()
+        if not count:
+            return
+        columns = dict(zip(self._kernel.LEAD_COLUMN, self._columns[:, :count], strict=True))
+        columns["topic"] = np.array(self._numbers, np.int64)[columns["topic"]]
+        if not self._deriver.with_rows:
+            columns["tags"] = columns["tags"][:0]
+        row, key_hash = self._keys[:, :keys] if self._deriver.with_keys else (None, None)
+        self._take(Derived(self._deriver.topics.texts, **columns, rowed=self._rowed[:count],
+                           key_row=row, key_hash=key_hash, further=None, inner=None))
+        # What was given keeps its arrays.
+        self._state[1:3] = 0
+        self._columns = self._columns[:, :0]
