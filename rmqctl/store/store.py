@@ -46,6 +46,7 @@ from rmqctl.store.files import (
     node_of,
 )
 from rmqctl.store.index.files import IndexFile, open_index
+from rmqctl.store.index.shape import Decided
 from rmqctl.store.layout import Layout, is_database, recognise, whose_log
 from rmqctl.store.live import Snapshot
 from rmqctl.store.log.commit_log import CommitLog
@@ -157,6 +158,8 @@ class Store(Closing):
         self._queues: dict[tuple[str, int], FileQueue] = {}
         self._lent: dict[tuple[str, int], FileQueue] = {}
         self._evidence: StoreWitness | None = None
+        self._shapes_met: dict[str, Decided] = {}
+        self._shapes_lent: dict[str, Decided] | None = None
         self._listings: dict[str, Listing] = {}
         self._as_is: RocksQueues | None = None
         self._seen_end = 0
@@ -455,11 +458,11 @@ class Store(Closing):
         return self._lent
 
     def lend(self, to: Store, *, evidence: bool = False) -> None:
-        """Gives another view of the store the queues that are listed and looked at; ``evidence``:
-        what they tell of the log, too.
+        """Gives another view of the store the queues that are listed and looked at, and the shapes
+        of index files that views met; ``evidence``: what they tell of the log, too.
         """
         if self.snapshot is None:
-            to._lent = self._lent
+            to._lent, to._shapes_lent = self._lent, self._shapes_met
             to._evidence = self._evidence if evidence else None
 
     def queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
@@ -594,8 +597,12 @@ class Store(Closing):
         return live.fixed(index, self.snapshot.index_headers[file.name])
 
     def _open_index(self, file: StoreFile) -> IndexFile:
-        return open_index(file, self.sizes.index_slots, self.sizes.index_max,
-                          self._shapes_said(file))
+        known = None if self._shapes_lent is None else self._shapes_lent.get(file.path)
+        index = open_index(file, self.sizes.index_slots, self.sizes.index_max,
+                           self._shapes_said(file), known)
+        if self._shapes_lent is not None:
+            self._shapes_lent[file.path] = Decided(index.shape, index.sure)
+        return index
 
     def _shapes_said(self, file: StoreFile) -> Iterator[Shape]:
         """What the store says of a file's shape: store.json, then its other files of the size."""

@@ -20,7 +20,7 @@ from rmqctl.formats.local.index_file import (
 )
 from rmqctl.scan.source import FileSource
 from rmqctl.store.files import StoreFile
-from rmqctl.store.index.shape import decide
+from rmqctl.store.index.shape import Decided, decide
 
 MAX_BATCH = 64
 """``maxMsgsNumBatch``: the most a broker gives for one query."""
@@ -72,10 +72,11 @@ def by_age(files: Iterable[tuple[StoreFile, HeaderRecord | None]]) -> list[Store
 
 
 def open_index(file: StoreFile, slots: int | None = None, max_entries: int | None = None,
-               preferred: Iterable[Shape] = ()) -> IndexFile:
+               preferred: Iterable[Shape] = (), known: Decided | None = None) -> IndexFile:
     """Opens an index file and finds its shape, as `rmqctl.store.index.shape` decides it.
 
-    ``preferred`` is what the store says of the shape. FormatError where it cannot be told.
+    ``preferred`` is what the store says of the shape, ``known`` what was decided before.
+    FormatError where it cannot be told.
     """
     source = file.open()
     sure = True
@@ -86,7 +87,7 @@ def open_index(file: StoreFile, slots: int | None = None, max_entries: int | Non
         elif slots is not None:
             shape = layout.shape_of(source.size, slots)
         else:
-            decided = decide(source.size, source.read, preferred)
+            decided = known or decide(source.size, source.read, preferred)
             shape, sure = decided.shape, decided.sure
     except FormatError as error:
         source.close()

@@ -28,10 +28,11 @@ from rmqctl.store.queue.consume_queue import plain_units
 from rmqctl.store.store import Store
 
 _ROWS, _ENTRIES, _TIMED = 1, 2, 4
-_UNITS = 400_000
+_UNITS = 1 << 18
 """Units of consume queues that are at hand."""
-_FEWEST = 64
-_ENTRIES_HELD = 1 << 16
+_FEWEST, _MOST = 64, 1 << 13
+"""How many of one queue are read at a time."""
+_ENTRIES_HELD = 1 << 15
 _MOST_IDS = 1 << 12
 """Queue ids from here on are left to others."""
 _INTERVALS = 1 << 12
@@ -159,7 +160,8 @@ class SoundPass:
         if not queue.first_index <= offset < end:
             return False
         # As much for each queue as there is room for all.
-        share = max(_UNITS // max(len(self._rows.keys), len(self._rows.ends)), _FEWEST)
+        queues = max(len(self._rows.keys), len(self._rows.ends))
+        share = min(max(_UNITS // queues, _FEWEST), _MOST)
         try:
             units = queue.timed_units(offset, min(share, end - offset))
         except StoreIOError:
