@@ -342,21 +342,3 @@ def index_keys(const uint8_t[::1] data, const int64_t[:, ::1] unique, Py_ssize_t
                     count += 1
                 at += 1  # behind the space
     return -1 if bits & 0x80 else count
-
-
-def extremes(const uint8_t[::1] data, const int64_t[::1] start, int64_t offset, int width,
-             bint signed):
-    """(least, greatest) of big-endian integers as `integers` has them; there is at least one."""
-    cdef int64_t size = data.shape[0], value, least = 0, greatest = 0
-    cdef const uint8_t *first = &data[0] if size else NULL
-    cdef Py_ssize_t row
-    if width not in (1, 2, 4, 8) or not start.shape[0]:
-        raise ValueError("no such integer")
-    within(offset, 0, size)
-    with nogil:
-        for row in range(start.shape[0]):
-            within(start[row], offset + width, size)
-            value = number_at(first + start[row] + offset, width, signed)
-            least = value if row == 0 or value < least else least
-            greatest = value if row == 0 or value > greatest else greatest
-    return least, greatest

@@ -32,9 +32,6 @@ def replaced(batch: Batch) -> Array:
 
 def fillers(batch: Batch) -> Array:
     """Which messages of a batch are fillers (bool)."""
-    least, most = batch.reach("born_host.port") if len(batch) else (1, 1)
-    if not least <= 0 <= most:
-        return np.zeros(len(batch), bool)
     mask: Array = (batch.column("born_host.port") == 0) & (
         batch.column("sys_flag") & BORN_HOST_V6 == 0)
     rows = np.flatnonzero(mask)

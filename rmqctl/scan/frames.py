@@ -241,33 +241,10 @@ class Batch:
             out[rows] = out[rows] * 2 + (len(words) > 1)
         return out
 
-    def reach(self, name: str) -> tuple[int, int]:
-        """The least and the greatest value of an integer field of the fixed part, among at least
-        one record.
-        """
-        kernel = active()
-        if kernel is None or name in self._columns:
-            column = self.column(name)
-            return int(column.min()), int(column.max())
-        reaches = [self._reach(kernel, rows, *shaped.field(name)) for rows, shaped in self._groups]
-        return min(least for least, _ in reaches), max(most for _, most in reaches)
-
-    def _reach(self, kernel: Any, rows: Any, kind: np.dtype[Any], offset: int) -> tuple[int, int]:
-        found: tuple[int, int] = kernel.extremes(
-            self.data, np.ascontiguousarray(self.start[rows]), offset, kind.itemsize,
-            kind.kind == "i")
-        return found
-
     def has_one_store_host(self) -> bool:
         """Whether all records have the same store host; there is at least one record."""
-        kernel = active()
-        if kernel is None or len(self._groups) != 1:
-            hosts = self.store_hosts()
-            return bool((hosts == hosts[0]).all())
-        rows, shaped = self._groups[0]
-        reaches = [self.reach("store_host.port"), *(
-            self._reach(kernel, rows, _HOST_WORD, word) for word in _host_words(shaped))]
-        return all(least == most for least, most in reaches)
+        hosts = self.store_hosts()
+        return bool((hosts == hosts[0]).all())
 
     def crc(self, start: Array, length: Array) -> Array:
         """CRC-32, top bit cleared, of a slice of ``data`` for each record (int64)."""

@@ -66,8 +66,6 @@ class Headers:
         """
         if not len(batch) or (which is not None and not which.any()):
             return
-        if self._plain(batch, which, numbers):
-            return
         rows = self._rows(batch)
         if numbers is not None and len(numbers):
             rows[numbers, _NUMBER] = 1
@@ -84,8 +82,8 @@ class Headers:
         self._join(rows)
 
     def add_run(self, heads: Array, count: int) -> None:
-        """So many messages of which none is odd between two others (see `_plain`): rows of the
-        first two and the last two.
+        """So many messages of one host within half a year, none of which is odd by itself: rows of
+        the first two and the last two.
         """
         if count < _ENDS:
             self._join(heads[[0, 1, 3][:count]])
@@ -101,29 +99,6 @@ class Headers:
         for number, column in enumerate(columns):
             rows[:, number] = column
         return rows
-
-    def _plain(self, batch: Batch, which: Array | None, numbers: Array | None) -> bool:
-        """Whether a batch's columns show by their least and greatest values that no record between
-        two others of it is odd; then its ends are taken up.
-        """
-        if len(batch) < _ENDS or (which is not None and not which.all()) or (
-                numbers is not None and len(numbers)):
-            return False
-        reaches = {name: batch.reach(name) for name in rules.FIELDS[:_AT]}
-        flags, times = reaches["sys_flag"], batch.reach("store_timestamp")
-        # The rules look at ranges of numbers, but for the flag: one that stands everywhere.
-        place = int(batch.offset[0])
-        if flags[0] != flags[1] or times[0] < rules.EARLIEST or (
-                times[1] - times[0] > rules.HALF_A_YEAR) or not batch.has_one_store_host() or any(
-                any(rules.alone({**{name: reach[end] for name, reach in reaches.items()},
-                                 "physical_offset": place}).values()) for end in (0, 1)) or any(
-                rules.born_at_odd_time(born, times[0]) for born in batch.reach("born_timestamp")):
-            return False
-        ends = batch.select(np.array([0, 1, len(batch) - 2, len(batch) - 1]))
-        rows = self._rows(ends)
-        self._join(rows[:2])
-        self._last = rows[2:]
-        return True
 
     def _count_early(self, count: int, first: int | None) -> None:
         self.early += count

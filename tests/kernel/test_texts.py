@@ -20,7 +20,7 @@ from rmqctl.scan.derived import IndexKeys
 from rmqctl.scan.frames import Array
 from rmqctl.scan.groupings import Keys
 from rmqctl.store.store import Store
-from tests.kernel.test_equal import log, on_both, rounds
+from tests.kernel.test_equal import on_both, rounds
 from tests.support import tiny
 from tests.support.kernels import compiled_only
 
@@ -129,24 +129,6 @@ def test_copies_without_anything_between(seed: int) -> None:
 
         first, second = on_both(copied)
         assert first == second == texts.tolist() + other.tolist(), (seed, number)
-
-
-def test_least_and_greatest(seed: int) -> None:
-    from rmqctl.scan.frames import records_from
-
-    source = random.Random(seed)
-    for number in rounds():
-        data = np.frombuffer(bytes(log(source, 0)), np.uint8)
-
-        def reaches(data: Array = data) -> Any:
-            batch = records_from(data, 0, 0, len(data))
-            if not len(batch):
-                return None
-            return (batch.reach("queue_id"), batch.reach("born_host.port"),
-                    batch.reach("store_timestamp"), batch.has_one_store_host())
-
-        first, second = on_both(reaches)
-        assert first == second, (seed, number)
 
 
 def findings(root: Path) -> Any:

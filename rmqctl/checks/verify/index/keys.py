@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rmqctl.errors import StoreIOError
-from rmqctl.kernel import active
 from rmqctl.scan.frames import Array
 from rmqctl.store.index.entries import Entries, EntryPlace, OpenedFile
 
@@ -131,15 +130,6 @@ class KeyCheck:
         count = len(physical)
         self.tally.expected += count
         entries = self.entries.read(self.position, count)
-        kernel = active()
-        if kernel is not None:
-            agree, in_time = kernel.entries_agree(
-                entries.view(np.uint8), physical, key_hash, store_time, self.position,
-                np.array(self.entries.starts, np.int64), self.begins)
-            if agree and in_time:
-                self.position += count
-                self.tally.actual += count
-                return
         if len(entries) == count and (entries["physical_offset"] == physical).all() and (
                 entries["key_hash"] == key_hash).all():
             self._times(entries, store_time, np.arange(self.position, self.position + count))

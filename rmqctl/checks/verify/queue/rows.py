@@ -17,9 +17,8 @@ from rmqctl.checks.verify.queue.ext_units import ExtReader
 from rmqctl.errors import StoreIOError
 from rmqctl.formats.local import consume_queue_ext as ext
 from rmqctl.formats.local import properties as props
-from rmqctl.kernel import active
 from rmqctl.scan.frames import Array
-from rmqctl.store.queue.consume_queue import ConsumeQueue, plain_units
+from rmqctl.store.queue.consume_queue import ConsumeQueue
 from rmqctl.store.store import Store
 
 QueueKey = tuple[str, int]
@@ -192,9 +191,6 @@ class QueueRows:
                         for r in self._pending), strict=True)
         rows = Rows(*(np.concatenate(column) for column in columns))
         self._pending, self._count = [], 0
-        rows = self._without_agreeing(rows)
-        if not len(rows):
-            return
         # Small numbers: numpy sorts 16-bit integers by radix, many times faster.
         small = len(self.keys) < 1 << 16
         order = np.argsort(rows.queue.astype(np.uint16) if small else rows.queue, kind="stable")
@@ -204,71 +200,6 @@ class QueueRows:
         ends = [*borders.tolist(), len(rows)]
         for start, end in zip(starts, ends, strict=True):
             self._compare(self.keys[int(rows.queue[start])], rows.take(slice(start, end)))
-
-    def _without_agreeing(self, rows: Rows) -> Rows:
-        """Counts the queues of which all rows agree one after the other; the rows of the others."""
-        kernel = active()
-        if kernel is None or len(self.keys) > len(rows):
-            return rows
-        reach: Array = np.empty((4, len(self.keys)), np.int64)
-        limits = np.iinfo(np.int64)
-        reach[0], reach[1], reach[2], reach[3] = 0, limits.max, limits.min, limits.max
-        kernel.queue_reach(rows.queue, rows.offset, rows.physical, reach)
-        number, least, most, first_physical = reach.tolist()
-
-        # The units of all queues that have them, behind each other.
-        begin: Array = np.zeros((2, len(self.keys)), np.int64)
-        odd: Array = np.ones(len(self.keys), bool)
-        parts: list[Array] = []
-        times: list[Array] = []
-        total = 0
-        for queue, key in enumerate(self.keys):
-            if number[queue]:
-                units = self._units(key, least[queue], most[queue], number[queue])
-                if units is not None:
-                    begin[:, queue] = total, len(units)
-                    odd[queue] = False
-                    if TIME in (units.dtype.names or ()):
-                        times.append(units[TIME])
-                        units = plain_units(units)
-                    parts.append(units.view(np.uint8))
-                    total += len(units)
-        if not parts:
-            return rows
-        kernel.rows_agree(rows.queue, rows.offset, rows.physical, rows.size, rows.tags,
-                          rows.damaged.view(np.uint8), reach[1], *begin,
-                          np.concatenate(parts), odd.view(np.uint8))
-        if times:  # those of a data base: all of them have one
-            place = begin[0][rows.queue] + rows.offset - reach[1][rows.queue]
-            held = np.flatnonzero(~odd[rows.queue])
-            noted = np.concatenate(times)[place[held]]
-            odd[rows.queue[held[noted != rows.store_time[held]]]] = True
-        for queue in np.flatnonzero(~odd).tolist():
-            if number[queue]:
-                tally = self._tally(self.keys[queue])
-                tally.messages += number[queue]
-                tally.agreeing += number[queue]
-                tally.next_offset = max(tally.next_offset, most[queue] + 1)
-                tally.first_phy = min(tally.first_phy, first_physical[queue])
-                tally.cover(least[queue], most[queue] + 1)
-        which = odd[rows.queue]
-        return rows.take(which) if which.any() else rows.take(slice(0, 0))
-
-    def _units(self, key: QueueKey, least: int, most: int, number: int) -> Array | None:
-        """The units of a queue for messages that follow each other, with their store times where
-        it notes these; None for any other.
-        """
-        queue = self.store.queue(*key)
-        if queue is None or not queue.exists or most - least + 1 != number:
-            return None
-        end = self.ends.get(key)
-        if least < queue.first_index or most >= (queue.disk_end if end is None else end):
-            return None
-        try:
-            units = queue.timed_units(least, number)
-        except StoreIOError:
-            return None
-        return units if len(units) == number else None
 
     def _tally(self, key: QueueKey) -> QueueTally:
         return self.tallies.setdefault(key, QueueTally())
