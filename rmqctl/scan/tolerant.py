@@ -31,6 +31,14 @@ class Unread:
     reason: str
 
 
+class _OfConsumerError(Exception):
+    """What failed where records were passed over."""
+
+    def __init__(self, error: StoreIOError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
 class TolerantWalk:
     """Iterates over the batches of ``[start, end)`` like `Walk`, and what is lost of it, in order.
 
@@ -63,7 +71,10 @@ class TolerantWalk:
         def sound(data: Array, first: int, at: int, end: int) -> int:
             """What was passed over is not walked again, should a read fail behind it."""
             assert passes is not None
-            reached = passes(data, first, at, end)
+            try:
+                reached = passes(data, first, at, end)
+            except StoreIOError as error:
+                raise _OfConsumerError(error) from None
             if reached > at:
                 self.position = first - base + reached
             return reached
@@ -87,6 +98,8 @@ class TolerantWalk:
                 if stop == self._end or walk.shrunk:
                     break
                 stop, in_steps = self._end, False
+            except _OfConsumerError as wrapped:
+                raise wrapped.error from None
             except StoreIOError as error:
                 if walk is not None and self.position < walk.position < stop:
                     stop = walk.position  # sound frames which did not come out: only these

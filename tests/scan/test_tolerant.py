@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
@@ -135,3 +136,45 @@ def test_a_file_that_became_shorter_is_seen(whole) -> None:
     walk = TolerantWalk(lambda: BytesSource(whole[0], BASE), 0, len(whole[0]) + 1)
     assert walked(walk)[0] == whole[1]
     assert walk.shrunk
+
+
+@pytest.mark.parametrize("start", [0, 100_000, (2 << 20) - 300, (2 << 20) + 5, 3_000_000])
+@pytest.mark.parametrize("steps", [0, 1, 7, 1 << 30])
+def test_what_is_passed_over_comes_once(start: int, steps: int, whole) -> None:
+    """Some records of each buffer come in no batch; with those in batches none is there twice."""
+    data, places = whole
+    sizes = dict(places)
+    passed: list[tuple[int, int]] = []
+
+    def sound(_data: Any, base: int, at: int, end: int) -> int:
+        for _ in range(steps):
+            place = base + at - BASE
+            if at >= end or sizes.get(place, 1 << 62) - place > len(_data) - at:
+                break
+            passed.append((place, sizes[place]))
+            at += sizes[place] - place
+        return at
+
+    messages: list[tuple[int, int]] = []
+    lost = 0
+    walk = TolerantWalk(lambda: Worn(data, start, start + 512), 0, len(data), sound=sound)
+    for item in walk:
+        if isinstance(item, Unread):
+            lost += 1
+            continue
+        messages += [(int(at) - BASE, int(at + size) - BASE) for at, size in zip(
+            item.offset, item.column("total_size"), strict=True)]
+    assert lost == 1
+    assert walk.position == len(data)
+    found = sorted(messages + passed)
+    assert len(set(found)) == len(found)
+    expected, _ = walked(TolerantWalk(lambda: Worn(data, start, start + 512), 0, len(data)))
+    assert found == sorted(expected)
+
+
+def test_an_error_of_who_passes_over_is_no_damage(whole) -> None:
+    def sound(_data: Any, _base: int, _at: int, _end: int) -> int:
+        raise StoreIOError("elsewhere")
+
+    with pytest.raises(StoreIOError, match="elsewhere"):
+        list(TolerantWalk(lambda: BytesSource(whole[0], BASE), 0, len(whole[0]), sound=sound))

@@ -152,17 +152,17 @@ class SoundPass:
     def _read_units(self, number: int, offset: int) -> bool:
         """Whether the queue has a unit there: it and those behind it are at hand then."""
         key = self._rows.keys[number]
-        queue = self._store.queue(*key)
-        if queue is None or not queue.exists:
-            return False
-        end = self._rows.ends.get(key)
-        end = queue.disk_end if end is None else end
-        if not queue.first_index <= offset < end:
-            return False
         # As much for each queue as there is room for all.
         queues = max(len(self._rows.keys), len(self._rows.ends))
         share = min(max(_UNITS // queues, _FEWEST), _MOST)
         try:
+            queue = self._store.queue(*key)
+            if queue is None or not queue.exists:
+                return False
+            end = self._rows.ends.get(key)
+            end = queue.disk_end if end is None else end
+            if not queue.first_index <= offset < end:
+                return False
             units = queue.timed_units(offset, min(share, end - offset))
         except StoreIOError:
             return False
