@@ -75,11 +75,16 @@ def _of_patch(path: str, step: Patch) -> int:
     total = 0
     fd = open_file(path, os.O_RDONLY)
     try:
-        size = os.fstat(fd).st_size
+        size, low, high = os.fstat(fd).st_size, 0, 0
         for piece in step.pieces:
             total += 2 * sum(len(data) for _, data in piece.parts)
-            total += sum(high - low for low, high in data_ranges(
-                fd, piece.at, min(piece.end, size)))
+            # The system is asked behind the data that it named last: there may be many pieces.
+            at, end = piece.at, min(piece.end, size)
+            while at < end:
+                if not low <= at < high:
+                    low, high = next(data_ranges(fd, at, size), (size, size))
+                total += max(0, min(high, end) - max(low, at))
+                at = max(high, low)
     finally:
         os.close(fd)
     return total
