@@ -58,7 +58,7 @@ _SERVE = "Serve"
 _ABOUT = "About rmqctl"
 
 #: Words whose sub-commands have a folder of their own; the others lie in that of their section.
-_WORDS = ("query", "tiered", "pipeline")
+_WORDS = ("query", "delete", "tiered", "pipeline")
 _FOLDERS = {_INSPECT: "inspect", _CHECK: "check", _WRITE: "write", _REPAIR: "repair",
             _BACKUP: "backup"}
 
@@ -80,6 +80,8 @@ GROUPS: tuple[GroupSpec, ...] = (
     GroupSpec(("pop",), "Messages delivered by POP and not acknowledged", _INSPECT),
     GroupSpec(("transactions",), "Half messages that nobody committed or rolled back", _INSPECT),
     GroupSpec(("recover",), "Make a damaged store whole; no intact message is lost", _REPAIR),
+    GroupSpec(("delete",), "Erase messages with all their copies; delete topics and groups",
+              _REPAIR),
     GroupSpec(("backup",), "A consistent copy of a store, in use or not", _BACKUP),
     GroupSpec(("tiered",), "What a broker moved to tiered storage: read, verify, write, recover",
               _TIERED),
@@ -141,6 +143,10 @@ REGISTRY: tuple[CommandSpec, ...] = (
     _spec("config convert", "mutates", _REPAIR, "Topics, groups and positions in JSON or RocksDB"),
     _spec("config merge", "mutates", _REPAIR, "Take over missing topics and groups"),
     _spec("topic restore", "mutates", _REPAIR, "Restore a topic that is missing from topics.json"),
+    _spec("delete message", "mutates", _REPAIR, "Erase messages, with all copies in the store"),
+    _spec("delete key", "mutates", _REPAIR, "Erase the messages with a key, with all copies"),
+    _spec("delete topic", "mutates", _REPAIR, "Delete a topic: messages, queues, offsets, entry"),
+    _spec("delete group", "mutates", _REPAIR, "Delete a group: offsets, retries, dead letters"),
     _spec("carve", "writes-new", _REPAIR, "Messages out of any bytes, by content alone"),
     _spec("undo", "mutates", _REPAIR, "Take a repair back: everything becomes what it was"),
     _spec("backup", "writes-new", _BACKUP, "A consistent copy of a store, in use or not"),

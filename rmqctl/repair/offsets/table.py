@@ -244,7 +244,7 @@ def _changed(store: Store, file: ConfigFile, queues: Sequence[Moved],
         table[key] = queue.after if light else {**(table.get(key) or {}),
                                                 str(queue.queue_id): queue.after}
         value[name] = table
-    if not _quotes_queue_ids(store, file, value.get(_TABLE)):
+    if not quotes_queue_ids(store, file, value.get(_TABLE)):
         value[_TABLE] = {key: {int(queue): offset for queue, offset in entry.items()}
                          for key, entry in (value.get(_TABLE) or {}).items()}
     version = value.get("dataVersion")
@@ -255,7 +255,7 @@ def _changed(store: Store, file: ConfigFile, queues: Sequence[Moved],
     return value if file.value else dict(sorted(value.items()))
 
 
-def _quotes_queue_ids(store: Store, file: ConfigFile, table: Mapping[str, Any] | None) -> bool:
+def quotes_queue_ids(store: Store, file: ConfigFile, table: Mapping[str, Any] | None) -> bool:
     """Whether the file has its queue ids as JSON texts; a broker writes them bare."""
     if file.used is None or file.used.database or not table:
         return False

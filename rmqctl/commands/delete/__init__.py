@@ -1,0 +1,1 @@
+"""``rmqctl delete``: erases messages, with all copies; deletes topics and groups."""

@@ -1,0 +1,36 @@
+"""``rmqctl delete group``: a consumer group with everything of it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from rmqctl.commands.app.completing import complete_groups
+from rmqctl.commands.shared.applying import ApplyOptions
+from rmqctl.commands.shared.erasing import EraseOptions, run
+from rmqctl.commands.shared.options import Out, StoreIndex
+
+
+def command(
+    *,
+    group: Annotated[str, typer.Argument(
+        metavar="GROUP", help="The consumer group.", autocompletion=complete_groups,
+        show_default=False)],
+    options: EraseOptions,
+    apply: ApplyOptions,
+    store: StoreIndex,
+    out: Out,
+) -> None:
+    """Delete a consumer group: shows the plan, and with --apply carries it out.
+
+    Its configuration and offsets go, and its retry and dead letter topics with their messages.
+    `rmqctl undo` restores them until --purge. Replicas, DLedger members and backups are not
+    changed.
+
+        rmqctl delete group STORE billing --apply
+    """
+    from rmqctl.repair.erase.erase import Wanted
+
+    run(out, store, "delete-group", Wanted(
+        groups=(group,), same_body=options.same_body, purge=options.purge), apply, options)

@@ -1,0 +1,36 @@
+"""``rmqctl delete key``: erases the messages with a key."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from rmqctl.commands.shared.applying import ApplyOptions
+from rmqctl.commands.shared.erasing import EraseOptions, run
+from rmqctl.commands.shared.options import Out, StoreIndex, Topic
+
+
+def command(
+    *,
+    key: Annotated[str, typer.Argument(metavar="KEY", help="The key, or the client's id.",
+                                       show_default=False)],
+    topic: Topic = None,
+    options: EraseOptions,
+    apply: ApplyOptions,
+    store: StoreIndex,
+    out: Out,
+) -> None:
+    """Erase the messages with a key and all their copies: shows the plan; --apply carries it out.
+
+    The messages themselves are looked at, so those without an index entry are found, too. What
+    takes their place, and what is not changed, `rmqctl delete message --help` says.
+
+        rmqctl delete key STORE order-4711 --topic orders --apply
+    """
+    from rmqctl.repair.erase.erase import Wanted
+    from rmqctl.repair.erase.named import selection
+
+    run(out, store, "delete-key", Wanted(
+        selection=selection(topic, key, ()), same_body=options.same_body, purge=options.purge),
+        apply, options)

@@ -1,0 +1,55 @@
+"""``rmqctl delete message``: erases messages by id, property or a list."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from rmqctl.commands.shared.applying import ApplyOptions
+from rmqctl.commands.shared.erasing import EraseOptions, run
+from rmqctl.commands.shared.options import Out, StoreIndex, Topic
+from rmqctl.errors import UsageError
+
+
+def command(
+    *,
+    ids: Annotated[list[str] | None, typer.Option(
+        "--id", metavar="MSGID", show_default=False,
+        help="The message with this id, of the broker or the client (repeatable).")] = None,
+    key: Annotated[str | None, typer.Option(
+        "--key", "-k", metavar="KEY", help="The messages with this key.")] = None,
+    named: Annotated[list[str] | None, typer.Option(
+        "--property", metavar="NAME=VALUE", show_default=False,
+        help="The messages with this property (repeatable, all must hold).")] = None,
+    list_file: Annotated[str | None, typer.Option(
+        "--list", metavar="FILE", help="The messages with these ids, one in each line.",
+        show_default=False)] = None,
+    topic: Topic = None,
+    options: EraseOptions,
+    apply: ApplyOptions,
+    store: StoreIndex,
+    out: Out,
+) -> None:
+    """Erase messages and all their copies: shows the plan, and with --apply carries it out.
+
+    Each is overwritten by a record of the same size with the property RMQCTL=erased, without
+    body and keys; consumers get that. Copies are found in the log (delayed, half, retry, dead
+    letter, trace), in compaction logs and in a tier below STORE. `rmqctl undo` restores them
+    until --purge. Replicas, DLedger members and backups are not changed.
+
+        rmqctl delete message STORE --id 0A000008126718B4AAC2CFF2AF34A3CA
+
+        rmqctl delete message STORE --property user=4711 --apply --purge --certificate erased.json
+    """
+    from rmqctl.repair.erase.erase import Wanted
+    from rmqctl.repair.erase.named import read_ids, selection
+
+    if not (ids or key or named or list_file):
+        raise UsageError("pass --id, --key, --property or --list")
+    if topic is not None and not (key or named):
+        raise UsageError("--topic goes with --key and --property")
+    all_ids = tuple([*(ids or ()), *(read_ids(list_file) if list_file else ())])
+    run(out, store, "delete-message", Wanted(
+        all_ids, selection(topic, key, named or ()), same_body=options.same_body,
+        purge=options.purge), apply, options)

@@ -1,0 +1,92 @@
+"""What the commands of ``rmqctl delete`` share: options, the plan, the certificate, the purge."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rmqctl.commands.app.option_groups import OptionGroup
+from rmqctl.commands.shared.applying import ApplyOptions, at_a_terminal
+from rmqctl.errors import UsageError
+from rmqctl.output.units import count_text, size_text
+from rmqctl.parse_values import now_ms
+from rmqctl.phrases import Phrase
+
+if TYPE_CHECKING:
+    from rmqctl.commands.shared.options import StoreOptions
+    from rmqctl.commands.shared.plan_page import Proposal
+    from rmqctl.output import Output
+    from rmqctl.repair.erase.erase import Erasure, Wanted
+    from rmqctl.repair.scratch import Scratch
+
+_COLUMNS = ("what", "topic", "queue_id", "queue_offset", "physical_offset", "size")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EraseOptions(OptionGroup):
+    """How far it goes, and what is kept of it."""
+
+    same_body: Annotated[bool, typer.Option(
+        "--same-body", help="Also erase messages with an erased body and another id.")] = False
+    purge: Annotated[bool, typer.Option(
+        "--purge", help="With --apply: then delete what this and all earlier repairs keep; `undo` "
+        "cannot restore it. Without a terminal it needs --yes.")] = False
+    certificate: Annotated[str | None, typer.Option(
+        "--certificate", metavar="FILE", show_default=False,
+        help="Write what was erased, by digest, to this new JSON file.")] = None
+
+
+def run(out: Output, store: StoreOptions, name: str, wanted: Wanted, apply: ApplyOptions,
+        options: EraseOptions) -> None:
+    """Show the plan of a command, or carry it out; then write the certificate, and purge."""
+    from rmqctl.commands.shared import applying, plan_page
+    from rmqctl.repair.erase.erase import plan_erase
+
+    if options.purge and apply.apply and not apply.yes and not at_a_terminal():
+        raise UsageError("--purge deletes for good: where nobody can be asked, --apply needs --yes")
+    made: list[Erasure] = []
+
+    def propose(scratch: Scratch) -> Proposal:
+        with store.open() as opened:
+            found = plan_erase(opened, name, wanted, now_ms, scratch)
+        made[:] = [found]
+        copies = sum(line["what"] != "message" for line in found.erased)
+        return plan_page.Proposal(
+            found.plan, {"erased": found.erased, "bytes_left": found.left,
+                         "same_body": found.doubtful, "batches_left": found.batches,
+                         "purge": options.purge},
+            {"messages": count_text(len(found.erased) - copies), "copies": count_text(copies),
+             "bytes": size_text(sum(line["size"] for line in found.erased))},
+            listed=((Phrase("Messages"), found.erased, _COLUMNS),))
+
+    applying.run(out, store.root, name, propose, apply, folders=store.folders, writes=())
+    if not apply.apply:
+        return
+    if options.certificate is not None and made:
+        _certify(options.certificate, name, store.root, made[0].erased)
+    if options.purge:
+        _purge(out, store.root)
+
+
+def _certify(path: str, name: str, root: str, lines: list[dict[str, Any]]) -> None:
+    """Write the certificate. StoreIOError, RefusedError for a file that exists."""
+    from rmqctl.files.durable import new_whole_file
+
+    document = {"command": name, "store": root, "time": now_ms(), "erased": lines}
+    new_whole_file(path, json.dumps(document, indent=1, ensure_ascii=False).encode() + b"\n")
+
+
+def _purge(out: Output, root: str) -> None:
+    """Delete what all repairs keep."""
+    from rmqctl.repair.executor.executor import Repair
+    from rmqctl.repair.executor.prune import prunable
+
+    with Repair(root, "delete", finish=False) as repair:
+        found = prunable(root, 1 << 62)
+        repair.prune([one.entry.id for one in found])
+    out.note(Phrase("deleted what {count} repair keeps; nothing can be undone any more",
+                    "deleted what {count} repairs keep; nothing can be undone any more",
+                    count=len(found)))

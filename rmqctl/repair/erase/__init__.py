@@ -1,0 +1,1 @@
+"""Erasing on demand: messages with all their copies, topics, groups."""

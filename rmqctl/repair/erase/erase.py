@@ -1,0 +1,299 @@
+"""The plans of ``delete message``, ``delete key``, ``delete topic`` and ``delete group``."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rmqctl.checks.metadata.tables import is_user_group, is_user_topic
+from rmqctl.checks.verify.common import plural
+from rmqctl.engine.config.table import next_version
+from rmqctl.errors import RefusedError, StoreIOError
+from rmqctl.files.durable import STAGING
+from rmqctl.formats.config import fastjson
+from rmqctl.formats.local import properties as props
+from rmqctl.formats.local.filler import MARK
+from rmqctl.formats.local.message import Record, parse_message_id
+
+from rmqctl.phrases import Phrase
+from rmqctl.repair.config.convert import replaced
+from rmqctl.repair.erase.elsewhere import leftovers, other_copies
+from rmqctl.repair.erase.find import Found, Traits, content, find
+from rmqctl.repair.erase.index import drop_entries
+from rmqctl.repair.erase.record import ERASED, erased
+from rmqctl.repair.offsets.table import quotes_queue_ids
+from rmqctl.repair.plan import Action, Changes, MoveAside, Patch, Plan, Replace
+from rmqctl.repair.scratch import Scratch
+from rmqctl.repair.targets import target
+from rmqctl.scan.overlay import Piece
+from rmqctl.store.config.config import FOLDER, MISSING, load_one
+from rmqctl.store.log.bounds import View
+from rmqctl.store.problems import Problem
+from rmqctl.store.query.lookup import message_at
+from rmqctl.store.query.select import Selection, Selector
+from rmqctl.store.store import Store
+
+_QUEUES = ("consumequeue", "consumequeue_ext", "batchconsumequeue")
+_COMPACTION = "compaction"
+_OFFSET_FILES = ("consumerOffset.json", "lmqConsumerOffset.json")
+_OFFSET_TABLES = ("offsetTable", "lmqOffsetTable", "pullOffsetTable")
+_TOPIC_TABLES = (("topics.json", ("topicConfigTable",)),
+                 ("topicQueueMapping.json", ("topicQueueMappingInfoMap",)),
+                 ("messageRequestMode.json", ("messageRequestModeMap",)))
+_GROUP_TABLES = (("subscriptionGroup.json", ("subscriptionGroupTable", "forbiddenTable")),)
+_NAMED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which messages: by ``ids`` of either kind, or by a selection. ``topics`` and ``groups`` go as
+    a whole. ``same_body``: also messages with an erased body and another id.
+    """
+
+    ids: tuple[str, ...] = ()
+    selection: Selection | None = None
+    topics: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
+    same_body: bool = False
+    purge: bool = False
+
+
+@dataclass(slots=True)
+class Erasure:
+    """A plan; ``erased``: the certificate's lines; ``left``: bytes that stay, by file."""
+
+    plan: Plan
+    erased: list[dict[str, Any]] = field(default_factory=list)
+    left: dict[str, int] = field(default_factory=dict)
+    doubtful: int = 0
+    batches: int = 0
+    problems: list[str] = field(default_factory=list)
+
+
+def plan_erase(store: Store, command: str, wanted: Wanted, clock: Callable[[], int],
+               scratch: Scratch) -> Erasure:
+    """The plan for an opened store. RefusedError for what is not there or may not go; UsageError,
+    UnsupportedError, StoreIOError.
+    """
+    # Which messages are meant, and all their copies in the log.
+    problems: list[Problem] = []
+    topics = _topics(store, wanted)
+    traits = Traits(topics=frozenset(topics))
+    chosen = [*_chosen(store, wanted, traits, problems.append)]
+    found = find(store, traits, chosen, same_body=wanted.same_body)
+    copies = other_copies(store, traits)
+    # The log: each record in place.
+    changes = Changes()
+    lines: list[dict[str, Any]] = []
+    spans: dict[str, list[tuple[int, int]]] = {}
+    unmarked = 0
+    for physical, role in sorted(found.messages.items()):
+        record, raw = store.log.record_at(physical), store.log.raw_at(physical)
+        place = store.log.locate(physical)
+        if record is None or raw is None or place is None:
+            raise StoreIOError(f"{store.root}: the message at {physical} cannot be read any more")
+        drop = record.topic.decode("utf-8", "replace") in topics
+        unmarked += _erase(changes, lines, spans, store, place[0].name, place[1], raw, record, role,
+                           drop=drop)
+    for path, records in copies.files.items():
+        for at, raw, record in records:
+            unmarked += _erase(changes, lines, spans, store, path, at, raw, record,
+                               target(store, path).split(os.sep)[0], drop=False)
+    # What leads to them: the index; of topics and groups, queues, configuration and offsets.
+    gone = np.array(sorted(found.messages), np.int64)
+    if len(gone):
+        index = drop_entries(store, gone)
+        changes.steps += index.steps
+        changes.actions += index.actions
+        changes.notes += index.notes
+    away = _move_queues(changes, store, topics)
+    _leave_config(changes, store, topics, wanted.groups, clock, scratch)
+    # What stays, and what a plan cannot reach.
+    for path in away:
+        spans.pop(path, None)
+    left = leftovers(store, traits, spans, away)
+    notes = [*dict.fromkeys(problem.text for problem in problems if problem.is_fault),
+             *changes.notes, *_notes(store, wanted, found, left, unmarked)]
+    empty = not changes.steps
+    return Erasure(Plan(command, store.root, tuple(changes.actions), tuple(changes.steps),
+                        notes=tuple(notes) if not empty or left or found.doubtful else ()),
+                   lines, left, len(found.doubtful), len(found.batches),
+                   [problem.text for problem in problems if problem.is_fault])
+
+
+def _topics(store: Store, wanted: Wanted) -> list[str]:
+    """The topics that go. RefusedError."""
+    for topic in wanted.topics:
+        if not is_user_topic(topic):
+            raise RefusedError(f"{topic} is a system topic: a broker needs it")
+    for group in wanted.groups:
+        if not is_user_group(group):
+            raise RefusedError(f"{group} is a system group: a broker needs it")
+    if (wanted.topics or wanted.groups) and store.layout.consumequeue == "rocksdb":
+        raise RefusedError(f"{store.root}: its consume queues are in RocksDB, from which no topic "
+                           "is deleted: `rmqctl convert STORE --consumequeue file` first")
+    topics = list(wanted.topics)
+    for group in wanted.groups:
+        known = {name for name, _ in (*store.known_queues, *store.batch_queues)}
+        topics += [f"{props.RETRY_PREFIX}{group}", f"{props.DLQ_PREFIX}{group}",
+                   *sorted(name for name in known
+                           if name.startswith(f"{props.RETRY_PREFIX}{group}+"))]
+    return topics
+
+
+def _chosen(store: Store, wanted: Wanted, traits: Traits,
+            report: Callable[[Problem], None]) -> Iterable[Record]:
+    """The messages that are named; ids of clients go into ``traits``."""
+    for message_id in wanted.ids:
+        record = None
+        try:
+            address, port, physical = parse_message_id(message_id)
+        except ValueError:
+            physical = -1
+        if physical >= 0:
+            record = message_at(store, physical, report)
+            # An id of a client may look like one of a broker.
+            if record is not None and record.store_host != (address, port):
+                record = None
+        if record is None:
+            traits.ids.add(message_id.encode())
+        elif not is_erased(record):
+            yield record
+    if wanted.selection is not None:
+        for record in Selector(store, wanted.selection, View(store), report).records():
+            if not is_erased(record):
+                yield record
+
+
+def is_erased(record: Record) -> bool:
+    """Whether the message was erased before."""
+    return props.parse(record.properties.decode("utf-8", "replace")).get(MARK) == ERASED
+
+
+def _erase(changes: Changes, lines: list[dict[str, Any]],
+           spans: dict[str, list[tuple[int, int]]], store: Store, path: str, at: int, raw: bytes,
+           record: Record, role: str, *, drop: bool) -> bool:
+    """Plan one record; return whether it has no space for the mark."""
+    parts, is_marked = erased(raw, record, drop=drop)
+    name = target(store, path)
+    line = {"file": name, "offset": at, "size": len(raw), "what": role,
+            "topic": record.topic.decode("utf-8", "replace"), "queue_id": record.queue_id,
+            "queue_offset": record.queue_offset, "physical_offset": record.physical_offset,
+            "store_timestamp": record.store_timestamp,
+            "sha256": hashlib.sha256(raw).hexdigest(),
+            "body_sha256": hashlib.sha256(content(record)).hexdigest()}
+    lines.append(line)
+    spans.setdefault(path, []).append((at, at + len(raw)))
+    changes.steps.append(Patch(name, (Piece(at, len(raw), parts),)))
+    changes.actions.append(Action("erase", name, None, None, Phrase(
+        "{what} of {topic}, queue {queue}", what=role, topic=line["topic"],
+        queue=record.queue_id), offset=record.physical_offset, length=len(raw), proof=line))
+    return not is_marked
+
+
+def _move_queues(changes: Changes, store: Store, topics: Sequence[str]) -> list[str]:
+    """Move the folders of the topics aside; return them."""
+    folders = list(_QUEUES)
+    if os.path.isdir(store.path(_COMPACTION)):
+        folders += [os.path.join(_COMPACTION, name)
+                    for name in sorted(os.listdir(store.path(_COMPACTION)))]
+    away = []
+    for topic in topics:
+        for folder in folders:
+            path = store.path(folder, topic)
+            if os.path.isdir(path):
+                name = target(store, path)
+                # What is below goes as a whole: no patch of it.
+                changes.steps = [step for step in changes.steps
+                                 if not step.target.startswith(os.path.join(name, ""))]
+                changes.act(MoveAside(name), "move aside", None, None, f"{topic} is deleted", "")
+                away.append(path)
+    return away
+
+
+def _leave_config(changes: Changes, store: Store, topics: Sequence[str], groups: Sequence[str],
+                  clock: Callable[[], int], scratch: Scratch) -> None:
+    """Take the topics and groups out of all tables. RefusedError where one cannot be read."""
+    if not (topics or groups):
+        return
+    databases: dict[str, dict[str, Any]] = {}
+    tables = [(name, some, set(topics)) for name, some in _TOPIC_TABLES] + [
+        (name, some, set(groups)) for name, some in _GROUP_TABLES] + [
+        (name, _OFFSET_TABLES, set()) for name in _OFFSET_FILES]
+    for name, some, names in tables:
+        file = load_one(store, name)
+        if file.main.state == MISSING and file.backup.state == MISSING:
+            continue
+        if file.used is None or file.used.damaged or file.faults:
+            raise RefusedError(f"{store.root}: {file.main.fault()}: repair it first (`rmqctl "
+                               "recover`)")
+        value, dropped = dict(file.value or {}), []
+        for table in some:
+            entries = value.get(table)
+            if not isinstance(entries, dict):
+                continue
+            out = [key for key in entries if key in names or (
+                not names and _is_offset_of(key, topics, groups))]
+            if out:
+                dropped += out
+                value[table] = {key: entry for key, entry in entries.items() if key not in out}
+        if not dropped:
+            continue
+        if isinstance(value.get("dataVersion"), dict):
+            value["dataVersion"] = next_version(value["dataVersion"], store.generation, clock())
+        place = file.main.path if file.main.database else f"{FOLDER}/{name}"
+        for key in dropped:
+            changes.actions.append(Action("remove", place, key, None, "it is deleted"))
+        if file.main.database:
+            databases[name] = value
+            continue
+        if name in _OFFSET_FILES and not quotes_queue_ids(store, file, value.get("offsetTable")):
+            value["offsetTable"] = {key: {int(queue): offset for queue, offset in entry.items()}
+                                    for key, entry in (value.get("offsetTable") or {}).items()}
+        data = fastjson.build(value)
+        for copy in (file.main, file.backup):
+            if copy.state != MISSING:
+                changes.steps.append(Replace(copy.path, data))
+    if databases:
+        changes.steps += replaced(store, databases, scratch)
+
+
+def _is_offset_of(key: str, topics: Sequence[str], groups: Sequence[str]) -> bool:
+    topic, _, group = key.partition("@")
+    return topic in topics or group in groups
+
+
+def _notes(store: Store, wanted: Wanted, found: Found, left: dict[str, int],
+           unmarked: int) -> Iterable[str]:
+    """What the user must know before the plan is carried out."""
+    kept = {path: count for path, count in left.items()
+            if os.path.relpath(path, store.root).split(os.sep)[0] == STAGING}
+    for path, count in [item for item in left.items() if item[0] not in kept][:_NAMED]:
+        yield (f"{target(store, path)}: {plural(count, 'byte', 'bytes')} of erased bodies stay "
+               "outside of the messages found: it is unknown what they belong to")
+    if kept and not wanted.purge:
+        yield (f"{plural(sum(kept.values()), 'byte', 'bytes')} of erased bodies are in what earlier "
+               "repairs keep below .rmqctl: --purge deletes that")
+    if found.doubtful:
+        yield (f"{plural(len(found.doubtful), 'message has', 'messages have')} the body of an "
+               "erased one and another id: not erased (--same-body erases them, too)")
+    if found.batches:
+        yield (f"{plural(len(found.batches), 'batch contains', 'batches contain')} an erased body "
+               "among others: not erased")
+    if unmarked:
+        yield (f"{plural(unmarked, 'message is', 'messages are')} too small for the property "
+               f"{MARK}={ERASED}")
+    if wanted.purge:
+        yield ("--purge deletes what this and all earlier repairs keep below .rmqctl: `undo` cannot "
+               "restore anything afterwards")
+    else:
+        yield ("what is erased is kept below .rmqctl for `undo`, until --purge or `rmqctl undo "
+               "STORE --prune 0s --apply`")
+    copies = "replicas and backups" if not store.nodes else (
+        "other members of the DLedger group and backups")
+    yield f"not erased: {copies} of this store, which nothing here names"

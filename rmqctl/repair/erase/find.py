@@ -1,0 +1,180 @@
+"""The messages that are erased, and their copies in the log.
+
+A copy has the client's id of the message (a broker keeps it when it delays, holds back, sends back
+or gives up a message), names it as its origin, or has no id and the same body. A message with the
+same body and an id of its own may be another one: it is counted, and erased only on request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rmqctl.formats import bodies
+from rmqctl.formats.internal_topics import meaning
+from rmqctl.formats.local import properties as props
+from rmqctl.formats.local import sysflag
+from rmqctl.formats.local.message import Record, decode
+from rmqctl.scan import text
+from rmqctl.scan.frames import Array, Batch
+from rmqctl.store.store import Store
+
+LEAST = 16
+"""Bytes of the shortest body that is looked for by content, and of the runs that must not stay."""
+_ORIGINS = (props.ORIGIN_MESSAGE_ID, "DLQ_ORIGIN_MESSAGE_ID")
+_OF_TOPIC = (props.REAL_TOPIC, props.RETRY_TOPIC, props.DLQ_ORIGIN_TOPIC)
+_MOVED = (props.HALF_TOPIC, props.SCHEDULE_TOPIC, props.TIMER_TOPIC)
+
+
+@dataclass(slots=True)
+class Traits:
+    """What copies are known by: ids of clients, ids of brokers, bodies as the producer sent them.
+    ``topics``: all of these are erased, with what waits or was sent back of them.
+    """
+
+    ids: set[bytes] = field(default_factory=set)
+    origins: set[bytes] = field(default_factory=set)
+    bodies: set[bytes] = field(default_factory=set)
+    topics: frozenset[str] = frozenset()
+
+    def add(self, record: Record) -> None:
+        """Look for the copies of this message, too."""
+        unique = unique_key(record)
+        if unique:
+            self.ids.add(unique)
+        self.origins.add(record.message_id.encode())
+        for body in {record.body, content(record)}:
+            if len(body) >= LEAST and any(body):
+                self.bodies.add(body)
+
+    @property
+    def size(self) -> int:
+        return len(self.ids) + len(self.origins) + len(self.bodies)
+
+
+@dataclass(slots=True)
+class Found:
+    """Physical offsets of messages to erase with what each is; ``doubtful``: those with the same
+    body and another id. ``batches``: batches that hold a message to erase among others.
+    """
+
+    messages: dict[int, str] = field(default_factory=dict)
+    doubtful: set[int] = field(default_factory=set)
+    batches: set[int] = field(default_factory=set)
+
+
+def content(record: Record) -> bytes:
+    """The body as the producer handed it in."""
+    return bodies.decompressed(sysflag.compression(record.sys_flag), record.body)[0]
+
+
+def unique_key(record: Record) -> bytes | None:
+    """The client's id of a message."""
+    known = props.parse(record.properties.decode("utf-8", "surrogateescape"))
+    value = known.get(props.UNIQUE_KEY)
+    return None if value is None else value.encode("utf-8", "surrogateescape")
+
+
+def find(store: Store, traits: Traits, chosen: Iterable[Record], *, same_body: bool,
+         advance: Callable[[int], None] = lambda _bytes: None) -> Found:
+    """The messages ``chosen`` and all that the traits lead to, until nothing is added. Each round
+    is one walk over the log. StoreIOError.
+    """
+    found = Found()
+    for record in chosen:
+        found.messages[record.physical_offset] = "message"
+        traits.add(record)
+    while traits.size or traits.topics:
+        before = traits.size
+        for batch in store.log.walk(whole=True):
+            if len(batch):
+                _look(batch, traits, found, same_body=same_body)
+                advance(int(batch.column("total_size").sum()))
+        if traits.size == before:
+            break
+    found.doubtful -= found.messages.keys()
+    return found
+
+
+def _look(batch: Batch, traits: Traits, found: Found, *, same_body: bool) -> None:
+    """Take what a batch has of them."""
+    properties = text.Properties(batch)
+    rows: set[int] = set()
+    # By ids: in properties, by column.
+    for names, wanted in (((props.UNIQUE_KEY, *_ORIGINS), traits.ids), (_ORIGINS, traits.origins)):
+        for name in names if wanted else ():
+            rows.update(_having(properties, name, wanted))
+    # By topic: its own messages, and those that wait or were sent back.
+    topics = text.topics(batch)
+    for topic in traits.topics:
+        rows.update(np.flatnonzero(topics.equal(topic.encode())).tolist())
+    wanted = {topic.encode() for topic in traits.topics}
+    for name in _OF_TOPIC if wanted else ():
+        for row in _having(properties, name, wanted):
+            own = topics.take([row]).tolist()[0].decode("utf-8", "replace")
+            if own in _MOVED or own.startswith((props.RETRY_PREFIX, props.DLQ_PREFIX)):
+                rows.add(row)
+    for row in rows:
+        record = decode(batch.bytes_at(row))
+        found.messages.setdefault(record.physical_offset, _role(record, traits))
+        traits.add(record)
+    # By content: bodies of the same length and CRC, and whatever is compressed, batched or a trace.
+    for row in _suspects(batch, topics, traits).tolist():
+        if row not in rows:
+            _by_content(decode(batch.bytes_at(row)), traits, found, same_body=same_body)
+
+
+def _having(properties: text.Properties, name: str, wanted: set[bytes]) -> list[int]:
+    marked, values = properties.find(name)
+    if not len(marked):
+        return []
+    place = text.FixedTexts(sorted(wanted)).encode(values, -1)
+    rows: list[int] = np.asarray(marked)[place >= 0].tolist()
+    return rows
+
+
+def _suspects(batch: Batch, topics: text.Texts, traits: Traits) -> Array:
+    """Rows whose body may be, or contain, a body or id that is looked for."""
+    lengths = np.array(sorted({len(body) for body in traits.bodies}), np.int64)
+    flags = batch.column("sys_flag")
+    mask: Array = (flags & (sysflag.COMPRESSED | sysflag.INNER_BATCH) != 0) & bool(
+        len(traits.bodies))
+    mask |= np.isin(batch.column("body_length"), lengths)
+    traced = (topics.length >= _TRACE_LEAST) if traits.ids else np.zeros(len(batch), bool)
+    for row in np.flatnonzero(traced & ~mask).tolist():
+        mask[row] = topics.take([row]).tolist()[0].lower().startswith(b"rmq_sys_trace_")
+    return np.flatnonzero(mask)
+
+
+_TRACE_LEAST = len("rmq_sys_trace_")
+
+
+def _by_content(record: Record, traits: Traits, found: Found, *, same_body: bool) -> None:
+    physical, plain = record.physical_offset, content(record)
+    own = meaning(record.topic.decode("utf-8", "replace"), {})
+    # A trace names ids, and has the keys of their messages.
+    if own is not None and own["kind"] == "trace":
+        fields = {part for line in plain.split(b"\2") for part in line.split(b"\1")}
+        if any(one in traits.ids or one in traits.origins for one in fields):
+            found.messages.setdefault(physical, "trace")
+        return
+    if record.body in traits.bodies or plain in traits.bodies:
+        unique = unique_key(record)
+        if unique is None or unique in traits.ids or same_body:
+            found.messages.setdefault(physical, _role(record, traits))
+            traits.add(record)
+        else:
+            found.doubtful.add(physical)
+    elif record.sys_flag & sysflag.INNER_BATCH and any(body in plain for body in traits.bodies):
+        found.batches.add(physical)
+
+
+def _role(record: Record, traits: Traits) -> str:
+    """What the message is: one of a topic that is deleted, or which kind of copy."""
+    topic = record.topic.decode("utf-8", "replace")
+    if topic in traits.topics:
+        return "message"
+    own = meaning(topic, props.parse(record.properties.decode("utf-8", "replace")))
+    return "copy" if own is None else str(own["kind"])

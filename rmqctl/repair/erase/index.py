@@ -1,0 +1,94 @@
+"""Index files without the entries of erased messages: as if these had never been put.
+
+The entries after them move up and all chains are linked again, so that every entry is reached
+once. A file whose chains are not those of its entries is damaged, and left as it is.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import numpy as np
+
+from rmqctl.errors import FormatError, StoreIOError
+from rmqctl.formats.local import index_file as layout
+from rmqctl.formats.local.index_file import ENTRY, SLOT
+from rmqctl.repair.plan import Changes, Patch
+from rmqctl.repair.targets import target
+from rmqctl.scan.frames import Array
+from rmqctl.scan.overlay import Piece
+from rmqctl.store.index.files import IndexFile
+from rmqctl.store.store import Store
+
+
+def drop_entries(store: Store, gone: Array) -> Changes:
+    """Drop the entries that point to one of the physical offsets ``gone``. StoreIOError."""
+    changes = Changes()
+    for file in store.index_listing.files:
+        try:
+            index = store.open_index(file)
+        except (FormatError, StoreIOError) as error:
+            changes.notes.append(f"{error}; its entries stay: `rmqctl recover STORE --only index` "
+                                 "rebuilds it")
+            continue
+        with closing(index):
+            _drop(changes, store, index, gone)
+    return changes
+
+
+def _drop(changes: Changes, store: Store, index: IndexFile, gone: Array) -> None:
+    shape, header, source = index.shape, index.header, index.source
+    count = min(header.entries, max(shape.capacity, 0))
+    entries = ENTRY.array(source.read(shape.entry_position(1), count * ENTRY.size)).copy()
+    keep = ~np.isin(entries["physical_offset"], gone)
+    if keep.all():
+        return
+    # The chains as they are have to be those of the entries.
+    name = target(store, index.file.path)
+    slots, previous = _chains(entries, shape.slots)
+    old = SLOT.array(source.read(shape.slot_position(0), shape.slots * SLOT.size))["entry"]
+    if not index.sure or len(entries) < count or not (
+            np.array_equal(old, slots) and np.array_equal(entries["previous"], previous)):
+        changes.notes.append(f"{name}: its chains are damaged, and entries of erased messages stay "
+                             "in it; after this, `rmqctl recover STORE --only index` rebuilds it")
+        return
+    # The entries that stay, linked again; zeros after them.
+    left = entries[keep].copy()
+    if not len(left):
+        changes.move_aside(name, count, "all entries are of erased messages", "entry")
+        return
+    new_slots, left["previous"] = _chains(left, shape.slots)
+    used = int(np.count_nonzero(new_slots))
+    slot_count = len(left) if header.hash_slot_count == header.entries else used
+    head = header._replace(index_count=len(left) + 1, hash_slot_count=slot_count,
+                           begin_phy_offset=int(left["physical_offset"][0]),
+                           end_phy_offset=int(left["physical_offset"][-1]))
+    last = store.log.record_at(head.end_phy_offset)
+    if last is not None and head.end_phy_offset != header.end_phy_offset:
+        head = head._replace(end_timestamp=last.store_timestamp)
+    if head.begin_phy_offset != header.begin_phy_offset:
+        head = head._replace(begin_phy_offset=header.begin_phy_offset)
+    first = int(np.flatnonzero(~keep)[0])
+    changed = np.flatnonzero(new_slots != old)
+    kind = layout.slot_dtype()["entry"]
+    pieces = [Piece.of(0, layout.build_header(head))]
+    for run in np.split(changed, np.flatnonzero(np.diff(changed) > 1) + 1):
+        if len(run):
+            pieces.append(Piece.of(shape.slot_position(int(run[0])),
+                                   new_slots[run].astype(kind).tobytes()))
+    pieces.append(Piece(shape.entry_position(first + 1), (count - first) * ENTRY.size,
+                        ((0, left[first:].tobytes()),) if first < len(left) else ()))
+    changes.act(Patch(name, tuple(pieces)), "drop", count, len(left),
+                "entries of erased messages", "entry")
+
+
+def _chains(entries: Array, slots: int) -> tuple[Array, Array]:
+    """(what each slot holds, what each entry holds as the one before it), as a broker links them."""
+    slot = entries["key_hash"].astype(np.int64) % slots
+    order = np.argsort(slot, kind="stable")
+    same = slot[order][1:] == slot[order][:-1]
+    previous = np.zeros(len(entries), np.int64)
+    previous[order[1:][same]] = order[:-1][same] + 1
+    heads = np.zeros(slots, np.int64)
+    heads[slot] = np.arange(1, len(entries) + 1)  # the last one of a slot wins
+    return heads, previous

@@ -1,0 +1,42 @@
+"""Which messages the options of ``delete`` name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rmqctl.errors import StoreIOError, UsageError
+from rmqctl.scan.source import FileSource
+from rmqctl.store.query.conditions import PROPERTY, Condition
+from rmqctl.store.query.select import Selection
+
+_MOST = 64 << 20
+
+
+def read_ids(path: str) -> list[str]:
+    """The ids in a file, one in each line. UsageError for a file without any, StoreIOError."""
+    with FileSource(path) as source:
+        if source.size > _MOST:
+            raise UsageError(f"{path}: more than {_MOST >> 20} MiB is no list of ids")
+        data = source.read(0, source.size)
+    try:
+        ids = [line.strip() for line in data.decode().splitlines() if line.strip()]
+    except UnicodeDecodeError as error:
+        raise StoreIOError(f"{path}: not text, at byte {error.start}") from None
+    if not ids:
+        raise UsageError(f"{path}: no id in it")
+    return ids
+
+
+def selection(topic: str | None, key: str | None, named: Sequence[str]) -> Selection | None:
+    """The messages of a topic (None: any) with a key and all properties ``NAME=VALUE``, read in the
+    order of the log: a message without a consume queue entry is one, too. UsageError.
+    """
+    if not (key or named):
+        return None
+    where = [] if topic is None else [Condition("topic", "=", topic)]
+    for one in named:
+        name, sign, value = one.partition("=")
+        if not (sign and name and value):
+            raise UsageError(f"--property {one}: expected NAME=VALUE")
+        where.append(Condition(PROPERTY + name, "=", value))
+    return Selection(key=key, where=tuple(where))

@@ -1,0 +1,82 @@
+"""What takes the place of an erased message: a record of the same size without its content.
+
+Place, queue offset, times and hosts stay, and the tags, which the consume queue entry holds a hash
+of. The body is zeros; of the properties only those stay without which a broker does harm
+(`salvage.filler` says which), and ``RMQCTL=erased``. A message of a topic that is deleted becomes a
+record of transaction type ROLLBACK, which no broker gives a consume queue or index entry.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import replace
+
+from rmqctl.formats.local import append_crc, filler, sysflag
+from rmqctl.formats.local import properties as props
+from rmqctl.formats.local.message import (
+    CRC_MASK,
+    HOST_BITS,
+    Record,
+    build,
+    size_of,
+    variant,
+)
+from rmqctl.repair.salvage.filler import REQUIRED
+from rmqctl.scan.overlay import Parts
+
+ERASED = "erased"
+_KEPT = (props.TAGS, props.DELAY, props.INNER_NUM, props.INNER_BASE, props.MULTI_DISPATCH,
+         props.MULTI_QUEUE_OFFSET)
+_CONTENT_BITS = sysflag.COMPRESSED | sysflag.COMPRESSION_MASK | sysflag.NEED_UNWRAP
+_CHUNK = 1 << 20
+
+
+def erased(raw: bytes, record: Record, *, drop: bool = False) -> tuple[Parts, bool]:
+    """(the record in place of ``raw``, sparsely; whether it says that it is erased, for which a
+    small one has no space). ``drop``: its topic is deleted.
+    """
+    # A record that ends with a correct appended CRC gets a new one.
+    sealed = append_crc.verify(raw) is True
+    known = props.parse(record.properties.decode("utf-8", "surrogateescape"))
+    drop = drop and props.MULTI_DISPATCH not in known
+    flags = (record.sys_flag & HOST_BITS | sysflag.TRANSACTION_ROLLBACK if drop
+             else record.sys_flag & ~_CONTENT_BITS)
+    topic = filler.TOPIC.encode() if drop else record.topic
+    own = record.topic.decode("utf-8", "replace")
+    kept = {} if drop else {name: known[name] for name in _KEPT if name in known} | REQUIRED.get(
+        own, {})
+    # Say as much as there is space for.
+    for topic_said, values, is_marked in (
+            (topic, kept | {filler.MARK: ERASED}, True), (topic, kept, False),
+            (b"" if drop else topic, {}, False)):
+        text = props.build(values, trailing=sealed or record.properties.endswith(b"\2")).encode(
+            "utf-8", "surrogateescape") + bytes(append_crc.SIZE if sealed else 0)
+        body = record.total_size - size_of(flags, record.magic, 0, len(topic_said), len(text))
+        if body >= 0 and len(text) < 1 << 15:
+            break
+    else:
+        return ((0, raw),), False
+    empty = replace(
+        record, sys_flag=flags, topic=topic_said, properties=text, body=b"",
+        body_crc=_zeros(body) & CRC_MASK, prepared_transaction_offset=0 if drop else
+        record.prepared_transaction_offset,
+        born_timestamp=0 if own == props.HALF_TOPIC else record.born_timestamp,
+        queue_id=0 if drop else record.queue_id, queue_offset=0 if drop else record.queue_offset)
+    return _laid_out(build(empty), variant(flags & HOST_BITS, record.magic).head_size, body,
+                     sealed=sealed), is_marked
+
+
+def _laid_out(raw: bytes, head_size: int, body: int, *, sealed: bool) -> Parts:
+    """The record with a body of zeros between what is before and after it in ``raw``."""
+    head, end = raw[:head_size - 4] + body.to_bytes(4, "big"), raw[head_size:]
+    if sealed:
+        crc = zlib.crc32(end[:-append_crc.SIZE], _zeros(body, zlib.crc32(head))) & CRC_MASK
+        end = end[:-append_crc.SIZE] + append_crc.build(crc)
+    return (0, head), (head_size + body, end)
+
+
+def _zeros(count: int, crc: int = 0) -> int:
+    while count > 0:
+        crc = zlib.crc32(bytes(min(count, _CHUNK)), crc)
+        count -= _CHUNK
+    return crc
