@@ -63,11 +63,14 @@ def _drop(changes: Changes, store: Store, index: IndexFile, gone: Array) -> None
     head = header._replace(index_count=len(left) + 1, hash_slot_count=slot_count,
                            begin_phy_offset=int(left["physical_offset"][0]),
                            end_phy_offset=int(left["physical_offset"][-1]))
+    # The first message of the file is the one that its times count from.
+    begin = store.log.record_at(head.begin_phy_offset)
+    if not keep[0] and begin is not None:
+        head = head._replace(begin_timestamp=begin.store_timestamp)
+        _count_from(store, left, head.begin_timestamp)
     last = store.log.record_at(head.end_phy_offset)
     if last is not None and head.end_phy_offset != header.end_phy_offset:
         head = head._replace(end_timestamp=last.store_timestamp)
-    if head.begin_phy_offset != header.begin_phy_offset:
-        head = head._replace(begin_phy_offset=header.begin_phy_offset)
     first = int(np.flatnonzero(~keep)[0])
     changed = np.flatnonzero(new_slots != old)
     kind = layout.slot_dtype()["entry"]
@@ -80,6 +83,18 @@ def _drop(changes: Changes, store: Store, index: IndexFile, gone: Array) -> None
                         ((0, left[first:].tobytes()),) if first < len(left) else ()))
     changes.act(Patch(name, tuple(pieces)), "drop", count, len(left),
                 "entries of erased messages", "entry")
+
+
+def _count_from(store: Store, entries: Array, begin: int) -> None:
+    """Give each entry the seconds from ``begin`` (ms) to the store time of its message."""
+    physical = entries["physical_offset"].astype(np.int64)
+    for batch in store.log.walk(int(physical.min()), int(physical.max()) + 1):
+        if not len(batch):
+            continue
+        row = np.minimum(np.searchsorted(batch.offset, physical), len(batch) - 1)
+        here = batch.offset[row] == physical
+        seconds = (batch.column("store_timestamp")[row[here]] - begin) // 1000
+        entries["time_diff"][here] = np.clip(seconds, 0, (1 << 31) - 1)
 
 
 def _chains(entries: Array, slots: int) -> tuple[Array, Array]:
