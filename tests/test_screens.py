@@ -25,6 +25,10 @@ PLANS = {
     "undo": [["--list"], []],
     "offsets reset": [["--group", "billing", "--to", "latest"]],
     "pop release": [["--group", "billing"]],
+    "delete message": [["--key", "k1"]],
+    "delete key": [["k1"]],
+    "delete topic": [["orders"]],
+    "delete group": [["billing"]],
     "transactions commit": [["--all"]],
     "convert": [["--out", "other", "--consumequeue", "rocksdb"]],
 }

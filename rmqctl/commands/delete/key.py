@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
+from rmqctl.commands.delete.erasing import EraseOptions, run
 from rmqctl.commands.shared.applying import ApplyOptions
-from rmqctl.commands.shared.erasing import EraseOptions, run
 from rmqctl.commands.shared.options import Out, StoreIndex, Topic
 
 

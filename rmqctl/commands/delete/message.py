@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
+from rmqctl.commands.delete.erasing import EraseOptions, run
 from rmqctl.commands.shared.applying import ApplyOptions
-from rmqctl.commands.shared.erasing import EraseOptions, run
 from rmqctl.commands.shared.options import Out, StoreIndex, Topic
 from rmqctl.errors import UsageError
 
@@ -49,7 +49,7 @@ def command(
         raise UsageError("pass --id, --key, --property or --list")
     if topic is not None and not (key or named):
         raise UsageError("--topic goes with --key and --property")
-    all_ids = tuple([*(ids or ()), *(read_ids(list_file) if list_file else ())])
+    all_ids = (*(ids or ()), *(read_ids(list_file) if list_file else ()))
     run(out, store, "delete-message", Wanted(
         all_ids, selection(topic, key, named or ()), same_body=options.same_body,
         purge=options.purge), apply, options)

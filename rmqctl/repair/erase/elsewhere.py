@@ -111,7 +111,8 @@ def _words(found: set[bytes]) -> Array:
     """The aligned words of all bodies: each run of `LEAST` bytes has one of them."""
     parts = [np.frombuffer(body[:len(body) // _WORD * _WORD], "<u8") for body in found]
     words = np.unique(np.concatenate(parts)) if parts else np.zeros(0, np.uint64)
-    return words[words != 0]
+    found_words: Array = words[words != 0]
+    return found_words
 
 
 def _windows(found: set[bytes]) -> dict[bytes, list[tuple[bytes, int]]]:

@@ -19,7 +19,6 @@ from rmqctl.formats.config import fastjson
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.filler import MARK
 from rmqctl.formats.local.message import Record, parse_message_id
-
 from rmqctl.phrases import Phrase
 from rmqctl.repair.config.convert import replaced
 from rmqctl.repair.erase.elsewhere import leftovers, other_copies
@@ -222,7 +221,8 @@ def _leave_config(changes: Changes, store: Store, topics: Sequence[str], groups:
     if not (topics or groups):
         return
     databases: dict[str, dict[str, Any]] = {}
-    tables = [(name, some, set(topics)) for name, some in _TOPIC_TABLES] + [
+    tables: list[tuple[str, tuple[str, ...], set[str]]] = [
+        (name, some, set(topics)) for name, some in _TOPIC_TABLES] + [
         (name, some, set(groups)) for name, some in _GROUP_TABLES] + [
         (name, _OFFSET_TABLES, set()) for name in _OFFSET_FILES]
     for name, some, names in tables:
@@ -274,11 +274,11 @@ def _notes(store: Store, wanted: Wanted, found: Found, left: dict[str, int],
     kept = {path: count for path, count in left.items()
             if os.path.relpath(path, store.root).split(os.sep)[0] == STAGING}
     for path, count in [item for item in left.items() if item[0] not in kept][:_NAMED]:
-        yield (f"{target(store, path)}: {plural(count, 'byte', 'bytes')} of erased bodies stay "
-               "outside of the messages found: it is unknown what they belong to")
+        yield (f"{target(store, path)}: {plural(count, 'byte', 'bytes')} of erased bodies are also "
+               "in other messages, or in unused or damaged bytes: not erased")
     if kept and not wanted.purge:
-        yield (f"{plural(sum(kept.values()), 'byte', 'bytes')} of erased bodies are in what earlier "
-               "repairs keep below .rmqctl: --purge deletes that")
+        yield (f"{plural(sum(kept.values()), 'byte', 'bytes')} of erased bodies are in what "
+               "earlier repairs keep below .rmqctl: --purge deletes that")
     if found.doubtful:
         yield (f"{plural(len(found.doubtful), 'message has', 'messages have')} the body of an "
                "erased one and another id: not erased (--same-body erases them, too)")
@@ -289,8 +289,8 @@ def _notes(store: Store, wanted: Wanted, found: Found, left: dict[str, int],
         yield (f"{plural(unmarked, 'message is', 'messages are')} too small for the property "
                f"{MARK}={ERASED}")
     if wanted.purge:
-        yield ("--purge deletes what this and all earlier repairs keep below .rmqctl: `undo` cannot "
-               "restore anything afterwards")
+        yield ("--purge deletes what this and all earlier repairs keep below .rmqctl: `undo` "
+               "cannot restore anything afterwards")
     else:
         yield ("what is erased is kept below .rmqctl for `undo`, until --purge or `rmqctl undo "
                "STORE --prune 0s --apply`")

@@ -75,10 +75,8 @@ def _drop(changes: Changes, store: Store, index: IndexFile, gone: Array) -> None
     changed = np.flatnonzero(new_slots != old)
     kind = layout.slot_dtype()["entry"]
     pieces = [Piece.of(0, layout.build_header(head))]
-    for run in np.split(changed, np.flatnonzero(np.diff(changed) > 1) + 1):
-        if len(run):
-            pieces.append(Piece.of(shape.slot_position(int(run[0])),
-                                   new_slots[run].astype(kind).tobytes()))
+    pieces += [Piece.of(shape.slot_position(int(run[0])), new_slots[run].astype(kind).tobytes())
+               for run in np.split(changed, np.flatnonzero(np.diff(changed) > 1) + 1) if len(run)]
     pieces.append(Piece(shape.entry_position(first + 1), (count - first) * ENTRY.size,
                         ((0, left[first:].tobytes()),) if first < len(left) else ()))
     changes.act(Patch(name, tuple(pieces)), "drop", count, len(left),
@@ -98,7 +96,7 @@ def _count_from(store: Store, entries: Array, begin: int) -> None:
 
 
 def _chains(entries: Array, slots: int) -> tuple[Array, Array]:
-    """(what each slot holds, what each entry holds as the one before it), as a broker links them."""
+    """(what each slot holds, what each entry holds as the one before it)."""
     slot = entries["key_hash"].astype(np.int64) % slots
     order = np.argsort(slot, kind="stable")
     same = slot[order][1:] == slot[order][:-1]

@@ -46,9 +46,8 @@ def erased(raw: bytes, record: Record, *, drop: bool = False) -> tuple[Parts, bo
     kept = {} if drop else {name: known[name] for name in _KEPT if name in known} | REQUIRED.get(
         own, {})
     # Say as much as there is space for.
-    for topic_said, values, is_marked in (
-            (topic, kept | {filler.MARK: ERASED}, True), (topic, kept, False),
-            (b"" if drop else topic, {}, False)):
+    for topic_said, values in ((topic, kept | {filler.MARK: ERASED}), (topic, kept),
+                               (b"" if drop else topic, {})):
         text = props.build(values, trailing=sealed or record.properties.endswith(b"\2")).encode(
             "utf-8", "surrogateescape") + bytes(append_crc.SIZE if sealed else 0)
         body = record.total_size - size_of(flags, record.magic, 0, len(topic_said), len(text))
@@ -63,7 +62,7 @@ def erased(raw: bytes, record: Record, *, drop: bool = False) -> tuple[Parts, bo
         born_timestamp=0 if own == props.HALF_TOPIC else record.born_timestamp,
         queue_id=0 if drop else record.queue_id, queue_offset=0 if drop else record.queue_offset)
     return _laid_out(build(empty), variant(flags & HOST_BITS, record.magic).head_size, body,
-                     sealed=sealed), is_marked
+                     sealed=sealed), filler.MARK in values
 
 
 def _laid_out(raw: bytes, head_size: int, body: int, *, sealed: bool) -> Parts:

@@ -1,0 +1,197 @@
+"""`delete`: messages and all their copies are gone from every file; the store stays sound."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rmqctl.formats import bodies
+from rmqctl.formats.local import sysflag
+from rmqctl.formats.local.message import Record, decode
+from rmqctl.store import Store
+from tests.support import snapshot
+from tests.support import tiny as tiny_stores
+from tests.support.cli import run
+from tests.support.tiny import DEFAULT, Options, Spec
+
+SECRET = b"the private letter of customer 4711"
+ID = "0A00000700000010"
+NAMED = {"UNIQ_KEY": ID, "KEYS": "c4711", "TAGS": "A", "user": "4711"}
+SPECS = (
+    *DEFAULT,
+    Spec("orders", 0, SECRET, NAMED),
+    Spec("%RETRY%billing", 0, SECRET, {**NAMED, "RETRY_TOPIC": "orders"}),
+    Spec("%DLQ%billing", 0, SECRET, {**NAMED, "DLQ_ORIGIN_TOPIC": "orders"}),
+    Spec("RMQ_SYS_TRANS_HALF_TOPIC", 0, SECRET, {**NAMED, "REAL_TOPIC": "orders", "REAL_QID": "0"}),
+    Spec("SCHEDULE_TOPIC_XXXX", 2, zlib.compress(SECRET),
+         {**NAMED, "REAL_TOPIC": "orders", "REAL_QID": "0", "DELAY": "3"},
+         sys_flag=sysflag.COMPRESSED),
+    Spec("bills", 0, SECRET, raw_properties=""),
+    Spec("RMQ_SYS_TRACE_TOPIC", 0, "\1".join((
+        "Pub", "1700000000000", "r", "g", "orders", ID, "A", "c4711", "h", "35", "3", "0", "",
+        "true", "c")).encode() + b"\2"),
+    Spec("bills", 0, b"another letter, of somebody else", {"UNIQ_KEY": "0A00000700000020"}),
+)
+COPIES = 7
+PLAN = ("--apply", "--yes", "-o", "json")
+
+
+@pytest.fixture(params=[False, True], ids=["plain", "appended-crc"])
+def root(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    tiny = tiny_stores.build(tmp_path / "store", SPECS, Options(
+        append_crc=request.param, commitlog_file_size=2048))
+    return Path(tiny.root)
+
+
+def records(root: Path) -> Iterator[Record]:
+    with Store.open(root) as store:
+        for batch in store.log.walk(whole=True):
+            yield from (decode(batch.bytes_at(row)) for row in range(len(batch)))
+
+
+def found(root: Path, body: bytes = SECRET) -> list[str]:
+    """Where a run of 16 bytes of the body is, in files or in decompressed records."""
+    runs = [body[at:at + 16] for at in range(len(body) - 15)]
+    places = [str(path.relative_to(root)) for path in sorted(root.rglob("*")) if path.is_file()
+              and any(one in path.read_bytes() for one in runs)]
+    for record in records(root):
+        plain = bodies.decompressed(sysflag.compression(record.sys_flag), record.body)[0]
+        places += [f"record {record.physical_offset}" for one in runs[:1] if one in plain]
+    return places
+
+
+def delete(root: Path, *words: object) -> dict[str, Any]:
+    document: dict[str, Any] = run("delete", *words, *PLAN).expect(0).json()
+    return document
+
+
+WAYS = {
+    "id": ("message", "--id", ID), "key": ("message", "--key", "c4711", "--topic", "orders"),
+    "property": ("message", "--property", "user=4711"), "the key alone": ("key", "c4711"),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_no_run_of_the_body_is_left(way: str, root: Path) -> None:
+    name, *options = WAYS[way]
+    assert len(found(root)) > COPIES
+    before = {record.physical_offset: record for record in records(root)}
+    words = (name, root, *options) if name == "message" else (name, root, *options)
+    made = delete(root, *words, "--purge")
+    assert found(root) == []
+    assert len(made["erased"]) == COPIES
+    assert run("verify", root).expect(0)
+    after = {record.physical_offset: record for record in records(root)}
+    assert before.keys() == after.keys()
+    gone = {line["physical_offset"] for line in made["erased"]}
+    for physical, record in after.items():
+        old = before[physical]
+        if physical in gone:
+            assert (record.total_size, record.topic, record.queue_id, record.queue_offset) == (
+                old.total_size, old.topic, old.queue_id, old.queue_offset)
+            assert b"c4711" not in record.properties
+            assert record.crc_ok
+            assert not any(record.body)
+            assert b"RMQCTL\1erased" in record.properties or old.properties == b""
+        else:
+            assert record == old
+
+
+def test_the_index_does_not_find_it(root: Path) -> None:
+    run("query", "key", root, "--topic", "orders", "--key", "c4711").expect(0)
+    delete(root, "message", root, "--id", ID)
+    run("query", "key", root, "--topic", "orders", "--key", "c4711").expect(1)
+    for key in ("k1", "k2", "k3"):
+        run("query", "key", root, "--topic", "orders", "--key", key).expect(0)
+
+
+@pytest.mark.parametrize("words", [("message", "--id", ID), ("topic", "orders"),
+                                   ("group", "billing"), ("key", "c4711")], ids=" ".join)
+def test_it_can_be_undone(words: tuple[str, ...], root: Path) -> None:
+    before = snapshot.take(root)
+    name, *rest = words
+    delete(root, name, root, *rest)
+    run("undo", root, "--yes").expect(0)
+    changed = [line for line in before.differences(snapshot.take(root)) if ".rmqctl" not in line and ": . (" not in line]
+    assert changed == []
+
+
+def test_a_list_of_ids_and_a_certificate(root: Path, tmp_path: Path) -> None:
+    listed, certificate = tmp_path / "ids", tmp_path / "certificate.json"
+    listed.write_text(f"{ID}\n0A00000700000020\n")
+    delete(root, "message", root, "--list", listed, "--certificate", certificate, "--purge")
+    document = json.loads(certificate.read_text())
+    assert len(document["erased"]) == COPIES + 1
+    assert all(len(line["sha256"]) == 64 for line in document["erased"])
+    assert "c4711" not in certificate.read_text()
+    assert found(root, b"another letter, of somebody else") == found(root) == []
+
+
+def test_twice_is_once(root: Path) -> None:
+    delete(root, "message", root, "--id", ID)
+    again = delete(root, "message", root, "--id", ID)
+    assert (again["actions"], again["erased"]) == ([], [])
+
+
+def test_the_same_body_under_another_id_is_only_counted(tmp_path: Path) -> None:
+    other = Spec("bills", 0, SECRET, {"UNIQ_KEY": "0A00000700000030"})
+    root = Path(tiny_stores.build(tmp_path / "store", (*SPECS, other)).root)
+    assert delete(root, "message", root, "--id", ID, "--purge")["same_body"] == 1
+    assert found(root)
+    delete(root, "message", root, "--id", "0A00000700000030", "--purge", "--same-body")
+    assert found(root) == []
+
+
+def test_a_topic_goes_with_everything(root: Path) -> None:
+    made = delete(root, "topic", root, "orders", "--purge")
+    assert found(root) == []
+    assert not (root / "consumequeue/orders").exists()
+    for name in ("topics.json", "consumerOffset.json"):
+        assert "orders" not in (root / "config" / name).read_text()
+    assert not any(record.topic == b"orders" for record in records(root))
+    assert {line["what"] for line in made["erased"]} >= {"message", "retry", "dlq", "half"}
+    run("verify", root).expect(0)
+    # A rebuild does not bring it back.
+    run("recover", root, "--only", "consumequeue,index", "--apply", "--yes").expect(0)
+    assert not (root / "consumequeue/orders").exists()
+
+
+def test_a_group_goes_with_everything(root: Path) -> None:
+    delete(root, "group", root, "billing", "--purge")
+    assert not list((root / "consumequeue").glob("*billing*"))
+    assert "@billing" not in (root / "config/consumerOffset.json").read_text()
+    assert b"billing" not in b"".join(record.topic for record in records(root))
+    run("verify", root).expect(0)
+
+
+@pytest.mark.parametrize("words", [("topic", "TBW102"), ("topic", "SCHEDULE_TOPIC_XXXX"),
+                                   ("group", "TOOLS_CONSUMER")])
+def test_what_a_broker_needs_stays(words: tuple[str, str], root: Path) -> None:
+    run("delete", words[0], root, words[1]).expect(6)
+
+
+def test_purge_needs_consent(root: Path) -> None:
+    before = snapshot.take(root)
+    done = run("delete", "message", root, "--id", ID, "--purge", "--apply").expect(2)
+    assert "--yes" in done.err
+    assert before.differences(snapshot.take(root)) == []
+
+
+def test_bytes_of_an_earlier_use_are_counted(root: Path) -> None:
+    last = max((root / "commitlog").iterdir())
+    data = bytearray(last.read_bytes())
+    data[-40:-40 + len(SECRET)] = SECRET
+    last.write_bytes(data)
+    made = delete(root, "message", root, "--id", ID, "--purge")
+    assert list(made["bytes_left"].values()) == [len(SECRET)]
+
+
+def test_it_finds_nothing_without_a_word(root: Path) -> None:
+    run("delete", "message", root).expect(2)
+    run("delete", "message", root, "--property", "user").expect(2)
+    assert delete(root, "message", root, "--id", "0A0000070000FFFF")["actions"] == []
