@@ -81,8 +81,7 @@ def test_no_run_of_the_body_is_left(way: str, root: Path) -> None:
     name, *options = WAYS[way]
     assert len(found(root)) > COPIES
     before = {record.physical_offset: record for record in records(root)}
-    words = (name, root, *options) if name == "message" else (name, root, *options)
-    made = delete(root, *words, "--purge")
+    made = delete(root, name, root, *options, "--purge")
     assert found(root) == []
     assert len(made["erased"]) == COPIES
     assert run("verify", root).expect(0)
@@ -117,7 +116,8 @@ def test_it_can_be_undone(words: tuple[str, ...], root: Path) -> None:
     name, *rest = words
     delete(root, name, root, *rest)
     run("undo", root, "--yes").expect(0)
-    changed = [line for line in before.differences(snapshot.take(root)) if ".rmqctl" not in line and ": . (" not in line]
+    changed = [line for line in before.differences(snapshot.take(root))
+               if ".rmqctl" not in line and ": . (" not in line]
     assert changed == []
 
 
