@@ -31,6 +31,7 @@ from rmqctl.repair.scratch import Scratch
 from rmqctl.repair.targets import target
 from rmqctl.scan.overlay import Piece
 from rmqctl.store.config.config import FOLDER, MISSING, load_one
+from rmqctl.store.config.progress import named
 from rmqctl.store.log.bounds import View
 from rmqctl.store.problems import Problem
 from rmqctl.store.query.lookup import message_at
@@ -45,7 +46,6 @@ _TOPIC_TABLES = (("topics.json", ("topicConfigTable",)),
                  ("topicQueueMapping.json", ("topicQueueMappingInfoMap",)),
                  ("messageRequestMode.json", ("messageRequestModeMap",)))
 _GROUP_TABLES = (("subscriptionGroup.json", ("subscriptionGroupTable", "forbiddenTable")),)
-_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,9 +273,12 @@ def _notes(store: Store, wanted: Wanted, found: Found, left: dict[str, int],
     """What the user must know before the plan is carried out."""
     kept = {path: count for path, count in left.items()
             if os.path.relpath(path, store.root).split(os.sep)[0] == STAGING}
-    for path, count in [item for item in left.items() if item[0] not in kept][:_NAMED]:
-        yield (f"{target(store, path)}: {plural(count, 'byte', 'bytes')} of erased bodies are also "
-               "in other messages, or in unused or damaged bytes: not erased")
+    others = [path for path in left if path not in kept]
+    if others:
+        count = sum(left[path] for path in others)
+        where = named([target(store, path) for path in others])
+        yield (f"{plural(count, 'byte', 'bytes')} of erased bodies are also in other messages, or "
+               f"in unused or damaged bytes: not erased ({where})")
     if kept and not wanted.purge:
         yield (f"{plural(sum(kept.values()), 'byte', 'bytes')} of erased bodies are in what "
                "earlier repairs keep below .rmqctl: --purge deletes that")
