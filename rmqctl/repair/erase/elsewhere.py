@@ -149,15 +149,21 @@ def _in_page(data: bytes, base: int, words: Array, table: Array,
     for place in sorted(places):
         if place < end or any(first <= base + place < last for first, last in planned):
             continue
-        for body, at in windows[data[place:place + _WORD]]:
-            before = 0
-            while before < min(at, place) and body[at - before - 1] == data[place - before - 1]:
-                before += 1
-            after = _WORD
-            while at + after < len(body) and place + after < len(data) and (
-                    body[at + after] == data[place + after]):
-                after += 1
-            if before + after >= LEAST and any(data[place - before:place + after]):
-                end = place + after
-                yield before + after
-                break
+        # The longest run around the word that any of the bodies has.
+        longest = max((_run(data, place, body, at) for body, at in windows[
+            data[place:place + _WORD]]), key=lambda run: (run[1] - run[0], run[1]))
+        if longest[1] - longest[0] >= LEAST and any(data[longest[0]:longest[1]]):
+            end = longest[1]
+            yield longest[1] - longest[0]
+
+
+def _run(data: bytes, place: int, body: bytes, at: int) -> tuple[int, int]:
+    """The bounds in ``data`` of what is the same in both around the word at these places."""
+    before = 0
+    while before < min(at, place) and body[at - before - 1] == data[place - before - 1]:
+        before += 1
+    after = _WORD
+    while at + after < len(body) and place + after < len(data) and (
+            body[at + after] == data[place + after]):
+        after += 1
+    return place - before, place + after
