@@ -117,7 +117,7 @@ def plan_erase(store: Store, command: str, wanted: Wanted, clock: Callable[[], i
         spans.pop(path, None)
     left = leftovers(store, traits, spans, away)
     notes = [*dict.fromkeys(problem.text for problem in problems if problem.is_fault),
-             *changes.notes, *_notes(store, wanted, found, left, unmarked)]
+             *changes.notes, *_notes(store, wanted, found, left, unmarked, len(traits.unsearched))]
     empty = not changes.steps
     return Erasure(Plan(command, store.root, tuple(changes.actions), tuple(changes.steps),
                         notes=tuple(notes) if not empty or left or found.doubtful else ()),
@@ -269,7 +269,7 @@ def _is_offset_of(key: str, topics: Sequence[str], groups: Sequence[str]) -> boo
 
 
 def _notes(store: Store, wanted: Wanted, found: Found, left: dict[str, int],
-           unmarked: int) -> Iterable[str]:
+           unmarked: int, unsearched: int) -> Iterable[str]:
     """What the user must know before the plan is carried out."""
     kept = {path: count for path, count in left.items()
             if os.path.relpath(path, store.root).split(os.sep)[0] == STAGING}
@@ -282,6 +282,9 @@ def _notes(store: Store, wanted: Wanted, found: Found, left: dict[str, int],
     if kept and not wanted.purge:
         yield (f"{plural(sum(kept.values()), 'byte', 'bytes')} of erased bodies are in what "
                "earlier repairs keep below .rmqctl: --purge deletes that")
+    if unsearched:
+        yield (f"the bodies of {plural(unsearched, 'message', 'messages')} are too many to be "
+               "looked for by content: their copies are found by ids only")
     if found.doubtful:
         yield (f"{plural(len(found.doubtful), 'message has', 'messages have')} the body of an "
                "erased one and another id: not erased (--same-body erases them, too)")

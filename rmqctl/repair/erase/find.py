@@ -7,6 +7,7 @@ same body and an id of its own may be another one: it is counted, and erased onl
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -16,13 +17,15 @@ from rmqctl.formats import bodies
 from rmqctl.formats.internal_topics import meaning
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local import sysflag
-from rmqctl.formats.local.message import Record, decode
+from rmqctl.formats.local.message import CRC_MASK, Record, decode
 from rmqctl.scan import text
 from rmqctl.scan.frames import Array, Batch
 from rmqctl.store.store import Store
 
 LEAST = 16
 """Bytes of the shortest body that is looked for by content, and of the runs that must not stay."""
+_MOST_HELD = 16 << 20
+"""Bytes of bodies that are looked for by content."""
 _ORIGINS = (props.ORIGIN_MESSAGE_ID, "DLQ_ORIGIN_MESSAGE_ID")
 _OF_TOPIC = (props.REAL_TOPIC, props.RETRY_TOPIC, props.DLQ_ORIGIN_TOPIC)
 _MOVED = (props.HALF_TOPIC, props.SCHEDULE_TOPIC, props.TIMER_TOPIC)
@@ -38,6 +41,11 @@ class Traits:
     origins: set[bytes] = field(default_factory=set)
     bodies: set[bytes] = field(default_factory=set)
     topics: frozenset[str] = frozenset()
+    crcs: set[int] = field(default_factory=set)
+    """Of the bodies."""
+    held: int = 0
+    unsearched: set[int] = field(default_factory=set)
+    """Physical offsets of messages whose bodies are not looked for, as there are too many."""
 
     def add(self, record: Record) -> None:
         """Look for the copies of this message, too."""
@@ -46,8 +54,14 @@ class Traits:
             self.ids.add(unique)
         self.origins.add(record.message_id.encode())
         for body in {record.body, content(record)}:
-            if len(body) >= LEAST and any(body):
-                self.bodies.add(body)
+            if len(body) < LEAST or body in self.bodies or not any(body):
+                continue
+            if self.held + len(body) > _MOST_HELD:
+                self.unsearched.add(record.physical_offset)
+                continue
+            self.held += len(body)
+            self.bodies.add(body)
+            self.crcs.add(zlib.crc32(body) & CRC_MASK)
 
     @property
     def size(self) -> int:
@@ -137,11 +151,11 @@ def _having(properties: text.Properties, name: str, wanted: set[bytes]) -> list[
 
 def _suspects(batch: Batch, topics: text.Texts, traits: Traits) -> Array:
     """Rows whose body may be, or contain, a body or id that is looked for."""
-    lengths = np.array(sorted({len(body) for body in traits.bodies}), np.int64)
+    crcs = np.array(sorted(traits.crcs), np.int64)
     flags = batch.column("sys_flag")
     mask: Array = (flags & (sysflag.COMPRESSED | sysflag.INNER_BATCH) != 0) & bool(
         len(traits.bodies))
-    mask |= np.isin(batch.column("body_length"), lengths)
+    mask |= np.isin(batch.column("body_crc"), crcs)
     traced = (topics.length >= _TRACE_LEAST) if traits.ids else np.zeros(len(batch), bool)
     for row in np.flatnonzero(traced & ~mask).tolist():
         mask[row] = topics.take([row]).tolist()[0].lower().startswith(b"rmq_sys_trace_")
