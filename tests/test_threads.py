@@ -39,6 +39,7 @@ ENDED = {
     ("output/progress.py", "Thread"): "joined when the progress ends",
     ("output/screen.py", "ThreadPoolExecutor"): "shutdown when the screen is left",
     ("backup/backup.py", "ThreadPoolExecutor"): "shutdown when the log is copied",
+    ("files/remote/ranges.py", "ThreadPoolExecutor"): "vfs.unmount_all, at the end of Python, too",
     ("export/columns.py", "from_batches"): "a table that is made at once",
     ("export/gather.py", "from_batches"): "a table that is made at once",
     ("sql/session.py", "from_batches"): "DuckDB's threads end with the session",

@@ -379,7 +379,8 @@ def _restored(backup: str, target: str, part: str, until: int | None, offset: in
         if until is not None:
             with Store.open(part) as store, store.up_to(end) as whole:
                 end = end_at(whole, until, end)
-            rest = next(note for note in found if note.point.log_end >= end)
+            rest = of_chosen if chosen.log_end >= end else next(
+                note for note in found if note.point.log_end >= end)
         for note, small in ((rest, False), (of_chosen, True)):
             for name, held in note.others.items():
                 if (name.split("/", 1)[0] in OF_A_POINT) is small and not (

@@ -142,7 +142,7 @@ def _restored(backup: str, target: str, part: str, until: int | None, offset: in
             copy_queues(view, copies, compare=False)
             copy_index(view, copies, compare=False)
             copy_rest(view, copies, without=(*SMALL, *IDENTITY) if seed_slave else SMALL)
-            last = chosen if point else next(
+            last = chosen if chosen.log_end >= end else next(
                 (one for one in known if one.log_end >= end), newest)
             _older_files(copies, last, replaced_after(backup, known[known.index(last):]))
             generation, queues = view.generation, view.known_queues.keys()

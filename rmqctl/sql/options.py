@@ -14,7 +14,6 @@ from typing import Literal
 
 from rmqctl import vfs
 from rmqctl.errors import NotAStoreError, UsageError
-from rmqctl.files.remote.tree import matching
 from rmqctl.parse_values import is_url, now_ms, parse_offset, parse_size, parse_time
 from rmqctl.sql.pushdown import Filters
 from rmqctl.sql.schema import CONSUMEQUEUE, INDEX, MESSAGES, TABLES, TIERED_MESSAGES
@@ -94,6 +93,8 @@ class Options:
         stores: dict[str, None] = {}
         for path in self.paths:
             if vfs.is_elsewhere(path):
+                from rmqctl.files.remote.tree import matching
+
                 stores |= dict.fromkeys(matching(path.rstrip("/")))
                 continue
             if os.path.lexists(path) or not glob.has_magic(path):

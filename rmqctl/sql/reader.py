@@ -18,7 +18,6 @@ import pyarrow as pa
 
 from rmqctl import vfs
 from rmqctl.errors import StoreIOError
-from rmqctl.files.remote.tree import mounted
 from rmqctl.formats.local.index_file import Shape
 from rmqctl.scan.columns import frame_columns, message_columns
 from rmqctl.scan.frames import DAMAGED, ZERO, Batch, Span
@@ -204,7 +203,10 @@ class Reading:
     def rows(self, pieces: Iterable[Piece]) -> Iterator[pa.RecordBatch]:
         """The record batches of some pieces, in their order; StoreIOError names what is missing."""
         for piece in pieces:
-            mounted(getattr(piece, "store", ""))  # another process has planned them
+            if vfs.is_elsewhere(store := getattr(piece, "store", "")):
+                from rmqctl.files.remote.tree import mounted
+
+                mounted(store)  # another process has planned it
             for batch in self._of(piece):
                 if batch.num_rows:
                     yield batch

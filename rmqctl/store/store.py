@@ -177,9 +177,11 @@ class Store(Closing):
         with, or in those that `rmqctl.store.log_folders` finds.
         """
         # Reject anything that is not a readable directory, with the reason.
-        from rmqctl.files.remote.tree import mounted
+        root = os.fspath(path)
+        if vfs.is_elsewhere(root):
+            from rmqctl.files.remote.tree import mounted
 
-        root = mounted(os.fspath(path), sampled=sampled)
+            root = mounted(root, sampled=sampled)
         try:
             info = vfs.stat(root)
         except OSError as error:

@@ -274,7 +274,6 @@ def test_a_folder_with_a_star_in_its_name(tmp_path: Path) -> None:
     ({"path": "x", "startPhy": "-3"}, "not an offset"),
     ({"path": "x", "table": "consumequeue", "since": "0"}, "no time"),
     ({"path": "x", "table": "index", "topic": "a"}, "neither"),
-    ({"path": "hdfs://nn/store"}, "mount"),
 ])
 def test_wrong_options(options: dict[str, str], words: str) -> None:
     with pytest.raises(UsageError, match=words):

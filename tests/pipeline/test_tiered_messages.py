@@ -293,8 +293,6 @@ def test_usage(golden: GoldenFolder, tmp_path):
             Options.of({"path": path, "table": TABLE, **given})
     with pytest.raises(UsageError, match="orphans says nothing of the table messages"):
         Options.of({"path": path, "orphans": "include"})
-    with pytest.raises(UsageError, match="mount it"):
-        Options.of({"path": "s3://bucket/store"})
     with pytest.raises(NotAStoreError, match="no tier"):
         rows(tmp_path)
     assert rows(golden(STORE), topic="nothing") == []

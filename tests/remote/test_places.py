@@ -130,7 +130,7 @@ def answers(rmqctl: Runner, place: str, root: Path) -> dict[str, Any]:
     found = {}
     for command in COMMANDS:
         done = rmqctl(*command, place, "-o", "json")
-        name = tree.mounted(place)
+        name = tree.mounted(place) if vfs.is_elsewhere(place) else place
         text = done.out.replace(name, str(root)).replace(place, str(root))
         found[" ".join(command)] = done.code, text, done.err.replace(name, str(root)).replace(
             place, str(root))

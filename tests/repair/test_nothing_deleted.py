@@ -79,6 +79,8 @@ ALLOWED = {
     ("repair/scratch.py", "Scratch.remove", "rmtree"): SCRATCH,
     ("files/rocksdb_writer.py", "NewDatabase.__init__", "rmtree"): SCRATCH,
     ("store/rocksdb/mirror.py", "mirror", "open for writing"): "CURRENT of the temporary copy",
+    ("store/rocksdb/mirror.py", "_link", "open for writing"): "a table of the temporary copy",
+    ("files/remote/archive.py", "_Spool.__init__", "ftruncate"): "a temporary file without a name",
     ("store/rocksdb/mirror.py", "_copy", "open for writing"): "a file of the temporary copy",
     ("files/sparse.py", "copy_sparse", "O_TRUNC"): COPY,
     ("repair/salvage/bulk.py", "Bulk.write", "ftruncate"): SCRATCH,

@@ -17,7 +17,6 @@ from rmqctl.commands import STORE_VARIABLE
 from rmqctl.commands.app.option_groups import OptionGroup
 from rmqctl.commands.shared.options import Jobs, complete_folders, worker_count
 from rmqctl.errors import NotAStoreError, StoreIOError, UsageError
-from rmqctl.files.remote.tree import matching
 from rmqctl.output.units import size_text
 from rmqctl.parse_values import is_url
 
@@ -120,6 +119,8 @@ def named_stores(names: list[str] | None) -> list[str]:
     roots: dict[str, None] = {}
     for name in names:
         if is_url(name):
+            from rmqctl.files.remote.tree import matching
+
             roots |= dict.fromkeys(matching(name.rstrip("/")))
             continue
         if os.path.lexists(name) or not glob.has_magic(name):

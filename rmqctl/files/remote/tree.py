@@ -13,11 +13,9 @@ from rmqctl.vfs import Tree, archive_of
 
 def mounted(root: str, *, sampled: bool = False) -> str:
     """List a place behind a URL or in an archive, unless it was just listed, and make it known to
-    `vfs`; its root, with which the paths in it begin. Other places stay as they are. Errors as of
-    `tree_of`. ``sampled`` as of `Store.open`.
+    `vfs`; its root, with which the paths in it begin. Errors as of `tree_of`. ``sampled`` as of
+    `Store.open`.
     """
-    if not vfs.is_elsewhere(root):
-        return root
     named = root.rstrip("/")
     tree = vfs.known(named)
     if tree is None:

@@ -11,7 +11,6 @@ import os
 import re
 import stat
 import struct
-import tempfile
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -115,6 +114,8 @@ def _small(path: str) -> bytes:
 def _open(path: str, name: str) -> _Copied:
     """The file as it is now: what is appended from here on is not copied. OSError, FormatError."""
     if vfs.is_remote(path):
+        import tempfile
+
         with tempfile.TemporaryFile(prefix="rmqctl-") as copy:
             fd = os.dup(copy.fileno())
         _fetch(path, fd)
@@ -158,6 +159,8 @@ def _check_space(folder: str, shadow: str, files: list[_Copied]) -> None:
     free = system.f_bavail * system.f_frsize
     needed = sum(end - start for file in files for start, end in file.data)
     if needed + _SPARE > free:
+        import tempfile
+
         raise CopyLimitError(
             f"{folder}: copies of MANIFEST and write-ahead logs take {_mib(needed)}, and "
             f"{tempfile.gettempdir()} has {_mib(free)} free; TMPDIR=FOLDER names another folder")
