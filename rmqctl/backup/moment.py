@@ -43,8 +43,10 @@ def fix(store: Store, least: int = 0) -> tuple[Store, int]:
     """
     with _now(store) as now:
         taken = live.take(now)
+        # A record may end with zeros.
+        log_end = max(taken.log_end, find_end(now).offset)
     if not store.lock.held:
-        return _now(store), taken.log_end
+        return _now(store), log_end
     with Store(store.root, store.log_folders, store.sizes, taken) as held:
         whole = held.before_unfinished()
         end = taken.log_end if whole.snapshot is None else whole.snapshot.log_end

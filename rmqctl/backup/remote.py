@@ -37,6 +37,7 @@ from rmqctl.backup.restore import (
     Restored,
     complete,
     end_at,
+    end_of,
     is_of_log,
     notes_of,
     point_at,
@@ -375,7 +376,9 @@ def _restored(backup: str, target: str, part: str, until: int | None, offset: in
             if not is_expired(name, held, known[0]) and _base(name) <= last.point.log_end:
                 _fetch(objects, copies, LOG, name, held)
         # Where the log is to end, which says of which point the rest is.
-        end, rest = last.point.log_end, last
+        rest = last
+        with Store.open(part) as store, store.up_to(newest.point.log_end) as whole:
+            end = end_of(whole, last.point, newest.point)
         if until is not None:
             with Store.open(part) as store, store.up_to(end) as whole:
                 end = end_at(whole, until, end)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -117,7 +117,7 @@ def _restored(backup: str, target: str, part: str, until: int | None, offset: in
                          f"{known[-1].id}")
     newest = known[-1]
     with Store.open(backup) as store, store.up_to(newest.log_end) as whole:
-        end = chosen.log_end if point else newest.log_end
+        end = end_of(whole, chosen, newest) if point else newest.log_end
         if until is not None:
             end = end_at(whole, until, newest.log_end)
         elif offset is not None:
@@ -253,6 +253,18 @@ def _reaches_beyond(store: Store, end: int) -> bool:
                for number, file in enumerate(store.log.files))
 
 
+def end_of(store: Store, point: Point, newest: Point) -> int:
+    """Where the log of a point ends: before what was torn then, where a record that begins in it
+    was written over it since.
+    """
+    if point.whole_end < point.log_end < newest.log_end and not store.layout.is_dledger:
+        try:
+            border(store, point.log_end)
+        except RefusedError:
+            return point.whole_end
+    return point.log_end
+
+
 def end_at(store: Store, until: int, end: int) -> int:
     """Where the log ends that has the messages stored up to a time."""
     log = store.log
@@ -339,7 +351,8 @@ def _with_compaction(store: Store, queues: Collection[QueueKey] | None) -> Plan:
 
 def _with_entries(store: Store, scratch: Scratch, given: Mapping[str, Any] = _NOTHING,
                   only: frozenset[str] | None = None) -> Plan:
-    from rmqctl.repair.recover import RecoverOptions, plan_recover
+    from rmqctl.checks.verify.verify import Verification, VerifyOptions
+    from rmqctl.repair.recover import RecoverOptions, plan_recover, queue_of
 
     @contextmanager
     def silent(_label: str, _total: int) -> Iterator[Callable[[int], None]]:
@@ -350,7 +363,17 @@ def _with_entries(store: Store, scratch: Scratch, given: Mapping[str, Any] = _NO
         only = frozenset({"consumequeue", "index"} if store.index_listing.files else {
             "consumequeue"})
     derived = RecoverOptions(only, given=given)
-    return plan_recover(store.root, scratch, derived, silent)
+    plan = plan_recover(store.root, scratch, derived, silent)
+    if not any(queue_of(step.target) for step in plan.steps):
+        return plan
+    # Of a topic that was created again the log has two messages at a queue offset: only the
+    # entries tell which one the queue has.
+    twice = {(finding.topic, finding.queue_id) for finding in Verification(
+        store, VerifyOptions(only=frozenset({"consumequeue"}))).findings()
+        if finding.category == "message-fields"}
+    return replace(
+        plan, steps=tuple(one for one in plan.steps if queue_of(one.target) not in twice),
+        actions=tuple(one for one in plan.actions if queue_of(one.target) not in twice))
 
 
 def _carried_out(root: str, propose: Callable[[Store, Scratch], Plan]) -> list[str]:

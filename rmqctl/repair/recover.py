@@ -457,7 +457,7 @@ class _Planner:
 
     def _settle(self, saved: Salvage, rebuilt: Rebuilt, steps: Sequence[Step]) -> Disputes:
         """What entries that differ from the log say of messages of it."""
-        queues = {_queue_of(step.target) for step in steps
+        queues = {queue_of(step.target) for step in steps
                   if _part_of(step.target) == CONSUMEQUEUE}
         found = disputes(self._store, saved.parts, rebuilt, queues, index=any(
             _part_of(step.target) == INDEX for step in steps))
@@ -577,8 +577,8 @@ class _Planner:
             actions = [action for action in actions if _part_of(action.target) not in sound]
         if whole and (untold := self._untold(steps)):
             self._untold_queues = untold
-            steps = [step for step in steps if _queue_of(step.target) not in untold]
-            actions = [action for action in actions if _queue_of(action.target) not in untold]
+            steps = [step for step in steps if queue_of(step.target) not in untold]
+            actions = [action for action in actions if queue_of(action.target) not in untold]
             ends = {key: end for key, end in rebuilt.next_offsets.items() if key not in untold}
             rebuilt = replace(rebuilt, next_offsets=ends, gaps=rebuilt.gaps if any(
                 _part_of(step.target) == CONSUMEQUEUE for step in steps) else 0)
@@ -651,7 +651,7 @@ class _Planner:
         """
         off = self._options.given.get("multi_dispatch") is False
         if off or self._options.light_rows or not any(
-                _queue_of(step.target)[0].startswith(LMQ_PREFIX) for step in steps):
+                queue_of(step.target)[0].startswith(LMQ_PREFIX) for step in steps):
             return set()
         found = list(_verified(self._store, CONSUMEQUEUE, self._watch, self._options.jobs))
         untold = {(finding.topic or "", finding.queue_id or 0) for finding in found
@@ -685,7 +685,7 @@ class _Planner:
         return {key: offset for key, offset in table.items() if offset is not None}
 
 
-def _queue_of(target: str) -> tuple[str, int]:
+def queue_of(target: str) -> tuple[str, int]:
     """Topic and queue id in whose folder a target lies, or which it is; ("", 0) for another."""
     parts = target.split(os.sep)
     if parts[0] != CONSUMEQUEUE or len(parts) < 3 or not parts[2].isdecimal():

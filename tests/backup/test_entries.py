@@ -45,6 +45,37 @@ def test_a_topic_that_was_created_again(growing: Growing, backup: str, tmp_path:
     assert findings(tmp_path / "old") == set()
 
 
+@pytest.mark.parametrize("later", [20, 150])
+def test_a_topic_that_was_created_again_before_the_first_run(
+        later: int, growing: Growing, backup: str, tmp_path: Path) -> None:
+    root = growing(0, 60)
+    shutil.rmtree(root / "consumequeue" / "T0")
+    growing(60, later)
+    first, before = run(root, backup), queues(root)
+    assert queues(restored(backup, tmp_path / "new")) == before
+    growing(60 + later, 20)
+    run(root, backup, 1)
+    assert queues(restored(backup, tmp_path / "newest")) == queues(root)
+    assert queues(restored(backup, tmp_path / "old", point=first.id)) == before
+
+
+@pytest.mark.parametrize("gone", [30, 700])
+def test_a_torn_end_that_was_written_over(gone: int, growing: Growing, backup: str,
+                                          tmp_path: Path) -> None:
+    root = growing(0, 40)
+    log = max((root / "commitlog").iterdir())
+    used = len(log.read_bytes().rstrip(b"\0"))
+    damage.zero(root, f"commitlog/{log.name}", used - gone, gone)
+    torn, before = run(root, backup), messages(root)
+    growing(40, 30)
+    run(root, backup, 1)
+    assert messages(restored(backup, tmp_path / "torn", point=torn.id)) == [
+        one for one in before if one["physical_offset"] < torn.whole_end]
+    with api.open(tmp_path / "torn") as store:
+        assert store.preflight().messages_lost == 0
+    assert messages(restored(backup, tmp_path / "new")) == messages(root)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("file", [0, 2, 4])
 def test_messages_that_only_entries_know(file: int, growing: Growing, backup: str,
