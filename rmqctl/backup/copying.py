@@ -17,7 +17,7 @@ from rmqctl.files.sparse import copy_sparse
 from rmqctl.formats.local import batch_consume_queue, consume_queue
 from rmqctl.formats.local.index_file import HEADER
 from rmqctl.phrases import counted
-from rmqctl.scan.frames import DAMAGED
+from rmqctl.scan.frames import DAMAGED, ZERO
 from rmqctl.scan.holes import used_end
 from rmqctl.scan.source import FileSource
 from rmqctl.store.files import StoreFile
@@ -135,8 +135,9 @@ def damage_in(view: Store, known: int, end: int, copied: Reached | None = None) 
             newest = max(newest, int(batch.column("store_timestamp")[sound].max()))
         for at in (~sound).nonzero()[0].tolist():
             note(int(batch.offset[at]), int(batch.column("total_size")[at]))
-        for span in batch.spans:
-            if span.kind == DAMAGED:
+        for span in batch.spans:  # zeros after which the log goes on were messages
+            if span.kind == DAMAGED or (
+                    span.kind == ZERO and span.offset + span.length < end):
                 note(span.offset, span.length)
     return sorted(holes, key=lambda hole: (hole.file, hole.offset)), count, newest
 

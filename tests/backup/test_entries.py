@@ -76,6 +76,19 @@ def test_a_torn_end_that_was_written_over(gone: int, growing: Growing, backup: s
     assert messages(restored(backup, tmp_path / "new")) == messages(root)
 
 
+def test_a_lost_end_of_a_log_file_that_was_repaired(growing: Growing, backup: str, tmp_path: Path,
+                                                    rmqctl: Runner) -> None:
+    root = growing(0, 260)
+    damage.zero(root, f"commitlog/{16384:020d}", 12288, 4096)
+    [*_, hole] = run(root, backup).damaged
+    assert hole.offset + hole.length == 16384
+    rmqctl("recover", root, "--apply").expect(1)
+    growing(260, 20)
+    run(root, backup, 1)
+    assert messages(restored(backup, tmp_path / "new")) == messages(root)
+    assert queues(tmp_path / "new") == queues(root)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("file", [0, 2, 4])
 def test_messages_that_only_entries_know(file: int, growing: Growing, backup: str,
