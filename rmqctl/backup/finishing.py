@@ -97,6 +97,7 @@ def lowered_offsets(store: Store, scratch: Scratch, *, in_files: bool = False) -
     nothing = Plan("restore", store.root)
     if not store.layout.reads("config"):
         return nothing, 0
+    known = _configured(store) or frozenset()
     with ExitStack() as stack:
         for name in _OFFSETS:
             file = load_one(store, name)
@@ -104,9 +105,10 @@ def lowered_offsets(store: Store, scratch: Scratch, *, in_files: bool = False) -
                 continue
             for row in file.rows():
                 rows = queue_rows(store, view, row["topic"], row["queue_id"], stack)
-                if rows is not None and row["offset"] > rows.end:
+                end = rows.end if rows is not None else 0 if row["topic"] in known else None
+                if end is not None and row["offset"] > end:
                     ahead.append(moved_to(store, rows, (
-                        row["group"], row["topic"], row["queue_id"]), row["offset"], rows.end))
+                        row["group"], row["topic"], row["queue_id"]), row["offset"], end))
     if not ahead:
         return nothing, 0
     try:

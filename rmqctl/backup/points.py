@@ -25,6 +25,7 @@ from rmqctl.files.durable import (
     remove_folder,
     replace_file,
 )
+from rmqctl.scan.source import FileSource
 
 FOLDER = os.path.join(".rmqctl", "backup")
 _FILE = "point.json"
@@ -248,12 +249,8 @@ def require_points(backup: str, bad: list[RmqctlError] | None = None) -> list[Po
 
 def _read(folder: str, name: str) -> Point:
     path = os.path.join(folder, name, _FILE)
-    try:
-        with open(path, "rb") as file:
-            data = file.read()
-    except OSError as error:
-        raise StoreIOError.from_oserror(error, path, "read") from None
-    return parsed(data, name, path)[0]
+    with FileSource(path) as file:
+        return parsed(file.read(0, file.size), name, path)[0]
 
 
 def parsed(data: bytes, name: str, path: str) -> tuple[Point, dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -157,6 +158,34 @@ def test_files_of_entries_stay_short(growing: Growing, tmp_path: Path,
         last = objects.notes(objects.point_names()[-1:])[0]
     left = sorted(name for name in last.others if name.startswith(entries.FOLDER))
     assert 1 < len(left) < len(files)
+
+
+@pytest.mark.parametrize("kind", ["fifo", "device"])
+def test_a_point_that_is_no_file(kind: str, growing: Growing, tmp_path: Path,
+                                 rmqctl_process: Runner) -> None:
+    backup = tmp_path / "backup"
+    first = run(root := growing(0, 5), str(backup))
+    run(root, str(backup), 1)
+    path = backup / ".rmqctl/backup/points" / first.id / "point.json"
+    path.unlink()
+    if kind == "fifo":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("/dev/zero")
+    for command in ("list", "check"):
+        done = rmqctl_process("backup", command, backup).expect(1)
+        assert str(path) in done.out + done.err
+
+
+def test_offsets_of_a_queue_that_begins_after_the_cut(growing: Growing, backup: str,
+                                                      tmp_path: Path) -> None:
+    root = growing(0, 30)
+    (root / "config" / "consumerOffset.json").write_text(
+        json.dumps({"offsetTable": {"T0@g": {"0": 2}, "T2@g": {"0": 3}, "gone@g": {"0": 9}}}))
+    run(root, backup)
+    restored(backup, tmp_path / "new", offset=messages(root)[1]["physical_offset"])
+    found = json.loads((tmp_path / "new/config/consumerOffset.json").read_text())["offsetTable"]
+    assert found == {"T0@g": {"0": 1}, "T2@g": {"0": 0}, "gone@g": {"0": 9}}
 
 
 @pytest.mark.parametrize("change", [
