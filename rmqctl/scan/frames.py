@@ -359,7 +359,7 @@ def _batch(data: Array, base: int, table: Array) -> Batch:
     """
     start, *places, variant = table
     is_uniform = len(variant) and (variant == variant[0]).all()
-    known = variant[:1] if is_uniform else np.unique(variant)
+    known = variant[:1] if is_uniform else np.flatnonzero(np.bincount(variant + 1)) - 1
     groups: list[tuple[Any, Shape]] = [
         (np.flatnonzero(variant == number), shape(number & HOST_BITS, _MAGICS[number & ~HOST_BITS]))
         for number in known[known >= 0].tolist()]
