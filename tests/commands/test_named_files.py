@@ -22,7 +22,7 @@ from tests.support import tiny as tiny_stores
 
 READ = {
     "--commitlog-dir", "--commitlog-dir-b", "--broker-conf", "--file", "--body-file", "--key-file",
-    "--metadata", "--local", "--moved"}
+    "--metadata", "--local", "--moved", "--list"}
 STORES = {"--write-outside", "--to", "--scratch", "--out NEWSTORE"}
 """Folders and stores, which have rules of their own: tests/commands/test_every_writer.py."""
 
@@ -48,6 +48,13 @@ CASES = {
     "dlq requeue --out": Case(("dlq", "requeue", "STORE", "--group", "payments", "--out", "FILE")),
     "append --on-error": Case(
         ("append", "STORE", "--on-error", "collect", "-", "FILE"), stdin=b"no message\n"),
+    "delete message --certificate": Case(
+        ("delete", "message", "STORE", "--key", "none", "--certificate", "FILE")),
+    "delete key --certificate": Case(("delete", "key", "STORE", "none", "--certificate", "FILE")),
+    "delete topic --certificate": Case(
+        ("delete", "topic", "STORE", "none", "--certificate", "FILE")),
+    "delete group --certificate": Case(
+        ("delete", "group", "STORE", "none", "--certificate", "FILE")),
     "tiered compact --out": Case(("tiered", "compact", "--file", "INDEX", "--out", "FILE")),
     "pipeline export --out": Case(("pipeline", "export", "STORE", "--out", "FILE")),
     "pipeline sql --out": Case(("pipeline", "sql", "STORE", "select 1", "--out", "FILE")),

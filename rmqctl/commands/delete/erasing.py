@@ -43,8 +43,11 @@ def run(out: Output, store: StoreOptions, name: str, wanted: Wanted, apply: Appl
         options: EraseOptions) -> None:
     """Show the plan of a command, or carry it out; then write the certificate, and purge."""
     from rmqctl.commands.shared import applying, plan_page
+    from rmqctl.export.staging import checked_target
     from rmqctl.repair.erase.erase import plan_erase
 
+    # Check the certificate's place before anything is erased.
+    certificate = None if options.certificate is None else checked_target(options.certificate)
     if options.purge and apply.apply and not apply.yes and not at_a_terminal():
         raise UsageError("--purge deletes for good: where nobody can be asked, --apply needs --yes")
     made: list[Erasure] = []
@@ -65,8 +68,8 @@ def run(out: Output, store: StoreOptions, name: str, wanted: Wanted, apply: Appl
     applying.run(out, store.root, name, propose, apply, folders=store.folders, writes=())
     if not apply.apply:
         return
-    if options.certificate is not None and made:
-        _certify(options.certificate, name, store.root, made[0].erased)
+    if certificate is not None and made:
+        _certify(certificate, name, store.root, made[0].erased)
     if options.purge:
         _purge(out, store.root)
 
