@@ -371,3 +371,39 @@ def test_ends_from_samples(island: int | None) -> None:
     assert reader.next_data("index/0", 1 << 20) == 1 << 20
     assert reader.requested < 1 << 20
     reader.close()
+
+
+def test_a_damaged_header_of_a_tar(golden: GoldenFolder, tmp_path: Path) -> None:
+    path = Path(in_tar(golden("4.9.3/basic/store"), tmp_path))
+    with tarfile.open(path) as packed:
+        later = [member.offset for member in packed][3:]
+    for place in later[::20]:
+        data = bytearray(path.read_bytes())
+        data[place + 150] ^= 255
+        (tmp_path / "y.tar").write_bytes(data)
+        with pytest.raises(FormatError, match="no header"):
+            Store.open(tmp_path / "y.tar")
+        vfs.unmount_all()
+
+
+def test_of_a_name_twice_the_last_counts(golden: GoldenFolder, tmp_path: Path) -> None:
+    root = golden("4.9.3/basic/store")
+    with tarfile.open(tmp_path / "x.tar", "w") as packed:
+        packed.add(root, "store")
+        link = tarfile.TarInfo("store/checkpoint")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        packed.addfile(link)
+    with Store.open(tmp_path / "x.tar") as store:
+        assert not vfs.lexists(store.path("checkpoint"))
+
+
+def test_a_damaged_member_of_a_zip(golden: GoldenFolder, tmp_path: Path, rmqctl: Runner) -> None:
+    path = Path(in_zip(golden("4.9.3/basic/store"), tmp_path))
+    with zipfile.ZipFile(path) as packed:
+        about = next(one for one in packed.infolist() if "/commitlog/0" in one.filename)
+    data = bytearray(path.read_bytes())
+    place = about.header_offset + 30 + len(about.filename) + about.compress_size // 2
+    data[place:place + 64] = bytes(64)
+    path.write_bytes(data)
+    done = rmqctl("read", path, "-o", "jsonl").expect(5)
+    assert "is damaged" in done.err

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import IO, Any, Protocol
 
-from rmqctl.errors import FormatError, NotAStoreError, StoreIOError
+from rmqctl.errors import FormatError, NotAStoreError, RmqctlError, StoreIOError
 from rmqctl.files.remote.ranges import Ranges, remote_files
 from rmqctl.files.remote.reader import RemoteReader, without_secrets
 from rmqctl.scan.source import FileSource
@@ -148,7 +148,11 @@ class _Members:
         member = self._members[path]
         with self._lock:
             if member.source is None and member.unpack is not None:
-                member.source = member.unpack()
+                try:
+                    member.source = member.unpack()
+                except RmqctlError as error:
+                    self.failed = self.failed or StoreIOError(str(error))
+                    raise StoreIOError(str(error)) from None
                 member.chunks = ((0, member.listed.size, 0),)
         end = min(position + length, member.listed.size)
         if end <= position:
@@ -211,7 +215,7 @@ def _opened(source: Any, name: str) -> tuple[Any, dict[str, _Member]]:
     if opener is not None:
         with source, opener(io.BufferedReader(_AsFile(source), _BLOCK)) as stream:
             source = _Spool(stream, name)
-    return source, dict(_of_tar(source))
+    return source, _of_tar(source)
 
 
 def _decompressor(name: str) -> Callable[[Any], IO[bytes]] | None:
@@ -227,7 +231,7 @@ def _decompressor(name: str) -> Callable[[Any], IO[bytes]] | None:
     return known.get(ending)
 
 
-def _of_tar(source: _Bytes) -> Iterator[tuple[str, _Member]]:
+def _of_tar(source: _Bytes) -> dict[str, _Member]:
     linked: dict[str, _Member] = {}
     with tarfile.open(fileobj=io.BufferedReader(_AsFile(source), 1 << 14), mode="r:") as tar:
         for about in tar:
@@ -240,14 +244,17 @@ def _of_tar(source: _Bytes) -> Iterator[tuple[str, _Member]]:
                     (0, about.size, about.offset_data),)
                 member = _Member(Listed(about.size, int(about.mtime * 1e9)), source, chunks)
             else:
+                member = None
+            if name is None:
                 continue
-            if name is not None and member is not None:
+            linked.pop(name, None)  # of a name that is there twice the last one counts
+            if member is not None:
                 linked[name] = member
-                yield name, member
-        # tarfile takes an archive that ends in the middle of a member for whole.
         last = tar.offset
-    if last > source.size + tarfile.RECORDSIZE:
-        raise tarfile.ReadError("unexpected end of data")
+    # tarfile takes for whole what ends in the middle of a member, or has a damaged header.
+    if source.read(last, tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+        raise tarfile.ReadError(f"no header at offset {last}, and no end")
+    return linked
 
 
 def _sparse_chunks(sparse: list[tuple[int, int]], place: int) -> tuple[tuple[int, int, int], ...]:
