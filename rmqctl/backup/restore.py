@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -351,8 +351,7 @@ def _with_compaction(store: Store, queues: Collection[QueueKey] | None) -> Plan:
 
 def _with_entries(store: Store, scratch: Scratch, given: Mapping[str, Any] = _NOTHING,
                   only: frozenset[str] | None = None) -> Plan:
-    from rmqctl.checks.verify.verify import Verification, VerifyOptions
-    from rmqctl.repair.recover import RecoverOptions, plan_recover, queue_of
+    from rmqctl.repair.recover import RecoverOptions, plan_recover
 
     @contextmanager
     def silent(_label: str, _total: int) -> Iterator[Callable[[int], None]]:
@@ -363,17 +362,7 @@ def _with_entries(store: Store, scratch: Scratch, given: Mapping[str, Any] = _NO
         only = frozenset({"consumequeue", "index"} if store.index_listing.files else {
             "consumequeue"})
     derived = RecoverOptions(only, given=given)
-    plan = plan_recover(store.root, scratch, derived, silent)
-    if not any(queue_of(step.target) for step in plan.steps):
-        return plan
-    # Of a topic that was created again the log has two messages at a queue offset: only the
-    # entries tell which one the queue has.
-    twice = {(finding.topic, finding.queue_id) for finding in Verification(
-        store, VerifyOptions(only=frozenset({"consumequeue"}))).findings()
-        if finding.category == "message-fields"}
-    return replace(
-        plan, steps=tuple(one for one in plan.steps if queue_of(one.target) not in twice),
-        actions=tuple(one for one in plan.actions if queue_of(one.target) not in twice))
+    return plan_recover(store.root, scratch, derived, silent)
 
 
 def _carried_out(root: str, propose: Callable[[Store, Scratch], Plan]) -> list[str]:
