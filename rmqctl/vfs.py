@@ -60,12 +60,13 @@ class Listed:
 
 @dataclass(slots=True)
 class Tree:
-    """A mounted place: its files by their paths below ``root``."""
+    """A mounted place: its files by their paths below ``root``. ``stamp`` as of `stamp_of`."""
 
     root: str
     files: Mapping[str, Listed]
     reader: Reader
     listed_at: float = field(default_factory=time.monotonic)
+    stamp: tuple[int, int, int] | None = None
     folders: dict[str, dict[str, None]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -143,6 +144,7 @@ class _Entries(list[Any]):
 
 
 _trees: dict[str, Tree] = {}
+_replaced: list[Tree] = []
 
 
 def is_remote(path: str | os.PathLike[str]) -> bool:
@@ -169,31 +171,54 @@ def archive_of(target: str) -> tuple[str, str] | None:
 
 
 def known(root: str) -> Tree | None:
-    """A place that was listed a moment ago."""
+    """A place that was listed a moment ago; an archive of this machine that is the same still."""
     tree = _trees.get(root)
-    return tree if tree is not None and time.monotonic() - tree.listed_at < _FRESH else None
+    if tree is None:
+        return None
+    if tree.stamp is not None:
+        return tree if tree.stamp == stamp_of(root) else None
+    return tree if time.monotonic() - tree.listed_at < _FRESH else None
+
+
+def stamp_of(root: str) -> tuple[int, int, int] | None:
+    """What differs when the archive on this machine that a path leads into was changed."""
+    found = None if "://" in root else archive_of(root)
+    if found is None:
+        return None
+    about = os.stat(found[0])
+    return about.st_ino, about.st_size, about.st_mtime_ns
+
+
+def is_mounted(path: str) -> bool:
+    """Whether a path is one of a mounted place."""
+    return _find(path) is not None
 
 
 def mount(tree: Tree, named: str) -> None:
     """Answer for the paths of a place from now on, which was asked for by this name."""
+    global _trees  # noqa: PLW0603  # other threads go over the one before
     if not _trees:
         atexit.register(unmount_all)
-    _trees[tree.root] = _trees[named] = tree
+    if (before := _trees.get(named)) is not None:
+        _replaced.append(before)  # files of it may be open
+    trees = {**_trees, tree.root: tree, named: tree}
+    _trees = dict(sorted(trees.items(), key=lambda item: -len(item[0])))  # the inmost place first
 
 
 def raise_failure() -> None:
     """Raise what some file of a mounted place could not be read for: an answer was given without
     it. StoreIOError.
     """
-    for tree in _trees.values():
+    for tree in (*_replaced, *_trees.values()):
         if tree.reader.failed is not None:
             raise tree.reader.failed
 
 
 def unmount_all() -> None:
     """Forget all mounted places."""
-    for tree in {id(tree): tree for tree in _trees.values()}.values():
+    for tree in {id(tree): tree for tree in (*_replaced, *_trees.values())}.values():
         tree.reader.close()
+    _replaced.clear()
     _trees.clear()
 
 

@@ -203,7 +203,8 @@ class Reading:
     def rows(self, pieces: Iterable[Piece]) -> Iterator[pa.RecordBatch]:
         """The record batches of some pieces, in their order; StoreIOError names what is missing."""
         for piece in pieces:
-            if vfs.is_elsewhere(store := getattr(piece, "store", "")):
+            store = getattr(piece, "store", "")
+            if vfs.is_elsewhere(store) and not vfs.is_mounted(store):
                 from rmqctl.files.remote.tree import mounted
 
                 mounted(store)  # another process has planned it

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import IO, Any, Protocol
 
+from rmqctl import vfs
 from rmqctl.errors import FormatError, NotAStoreError, RmqctlError, StoreIOError
 from rmqctl.files.remote.ranges import Ranges, remote_files
 from rmqctl.files.remote.reader import RemoteReader, without_secrets
@@ -35,8 +36,8 @@ _BLOCK = 1 << 20
 _NAMED = 5
 _ZIP_HEADER = struct.Struct("<26xHH")
 """Of a zip's member: how long its name and the extra field are that lie before its bytes."""
-_DAMAGE = (tarfile.TarError, zipfile.BadZipFile, EOFError, lzma.LZMAError, zlib.error,
-           gzip.BadGzipFile, ValueError, struct.error)
+_DAMAGE = (tarfile.TarError, OverflowError, zipfile.BadZipFile, EOFError, lzma.LZMAError,
+           zlib.error, gzip.BadGzipFile, ValueError, struct.error)
 
 
 class _Bytes(Protocol):
@@ -205,7 +206,7 @@ def tree_in(archive: str, inner: str) -> Tree:
     if not kept:
         raise NotAStoreError(f"{root}: nothing is there; not a store")
     return Tree(root, {path: member.listed for path, member in kept.items()},
-                _Members(source, kept))
+                _Members(source, kept), stamp=vfs.stamp_of(archive))
 
 
 def _opened(source: Any, name: str) -> tuple[Any, dict[str, _Member]]:

@@ -16,7 +16,7 @@ import numpy as np
 from rmqctl.errors import FormatError
 from rmqctl.files.durable import STAGING
 from rmqctl.formats.local.message import MAGIC_OFFSET, MAGIC_PATTERN, MIN_SIZE, Record, decode
-from rmqctl.repair.erase.find import LEAST, Traits, content, unique_key
+from rmqctl.repair.erase.find import LEAST, Traits
 from rmqctl.scan.frames import Array
 from rmqctl.scan.source import FileSource
 from rmqctl.store.store import Store
@@ -74,10 +74,7 @@ def _records(path: str, traits: Traits) -> Iterator[tuple[int, bytes, Record]]:
             except FormatError:
                 continue
             at = start + size
-            unique = unique_key(record)
-            if (unique in traits.ids if unique is not None else
-                    record.body in traits.bodies or content(record) in traits.bodies) or (
-                        record.topic.decode("utf-8", "replace") in traits.topics):
+            if traits.is_copy(record) or record.topic.decode("utf-8", "replace") in traits.topics:
                 yield start, raw, record
 
 

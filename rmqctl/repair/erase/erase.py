@@ -161,6 +161,7 @@ def _chosen(store: Store, wanted: Wanted, traits: Traits,
                 record = None
         if record is None:
             traits.ids.add(message_id.encode())
+            traits.named.add(message_id.encode())
         elif not is_erased(record):
             yield record
     if wanted.selection is not None:

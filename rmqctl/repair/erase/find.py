@@ -1,8 +1,9 @@
 """The messages that are erased, and their copies in the log.
 
-A copy has the client's id of the message (a broker keeps it when it delays, holds back, sends back
-or gives up a message), names it as its origin, or has no id and the same body. A message with the
-same body and an id of its own may be another one: it is counted, and erased only on request.
+A broker that delays, holds back, sends back or gives up a message keeps the client's id, and when
+and where the message was born. So a copy has that id, or names one as its origin, and has the same
+birth or the same body; or it has no id, and both. Clients choose ids: what has an id alone, or the
+body alone, may be another message. It is counted, and erased only on request.
 """
 
 from __future__ import annotations
@@ -34,15 +35,19 @@ _MOVED = (props.HALF_TOPIC, props.SCHEDULE_TOPIC, props.TIMER_TOPIC)
 @dataclass(slots=True)
 class Traits:
     """What copies are known by: ids of clients, ids of brokers, bodies as the producer sent them.
-    ``topics``: all of these are erased, with what waits or was sent back of them.
+    ``topics``: all of these are erased, with what waits or was sent back of them. ``named``: ids
+    that the user named.
     """
 
     ids: set[bytes] = field(default_factory=set)
     origins: set[bytes] = field(default_factory=set)
     bodies: set[bytes] = field(default_factory=set)
     topics: frozenset[str] = frozenset()
+    named: set[bytes] = field(default_factory=set)
     crcs: set[int] = field(default_factory=set)
     """Of the bodies."""
+    births: set[tuple[int, tuple[bytes, int]]] = field(default_factory=set)
+    """When (epoch ms) and where (address, port) they were born."""
     held: int = 0
     unsearched: set[int] = field(default_factory=set)
     """Physical offsets of messages whose bodies are not looked for, as there are too many."""
@@ -53,6 +58,7 @@ class Traits:
         if unique:
             self.ids.add(unique)
         self.origins.add(record.message_id.encode())
+        self.births.add((record.born_timestamp, record.born_host))
         for body in {record.body, content(record)}:
             if len(body) < LEAST or body in self.bodies or not any(body):
                 continue
@@ -63,9 +69,22 @@ class Traits:
             self.bodies.add(body)
             self.crcs.add(zlib.crc32(body) & CRC_MASK)
 
+    def is_copy(self, record: Record) -> bool:
+        """Whether a message is named, or proves to be a copy of one that is erased."""
+        known = props.parse(record.properties.decode("utf-8", "surrogateescape"))
+        unique, *origins = (None if (value := known.get(name)) is None else value.encode(
+            "utf-8", "surrogateescape") for name in (props.UNIQUE_KEY, *_ORIGINS))
+        if unique in self.named:
+            return True
+        is_born = (record.born_timestamp, record.born_host) in self.births
+        has_body = record.body in self.bodies or content(record) in self.bodies
+        if unique in self.ids or not (self.ids | self.origins).isdisjoint(filter(None, origins)):
+            return is_born or has_body
+        return unique is None and is_born and has_body
+
     @property
     def size(self) -> int:
-        return len(self.ids) + len(self.origins) + len(self.bodies)
+        return len(self.ids) + len(self.origins) + len(self.bodies) + len(self.births)
 
 
 @dataclass(slots=True)
@@ -122,16 +141,22 @@ def _look(batch: Batch, traits: Traits, found: Found, *, same_body: bool) -> Non
             rows.update(_having(properties, name, wanted))
     # By topic: its own messages, and those that wait or were sent back.
     topics = text.topics(batch)
+    of_topics: set[int] = set()
     for topic in traits.topics:
-        rows.update(np.flatnonzero(topics.equal(topic.encode())).tolist())
+        of_topics.update(np.flatnonzero(topics.equal(topic.encode())).tolist())
     wanted = {topic.encode() for topic in traits.topics}
     for name in _OF_TOPIC if wanted else ():
         for row in _having(properties, name, wanted):
             own = topics.take([row]).tolist()[0].decode("utf-8", "replace")
             if own in _MOVED or own.startswith((props.RETRY_PREFIX, props.DLQ_PREFIX)):
-                rows.add(row)
+                of_topics.add(row)
+    rows |= of_topics
     for row in rows:
         record = decode(batch.bytes_at(row))
+        if row not in of_topics and record.physical_offset not in found.messages and not (
+                same_body or traits.is_copy(record)):
+            found.doubtful.add(record.physical_offset)
+            continue
         found.messages.setdefault(record.physical_offset, _role(record, traits))
         traits.add(record)
     # By content: bodies of the same length and CRC, and whatever is compressed, batched or a trace.
@@ -175,8 +200,7 @@ def _by_content(record: Record, traits: Traits, found: Found, *, same_body: bool
             found.messages.setdefault(physical, "trace")
         return
     if record.body in traits.bodies or plain in traits.bodies:
-        unique = unique_key(record)
-        if unique is None or unique in traits.ids or same_body:
+        if same_body or traits.is_copy(record):
             found.messages.setdefault(physical, _role(record, traits))
             traits.add(record)
         else:
