@@ -681,8 +681,7 @@ class _Planner:
                 queues) else ():
             key = finding.topic or "", finding.queue_id or 0
             if finding.category == "message-fields" and key in queues and proves.get(key, True):
-                proves[key] = _leads_to_its_message(self._store, queues[key],
-                                                    finding.queue_offset)
+                proves[key] = _leads_to_a_later_message(self._store, queues[key], finding)
         again = {key for key, right in proves.items() if right}
         if again:
             named = some_of([f"{topic}/{number}" for topic, number in sorted(again)], 3)
@@ -709,10 +708,15 @@ class _Planner:
         return {key: offset for key, offset in table.items() if offset is not None}
 
 
-def _leads_to_its_message(store: Store, queue: ConsumeQueue, offset: int | None) -> bool:
-    """Whether the entry at a queue offset leads to an intact message that says the same."""
-    units = None if offset is None else queue.units(offset, 1)
-    if units is None or not len(units):
+def _leads_to_a_later_message(store: Store, queue: ConsumeQueue, finding: Finding) -> bool:
+    """Whether the entry at the queue offset of a message leads to a later one, intact, that says
+    the same queue offset.
+    """
+    offset, older = finding.queue_offset, finding.offset
+    if offset is None or older is None or finding.structure != "commitlog":
+        return False
+    units = queue.units(offset, 1)
+    if not len(units) or int(units["physical_offset"][0]) <= older:
         return False
     record = store.log.record_at(int(units["physical_offset"][0]))
     return record is not None and record.crc_ok and (
