@@ -273,6 +273,8 @@ CATEGORIES: dict[str, Category] = {
     "file-unreadable": Category(ERROR, "a file or folder cannot be read", _derived),
     "file-changed": Category(WARNING, "a file shrank or vanished while it was read", _derived),
     "in-progress": Category(INFO, "the last record is being written by a running broker"),
+    "cq-earlier": Category(
+        INFO, "messages of a queue that was deleted and created again: no entry leads to them"),
     "cq-missing": Category(ERROR, "a queue has messages in the log but no consumequeue", _derived),
     "cq-missing-entry": Category(
         ERROR, "messages in the log have no entry in their consumequeue", _derived),

@@ -25,7 +25,6 @@ from rmqctl.damage.survey.surveyor import Surveyor
 from rmqctl.errors import FormatError, RefusedError, UsageError
 from rmqctl.formats.local.properties import LMQ_PREFIX, TIMER_TOPIC
 from rmqctl.parse_values import now_ms
-from rmqctl.phrases import some_of
 from rmqctl.repair.broker_config import Configured, configured
 from rmqctl.repair.checkpoint import checkpoint_steps, facts_after, facts_of, lost_with_it
 from rmqctl.repair.config.copies import lost_config, newer_offsets_of
@@ -78,7 +77,6 @@ from rmqctl.repair.targets import part_target
 from rmqctl.scan.overlay import LogPart, Piece
 from rmqctl.store.files import listing
 from rmqctl.store.log.bounds import View
-from rmqctl.store.queue.consume_queue import ConsumeQueue
 from rmqctl.store.queue.topic_queue_table import disagreements
 from rmqctl.store.queue.topic_queue_table import rebuild as count_table
 from rmqctl.store.store import Sizes, Store
@@ -577,7 +575,7 @@ class _Planner:
             sound = [part for part in (CONSUMEQUEUE, INDEX) if not self._troubled(part)]
             steps = [step for step in steps if _part_of(step.target) not in sound]
             actions = [action for action in actions if _part_of(action.target) not in sound]
-        if whole and (untold := self._created_again(steps) | self._untold(steps)):
+        if whole and (untold := self._untold(steps)):
             self._untold_queues = untold
             steps = [step for step in steps if queue_of(step.target) not in untold]
             actions = [action for action in actions if queue_of(action.target) not in untold]
@@ -617,7 +615,8 @@ class _Planner:
                     saved.parts, self._root, self._known.settings, self._scratch,
                     {} if store.rocksdb is None else store.rocksdb.queues, log_end=saved.log_end
                     if COMMITLOG in options.only and others is None else None, jobs=options.jobs,
-                    progress=done, others=others, wants=None if others is None else wants)
+                    progress=done, others=others, log=store.log,
+                    wants=None if others is None else wants)
             except FormatError:
                 raise damaged from None
         if rocksdb.is_right(store.rocksdb, made, store.log.min_offset, wants):
@@ -669,27 +668,6 @@ class _Planner:
                 "entries lost. --multi-dispatch has all of them made anew")
         return untold
 
-    def _created_again(self, steps: Iterable[Step]) -> set[tuple[str, int]]:
-        """Queues of topics that were deleted and created again: the log has an older message with
-        the queue offset of each that an entry leads to. They stay as they are.
-        """
-        queues = {key: queue for step in steps if (key := queue_of(step.target))[0]
-                  and (queue := self._store.known_queues.get(key)) is not None and (
-                      queue.disk_end > queue.first_index)}
-        proves: dict[tuple[str, int], bool] = {}
-        for finding in _verified(self._store, CONSUMEQUEUE, self._watch, self._options.jobs) if (
-                queues) else ():
-            key = finding.topic or "", finding.queue_id or 0
-            if finding.category == "message-fields" and key in queues and proves.get(key, True):
-                proves[key] = _leads_to_a_later_message(self._store, queues[key], finding)
-        again = {key for key, right in proves.items() if right}
-        if again:
-            named = some_of([f"{topic}/{number}" for topic, number in sorted(again)], 3)
-            self._notes.append(
-                f"consume queues of topics that were created again stay as they are ({named}): the "
-                "log has older messages with the same queue offsets, of the deleted topic")
-        return again
-
     def _table(self, rebuilt: Rebuilt | None) -> dict[str, int]:
         if self._made is not None:
             return {f"{topic}-{queue_id}": end
@@ -706,22 +684,6 @@ class _Planner:
         self._notes += disagreements(rows)
         table = {row.key: row.next_offset() for row in rows}
         return {key: offset for key, offset in table.items() if offset is not None}
-
-
-def _leads_to_a_later_message(store: Store, queue: ConsumeQueue, finding: Finding) -> bool:
-    """Whether the entry at the queue offset of a message leads to a later one, intact, that says
-    the same queue offset.
-    """
-    offset, older = finding.queue_offset, finding.offset
-    if offset is None or older is None or finding.structure != "commitlog":
-        return False
-    units = queue.units(offset, 1)
-    if not len(units) or int(units["physical_offset"][0]) <= older:
-        return False
-    record = store.log.record_at(int(units["physical_offset"][0]))
-    return record is not None and record.crc_ok and (
-        os.fsencode(queue.topic), queue.queue_id, offset) == (
-        bytes(record.topic), record.queue_id, record.queue_offset)
 
 
 def queue_of(target: str) -> tuple[str, int]:

@@ -215,22 +215,3 @@ def test_a_backup_without_entries_is_restored(growing: Growing, tmp_path: Path,
     run(root, url, 1)
     assert queues(restored(url, tmp_path / "newest")) == queues(root)
     rmqctl("backup", "check", url).expect(0)
-
-
-@pytest.mark.long
-def test_recover_leaves_a_topic_that_was_created_again(growing: Growing, rmqctl: Runner) -> None:
-    root = growing(0, 200)
-    shutil.rmtree(root / "consumequeue" / "T0")
-    growing(200, 40)
-    before = queues(root)
-    done = rmqctl("recover", root).expect(0)
-    rmqctl("recover", root, "--apply", "--yes").expect(0)
-    assert "consume queues of topics that were created again stay as they are" in (
-        " ".join((done.out + done.err).split()))
-    assert queues(root) == before
-    # A wrong entry beside is corrected, as long as it does not say the same of another message.
-    [path, *_] = sorted((root / "consumequeue/T1/0").iterdir())
-    sound = path.read_bytes()
-    path.write_bytes(sound[20:40] + sound[20:])
-    rmqctl("recover", root, "--apply", "--yes")
-    assert queues(root) == before

@@ -190,7 +190,7 @@ class _Counting:
         put: Array = np.zeros(len(loose), bool)
         new = loose.take(again)
         put[again] = queues.put(new.number, new.offset, new.place, new.place + new.size)
-        unreachable = Unreachable(queues)
+        unreachable = Unreachable(queues, log)
         if reach >= end:
             queues.truncate(end)
             unreachable.cut(log, end)

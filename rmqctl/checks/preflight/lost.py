@@ -28,6 +28,7 @@ from rmqctl.store.files import StoreFile
 from rmqctl.store.log.commit_log import CommitLog, packed_records
 from rmqctl.store.queue.batch_queue import BatchQueue
 from rmqctl.store.queue.consume_queue import ConsumeQueue, plain_units
+from rmqctl.store.queue.search import begun_at
 
 Progress = Callable[[int], None]
 KEEP = 10_000
@@ -248,10 +249,12 @@ def _up_to_doubt(batch: Batch) -> Iterator[Batch]:
 
 
 class Unreachable:
-    """Messages of the log that have no row in their queue, by topic."""
+    """Messages of the log that have no row in their queue, by topic; not those of an earlier
+    queue, which a topic that was deleted and created again has left.
+    """
 
-    def __init__(self, queues: Queues) -> None:
-        self._queues = queues
+    def __init__(self, queues: Queues, log: CommitLog) -> None:
+        self._queues, self._log = queues, log
         self._pending: list[tuple[Array, Array, Array, Array]] = []
         self._held = 0
         self.by_topic: Counter[str] = Counter()
@@ -322,6 +325,9 @@ class Unreachable:
             missing: Array = np.ones(len(part), bool)
             if state.found is not None and state.found.exists:
                 missing = ~_there(state.found, state.found_end, offset[part], place[part])
+            if missing.any() and isinstance(state.found, ConsumeQueue):
+                with closing(state.found) as held:
+                    missing &= place[part] >= begun_at(held, self._log)
             if missing.any():
                 self.by_topic[state.key[0]] += int(missing.sum())
                 self.without_row.setdefault(int(number[part[0]]), OffsetRuns()).add(

@@ -173,7 +173,7 @@ class _Start:
         self.saved = checkpoint(store)
         self.queues = Queues(store, version)
         self.index = Index(store, self.clean, self.saved.index_msg_timestamp)
-        self.unreachable = Unreachable(self.queues)
+        self.unreachable = Unreachable(self.queues, log)
         self.lost: Lost | None = None
         """What the start cuts off; None where a repair has done so."""
         self.already = AlreadyLost(store, self.queues)

@@ -67,10 +67,13 @@ Codes = Callable[[PlainQueue, Array], Array]
 
 @dataclass(frozen=True, slots=True)
 class Twins:
-    """Queues of a store whose log begins at ``log_min``."""
+    """Queues of a store whose log begins at ``log_min``. ``begun`` gives where a queue began, if
+    that is after a physical offset, else 0: messages before it are of an earlier queue.
+    """
 
     queues: Mapping[QueueKey, FileQueue]
     log_min: int
+    begun: Callable[[QueueKey, int], int] = lambda *_: 0
 
 
 Positions = Mapping[QueueKey, tuple[int, int]]
@@ -212,7 +215,10 @@ class ConsumeQueues(QueueSet[PlainQueue, FileQueue]):
             expected = layout.byte_offset(index)
             blank = 0
             if files.base is None:
-                expected = layout.byte_offset(index)
+                place = int(run.units["physical_offset"][start])
+                if (begun := self._twins.begun(queue.key, place)) > place:
+                    queue.max_physic = begun
+                    continue
                 room = expected % self._file_size
                 files.start(expected - room)
                 if index:

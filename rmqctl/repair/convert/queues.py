@@ -92,7 +92,7 @@ def plan_convert(root: str, scratch: Scratch, options: ConvertOptions, watch: Wa
         with watch("rebuilding", log_size(parts)) as done:
             if options.to == "rocksdb":
                 made = rocksdb.make(parts, root, known.settings, scratch, store.queues,
-                                    jobs=options.jobs, progress=done)
+                                    jobs=options.jobs, progress=done, log=store.log)
                 steps, actions = rocksdb.steps(root, made, before, "files become a data base")
                 if os.path.isdir(os.path.join(root, _EXT)):
                     steps.append(MoveAside(_EXT))
@@ -101,7 +101,7 @@ def plan_convert(root: str, scratch: Scratch, options: ConvertOptions, watch: Wa
                 table = made.ends
             else:
                 rebuilt = rebuild(parts, root, known.settings, scratch, only={CONSUMEQUEUE},
-                                  jobs=options.jobs, progress=done)
+                                  jobs=options.jobs, progress=done, opened=store, twins=False)
                 table = rebuilt.next_offsets | keep_ends(
                     store, rebuilt.next_offsets, scratch.path(CONSUMEQUEUE), known.settings)
                 steps, actions = _in_files(scratch, before, table)

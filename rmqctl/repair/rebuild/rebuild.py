@@ -22,7 +22,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -50,6 +50,7 @@ from rmqctl.scan.source import FileSource
 from rmqctl.store.files import StoreFile
 from rmqctl.store.log import ranges
 from rmqctl.store.queue.consume_queue import FileQueue
+from rmqctl.store.queue.search import begun_at
 from rmqctl.store.store import Store
 
 CONSUMEQUEUE, INDEX = "consumequeue", "index"
@@ -172,15 +173,16 @@ def rebuild(parts: Sequence[LogPart], root: str, settings: Settings, scratch: Sc
             jobs: int = 1, progress: Callable[[int], None] | None = None,
             batch_topics: Collection[str] = frozenset(), log_end: int | None = None,
             save_every: float = SAVE_EVERY, kept: Kept | None = None,
-            opened: Store | None = None) -> Rebuilt:
+            opened: Store | None = None, twins: bool = True) -> Rebuilt:
     """Makes the derived structures of a log (its ``parts`` in order) in an empty scratch folder.
 
     ``root`` is the store they are for, which is only read. ``only``: ``consumequeue`` (plain,
     extended, batch, light) and ``index``. With ``topic`` (and ``queue``) only these queues are
     made, and no index. Messages that do not end at or before ``log_end`` are left out.
     ``progress`` hears of the bytes done. ``batch_topics`` have batch queues. ``kept``: what entries
-    of some messages have, whatever these say. ``opened``: the store at ``root``; then plain
-    queues that it has just so are not made, unless the scratch folder is kept.
+    of some messages have, whatever these say. ``opened``: the store at ``root``; then messages
+    of earlier queues are left out, and with ``twins`` plain queues that it has just so are not
+    made, unless the scratch folder is kept.
 
     Interrupted by any exception, the same call with the same scratch folder (one that is kept)
     goes on where it stopped, and ends with the same bytes; a scratch folder that belongs to
@@ -189,7 +191,7 @@ def rebuild(parts: Sequence[LogPart], root: str, settings: Settings, scratch: Sc
     """
     wanted = wanted_parts(only, topic, settings)
     job = _Job(parts, root, replace(settings, message_index=INDEX in wanted), scratch, wanted,
-               topic, queue, frozenset(batch_topics), log_end, kept or Kept(), opened)
+               topic, queue, frozenset(batch_topics), log_end, kept or Kept(), opened, twins)
     return job.run(jobs, progress, save_every)
 
 
@@ -216,8 +218,8 @@ class _Job:
     def __init__(self, parts: Sequence[LogPart], root: str, settings: Settings, scratch: Scratch,
                  wanted: frozenset[str], topic: str | None, queue: int | None,
                  batch_topics: frozenset[str], log_end: int | None, kept: Kept,
-                 store: Store | None) -> None:
-        self._kept, self._store = kept, store
+                 store: Store | None, twins: bool) -> None:
+        self._kept, self._store, self._twins = kept, store, twins
         self._parts, self._root, self._settings = parts, root, settings
         self._scratch, self._only = scratch, wanted
         self._topic, self._queue, self._batch_topics = topic, queue, batch_topics
@@ -290,8 +292,19 @@ class _Job:
         return Dispatcher(self._scratch.root, self._settings, lambda: self._now,
                           self._batch_topics.__contains__, wanted=wanted, recall=recall,
                           rows=CONSUMEQUEUE in self._only, most_pending=_MOST_PENDING,
-                          queue_ids=self._queue_ids(held), twins=None if store is None else Twins(
-                              dict(_lone_queues(store)), self._log_min))
+                          queue_ids=self._queue_ids(held), twins=Twins(
+                              {} if store is None else dict(_lone_queues(store)), self._log_min,
+                              self._begun))
+
+    def _begun(self, key: QueueKey, place: int) -> int:
+        """Where a queue of the store began, if that is after ``place``, else 0."""
+        queue = None if self._store is None else self._store.known_queues.get(key)
+        if self._store is None or queue is None:
+            return 0
+        with closing(queue):
+            first = queue.unit(0)
+            return begun_at(queue, self._store.log) if (
+                first is not None and first.physical_offset > place) else 0
 
     @property
     def _twin_store(self) -> Store | None:
@@ -300,7 +313,7 @@ class _Job:
         Who goes on later needs all of them, and of a store in use files grow.
         """
         store, settings = self._store, self._settings
-        if self._scratch.keep or settings.consumequeue_ext or store is None or (
+        if self._scratch.keep or not self._twins or settings.consumequeue_ext or store is None or (
                 store.snapshot is not None):
             return None
         return store

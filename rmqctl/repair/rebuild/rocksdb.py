@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from itertools import islice
 
 import numpy as np
@@ -42,8 +43,9 @@ from rmqctl.scan.derived import QueueKey
 from rmqctl.scan.frames import Array
 from rmqctl.scan.overlay import LogPart
 from rmqctl.store.log import ranges
+from rmqctl.store.log.commit_log import CommitLog
 from rmqctl.store.queue.consume_queue import ConsumeQueue
-from rmqctl.store.queue.search import first_from
+from rmqctl.store.queue.search import begun_at, first_from
 from rmqctl.store.rocksdb.queues import RocksQueue, RocksQueues
 from rmqctl.store.store import Store
 
@@ -69,16 +71,26 @@ class Made:
 def make(parts: Sequence[LogPart], root: str, settings: Settings, scratch: Scratch,
          present: Mapping[QueueKey, ConsumeQueue], *, log_end: int | None = None, jobs: int = 1,
          progress: Callable[[int], None] | None = None, others: RocksQueues | None = None,
-         wants: Callable[[QueueKey], bool] | None = None) -> Made:
+         wants: Callable[[QueueKey], bool] | None = None,
+         log: CommitLog | None = None) -> Made:
     """Writes the data base that a broker would have of the log ``parts`` of the store at ``root``
     into a scratch folder.
 
     ``present`` are the queues that the store has: one without any message in the log goes on where
     it stood. Messages that do not end at or before ``log_end`` are left out. ``wants``: only these
     queues are made of the log; all else is that of ``others``, a FormatError where it cannot be
-    read. StoreIOError, MissingExtraError.
+    read. ``log``: of the store, which tells messages of an earlier queue. StoreIOError,
+    MissingExtraError.
     """
-    writer = Writer(scratch.path(_MADE), wants)
+    @cache
+    def begun(key: QueueKey) -> int:
+        queue = present.get(key)
+        if log is None or queue is None:
+            return 0
+        with closing(queue):
+            return begun_at(queue, log)
+
+    writer = Writer(scratch.path(_MADE), wants, begun)
     kept = KeptEntries.of(root, settings)
     try:
         work = partial(derive, settings, True, log_end, kept)
@@ -121,10 +133,13 @@ def stands_at(queue: ConsumeQueue, log_min: int,
 
 
 class Writer:
-    """A data base being written."""
+    """A data base being written. Messages of a queue before the place that ``begun`` gives belong
+    to an earlier one.
+    """
 
-    def __init__(self, folder: str, wants: Callable[[QueueKey], bool] | None) -> None:
-        self.wants = wants
+    def __init__(self, folder: str, wants: Callable[[QueueKey], bool] | None,
+                 begun: Callable[[QueueKey], int] = lambda _: 0) -> None:
+        self.wants, self._begun = wants, begun
         self._database = NewDatabase(folder, (ROWS, OFFSETS), compressed=True)
         self._made = Made(folder)
         self.last: dict[QueueKey, PositionRecord] = {}
@@ -164,6 +179,15 @@ class Writer:
             self._made.refused += int((~good).sum())
             topic, queue_id, offset, message = (
                 column[good] for column in (topic, queue_id, offset, message))
+        # Not those of an earlier queue.
+        own: Array = np.ones(len(message), bool)
+        for of, queue in {*zip(topic.tolist(), queue_id.tolist(), strict=True)}:
+            if begun := self._begun((os.fsdecode(names[of]), queue)):
+                own[(topic == of) & (queue_id == queue)
+                    & (derived.physical[message] < begun)] = False
+        if not own.all():
+            topic, queue_id, offset, message = (
+                column[own] for column in (topic, queue_id, offset, message))
         # The values as columns, then one write for all.
         values = np.zeros(len(message), ROW.dtype())
         values["physical_offset"], values["size"] = derived.physical[message], derived.size[message]
@@ -246,7 +270,8 @@ def cut(store: Store, to: int, scratch: Scratch) -> tuple[Planned, dict[QueueKey
     """
     present, parts = store.rocksdb, log_as_it_is(store)
     queues = {} if present is None else present.queues
-    made = make(parts, store.root, configured(store, {}).settings, scratch, queues, log_end=to)
+    made = make(parts, store.root, configured(store, {}).settings, scratch, queues, log_end=to,
+                log=store.log)
     ends = {key: made.ends.get(key, 0) for key in {**queues, **made.ends}}
     if is_right(present, made, store.log.min_offset):
         return ([], []), ends

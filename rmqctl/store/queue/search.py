@@ -7,9 +7,16 @@ store times. So either is searched by bisection.
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_left
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+from rmqctl.errors import StoreIOError
+
+if TYPE_CHECKING:
+    from rmqctl.store.log.commit_log import CommitLog
+    from rmqctl.store.queue.consume_queue import ConsumeQueue
 
 LAST = 1 << 63
 """Behind every place of a log."""
@@ -56,3 +63,24 @@ def first_stored(time_of: Callable[[int], int | None], low: int, high: int, when
         else:
             high = middle
     return low
+
+
+def begun_at(queue: ConsumeQueue, log: CommitLog) -> int:
+    """Return where in the log a queue began: its message with queue offset 0. 0 if uncertain.
+
+    A topic that is deleted loses its consume queues; its messages stay in the log until they
+    expire. Created again, its queues count from 0, and the log has two messages with the same
+    queue offset. The messages of one queue lie in the order of their queue offsets, so what lies
+    before the message with 0 belongs to the earlier queue. No checksum covers these fields, so
+    entry and message have to agree.
+    """
+    try:
+        unit = queue.unit(0)
+        if unit is None or unit.is_filler or unit.physical_offset <= log.min_offset:
+            return 0
+        record = log.record_at(unit.physical_offset, unit.size)
+    except StoreIOError:
+        return 0
+    is_own = record is not None and (record.topic, record.queue_id, record.queue_offset) == (
+        os.fsencode(queue.topic), queue.queue_id, 0)
+    return unit.physical_offset if is_own else 0

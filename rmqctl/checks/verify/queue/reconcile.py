@@ -217,6 +217,7 @@ class QueueReconciler(LeftOver):
         if self._is_switched:
             yield from self._without_rows()
         yield from self._explain_claims()
+        yield from self._of_an_earlier_queue()
         yield from self._loose_rows_left()
         yield from self._tags()
         if self.tally.first_wrong_time is not None:
@@ -425,6 +426,14 @@ class QueueReconciler(LeftOver):
                     + f", physical offset {run[0].physical_offset}{right.words(_makes(len(run)))}",
                     run[0].queue_offset, count=len(run), severity=right.severity)
                 start = number
+
+    def _of_an_earlier_queue(self) -> Iterator[Finding]:
+        count, first, last = self.tally.earlier
+        if count:
+            yield self.finding(
+                "cq-earlier", f"{plural(count, 'message')} of an earlier queue, at physical offset "
+                f"{first} to {last}: its queue offsets began again with 0 at {self.tally.begun}",
+                0, count=count)
 
     def _explain(self, claim: Claim, unit: UnitRecord) -> Iterator[Finding]:
         # The entry leads to the message, with another size.

@@ -19,6 +19,7 @@ from rmqctl.formats.local import consume_queue_ext as ext
 from rmqctl.formats.local import properties as props
 from rmqctl.scan.frames import Array
 from rmqctl.store.queue.consume_queue import ConsumeQueue
+from rmqctl.store.queue.search import begun_at
 from rmqctl.store.store import Store
 
 QueueKey = tuple[str, int]
@@ -68,6 +69,10 @@ class QueueTally:
     without_queue: list[Claim] = field(default_factory=list)
     """Intact messages of a queue that has no file; where there are more, they are `unnoted`."""
     unnoted: int = 0
+    begun: int | None = None
+    """Where the queue began (`begun_at`), once that was asked."""
+    earlier: tuple[int, int, int] = 0, 1 << 62, -1
+    """Messages of an earlier queue: how many, physical offsets of the first and the last."""
 
     @property
     def end(self) -> int:
@@ -80,8 +85,15 @@ class QueueTally:
         else:
             self.covered.append((start, end))
 
+    def take_earlier(self, count: int, first: int, last: int) -> None:
+        """Count messages of an earlier queue."""
+        self.earlier = (self.earlier[0] + count, min(self.earlier[1], first),
+                        max(self.earlier[2], last))
+
     def merge(self, other: QueueTally) -> None:
         """Takes in a later range's tally."""
+        self.take_earlier(*other.earlier)
+        self.begun = self.begun or other.begun
         self.messages += other.messages
         for start, end in other.covered:
             self.cover(start, end)
@@ -207,14 +219,20 @@ class QueueRows:
     def _compare(self, key: QueueKey, rows: Rows) -> None:
         tally = self._tally(key)
         tally.messages += len(rows)
-        sound = rows.offset[~rows.damaged]
-        if len(sound):
-            tally.next_offset = max(tally.next_offset, int(sound.max()) + 1)
+        sound, physical = rows.offset[~rows.damaged], rows.physical[~rows.damaged]
         tally.first_phy = min(tally.first_phy, int(rows.physical.min()))
         queue = self.store.queue(*key)
         if queue is None or not queue.exists:
             self._note(tally, rows)  # for findings the tally's number of messages says it all
-            return
+        else:
+            self._compare_inside(queue, tally, rows)
+        if tally.begun:
+            sound = sound[physical >= tally.begun]
+        if len(sound):
+            tally.next_offset = max(tally.next_offset, int(sound.max()) + 1)
+
+    def _compare_inside(self, queue: ConsumeQueue, tally: QueueTally, rows: Rows) -> None:
+        key = queue.topic, queue.queue_id
         low, end = queue.first_index, self.ends.get(key)
         high = max(queue.disk_end if end is None else end, low)
         inside = (rows.offset >= low) & (rows.offset < high)
@@ -299,12 +317,25 @@ class QueueRows:
         which = which & ~rows.damaged
         if which.any():
             which[np.flatnonzero(which)] = ~self._shifted(queue, tally, rows.take(which))
+        if which.any():
+            which &= ~self._earlier(queue, tally, rows.physical, which)
         for index in np.flatnonzero(which).tolist():
             if self._listed >= KEEP:
                 tally.unlisted += 1
                 continue
             self._listed += 1
             tally.claims.append(_claim(rows, units, index))
+
+    def _earlier(self, queue: ConsumeQueue, tally: QueueTally, physical: Array,
+                 which: Array) -> Array:
+        """Which messages lie before the first of their queue, so belong to an earlier (bool)."""
+        if tally.begun is None:
+            tally.begun = begun_at(queue, self.store.log)
+        earlier: Array = which & (physical < tally.begun)
+        if earlier.any():
+            places = physical[earlier]
+            tally.take_earlier(len(places), int(places.min()), int(places.max()))
+        return earlier
 
     def _shifted(self, queue: ConsumeQueue, tally: QueueTally, rows: Rows) -> Array:
         """Which messages have a row further ahead in their queue (bool)."""
