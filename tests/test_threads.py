@@ -25,6 +25,7 @@ STARTERS = {"Thread", "Timer", "InheritableThread", "ThreadPoolExecutor", "start
 #: What starts threads, or has threads of others run Python, by module; and what ends them.
 ENDED = {
     ("sql/interrupting.py", "Thread"): "joined when the query's session ends",
+    ("backup/remote.py", "ThreadPoolExecutor"): "closing, and grow waits for what is on its way",
     ("api.py", "from_batches"): "ending.Stream, and a table that is made at once",
     ("ext/browse/tree.py", "run_worker"): "textual ends its workers, asyncio.run its executor",
     ("ext/browse/widgets.py", "run_worker"): "the same",

@@ -43,6 +43,8 @@ from rmqctl.store.store import Sizes, Store
 _COMPARED = 64 << 10
 """Bytes at the end of what a backup has of the log that are compared with the store's."""
 _DAY = 86_400_000
+_SUMMING = min(4, max(1, (os.cpu_count() or 1) - 1))
+"""Threads that sum what was copied: SHA-256 is slower than a copy."""
 OTHER_LOG = ("{store}: its log is not the one in {backup}: it has other bytes before {place}. If "
              "it is damaged there, repair it first (`rmqctl doctor STORE --backup DEST`); if it is "
              "another log, name a new place for its backup")
@@ -203,7 +205,7 @@ def _copied_log(view: Store, copies: Copies, known: int, end: int, start: int) -
     What was copied is summed, forced to the device and checked while the next part is copied.
     """
     copied = Reached()
-    with (ThreadPoolExecutor(1, "rmqctl-sums") as summing, ThreadPoolExecutor(
+    with (ThreadPoolExecutor(_SUMMING, "rmqctl-sums") as summing, ThreadPoolExecutor(
             1, "rmqctl-sync") as forcing, ThreadPoolExecutor(1, "rmqctl-check") as checking):
         try:
             found = checking.submit(damage_in, view, start, end, copied)

@@ -10,8 +10,10 @@ import errno
 import hashlib
 import os
 import tempfile
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import closing, suppress
 from typing import Any
 
 from rmqctl.backup import moment
@@ -57,8 +59,10 @@ from rmqctl.store.files import listing
 from rmqctl.store.log.end import find_end
 from rmqctl.store.store import Store
 
-PIECE, _SMALL_PIECE = 8 << 20, 4 << 20
+PIECE, _SMALL_PIECE = 4 << 20, 4 << 20
 """The most bytes of a piece of the log, and of another file."""
+_AT_ONCE = 2
+"""Pieces of the log that are on their way at a time."""
 _COMPARED = 64 << 10
 """Bytes at the end of what a backup has of the log that are compared with the store's."""
 _DAY = 86_400_000
@@ -69,7 +73,8 @@ class _Uploads(Copies):
     an empty one. ``border``: a physical offset at which a piece ends.
     """
 
-    __slots__ = ("border", "last", "log", "objects", "others", "parts", "stored")
+    __slots__ = ("_at_once", "_sending", "border", "last", "log", "objects", "others", "parts",
+                 "stored")
 
     def __init__(self, root: str, pace: Pace, objects: Objects, last: Note | None,
                  whole_end: int) -> None:
@@ -79,11 +84,28 @@ class _Uploads(Copies):
         self.others: dict[str, Held] = {}
         self.parts: list[Part] = []
         self.stored: set[str] = set()
+        self._at_once = _AT_ONCE if objects.is_object_store else 1
+        self._sending = ThreadPoolExecutor(self._at_once, "rmqctl-send")
 
     def grow(self, source: FileSource, relative: str, start: int, end: int, *,
              compare: bool = False) -> None:
         """Store ``[start, end)`` of a file of the log, whose pieces before ``start`` stay."""
         pieces = [piece for piece in self.pieces_of(relative) if piece.end <= start]
+        sent: deque[Future[Piece]] = deque()
+        try:
+            for position, data in self._read_pieces(source, relative, start, end):
+                if len(sent) == self._at_once:
+                    pieces.append(self._noted(relative, sent.popleft()))
+                sent.append(self._sending.submit(
+                    self.objects.add, LOG, relative, position, data))
+        finally:
+            wait(sent)  # nobody writes once this returns
+        pieces += [self._noted(relative, piece) for piece in sent]
+        self.log[relative] = Held(source.size, 0, tuple(pieces))
+
+    def _read_pieces(self, source: FileSource, relative: str, start: int,
+                     end: int) -> Iterator[tuple[int, bytes]]:
+        """(place, bytes) of the pieces of ``[start, end)`` that are not all zero."""
         position = start
         while position < end and (position := source.next_data(position)) < end:
             stop = min(position + PIECE, end)
@@ -91,11 +113,16 @@ class _Uploads(Copies):
                 stop = self.border - source.base
             data = self._read(source, relative, position, stop - position)
             if used_length(data):
-                pieces.append(self._add(relative, position, data))
+                yield position, data
             position += len(data)
             self.pace(len(data))
             del data  # before the next one is read
-        self.log[relative] = Held(source.size, 0, tuple(pieces))
+
+    def _noted(self, relative: str, sent: Future[Piece]) -> Piece:
+        piece = sent.result()
+        self.parts.append(Part(relative, *piece))
+        self.written += piece.end - piece.start
+        return piece
 
     def pieces_of(self, name: str) -> tuple[Piece, ...]:
         """What is stored of a file of the log."""
@@ -103,10 +130,11 @@ class _Uploads(Copies):
         return () if held is None else self.objects.pieces_of(held)
 
     def _add(self, name: str, start: int, data: bytes) -> Piece:
-        piece = self.objects.add(LOG, name, start, data)
-        self.parts.append(Part(name, *piece))
-        self.written += len(data)
-        return piece
+        return self._noted(name, self._sending.submit(self.objects.add, LOG, name, start, data))
+
+    def close(self) -> None:
+        """End the threads that send."""
+        self._sending.shutdown()
 
     def takes(self, source: str, relative: str) -> bool:
         """Store another file unless its size and time say that it is stored."""
@@ -178,8 +206,8 @@ def back_up(source: Source, backup: str, clock: Callable[[], int], version: str,
         with view, tempfile.TemporaryDirectory(prefix="rmqctl-backup-") as empty:
             known = _known(view, objects, last, end)
             whole_end = max(min(find_end(view).offset, end), known)
-            uploads = _Uploads(empty, pace, objects, last, whole_end)
-            note = _grown(view, uploads, known, end, now, version)
+            with closing(_Uploads(empty, pace, objects, last, whole_end)) as uploads:
+                note = _grown(view, uploads, known, end, now, version)
         objects.publish_point(note, names)
         return note.point, objects.take_away(now - keep) if keep is not None else (0, 0)
 

@@ -13,6 +13,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from rmqctl import api
+from rmqctl.backup import remote
 from rmqctl.backup.backup import Source
 from rmqctl.backup.objects import Objects, check, require_points
 from rmqctl.backup.remote import back_up, restore
@@ -171,11 +172,14 @@ class Killed(BaseException):
     """A run ends here."""
 
 
-@pytest.mark.parametrize("place", ["memory", "file"])
+@pytest.mark.parametrize("place", ["memory", "file", "several at once"])
 def test_a_killed_run_leaves_the_points_before(place: str, growing: Growing, tmp_path: Path,
                                                url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if place == "file":
         url = f"file://{tmp_path}/backup"
+    if place == "several at once":
+        monkeypatch.setattr(RemoteFiles, "is_object_store", True)
+        monkeypatch.setattr(remote, "PIECE", 4096)
     root = growing(0, 30)
     first = run(root, url)
     before = messages(root)

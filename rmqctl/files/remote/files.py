@@ -51,6 +51,11 @@ class RemoteFiles(RemoteReader):
             self.put(path, data)
 
     @property
+    def is_object_store(self) -> bool:
+        """Whether several threads may write at once: one loop of the driver serves them all."""
+        return bool(getattr(self._fs, "async_impl", False)) and not self._renames
+
+    @property
     def _renames(self) -> bool:
         """Whether the driver has a rename of its own, as file servers do, and folders."""
         from fsspec import AbstractFileSystem
