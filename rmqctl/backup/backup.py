@@ -80,17 +80,21 @@ def back_up(source: Source, backup: str, clock: Callable[[], int], version: str,
         refuse_unreadable(store)
         bad: list[RmqctlError] = []
         before = read_points(backup, bad)
-        unfinished = points.is_begun(backup)
+        root, begun = os.path.abspath(store.root), points.begun_of(backup)
+        unfinished = begun is not None
         if not before and os.path.isdir(backup) and os.listdir(backup) and not unfinished:
             raise RefusedError(f"{backup}: is not empty and no backup: name a new folder")
+        if not before and begun not in (None, root):
+            raise RefusedError(f"{backup}: has what an unfinished first backup of {begun} copied: "
+                               "remove this folder, or name a new one")
         if not before:
-            points.begin(backup, os.path.abspath(store.root))
+            points.begin(backup, root)
         with StoreLock(backup, of_backup=True):
             now = clock()
             view, end = moment.fix(store, before[-1].log_end if before else 0)
             with view:
                 known = _known(view, backup, before, end)
-                points.begin(backup, os.path.abspath(store.root))
+                points.begin(backup, root)
                 point = _grown(store, view, known, end, backup, before, now, version, pace,
                                list(map(str, bad)), unfinished=unfinished)
             points.end(backup)
@@ -110,7 +114,7 @@ def _grown(store: Store, view: Store, known: int, end: int, backup: str,
     repaired = last is not None and repairs != last.repairs
     copies = Copies(backup, pace, older=None if last is None else points.older_of(backup, last))
     if last is None and unfinished:
-        _remove_older(copies, view)
+        _remove_logs(copies)
     # The log first, then what leads into it, then the configuration with the offsets.
     again, is_same = mend_log(view, copies, known, [
         hole for point in before for hole in point.damaged]) if repaired else (False, True)
@@ -230,12 +234,12 @@ def _names(folder: str) -> list[str]:
         return []
 
 
-def _remove_older(copies: Copies, view: Store) -> None:
-    """Remove log files of a first run that did not end, which the store has deleted since: there
-    would be a gap after them.
+def _remove_logs(copies: Copies) -> None:
+    """Remove log files of a first run that did not end: the log is copied as a whole, and the store
+    may have deleted or replaced files since.
     """
     for name in _names(copies.path(LOG)):
-        if name.isdigit() and int(name) < view.log.min_offset:
+        if name.isdigit():
             copies.remove(os.path.join(LOG, name))
 
 

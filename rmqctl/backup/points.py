@@ -30,6 +30,7 @@ from rmqctl.scan.source import FileSource
 FOLDER = os.path.join(".rmqctl", "backup")
 _FILE = "point.json"
 _UNFINISHED = "unfinished"
+_LONGEST = 1 << 16
 _OLDER = "replaced"
 _SCHEMA = 1
 
@@ -159,6 +160,14 @@ def begin(backup: str, store: str) -> None:
 def is_begun(backup: str) -> bool:
     """Whether a run was begun here that did not end."""
     return os.path.exists(os.path.join(backup, FOLDER, _UNFINISHED))
+
+
+def begun_of(backup: str) -> str | None:
+    """The store of a run that was begun here and did not end; None without one. StoreIOError."""
+    if not is_begun(backup):
+        return None
+    with FileSource(os.path.join(backup, FOLDER, _UNFINISHED)) as source:
+        return os.fsdecode(source.read(0, _LONGEST)).rstrip("\n")
 
 
 def end(backup: str) -> None:

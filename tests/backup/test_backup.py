@@ -886,6 +886,31 @@ def test_a_first_run_that_was_killed_goes_on(growing: Callable[[int, int], Path]
     rmqctl("backup", "check", backup).expect(0)
 
 
+def test_a_first_run_that_ended_is_not_mixed_with_another_store(
+        growing: Callable[[int, int], Path], tmp_path: Path, rmqctl: Runner) -> None:
+    root, backup = growing(0, 300), tmp_path / "backup"
+
+    def work(tell: Callable[[int], Any]) -> int:
+        Trap(40, "after", tell, tmp_path).arm()
+        run(root, backup)
+        return 0
+
+    assert in_child(work)[0]
+    other = tmp_path / "other"
+    rmqctl("init", other).expect(0)
+    done = rmqctl("backup", other, backup).expect(6)
+    assert str(root) in " ".join(done.err.split())
+    # Another store at the same path, with files of other sizes.
+    shutil.rmtree(root)
+    rmqctl("init", root, "--commitlog-file-size", "4KiB").expect(0)
+    rmqctl("append", root, tmp_path / "lines", "--auto-create-topic").expect(0)
+    run(root, backup)
+    assert not findings(backup)
+    assert sorted(path.name for path in (backup / "commitlog").iterdir()) == sorted(
+        path.name for path in (root / "commitlog").iterdir())
+    rmqctl("backup", "check", backup).expect(0)
+
+
 def test_keep_leaves_the_sums_and_the_damage(growing: Callable[[int, int], Path], tmp_path: Path,
                                              rmqctl: Runner) -> None:
     root, backup = growing(0, 60), tmp_path / "backup"

@@ -70,7 +70,8 @@ class Load:
 
     def _run(self) -> None:
         number, wide = 0, random.Random(1)
-        with suppress(OSError, EOFError, RmqctlError), Client(parse_address(self.server.address)) as client:
+        address = parse_address(self.server.address)
+        with suppress(OSError, EOFError, RmqctlError), Client(address) as client:
             while not self._stop.is_set():
                 queue, body = number % QUEUES, b"%d " % number + b"x" * wide.randrange(3000)
                 answer = client.ask(
