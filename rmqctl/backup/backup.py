@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -14,6 +14,7 @@ from pathlib import Path
 from rmqctl.backup import moment, points
 from rmqctl.backup.copying import (
     LOG,
+    PART,
     Reached,
     appended_files,
     copy_index,
@@ -30,7 +31,7 @@ from rmqctl.backup.copying import (
 from rmqctl.backup.finishing import finish, topics_without_configuration
 from rmqctl.backup.growing import Copies, Pace
 from rmqctl.backup.keeping import take_away
-from rmqctl.backup.points import Hole, Part, Point, id_of, read_points
+from rmqctl.backup.points import Begun, Hole, Part, Point, id_of, read_points
 from rmqctl.errors import FormatError, RefusedError, RmqctlError, StoreIOError
 from rmqctl.files.durable import make_folders
 from rmqctl.files.lock import StoreLock
@@ -81,22 +82,22 @@ def back_up(source: Source, backup: str, clock: Callable[[], int], version: str,
         bad: list[RmqctlError] = []
         before = read_points(backup, bad)
         root, begun = os.path.abspath(store.root), points.begun_of(backup)
-        unfinished = begun is not None
-        if not before and os.path.isdir(backup) and os.listdir(backup) and not unfinished:
+        if not before and os.path.isdir(backup) and os.listdir(backup) and not begun:
             raise RefusedError(f"{backup}: is not empty and no backup: name a new folder")
-        if not before and begun not in (None, root):
-            raise RefusedError(f"{backup}: has what an unfinished first backup of {begun} copied: "
-                               "remove this folder, or name a new one")
+        if not before and begun and begun.store != root:
+            raise RefusedError(f"{backup}: has what an unfinished first backup of {begun.store} "
+                               "copied: remove this folder, or name a new one")
         if not before:
             points.begin(backup, root)
         with StoreLock(backup, of_backup=True):
             now = clock()
             view, end = moment.fix(store, before[-1].log_end if before else 0)
             with view:
-                known = _known(view, backup, before, end)
+                known = _known(view, backup, before, end) if before or not begun else (
+                    _reached(view, backup, begun, end))
                 points.begin(backup, root)
                 point = _grown(store, view, known, end, backup, before, now, version, pace,
-                               list(map(str, bad)), unfinished=unfinished)
+                               list(map(str, bad)), unfinished=begun is not None)
             points.end(backup)
             if keep is None:
                 return point, (0, 0)
@@ -114,14 +115,18 @@ def _grown(store: Store, view: Store, known: int, end: int, backup: str,
     repaired = last is not None and repairs != last.repairs
     copies = Copies(backup, pace, older=None if last is None else points.older_of(backup, last))
     if last is None and unfinished:
-        _remove_logs(copies)
+        _remove_logs(view, copies, known)
     # The log first, then what leads into it, then the configuration with the offsets.
     again, is_same = mend_log(view, copies, known, [
         hole for point in before for hole in point.damaged]) if repaired else (False, True)
     compare = (repaired or unfinished) and is_same
     gaps = _put_back(view, copies, known) if before else []
     parts, damaged, count, newest = _copied_log(
-        view, copies, known, end, view.log.min_offset if again else known)
+        view, copies, known, end, view.log.min_offset if again or last is None else known,
+        None if last else lambda reached: points.note_reached(backup, Begun(
+            os.path.abspath(store.root), reached)))
+    if last is None:  # what a run before this one had copied
+        parts = [*_summed_before(view, copies, known), *parts]
     if again:
         parts = [sum_of_copy(view, copies, file, min(end - file.base, file.size))
                  for file in view.log.files if file.base < end]
@@ -201,13 +206,27 @@ def lacking(view: Store, known: int, end: int, notes: list[str]) -> int:
     return missing
 
 
-def _copied_log(view: Store, copies: Copies, known: int, end: int, start: int) -> tuple[
-        list[Part], list[Hole], int, int]:
+def _summed_before(view: Store, copies: Copies, known: int) -> Iterator[Part]:
+    """The parts of the log before ``known``, with their sums."""
+    for file in view.log.files:
+        end = min(known - file.base, file.size)
+        for first in range(0, max(end, 0), PART):
+            yield summed(view, copies, file, first, min(first + PART, end))
+
+
+def _copied_log(view: Store, copies: Copies, known: int, end: int, start: int,
+                note: Callable[[int], None] | None) -> tuple[list[Part], list[Hole], int, int]:
     """Copy the log from ``known`` to ``end``: (its parts with their sums, and from ``start`` on the
     damaged bytes, the intact messages, the newest store time).
 
     What was copied is summed, forced to the device and checked while the next part is copied.
+    ``note`` hears up to which physical offset all is on the device.
     """
+    def force(name: str, reached: int) -> None:
+        copies.force(name)
+        if note is not None:
+            note(reached)
+
     copied = Reached()
     with (ThreadPoolExecutor(_SUMMING, "rmqctl-sums") as summing, ThreadPoolExecutor(
             1, "rmqctl-sync") as forcing, ThreadPoolExecutor(1, "rmqctl-check") as checking):
@@ -217,7 +236,7 @@ def _copied_log(view: Store, copies: Copies, known: int, end: int, start: int) -
             for part in copy_log(view, copies, known, end):
                 file, _, stop = part
                 sums.append(summing.submit(summed, view, copies, *part))
-                forced.append(forcing.submit(copies.force, relative(view, file)))
+                forced.append(forcing.submit(force, relative(view, file), file.base + stop))
                 copied.set(file.base + stop)
         finally:
             copied.set(end)
@@ -234,12 +253,30 @@ def _names(folder: str) -> list[str]:
         return []
 
 
-def _remove_logs(copies: Copies) -> None:
-    """Remove log files of a first run that did not end: the log is copied as a whole, and the store
-    may have deleted or replaced files since.
+def _reached(view: Store, backup: str, begun: Begun, end: int) -> int:
+    """How far a first run that did not end has copied the log; its beginning where the copy is not
+    that of this log. StoreIOError.
     """
+    known, first = min(begun.reached, end), view.log.min_offset
+    files = [file for file in view.log.files if file.base < known]
+    if known <= first or not all(
+            os.path.exists(os.path.join(backup, relative(view, file))) for file in files):
+        return first
+    file = files[-1]
+    at, length = known - file.base, min(_COMPARED, known - file.base)
+    with file.open() as ours, FileSource(os.path.join(backup, relative(view, file))) as theirs:
+        same = at <= file.size and (
+            ours.read(at - length, length) == theirs.read(at - length, length))
+    return known if same else first
+
+
+def _remove_logs(view: Store, copies: Copies, known: int) -> None:
+    """Remove log files of a first run that did not end, but those of the log before ``known``: the
+    store may have deleted or replaced files since.
+    """
+    kept = {relative(view, file) for file in view.log.files if file.base < known}
     for name in _names(copies.path(LOG)):
-        if name.isdigit():
+        if name.isdigit() and os.path.join(LOG, name) not in kept:
             copies.remove(os.path.join(LOG, name))
 
 

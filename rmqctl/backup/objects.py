@@ -17,7 +17,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -114,6 +114,8 @@ def object_of(folder: str, path: str, piece: Piece) -> str:
 class Objects(RemoteFiles):
     """The objects of a backup. StoreIOError with the URL, without credentials."""
 
+    there: Mapping[str, int] = {}
+    """Sizes of objects that need not be written again, by name: never half-written ones."""
     ASIDE = SMALL  # what a run that was killed leaves there is removed with what no point names
 
     def refuse_in_store(self, root: str) -> None:
@@ -128,6 +130,8 @@ class Objects(RemoteFiles):
         """Store bytes of a file that begin at ``start``."""
         piece = Piece(start, start + len(data), hashlib.sha256(data).hexdigest())
         name = object_of(folder, path, piece)
+        if self.there.get(name) == len(data):
+            return piece
         try:
             self.put(name, data)
         except StoreIOError as error:

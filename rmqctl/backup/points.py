@@ -11,10 +11,10 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from rmqctl.errors import FormatError, NotAStoreError, RmqctlError, StoreIOError
 from rmqctl.files.durable import (
@@ -149,12 +149,26 @@ def publish(backup: str, folder: str, point: Point) -> None:
     publish_folder(folder, folder_of(backup, point))
 
 
+class Begun(NamedTuple):
+    """A run that did not end: its store, and the physical offset up to which a first run's copy of
+    the log is on the device.
+    """
+
+    store: str
+    reached: int = 0
+
+
 def begin(backup: str, store: str) -> None:
     """Note that a run of a store's backup has begun, durably. StoreIOError."""
     path = os.path.join(backup, FOLDER, _UNFINISHED)
     make_folders(os.path.dirname(path))
     if not os.path.exists(path):
-        new_whole_file(path, f"{store}\n".encode("utf-8", "surrogateescape"))
+        new_whole_file(path, json.dumps(Begun(store)).encode())
+
+
+def note_reached(backup: str, begun: Begun) -> None:
+    """Note how far a first run has come, durably. StoreIOError."""
+    replace_file(os.path.join(backup, FOLDER, _UNFINISHED), json.dumps(begun).encode())
 
 
 def is_begun(backup: str) -> bool:
@@ -162,12 +176,16 @@ def is_begun(backup: str) -> bool:
     return os.path.exists(os.path.join(backup, FOLDER, _UNFINISHED))
 
 
-def begun_of(backup: str) -> str | None:
-    """The store of a run that was begun here and did not end; None without one. StoreIOError."""
+def begun_of(backup: str) -> Begun | None:
+    """What a run noted that was begun here and did not end; None without one. StoreIOError."""
     if not is_begun(backup):
         return None
     with FileSource(os.path.join(backup, FOLDER, _UNFINISHED)) as source:
-        return os.fsdecode(source.read(0, _LONGEST)).rstrip("\n")
+        raw = source.read(0, _LONGEST)
+    with suppress(ValueError, TypeError, RecursionError):
+        store, reached = json.loads(raw)
+        return Begun(str(store), int(reached))
+    return Begun(os.fsdecode(raw).rstrip("\n"))
 
 
 def end(backup: str) -> None:

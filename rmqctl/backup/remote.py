@@ -201,6 +201,8 @@ def back_up(source: Source, backup: str, clock: Callable[[], int], version: str,
         last = objects.notes(names[-1:])[0] if names else None
         if last is None and {entry.name for entry in objects.list("")} - {LOG, SMALL, POINTS}:
             raise RefusedError(f"{objects.where('')}: is not empty and no backup: name a new place")
+        if last is None and objects.is_object_store:  # what a first run that was killed has stored
+            objects.there = objects.find(LOG)
         now = clock()
         view, end = moment.fix(store, last.point.log_end if last else 0)
         with view, tempfile.TemporaryDirectory(prefix="rmqctl-backup-") as empty:

@@ -19,12 +19,15 @@ from typing import Any
 import pytest
 
 from rmqctl import api
+from rmqctl.backup import backup as of_folder
+from rmqctl.backup import copying
 from rmqctl.backup.backup import Source, back_up
 from rmqctl.backup.copying import copy_database
 from rmqctl.backup.growing import Copies
 from rmqctl.backup.points import in_use, read_points
 from rmqctl.backup.restore import restore
 from rmqctl.errors import StoreIOError
+from rmqctl.scan.source import FileSource
 from tests.conftest import GoldenFolder, Runner
 from tests.support import damage, golden, snapshot, tiny
 from tests.support.deaths import MODES, Trap, in_child
@@ -884,6 +887,48 @@ def test_a_first_run_that_was_killed_goes_on(growing: Callable[[int, int], Path]
     assert not (backup / "commitlog" / oldest.name).exists()
     assert messages(backup) == messages(root)
     rmqctl("backup", "check", backup).expect(0)
+
+
+@pytest.mark.parametrize("harm", ["", "expired", "other", "copy"])
+def test_a_first_run_that_was_killed_does_not_copy_the_log_again(
+        harm: str, growing: Callable[[int, int], Path], tmp_path: Path, rmqctl: Runner,
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    root, backup = growing(0, 300), tmp_path / "backup"
+    damage.flip_bit(root, f"commitlog/{0:020d}", 900, 1)
+    real, left = Copies.grow, 8
+
+    def grow(self: Copies, source: FileSource, relative: str, start: int, end: int, *,
+             compare: bool = False) -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            raise KeyboardInterrupt
+        real(self, source, relative, start, end, compare=compare)
+        if relative.startswith("commitlog"):
+            copied.append((relative, start))
+
+    copied: list[tuple[str, int]] = []
+    with monkeypatch.context() as patched:
+        patched.setattr(Copies, "grow", grow)
+        for module in (copying, of_folder):
+            patched.setattr(module, "PART", 4096)
+        with pytest.raises(KeyboardInterrupt):
+            run(root, backup)
+        first, copied = copied, []
+        assert len(first) == 7
+        if harm == "expired":
+            min((root / "commitlog").iterdir()).unlink()
+        elif harm == "other":
+            shutil.rmtree(root)
+            rmqctl("init", root, "--commitlog-file-size", "16KiB").expect(0)
+            growing(50, 300)
+        elif harm == "copy":
+            damage.flip_bit(backup, first[-1][0], first[-1][1] + 4000, 1)
+        run(root, backup)
+    assert bool({*first} & {*copied}) == (harm in ("other", "copy"))
+    assert messages(backup) == messages(root)
+    found = rmqctl("backup", "check", backup, "-o", "json").expect(0).json()
+    assert found["damaged_in_the_store"] == (harm not in ("expired", "other"))
 
 
 def test_a_first_run_that_ended_is_not_mixed_with_another_store(

@@ -222,6 +222,29 @@ def test_a_killed_run_leaves_the_points_before(place: str, growing: Growing, tmp
     assert list(check(url, require_points(url))) == []
 
 
+def test_a_first_run_that_was_killed_goes_on(growing: Growing, tmp_path: Path, url: str,
+                                             monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RemoteFiles, "is_object_store", True)
+    monkeypatch.setattr(remote, "PIECE", 4096)
+    root, real, put = growing(0, 90), RemoteFiles.put, list[str]()
+
+    def putting(self: RemoteFiles, path: str, data: bytes) -> None:
+        if len(put) == 4 and not is_second:
+            raise Killed
+        put.append(path)
+        real(self, path, data)
+
+    monkeypatch.setattr(RemoteFiles, "put", putting)
+    is_second = False
+    with pytest.raises(Killed):
+        run(root, url)
+    is_second = True
+    run(root, url)
+    assert len(put) == len({*put}) > 4
+    restore(url, str(tmp_path / "new"))
+    assert messages(tmp_path / "new") == messages(root)
+
+
 def test_keep_removes_what_no_point_names(growing: Growing, tmp_path: Path, url: str) -> None:
     root = growing(0, 120)
     first = run(root, url)
