@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import shutil
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +15,9 @@ import pytest
 from rmqctl.formats import bodies
 from rmqctl.formats.local import sysflag
 from rmqctl.formats.local.message import Record, decode
+from rmqctl.repair.erase.inner import inner_messages, is_empty
 from rmqctl.store import Store
+from tests.conftest import GoldenFolder
 from tests.support import snapshot
 from tests.support import tiny as tiny_stores
 from tests.support.cli import run
@@ -208,3 +212,64 @@ def test_it_finds_nothing_without_a_word(root: Path) -> None:
     run("delete", "message", root).expect(2)
     run("delete", "message", root, "--property", "user").expect(2)
     assert delete(root, "message", root, "--id", "0A0000070000FFFF")["actions"] == []
+
+
+@pytest.fixture
+def batched(golden: GoldenFolder, tmp_path: Path) -> tuple[Path, list[Record]]:
+    """A store with batches of several messages, and these."""
+    root = tmp_path / "store"
+    shutil.copytree(golden("5.3.3/batchcq/store"), root)
+    return root, [record for record in records(root) if len(inner_messages(record)) > 1]
+
+
+def test_a_message_of_a_batch(batched: tuple[Path, list[Record]]) -> None:
+    root, batches = batched
+    items = [item for record in batches for item in inner_messages(record)]
+    chosen = next(item for item in items if item.unique_key and len(item.body) >= 16 and sum(
+        item.body in other.body for other in items) == 1)
+    assert chosen.unique_key is not None
+    before = list(records(root))
+    made = delete(root, "message", root, "--id", chosen.unique_key.decode(), "--purge")
+    assert [line["what"] for line in made["erased"]] == ["in a batch"]
+    assert made["erased"][0]["body_sha256"] == hashlib.sha256(chosen.body).hexdigest()
+    assert found(root, chosen.body) == []
+    # All else is as it was, and readable.
+    after = list(records(root))
+    changed = [(old, new) for old, new in zip(before, after, strict=True) if old != new]
+    assert len(changed) == 1
+    [(old, new)] = changed
+    assert new.crc_ok
+    assert (new.total_size, new.properties) == (old.total_size, old.properties)
+    left = [item for item in inner_messages(old) if item != chosen]
+    assert [item for item in inner_messages(new) if not is_empty(item)] == left
+    assert [(item.at, item.size) for item in inner_messages(new)] == [
+        (item.at, item.size) for item in inner_messages(old)]
+    run("verify", root).expect(0)
+    assert delete(root, "message", root, "--id", chosen.unique_key.decode())["actions"] == []
+
+
+def test_a_batch_that_is_named_goes_with_all_its_messages(
+        batched: tuple[Path, list[Record]]) -> None:
+    root, [batch, *_] = batched
+    bodies_of = [item.body for item in inner_messages(batch)]
+    delete(root, "message", root, "--id", batch.message_id, "--purge", "--same-body")
+    left = {item.body for record in records(root) for item in inner_messages(record)}
+    left |= {bytes(record.body) for record in records(root)}
+    assert not left & {body for body in bodies_of if len(body) >= 16}
+
+
+def is_text(body: bytes) -> bool:
+    return body.decode("utf-8", "replace").encode() == body
+
+
+def test_the_same_body_in_a_batch_is_only_counted(batched: tuple[Path, list[Record]]) -> None:
+    root, batches = batched
+    copied = next(item for record in batches for item in inner_messages(record)
+                  if len(item.body) >= 16 and is_text(item.body))
+    lines = root.parent / "lines"
+    lines.write_text(json.dumps({"topic": "TopicTest", "body": copied.body.decode(),
+                                 "properties": {"UNIQ_KEY": "0A00000700000060"}}) + "\n")
+    run("append", root, lines, "--auto-create-topic").expect(0)
+    made = delete(root, "message", root, "--id", "0A00000700000060")
+    assert made["same_body"] >= 1
+    assert "in a batch" not in {line["what"] for line in made["erased"]}

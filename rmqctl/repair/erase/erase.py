@@ -18,12 +18,13 @@ from rmqctl.files.durable import STAGING
 from rmqctl.formats.config import fastjson
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.filler import MARK
-from rmqctl.formats.local.message import Record, parse_message_id
+from rmqctl.formats.local.message import HOST_BITS, Record, parse_message_id, variant
 from rmqctl.phrases import Phrase
 from rmqctl.repair.config.convert import replaced
 from rmqctl.repair.erase.elsewhere import leftovers, other_copies
 from rmqctl.repair.erase.find import Found, Traits, content, find
 from rmqctl.repair.erase.index import drop_entries
+from rmqctl.repair.erase.inner import digest, is_empty, without
 from rmqctl.repair.erase.record import ERASED, erased
 from rmqctl.repair.offsets.table import quotes_queue_ids
 from rmqctl.repair.plan import Action, Changes, MoveAside, Patch, Plan, Replace
@@ -99,6 +100,8 @@ def plan_erase(store: Store, command: str, wanted: Wanted, clock: Callable[[], i
         drop = record.topic.decode("utf-8", "replace") in topics
         unmarked += _erase(changes, lines, spans, store, place[0].name, place[1], raw, record, role,
                            drop=drop)
+    for physical in sorted(found.batches):
+        _erase_inside(changes, lines, spans, store, physical, traits, same_body=wanted.same_body)
     for path, records in copies.files.items():
         for at, raw, record in records:
             unmarked += _erase(changes, lines, spans, store, path, at, raw, record,
@@ -121,7 +124,7 @@ def plan_erase(store: Store, command: str, wanted: Wanted, clock: Callable[[], i
     empty = not changes.steps
     return Erasure(Plan(command, store.root, tuple(changes.actions), tuple(changes.steps),
                         notes=tuple(notes) if not empty or left or found.doubtful else ()),
-                   lines, left, len(found.doubtful), len(found.batches),
+                   lines, left, len(found.doubtful), len(found.closed),
                    [problem.text for problem in problems if problem.is_fault])
 
 
@@ -194,6 +197,34 @@ def _erase(changes: Changes, lines: list[dict[str, Any]],
         "{what} of {topic}, queue {queue}", what=role, topic=line["topic"],
         queue=record.queue_id), offset=record.physical_offset, length=len(raw), proof=line))
     return not is_marked
+
+
+def _erase_inside(changes: Changes, lines: list[dict[str, Any]],
+                  spans: dict[str, list[tuple[int, int]]], store: Store, physical: int,
+                  traits: Traits, *, same_body: bool) -> None:
+    """Plan a batch of which some messages are erased."""
+    record, raw = store.log.record_at(physical), store.log.raw_at(physical)
+    place = store.log.locate(physical)
+    if record is None or raw is None or place is None:
+        raise StoreIOError(f"{store.root}: the batch at {physical} cannot be read any more")
+    made, items = without(raw, record, lambda item: bool(
+        traits.has_inner(item, same_body=same_body)) and not is_empty(item))
+    name, path, at = target(store, place[0].name), place[0].name, place[1]
+    body = at + variant(record.sys_flag & HOST_BITS, record.magic).head_size
+    for item in items:
+        lines.append({
+            "file": name, "offset": body + item.at, "size": item.size, "what": "in a batch",
+            "topic": record.topic.decode("utf-8", "replace"), "queue_id": record.queue_id,
+            "queue_offset": record.queue_offset, "physical_offset": physical,
+            "store_timestamp": record.store_timestamp,
+            "sha256": hashlib.sha256(raw).hexdigest(), "body_sha256": digest(item)})
+        spans.setdefault(path, []).append((body + item.at, body + item.at + item.size))
+    if items:
+        changes.steps.append(Patch(name, (Piece(at, len(raw), ((0, made),)),)))
+        changes.actions.append(Action("erase", name, None, None, Phrase(
+            "{what} of {topic}, queue {queue}", what="messages in a batch",
+            topic=lines[-1]["topic"], queue=record.queue_id), offset=physical, length=len(raw),
+            proof=lines[-1]))
 
 
 def _move_queues(changes: Changes, store: Store, topics: Sequence[str]) -> list[str]:
@@ -289,9 +320,9 @@ def _notes(store: Store, wanted: Wanted, found: Found, left: dict[str, int],
     if found.doubtful:
         yield (f"{plural(len(found.doubtful), 'message has', 'messages have')} the body of an "
                "erased one and another id: not erased (--same-body erases them, too)")
-    if found.batches:
-        yield (f"{plural(len(found.batches), 'batch contains', 'batches contain')} an erased body "
-               "among others: not erased")
+    if found.closed:
+        yield (f"{plural(len(found.closed), 'batch contains', 'batches contain')} an erased body "
+               "and cannot be read message by message: not erased")
     if unmarked:
         yield (f"{plural(unmarked, 'message is', 'messages are')} too small for the property "
                f"{MARK}={ERASED}")

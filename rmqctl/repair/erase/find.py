@@ -19,6 +19,7 @@ from rmqctl.formats.internal_topics import meaning
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local import sysflag
 from rmqctl.formats.local.message import CRC_MASK, Record, decode
+from rmqctl.repair.erase.inner import Inner, inner_messages
 from rmqctl.scan import text
 from rmqctl.scan.frames import Array, Batch
 from rmqctl.store.store import Store
@@ -60,14 +61,30 @@ class Traits:
         self.origins.add(record.message_id.encode())
         self.births.add((record.born_timestamp, record.born_host))
         for body in {record.body, content(record)}:
-            if len(body) < LEAST or body in self.bodies or not any(body):
-                continue
-            if self.held + len(body) > _MOST_HELD:
-                self.unsearched.add(record.physical_offset)
-                continue
-            self.held += len(body)
-            self.bodies.add(body)
-            self.crcs.add(zlib.crc32(body) & CRC_MASK)
+            self.add_body(body, record.physical_offset)
+        for item in inner_messages(record):
+            self.ids.update(filter(None, [item.unique_key]))
+            self.add_body(item.body, record.physical_offset)
+
+    def add_body(self, body: bytes, physical: int) -> None:
+        """Look for a body, too."""
+        if len(body) < LEAST or body in self.bodies or not any(body):
+            return
+        if self.held + len(body) > _MOST_HELD:
+            self.unsearched.add(physical)
+            return
+        self.held += len(body)
+        self.bodies.add(body)
+        self.crcs.add(zlib.crc32(body) & CRC_MASK)
+
+    def has_inner(self, inner: Inner, *, same_body: bool) -> bool | None:
+        """Whether a message of a batch is named, or a copy; None where it has the body alone."""
+        unique = inner.unique_key
+        if unique in self.named or (unique in self.ids and inner.body in self.bodies):
+            return True
+        if inner.body in self.bodies:
+            return True if same_body else None
+        return False
 
     def is_copy(self, record: Record) -> bool:
         """Whether a message is named, or proves to be a copy of one that is erased."""
@@ -90,12 +107,14 @@ class Traits:
 @dataclass(slots=True)
 class Found:
     """Physical offsets of messages to erase with what each is; ``doubtful``: those with the same
-    body and another id. ``batches``: batches that hold a message to erase among others.
+    body and another id. ``batches``: those with messages to erase inside; ``closed``: batches that
+    contain an erased body, and stay as they are.
     """
 
     messages: dict[int, str] = field(default_factory=dict)
     doubtful: set[int] = field(default_factory=set)
     batches: set[int] = field(default_factory=set)
+    closed: set[int] = field(default_factory=set)
 
 
 def content(record: Record) -> bytes:
@@ -128,6 +147,7 @@ def find(store: Store, traits: Traits, chosen: Iterable[Record], *, same_body: b
         if traits.size == before:
             break
     found.doubtful -= found.messages.keys()
+    found.batches -= found.messages.keys()
     return found
 
 
@@ -178,8 +198,8 @@ def _suspects(batch: Batch, topics: text.Texts, traits: Traits) -> Array:
     """Rows whose body may be, or contain, a body or id that is looked for."""
     crcs = np.array(sorted(traits.crcs), np.int64)
     flags = batch.column("sys_flag")
-    mask: Array = (flags & (sysflag.COMPRESSED | sysflag.INNER_BATCH) != 0) & bool(
-        len(traits.bodies))
+    mask: Array = (flags & sysflag.COMPRESSED != 0) & bool(traits.bodies)
+    mask |= (flags & sysflag.INNER_BATCH != 0) & bool(traits.bodies or traits.named)
     mask |= np.isin(batch.column("body_crc"), crcs)
     traced = (topics.length >= _TRACE_LEAST) if traits.ids else np.zeros(len(batch), bool)
     for row in np.flatnonzero(traced & ~mask).tolist():
@@ -205,8 +225,24 @@ def _by_content(record: Record, traits: Traits, found: Found, *, same_body: bool
             traits.add(record)
         else:
             found.doubtful.add(physical)
-    elif record.sys_flag & sysflag.INNER_BATCH and any(body in plain for body in traits.bodies):
-        found.batches.add(physical)
+    elif record.sys_flag & sysflag.INNER_BATCH:
+        _inside(record, plain, traits, found, same_body=same_body)
+
+
+def _inside(record: Record, plain: bytes, traits: Traits, found: Found, *,
+            same_body: bool) -> None:
+    """Take what a batch contains of them."""
+    physical = record.physical_offset
+    items = inner_messages(record)
+    for item in items:
+        is_copy = traits.has_inner(item, same_body=same_body)
+        if is_copy:
+            found.batches.add(physical)
+            traits.add_body(item.body, physical)
+        elif is_copy is None:
+            found.doubtful.add(physical)
+    if not items and any(body in plain for body in traits.bodies):
+        found.closed.add(physical)
 
 
 def _role(record: Record, traits: Traits) -> str:

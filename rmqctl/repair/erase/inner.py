@@ -1,0 +1,103 @@
+"""Messages inside a batch that is one record (flag INNER_BATCH): erased one by one, in place.
+
+Each has a head, a body and properties, as its producer sent it. An erased one keeps its size: the
+body is zeros, of the properties only ``RMQCTL=erased`` stays. Clients do not compress batches, so
+a compressed one is left as it is, and counted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+from rmqctl.formats import layout
+from rmqctl.formats.local import append_crc, filler, sysflag
+from rmqctl.formats.local import properties as props
+from rmqctl.formats.local.message import (
+    BATCH_ITEM_SIZE,
+    CRC_MASK,
+    PROPERTIES_LENGTH_SIZE,
+    BatchRequestItem,
+    Record,
+    build,
+    properties_length_at,
+)
+
+_HEAD = layout.reader(BatchRequestItem, "total_size", "magic", "crc", "flag", "body_length")
+_MARK = props.build({filler.MARK: "erased"}).encode()
+
+
+class Inner(NamedTuple):
+    """A message of a batch: place and size in the batch's body, its own body and properties."""
+
+    at: int
+    size: int
+    body: bytes
+    properties: bytes
+
+    @property
+    def unique_key(self) -> bytes | None:
+        """The client's id."""
+        known = props.parse(self.properties.decode("utf-8", "surrogateescape"))
+        value = known.get(props.UNIQUE_KEY)
+        return None if value is None else value.encode("utf-8", "surrogateescape")
+
+
+def inner_messages(record: Record) -> list[Inner]:
+    """The messages of a batch; none where it is compressed, or its body is anything else."""
+    if not record.sys_flag & sysflag.INNER_BATCH or record.sys_flag & sysflag.COMPRESSED:
+        return []
+    items = [*_items(bytes(record.body))]
+    return items if sum(item.size for item in items) == len(record.body) else []
+
+
+def _items(body: bytes) -> Iterator[Inner]:
+    at = 0
+    while at + BATCH_ITEM_SIZE <= len(body):
+        length = _HEAD.unpack_from(body, at)[-1]
+        start = at + _HEAD.size
+        tail = start + length + PROPERTIES_LENGTH_SIZE
+        if length < 0 or tail > len(body):
+            return
+        size = properties_length_at(body, start + length)
+        if size < 0 or tail + size > len(body):
+            return
+        yield Inner(at, tail + size - at, body[start:start + length], body[tail:tail + size])
+        at = tail + size
+
+
+def without(raw: bytes, record: Record, gone: Callable[[Inner], bool]) -> tuple[
+        bytes, list[Inner]]:
+    """(the batch's record without the content of those messages, which they are)."""
+    body, erased = bytearray(record.body), []
+    for item in inner_messages(record):
+        if gone(item):
+            erased.append(item)
+            body[item.at:item.at + item.size] = _empty(body, item)
+    made = build(replace(record, body=bytes(body), body_crc=zlib.crc32(body) & CRC_MASK))
+    if append_crc.verify(raw) is True:
+        covered = made[:-append_crc.SIZE]
+        made = covered + append_crc.build(zlib.crc32(covered) & CRC_MASK)
+    return made, erased
+
+
+def _empty(body: bytearray, item: Inner) -> bytes:
+    total, magic, _, flag, _ = _HEAD.unpack_from(body, item.at)
+    space = item.size - BATCH_ITEM_SIZE
+    text = _MARK if len(_MARK) <= space else b""
+    length = space - len(text)
+    return (_HEAD.pack(total, magic, 0, flag, length) + bytes(length)
+            + len(text).to_bytes(PROPERTIES_LENGTH_SIZE, "big") + text)
+
+
+def is_empty(item: Inner) -> bool:
+    """Whether a message of a batch was erased before."""
+    return item.properties == _MARK and not any(item.body)
+
+
+def digest(item: Inner) -> str:
+    """SHA-256 of a message's body."""
+    return hashlib.sha256(item.body).hexdigest()
