@@ -87,7 +87,7 @@ def test_mqadmins_words_are_known(word: str) -> None:
     ("deleteExpiredCommitLog S -n h:1 -c C", "expire S --older-than 72h"),
     ("topicRoute S -t TopicTest -l", "config S topics"),
     ("clusterList S -m -i 3", "info S"),
-    ("deleteTopic S -t TopicTest -c C", "stats S --topic TopicTest --by queue"),
+    ("deleteTopic S -t TopicTest -c C", "delete topic S TopicTest"),
     ("getConsumerConfig S -g billing", "config S groups"),
     ("exportMetadataInRocksDB S -t topics -j true", "config S topics --output json"),
 ])

@@ -186,8 +186,26 @@ def test_a_group_goes_with_everything(root: Path) -> None:
     run("verify", root).expect(0)
 
 
+@pytest.mark.parametrize("words", [("topic", "orders"), ("group", "billing")], ids=" ".join)
+def test_queues_in_rocksdb(words: tuple[str, str], root: Path) -> None:
+    pytest.importorskip("rocksdict")
+    run("convert", root, "--consumequeue", "rocksdb", "--apply").expect(0)
+    with Store.open(root) as store:
+        queues = {*store.queues}
+    delete(root, words[0], root, words[1])
+    with Store.open(root) as store:
+        assert queues - {*store.queues} == {key for key in queues if words[1] in key[0]}
+    run("verify", root).expect(0)
+    run("recover", root, "--apply", "--yes").expect(0)
+    run("verify", root).expect(0)
+    for _ in range(2):
+        run("undo", root, "--yes")
+    with Store.open(root) as store:
+        assert {*store.queues} == queues
+
+
 @pytest.mark.parametrize("words", [("topic", "TBW102"), ("topic", "SCHEDULE_TOPIC_XXXX"),
-                                   ("group", "TOOLS_CONSUMER")])
+                                   ("group", "TOOLS_CONSUMER"), ("topic", "%LMQ%light")])
 def test_what_a_broker_needs_stays(words: tuple[str, str], root: Path) -> None:
     run("delete", words[0], root, words[1]).expect(6)
 

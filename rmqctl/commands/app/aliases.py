@@ -166,6 +166,7 @@ _NEW_TOPIC = {
     **_each("-a --attributes", _attributes), **_each("-u --unit -s --hasUnitSub")}
 _WHOSE = {"--group": "GROUP"}
 _CREATES = "rmqctl changes a topic only while no broker runs"
+_DELETES = "rmqctl deletes a {} only while no broker runs, and shows a plan first"
 _RESETS = "rmqctl resets offsets only while no broker runs, and shows a plan first"
 _EXPIRES = "rmqctl moves expired files aside, and shows a plan first"
 _SERVED = "with -n 127.0.0.1:9876 while rmqctl serves the store"
@@ -267,9 +268,8 @@ _ANSWERED = (
           needs={_ARGUMENT: "TOPIC"}, says="rmqctl creates or changes one topic at a time"),
     Alias("updateTopicPerm", ("topic", "create"), _NEW_TOPIC,
           needs={_ARGUMENT: "TOPIC", "--perm": "PERM"}, says=_CREATES),
-    Alias("deleteTopic", ("stats",), {**_TOPIC, **_CLUSTER}, last=("--by", "queue"),
-          needs={"--topic": "TOPIC"},
-          says="rmqctl cannot delete a topic, only show what it contains"),
+    Alias("deleteTopic", ("delete", "topic"), {**_each("-t --topic", _ARGUMENT), **_CLUSTER},
+          needs={_ARGUMENT: "TOPIC"}, says=_DELETES.format("topic")),
     *(Alias(name, ("config",), {**_WHERE, **_each(
         "-t --topic -qn --totalQueueNum -mf --mapFile -fr --forceReplace")}, last=("mappings",),
             says="rmqctl shows the queues of static topics, but does not change them")
@@ -290,8 +290,9 @@ _ANSWERED = (
         "-i --brokerId -w --whichBrokerWhenConsumeSlowly -a --notifyConsumerIdsChanged "
         "--attributes")}, last=("--writable",),
           says=f"mqadmin itself changes groups {_SERVED}"),
-    Alias("deleteSubGroup", ("serve",), {**_WHERE, **_each("-g --groupName -r --removeOffset")},
-          last=("--writable",), says=f"mqadmin itself deletes groups {_SERVED}"),
+    Alias("deleteSubGroup", ("delete", "group"), {
+        **_WHERE, **_each("-g --groupName", _ARGUMENT), **_each("-r --removeOffset")},
+          needs={_ARGUMENT: "GROUP"}, says=_DELETES.format("group")),
     Alias("setConsumeMode", ("serve",), {**_WHERE, **_each(
         "-t --topicName -g --groupName -m --mode -q --popShareQueueNum")}, last=("--writable",),
           says=f"mqadmin itself sets the mode of a group {_SERVED}"),

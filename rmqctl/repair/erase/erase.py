@@ -20,6 +20,7 @@ from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.filler import MARK
 from rmqctl.formats.local.message import HOST_BITS, Record, parse_message_id, variant
 from rmqctl.phrases import Phrase
+from rmqctl.repair.broker_config import configured
 from rmqctl.repair.config.convert import replaced
 from rmqctl.repair.erase.elsewhere import leftovers, other_copies
 from rmqctl.repair.erase.find import Found, Traits, content, find
@@ -28,6 +29,8 @@ from rmqctl.repair.erase.inner import digest, is_empty, without
 from rmqctl.repair.erase.record import ERASED, erased
 from rmqctl.repair.offsets.table import quotes_queue_ids
 from rmqctl.repair.plan import Action, Changes, MoveAside, Patch, Plan, Replace
+from rmqctl.repair.rebuild import rocksdb
+from rmqctl.repair.rebuild.derived_range import log_as_it_is
 from rmqctl.repair.scratch import Scratch
 from rmqctl.repair.targets import target
 from rmqctl.scan.overlay import Piece
@@ -114,6 +117,8 @@ def plan_erase(store: Store, command: str, wanted: Wanted, clock: Callable[[], i
         changes.actions += index.actions
         changes.notes += index.notes
     away = _move_queues(changes, store, topics)
+    if topics and store.rocksdb is not None:
+        _remake_database(changes, store, frozenset(topics), scratch)
     _leave_config(changes, store, topics, wanted.groups, clock, scratch)
     # What stays, and what a plan cannot reach.
     for path in away:
@@ -133,12 +138,12 @@ def _topics(store: Store, wanted: Wanted) -> list[str]:
     for topic in wanted.topics:
         if not is_user_topic(topic):
             raise RefusedError(f"{topic} is a system topic: a broker needs it")
+        if topic.startswith(props.LMQ_PREFIX):
+            raise RefusedError(f"{topic} is a light queue, whose messages belong to other topics "
+                               "and would bring it back: delete these (`rmqctl delete message`)")
     for group in wanted.groups:
         if not is_user_group(group):
             raise RefusedError(f"{group} is a system group: a broker needs it")
-    if (wanted.topics or wanted.groups) and store.layout.consumequeue == "rocksdb":
-        raise RefusedError(f"{store.root}: its consume queues are in RocksDB, from which no topic "
-                           "is deleted: `rmqctl convert STORE --consumequeue file` first")
     topics = list(wanted.topics)
     for group in wanted.groups:
         known = {name for name, _ in (*store.known_queues, *store.batch_queues)}
@@ -245,6 +250,25 @@ def _move_queues(changes: Changes, store: Store, topics: Sequence[str]) -> list[
                 changes.act(MoveAside(name), "move aside", None, None, f"{topic} is deleted", "")
                 away.append(path)
     return away
+
+
+def _remake_database(changes: Changes, store: Store, topics: frozenset[str],
+                     scratch: Scratch) -> None:
+    """Make the data base of consume queues without those of the topics. RefusedError where it is
+    damaged; StoreIOError, MissingExtraError.
+    """
+    present = store.rocksdb
+    if present is None or not any(topic in topics for topic, _ in present.queues):
+        return
+    if present.damage or present.has_unread:
+        raise RefusedError(f"{store.root}: the data base of consume queues is damaged: repair it "
+                           "first (`rmqctl recover`)")
+    kept = {key: queue for key, queue in present.queues.items() if key[0] not in topics}
+    made = rocksdb.make(log_as_it_is(store), store.root, configured(store, {}).settings, scratch,
+                        kept, wants=lambda key: key[0] not in topics, log=store.log)
+    steps, actions = rocksdb.steps(store.root, made, None, "entries of what is deleted go")
+    changes.steps += steps
+    changes.actions += actions
 
 
 def _leave_config(changes: Changes, store: Store, topics: Sequence[str], groups: Sequence[str],
