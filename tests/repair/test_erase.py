@@ -21,6 +21,7 @@ from tests.conftest import GoldenFolder
 from tests.support import snapshot
 from tests.support import tiny as tiny_stores
 from tests.support.cli import run
+from tests.support.layouts import layout_copy
 from tests.support.tiny import DEFAULT, Options, Spec
 
 SECRET = b"the private letter of customer 4711"
@@ -291,3 +292,13 @@ def test_the_same_body_in_a_batch_is_only_counted(batched: tuple[Path, list[Reco
     made = delete(root, "message", root, "--id", "0A00000700000060")
     assert made["same_body"] >= 1
     assert "in a batch" not in {line["what"] for line in made["erased"]}
+
+
+@pytest.mark.parametrize("name", ["4.9.3/dledger", "5.3.3/dledger"])
+def test_a_dledger_log(name: str, tmp_path: Path) -> None:
+    root = layout_copy(name, tmp_path)
+    chosen = next(record for record in records(root) if 40 <= len(record.body) < 200)
+    delete(root, "message", root, "--id", chosen.message_id, "--purge")
+    assert found(root, bytes(chosen.body)) == []
+    run("verify", root).expect(0)
+    run("preflight", root).expect(0)

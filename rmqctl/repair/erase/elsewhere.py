@@ -6,7 +6,6 @@ earlier use of a file, a page of a damaged one, what repairs keep) is counted, w
 
 from __future__ import annotations
 
-import mmap
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -15,9 +14,17 @@ import numpy as np
 
 from rmqctl.errors import FormatError
 from rmqctl.files.durable import STAGING
-from rmqctl.formats.local.message import MAGIC_OFFSET, MAGIC_PATTERN, MIN_SIZE, Record, decode
+from rmqctl.formats.local.message import (
+    MAGIC_OFFSET,
+    MAGIC_PATTERN,
+    MIN_SIZE,
+    Record,
+    decode,
+    total_size_at,
+)
 from rmqctl.repair.erase.find import LEAST, Traits
 from rmqctl.scan.frames import Array
+from rmqctl.scan.resync import MAX_RECORD
 from rmqctl.scan.source import FileSource
 from rmqctl.store.store import Store
 
@@ -59,23 +66,26 @@ def files_below(root: str) -> Iterator[str]:
 
 def _records(path: str, traits: Traits) -> Iterator[tuple[int, bytes, Record]]:
     with FileSource(path) as source:
-        if source.size < MIN_SIZE:
-            return
-    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        at = 0
-        while (hit := MAGIC_PATTERN.search(data, at)) is not None:
-            start, at = hit.start() - MAGIC_OFFSET, hit.end()
-            size = int.from_bytes(data[max(start, 0):hit.start()][:4], "big", signed=True)
-            if start < 0 or not MIN_SIZE <= size <= len(data) - start:
-                continue
-            raw = data[start:start + size]
-            try:
-                record = decode(raw)
-            except FormatError:
-                continue
-            at = start + size
-            if traits.is_copy(record) or record.topic.decode("utf-8", "replace") in traits.topics:
-                yield start, raw, record
+        base = at = 0
+        while base < source.size:
+            data = source.read(base, _PAGE)
+            for hit in MAGIC_PATTERN.finditer(data):
+                start = base + hit.start() - MAGIC_OFFSET
+                if start < at:
+                    continue
+                size = total_size_at(source.read(start, MIN_SIZE))
+                if not MIN_SIZE <= size <= min(MAX_RECORD, source.size - start):
+                    continue
+                raw = source.read(start, size)
+                try:
+                    record = decode(raw)
+                except FormatError:
+                    continue
+                at = start + size
+                if traits.is_copy(record) or (
+                        record.topic.decode("utf-8", "replace") in traits.topics):
+                    yield start, raw, record
+            base += _PAGE - MAGIC_OFFSET  # one magic may lie in both pages
 
 
 # -- what is left ---------------------------------------------------------------------------------
