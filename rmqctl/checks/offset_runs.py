@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+
 import numpy as np
 
 from rmqctl.scan.frames import Array
@@ -19,7 +21,8 @@ class OffsetRuns:
     def __init__(self) -> None:
         self._runs = _NONE
         self._parts: list[Array] = []
-        self._sums: Array | None = None
+        self._sums: tuple[list[int], list[int], list[int]] | None = None
+        """Of the runs: where they begin and end, and how many queue offsets lie before each."""
         self.complete = True
 
     def __bool__(self) -> bool:
@@ -95,13 +98,12 @@ class OffsetRuns:
         """How many of the set lie before ``offset``."""
         runs = self.runs()
         if self._sums is None:
-            self._sums = np.append(0, np.cumsum(runs[:, 1] - runs[:, 0]))
-        number = int(np.searchsorted(runs[:, 0], min(offset, _MOST_OFFSET)))
-        if not number:
-            return 0
-        first, end = runs[number - 1].tolist()
-        before, inside = int(self._sums[number - 1]), min(int(end), offset) - int(first)
-        return before + inside
+            before = np.append(0, np.cumsum(runs[:, 1] - runs[:, 0]))
+            self._sums = runs[:, 0].tolist(), runs[:, 1].tolist(), before.tolist()
+        firsts, ends, sums = self._sums
+        number = bisect_left(firsts, offset)
+        return sums[number - 1] + min(ends[number - 1], offset) - firsts[number - 1] if (
+            number) else 0
 
     def _settle(self) -> None:
         if not self._parts:

@@ -156,6 +156,7 @@ class _Counting:
         if self._queues.has_batches or any(
                 state.key[0].startswith(LMQ_PREFIX) for state in self._queues.states):
             raise _UnusualError
+        self._numbers: dict[tuple[bytes, int], int | None] = {}
         self._tallies: dict[int, QueueTally] = {}
         for key, tally in seen.queues.items():
             if is_queue_name(key[0]):
@@ -233,9 +234,14 @@ class _Counting:
         return _Messages.of(loose), damaged, self._agree(damaged)
 
     def _number_of(self, record: BadRecord) -> int | None:
-        name = os.fsdecode(record.topic)
-        return self._queues.number((name, record.queue_id)) if (
-            record.rowed and is_queue_name(name)) else None
+        if not record.rowed:
+            return None
+        key = record.topic, record.queue_id
+        if key not in self._numbers:
+            name = os.fsdecode(record.topic)
+            self._numbers[key] = self._queues.number(
+                (name, record.queue_id)) if is_queue_name(name) else None
+        return self._numbers[key]
 
     def _agree(self, some: _Messages) -> Array:
         """Which of the messages their entries point to (bool)."""
