@@ -19,6 +19,14 @@ from rmqctl import vfs
 from rmqctl.errors import FormatError, RmqctlError, StoreIOError
 from rmqctl.formats.local import abort, properties, sysflag
 from rmqctl.formats.local.message import MAGIC_V2, Record
+from rmqctl.store.features import (
+    BATCH_QUEUES,
+    COMPRESSION,
+    FEATURES,
+    LONG_TOPICS,
+    PROPERTY_CRC,
+    release_numbers,
+)
 
 _SEPARATOR = properties.PROPERTY_SEPARATOR.encode()
 _CRC = properties.CRC32.encode()
@@ -32,24 +40,6 @@ _LATEST = 1 << 42
 _VERSIONED = ("topics.json", "subscriptionGroup.json", "consumerOffset.json", "delayOffset.json")
 _DATA_VERSION = re.compile(rb'"dataVersion"\s*:\s*\{([^{}]*)\}')
 _MOST_CONFIG = 64 << 20
-
-_MARKS = (
-    ("config/consumerFilter.json", (4, 1, 0)),
-    ("lock", (4, 2, 0)),
-    ("config/lmqConsumerOffset.json", (4, 9, 2)),
-    ("abort.bak", (5, 0, 0)),
-    ("timerwheel", (5, 0, 0)),
-    ("timerlog", (5, 0, 0)),
-    ("config/timercheck", (5, 0, 0)),
-    ("batchconsumequeue", (5, 0, 0)),
-    ("consumequeue/CURRENT", (5, 2, 0)),
-    ("config/topicQueueMapping.json", (5, 0, 0)),
-    ("config/consumerOrderInfo.json", (5, 0, 0)),
-    ("epochFileCheckpoint", (5, 0, 0)),
-    ("compaction", (5, 1, 0)),
-    ("brokerIdentity", (5, 1, 1)),
-    ("config/tieredStoreMetadata.json", (5, 1, 1)),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,14 +121,19 @@ def _since(version: tuple[int, int, int], evidence: str) -> Hint:
     return Hint(f"{_text(version)} or later", evidence, version)
 
 
+def _of(feature: str, evidence: str) -> Hint:
+    return _since(release_numbers(FEATURES[feature].since), evidence)
+
+
 def _marks(store: Any) -> Iterator[Hint]:
-    for name, since in _MARKS:
-        if vfs.lexists(store.path(*name.split("/"))):
-            yield _since(since, f"{name} is there")
+    for feature in FEATURES.values():
+        for name in feature.marks:
+            if vfs.lexists(store.path(*name.split("/"))):
+                yield _since(release_numbers(feature.since), f"{name} is there")
     with suppress(OSError, ValueError), vfs.scandir(store.path("consumequeue")) as entries:
         if any(len(entry.name.encode("utf-8", "surrogateescape")) > _LONGEST_V1
                for entry in entries):
-            yield _since((5, 1, 0), "a topic has more than 127 characters")
+            yield _of(LONG_TOPICS, "a topic has more than 127 characters")
 
 
 def _small_files(store: Any) -> Iterator[Hint]:
@@ -158,8 +153,7 @@ def _small_files(store: Any) -> Iterator[Hint]:
             yield (Hint("4.x", "the abort file is empty", four=True) if pid is None else
                    _since((5, 0, 0), "the abort file holds a process id"))
     if store.layout.config != "json":
-        yield _since((5, 3, 2) if store.layout.config == "rocksdb-v2" else (5, 1, 4),
-                     "topics and groups are in RocksDB")
+        yield _of(store.layout.config, "topics and groups are in RocksDB")
         return
     yield from _data_versions(store)
 
@@ -184,15 +178,15 @@ def _data_versions(store: Any) -> Iterator[Hint]:
 
 def _record(record: Record) -> Iterator[Hint]:
     if record.magic == MAGIC_V2:
-        yield _since((5, 1, 0), "a message has the v2 magic")
+        yield _of(LONG_TOPICS, "a message has the v2 magic")
     if record.sys_flag & (sysflag.BORN_HOST_V6 | sysflag.STORE_HOST_V6):
         yield _since((4, 6, 0), "a message has an IPv6 host")
     if record.sys_flag & (sysflag.NEED_UNWRAP | sysflag.INNER_BATCH):
-        yield _since((5, 0, 0), "a message is an inner batch")
+        yield _of(BATCH_QUEUES, "a message is an inner batch")
     if record.sys_flag & sysflag.COMPRESSED and record.sys_flag & sysflag.COMPRESSION_MASK:
-        yield _since((4, 9, 4), "a message names its compression")
+        yield _of(COMPRESSION, "a message names its compression")
     if _CRC in record.properties:
-        yield _since((5, 2, 0), "a message has an appended CRC")
+        yield _of(PROPERTY_CRC, "a message has an appended CRC")
     elif record.properties.endswith(_SEPARATOR):
         yield Hint(_SEPARATED,
                    "the properties of a message end with a separator")

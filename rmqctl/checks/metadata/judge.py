@@ -34,6 +34,7 @@ from rmqctl.checks.verify.config_database import topics_cleaned
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.phrases import Phrase, some_of
 from rmqctl.store.config.config import EMPTY, MISSING, UNREADABLE, load_one
+from rmqctl.store.features import COMPACTION, FEATURES
 from rmqctl.store.store import Store
 
 Position = tuple[str, str, int]
@@ -42,7 +43,7 @@ _NAMED = 3
 _READ = 4
 """The bit of ``perm`` that lets consumers read a topic."""
 _CLIENT_QUEUES = 4
-COMPACTION_SINCE, _COMPACTION = "5.1.0", "compaction/compactionLog"
+_COMPACTION = "compaction/compactionLog"
 _LOST = {TOPICS: losses.TOPICS, GROUPS: losses.GROUPS, OFFSETS: losses.OFFSETS,
          LMQ_OFFSETS: losses.OFFSETS, DELAYS: losses.OFFSETS}
 
@@ -396,7 +397,8 @@ class _Judge:
 
     def _compacted(self) -> None:
         """Topics that brokers read from a compaction log, which they never rebuild."""
-        if self.release is not None and not is_from(self.release, COMPACTION_SINCE):
+        if self.release is not None and not is_from(self.release,
+                                                    FEATURES[COMPACTION].since):
             return  # reads the messages from the commit log
         for topic, ids in sorted(self.queues.with_messages.items()):
             entry = self.topics.get(topic)

@@ -14,7 +14,6 @@ from typing import Any
 from rmqctl import vfs
 from rmqctl.broker.versions import is_from
 from rmqctl.checks.losses import GROUPS, MESSAGES, OFFSETS, TOPICS, Loss
-from rmqctl.checks.metadata.judge import COMPACTION_SINCE
 from rmqctl.checks.preflight.types import Prediction
 from rmqctl.errors import FormatError, RmqctlError, StoreIOError
 from rmqctl.formats.rocksdb.small_stores import POP_STATE
@@ -26,7 +25,16 @@ from rmqctl.phrases import Phrase
 from rmqctl.scan.source import FileSource
 from rmqctl.store.broker_conf import TIER_METADATA
 from rmqctl.store.config.config import load_one, out_of_date
+from rmqctl.store.features import (
+    COMPACTION,
+    FEATURES,
+    POP,
+    POP_RECORDS,
+    STATIC_TOPICS,
+    TIER,
+)
 from rmqctl.store.files import listing
+from rmqctl.store.layout import CONFIG_DATABASES
 from rmqctl.store.queue.compaction import CompactionQueue, compacted_queues, first_in_log
 from rmqctl.store.rocksdb.database import Database
 from rmqctl.store.store import Store
@@ -34,25 +42,29 @@ from rmqctl.store.store import Store
 _TABLES = {"topics.json": (TOPICS, "topicConfigTable"),
            "subscriptionGroup.json": (GROUPS, "subscriptionGroupTable"),
            "consumerOffset.json": (OFFSETS, "offsetTable")}
-_CONFIG_SINCE = {"rocksdb-v1": "5.1.4", "rocksdb-v2": "5.3.2"}
-_TIERS_SINCE, _POP_SINCE, _POP_STATE_SINCE = "5.1.0", "5.0.0", "5.3.2"
-_STATIC_SINCE, _MAPPINGS = "5.0.0", "topicQueueMapping.json"
+_MAPPINGS = "topicQueueMapping.json"
 
 
 def judge_downgrade(predicted: Prediction, store: Store) -> None:
     """Add to a prediction what this release does not read of the store."""
-    release = predicted.broker_version
-    for first, judge in (
-            (_CONFIG_SINCE.get(store.layout.config, "4.0.0"), _config),
-            (_STATIC_SINCE, _static), (COMPACTION_SINCE, _compaction), (_TIERS_SINCE, _tier),
-            (_POP_SINCE, _pop), (_POP_STATE_SINCE, _pop_states)):
-        if is_from(release, first):
-            continue
-        by_hand = None if judge is _config else Phrase(
-            "start a broker of release {release} or later, which reads them", release=first)
-        for loss in judge(store, release):
-            predicted.other_losses.append(replace(loss, by_hand=by_hand))
-            predicted.incurable += 1
+    for feature, loss in downgrade_losses(store, predicted.broker_version):
+        by_hand = None if feature in CONFIG_DATABASES else Phrase(
+            "start a broker of release {release} or later, which reads them",
+            release=FEATURES[feature].since)
+        predicted.other_losses.append(replace(loss, by_hand=by_hand))
+        predicted.incurable += 1
+
+
+def downgrade_losses(store: Store, release: str) -> Iterator[tuple[str, Loss]]:
+    """(the feature, the loss) of what a broker of the release does not read, unless something else
+    has it, too.
+    """
+    for feature, judge in ((store.layout.config, _config), (STATIC_TOPICS, _static),
+                           (COMPACTION, _compaction), (TIER, _tier), (POP, _pop),
+                           (POP_RECORDS, _pop_states)):
+        if feature in FEATURES and not is_from(release, FEATURES[feature].since):
+            for loss in judge(store, release):
+                yield feature, loss
 
 
 # -- configuration in RocksDB -----------------------------------------------------------------
