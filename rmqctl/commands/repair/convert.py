@@ -15,12 +15,20 @@ from rmqctl.commands.shared.deferred_signals import DeferredSignals
 from rmqctl.commands.shared.engine_options import EngineOptions
 from rmqctl.commands.shared.options import Jobs, ListedOut, StoreOptions, worker_count
 from rmqctl.errors import ExitCode, UsageError, require
+from rmqctl.output.cells import cut
 from rmqctl.output.units import count_text, size_text
+from rmqctl.parse_values import now_ms
+from rmqctl.phrases import Phrase
 
 if TYPE_CHECKING:
+    from rmqctl.commands.shared.plan_page import Proposal
     from rmqctl.output import Human, Output
+    from rmqctl.repair.convert.release import ForRelease
     from rmqctl.repair.scratch import Scratch
 
+_LEFT = ("count", "what", "topic", "consequence")
+_TOPIC = 30
+_SETTINGS = ("file", "name", "field", "value")
 _ENGINE = "version lmq multi_dispatch message_delay_level"
 
 
@@ -34,6 +42,10 @@ def command(
         "--consumequeue", show_default=False,
         help="The form of the consumequeues: file for storeType=default, rocksdb for "
         "storeType=defaultRocksDB (5.2.0 and later; needs the extra [rocksdb]).")] = None,
+    release: Annotated[str | None, typer.Option(
+        "--for", metavar="VERSION", show_default=False,
+        help="An older release, as 4.9.3, that brokers of the store are to have: what it does not "
+        "read is converted, or listed.")] = None,
     target: Annotated[str | None, typer.Option(
         "--out", metavar="NEWSTORE", show_default=False,
         help="Make a new store here, a folder that is empty or not there, and leave STORE as it "
@@ -65,6 +77,9 @@ def command(
         rmqctl convert STORE --commitlog plain --out NEWSTORE
     """
     given = store.over_conf(engine.given(_ENGINE))
+    if release is not None and (commitlog or consumequeue):
+        raise UsageError("one after the other: --for converts consume queues, too, where the "
+                         "release needs that; --commitlog plain comes first")
     # A log without DLedger gets other physical offsets, so it is always a new store.
     if commitlog is not None:
         if target is None:
@@ -74,13 +89,18 @@ def command(
                              "`rmqctl convert NEWSTORE --consumequeue rocksdb`")
         _without_dledger(out, store, target, given)
         return
-    if consumequeue is None:
-        raise UsageError("say what is wanted: --consumequeue file or rocksdb, --commitlog plain")
+    if consumequeue is None and release is None:
+        raise UsageError("say what is wanted: --consumequeue file or rocksdb, --commitlog plain, "
+                         "--for VERSION")
     from rmqctl.commands.shared import applying, plan_page
     from rmqctl.repair.convert.queues import WRITES, ConvertOptions, plan_convert
+    from rmqctl.repair.convert.release import plan_for, target_release
 
-    require("rocksdict")
-    options = ConvertOptions(consumequeue, worker_count(jobs), store.folders, store.sizes, given)
+    older = None if release is None else target_release(release)
+    if consumequeue:
+        require("rocksdict")
+    options = ConvertOptions(consumequeue or "file", worker_count(jobs), store.folders,
+                             store.sizes, given)
     root = store.root
     # With --out the copy is converted, and the original is only read.
     if target is not None:
@@ -94,9 +114,27 @@ def command(
 
     # From here on, conversion is a plan like any other repair.
     def propose(scratch: Scratch) -> plan_page.Proposal:
-        return plan_page.Proposal(plan_convert(root, scratch, options, out.watch))
+        if older is None:
+            return plan_page.Proposal(plan_convert(root, scratch, options, out.watch))
+        return _for_release(plan_for(root, older, scratch, options, out.watch, now_ms()), older)
 
     applying.run(out, root, "convert", propose, apply, writes=WRITES)
+
+
+def _for_release(made: ForRelease, release: str) -> Proposal:
+    """The plan with what it cannot convert, and what to do about that."""
+    from rmqctl.commands.shared.plan_page import Proposal
+
+    rows = [left.as_dict() for left in made.left]
+    settings = [setting.as_dict() for setting in made.settings]
+    remedies = dict.fromkeys(str(row["remedy"]) for row in rows if row["remedy"])
+    return Proposal(
+        replace(made.plan, notes=(*made.plan.notes, *remedies)),
+        {"for": release, "not_converted": rows, "settings_dropped": settings},
+        ends_with=ExitCode.FINDINGS if any(left.is_loss for left in made.left) else ExitCode.OK,
+        listed=((Phrase("Cannot be converted"), [
+            {**row, "topic": cut(row["topic"] or "", _TOPIC)} for row in rows], _LEFT),
+                (Phrase("Settings that are dropped"), settings, _SETTINGS)))
 
 
 def _without_dledger(out: Output, store: StoreOptions, target: str, given: dict[str, Any]) -> None:

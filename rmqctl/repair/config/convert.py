@@ -42,9 +42,9 @@ _LMQ = "lmqConsumerOffset.json"
 Entries = Iterator[tuple[bytes, bytes]]
 
 
-def plan_convert(store: Store, to: ConfigLayout, scratch: Scratch) -> Plan:
+def plan_convert(store: Store, to: ConfigLayout, scratch: Scratch, *, alone: bool = True) -> Plan:
     """The plan that puts the configuration of ``store`` into the form ``to``; new data bases are
-    made in ``scratch``. RefusedError where it cannot be read in full, MissingExtraError,
+    made in ``scratch``. ``alone``: nothing else is converted with it. RefusedError where it cannot be read in full, MissingExtraError,
     StoreIOError.
     """
     store.layout.require(store.root, "config")
@@ -66,12 +66,21 @@ def plan_convert(store: Store, to: ConfigLayout, scratch: Scratch) -> Plan:
     changes = Changes()
     _move_aside(store, changes)
     if to == "json":
-        _to_files(store, files, changes)
+        _to_files(files, changes)
     else:
         _to_database(files, to, changes, scratch)
-    changes.notes.append(f"a broker reads this form with {_SETTINGS[to]}")
+    if alone:
+        changes.notes += _needs(store, to)
     return Plan(COMMAND, store.root, tuple(changes.actions), tuple(changes.steps),
                 notes=tuple(changes.notes))
+
+
+def _needs(store: Store, to: ConfigLayout) -> Iterator[str]:
+    """What else a broker needs for this form."""
+    if to == "json" and store.layout.consumequeue == "rocksdb":
+        yield ("the consumequeues are in RocksDB: a broker with storeType=default does not read "
+               "them")
+    yield f"a broker reads this form with {_SETTINGS[to]}"
 
 
 def _refuse_damage(store: Store, file: ConfigFile) -> None:
@@ -97,7 +106,7 @@ def _move_aside(store: Store, changes: Changes) -> None:
                 changes.move_aside(f"{FOLDER}/{each}", os.path.getsize(path), why)
 
 
-def _to_files(store: Store, files: Mapping[str, ConfigFile], changes: Changes) -> None:
+def _to_files(files: Mapping[str, ConfigFile], changes: Changes) -> None:
     for name, file in files.items():
         value = dict(file.value or {})
         if value.pop(PULL_TABLE, None):
@@ -110,9 +119,6 @@ def _to_files(store: Store, files: Mapping[str, ConfigFile], changes: Changes) -
             continue
         changes.act(Create(f"{FOLDER}/{name}", fastjson.build(dict(sorted(value.items())))),
                     "restore", None, file.entries, f"from {file.used.path}", "entry")
-    if store.layout.consumequeue == "rocksdb":
-        changes.notes.append("the consumequeues are in RocksDB: a broker with storeType=default "
-                             "does not read them")
 
 
 def _to_database(files: Mapping[str, ConfigFile], to: ConfigLayout, changes: Changes,

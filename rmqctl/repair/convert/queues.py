@@ -56,6 +56,8 @@ _TO_ROCKSDB = (
 _TWICE = "a broker with rocksdbCQDoubleWriteEnable begins a new data base beside the files"
 _TO_FILES = ("a broker reads these consumequeues with storeType=default, and topics, groups and "
              "positions from the JSON files of config/: make sure that these are up to date")
+FORM_NOTES = frozenset({_TO_ROCKSDB, _TWICE, _TO_FILES})
+"""What a broker needs to read the other form."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +118,11 @@ def _refuse(store: Store, to: Form) -> None:
     """RefusedError where the new form would not have what the old one has."""
     if to == "rocksdb" and store.batch_queues:
         raise RefusedError(f"{store.root}: batch consumequeues have no form in RocksDB")
+    refuse_damage(store)
+
+
+def refuse_damage(store: Store) -> None:
+    """RefusedError where the log is damaged."""
     found = Verification(store, VerifyOptions(only=frozenset({"commitlog"}))).findings()
     trouble = next((finding for finding in found if finding.is_trouble), None)
     if trouble is not None:

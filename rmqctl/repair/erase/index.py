@@ -21,7 +21,7 @@ from rmqctl.store.index.files import IndexFile
 from rmqctl.store.store import Store
 
 
-def drop_entries(store: Store, gone: Array) -> Changes:
+def drop_entries(store: Store, gone: Array, why: str = "entries of erased messages") -> Changes:
     """Drop the entries that point to one of the physical offsets ``gone``. StoreIOError."""
     changes = Changes()
     for file in store.index_listing.files:
@@ -32,11 +32,11 @@ def drop_entries(store: Store, gone: Array) -> Changes:
                                  "rebuilds it")
             continue
         with closing(index):
-            _drop(changes, store, index, gone)
+            _drop(changes, store, index, gone, why)
     return changes
 
 
-def _drop(changes: Changes, store: Store, index: IndexFile, gone: Array) -> None:
+def _drop(changes: Changes, store: Store, index: IndexFile, gone: Array, why: str) -> None:
     shape, header, source = index.shape, index.header, index.source
     count = min(header.entries, max(shape.capacity, 0))
     entries = ENTRY.array(source.read(shape.entry_position(1), count * ENTRY.size)).copy()
@@ -49,13 +49,13 @@ def _drop(changes: Changes, store: Store, index: IndexFile, gone: Array) -> None
     old = SLOT.array(source.read(shape.slot_position(0), shape.slots * SLOT.size))["entry"]
     if not index.sure or len(entries) < count or not (
             np.array_equal(old, slots) and np.array_equal(entries["previous"], previous)):
-        changes.notes.append(f"{name}: its chains are damaged, and entries of erased messages stay "
-                             "in it; after this, `rmqctl recover STORE --only index` rebuilds it")
+        changes.notes.append(f"{name}: its chains are damaged, and {why} stay in it; after this, "
+                             "`rmqctl recover STORE --only index` rebuilds it")
         return
     # The entries that stay, linked again; zeros after them.
     left = entries[keep].copy()
     if not len(left):
-        changes.move_aside(name, count, "all entries are of erased messages", "entry")
+        changes.move_aside(name, count, why, "entry")
         return
     new_slots, left["previous"] = _chains(left, shape.slots)
     used = int(np.count_nonzero(new_slots))
@@ -80,7 +80,7 @@ def _drop(changes: Changes, store: Store, index: IndexFile, gone: Array) -> None
     pieces.append(Piece(shape.entry_position(first + 1), (count - first) * ENTRY.size,
                         ((0, left[first:].tobytes()),) if first < len(left) else ()))
     changes.act(Patch(name, tuple(pieces)), "drop", count, len(left),
-                "entries of erased messages", "entry")
+                why, "entry")
 
 
 def _count_from(store: Store, entries: Array, begin: int) -> None:

@@ -31,9 +31,10 @@ _CONTENT_BITS = sysflag.COMPRESSED | sysflag.COMPRESSION_MASK | sysflag.NEED_UNW
 _CHUNK = 1 << 20
 
 
-def erased(raw: bytes, record: Record, *, drop: bool = False) -> tuple[Parts, bool]:
-    """(the record in place of ``raw``, sparsely; whether it says that it is erased, for which a
-    small one has no space). ``drop``: its topic is deleted.
+def erased(raw: bytes, record: Record, *, drop: bool = False,
+           mark: str = ERASED) -> tuple[Parts, bool]:
+    """(the record in place of ``raw``, sparsely; whether it has the ``mark``, for which a small one
+    has no space). ``drop``: its topic is deleted.
     """
     # A record that ends with a correct appended CRC gets a new one.
     sealed = append_crc.verify(raw) is True
@@ -46,7 +47,7 @@ def erased(raw: bytes, record: Record, *, drop: bool = False) -> tuple[Parts, bo
     kept = {} if drop else {name: known[name] for name in _KEPT if name in known} | REQUIRED.get(
         own, {})
     # Say as much as there is space for.
-    for topic_said, values in ((topic, kept | {filler.MARK: ERASED}), (topic, kept),
+    for topic_said, values in ((topic, kept | {filler.MARK: mark}), (topic, kept),
                                (b"" if drop else topic, {})):
         text = props.build(values, trailing=sealed or record.properties.endswith(b"\2")).encode(
             "utf-8", "surrogateescape") + bytes(append_crc.SIZE if sealed else 0)

@@ -1,0 +1,141 @@
+"""``config/`` for an older release: JSON files, without the fields that it does not know.
+
+What that release would write is what its own classes make of such a file: fastjson leaves out what
+they have no property for.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from rmqctl.broker.versions import is_from
+from rmqctl.errors import RefusedError
+from rmqctl.formats.config import config_json, fastjson
+from rmqctl.repair.config.convert import plan_convert
+from rmqctl.repair.plan import Changes, Create, Replace
+from rmqctl.repair.scratch import Scratch
+from rmqctl.store.config.config import FOLDER, Copy, load_one
+from rmqctl.store.config.rocksdb import TABLES
+from rmqctl.store.features import CONFIG_FIELDS, FEATURES, ConfigField
+from rmqctl.store.store import Store
+
+_FILES = tuple(dict.fromkeys(field.file for field in CONFIG_FIELDS))
+_TOPICS, _OFFSETS, _LIGHT = "topicConfigTable", "offsetTable", "lmqOffsetTable"
+_BY_QUEUE = ("consumerOffset.json", "lmqConsumerOffset.json")
+_BY_LEVEL = "delayOffset.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """A setting that the release does not know: of which entry of a file, and what it was."""
+
+    file: str
+    name: str
+    field: str
+    value: Any
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"file": self.file, "name": self.name, "field": self.field, "value": self.value}
+
+
+def fit_config(changes: Changes, store: Store, release: str, gone: Collection[str],
+               scratch: Scratch) -> list[Dropped]:
+    """Plan the files for a release, without the topics that are ``gone`` and their offsets; return
+    the settings that are dropped. RefusedError where a file cannot be read, StoreIOError.
+    """
+    dropped: list[Dropped] = []
+    form = store.layout.config
+    in_files = form == "json" or is_from(release, FEATURES[form].since)
+    # Out of RocksDB, where the release does not read that.
+    if not in_files:
+        plan = plan_convert(store, "json", scratch, alone=False)
+        for step in plan.steps:
+            name = os.path.basename(step.target)
+            if isinstance(step, Create) and isinstance(step.content, bytes) and name in TABLES:
+                value = config_json.parse(step.content).value
+                changes.steps.append(Create(step.target, _text(name, _fitted(
+                    name, value, release, gone, dropped))))
+            else:
+                changes.steps.append(step)
+        changes.actions += plan.actions
+        changes.notes += plan.notes
+    # Files: both copies, as a broker reads either.
+    for name in _FILES:
+        if form != "json" and name in TABLES:
+            continue
+        file = load_one(store, name)
+        found: list[Dropped] = []
+        for copy in (file.main, file.backup):
+            if copy.usable and isinstance(copy.value, dict):
+                _fit(changes, name, copy, release, gone, found)
+            elif copy is file.used or copy.damaged:
+                raise RefusedError(f"{store.root}: {copy.fault()}: `rmqctl recover` repairs it "
+                                   "first")
+            if copy is file.used:
+                dropped += found
+    return dropped
+
+
+def _fit(changes: Changes, name: str, copy: Copy, release: str, gone: Collection[str],
+         dropped: list[Dropped]) -> None:
+    dropped.clear()
+    value = _fitted(name, copy.value, release, gone, dropped)
+    if value != copy.value:
+        changes.act(Replace(copy.path, _text(name, value)), "rewrite", None, None,
+                    f"for a {release} broker", "")
+
+
+def _fitted(name: str, value: dict[str, Any], release: str, gone: Collection[str],
+            dropped: list[Dropped]) -> dict[str, Any]:
+    """A copy of the value of a file as the release has it."""
+    for field in CONFIG_FIELDS:
+        if field.file == name and not is_from(release, field.since):
+            value = _without(value, field, field.path, dropped, "")
+    for table in (_TOPICS, _OFFSETS) if gone else ():
+        entries = value.get(table)
+        if isinstance(entries, dict) and name != _BY_LEVEL:
+            value = {**value, table: {key: entry for key, entry in entries.items()
+                                      if str(key).partition("@")[0] not in gone}}
+    return value
+
+
+def _without(value: dict[str, Any], field: ConfigField, path: tuple[str, ...],
+             dropped: list[Dropped], name: str) -> dict[str, Any]:
+    """The value without the field; an unusual value of it is noted."""
+    key, *rest = path
+    if key == "*":
+        return {entry: _without(inner, field, path[1:], dropped, str(entry))
+                if isinstance(inner, dict) else inner for entry, inner in value.items()}
+    if key not in value:
+        return value
+    if rest:
+        inner = value[key]
+        return {**value, key: _without(inner, field, tuple(rest), dropped, name)} if isinstance(
+            inner, dict) else value
+    if field.usual and not any(value[key] == usual for usual in field.usual):
+        dropped.append(Dropped(f"{FOLDER}/{field.file}", name, key, value[key]))
+    return {inner: found for inner, found in value.items() if inner != key}
+
+
+def _text(name: str, value: dict[str, Any]) -> bytes:
+    """As fastjson writes it: numbers of queues and levels are bare."""
+    return fastjson.build(dict(_bare(name, value)))
+
+
+def _bare(name: str, value: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    for table, entries in value.items():
+        if table == _OFFSETS and isinstance(entries, dict) and name == _BY_LEVEL:
+            yield table, _numbered(entries)
+        elif table == _OFFSETS and isinstance(entries, dict) and name in _BY_QUEUE:
+            yield table, {key: _numbered(entry) if isinstance(entry, dict) else entry
+                          for key, entry in entries.items()}
+        else:
+            yield table, entries
+
+
+def _numbered(entries: dict[Any, Any]) -> dict[Any, Any]:
+    return {int(key) if str(key).isascii() and str(key).isdigit() else key: entry
+            for key, entry in entries.items()}

@@ -1,0 +1,390 @@
+"""``convert --for``: a store for brokers of an older release.
+
+What the release reads stays byte for byte. What it would misread is put in a form that it reads, or
+left out: a record of the log becomes one of the same size that no broker gives an entry, so that
+physical offsets hold. What it does not read at all is moved aside. Whatever is lost by that is
+listed, with what to do about it.
+
+`rmqctl.store.features` says what a release reads.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from rmqctl.broker.conf.effective import DERIVES_SINCE
+from rmqctl.broker.versions import BrokerVersion, is_from, release_of, version_of
+from rmqctl.checks.losses import MESSAGES, TIMERS, Loss
+from rmqctl.checks.preflight.downgrade import downgrade_losses
+from rmqctl.checks.preflight.load import load
+from rmqctl.checks.preflight.timers import judge_timers
+from rmqctl.checks.preflight.types import Prediction
+from rmqctl.errors import RefusedError, UsageError
+from rmqctl.files.durable import failed
+from rmqctl.formats.bodies import CODECS
+from rmqctl.formats.local import checkpoint, names, sysflag
+from rmqctl.formats.local import consume_queue as layout
+from rmqctl.formats.local import properties as props
+from rmqctl.formats.local.message import MAGIC_V1, MAGIC_V2, Record, decode
+from rmqctl.phrases import Phrase
+from rmqctl.repair.convert.config_fields import Dropped as DroppedSetting
+from rmqctl.repair.convert.config_fields import fit_config
+from rmqctl.repair.convert.queues import (
+    FORM_NOTES,
+    ConvertOptions,
+    plan_convert,
+    refuse_damage,
+)
+from rmqctl.repair.erase.index import drop_entries
+from rmqctl.repair.erase.record import erased
+from rmqctl.repair.plan import (
+    Changes,
+    Create,
+    Dropped,
+    FileContent,
+    Lost,
+    MoveAside,
+    Patch,
+    Plan,
+    Watch,
+    places_of,
+)
+from rmqctl.repair.scratch import Scratch
+from rmqctl.repair.targets import target
+from rmqctl.scan import text
+from rmqctl.scan.overlay import Piece
+from rmqctl.store.config.config import BACKUP
+from rmqctl.store.features import (
+    BATCH_QUEUES,
+    COMPRESSION,
+    CONFIG_V1,
+    CONFIG_V2,
+    FEATURES,
+    LONG_TOPICS,
+    POP,
+    ROCKSDB_QUEUES,
+)
+from rmqctl.store.queue.batch_queue import BatchQueue
+from rmqctl.store.store import Store
+
+COMMAND = "convert"
+OLDEST = "4.9.2"
+"""What older releases do not read is not in the table of features."""
+LEFT_OUT = "left-out"
+_QUEUES = ("consumequeue", "consumequeue_ext", "batchconsumequeue")
+_CHECKPOINT = "checkpoint"
+_NEWER_CODECS = tuple(kind for kind, codec in CODECS.items() if codec.name != "zlib")
+_NAMED = 1000
+"""Lost messages that a plan names, singly."""
+_NO_DLEDGER = ("{root}: {count:,} messages of its DLedger log would be left out, which changes "
+               "entries that a group agreed on: `rmqctl convert STORE --commitlog plain --out "
+               "NEWSTORE` first")
+_EXPORT = Phrase("`rmqctl export STORE --topic TOPIC --out FILE` saves the messages; or let "
+                 "consumers read them all before the store is converted")
+
+
+@dataclass(frozen=True, slots=True)
+class NotConverted:
+    """What the older release does not read. ``is_loss``: whether it is lost by that, or stays in a
+    form that means nothing, or something else, to brokers or clients of that release.
+    """
+
+    loss: Loss
+    topic: str | None = None
+    is_loss: bool = True
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"what": self.loss.what, "topic": self.topic, "count": self.loss.count,
+                "consequence": self.loss.cause, "remedy": self.loss.by_hand,
+                "file": self.loss.file, "lost": self.is_loss}
+
+
+@dataclass(frozen=True, slots=True)
+class ForRelease:
+    """A plan, what cannot be converted, and settings that the release does not know."""
+
+    plan: Plan
+    left: tuple[NotConverted, ...] = ()
+    settings: tuple[DroppedSetting, ...] = ()
+
+
+def target_release(typed: str) -> str:
+    """The release that is named. UsageError for one that is unknown or too old."""
+    release = release_of(typed)
+    if not is_from(release, OLDEST):
+        raise UsageError(f"--for {typed}: expected {OLDEST} or a later release")
+    return release
+
+
+def plan_for(root: str, release: str, scratch: Scratch, options: ConvertOptions, watch: Watch,
+             now: int) -> ForRelease:
+    """The plan for the store at ``root``; see `plan_convert`. ``now``: epoch ms.
+
+    RefusedError where the log is damaged, or where the release would not start on the result;
+    NotAStoreError, UnsupportedError, MissingExtraError, StoreIOError.
+    """
+    version = version_of(release)
+    with Store.open(root, options.commitlog_dirs, options.sizes) as store:
+        for structure in ("commitlog", "consumequeue", "config"):
+            store.layout.require(root, structure)
+        refuse_damage(store)
+        made = _Conversion(store, release, version, scratch)
+        # The log first: what is left out of it has no entries, queues and offsets either.
+        with watch("reading", store.log.size) as done:
+            made.leave_out(done)
+        if store.layout.consumequeue != "file" and not version.rocksdb_queues:
+            made.queues_in_files(plan_convert(root, scratch, options, watch))
+        made.move_queues()
+        made.drop_index_entries()
+        made.reset_checkpoint()
+        settings = fit_config(made, store, release, made.gone_topics, scratch)
+        made.move_unread_files()
+        made.check_loading()
+        return ForRelease(made.plan(), tuple(made.left(now)), tuple(settings))
+
+
+class _Conversion(Changes):
+    """The changes, and what is left out of the log."""
+
+    def __init__(self, store: Store, release: str, version: BrokerVersion,
+                 scratch: Scratch) -> None:
+        super().__init__()
+        self.store, self.release, self.version, self.scratch = store, release, version, scratch
+        self.gone_topics: set[str] = set()
+        """Topics that are left out with all that belongs to them."""
+        self._gone: list[int] = []
+        self._lost: list[Lost] = []
+        self._by_topic: Counter[tuple[str, str]] = Counter()
+        """Messages that are left out, by feature and topic."""
+        self._compressed = 0
+        self._batched = frozenset() if version.batch_queues else frozenset(
+            topic for (topic, _), queue in store.batch_queues.items() if has_batches(queue))
+
+    def _why(self, what: str, **values: Any) -> Phrase:
+        return Phrase(what, release=self.release, **values)
+
+    # -- the log ------------------------------------------------------------------------------
+
+    def leave_out(self, progress: Callable[[int], None]) -> None:
+        """Replace each record that the release misreads. RefusedError, StoreIOError."""
+        pieces: dict[str, list[Piece]] = {}
+        for raw, record in self._misread(progress):
+            if self.store.layout.is_dledger:
+                raise RefusedError(_NO_DLEDGER.format(root=self.store.root, count=1))
+            # Without its properties: no broker is to find further queues in it.
+            parts, _ = erased(raw, replace(record, magic=MAGIC_V1, properties=b""), drop=True,
+                              mark=LEFT_OUT)
+            file = self.store.log.file_of(record.physical_offset)
+            if file is None or parts[0][1] == raw:
+                raise RefusedError(f"{self.store.root}: the message at {record.physical_offset} "
+                                   f"cannot be put in a form for a {self.release} broker")
+            pieces.setdefault(target(self.store, file.path), []).append(
+                Piece(record.physical_offset - file.base, len(raw), parts))
+            self._count(record)
+        for name, some in pieces.items():
+            self.act(Patch(name, tuple(some)), "leave out", len(some), 0, self._why(
+                "a {release} broker does not read them; physical offsets stay"), "record")
+
+    def _misread(self, progress: Callable[[int], None]) -> Iterator[tuple[bytes, Record]]:
+        batched = [topic.encode("utf-8", "surrogateescape") for topic in self._batched]
+        for batch in self.store.log.walk():
+            flags = batch.column("sys_flag")
+            mask = np.zeros(len(batch), bool)
+            if not self.version.message_v2:
+                mask |= batch.column("magic") == MAGIC_V2
+            if not self.version.batch_queues:
+                mask |= flags & sysflag.INNER_BATCH != 0
+                topics = text.topics(batch) if batched else None
+                for topic in batched:
+                    mask |= topics.equal(topic) if topics is not None else False
+            if not is_from(self.release, FEATURES[COMPRESSION].since):
+                kinds = (flags & sysflag.COMPRESSION_MASK) >> sysflag.COMPRESSION_SHIFT
+                self._compressed += int(np.count_nonzero(
+                    (flags & sysflag.COMPRESSED != 0) & np.isin(kinds, _NEWER_CODECS)))
+            for row in np.flatnonzero(mask).tolist():
+                raw = batch.bytes_at(row)
+                yield raw, decode(raw)
+            progress(int(batch.column("total_size").sum()))
+
+    def _count(self, record: Record) -> None:
+        topic = os.fsdecode(record.topic)
+        known = props.parse(record.properties.decode("utf-8", "replace"))
+        inner = known.get(props.INNER_NUM, "")
+        is_long = record.magic == MAGIC_V2
+        if is_long or topic in self._batched:
+            self.gone_topics.add(topic)
+        count = int(inner) if record.sys_flag & sysflag.INNER_BATCH and inner.isdigit() else 1
+        self._by_topic[LONG_TOPICS if is_long else BATCH_QUEUES, topic] += count
+        self._gone.append(record.physical_offset)
+        self._lost += [Lost(topic, record.queue_id, record.queue_offset + number,
+                            record.physical_offset, record.total_size, record.store_timestamp,
+                            record.store_timestamp, by="record")
+                       for number in range(min(count, _NAMED - len(self._lost)))]
+
+    # -- what follows from it -----------------------------------------------------------------
+
+    def queues_in_files(self, plan: Plan) -> None:
+        """Take over the plan that puts consume queues into files, without those that go."""
+        away = tuple(os.path.join("consumequeue", topic, "") for topic in self.gone_topics)
+        self.steps += [step for step in plan.steps
+                       if not away or not step.target.startswith(away)]
+        self.actions += plan.actions
+        self.notes += [note for note in plan.notes if note not in FORM_NOTES]
+
+    def move_queues(self) -> None:
+        """The queues of topics that go; batch queues without batches become plain ones."""
+        moved = {step.target for step in self.steps if isinstance(step, MoveAside)}
+        for topic in sorted(self.gone_topics):
+            for folder in _QUEUES[:2]:
+                name = os.path.join(folder, topic)
+                if folder not in moved and os.path.isdir(self.store.path(name)):
+                    self.move_aside(name, None, self._why(
+                        "a {release} broker does not read the messages of this topic"), "")
+        if self.version.batch_queues:
+            return
+        for (topic, queue_id), queue in sorted(self.store.batch_queues.items()):
+            rows = queue.all_used()
+            if topic in self._batched or not len(rows):
+                continue
+            made = list(_plain_rows(rows, os.path.join(topic, str(queue_id)), self.scratch,
+                                    self.store.sizes.consumequeue_file
+                                    or layout.DEFAULT_FILE_SIZE))
+            self.steps += made[:-1]
+            self.act(made[-1], "rebuild", len(rows), len(rows), self._why(
+                "a batch queue without batches becomes a plain one"), "row")
+
+    def drop_index_entries(self) -> None:
+        if self._gone:
+            index = drop_entries(self.store, np.array(self._gone, np.int64),
+                                 Phrase("entries of messages that are left out"))
+            self.steps += index.steps
+            self.actions += index.actions
+            self.notes += index.notes
+
+    def reset_checkpoint(self) -> None:
+        """Fields that the release neither writes nor keeps up are 0, as in a file of its own."""
+        known = self.store.checkpoint
+        if known is None:
+            return
+        wanted = known if self.version.generation >= 5 else known._replace(
+            master_flushed_offset=0)
+        if not self.version.keeps_confirm:
+            wanted = wanted._replace(confirm_phy_offset=0)
+        if wanted != known:
+            size = 8 * len(known)
+            self.act(Patch(_CHECKPOINT, (Piece.of(0, checkpoint.build(wanted)[:size]),)), "reset",
+                     max(known[3:]), 0, self._why("offsets that a {release} broker does not keep"),
+                     "")
+
+    def move_unread_files(self) -> None:
+        """The files of features that the release does not know."""
+        moved = {step.target for step in self.steps if isinstance(step, MoveAside)}
+        why = self._why("a {release} broker does not read it")
+        for feature in FEATURES.values():
+            if is_from(self.release, feature.since):
+                continue
+            for path in feature.files:
+                for name in (path, path + BACKUP):
+                    place = self.store.path(name)
+                    if name not in moved and os.path.lexists(place):
+                        self.move_aside(name, None if os.path.isdir(place) else os.path.getsize(
+                            place), why)
+
+    def check_loading(self) -> None:
+        """Move aside what keeps the release from starting. RefusedError for what has to stay."""
+        gone = tuple(step.target for step in self.steps if isinstance(step, MoveAside))
+        for refusal in load(self.store, self.version).refusals:
+            place = self.store.path(refusal.target)
+            if refusal.target in gone or refusal.target.startswith(
+                    tuple(os.path.join(name, "") for name in gone)):
+                continue
+            if not os.path.isdir(place) and not (
+                    os.path.isfile(place) and not os.path.getsize(place)):
+                raise RefusedError(f"{self.store.root}: a {self.release} broker does not start on "
+                                   f"it: {refusal.target}: {refusal.reason}; `rmqctl recover` "
+                                   "repairs that first")
+            self.move_aside(target(self.store, place), None, refusal.reason, "")
+
+    # -- what comes of it ---------------------------------------------------------------------
+
+    def plan(self) -> Plan:
+        notes = list(dict.fromkeys(self.notes))
+        if self.steps and not is_from(self.release, DERIVES_SINCE):
+            notes.append(self._why(
+                "a {release} broker does not look for the log below storePathRootDir: set "
+                "storePathCommitLog in its configuration (`rmqctl config check` checks it)"))
+        log, lost = self.store.log, self._by_topic.total()
+        return Plan(COMMAND, self.store.root, tuple(self.actions), tuple(self.steps),
+                    messages_lost=tuple(self._lost), messages_lost_total=lost or None,
+                    notes=tuple(notes),
+                    dropped=Dropped(lost, places=places_of(
+                        ((place, 0) for place in self._gone), log.raw_at)))
+
+    def left(self, now: int) -> Iterator[NotConverted]:
+        """What cannot be converted. StoreIOError."""
+        for (feature, topic), count in sorted(self._by_topic.items()):
+            cause = self._why(
+                "left out: a {release} broker truncates its log at a message of a topic of more "
+                "than 127 bytes" if feature == LONG_TOPICS else
+                "left out: a {release} broker has no batch queues, and no batches in one message")
+            yield NotConverted(Loss(MESSAGES, count, cause, "commitlog", by_hand=_EXPORT), topic)
+        if self._compressed:
+            yield NotConverted(Loss(MESSAGES, self._compressed, Phrase(
+                "kept; clients before {release} cannot read LZ4 and ZSTD bodies",
+                release=FEATURES[COMPRESSION].since), "commitlog", by_hand=Phrase(
+                    "keep newer clients")), is_loss=False)
+        predicted = Prediction(self.release, "normal")
+        judge_timers(predicted, self.store, self.version, now)
+        for loss in predicted.other_losses:
+            if loss.what == TIMERS and not loss.already:
+                yield NotConverted(loss)
+        for feature, loss in downgrade_losses(self.store, self.release):
+            if feature not in (CONFIG_V1, CONFIG_V2, ROCKSDB_QUEUES):
+                yield NotConverted(replace(loss, by_hand=_remedy(feature)))
+
+
+def _remedy(feature: str) -> Phrase:
+    if feature == POP:
+        return Phrase("`rmqctl pop release STORE --group GROUP --apply` delivers them again, or "
+                      "let consumers acknowledge them before the store is converted")
+    return Phrase("let consumers read them from a broker of release {release} or later before "
+                  "the store is converted", release=FEATURES[feature].since)
+
+
+def has_batches(queue: BatchQueue) -> bool:
+    """Whether the queue has a unit of several messages, or a gap, so that it has no plain form."""
+    rows = queue.all_used()
+    bases = rows["msg_base_offset"].astype(np.int64)
+    return bool((rows["batch_size"] != 1).any() or (np.diff(bases) != 1).any())
+
+
+def _plain_rows(rows: np.ndarray[Any, Any], folder: str, scratch: Scratch,
+                file_size: int) -> Iterator[Create]:
+    """The files of a plain queue with the units of a batch queue that has no batches."""
+    file_size = layout.file_size(file_size)
+    first = int(rows["msg_base_offset"][0])
+    units = np.zeros(len(rows), layout.dtype())
+    for name in units.dtype.names or ():
+        units[name] = rows[name]
+    data = units.tobytes()
+    begin = layout.byte_offset(first)
+    for start in range(names.file_start(begin, file_size), begin + len(data), file_size):
+        path = os.path.join("consumequeue", folder, names.build_offset(start))
+        place = scratch.path(path)
+        os.makedirs(os.path.dirname(place), exist_ok=True)
+        head = layout.build(layout.FILLER) * (max(begin - start, 0) // layout.UNIT_SIZE)
+        try:
+            with open(place, "xb") as file:
+                file.write(head + data[max(start - begin, 0):start + file_size - begin])
+                file.truncate(file_size)
+        except OSError as error:
+            raise failed(error, place, "write") from None
+        yield Create(path, FileContent(place))
+
+
