@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -14,7 +14,7 @@ from rmqctl.commands.shared.applying import ApplyOptions
 from rmqctl.commands.shared.deferred_signals import DeferredSignals
 from rmqctl.commands.shared.engine_options import EngineOptions
 from rmqctl.commands.shared.options import Jobs, ListedOut, StoreOptions, worker_count
-from rmqctl.errors import ExitCode, UsageError, require
+from rmqctl.errors import ExitCode, RmqctlError, UsageError, require
 from rmqctl.output.cells import cut
 from rmqctl.output.units import count_text, size_text
 from rmqctl.parse_values import now_ms
@@ -34,10 +34,14 @@ _ENGINE = "version lmq multi_dispatch message_delay_level"
 
 def command(
     *,
-    commitlog: Annotated[Literal["plain"] | None, typer.Option(
+    commitlog: Annotated[Literal["plain", "multi-path"] | None, typer.Option(
         "--commitlog", show_default=False,
-        help="plain: the messages of DLedger's entries as a log for a broker without DLedger; "
-        "with --out.")] = None,
+        help="plain: the log in one folder, without DLedger; multi-path: in the folders of "
+        "--into. With --out.")] = None,
+    into: Annotated[list[str] | None, typer.Option(
+        "--into", metavar="FOLDER", show_default=False,
+        help="With --commitlog multi-path: a folder of the new log, relative to NEWSTORE or "
+        "absolute; give two or more.")] = None,
     consumequeue: Annotated[Literal["file", "rocksdb"] | None, typer.Option(
         "--consumequeue", show_default=False,
         help="The form of the consumequeues: file for storeType=default, rocksdb for "
@@ -56,7 +60,7 @@ def command(
     store: StoreOptions,
     out: ListedOut,
 ) -> None:
-    """Give a store another layout: consumequeues in files or in RocksDB, a log without DLedger.
+    """Give a store another layout, or prepare it for brokers of an older release.
 
     Consumequeues are made anew from the log, so they are those that a broker of that form would
     have; a queue whose messages have all expired goes on where it stood. Without --out this shows
@@ -65,29 +69,43 @@ def command(
     damaged log is refused: `rmqctl recover` makes it whole first. For config/ see `rmqctl config
     convert`.
 
-    A plain log is made of DLedger's in a new store: each intact message is put as it was, with its
+    --for VERSION converts all that the release does not read or misreads: consume queues and
+    configuration in RocksDB become files, and files of newer features are moved aside. Physical
+    offsets stay. What cannot be converted is listed, with exit code 1.
+
+    A plain log is made in a new store. Of DLedger's each intact message is put as it was, with its
     queue offset, so positions of consumer groups hold; its physical offset is another one, and
     .rmqctl/physical-offsets.csv there says for each message which it was. A filler keeps the place
-    of a damaged one, with exit code 1.
+    of a damaged one, with exit code 1. The files of several log folders are copied as they are.
 
         rmqctl convert STORE --consumequeue rocksdb
 
         rmqctl convert STORE --consumequeue file --apply
 
         rmqctl convert STORE --commitlog plain --out NEWSTORE
+
+        rmqctl convert STORE --for 4.9.3 --out NEWSTORE
     """
     given = store.over_conf(engine.given(_ENGINE))
     if release is not None and (commitlog or consumequeue):
         raise UsageError("one after the other: --for converts consume queues, too, where the "
                          "release needs that; --commitlog plain comes first")
+    if (commitlog == "multi-path") != bool(into):
+        raise UsageError("--commitlog multi-path goes with two or more --into FOLDER")
     # A log without DLedger gets other physical offsets, so it is always a new store.
     if commitlog is not None:
         if target is None:
-            raise UsageError("--commitlog plain makes a new store: --out NEWSTORE says where")
+            raise UsageError(f"--commitlog {commitlog} makes a new store: --out NEWSTORE says "
+                             "where")
         if consumequeue == "rocksdb":
             raise UsageError("one after the other: --commitlog plain --out NEWSTORE, then "
                              "`rmqctl convert NEWSTORE --consumequeue rocksdb`")
-        _without_dledger(out, store, target, given)
+        with store.open() as opened:
+            in_folders = commitlog == "multi-path" or opened.layout.commitlog == "multi-path"
+        if in_folders:
+            _in_folders(out, store, target, into or ())
+        else:
+            _without_dledger(out, store, target, given)
         return
     if consumequeue is None and release is None:
         raise UsageError("say what is wanted: --consumequeue file or rocksdb, --commitlog plain, "
@@ -118,7 +136,12 @@ def command(
             return plan_page.Proposal(plan_convert(root, scratch, options, out.watch))
         return _for_release(plan_for(root, older, scratch, options, out.watch, now_ms()), older)
 
-    applying.run(out, root, "convert", propose, apply, writes=WRITES)
+    try:
+        applying.run(out, root, "convert", propose, apply, writes=WRITES)
+    except RmqctlError:
+        if target is not None:
+            out.warn(Phrase("{store} is a copy that was not converted", store=target))
+        raise
 
 
 def _for_release(made: ForRelease, release: str) -> Proposal:
@@ -135,6 +158,31 @@ def _for_release(made: ForRelease, release: str) -> Proposal:
         listed=((Phrase("Cannot be converted"), [
             {**row, "topic": cut(row["topic"] or "", _TOPIC)} for row in rows], _LEFT),
                 (Phrase("Settings that are dropped"), settings, _SETTINGS)))
+
+
+def _in_folders(out: Output, store: StoreOptions, target: str, into: Sequence[str]) -> None:
+    from rmqctl.repair.convert.folders import READ_ONLY, SETTING, InFolders
+
+    if len(into) == 1:
+        raise UsageError("--commitlog multi-path goes with two or more --into FOLDER")
+    with store.open() as opened, DeferredSignals() as signals:
+        conversion = InFolders(opened, target, into)
+        with out.progress("copying", conversion.size) as progress:
+            done = conversion.run(progress.advance, signals.check)
+    document = {**done.as_dict(), "next": [f"rmqctl verify {shlex.quote(target)}"]}
+
+    def show(page: Human) -> None:
+        page.pairs({"new store": done.store, "log copied": size_text(done.bytes_copied),
+                    SETTING: done.setting})
+        page.heading(Phrase("Folders of the log"))
+        page.table(({"folder": folder, "files": count}
+                    for folder, count in done.folders.items()), ("folder", "files"))
+        page.heading(Phrase("What next"))
+        page.text(document["next"][0])
+
+    out.document(document, show)
+    out.note(Phrase("a broker on the new store needs {setting}={value} in its configuration, and "
+                    "no {other}", setting=SETTING, value=done.setting, other=READ_ONLY))
 
 
 def _without_dledger(out: Output, store: StoreOptions, target: str, given: dict[str, Any]) -> None:

@@ -44,8 +44,8 @@ Entries = Iterator[tuple[bytes, bytes]]
 
 def plan_convert(store: Store, to: ConfigLayout, scratch: Scratch, *, alone: bool = True) -> Plan:
     """The plan that puts the configuration of ``store`` into the form ``to``; new data bases are
-    made in ``scratch``. ``alone``: nothing else is converted with it. RefusedError where it cannot be read in full, MissingExtraError,
-    StoreIOError.
+    made in ``scratch``. ``alone``: nothing else is converted with it. RefusedError where it cannot
+    be read in full, MissingExtraError, StoreIOError.
     """
     store.layout.require(store.root, "config")
     if store.layout.config == to:

@@ -102,7 +102,7 @@ class WithPlainLog:
         if layout.commitlog not in ("dledger", "mixed"):
             raise UsageError(f"{store.root}: the log is a plain one already")
         refuse_held(store, store.root)
-        _refuse_overlap(store.root, root)
+        refuse_overlap(store.root, root)
         known = configured(store, given)
         self.notes = list(known.notes)
         self._store, self._root = store, root
@@ -139,8 +139,8 @@ class WithPlainLog:
 
     def _copy_config(self) -> None:
         """The files of ``config/``, data bases too. StoreIOError."""
-        for path in _files_below(self._store.path("config")):
-            _copy(os.path.join(self._store.path("config"), path),
+        for path in files_below(self._store.path("config")):
+            copy_file(os.path.join(self._store.path("config"), path),
                   os.path.join(self._root, "config", path))
 
     def _copy_plain_files(self, advance: Callable[[int], None], check: Callable[[], None]) -> int:
@@ -151,7 +151,7 @@ class WithPlainLog:
                     self._begin_at(file.base)
                 return file.base
             check()
-            _copy(file.path, os.path.join(self._root, LOG, file.name))
+            copy_file(file.path, os.path.join(self._root, LOG, file.name))
             self.done.bytes_copied += file.size
             advance(file.size)
         return self._store.log.end
@@ -272,7 +272,7 @@ class Offsets:
         return True
 
 
-def _refuse_overlap(source: str, target: str) -> None:
+def refuse_overlap(source: str, target: str) -> None:
     old, new = os.path.realpath(source), os.path.realpath(target)
     if os.path.commonpath((old, new)) in (old, new):
         raise UsageError(f"--out {target}: one of the two folders would lie in the other")
@@ -291,15 +291,15 @@ def copy_store(store: Store, root: str, advance: Callable[[int], None] = lambda 
     if any(_outside(folder, store.root) for folder in store.log_folders):
         raise UsageError(f"{store.root}: its log lies outside of it, so a copy would not be whole")
     refuse_held(store, store.root)
-    _refuse_overlap(store.root, root)
+    refuse_overlap(store.root, root)
     plan_store(root, Settings())
-    for path in _files_below(store.root):
+    for path in files_below(store.root):
         if path == LOCK or (path.startswith(STAGING + os.sep) and os.path.join(
                 store.root, path) != path_of(store.root)):
             continue
         check()
         source = os.path.join(store.root, path)
-        _copy(source, os.path.join(root, path))
+        copy_file(source, os.path.join(root, path))
         advance(os.path.getsize(source))
 
 
@@ -308,7 +308,7 @@ def _outside(folder: str, root: str) -> bool:
     return os.path.commonpath((top, os.path.realpath(folder))) != top
 
 
-def _files_below(folder: str) -> Iterator[str]:
+def files_below(folder: str) -> Iterator[str]:
     """The regular files below a folder, relative to it; none where it is missing. StoreIOError."""
     def failed(error: OSError) -> None:
         if not isinstance(error, FileNotFoundError):
@@ -322,7 +322,8 @@ def _files_below(folder: str) -> Iterator[str]:
                 yield os.path.relpath(path, folder)
 
 
-def _copy(source: str, target: str) -> None:
+def copy_file(source: str, target: str) -> None:
+    """Copy a file with its times and holes, and the folders above it. StoreIOError."""
     make_folders(os.path.dirname(target), durable=False)
     try:
         copy_sparse(source, target)

@@ -304,8 +304,7 @@ class _Conversion(Changes):
             if refusal.target in gone or refusal.target.startswith(
                     tuple(os.path.join(name, "") for name in gone)):
                 continue
-            if not os.path.isdir(place) and not (
-                    os.path.isfile(place) and not os.path.getsize(place)):
+            if not os.path.isdir(place):
                 raise RefusedError(f"{self.store.root}: a {self.release} broker does not start on "
                                    f"it: {refusal.target}: {refusal.reason}; `rmqctl recover` "
                                    "repairs that first")

@@ -1,0 +1,123 @@
+"""A new store with its log in other folders: in one instead of several, or the other way round
+(spec: commitlog.md §1).
+
+Names of files are physical offsets, so all that leads into the log holds. Everything is copied;
+the old store stays as it is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from operator import attrgetter
+from typing import Any
+
+from rmqctl.broker.settings import Settings
+from rmqctl.engine.config.create import LOCK, LOG, plan_store
+from rmqctl.engine.log.log_files import place
+from rmqctl.engine.opening import refuse_held
+from rmqctl.errors import RefusedError, UsageError
+from rmqctl.files.durable import STAGING, publish
+from rmqctl.files.sparse import same_content
+from rmqctl.repair.convert.new_store import copy_file, files_below, refuse_overlap
+from rmqctl.store.files import StoreFile
+from rmqctl.store.store import Store
+from rmqctl.store.store_settings import CURRENT_FORMAT, FORMAT, LOG_FOLDERS, path_of
+
+SETTING, READ_ONLY = "storePathCommitLog", "readOnlyCommitLogStorePaths"
+
+
+@dataclass(slots=True)
+class Copied:
+    """What came of it; ``folders``: how many files of the log each folder of the new store has."""
+
+    store: str
+    bytes_copied: int = 0
+    folders: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def setting(self) -> str:
+        """The value of `SETTING` for a broker on the new store."""
+        return ",".join(self.folders)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"store": self.store, "bytes_copied": self.bytes_copied,
+                "folders": dict(self.folders), "broker_conf": {SETTING: self.setting}}
+
+
+class InFolders:
+    """A store that is to have its log in the folders ``into``, relative to the new root or
+    absolute; in ``commitlog`` alone where none is named.
+
+    Everything that speaks against it is raised by constructing: UsageError for folders that cannot
+    be, UnsupportedError, RefusedError for a place that is taken or two different files of one
+    name, StoreHeldError while a broker writes to it, StoreIOError.
+    """
+
+    def __init__(self, store: Store, root: str, into: Sequence[str] = ()) -> None:
+        store.layout.require(store.root, "commitlog")
+        if store.layout.is_dledger:
+            raise UsageError(f"{store.root}: its log is one of DLedger: `--commitlog plain` makes "
+                             "a plain one of it first")
+        refuse_held(store, store.root)
+        made = plan_store(root, Settings(), into)
+        for old in (store.root, *store.log_folders):
+            for new in (root, *made.log_folders):
+                refuse_overlap(old, new)
+        self._store, self._root = store, root
+        self._names = made.commitlog_dirs
+        self._files = [_only_one(store, list(same)) for _, same in groupby(
+            store.log.files, attrgetter("name"))]
+        self.done = Copied(root, folders=Counter(dict.fromkeys(map(
+            os.path.abspath, made.log_folders), 0)))
+
+    @property
+    def size(self) -> int:
+        """Bytes of the log that will be copied."""
+        return sum(file.size for file in self._files)
+
+    def run(self, advance: Callable[[int], None] = lambda _bytes: None,
+            check: Callable[[], None] = lambda: None) -> Copied:
+        """Make the store; the log comes last. StoreIOError."""
+        store, done = self._store, self.done
+        inside = [os.path.join(os.path.realpath(folder), "") for folder in store.log_folders]
+        for path in files_below(store.root):
+            source = os.path.join(store.root, path)
+            if path == LOCK or path.startswith(STAGING + os.sep) or any(
+                    os.path.realpath(source).startswith(folder) for folder in inside):
+                continue
+            check()
+            copy_file(source, os.path.join(self._root, path))
+        self._remember()
+        for file in self._files:
+            check()
+            folder = place(list(done.folders), file.base, store.log.file_size)
+            copy_file(file.path, os.path.join(folder, file.name))
+            done.folders[folder] += 1
+            done.bytes_copied += file.size
+            advance(file.size)
+        return done
+
+    def _remember(self) -> None:
+        """What `init` remembered of the old store, with the folders of the new one."""
+        values = {name: value for name, value in self._store.remembered.items()
+                  if name != LOG_FOLDERS}
+        if self._names != (LOG,):
+            values[LOG_FOLDERS] = list(self._names)
+        if values:
+            text = json.dumps({FORMAT: CURRENT_FORMAT, **values}, indent=2) + "\n"
+            publish(path_of(self._root), text.encode(), store=self._root)
+
+
+def _only_one(store: Store, same: Sequence[StoreFile]) -> StoreFile:
+    """The file of a name; RefusedError where several folders have different ones."""
+    first, *others = same
+    for other in others:
+        if not same_content(first.path, other.path):
+            raise RefusedError(f"{store.root}: {first.path} and {other.path} have one name and "
+                               "different bytes: which of them belongs to the log is unknown")
+    return first
