@@ -19,14 +19,13 @@ TIMER, BATCH_QUEUES, LONG_TOPICS = "timer", "batch_queues", "message_v2"
 ROCKSDB_QUEUES, PROPERTY_CRC = "rocksdb_queues", "property_crc"
 STATIC_TOPICS, POP, POP_RECORDS = "static-topics", "pop", "pop-records"
 COMPACTION, TIER, CONFIG_V1, CONFIG_V2 = "compaction", "tier", "rocksdb-v1", "rocksdb-v2"
-COMPRESSION, LIGHT_QUEUES = "compression", "light-queues"
+COMPRESSION, ABORT_WITH_PID = "compression", "abort-with-pid"
 
 
 @dataclass(frozen=True, slots=True)
 class Feature:
     """``since``: the first release that reads it. ``files``: where it is kept, relative to the
-    store root; the ``.bak`` of a file goes with it. ``shown_by``: files that show it, where these
-    do not (None: they do).
+    store root. ``shown_by``: files that show it, where these do not (None: they do).
     """
 
     since: str
@@ -41,9 +40,9 @@ class Feature:
 FEATURES: Mapping[str, Feature] = {
     "sql-filters": Feature("4.1.0", ("config/consumerFilter.json",)),
     "lock": Feature("4.2.0", ("lock",)),
-    LIGHT_QUEUES: Feature("4.9.2", ("config/lmqConsumerOffset.json",)),
+    "light-queues": Feature("4.9.2", ("config/lmqConsumerOffset.json",)),
     COMPRESSION: Feature("4.9.4"),
-    "abort-with-pid": Feature("5.0.0", ("abort.bak",)),
+    ABORT_WITH_PID: Feature("5.0.0", ("abort.bak",)),
     TIMER: Feature("5.0.0", ("timerwheel", "timerlog", "config/timercheck",
                              "config/timermetrics")),
     BATCH_QUEUES: Feature("5.0.0", ("batchconsumequeue",)),
@@ -52,7 +51,7 @@ FEATURES: Mapping[str, Feature] = {
     "transaction-metrics": Feature("5.0.0", ("config/transactionMetrics",)),
     "controller": Feature("5.0.0", (CONTROLLER_FILES[0],)),
     LONG_TOPICS: Feature("5.1.0"),
-    COMPACTION: Feature("5.1.0", ("compaction",)),
+    COMPACTION: Feature("5.1.0", ("compaction/compactionLog",), ("compaction",)),
     TIER: Feature("5.1.0", ("config/tieredStoreMetadata.json",)),
     "broker-identity": Feature("5.1.1", CONTROLLER_FILES[2:]),
     CONFIG_V1: Feature("5.1.4", tuple(CONFIG_DATABASES["rocksdb-v1"].values()), ()),

@@ -47,7 +47,7 @@ def command(
         help="The form of the consumequeues: file for storeType=default, rocksdb for "
         "storeType=defaultRocksDB (5.2.0 and later; needs the extra [rocksdb]).")] = None,
     release: Annotated[str | None, typer.Option(
-        "--for", metavar="VERSION", show_default=False,
+        "--for", metavar="RELEASE", show_default=False,
         help="An older release, as 4.9.3, that brokers of the store are to have: what it does not "
         "read is converted, or listed.")] = None,
     target: Annotated[str | None, typer.Option(
@@ -69,9 +69,9 @@ def command(
     damaged log is refused: `rmqctl recover` makes it whole first. For config/ see `rmqctl config
     convert`.
 
-    --for VERSION converts all that the release does not read or misreads: consume queues and
-    configuration in RocksDB become files, and files of newer features are moved aside. Physical
-    offsets stay. What cannot be converted is listed, with exit code 1.
+    --for RELEASE converts what an older release does not read or misreads: consume queues and
+    configuration in RocksDB become files, and JSON files lose newer fields. Physical offsets stay.
+    What cannot be converted is listed, with exit code 1.
 
     A plain log is made in a new store. Of DLedger's each intact message is put as it was, with its
     queue offset, so positions of consumer groups hold; its physical offset is another one, and
@@ -109,7 +109,7 @@ def command(
         return
     if consumequeue is None and release is None:
         raise UsageError("say what is wanted: --consumequeue file or rocksdb, --commitlog plain, "
-                         "--for VERSION")
+                         "--for RELEASE")
     from rmqctl.commands.shared import applying, plan_page
     from rmqctl.repair.convert.queues import WRITES, ConvertOptions, plan_convert
     from rmqctl.repair.convert.release import plan_for, target_release
@@ -122,12 +122,14 @@ def command(
     root = store.root
     # With --out the copy is converted, and the original is only read.
     if target is not None:
-        from rmqctl.repair.convert.new_store import copy_store
+        from rmqctl.repair.convert.new_store import copy_store, remember
 
         with store.open() as opened, DeferredSignals() as signals, out.progress(
                 "copying", opened.log.size) as progress:
             opened.layout.require_writable(root, WRITES)
             copy_store(opened, target, progress.advance, signals.check)
+            if older is not None:
+                remember(target, {**opened.remembered, "version": older})
         root, apply = target, replace(apply, apply=True, yes=True)
 
     # From here on, conversion is a plan like any other repair.

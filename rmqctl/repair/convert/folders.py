@@ -7,7 +7,6 @@ the old store stays as it is.
 
 from __future__ import annotations
 
-import json
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -21,12 +20,17 @@ from rmqctl.engine.config.create import LOCK, LOG, plan_store
 from rmqctl.engine.log.log_files import place
 from rmqctl.engine.opening import refuse_held
 from rmqctl.errors import RefusedError, UsageError
-from rmqctl.files.durable import STAGING, publish
+from rmqctl.files.durable import STAGING
 from rmqctl.files.sparse import same_content
-from rmqctl.repair.convert.new_store import copy_file, files_below, refuse_overlap
+from rmqctl.repair.convert.new_store import (
+    copy_file,
+    files_below,
+    refuse_overlap,
+    remember,
+)
 from rmqctl.store.files import StoreFile
 from rmqctl.store.store import Store
-from rmqctl.store.store_settings import CURRENT_FORMAT, FORMAT, LOG_FOLDERS, path_of
+from rmqctl.store.store_settings import LOG_FOLDERS
 
 SETTING, READ_ONLY = "storePathCommitLog", "readOnlyCommitLogStorePaths"
 
@@ -109,8 +113,7 @@ class InFolders:
         if self._names != (LOG,):
             values[LOG_FOLDERS] = list(self._names)
         if values:
-            text = json.dumps({FORMAT: CURRENT_FORMAT, **values}, indent=2) + "\n"
-            publish(path_of(self._root), text.encode(), store=self._root)
+            remember(self._root, values)
 
 
 def _only_one(store: Store, same: Sequence[StoreFile]) -> StoreFile:

@@ -13,11 +13,12 @@ Consumequeues and index are made from the log. Group offsets count in queue offs
 from __future__ import annotations
 
 import csv
+import json
 import os
 from array import array
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import IO, Any
 
@@ -27,7 +28,7 @@ from rmqctl.engine.engine import GROUP_BYTES, GROUP_MESSAGES, Engine
 from rmqctl.engine.opening import refuse_held
 from rmqctl.errors import FormatError, StoreIOError, UsageError
 from rmqctl.files.disk_usage import bytes_below
-from rmqctl.files.durable import STAGING, make_folders, new_file, sync_file
+from rmqctl.files.durable import STAGING, make_folders, new_file, publish, sync_file
 from rmqctl.files.sparse import copy_sparse
 from rmqctl.formats.local import names
 from rmqctl.formats.local import properties as props
@@ -47,7 +48,7 @@ from rmqctl.repair.rebuild.rebuild import CONSUMEQUEUE
 from rmqctl.scan.frames import DAMAGED
 from rmqctl.store.objects import text
 from rmqctl.store.store import Store
-from rmqctl.store.store_settings import path_of
+from rmqctl.store.store_settings import CURRENT_FORMAT, FORMAT, path_of
 
 MAPPING = "physical-offsets.csv"
 COLUMNS = ("old", "new", "topic", "queue_id", "queue_offset")
@@ -273,6 +274,7 @@ class Offsets:
 
 
 def refuse_overlap(source: str, target: str) -> None:
+    """UsageError where one of the two folders would be in the other."""
     old, new = os.path.realpath(source), os.path.realpath(target)
     if os.path.commonpath((old, new)) in (old, new):
         raise UsageError(f"--out {target}: one of the two folders would lie in the other")
@@ -301,6 +303,12 @@ def copy_store(store: Store, root: str, advance: Callable[[int], None] = lambda 
         source = os.path.join(store.root, path)
         copy_file(source, os.path.join(root, path))
         advance(os.path.getsize(source))
+
+
+def remember(root: str, values: Mapping[str, Any]) -> None:
+    """Write what rmqctl remembers of a new store (`rmqctl.store.store_settings`). StoreIOError."""
+    text = json.dumps({FORMAT: CURRENT_FORMAT, **values}, indent=2) + "\n"
+    publish(path_of(root), text.encode(), store=root)
 
 
 def _outside(folder: str, root: str) -> bool:

@@ -2,8 +2,8 @@
 
 What the release reads stays byte for byte. What it would misread is put in a form that it reads, or
 left out: a record of the log becomes one of the same size that no broker gives an entry, so that
-physical offsets hold. What it does not read at all is moved aside. Whatever is lost by that is
-listed, with what to do about it.
+physical offsets hold. Files that it ignores stay, for a later broker that reads them: it goes on
+where they end. Whatever is lost by that is listed, with what to do about it.
 
 `rmqctl.store.features` says what a release reads.
 """
@@ -21,6 +21,7 @@ import numpy as np
 from rmqctl.broker.conf.effective import DERIVES_SINCE
 from rmqctl.broker.versions import BrokerVersion, is_from, release_of, version_of
 from rmqctl.checks.losses import MESSAGES, TIMERS, Loss
+from rmqctl.checks.pending_timers import GONE, pending_timers
 from rmqctl.checks.preflight.downgrade import downgrade_losses
 from rmqctl.checks.preflight.load import load
 from rmqctl.checks.preflight.timers import judge_timers
@@ -32,7 +33,7 @@ from rmqctl.formats.local import checkpoint, names, sysflag
 from rmqctl.formats.local import consume_queue as layout
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.message import MAGIC_V1, MAGIC_V2, Record, decode
-from rmqctl.phrases import Phrase
+from rmqctl.phrases import Phrase, some_of
 from rmqctl.repair.convert.config_fields import Dropped as DroppedSetting
 from rmqctl.repair.convert.config_fields import fit_config
 from rmqctl.repair.convert.queues import (
@@ -59,8 +60,9 @@ from rmqctl.repair.scratch import Scratch
 from rmqctl.repair.targets import target
 from rmqctl.scan import text
 from rmqctl.scan.overlay import Piece
-from rmqctl.store.config.config import BACKUP
+from rmqctl.store.config.progress import ConsumerProgress
 from rmqctl.store.features import (
+    ABORT_WITH_PID,
     BATCH_QUEUES,
     COMPRESSION,
     CONFIG_V1,
@@ -69,11 +71,13 @@ from rmqctl.store.features import (
     LONG_TOPICS,
     POP,
     ROCKSDB_QUEUES,
+    TIMER,
 )
 from rmqctl.store.queue.batch_queue import BatchQueue
 from rmqctl.store.store import Store
 
 COMMAND = "convert"
+_DELAYED = props.SCHEDULE_TOPIC.encode()
 OLDEST = "4.9.2"
 """What older releases do not read is not in the table of features."""
 LEFT_OUT = "left-out"
@@ -87,6 +91,10 @@ _NO_DLEDGER = ("{root}: {count:,} messages of its DLedger log would be left out,
                "NEWSTORE` first")
 _EXPORT = Phrase("`rmqctl export STORE --topic TOPIC --out FILE` saves the messages; or let "
                  "consumers read them all before the store is converted")
+_WAIT = Phrase("wait until a broker of {release} or later has delivered them, or export the topic "
+               "rmq_sys_wheel_timer and send them again", release=FEATURES[TIMER].since)
+_LONGEST = 127
+"""Bytes of the longest topic in a v1 record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +152,7 @@ def plan_for(root: str, release: str, scratch: Scratch, options: ConvertOptions,
         made.drop_index_entries()
         made.reset_checkpoint()
         settings = fit_config(made, store, release, made.gone_topics, scratch)
-        made.move_unread_files()
+        made.name_unread_files()
         made.check_loading()
         return ForRelease(made.plan(), tuple(made.left(now)), tuple(settings))
 
@@ -163,11 +171,9 @@ class _Conversion(Changes):
         self._by_topic: Counter[tuple[str, str]] = Counter()
         """Messages that are left out, by feature and topic."""
         self._compressed = 0
+        self._delayed = ConsumerProgress.of(store).delayed
         self._batched = frozenset() if version.batch_queues else frozenset(
             topic for (topic, _), queue in store.batch_queues.items() if has_batches(queue))
-
-    def _why(self, what: str, **values: Any) -> Phrase:
-        return Phrase(what, release=self.release, **values)
 
     # -- the log ------------------------------------------------------------------------------
 
@@ -177,9 +183,10 @@ class _Conversion(Changes):
         for raw, record in self._misread(progress):
             if self.store.layout.is_dledger:
                 raise RefusedError(_NO_DLEDGER.format(root=self.store.root, count=1))
-            # Without its properties: no broker is to find further queues in it.
-            parts, _ = erased(raw, replace(record, magic=MAGIC_V1, properties=b""), drop=True,
-                              mark=LEFT_OUT)
+            # A delayed message keeps its entry, so it has to be one that can be delivered. Others
+            # lose their properties, too: no broker is to find further queues in them.
+            parts, _ = erased(raw, record, mark=LEFT_OUT) if record.topic == _DELAYED else erased(
+                raw, replace(record, magic=MAGIC_V1, properties=b""), drop=True, mark=LEFT_OUT)
             file = self.store.log.file_of(record.physical_offset)
             if file is None or parts[0][1] == raw:
                 raise RefusedError(f"{self.store.root}: the message at {record.physical_offset} "
@@ -188,8 +195,9 @@ class _Conversion(Changes):
                 Piece(record.physical_offset - file.base, len(raw), parts))
             self._count(record)
         for name, some in pieces.items():
-            self.act(Patch(name, tuple(some)), "leave out", len(some), 0, self._why(
-                "a {release} broker does not read them; physical offsets stay"), "record")
+            self.act(Patch(name, tuple(some)), "leave out", len(some), 0, Phrase(
+                "a {release} broker does not read them; physical offsets stay",
+                release=self.release), "record")
 
     def _misread(self, progress: Callable[[int], None]) -> Iterator[tuple[bytes, Record]]:
         batched = [topic.encode("utf-8", "surrogateescape") for topic in self._batched]
@@ -198,6 +206,10 @@ class _Conversion(Changes):
             mask = np.zeros(len(batch), bool)
             if not self.version.message_v2:
                 mask |= batch.column("magic") == MAGIC_V2
+                # One that is due for such a topic would keep all after it from delivery.
+                rows, values = text.Properties(batch).find(props.REAL_TOPIC)
+                rows = np.asarray(rows)[values.length > _LONGEST]
+                mask[rows[text.topics(batch).take(rows).equal(_DELAYED)]] = True
             if not self.version.batch_queues:
                 mask |= flags & sysflag.INNER_BATCH != 0
                 topics = text.topics(batch) if batched else None
@@ -213,15 +225,19 @@ class _Conversion(Changes):
             progress(int(batch.column("total_size").sum()))
 
     def _count(self, record: Record) -> None:
-        topic = os.fsdecode(record.topic)
         known = props.parse(record.properties.decode("utf-8", "replace"))
+        topic = os.fsdecode(record.topic)
+        self._gone.append(record.physical_offset)
+        if record.topic == _DELAYED:
+            topic = known[props.REAL_TOPIC]
+            if record.queue_offset < self._delayed.get(record.queue_id, 0):
+                return  # has been delivered
         inner = known.get(props.INNER_NUM, "")
-        is_long = record.magic == MAGIC_V2
+        is_long = record.magic == MAGIC_V2 or record.topic == _DELAYED
         if is_long or topic in self._batched:
             self.gone_topics.add(topic)
         count = int(inner) if record.sys_flag & sysflag.INNER_BATCH and inner.isdigit() else 1
         self._by_topic[LONG_TOPICS if is_long else BATCH_QUEUES, topic] += count
-        self._gone.append(record.physical_offset)
         self._lost += [Lost(topic, record.queue_id, record.queue_offset + number,
                             record.physical_offset, record.total_size, record.store_timestamp,
                             record.store_timestamp, by="record")
@@ -244,10 +260,15 @@ class _Conversion(Changes):
             for folder in _QUEUES[:2]:
                 name = os.path.join(folder, topic)
                 if folder not in moved and os.path.isdir(self.store.path(name)):
-                    self.move_aside(name, None, self._why(
-                        "a {release} broker does not read the messages of this topic"), "")
+                    self.move_aside(name, None, Phrase(
+                        "a {release} broker does not read the messages of this topic",
+                        release=self.release), "")
         if self.version.batch_queues:
             return
+        if os.path.isdir(self.store.path(_QUEUES[2])):
+            self.move_aside(_QUEUES[2], None, Phrase(
+                "a {release} broker does not read batch queues, and a later one does not start on "
+                "queues of both kinds", release=self.release), "")
         for (topic, queue_id), queue in sorted(self.store.batch_queues.items()):
             rows = queue.all_used()
             if topic in self._batched or not len(rows):
@@ -256,7 +277,7 @@ class _Conversion(Changes):
                                     self.store.sizes.consumequeue_file
                                     or layout.DEFAULT_FILE_SIZE))
             self.steps += made[:-1]
-            self.act(made[-1], "rebuild", len(rows), len(rows), self._why(
+            self.act(made[-1], "rebuild", len(rows), len(rows), Phrase(
                 "a batch queue without batches becomes a plain one"), "row")
 
     def drop_index_entries(self) -> None:
@@ -279,22 +300,20 @@ class _Conversion(Changes):
         if wanted != known:
             size = 8 * len(known)
             self.act(Patch(_CHECKPOINT, (Piece.of(0, checkpoint.build(wanted)[:size]),)), "reset",
-                     max(known[3:]), 0, self._why("offsets that a {release} broker does not keep"),
-                     "")
+                     max(known[3:]), 0, Phrase("offsets that a {release} broker does not keep",
+                                               release=self.release), "")
 
-    def move_unread_files(self) -> None:
-        """The files of features that the release does not know."""
+    def name_unread_files(self) -> None:
+        """Files of features that the release does not know and ignores."""
         moved = {step.target for step in self.steps if isinstance(step, MoveAside)}
-        why = self._why("a {release} broker does not read it")
-        for feature in FEATURES.values():
-            if is_from(self.release, feature.since):
-                continue
-            for path in feature.files:
-                for name in (path, path + BACKUP):
-                    place = self.store.path(name)
-                    if name not in moved and os.path.lexists(place):
-                        self.move_aside(name, None if os.path.isdir(place) else os.path.getsize(
-                            place), why)
+        names = [path for name, feature in FEATURES.items() if name != ABORT_WITH_PID
+                 and not is_from(self.release, feature.since) for path in feature.files
+                 if path not in moved and path.split("/")[0] not in moved
+                 and os.path.lexists(self.store.path(path))]
+        if names:
+            self.notes.append(Phrase(
+                "a {release} broker ignores {names}; they stay for a later broker that reads them",
+                release=self.release, names=some_of(names, len(names))))
 
     def check_loading(self) -> None:
         """Move aside what keeps the release from starting. RefusedError for what has to stay."""
@@ -315,9 +334,10 @@ class _Conversion(Changes):
     def plan(self) -> Plan:
         notes = list(dict.fromkeys(self.notes))
         if self.steps and not is_from(self.release, DERIVES_SINCE):
-            notes.append(self._why(
+            notes.append(Phrase(
                 "a {release} broker does not look for the log below storePathRootDir: set "
-                "storePathCommitLog in its configuration (`rmqctl config check` checks it)"))
+                "storePathCommitLog in its configuration (`rmqctl config check` checks it)",
+                release=self.release))
         log, lost = self.store.log, self._by_topic.total()
         return Plan(COMMAND, self.store.root, tuple(self.actions), tuple(self.steps),
                     messages_lost=tuple(self._lost), messages_lost_total=lost or None,
@@ -328,24 +348,38 @@ class _Conversion(Changes):
     def left(self, now: int) -> Iterator[NotConverted]:
         """What cannot be converted. StoreIOError."""
         for (feature, topic), count in sorted(self._by_topic.items()):
-            cause = self._why(
+            cause = Phrase(
                 "left out: a {release} broker truncates its log at a message of a topic of more "
-                "than 127 bytes" if feature == LONG_TOPICS else
-                "left out: a {release} broker has no batch queues, and no batches in one message")
+                "than 127 bytes", release=self.release) if feature == LONG_TOPICS else Phrase(
+                    "left out: a {release} broker has no batch queues, and no batches in one "
+                    "message", release=self.release)
             yield NotConverted(Loss(MESSAGES, count, cause, "commitlog", by_hand=_EXPORT), topic)
         if self._compressed:
             yield NotConverted(Loss(MESSAGES, self._compressed, Phrase(
                 "kept; clients before {release} cannot read LZ4 and ZSTD bodies",
                 release=FEATURES[COMPRESSION].since), "commitlog", by_hand=Phrase(
                     "keep newer clients")), is_loss=False)
-        predicted = Prediction(self.release, "normal")
-        judge_timers(predicted, self.store, self.version, now)
-        for loss in predicted.other_losses:
-            if loss.what == TIMERS and not loss.already:
-                yield NotConverted(loss)
+        yield from self._timers(now)
         for feature, loss in downgrade_losses(self.store, self.release):
             if feature not in (CONFIG_V1, CONFIG_V2, ROCKSDB_QUEUES):
                 yield NotConverted(replace(loss, by_hand=_remedy(feature)))
+
+
+    def _timers(self, now: int) -> Iterator[NotConverted]:
+        """Messages that wait in the timer, by topic where these are all of them."""
+        predicted = Prediction(self.release, "normal")
+        judge_timers(predicted, self.store, self.version, now)
+        for loss in predicted.other_losses:
+            if loss.what != TIMERS or loss.already:
+                continue
+            waiting = replace(loss, by_hand=_WAIT)
+            topics = Counter(row["topic"] for row in pending_timers(self.store, now)
+                             if row["state"] != GONE)
+            if topics.total() != loss.count or None in topics:
+                yield NotConverted(waiting)
+                return
+            for topic, count in sorted(topics.items()):
+                yield NotConverted(replace(waiting, count=count), topic)
 
 
 def _remedy(feature: str) -> Phrase:
