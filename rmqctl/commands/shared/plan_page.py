@@ -48,7 +48,7 @@ class Proposal:
     is moved aside. ``is_repair``: whether it is the third of the four steps. ``tail``: the damaged
     end of the log, where that can be truncated instead. ``room``: the space that the plan needs,
     where it is not carried out yet. ``listed``: tables that people read above the actions: the
-    heading, the rows and their columns.
+    heading, the rows and their columns. ``also``: what the verdict says besides.
     """
 
     plan: Plan
@@ -66,6 +66,7 @@ class Proposal:
     tail: Tail | None = None
     room: Sequence[Room] = ()
     listed: Sequence[tuple[Phrase, Sequence[Mapping[str, Any]], Sequence[str]]] = ()
+    also: Phrase | None = None
 
 
 def show_plan(out: Output, proposal: Proposal, last: str = "", following: str | None = None,
@@ -109,6 +110,8 @@ def verdict_of(proposal: Proposal, document: Mapping[str, Any]) -> Phrase:
         parts.append(Phrase("{count:,} message lost", "{count:,} messages lost", count=lost))
     if plan.kept_damaged:
         parts.append(Phrase("{count:,} kept damaged", count=plan.kept_damaged))
+    if proposal.also is not None:
+        parts.append(proposal.also)
     what = Joined(", ", parts)
     if document["applied"]:
         return Phrase("done: {what}; `undo` reverts it", what=what)
@@ -170,13 +173,15 @@ def _page(page: Human, proposal: Proposal, document: Mapping[str, Any], last: st
     page.text(verdict_of(proposal, document))
     if _is_one_line(proposal) and not document["next"]:
         return
-    page.blank()
+    has_lists = any(rows for _, rows, _ in proposal.listed)
+    if proposal.unfinished or (plan.actions and proposal.summary) or not has_lists:
+        page.blank()
     if proposal.unfinished:
         page.pairs(proposal.unfinished)
         page.blank()
     if plan.actions and proposal.summary:
         page.pairs(proposal.summary)
-        if not any(rows for _, rows, _ in proposal.listed):
+        if not has_lists:
             page.blank()
     for heading, rows, columns in proposal.listed:
         _listed(page, heading, rows, columns)

@@ -101,11 +101,13 @@ _LONGEST = 127
 class NotConverted:
     """What the older release does not read. ``is_loss``: whether it is lost by that, or stays in a
     form that means nothing, or something else, to brokers or clients of that release.
+    ``is_counted``: whether the plan counts it among the messages that it loses.
     """
 
     loss: Loss
     topic: str | None = None
     is_loss: bool = True
+    is_counted: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         return {"what": self.loss.what, "topic": self.topic, "count": self.loss.count,
@@ -353,7 +355,8 @@ class _Conversion(Changes):
                 "than 127 bytes", release=self.release) if feature == LONG_TOPICS else Phrase(
                     "left out: a {release} broker has no batch queues, and no batches in one "
                     "message", release=self.release)
-            yield NotConverted(Loss(MESSAGES, count, cause, "commitlog", by_hand=_EXPORT), topic)
+            yield NotConverted(Loss(MESSAGES, count, cause, "commitlog", by_hand=_EXPORT), topic,
+                               is_counted=True)
         if self._compressed:
             yield NotConverted(Loss(MESSAGES, self._compressed, Phrase(
                 "kept; clients before {release} cannot read LZ4 and ZSTD bodies",
