@@ -150,3 +150,15 @@ def test_static_topics_have_other_queues(golden_copy: GoldenFolder, release: str
             "bname": "a", "currIdMap": {"0": 0}, "dirty": False, "epoch": 1, "totalQueues": 1,
             "hostedQueues": {"0": [hosted]}, "scope": "__global__", "topic": "TP_ship_Event2"}}}))
     assert losses(ask(root, release)).get("topics") == count
+
+
+# -- what to do about it -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "named"), [("v2topic", True), ("batchcq", True), ("timer", True),
+                                             ("rocksdb-config-v1", True), ("basic", False)])
+def test_a_downgrade_that_loses_something_names_convert(golden: GoldenFolder, name: str, *,
+                                                        named: bool) -> None:
+    root = golden(f"5.3.3/{name}/store")
+    assert any("convert STORE --for 4.9.3" in note for note in ask(root, "4.9.3").notes) is named
+    assert not any("--for" in note for note in ask(root, "5.3.3").notes)

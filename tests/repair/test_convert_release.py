@@ -18,6 +18,7 @@ from rmqctl.broker.versions import RELEASES, is_from, version_of
 from rmqctl.formats.config import config_json
 from rmqctl.formats.local import batch_consume_queue, sysflag
 from rmqctl.formats.local.message import MAGIC_V1, Record, decode
+from rmqctl.repair.convert import release as release_module
 from rmqctl.repair.convert.config_fields import fit_config
 from rmqctl.repair.plan import Changes, Replace
 from rmqctl.store import Store
@@ -137,6 +138,26 @@ def config(root: Path, section: str) -> list[Any]:
     return sorted(({key: row[key] for key in row if key in (
         "topic", "group", "queue_id", "offset", "read_queues", "write_queues", "perm",
         "retry_max_times")} for row in found), key=json.dumps)
+
+
+def test_a_dledger_log_stays_as_it_is(golden_copy: GoldenFolder) -> None:
+    """Entries are those that a group agreed on: only what is beside them is converted."""
+    root = golden_copy("5.3.3/dledger/store")
+    (root / "config").mkdir(exist_ok=True)
+    path = root / "config/topics.json"
+    path.write_text(json.dumps({"dataVersion": {"counter": 1, "stateVersion": 0, "timestamp": 1},
+                                "topicConfigTable": {}}))
+    before = snapshot.take(root / "dledger-n0")
+    plan(root, "--apply", "--yes")
+    assert b"stateVersion" not in path.read_bytes()
+    assert before.differences(snapshot.take(root / "dledger-n0")) == []
+
+
+def test_messages_in_dledger_entries_are_not_left_out(
+        golden_copy: GoldenFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(release_module, "MAGIC_V2", MAGIC_V1)  # each message is of a long topic
+    said = run("convert", golden_copy("5.3.3/dledger/store"), *CONFIG).expect(6).err
+    assert "--commitlog plain" in said
 
 
 @pytest.mark.parametrize(("release", "kept"), [("5.1.4", True), ("5.1.3", True),

@@ -12,8 +12,8 @@ from dataclasses import replace
 from typing import Any
 
 from rmqctl import vfs
-from rmqctl.broker.versions import is_from
-from rmqctl.checks.losses import GROUPS, MESSAGES, OFFSETS, TOPICS, Loss
+from rmqctl.broker.versions import is_from, version_of
+from rmqctl.checks.losses import GROUPS, MESSAGES, OFFSETS, TIMERS, TOPICS, Loss
 from rmqctl.checks.preflight.types import Prediction
 from rmqctl.errors import FormatError, RmqctlError, StoreIOError
 from rmqctl.formats.rocksdb.small_stores import POP_STATE
@@ -47,12 +47,22 @@ _MAPPINGS = "topicQueueMapping.json"
 
 def judge_downgrade(predicted: Prediction, store: Store) -> None:
     """Add to a prediction what this release does not read of the store."""
+    version = version_of(predicted.broker_version)
+    unread = (
+        "v2 record" in predicted.stop_reason
+        or bool(predicted.unreachable and store.batch_queues and not version.batch_queues)
+        or (not version.timer and any(loss.what == TIMERS for loss in predicted.other_losses)))
     for feature, loss in downgrade_losses(store, predicted.broker_version):
+        unread = True
         by_hand = None if feature in CONFIG_DATABASES else Phrase(
             "start a broker of release {release} or later, which reads them",
             release=FEATURES[feature].since)
         predicted.other_losses.append(replace(loss, by_hand=by_hand))
         predicted.incurable += 1
+    if unread:
+        predicted.notes.append(Phrase(
+            "`rmqctl convert STORE --for {release}` shows what can be kept for such a broker",
+            release=predicted.broker_version))
 
 
 def downgrade_losses(store: Store, release: str) -> Iterator[tuple[str, Loss]]:

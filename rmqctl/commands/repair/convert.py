@@ -119,14 +119,15 @@ def command(
         require("rocksdict")
     options = ConvertOptions(consumequeue or "file", worker_count(jobs), store.folders,
                              store.sizes, given)
-    root = store.root
+    # For an older release a DLedger log stays as it is, or is refused.
+    root, writes = store.root, WRITES if older is None else ()
     # With --out the copy is converted, and the original is only read.
     if target is not None:
         from rmqctl.repair.convert.new_store import copy_store, remember
 
         with store.open() as opened, DeferredSignals() as signals, out.progress(
                 "copying", opened.log.size) as progress:
-            opened.layout.require_writable(root, WRITES)
+            opened.layout.require_writable(root, writes)
             copy_store(opened, target, progress.advance, signals.check)
             if older is not None:
                 remember(target, {**opened.remembered, "version": older})
@@ -139,7 +140,7 @@ def command(
         return _for_release(plan_for(root, older, scratch, options, out.watch, now_ms()), older)
 
     try:
-        applying.run(out, root, "convert", propose, apply, writes=WRITES)
+        applying.run(out, root, "convert", propose, apply, writes=writes)
     except RmqctlError:
         if target is not None:
             out.warn(Phrase("{store} is a copy that was not converted", store=target))

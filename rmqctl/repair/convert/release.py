@@ -86,9 +86,8 @@ _CHECKPOINT = "checkpoint"
 _NEWER_CODECS = tuple(kind for kind, codec in CODECS.items() if codec.name != "zlib")
 _NAMED = 1000
 """Lost messages that a plan names, singly."""
-_NO_DLEDGER = ("{root}: {count:,} messages of its DLedger log would be left out, which changes "
-               "entries that a group agreed on: `rmqctl convert STORE --commitlog plain --out "
-               "NEWSTORE` first")
+_NO_DLEDGER = ("{root}: the message at {at} would be left out, and is in an entry that a DLedger "
+               "group agreed on: `rmqctl convert STORE --commitlog plain --out NEWSTORE` first")
 _EXPORT = Phrase("`rmqctl export STORE --topic TOPIC --out FILE` saves the messages; or let "
                  "consumers read them all before the store is converted")
 _WAIT = Phrase("wait until a broker of {release} or later has delivered them, or export the topic "
@@ -184,7 +183,8 @@ class _Conversion(Changes):
         pieces: dict[str, list[Piece]] = {}
         for raw, record in self._misread(progress):
             if self.store.layout.is_dledger:
-                raise RefusedError(_NO_DLEDGER.format(root=self.store.root, count=1))
+                raise RefusedError(_NO_DLEDGER.format(
+                    root=self.store.root, at=record.physical_offset))
             # A delayed message keeps its entry, so it has to be one that can be delivered. Others
             # lose their properties, too: no broker is to find further queues in them.
             parts, _ = erased(raw, record, mark=LEFT_OUT) if record.topic == _DELAYED else erased(
@@ -209,9 +209,11 @@ class _Conversion(Changes):
             if not self.version.message_v2:
                 mask |= batch.column("magic") == MAGIC_V2
                 # One that is due for such a topic would keep all after it from delivery.
-                rows, values = text.Properties(batch).find(props.REAL_TOPIC)
-                rows = np.asarray(rows)[values.length > _LONGEST]
-                mask[rows[text.topics(batch).take(rows).equal(_DELAYED)]] = True
+                delayed = text.topics(batch).equal(_DELAYED)
+                if delayed.any():
+                    rows, values = text.Properties(batch).find(props.REAL_TOPIC)
+                    rows = np.asarray(rows)[values.length > _LONGEST]
+                    mask[rows[delayed[rows]]] = True
             if not self.version.batch_queues:
                 mask |= flags & sysflag.INNER_BATCH != 0
                 topics = text.topics(batch) if batched else None
