@@ -13,7 +13,7 @@ from rmqctl.checks.preflight.types import Prediction
 from rmqctl.store import Store
 from rmqctl.store.queue.compaction import CompactionQueue
 from tests.conftest import GoldenFolder, Runner
-from tests.support import popped
+from tests.support import popped, tiny
 from tests.track_record.queueing import without_expired_rows
 
 CONFIG = {"topics": 17, "groups": 10, "offsets": 8}
@@ -130,6 +130,20 @@ def test_messages_of_pop_that_nobody_acknowledged(tmp_path: Path, acknowledged: 
                                                   left: int) -> None:
     root = popped.build(tmp_path / "store", (*popped.ORDERS, popped.check_point(0), *(
         popped.ack(0, number) for number in range(acknowledged))), revived).root
+    assert losses(ask(root, "4.9.3")) == ({"messages": left} if left else {})
+    assert losses(ask(root, "5.3.3")) == {}
+
+
+@pytest.mark.parametrize(("topic", "read", "left"), [
+    ("%RETRY%billing_orders", None, 2), ("%RETRY%billing+orders", 1, 1),
+    ("%RETRY%billing_orders", 2, 0), ("%RETRY%billing", None, 0), ("%RETRY%other_orders", None, 0)])
+def test_retry_topics_of_pop(tmp_path: Path, topic: str, read: int | None, left: int) -> None:
+    """A group has one for each of its topics; without POP it only reads its own."""
+    root = tiny.build(tmp_path / "store", (*tiny.DEFAULT, *(
+        tiny.Spec(topic, 0, b"again") for _ in range(2)))).root
+    offsets = {"orders@billing": {"0": 2}} | (
+        {} if read is None else {f"{topic}@billing": {"0": read}})
+    (root / "config/consumerOffset.json").write_text(json.dumps({"offsetTable": offsets}))
     assert losses(ask(root, "4.9.3")) == ({"messages": left} if left else {})
     assert losses(ask(root, "5.3.3")) == {}
 

@@ -132,6 +132,23 @@ def test_queues_and_configuration_out_of_rocksdb(golden_copy: GoldenFolder, name
     assert start(root)["losses"] == start(root, "5.3.3")["losses"]
 
 
+@pytest.mark.parametrize(("release", "form"), [("5.3.2", "rocksdb-v2"), ("5.3.1", "rocksdb-v1"),
+                                               ("5.1.4", "json")])
+def test_configuration_goes_where_a_broker_with_these_queues_looks(
+        golden_copy: GoldenFolder, release: str, form: str) -> None:
+    """With queues in RocksDB it takes offsets from JSON files only in part."""
+    pytest.importorskip("rocksdict")
+    root = golden_copy("5.3.3/rocksdb-config-v1/store")
+    run("config", "convert", root, "--to", "rocksdb-v2", "--apply", "--yes").expect(0)
+    offsets = config(root, "offsets")
+    run("convert", root, "--for", release, "--consumequeue-file-size", "2000", "--apply",
+        "--yes").expect(0)
+    found = run("info", root, "-o", "json").json()["layout"]
+    assert found["config"] == form
+    assert found["consumequeue"] == ("file" if form == "json" else "rocksdb")
+    assert config(root, "offsets") == offsets
+
+
 def config(root: Path, section: str) -> list[Any]:
     """The rows without where they are from and what only newer brokers have."""
     found = run("config", root, section, "-o", "json").json()

@@ -16,6 +16,7 @@ from rmqctl.broker.versions import is_from, version_of
 from rmqctl.checks.losses import GROUPS, MESSAGES, OFFSETS, TIMERS, TOPICS, Loss
 from rmqctl.checks.preflight.types import Prediction
 from rmqctl.errors import FormatError, RmqctlError, StoreIOError
+from rmqctl.formats.local.properties import RETRY_PREFIX
 from rmqctl.formats.rocksdb.small_stores import POP_STATE
 from rmqctl.formats.tiered import metadata
 from rmqctl.formats.tiered.names import CONSUME_QUEUE
@@ -25,6 +26,7 @@ from rmqctl.phrases import Phrase
 from rmqctl.scan.source import FileSource
 from rmqctl.store.broker_conf import TIER_METADATA
 from rmqctl.store.config.config import load_one, out_of_date
+from rmqctl.store.config.progress import ConsumerProgress
 from rmqctl.store.features import (
     COMPACTION,
     FEATURES,
@@ -200,6 +202,32 @@ def _pop(store: Store, release: str) -> Iterator[Loss]:
                              for one in popped(store, now_ms()).messages)
     if unacknowledged:
         yield Loss(MESSAGES, unacknowledged, _pop_cause(release), "consumequeue")
+    unread = _unread_retries(store)
+    if unread:
+        yield Loss(MESSAGES, unread, Phrase(
+            "consumers of a {version} broker do not read the retry topics of POP",
+            version=release), "consumequeue")
+
+
+def _unread_retries(store: Store) -> int:
+    """Messages in retry topics that POP has for each topic of a group, and that it has not read."""
+    if not store.layout.reads("consumequeue"):
+        return 0
+    progress = ConsumerProgress.of(store).by_group()
+    groups = progress.keys() | {row["group"] for row in load_one(
+        store, "subscriptionGroup.json").rows()}
+    topics = {topic for topic, _ in store.known_queues}
+    count = 0
+    for (topic, queue_id), queue in store.known_queues.items():
+        name = topic.removeprefix(RETRY_PREFIX)
+        if name == topic or name in groups:
+            continue
+        group = next((name[:at] for at, sign in enumerate(name) if sign in "_+"
+                      and name[:at] in groups and name[at + 1:] in topics), None)
+        if group is not None:
+            read = progress.get(group, {}).get(topic, {}).get(queue_id, queue.first_index)
+            count += max(queue.disk_end - max(read, queue.first_index), 0)
+    return count
 
 
 def _pop_cause(release: str) -> Phrase:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from rmqctl.broker.versions import is_from
+from rmqctl.broker.versions import is_from, version_of
 from rmqctl.errors import RefusedError
 from rmqctl.formats.config import config_json, fastjson
 from rmqctl.repair.config.convert import plan_convert
@@ -48,10 +48,13 @@ def fit_config(changes: Changes, store: Store, release: str, gone: Collection[st
     """
     dropped: list[Dropped] = []
     form = store.layout.config
-    in_files = form == "json" or is_from(release, FEATURES[form].since)
-    # Out of RocksDB, where the release does not read that.
-    if not in_files:
-        plan = plan_convert(store, "json", scratch, alone=False)
+    is_read = form == "json" or is_from(release, FEATURES[form].since)
+    # Out of a form of RocksDB that the release does not read; with queues in RocksDB it reads the
+    # first one.
+    if not is_read:
+        version = version_of(release)
+        plan = plan_convert(store, "rocksdb-v1" if version.rocksdb_queues and (
+            store.layout.consumequeue == "rocksdb") else "json", scratch, alone=False)
         for step in plan.steps:
             name = os.path.basename(step.target)
             if isinstance(step, Create) and isinstance(step.content, bytes) and name in TABLES:

@@ -11,6 +11,7 @@ where they end. Whatever is lost by that is listed, with what to do about it.
 from __future__ import annotations
 
 import os
+from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -167,7 +168,7 @@ class _Conversion(Changes):
         self.store, self.release, self.version, self.scratch = store, release, version, scratch
         self.gone_topics: set[str] = set()
         """Topics that are left out with all that belongs to them."""
-        self._gone: list[int] = []
+        self._gone = array("q")
         self._lost: list[Lost] = []
         self._by_topic: Counter[tuple[str, str]] = Counter()
         """Messages that are left out, by feature and topic."""
