@@ -286,7 +286,17 @@ def test_a_delayed_message_for_a_long_topic_stops_no_others(tmp_path: Path, deli
 
 def test_inner_batches_are_left_out(golden_copy: GoldenFolder) -> None:
     root = golden_copy("5.3.3/batchcq/store")
+    (root / "config").mkdir(exist_ok=True)
+    for name, table in (("topics.json", {"topicConfigTable": {"TP_pay_Topic": {
+            "topicName": "TP_pay_Topic", "attributes": {"queue.type": "BatchCQ"}}}}),
+            ("consumerOffset.json", {"offsetTable": {"TP_pay_Topic@g": {"0": 40}}})):
+        (root / "config" / name).write_text(json.dumps(table))
     made = plan(root, "--apply", "--yes", code=1)
+    assert made["settings_dropped"] == [{
+        "file": "config/topics.json", "name": "TP_pay_Topic", "field": "attributes",
+        "value": {"queue.type": "BatchCQ"}}]
+    assert b"TP_pay_Topic" in (root / "config/topics.json").read_bytes()  # producers go on
+    assert b"TP_pay_Topic" not in (root / "config/consumerOffset.json").read_bytes()
     assert lost(made) == {("messages", "TP_pay_Topic"): 233, ("messages", "TP_user_Event5"): 215}
     assert made["messages_lost_total"] == 448
     assert not (root / "batchconsumequeue").exists()

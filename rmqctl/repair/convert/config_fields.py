@@ -24,6 +24,8 @@ from rmqctl.store.store import Store
 
 _FILES = tuple(dict.fromkeys(field.file for field in CONFIG_FIELDS))
 _TOPICS, _OFFSETS, _LIGHT = "topicConfigTable", "offsetTable", "lmqOffsetTable"
+LONGEST = 127
+"""Bytes of the longest topic in a v1 record."""
 _BY_QUEUE = ("consumerOffset.json", "lmqConsumerOffset.json")
 _BY_LEVEL = "delayOffset.json"
 
@@ -43,8 +45,9 @@ class Dropped:
 
 def fit_config(changes: Changes, store: Store, release: str, gone: Collection[str],
                scratch: Scratch) -> list[Dropped]:
-    """Plan the files for a release, without the topics that are ``gone`` and their offsets; return
-    the settings that are dropped. RefusedError where a file cannot be read, StoreIOError.
+    """Plan the files for a release, without the offsets of topics whose messages are ``gone``, and
+    without those of them that the release refuses by their names; return the settings that are
+    dropped. RefusedError where a file cannot be read, StoreIOError.
     """
     dropped: list[Dropped] = []
     form = store.layout.config
@@ -100,8 +103,10 @@ def _fitted(name: str, value: dict[str, Any], release: str, gone: Collection[str
     for table in (_TOPICS, _OFFSETS) if gone else ():
         entries = value.get(table)
         if isinstance(entries, dict) and name != _BY_LEVEL:
-            value = {**value, table: {key: entry for key, entry in entries.items()
-                                      if str(key).partition("@")[0] not in gone}}
+            value = {**value, table: {
+                key: entry for key, entry in entries.items()
+                if (topic := str(key).partition("@")[0]) not in gone
+                or (table == _TOPICS and len(os.fsencode(topic)) <= LONGEST)}}
     return value
 
 

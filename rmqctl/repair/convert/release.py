@@ -35,8 +35,8 @@ from rmqctl.formats.local import consume_queue as layout
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.message import MAGIC_V1, MAGIC_V2, Record, decode
 from rmqctl.phrases import Phrase, some_of
+from rmqctl.repair.convert.config_fields import LONGEST, fit_config
 from rmqctl.repair.convert.config_fields import Dropped as DroppedSetting
-from rmqctl.repair.convert.config_fields import fit_config
 from rmqctl.repair.convert.queues import (
     FORM_NOTES,
     ConvertOptions,
@@ -93,8 +93,6 @@ _EXPORT = Phrase("`rmqctl export STORE --topic TOPIC --out FILE` saves the messa
                  "consumers read them all before the store is converted")
 _WAIT = Phrase("wait until a broker of {release} or later has delivered them, or export the topic "
                "rmq_sys_wheel_timer and send them again", release=FEATURES[TIMER].since)
-_LONGEST = 127
-"""Bytes of the longest topic in a v1 record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +165,7 @@ class _Conversion(Changes):
         super().__init__()
         self.store, self.release, self.version, self.scratch = store, release, version, scratch
         self.gone_topics: set[str] = set()
-        """Topics that are left out with all that belongs to them."""
+        """Topics that are left out with their queues and offsets."""
         self._gone = array("q")
         self._lost: list[Lost] = []
         self._by_topic: Counter[tuple[str, str]] = Counter()
@@ -213,7 +211,7 @@ class _Conversion(Changes):
                 delayed = text.topics(batch).equal(_DELAYED)
                 if delayed.any():
                     rows, values = text.Properties(batch).find(props.REAL_TOPIC)
-                    rows = np.asarray(rows)[values.length > _LONGEST]
+                    rows = np.asarray(rows)[values.length > LONGEST]
                     mask[rows[delayed[rows]]] = True
             if not self.version.batch_queues:
                 mask |= flags & sysflag.INNER_BATCH != 0
