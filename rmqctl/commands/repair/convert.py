@@ -131,6 +131,8 @@ def command(
             copy_store(opened, target, progress.advance, signals.check)
             if older is not None:
                 remember(target, {**opened.remembered, "version": older})
+        out.note(Phrase("{store} is a copy of {source}; it is converted now", store=target,
+                        source=root))
         root, apply = target, replace(apply, apply=True, yes=True)
 
     # From here on, conversion is a plan like any other repair.
@@ -160,6 +162,7 @@ def _for_release(made: ForRelease, release: str) -> Proposal:
         replace(made.plan, notes=(*made.plan.notes, *remedies)),
         {"for": release, "not_converted": rows, "settings_dropped": settings},
         ends_with=ExitCode.FINDINGS if any(left.is_loss for left in made.left) else ExitCode.OK,
+        checked_by=("preflight", made.plan.root, "--broker-version", release),
         also=None if others is None else Phrase("{what} not converted", what=others),
         listed=((Phrase("Cannot be converted"), [
             {**row, "topic": cut(row["topic"] or "", _TOPIC)} for row in rows], _LEFT),

@@ -339,6 +339,7 @@ def _apply(out: Output, store_root: str, name: str, propose: Propose, *, yes: bo
                 if proposal.refused:
                     raise RefusedError(f"{store_root}: {proposal.refused}")
                 _carry_out(out, store_root, repair, _looked_at(store_root, proposal),
+                           typed.other(*proposal.checked_by) if proposal.checked_by else
                            _check_again(store_root, tier), yes=yes,
                            around=tier.writes if tier else (), named=named)
         except StoreIOError as error:

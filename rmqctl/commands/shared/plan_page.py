@@ -49,6 +49,7 @@ class Proposal:
     end of the log, where that can be truncated instead. ``room``: the space that the plan needs,
     where it is not carried out yet. ``listed``: tables that people read above the actions: the
     heading, the rows and their columns. ``also``: what the verdict says besides.
+    ``checked_by``: the words of the command that checks the store once it is carried out.
     """
 
     plan: Plan
@@ -67,6 +68,7 @@ class Proposal:
     room: Sequence[Room] = ()
     listed: Sequence[tuple[Phrase, Sequence[Mapping[str, Any]], Sequence[str]]] = ()
     also: Phrase | None = None
+    checked_by: Sequence[str] = ()
 
 
 def show_plan(out: Output, proposal: Proposal, last: str = "", following: str | None = None,
