@@ -132,7 +132,7 @@ REGISTRY: tuple[CommandSpec, ...] = (
     _spec("topic create", "mutates", _WRITE, "Enter a topic into config/topics.json, or change it"),
     _spec("recover", "mutates", _REPAIR, "Make a damaged store whole; no intact message is lost"),
     _spec("truncate", "mutates", _REPAIR, "Cut the log, and everything derived from it"),
-    _spec("convert", "mutates", _REPAIR, "Another layout: queues in files or RocksDB, no DLedger"),
+    _spec("convert", "mutates", _REPAIR, "Another layout (queues, log folders), an older release"),
     _spec("expire", "mutates", _REPAIR, "Take expired files away, as a broker's cleaner would"),
     _spec("offsets reset", "mutates", _REPAIR, "Set a group's offsets: by time, number or end"),
     _spec("offsets copy", "mutates", _REPAIR, "Give a group the offsets of another group"),
