@@ -284,6 +284,15 @@ def test_a_delayed_message_for_a_long_topic_stops_no_others(tmp_path: Path, deli
     assert start(root)["losses"] == []
 
 
+def test_more_than_a_plan_holds_is_refused(tmp_path: Path,
+                                           monkeypatch: pytest.MonkeyPatch) -> None:
+    root = long_topics(tmp_path / "store")
+    monkeypatch.setattr(release_module, "MOST", 3)
+    plan(root, code=1)
+    monkeypatch.setattr(release_module, "MOST", 2)
+    assert "more than 2 records" in run("convert", root, *CONFIG).expect(6).err
+
+
 def test_inner_batches_are_left_out(golden_copy: GoldenFolder) -> None:
     root = golden_copy("5.3.3/batchcq/store")
     (root / "config").mkdir(exist_ok=True)

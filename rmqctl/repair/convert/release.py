@@ -85,6 +85,8 @@ LEFT_OUT = "left-out"
 _QUEUES = ("consumequeue", "consumequeue_ext", "batchconsumequeue")
 _CHECKPOINT = "checkpoint"
 _NEWER_CODECS = tuple(kind for kind, codec in CODECS.items() if codec.name != "zlib")
+MOST = 1_000_000
+"""Records that are left out, at about 1 KiB of memory each, and as much again to carry it out."""
 _NAMED = 1000
 """Lost messages that a plan names, singly."""
 _NO_DLEDGER = ("{root}: the message at {at} would be left out, and is in an entry that a DLedger "
@@ -192,11 +194,16 @@ class _Conversion(Changes):
             if file is None or parts[0][1] == raw:
                 raise RefusedError(f"{self.store.root}: the message at {record.physical_offset} "
                                    f"cannot be put in a form for a {self.release} broker")
-            pieces.setdefault(target(self.store, file.path), []).append(
+            pieces.setdefault(file.path, []).append(
                 Piece(record.physical_offset - file.base, len(raw), parts))
             self._count(record)
-        for name, some in pieces.items():
-            self.act(Patch(name, tuple(some)), "leave out", len(some), 0, Phrase(
+            if len(self._gone) > MOST:
+                raise RefusedError(
+                    f"{self.store.root}: more than {MOST:,} records would be left out, which is "
+                    "more than a plan holds: let consumers read them, and `rmqctl expire STORE` "
+                    "their files")
+        for path, some in pieces.items():
+            self.act(Patch(target(self.store, path), tuple(some)), "leave out", len(some), 0, Phrase(
                 "a {release} broker does not read them; physical offsets stay",
                 release=self.release), "record")
 
