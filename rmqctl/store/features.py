@@ -20,6 +20,8 @@ ROCKSDB_QUEUES, PROPERTY_CRC = "rocksdb_queues", "property_crc"
 STATIC_TOPICS, POP, POP_RECORDS = "static-topics", "pop", "pop-records"
 COMPACTION, TIER, CONFIG_V1, CONFIG_V2 = "compaction", "tier", "rocksdb-v1", "rocksdb-v2"
 COMPRESSION, ABORT_WITH_PID = "compression", "abort-with-pid"
+LONGEST_V1 = 127
+"""Bytes of the longest topic of a v1 record; a longer one is of `LONG_TOPICS`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from rmqctl.store.features import (
     COMPRESSION,
     FEATURES,
     LONG_TOPICS,
+    LONGEST_V1,
     PROPERTY_CRC,
     release_numbers,
 )
@@ -32,8 +33,6 @@ _SEPARATOR = properties.PROPERTY_SEPARATOR.encode()
 _CRC = properties.CRC32.encode()
 _FIVE = (5, 0, 0)
 _SEPARATED, _UNSEPARATED = "4.0 to 4.9.0, or 5.2.0 and later", "4.9.1 to 5.1.4"
-_LONGEST_V1 = 127
-"""Characters of the longest topic of a v1 record."""
 _SAMPLED = 8
 _LATEST = 1 << 42
 """Milliseconds: no time in a checkpoint is as late."""
@@ -131,7 +130,7 @@ def _marks(store: Any) -> Iterator[Hint]:
             if vfs.lexists(store.path(*name.split("/"))):
                 yield _since(release_numbers(feature.since), f"{name} is there")
     with suppress(OSError, ValueError), vfs.scandir(store.path("consumequeue")) as entries:
-        if any(len(entry.name.encode("utf-8", "surrogateescape")) > _LONGEST_V1
+        if any(len(entry.name.encode("utf-8", "surrogateescape")) > LONGEST_V1
                for entry in entries):
             yield _of(LONG_TOPICS, "a topic has more than 127 characters")
 

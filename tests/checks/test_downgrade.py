@@ -148,6 +148,21 @@ def test_retry_topics_of_pop(tmp_path: Path, topic: str, read: int | None, left:
     assert losses(ask(root, "5.3.3")) == {}
 
 
+@pytest.mark.parametrize(("delivered", "left"), [(0, 2), (1, 2), (2, 0)])
+def test_delayed_messages_after_one_for_a_long_topic(tmp_path: Path, delivered: int,
+                                                     left: int) -> None:
+    """4.9.3 tries it for ever: its engine delivered the first of the three, and no other."""
+    long = "%RETRY%" + "audit-" * 21
+    root = tiny.build(tmp_path / "store", (*tiny.DEFAULT, *(tiny.Spec(
+        "SCHEDULE_TOPIC_XXXX", 2, b"delayed", {"REAL_TOPIC": topic, "REAL_QID": "0", "DELAY": "3"})
+        for topic in ("orders", long, "orders"))), commitlog_file_size=2048).root
+    (root / "config/subscriptionGroup.json").write_text(json.dumps({
+        "subscriptionGroupTable": {long[7:]: {"groupName": long[7:]}}}))
+    (root / "config/delayOffset.json").write_text(f'{{"offsetTable": {{"3": {delivered}}}}}')
+    assert losses(ask(root, "4.9.3")) == ({"messages": left} if left else {})
+    assert losses(ask(root, "5.3.3")) == {}
+
+
 # -- static topics -------------------------------------------------------------------------------
 
 

@@ -6,6 +6,7 @@ messages are `rmqctl.checks.preflight.timers`, the log's own forms `rmqctl.broke
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -16,7 +17,12 @@ from rmqctl.broker.versions import is_from, version_of
 from rmqctl.checks.losses import GROUPS, MESSAGES, OFFSETS, TIMERS, TOPICS, Loss
 from rmqctl.checks.preflight.types import Prediction
 from rmqctl.errors import FormatError, RmqctlError, StoreIOError
-from rmqctl.formats.local.properties import RETRY_PREFIX
+from rmqctl.formats.local.properties import (
+    REAL_TOPIC,
+    RETRY_PREFIX,
+    SCHEDULE_TOPIC,
+    parse,
+)
 from rmqctl.formats.rocksdb.small_stores import POP_STATE
 from rmqctl.formats.tiered import metadata
 from rmqctl.formats.tiered.names import CONSUME_QUEUE
@@ -30,6 +36,8 @@ from rmqctl.store.config.progress import ConsumerProgress
 from rmqctl.store.features import (
     COMPACTION,
     FEATURES,
+    LONG_TOPICS,
+    LONGEST_V1,
     POP,
     POP_RECORDS,
     STATIC_TOPICS,
@@ -72,8 +80,8 @@ def downgrade_losses(store: Store, release: str) -> Iterator[tuple[str, Loss]]:
     has it, too.
     """
     for feature, judge in ((store.layout.config, _config), (STATIC_TOPICS, _static),
-                           (COMPACTION, _compaction), (TIER, _tier), (POP, _pop),
-                           (POP_RECORDS, _pop_states)):
+                           (LONG_TOPICS, _delayed), (COMPACTION, _compaction),
+                           (TIER, _tier), (POP, _pop), (POP_RECORDS, _pop_states)):
         if feature in FEATURES and not is_from(release, FEATURES[feature].since):
             for loss in judge(store, release):
                 yield feature, loss
@@ -187,6 +195,35 @@ def _first_in_tier(found: metadata.Metadata, topic: str, queue_id: int) -> int |
 def _end_in_tier(found: metadata.Metadata, topic: str, queue_id: int) -> int:
     segments = _segments(found, topic, queue_id)
     return (segments[-1].base_offset + segments[-1].size) // UNIT_SIZE if segments else 0
+
+
+# -- delayed messages --------------------------------------------------------------------------
+
+
+def _delayed(store: Store, release: str) -> Iterator[Loss]:
+    """Delayed messages that wait behind one for a topic with a name that the broker refuses: it
+    tries that one for ever.
+    """
+    names = {row["group"] for row in load_one(store, "subscriptionGroup.json").rows()} | {
+        topic for topic, _ in store.known_queues}
+    longest = LONGEST_V1 - len(RETRY_PREFIX)
+    if not any(len(os.fsencode(name)) > longest for name in names):
+        return
+    progress, count = ConsumerProgress.of(store).delayed, 0
+    for (topic, queue_id), queue in store.known_queues.items():
+        if topic != SCHEDULE_TOPIC:
+            continue
+        for row in range(max(progress.get(queue_id, 0), queue.first_index), queue.disk_end):
+            unit = queue.unit(row)
+            record = None if unit is None else store.log.record_at(unit.physical_offset, unit.size)
+            known = {} if record is None else parse(record.properties.decode("utf-8", "replace"))
+            if len(known.get(REAL_TOPIC, "").encode()) > LONGEST_V1:
+                count += queue.disk_end - row
+                break
+    if count:
+        yield Loss(MESSAGES, count, Phrase(
+            "a {version} broker never delivers a delayed message for a topic of more than 127 "
+            "bytes, and none after it", version=release), f"consumequeue/{SCHEDULE_TOPIC}")
 
 
 # -- POP ---------------------------------------------------------------------------------------

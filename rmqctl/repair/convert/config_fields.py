@@ -19,13 +19,11 @@ from rmqctl.repair.plan import Changes, Create, Replace
 from rmqctl.repair.scratch import Scratch
 from rmqctl.store.config.config import FOLDER, Copy, load_one
 from rmqctl.store.config.rocksdb import TABLES
-from rmqctl.store.features import CONFIG_FIELDS, FEATURES, ConfigField
+from rmqctl.store.features import CONFIG_FIELDS, FEATURES, LONGEST_V1, ConfigField
 from rmqctl.store.store import Store
 
 _FILES = tuple(dict.fromkeys(field.file for field in CONFIG_FIELDS))
 _TOPICS, _OFFSETS, _LIGHT = "topicConfigTable", "offsetTable", "lmqOffsetTable"
-LONGEST = 127
-"""Bytes of the longest topic in a v1 record."""
 _BY_QUEUE = ("consumerOffset.json", "lmqConsumerOffset.json")
 _BY_LEVEL = "delayOffset.json"
 
@@ -106,7 +104,7 @@ def _fitted(name: str, value: dict[str, Any], release: str, gone: Collection[str
             value = {**value, table: {
                 key: entry for key, entry in entries.items()
                 if (topic := str(key).partition("@")[0]) not in gone
-                or (table == _TOPICS and len(os.fsencode(topic)) <= LONGEST)}}
+                or (table == _TOPICS and len(os.fsencode(topic)) <= LONGEST_V1)}}
     return value
 
 

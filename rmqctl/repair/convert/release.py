@@ -35,8 +35,8 @@ from rmqctl.formats.local import consume_queue as layout
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.message import MAGIC_V1, MAGIC_V2, Record, decode
 from rmqctl.phrases import Phrase, some_of
-from rmqctl.repair.convert.config_fields import LONGEST, fit_config
 from rmqctl.repair.convert.config_fields import Dropped as DroppedSetting
+from rmqctl.repair.convert.config_fields import fit_config
 from rmqctl.repair.convert.queues import (
     FORM_NOTES,
     ConvertOptions,
@@ -70,6 +70,7 @@ from rmqctl.store.features import (
     CONFIG_V2,
     FEATURES,
     LONG_TOPICS,
+    LONGEST_V1,
     POP,
     ROCKSDB_QUEUES,
     TIMER,
@@ -203,9 +204,9 @@ class _Conversion(Changes):
                     "more than a plan holds: let consumers read them, and `rmqctl expire STORE` "
                     "their files")
         for path, some in pieces.items():
-            self.act(Patch(target(self.store, path), tuple(some)), "leave out", len(some), 0, Phrase(
-                "a {release} broker does not read them; physical offsets stay",
-                release=self.release), "record")
+            self.act(Patch(target(self.store, path), tuple(some)), "leave out", len(some), 0,
+                     Phrase("a {release} broker does not read them; physical offsets stay",
+                            release=self.release), "record")
 
     def _misread(self, progress: Callable[[int], None]) -> Iterator[tuple[bytes, Record]]:
         batched = [topic.encode("utf-8", "surrogateescape") for topic in self._batched]
@@ -218,7 +219,7 @@ class _Conversion(Changes):
                 delayed = text.topics(batch).equal(_DELAYED)
                 if delayed.any():
                     rows, values = text.Properties(batch).find(props.REAL_TOPIC)
-                    rows = np.asarray(rows)[values.length > LONGEST]
+                    rows = np.asarray(rows)[values.length > LONGEST_V1]
                     mask[rows[delayed[rows]]] = True
             if not self.version.batch_queues:
                 mask |= flags & sysflag.INNER_BATCH != 0
@@ -372,7 +373,7 @@ class _Conversion(Changes):
                     "keep newer clients")), is_loss=False)
         yield from self._timers(now)
         for feature, loss in downgrade_losses(self.store, self.release):
-            if feature not in (CONFIG_V1, CONFIG_V2, ROCKSDB_QUEUES):
+            if feature not in (CONFIG_V1, CONFIG_V2, ROCKSDB_QUEUES, LONG_TOPICS):
                 yield NotConverted(replace(loss, by_hand=_remedy(feature)))
 
 
