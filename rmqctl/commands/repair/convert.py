@@ -48,8 +48,7 @@ def command(
         "storeType=defaultRocksDB (5.2.0 and later; needs the extra [rocksdb]).")] = None,
     release: Annotated[str | None, typer.Option(
         "--for", metavar="RELEASE", show_default=False,
-        help="An older release, as 4.9.3, that brokers of the store are to have: what it does not "
-        "read is converted, or listed.")] = None,
+        help="Prepare the store for brokers of this older release, as 4.9.3.")] = None,
     target: Annotated[str | None, typer.Option(
         "--out", metavar="NEWSTORE", show_default=False,
         help="Make a new store here, a folder that is empty or not there, and leave STORE as it "
@@ -62,12 +61,12 @@ def command(
 ) -> None:
     """Give a store another layout, or prepare it for brokers of an older release.
 
-    Consumequeues are made anew from the log, so they are those that a broker of that form would
-    have; a queue whose messages have all expired goes on where it stood. Without --out this shows
-    the plan for STORE itself and --apply carries it out; the old ones are kept as a whole, and
-    `rmqctl undo` brings them back. With --out the store is copied, and the copy gets them. A
-    damaged log is refused: `rmqctl recover` makes it whole first. For config/ see `rmqctl config
-    convert`.
+    Without --out this shows the plan for STORE, --apply carries it out, and `rmqctl undo` reverts
+    it. With --out the store is copied, and the copy is converted. A damaged log is refused: run
+    `rmqctl recover` first.
+
+    --consumequeue rebuilds the consume queues in the other form from the log; a queue whose
+    messages have all expired continues at its offset. For config/ see `rmqctl config convert`.
 
     --for RELEASE converts what an older release does not read or misreads: consume queues and
     configuration in RocksDB become files, and JSON files lose newer fields. Physical offsets stay.

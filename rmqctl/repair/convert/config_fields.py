@@ -18,7 +18,7 @@ from rmqctl.repair.config.convert import plan_convert
 from rmqctl.repair.plan import Changes, Create, Replace
 from rmqctl.repair.scratch import Scratch
 from rmqctl.store.config.config import FOLDER, Copy, load_one
-from rmqctl.store.config.rocksdb import TABLES
+from rmqctl.store.config.rocksdb import PULL_TABLE, TABLES
 from rmqctl.store.features import CONFIG_FIELDS, FEATURES, LONGEST_V1, ConfigField
 from rmqctl.store.store import Store
 
@@ -65,7 +65,6 @@ def fit_config(changes: Changes, store: Store, release: str, gone: Collection[st
             else:
                 changes.steps.append(step)
         changes.actions += plan.actions
-        changes.notes += plan.notes
     # Files: both copies, as a broker reads either.
     for name in _FILES:
         if form != "json" and name in TABLES:
@@ -81,6 +80,15 @@ def fit_config(changes: Changes, store: Store, release: str, gone: Collection[st
             if copy is file.used:
                 dropped += found
     return dropped
+
+
+def pull_offsets(store: Store, release: str) -> int:
+    """How many offsets say how far groups have pulled: only the second form in RocksDB has them."""
+    form = store.layout.config
+    if form == "json" or is_from(release, FEATURES[form].since):
+        return 0
+    value = load_one(store, "consumerOffset.json").value or {}
+    return sum(len(entry) for entry in (value.get(PULL_TABLE) or {}).values())
 
 
 def _fit(changes: Changes, name: str, copy: Copy, release: str, gone: Collection[str],

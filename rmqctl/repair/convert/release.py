@@ -21,7 +21,7 @@ import numpy as np
 
 from rmqctl.broker.conf.effective import DERIVES_SINCE
 from rmqctl.broker.versions import BrokerVersion, is_from, release_of, version_of
-from rmqctl.checks.losses import MESSAGES, TIMERS, Loss
+from rmqctl.checks.losses import MESSAGES, OFFSETS, TIMERS, Loss
 from rmqctl.checks.pending_timers import GONE, pending_timers
 from rmqctl.checks.preflight.downgrade import downgrade_losses
 from rmqctl.checks.preflight.load import load
@@ -36,7 +36,7 @@ from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.message import MAGIC_V1, MAGIC_V2, Record, decode
 from rmqctl.phrases import Phrase, some_of
 from rmqctl.repair.convert.config_fields import Dropped as DroppedSetting
-from rmqctl.repair.convert.config_fields import fit_config
+from rmqctl.repair.convert.config_fields import fit_config, pull_offsets
 from rmqctl.repair.convert.queues import (
     FORM_NOTES,
     ConvertOptions,
@@ -371,6 +371,11 @@ class _Conversion(Changes):
                 "kept; clients before {release} cannot read LZ4 and ZSTD bodies",
                 release=FEATURES[COMPRESSION].since), "commitlog", by_hand=Phrase(
                     "keep newer clients")), is_loss=False)
+        pulled = pull_offsets(self.store, self.release)
+        if pulled:
+            yield NotConverted(Loss(OFFSETS, pulled, Phrase(
+                "left out: a {release} broker does not store how far groups have pulled",
+                release=self.release), "config/rdb"), is_loss=False)
         yield from self._timers(now)
         for feature, loss in downgrade_losses(self.store, self.release):
             if feature not in (CONFIG_V1, CONFIG_V2, ROCKSDB_QUEUES, LONG_TOPICS):
