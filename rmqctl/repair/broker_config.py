@@ -50,8 +50,9 @@ class Configured:
         return replace(self, batch_topics=batch, notes=notes)
 
 
-def configured(store: Store, given: Mapping[str, Any]) -> Configured:
-    """The configuration for a repair of an opened store.
+def configured(store: Store, given: Mapping[str, Any], *, into_files: bool = False) -> Configured:
+    """The configuration for a repair of an opened store. ``into_files``: consumequeues in RocksDB
+    become files.
 
     ``given`` are values by the names of `Settings`, None where not given. A message that was
     dispatched to further queues says so itself (the property with its offsets there is made by
@@ -70,7 +71,7 @@ def configured(store: Store, given: Mapping[str, Any]) -> Configured:
         notes.append(f"{config.index_unknown}; the index stays as it is")
     # Sizes that nothing shows are said, because a broker with others does not read the files.
     if origin["consumequeue_file_size"] == "default" and (
-            store.layout.consumequeue != "rocksdb") and not any(
+            into_files or store.layout.consumequeue != "rocksdb") and not any(
             queue.files for queue in store.queues.values()):
         notes.append(_queue_size(
             "consumequeue", settings.consumequeue_file_size, "mappedFileSizeConsumeQueue",

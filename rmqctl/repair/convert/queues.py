@@ -87,7 +87,7 @@ def plan_convert(root: str, scratch: Scratch, options: ConvertOptions, watch: Wa
         if store.layout.consumequeue == "double" and options.to == "file":
             return _without_copy(store)
         _refuse(store, options.to)
-        known = configured(store, options.given)
+        known = configured(store, options.given, into_files=options.to == "file")
         parts = log_as_it_is(store)
         before = sum(queue.disk_end - queue.first_index for queue in store.queues.values())
         # The queues in the other form, from the log.
