@@ -17,6 +17,10 @@ from __future__ import annotations
 from functools import cache, lru_cache, reduce
 from typing import NamedTuple
 
+import numpy as np
+
+from rmqctl.scan.frames import Array
+
 POLYNOMIAL = 0xEDB88320
 """Bit 31 is the power 0, bit 0 the power 31, as `zlib.crc32` has it."""
 ORDER = (1 << 32) - 1
@@ -58,13 +62,9 @@ def one_byte(length: int, syndrome: int) -> list[Change]:
     """All changes of one byte among ``length`` that make that difference, by position."""
     if not syndrome:
         return []
-    power = _logarithm(syndrome)
-    changes = []
-    for value, own in enumerate(_byte_logarithms(), start=1):
-        bits = (power - own) % ORDER
-        if bits % _BYTE == 0 and 1 <= bits // _BYTE <= length:
-            changes.append(Change(length - bits // _BYTE, value))
-    return sorted(changes)
+    behind, rest = np.divmod((_logarithm(syndrome) - _byte_logarithms()) % ORDER, _BYTE)
+    found = np.flatnonzero((rest == 0) & (behind >= 1) & (behind <= length))
+    return sorted(Change(length - int(behind[at]), int(at) + 1) for at in found)
 
 
 def burst(length: int, syndrome: int, first_bit: int, bits: int) -> int | None:
@@ -158,9 +158,9 @@ def _subgroup(prime: int) -> tuple[dict[int, int], tuple[list[int], ...]]:
 
 
 @cache
-def _byte_logarithms() -> list[int]:
+def _byte_logarithms() -> Array:
     """The logarithms of a byte's values 1 to 255; twice a value is one power less."""
     known = [0] * (1 << _BYTE)
     for value in range(1, 1 << _BYTE):
         known[value] = (_logarithm(value) if value & 1 else known[value >> 1] - 1) % ORDER
-    return known[1:]
+    return np.array(known[1:], np.int64)

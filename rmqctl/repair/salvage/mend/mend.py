@@ -27,6 +27,7 @@ from rmqctl.damage.records import (
     Records,
     bent_heads,
     body_crc,
+    extent,
     field_of,
     is_displaced,
     is_foreign_place,
@@ -494,8 +495,11 @@ class _Round:
         # With each magic, and each turned length bit that leads to a size with a witness.
         for magic in (magic_at(head),) if is_magic(magic_at(head)) else VERSIONS:
             fixed = with_fields(head, physical_offset=source.base + position, magic=magic)
-            for bent, size in bent_heads(source, position, fixed, magic, min(room, MOST_BODY),
-                                         sizes):
+            # All lengths agree with the only size that anything says: no other ones are tried.
+            is_whole = sizes == {stored} and fixed == head and stored == extent(
+                source, position, head, magic, min(room, MOST_BODY))
+            for bent, size in [(head, stored)] if is_whole else bent_heads(
+                    source, position, fixed, magic, min(room, MOST_BODY), sizes):
                 # Its size needs a second witness, to be one bit off, or to lead to another record.
                 if size not in sizes and not (
                         (size ^ stored).bit_count() == 1 or is_placed(source, position + size)):
@@ -516,7 +520,7 @@ class _Round:
                 if (crc ^ record.body_crc).bit_count() == 1 and not explained_by_body(record):
                     yield with_fields(candidate, body_crc=crc)
             # The sizes that are known, with the other lengths made to fit.
-            for size in sizes:
+            for size in () if is_whole else sizes:
                 self._budget -= size
                 if size > MOST_BODY or self._budget < 0:
                     continue
