@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from rmqctl.formats.local.filler import TOPIC as FILLER
 from rmqctl.formats.local.message import decode
-from rmqctl.repair.carve.store import Order
+from rmqctl.repair.carve.ordering import Bridge, Order
 from tests.conftest import GoldenFolder, Runner
 from tests.repair.carving import carve, log, places, record, saved
 from tests.support import snapshot
@@ -152,9 +153,11 @@ def test_what_is_lost_closes_up(rmqctl: Runner, golden_copy: GoldenFolder, tmp_p
     document = rmqctl("carve", root, "--out", new, "-o", "json", *SMALL).expect(1).json()
     assert document["written"] == len(found) < 600
     assert document["queue_offsets_renumbered"] > 0
+    assert document["physical_offsets_kept"] == len(found)
     rmqctl("verify", new).expect(0)
-    rows = written(rmqctl, new)
+    rows = [row for row in written(rmqctl, new) if row["topic"] != FILLER]
     assert len(rows) == len(found)
+    assert document["fillers"] == len(written(rmqctl, new)) - len(rows) > 0
     offsets: dict[tuple[object, object], int] = {}
     for row in rows:
         queue = row["topic"], row["queue_id"]
@@ -186,7 +189,9 @@ def test_one_broker_after_the_other(tmp_path: Path) -> None:
         for found in carving.found():
             order.add(found)
         assert (len(order), order.size) == (40, len(raw))
-        records = [decode(raw, position) for _, _, _, position, _ in order.places()]
+        placed = list(order.places(Bridge(1 << 20, 1 << 20)))
+    assert [keeps for _, keeps in placed] == [True] * 20 + [False] * 20
+    records = [decode(raw, position) for (_, _, _, position, _), _ in placed]
     assert [(one.store_host[0][-1], one.physical_offset) for one in records] == [
         (store, 1000 * number) for store in (2, 1) for number in range(20)]
 
@@ -209,9 +214,9 @@ def test_an_image_with_a_log_out_of_order_is_no_damage(rmqctl: Runner, tmp_path:
     image = bytes(4096) + b"".join(one + bytes(-len(one) % 8192) for one in parts)
     path = saved(tmp_path, image, "disk.img")
     found = rmqctl("carve", path, "--summary", "-o", "json").expect(0).json()
-    assert (found["messages"], found["misplaced"]) == (90, 60)
+    assert (found["messages"], found["in_place"]) == (90, 90)
     report = rmqctl("carve", path, "--out", tmp_path / "new", "-o", "json", *SMALL).expect(0)
-    assert report.json()["written"] == 90
+    assert report.json()["physical_offsets_kept"] == report.json()["written"] == 90
 
 
 def test_where_a_message_was_found_can_be_named_as_a_field(rmqctl: Runner, tmp_path: Path) -> None:

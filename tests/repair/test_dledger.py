@@ -86,6 +86,10 @@ def test_heads_of_entries_are_no_damage_for_who_carves(tmp_path: Path, name: str
         row["physical_offset"] for row in read]
     assert {row["placement"] for row in carved.jsonl()} == {"in-place"}
     assert "broken off" not in carved.err
+    new = run("carve", store, "--out", tmp_path / "new", "-o", "json", "--index-slots", "100",
+              "--index-max", "400").expect(0).json()
+    assert (new["written"], new["fillers"]) == (len(carved.jsonl()), 0)
+    assert new["queue_offsets_renumbered"] == 0
     # A file without its name, as one is found in an image.
     data = sorted((store / "dledger-n0/data").iterdir())[1]
     image = tmp_path / "image"

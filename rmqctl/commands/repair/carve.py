@@ -74,10 +74,10 @@ def command(
     A record proves itself by its magic, its lengths and the CRC of its body, wherever it lies;
     what lies in the body of an intact record is never taken for one. Each message is given once,
     with its source, its place there and its placement: in-place, doubtful where it may lie in the
-    body of a damaged message, or misplaced where its physical offset does not fit what surrounds
-    it, as where a disk image has the files of a log in another order. With --out they are written
-    into a new store, in the order of their log. The exit code is 1 where nothing was found or
-    damage was seen.
+    body of a damaged message, or misplaced where other messages contradict its physical offset. The
+    files of a log, and their fragments, may be in any order. With --out messages are written into a
+    new store, at their physical offsets. The exit code is 1 where nothing was found or damage was
+    seen.
 
         rmqctl carve disk.img -o jsonl > messages.jsonl
 
@@ -159,8 +159,9 @@ def _maker(root: str, sources: list[Input], version: str | None,
     sizes = layout.over_conf({"version": version, "lmq": True, "multi_dispatch": True})
     if sizes["commitlog_file_size"] is None:
         sizes["commitlog_file_size"] = log_file_size(sources)
+    is_sized = sizes["commitlog_file_size"] is not None
     # Records that name rows in other queues had them, whatever this store is made for.
-    return StoreMaker(root, new_settings(**sizes))
+    return StoreMaker(root, new_settings(**sizes), is_sized=is_sized)
 
 
 def _list(out: Output, carving: Carving, projection: Projection, tz: Any, *,

@@ -17,9 +17,10 @@ import numpy as np
 
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.local.message import Record, decode
+from rmqctl.repair.carve.pieces import MOST, Claims
 from rmqctl.repair.carve.scan import Scan
 from rmqctl.repair.carve.sources import CarveSource, Input
-from rmqctl.repair.carve.spool import Seen, Spool, identity
+from rmqctl.repair.carve.spool import Seen, Spool, hosts_of, identity
 from rmqctl.scan import malloc_tuning
 from rmqctl.scan.frames import Array
 from rmqctl.store.pages import BatchPage, Page, RecordPage
@@ -119,7 +120,9 @@ class Carving:
         self.inputs, self._wanted = inputs, wanted
         self._report, self._advance = report, advance
         self.tally = CarveTally()
-        self._seen = Seen()
+        self._seen, self._claims = Seen(), Claims()
+        self.file_ends: set[int] = set()
+        """Physical offsets at which files of the logs end."""
         self._misplaced, self._embedded, self._damaged = Spool(), Spool(), Spool()
         self._doubtful, self._undecided = Spool(), Spool()
         self._unreadable: list[tuple[int, int]] = []
@@ -146,7 +149,7 @@ class Carving:
                 self._report(f"{error}; its other messages are left out")
         if last is not None and not self.tally.sources:
             raise last
-        yield from self._spooled(self._doubtful, DOUBTFUL)
+        yield from self._spooled(self._doubtful, DOUBTFUL, contradicted=True)
         yield from self._spooled(self._misplaced, MISPLACED)
         yield from self._spooled(self._embedded, EMBEDDED, shown=self._wanted.embedded)
         self.tally.damaged = len(self._damaged)
@@ -188,42 +191,67 @@ class Carving:
             try:
                 for batch, shift in scan.batches():
                     page = BatchPage(batch)
+                    self._claims.take(hosts_of(page), batch.offset, batch.column("total_size"))
                     yield from self._once(page, number, batch.offset - shift, IN_PLACE)
             finally:
                 self.tally.bytes_read += min(source.size, scan.size)
                 self.tally.breaks += scan.breaks
-            yield from self._decide(scan, anything=scan.in_place > 0)
+            yield from self._decide(scan, is_named=source_input.base is not None)
+            if len(self.file_ends) < MOST:
+                self.file_ends |= scan.pieces.file_ends
 
-    def _decide(self, scan: Scan, *, anything: bool) -> Iterator[CarvedPage]:
-        """What the undecided records of a source are: in place if they fit a log found there.
+    def _decide(self, scan: Scan, *, is_named: bool) -> Iterator[CarvedPage]:
+        """What the undecided records of a source are: in place if they fit a log found there, or
+        if nothing speaks against them and the name of the source does not either.
 
         Where no log was found, the shift that most of them have is taken for one.
         """
         log_shifts = set(scan.log_shifts)
-        if not anything:
+        if not scan.in_place:
             most = scan.shifts.most(_NEIGHBOURS)
             log_shifts |= set() if most is None else {most}
         own: Array = np.array(sorted(log_shifts), np.int64)
         log_shift = Spool()
         try:
             for rows in self._undecided.chunks():
-                in_place = np.isin(rows["physical"] - rows["position"], own)
-                for shift in np.unique((rows["physical"] - rows["position"])[in_place]).tolist():
-                    of_log = rows[rows["physical"] - rows["position"] == shift]
+                shifts = rows["physical"] - rows["position"]
+                is_own = np.isin(shifts, own)
+                if is_named and scan.in_place:
+                    astray, doubt = ~is_own, np.zeros(len(rows), bool)
+                else:
+                    astray, doubt = (those & ~is_own for those in scan.pieces.judge(
+                        rows["position"]))
+                free = ~(astray | doubt)
+                for shift in np.unique(shifts[free]).tolist():
+                    of_log = rows[free & (shifts == shift)]
                     for part, is_doubtful in scan.doubts.sort(of_log, shift):
                         (self._doubtful if is_doubtful else log_shift).append(part)
-                if not in_place.all():
-                    self._misplaced.append(rows[~in_place])
+                for spool, those in ((self._misplaced, astray), (self._doubtful, doubt)):
+                    if those.any():
+                        spool.append(rows[those])
             self._undecided.close()
-            yield from self._spooled(log_shift, IN_PLACE)
+            yield from self._spooled(log_shift, IN_PLACE, contradicted=True)
         finally:
             log_shift.close()
 
     # -- what was kept for later --------------------------------------------------------------
 
-    def _spooled(self, spool: Spool, placement: str, *, shown: bool = True) -> Iterator[CarvedPage]:
+    def _spooled(self, spool: Spool, placement: str, *, shown: bool = True,
+                 contradicted: bool = False) -> Iterator[CarvedPage]:
+        """The records of a spool. With ``contradicted`` those are misplaced that overlap messages
+        in place of the same broker.
+        """
         for carved in self._pages(spool):
-            yield from self._once(carved.page, carved.source, carved.offset, placement, shown=shown)
+            page, offset = carved.page, carved.offset
+            if contradicted:
+                physical, sizes = map(page.numbers, ("physical_offset", "total_size"))
+                taken = self._claims.take(hosts_of(page), physical, sizes,
+                                          only_look=placement != IN_PLACE)
+                if taken.any():
+                    self._misplaced.add(carved.source, offset[taken], physical[taken], sizes[taken])
+                    page, offset = page.select(np.flatnonzero(~taken)), offset[~taken]
+            if len(page):
+                yield from self._once(page, carved.source, offset, placement, shown=shown)
 
     def _pages(self, spool: Spool) -> Iterator[CarvedPage]:
         """The records of a spool, read again."""

@@ -35,8 +35,9 @@ def is_file(shift: int, size: int) -> bool:
 class Doubts:
     """Which records of a log may lie in the body of a damaged one, for the logs of a source."""
 
-    def __init__(self, window: Window, is_blank: Callable[[int], bool]) -> None:
-        self._window, self._is_blank = window, is_blank
+    def __init__(self, window: Window, is_blank: Callable[[int], bool],
+                 record: Callable[[int], tuple[int, int, bool] | None]) -> None:
+        self._window, self._is_blank, self._record = window, is_blank, record
         self._logs: OrderedDict[int, tuple[AsLog, Passed]] = OrderedDict()
         self._pieces: dict[int, tuple[int, int]] = {}
         """(end, until where records are doubtful) of the last piece, by shift."""
@@ -79,11 +80,15 @@ class Doubts:
         what lies from ``gap`` on. StoreIOError.
         """
         log, passed = self._log(shift)
+        is_start = not gap
         for _ in range(_MOST_STEPS):
-            if at <= gap:
-                break
+            other = self._record(gap) if is_start else None
+            if at <= gap or (other is not None and other[1] != shift and other[2]):
+                break  # a file of another log starts there, or of another part of this one
+            is_start = False
             if self._is_blank(gap):
                 gap += total_size_at(self._window.read(gap, BLANK_SIZE))
+                is_start = True
                 continue
             if dledger.head_at(self._window.read(gap, dledger.HEAD_SIZE), gap + shift) is not None:
                 gap += dledger.HEAD_SIZE

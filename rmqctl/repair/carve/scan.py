@@ -27,6 +27,7 @@ from rmqctl.formats.local.message import (
 )
 from rmqctl.repair.carve.doubts import Doubts
 from rmqctl.repair.carve.judge import HEAD, LAST_RECORD, Judge
+from rmqctl.repair.carve.pieces import Pieces
 from rmqctl.repair.carve.spool import Majority, Spool
 from rmqctl.repair.carve.window import AsLog, Candidates, Window
 from rmqctl.scan.damage.extents import claimed_end, judge, own_extent
@@ -64,8 +65,10 @@ class Scan:
         self._number, self._named, self._base = number, base is not None, base
         self._witness = witness
         self._undecided, self._embedded, self._damaged = undecided, embedded, damaged
-        self.doubts = Doubts(self._window, self._judge.is_blank)
+        self.doubts = Doubts(self._window, self._judge.is_blank, self._judge.record)
         """Says of undecided records, too, which of a log's are doubtful."""
+        self.pieces = Pieces(self._window, self._judge.is_blank)
+        """Says of undecided records of other shifts what speaks against them."""
         self._doubtful, self._doubt_end = doubtful, 0
         self._gap: int | None = None
         self._advance, self._reported = advance, 0
@@ -133,6 +136,7 @@ class Scan:
                     self._mend()
                 if first < 0:
                     first = window.start + int(batch.start[0])
+                    self.pieces.started(shift, first)
                     if self._gap is not None and self._gap >= self._doubt_end:
                         self._doubt_end = self.doubts.until(shift, self._gap, first)
                     self._gap = None
@@ -143,6 +147,8 @@ class Scan:
             if good < burst and not self._goes_on(shift, held):
                 break
             burst = min(burst * 8, 1 << 62)
+        if last >= 0:
+            self.pieces.ended(shift, self._at)
         if last >= 0 and not self._of_store(shift):
             self.doubts.trust(shift, max(first, self._doubt_end), self._at)
             self._at = self._judge.behind(last, self._at)
@@ -310,6 +316,7 @@ class Scan:
     def _take(self, size: int, shift: int) -> None:
         """A chain of records that are not of the log; a long one is taken for a log of its own."""
         window, begin = self._window, self._at
+        self.pieces.started(shift, begin)
         if size < _LARGE and not self._judge.starts(begin + size, shift):  # one alone: no columns
             self._undecided.add(self._number, begin, begin + shift, size)
             self.shifts.add(shift, 1)
@@ -349,6 +356,7 @@ class Scan:
     def _leave(self, last: int, end: int, shift: int) -> None:
         """Goes on behind a chain of an undecided shift, over a damaged record if one follows."""
         self._at = self._judge.behind(last, end)
+        self.pieces.ended(shift, end)
         if self._at == end and not self._judge.is_blank(end) and self._judge.record(end) is None:
             behind = self._own_extent(end, shift) or self._judge.own_end(end, shift, strict=True)
             if behind is not None:

@@ -99,20 +99,20 @@ class Majority:
 def identity(page: Page) -> Array:
     """One number (uint64) for all of each record's identity but the physical offset."""
     identities: Array = np.full(len(page), _OTHER, np.uint64)
-    for column in (_hosts(page), *map(page.numbers, _IDENTITY)):
+    for column in (hosts_of(page), *map(page.numbers, _IDENTITY)):
         identities = (identities ^ column.astype(np.int64, copy=False).view(np.uint64)) * _PRIME
         identities ^= identities >> _SHIFT
     return identities
 
 
-def _hosts(page: Page) -> Array:
+def hosts_of(page: Page) -> Array:
     """A number (int64) for each store host, the same from whatever kind of page."""
     if not isinstance(page, BatchPage):
         joined = b"".join(host.ljust(_WIDTH, b"\0") for host in page.hosts("store_host"))
         return _folded(np.frombuffer(joined, np.uint8).reshape(-1, _WIDTH))
     batch = page.batch
     if len(batch) > 1 and batch.has_one_store_host():
-        return np.repeat(_hosts(BatchPage(batch.select(slice(0, 1)))), len(batch))
+        return np.repeat(hosts_of(BatchPage(batch.select(slice(0, 1)))), len(batch))
     kinds = batch.column("sys_flag") & HOST_BITS
     out: Array = np.zeros(len(page), np.int64)
     for bits in np.unique(kinds).tolist() if len(page) and kinds.any() else [0]:

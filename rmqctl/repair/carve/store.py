@@ -2,22 +2,17 @@
 
 Topic, queue, times, hosts, flags, properties and body stay. The queue offset stays where its
 queue goes on there; behind a gap later ones move up, as a broker would misplace them otherwise.
-The physical offset stays as long as nothing is missing in the log before it.
-
-Records are written broker by broker (the one with the earliest message first), each in the order
-of its log. So queue offsets ascend within each queue, wherever the pieces of the log were found.
-A broker is known by its store host; hosts that are found in one log (it had several addresses, or
-another one after a move) are one broker.
+The physical offset stays wherever no other message has the same: `rmqctl.repair.carve.ordering`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import heapq
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any, Self
 
 import numpy as np
@@ -31,30 +26,22 @@ from rmqctl.formats.local.sysflag import INNER_BATCH
 from rmqctl.phrases import Phrase, counted
 from rmqctl.repair.carve.carve import (
     DOUBTFUL,
-    IN_PLACE,
     MISPLACED,
     CarvedPage,
     CarveOptions,
     CarveTally,
     Carving,
 )
+from rmqctl.repair.carve.ordering import Bridge, Order
 from rmqctl.repair.carve.sources import CarveSource, Input
-from rmqctl.repair.carve.spool import Spool
-from rmqctl.scan.frames import Array
 
 _OPEN_SOURCES = 32
-_LEAST_FILE = 1024
+_LEAST_FILE, _MOST_FILE, _MOST_SIZES = 1024, 1 << 31, 1024
+DEFAULT_FILE = 1 << 30
 _MOST_TOPICS = 10_000
 _NAMED = 5
-MOST_HOSTS = 4096
-"""Store hosts that are told apart; what comes after them is taken as one."""
-MOST_LOGS = 1 << 16
-"""Pieces of logs whose hosts are brought together."""
-RUN = 1 << 20
-_STEP = 1 << 10
-
-RecordPlace = tuple[int, int, int, int, int]
-"""(rank of the broker, physical offset, source, position, size)."""
+_FREE_FILL, _FILL = 64 << 20, 16
+"""Bytes of fillers that are always written, and more: so many times the bytes of the messages."""
 
 
 @dataclass(slots=True)
@@ -66,6 +53,7 @@ class Written:
     bytes_written: int = 0
     refused: int = 0
     physical_offsets_kept: int = 0
+    fillers: int = 0
     renumbered: int = 0
     vanished: int = 0
     first_physical_offset: int | None = None
@@ -76,6 +64,7 @@ class Written:
         return {"store": self.store, "written": self.messages,
                 "bytes_written": self.bytes_written, "refused": self.refused,
                 "physical_offsets_kept": self.physical_offsets_kept,
+                "fillers": self.fillers,
                 "queue_offsets_renumbered": self.renumbered,
                 "first_physical_offset": self.first_physical_offset,
                 "end_physical_offset": self.end_physical_offset}
@@ -89,15 +78,28 @@ def log_file_size(inputs: Sequence[Input]) -> int | None:
     return max(sizes, key=lambda size: (sizes[size], size)) if sizes else None
 
 
+def size_by_ends(ends: Iterable[int]) -> int | None:
+    """The size of a log's files by the physical offsets at which blanks end them: the largest that
+    fits most of them; None where there is none.
+    """
+    known = sorted(ends)
+    steps = {after - before for before, after in pairwise(known)}
+    sizes = [size for size in {DEFAULT_FILE, *known, *steps} if _LEAST_FILE <= size < _MOST_FILE]
+    fits = {size: sum(not end % size for end in known) for size in sorted(sizes)[-_MOST_SIZES:]}
+    best = max(fits, key=lambda size: (fits[size], size), default=None)
+    return best if best is not None and fits[best] else None
+
+
 class StoreMaker:
     """Takes what a carving finds, then writes it. Use as a context manager.
 
     Nothing is made before `write`, but a place that cannot be taken is refused at once
-    (RefusedError, UsageError for the sizes).
+    (RefusedError, UsageError for the sizes). Unless the settings are ``is_sized``, the files of the
+    log are as large as the ends show that the carving found.
     """
 
-    def __init__(self, root: str, settings: Settings) -> None:
-        self._settings = plan_store(root, settings).settings
+    def __init__(self, root: str, settings: Settings, *, is_sized: bool = True) -> None:
+        self._settings, self._is_sized = plan_store(root, settings).settings, is_sized
         self._order = Order()
         self._batch_topics: set[str] = set()
         self.written = Written(root)
@@ -131,45 +133,27 @@ class StoreMaker:
         StoreIOError, RefusedError; the store is then one of a broker that was stopped or killed.
         """
         done = self.written
-        create_store(done.store, self._settings)
-        settings = replace(self._settings, batch_topics=self._settings.batch_topics
+        settings = self._settings
+        size = None if self._is_sized else size_by_ends(carving.file_ends)
+        if size is not None:
+            settings = plan_store(done.store, replace(
+                settings, commitlog_file_size=size)).settings
+        create_store(done.store, settings)
+        settings = replace(settings, batch_topics=settings.batch_topics
                            | frozenset(self._batch_topics))
+        bridge = Bridge(settings.commitlog_file_size, _FREE_FILL + _FILL * self.size)
         with Engine.open(done.store, settings) as engine, _Reader(carving.inputs) as reader:
-            for group in self._groups(reader):
-                check()
-                before = [record.physical_offset for record in group]
-                size = sum(record.total_size for record in group)
-                results = engine.put_many(group)
-                for offset, result in zip(before, results, strict=True):
-                    if result.physical_offset is None:
-                        done.refused += 1
-                        done.reasons[result.reason or result.status] += 1
-                        continue
-                    done.messages += 1
-                    done.bytes_written += result.wrote_bytes or 0
-                    done.physical_offsets_kept += result.physical_offset == offset
-                    if done.first_physical_offset is None:
-                        done.first_physical_offset = result.physical_offset
-                    done.end_physical_offset = result.physical_offset + (result.wrote_bytes or 0)
-                advance(size)
-            done.renumbered = engine.renumbered
+            writer = _Writer(engine, bridge, done)
+            for place, keeps in self._order.places(bridge):
+                record = reader.record(*place[2:])
+                if record is None:
+                    done.vanished += 1
+                elif writer.add(record, place[4], keeps=keeps):
+                    advance(writer.flush())
+                    check()
+            advance(writer.flush())
+            done.renumbered, done.fillers = engine.renumbered, bridge.fillers
         return done
-
-    def _groups(self, reader: _Reader) -> Iterator[list[Record]]:
-        group: list[Record] = []
-        size = 0
-        for _, _, source, position, length in self._order.places():
-            record = reader.record(source, position, length)
-            if record is None:
-                self.written.vanished += 1
-                continue
-            group.append(record)
-            size += length
-            if len(group) >= GROUP_MESSAGES or size >= GROUP_BYTES:
-                yield group
-                group, size = [], 0
-        if group:
-            yield group
 
     def reasons(self) -> list[str]:
         """Why messages were refused, the most frequent first."""
@@ -223,9 +207,64 @@ def remarks(tally: CarveTally, wanted: CarveOptions, written: Written | None,
     if written.messages:
         yield Phrase("config/topics.json of {store} is as a new store has it: a broker does not "
                      "let clients use topics it does not find there", store=written.store)
+    if written.fillers:
+        yield Phrase("{fillers} in the place of what is missing, so that messages keep their "
+                     "physical offsets", fillers=counted(written.fillers, "filler"))
     if written.renumbered:
         yield Phrase("{messages} got new queue offsets, because others before them are missing",
                      messages=counted(written.renumbered, "message"))
+
+
+class _Writer:
+    """Puts records in groups, and fillers before those that keep their physical offsets."""
+
+    def __init__(self, engine: Engine, bridge: Bridge, done: Written) -> None:
+        self._engine, self._bridge, self._done = engine, bridge, done
+        self._group: list[Record] = []
+        self._size, self._keeps = 0, False
+        self._end: int | None = None
+
+    def add(self, record: Record, size: int, *, keeps: bool) -> bool:
+        """Take a record; whether it is time for `flush`."""
+        if keeps != self._keeps or (keeps and record.physical_offset != self._end):
+            self.flush()
+            if keeps:
+                self._fill(record)
+        self._keeps, self._end = keeps, record.physical_offset + size
+        self._group.append(record)
+        self._size += size
+        return len(self._group) >= GROUP_MESSAGES or self._size >= GROUP_BYTES
+
+    def _fill(self, record: Record) -> None:
+        """Put fillers up to where a record is to be."""
+        log, physical = self._engine.log, record.physical_offset
+        is_new = log.current is None and not log.files
+        end = physical - physical % log.file_size if is_new else log.position
+        for one in self._bridge.records(end, record):
+            self._engine.put(one)
+
+    def flush(self) -> int:
+        """Put what was taken; its bytes."""
+        done, group, size = self._done, self._group, self._size
+        self._group, self._size = [], 0
+        while group:
+            before = [record.physical_offset for record in group]
+            results = self._engine.put_many(group, stop=True)
+            for offset, result in zip(before, results, strict=False):
+                if result.physical_offset is None:
+                    done.refused += 1
+                    done.reasons[result.reason or result.status] += 1
+                    continue
+                done.messages += 1
+                done.bytes_written += result.wrote_bytes or 0
+                done.physical_offsets_kept += result.physical_offset == offset
+                if done.first_physical_offset is None:
+                    done.first_physical_offset = result.physical_offset
+                done.end_physical_offset = result.physical_offset + (result.wrote_bytes or 0)
+            group = group[len(results):]
+            if group and self._keeps:
+                self._fill(group[0])
+        return size
 
 
 class _Reader:
@@ -260,107 +299,3 @@ class _Reader:
         except FormatError:
             return None
         return record if record.crc_ok else None
-
-
-# -- the order of the records ---------------------------------------------------------------------
-
-
-class Order:
-    """Collects places, then gives them sorted. ``run`` places are sorted in memory at once."""
-
-    def __init__(self, run: int = RUN) -> None:
-        self._spool = Spool()
-        self._run = run
-        self._hosts: dict[bytes, int] = {}
-        self._earliest: list[int] = []
-        self._broker: list[int] = []
-        """For each host another one of the same broker, itself for one of them."""
-        self._logs: dict[tuple[int, int], int] = {}
-        """A host of each log, which is known by its source and the shift there."""
-        self.size = 0
-        """Bytes of all records."""
-
-    def __len__(self) -> int:
-        return len(self._spool)
-
-    def add(self, carved: CarvedPage) -> None:
-        page = carved.page
-        sizes = page.numbers("total_size")
-        host: Array = np.fromiter(map(self._number, page.hosts("store_host")), np.int64, len(page))
-        times = page.numbers("store_timestamp")
-        for broker in np.unique(host).tolist():
-            self._earliest[broker] = min(self._earliest[broker], int(times[host == broker].min()))
-        physical = page.numbers("physical_offset")
-        if carved.placement == IN_PLACE:
-            self._bring_together(carved.source, physical - carved.offset, host)
-        self._spool.add(carved.source, carved.offset, physical, sizes, host)
-        self.size += int(sizes.sum())
-
-    def _bring_together(self, source: int, shift: Array, host: Array) -> None:
-        changes = (shift[1:] != shift[:-1]) | (host[1:] != host[:-1])
-        for row in [0, *(np.flatnonzero(changes) + 1).tolist()]:
-            key, broker = (source, int(shift[row])), int(host[row])
-            other = self._logs.get(key)
-            if other is not None:
-                self._broker[self._first(broker)] = self._first(other)
-            elif len(self._logs) < MOST_LOGS:
-                self._logs[key] = broker
-
-    def _first(self, host: int) -> int:
-        """The host that stands for a host's broker."""
-        broker = self._broker
-        while broker[host] != host:
-            broker[host] = host = broker[broker[host]]
-        return host
-
-    def _number(self, host: bytes) -> int:
-        known = self._hosts.get(host)
-        if known is None:
-            known = min(len(self._hosts), MOST_HOSTS - 1)
-            if known == len(self._earliest):
-                self._earliest.append(1 << 63)
-                self._broker.append(known)
-            if len(self._hosts) < MOST_HOSTS:
-                self._hosts[host] = known
-        return known
-
-    def places(self) -> Iterator[RecordPlace]:
-        """All places in order."""
-        rank = self._ranks()
-        runs: list[Spool] = []
-        try:
-            for rows in self._spool.chunks(self._run):
-                ranks = rank[rows["late"]]
-                order = np.lexsort((rows["physical"], ranks))
-                run = Spool()
-                runs.append(run)
-                done = rows[order]
-                done["late"] = ranks[order]
-                run.append(done)
-            self._spool.close()
-            yield from heapq.merge(*map(_places, runs))
-        finally:
-            for run in runs:
-                run.close()
-
-    def _ranks(self) -> Array:
-        """For each host the number of its broker, in the order in which they are written."""
-        first: Array = np.array([self._first(broker) for broker in range(len(self._broker))],
-                                np.int64)
-        earliest: dict[int, int] = {}
-        for broker, time in zip(first.tolist(), self._earliest, strict=True):
-            earliest[broker] = min(time, earliest.get(broker, time))
-        ordered = sorted(earliest, key=lambda broker: (earliest[broker], broker))
-        numbers: Array = np.zeros(len(first), np.int64)
-        numbers[ordered] = np.arange(len(ordered))
-        ranks: Array = numbers[first]
-        return ranks
-
-    def close(self) -> None:
-        self._spool.close()
-
-
-def _places(run: Spool) -> Iterator[RecordPlace]:
-    for rows in run.chunks(_STEP):
-        yield from zip(*(rows[name].tolist() for name in (
-            "late", "physical", "source", "position", "size")), strict=True)

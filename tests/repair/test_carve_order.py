@@ -1,0 +1,166 @@
+"""`carve` where pieces of logs are in any order: images, fragments, wrong names, two stores in one.
+
+What the records say of their places agrees, so they are in place and `--out` keeps the places.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import struct
+from itertools import pairwise, permutations
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rmqctl.formats.local.message import MAGIC_BLANK
+from rmqctl.repair.carve.carve import DOUBTFUL, MISPLACED
+from rmqctl.repair.carve.store import size_by_ends
+from tests.conftest import Runner
+from tests.repair.carving import carve, places, record, saved
+from tests.support.share import sample
+from tests.support.stored import log_bytes
+
+SIZE = 16 << 10
+FILES = 4
+SMALL = ("--index-slots", "100", "--index-max", "400", "-qq", "-o", "json")
+
+
+def a_log(*, store: int = 1, time: int = 100, files: int = FILES, base: int = 0) -> list[bytes]:
+    """The files of a log of one queue, the last with unused space."""
+    made, number = [], 0
+    for file in range(files):
+        data = b""
+        while len(data) < (SIZE - 1000 if file < files - 1 else SIZE // 2):
+            data += record(base + file * SIZE + len(data), b"%d " % number * 40, store=store,
+                           queue_offset=number, time=time + number)
+            number += 1
+        if file < files - 1:
+            data += struct.pack(">iI", SIZE - len(data), MAGIC_BLANK)
+        made.append(data + bytes(SIZE - len(data)))
+    return made
+
+
+def rebuilt(rmqctl: Runner, source: Path, *options: str, code: int = 0) -> dict[str, Any]:
+    """What `--out` says; the new store is sound."""
+    new = source.parent / "new"
+    shutil.rmtree(new, ignore_errors=True)
+    document: dict[str, Any] = rmqctl("carve", source, "--out", new, *SMALL,
+                                      *options).expect(code).json()
+    rmqctl("verify", new, "-qq").expect(0)
+    return document
+
+
+def test_the_files_of_a_log_in_any_order(rmqctl: Runner, tmp_path: Path) -> None:
+    files = a_log()
+    count = sum(len(places(file)) for file in files)
+    for order in sample(permutations(range(FILES)), 6, "orders", always={(3, 2, 1, 0)}):
+        image = saved(tmp_path, bytes(4096) + b"".join(files[number] for number in order))
+        document = rebuilt(rmqctl, image)
+        assert document["in_place"] == count, order
+        assert document["physical_offsets_kept"] == document["written"] == count
+        assert document["queue_offsets_renumbered"] == document["fillers"] == 0
+        assert b"".join(log_bytes(tmp_path / "new", ("commitlog",)).values()) == b"".join(files)
+
+
+@pytest.mark.parametrize("by", [1, 3])
+def test_files_with_wrong_names(by: int, rmqctl: Runner, tmp_path: Path) -> None:
+    files = a_log()
+    for number, data in enumerate(files):
+        folder = tmp_path / "found"
+        folder.mkdir(exist_ok=True)
+        saved(folder, data, f"{(number + by) % FILES * SIZE:020d}")
+    document = rebuilt(rmqctl, tmp_path / "found")
+    assert document["in_place"] == document["physical_offsets_kept"] == document["written"] > 100
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_fragments_of_a_log(seed: int, rmqctl: Runner, tmp_path: Path) -> None:
+    """What a fragment cuts in two is lost; no other message contradicts anything."""
+    data = b"".join(a_log())
+    cuts = [4096 * number for number in (0, 3, 5, 6, 10, 13, 16)]
+    blocks = [data[start:end] for start, end in pairwise(cuts)]
+    random.Random(seed).shuffle(blocks)
+    image = saved(tmp_path, b"".join(blocks))
+    found = carve(image)
+    intact = [base + at for base in range(0, len(data), SIZE)
+              for at, size in places(data[base:base + SIZE])
+              if not any(base + at < cut < base + at + size for cut in cuts)]
+    assert found.tally.misplaced == 0
+    assert found.tally.messages >= len(intact)
+    document = rebuilt(rmqctl, image, code=1)
+    assert document["physical_offsets_kept"] == document["written"] == found.tally.messages
+
+
+def test_two_stores_in_one_image(rmqctl: Runner, tmp_path: Path) -> None:
+    """The older one keeps its places; the other, which has the same, follows in its order."""
+    one, other = a_log(store=1, time=100), a_log(store=2, time=5000)
+    image = saved(tmp_path, b"".join([other[2], one[3], one[0], other[0], other[3], one[2],
+                                      other[1], one[1]]))
+    document = rebuilt(rmqctl, image)
+    count = sum(len(places(file)) for file in one)
+    assert document["in_place"] == document["written"] == 2 * count
+    assert document["physical_offsets_kept"] == count
+    after = rmqctl("read", tmp_path / "new", "-o", "jsonl").expect(0).jsonl()[count:]
+    times = [row["store_timestamp"] for row in after]
+    assert times == list(range(5000, 5000 + count))
+
+
+def test_two_stores_with_places_of_their_own(rmqctl: Runner, tmp_path: Path) -> None:
+    one, other = a_log(), a_log(store=2, time=5000, base=20 * SIZE)
+    document = rebuilt(rmqctl, saved(tmp_path, b"".join(other[::-1] + one[::-1])))
+    assert document["physical_offsets_kept"] == document["written"] == document["in_place"]
+    assert document["fillers"] > 0
+
+
+@pytest.mark.parametrize("missing", [0, 1, 2])
+def test_a_file_is_missing(missing: int, rmqctl: Runner, tmp_path: Path) -> None:
+    files = a_log()
+    left = [file for number, file in enumerate(files) if number != missing]
+    document = rebuilt(rmqctl, saved(tmp_path, b"".join(left[::-1])))
+    assert document["physical_offsets_kept"] == document["written"] == document["in_place"] > 100
+    assert document["fillers"] == (1 if missing else 0)
+
+
+def test_a_record_that_says_it_is_far_away(rmqctl: Runner, tmp_path: Path) -> None:
+    """No place is believed at any price."""
+    far = record(1 << 60, b"far", queue_offset=9999, time=1)
+    document = rebuilt(rmqctl, saved(tmp_path, b"".join(a_log()) + far))
+    assert document["physical_offsets_kept"] == document["written"] - 1 == document["in_place"] - 1
+    assert len(list((tmp_path / "new" / "commitlog").iterdir())) <= FILES + 1
+
+
+def test_what_contradicts_is_misplaced(rmqctl: Runner, tmp_path: Path) -> None:
+    files = a_log()
+    at = places(files[1])[20][0]
+    second = record(SIZE + at, b"another message at the same place", time=7)
+    alien = record(90 * SIZE, b"in the middle of a log", time=8)
+    cut, size = places(files[2])[30]
+    interrupted = files[2][:cut] + alien + files[2][cut + len(alien):]
+    found = carve(saved(tmp_path, files[3] + files[1] + interrupted + second + files[0]))
+    assert found.offsets(MISPLACED) == [2 * SIZE + cut, 3 * SIZE]
+    assert found.tally.doubtful == 0 or size > len(alien)
+    document = rebuilt(rmqctl, tmp_path / "image", code=1)
+    assert document["written"] - document["physical_offsets_kept"] == 2
+
+
+def test_the_body_of_a_record_without_a_head_is_no_fragment(tmp_path: Path) -> None:
+    """The log does not go on after it: the frames in it may be messages, or not."""
+    files = a_log()
+    body = b"".join(record(77 * SIZE + at, b"forged", store=3) for at in range(0, 5000, 500))
+    carrier = record(3 * SIZE + len(files[3].rstrip(b"\0")), b"look: " + body + b"that was it")
+    log = files[0] + files[3].rstrip(b"\0")
+    for gone in (60, 100):
+        found = carve(saved(tmp_path, log + b"\x55" * gone + carrier[gone:]))
+        forged = {one.placement for one in found.messages if one.record.body == b"forged"}
+        assert forged == {DOUBTFUL}
+        assert found.tally.in_place == len(places(files[0])) + len(places(files[3]))
+
+
+def test_the_size_of_files_by_their_ends() -> None:
+    assert size_by_ends([]) is None
+    assert size_by_ends([SIZE * number for number in (1, 2, 5)]) == SIZE
+    assert size_by_ends([(7 << 30), (9 << 30)]) == 1 << 30
+    assert size_by_ends([SIZE * number for number in (3, 4, 9)] + [12345]) == SIZE
+    assert size_by_ends([999]) is None
