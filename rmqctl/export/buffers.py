@@ -118,7 +118,7 @@ class Lines:
         self._spec, self._place = spec, origin
         self._own = Projection([name for name in spec.fields
                                 if name not in ORIGIN and name not in PROVENANCE], spec.body,
-                               decoding=spec.decoding)
+                               decoding=spec.decoding, redaction=spec.redaction)
         self._origin = origin.of(spec.fields)
         self._lines: dict[int, list[Any]] = {}
         self.size = 0
@@ -129,6 +129,9 @@ class Lines:
         if self._spec.decoding is not None and self._spec.format == "csv":  # of some rows only
             rows = ({name: row[name] for name in self._own.names} for row in rows)
         made = self._place.provenance(batch, self._spec.fields)
+        if self._spec.redaction is not None:
+            made = {name: [self._spec.redaction.field(name, value) for value in values]
+                    for name, values in made.items()}
         if self._origin or made:
             more = (dict(zip(made, values, strict=True))
                     for values in (zip(*made.values(), strict=True) if made

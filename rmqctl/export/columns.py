@@ -19,6 +19,7 @@ from rmqctl.scan.text import Properties
 from rmqctl.store.pages import BatchPage
 from rmqctl.store.projection import is_decoded
 from rmqctl.store.query.conditions import PROPERTY
+from rmqctl.store.redaction import KEPT
 
 LINES = pa.schema([pa.field("lines", pa.large_binary())])
 """What is set aside of texts: all lines of a chunk in one value."""
@@ -37,7 +38,7 @@ class Columns:
         self._schema = spec.schema
         self._names = [name for name in spec.fields if name in MESSAGE_COLUMNS]
         self._place, self._origin = origin, origin.of(spec.fields)
-        self._decoding = spec.decoding
+        self._decoding, self._redaction = spec.decoding, spec.redaction
         self._parts: dict[int, list[pa.RecordBatch]] = {}
         self._is_mixed = False
         self._mixed: list[pa.RecordBatch] = []
@@ -58,6 +59,15 @@ class Columns:
                 self._parts.setdefault(code, []).append(part)
 
     def _made(self, batch: Batch) -> pa.RecordBatch:
+        columns = self._plain(batch)
+        if self._redaction is None:
+            return columns
+        made = [column if name in KEPT else pa.array(
+            [self._redaction.field(name, value) for value in column.to_pylist()], column.type)
+            for name, column in zip(columns.schema.names, columns.columns, strict=True)]
+        return pa.RecordBatch.from_arrays(made, schema=self._schema)
+
+    def _plain(self, batch: Batch) -> pa.RecordBatch:
         columns = message_columns(batch, self._names)
         if columns.schema == self._schema:
             return columns

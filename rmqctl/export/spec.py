@@ -17,6 +17,7 @@ from rmqctl.store.decoded import Decoding
 from rmqctl.store.objects import FIELDS, OF_BODY, TIMES
 from rmqctl.store.projection import DECODED, checked_fields, is_decoded
 from rmqctl.store.query.conditions import PROPERTY, Condition
+from rmqctl.store.redaction import Redaction
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -52,6 +53,7 @@ class Export:
     conditions: tuple[Condition, ...] = ()
     csv_text: Callable[[str], str] | None = None
     decoding: Decoding | None = None
+    redaction: Redaction | None = None
 
     @classmethod
     def of(cls, format: str = "parquet", *, fields: Sequence[str] | None = None,  # noqa: A002
@@ -59,10 +61,12 @@ class Export:
            compression: str | None = None, zone: tzinfo = UTC,
            conditions: Sequence[Condition] = (), stores: int = 1, provenance: bool = False,
            csv_text: Callable[[str], str] | None = None,
-           decoding: Decoding | None = None, decoded: bool = False) -> Export:
+           decoding: Decoding | None = None, decoded: bool = False,
+           redaction: Redaction | None = None) -> Export:
         """UsageError for what does not go together. ``stores``: how many will be exported;
         ``provenance``: with the fields of `PROVENANCE`; ``csv_text``: what is done to a text in
-        CSV; ``decoding``: what makes fields of bodies; ``decoded``: with those of `DECODED`.
+        CSV; ``decoding``: what makes fields of bodies; ``decoded``: with those of `DECODED`;
+        ``redaction``: what replaces what people wrote.
         """
         # Refuse unknown names before any default is applied to them.
         if format not in COMPRESSIONS:
@@ -92,7 +96,7 @@ class Export:
                              f"({', '.join(parts)}); name others, or --partition-by none")
         return cls(format, tuple(names), body, parts, compression or ways[0], portable(zone),
                    tuple(conditions), csv_text,
-                   decoding if any(map(is_decoded, names)) else None)
+                   decoding if any(map(is_decoded, names)) else None, redaction)
 
     @property
     def is_text(self) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from rmqctl.store.query.conditions import PROPERTY
 
 if TYPE_CHECKING:
     from rmqctl.store.decoded import Decoded, Decoding
+    from rmqctl.store.redaction import Redaction
 
 BODY = ("body", "body_encoding")
 DECODED = ("decoded", "decoded_as", "internal")
@@ -66,7 +67,8 @@ class Projection:
     ``body`` is ``auto``, ``utf-8``, ``base64`` or ``none`` (no body fields); ``preview`` replaces
     the body by that many bytes of it, worded for people. With ``decompress`` a body that is not
     what its flag says stays as stored, and the row gets a ``body_problem``. ``decoding`` makes the
-    fields for which `is_decoded` holds, and the previews of bodies it can decode.
+    fields for which `is_decoded` holds, and the previews of bodies it can decode. ``redaction``
+    replaces what people wrote.
     """
 
     fields: Sequence[str] = FIELDS
@@ -74,6 +76,7 @@ class Projection:
     decompress: bool = False
     preview: int = 0
     decoding: Decoding | None = None
+    redaction: Redaction | None = None
 
     @property
     def names(self) -> list[str]:
@@ -86,6 +89,9 @@ class Projection:
             return chain.from_iterable(
                 self.rows(page.select(np.arange(row, min(row + _MOST_ROWS, len(page)))))
                 for row in range(0, len(page), _MOST_ROWS))
+        if self.redaction is not None:
+            plain = replace(self, redaction=None, preview=0)
+            return map(self.redaction.row, plain.rows(page), page.raw("body"))
         rows = self._stored(page)
         made = list(filter(is_decoded, self.names))
         if self.decoding is None or not (self.preview or made):

@@ -15,6 +15,8 @@ from rmqctl.commands.shared.exporting import named_parts, report, warn_of
 from rmqctl.commands.shared.message_options import (
     Decode,
     Fields,
+    Redact,
+    RedactKey,
     SelectOptions,
     decoding_of,
     tell_undecoded,
@@ -62,6 +64,8 @@ def command(
     fields: Fields = None,
     body: Body = "auto",
     decode: Decode = None,
+    redact: Redact = False,
+    redact_key: RedactKey = None,
     partition_by: Annotated[str | None, typer.Option(
         "--partition-by", metavar="NAMES", help="Write a folder, with folders in it: any of topic, "
         "day (of the store time, in --tz) and store, comma-separated, or none. Default for a "
@@ -102,6 +106,7 @@ def command(
     from rmqctl.files.remote.upload import uploaded
     from rmqctl.store.projection import is_decoded
     from rmqctl.store.queue.compaction import SERVED
+    from rmqctl.store.redaction import redaction_of
 
     # Check the combination of options before any store is opened.
     form = _form(target, format, partition_by)
@@ -123,7 +128,8 @@ def command(
         compression=None if form is None else form.compression, zone=tz,
         conditions=wanted.in_log(), stores=len(names), provenance=provenance,
         csv_text=spreadsheet_safe, decoded=decode is not None,
-        decoding=decoding() if of_bodies else None)
+        decoding=decoding() if of_bodies else None,
+        redaction=redaction_of(redact_key, wanted=redact))
     # Check the target before the log is read.
     folders = layout.folders_of(names)
     if target == _STREAM and manifest:

@@ -66,6 +66,14 @@ Decode = Annotated[str | None, typer.Option(
     "Fields are decoded, decoded_as and internal.")]
 
 
+Redact = Annotated[bool, typer.Option(
+    "--redact", rich_help_panel=SHOWN, help="Replace bodies, keys, property values, addresses and "
+    "ids by digests that only compare within this run.")]
+RedactKey = Annotated[str | None, typer.Option(
+    "--redact-key", metavar="FILE", show_default=False, rich_help_panel=SHOWN,
+    help="A secret file that makes digests of several --redact runs comparable.")]
+
+
 @dataclass(frozen=True, kw_only=True)
 class SelectOptions(OptionGroup):
     """Which messages."""
@@ -129,6 +137,8 @@ class MessageOptions(OptionGroup):
         "--decompress", rich_help_panel=SHOWN,
         help=f"Undo {_CODECS} where the sys_flag says so.")] = False
     decode: Decode = None
+    redact: Redact = False
+    redact_key: RedactKey = None
     tz: Zone = UTC
 
     @cached_property
@@ -155,19 +165,25 @@ class MessageOptions(OptionGroup):
         from rmqctl.store.objects import FIELDS
         from rmqctl.store.projection import DECODED, Projection, checked_fields, is_decoded
 
+        redaction = None
+        if self.redact or self.redact_key is not None:
+            from rmqctl.store.redaction import redaction_of
+
+            redaction = redaction_of(self.redact_key, wanted=self.redact)
         decoding = None if self.decode is None else self.decoding()
         if self.fields is not None:
             named = checked_fields(self.fields.split(","), (*more, *DECODED))
             if any(map(is_decoded, named)):
                 decoding = self.decoding()
-            return Projection(named, self.body, self.decompress, decoding=decoding)
+            return Projection(named, self.body, self.decompress, decoding=decoding,
+                              redaction=redaction)
         if out.is_data:
             return Projection(FIELDS if decoding is None else (*FIELDS, *DECODED), self.body,
-                              self.decompress, decoding=decoding)
+                              self.decompress, decoding=decoding, redaction=redaction)
         preview = _preview(out) if self.body == "auto" else 0
         wide = out.format != "table" or out.human().width >= _WIDE_COLUMNS
         return Projection(BRIEF if wide else NARROW, self.body, self.decompress, preview=preview,
-                          decoding=decoding)
+                          decoding=decoding, redaction=redaction)
 
 
 def decoding_of(name: str | None) -> Decoding:

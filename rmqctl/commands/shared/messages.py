@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import tzinfo
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +46,8 @@ def rows_of(out: Output, pages: Iterable[Page],
     """The rows of all pages, one page at a time; for JSON whole pages at once where they can be."""
     objects: JsonObjects | None = None
     for page in pages:
-        if objects is None and out.is_json and len(page) >= _MANY:
+        if objects is None and out.is_json and len(page) >= _MANY and (
+                projection.redaction is None):
             from rmqctl.store.query.json_objects import JsonObjects
 
             objects = JsonObjects(projection)
@@ -61,13 +63,13 @@ def show_records(out: Output, records: Sequence[Record], projection: Projection,
     """The same for single records. People see all of a message that is the only one."""
     from rmqctl.store.objects import FIELDS
     from rmqctl.store.pages import RecordPage
-    from rmqctl.store.projection import DECODED, Projection
+    from rmqctl.store.projection import DECODED
 
     pages = list(faults.judged([RecordPage(records)] if records else []))
     if len(records) == 1 and not out.is_data and projection.fields in (BRIEF, NARROW):
         decoding = projection.decoding
-        all_fields = Projection(FIELDS if decoding is None else (*FIELDS, *DECODED),
-                                projection.body, projection.decompress, decoding=decoding)
+        all_fields = replace(projection, preview=0, fields=FIELDS if decoding is None else (
+            *FIELDS, *DECODED))
         out.human().pairs(_worded(next(all_fields.rows(pages[0])), tz))
     else:
         show_rows(out, rows_of(out, pages, projection), projection, tz, empty="")

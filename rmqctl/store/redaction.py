@@ -1,0 +1,111 @@
+"""Messages without what people wrote into them: ``--redact``.
+
+Digests replace bodies, keys, unique keys, values of properties that applications set, addresses,
+and ids and checksums that lead back to them. Topics, groups, tags, times, offsets, flags and sizes
+stay. Equal values have equal digests under one key, and nobody without the key can try guesses.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rmqctl.errors import StoreIOError, UsageError
+from rmqctl.formats.local import properties as props
+
+MARK = "redacted"
+_DIGEST = 12
+_LEAST_KEY, _MOST_KEY = 16, 64 << 10
+KEPT = frozenset((
+    "physical_offset", "total_size", "magic", "crc_ok", "topic", "queue_id", "queue_offset", "flag",
+    "sys_flag", "born_timestamp", "store_timestamp", "reconsume_times", "tags",
+    "prepared_transaction_offset", "store", "file", "position", "source", "source_offset",
+    "placement", "duplicate", "decoded_as"))
+"""Fields that stay. Only what is here does: a new field is redacted until somebody decides."""
+KEPT_PROPERTIES = frozenset((
+    props.TAGS, props.DELAY, props.PREPARED, props.REAL_TOPIC, props.REAL_QUEUE_ID,
+    props.INNER_NUM, props.INNER_BASE, props.MULTI_DISPATCH, props.MULTI_QUEUE_OFFSET,
+    props.RETRY_TOPIC, props.DLQ_ORIGIN_TOPIC, props.TIMER_OUT_MS, "TIMER_DELAY_SEC",
+    "TIMER_DELAY_MS", "TIMER_DELIVER_MS", "TIMER_ENQUEUE_MS", "TIMER_DEQUEUE_MS",
+    "TIMER_ROLL_TIMES", "WAIT", "PGROUP", "CLUSTER", "MIN_OFFSET", "MAX_OFFSET", "RECONSUME_TIME",
+    "MAX_RECONSUME_TIMES", "CONSUME_START_TIME", "TRACE_ON", "CHECK_IMMUNITY_TIME_IN_SECONDS",
+    "TRANSACTION_CHECK_TIMES", "TRAN_PREPARED_QUEUE_OFFSET", "1ST_POP_TIME", "RMQCTL"))
+"""Properties of RocketMQ's own whose values stay; of all others the name does."""
+_HOSTS = ("born_host", "store_host")
+
+
+@dataclass(frozen=True, slots=True)
+class Redaction:
+    """``key``: what digests are made with; a random one where nobody needs to compare runs."""
+
+    key: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
+
+    def value(self, value: str | bytes) -> str:
+        """``redacted:DIGEST:SIZE``, the size in bytes."""
+        raw = value.encode("utf-8", "surrogatepass") if isinstance(value, str) else value
+        digest = hashlib.blake2b(raw, digest_size=_DIGEST, key=self.key[:64]).hexdigest()
+        return f"{MARK}:{digest}:{len(raw)}"
+
+    def row(self, row: Mapping[str, Any], body: bytes | None = None) -> dict[str, Any]:
+        """A message object without what is redacted; ``body``: the bytes, where the row has it."""
+        out = {name: self.field(name, value) for name, value in row.items()}
+        if "body" in out and body is not None:
+            out["body"] = self.value(body)
+        return out
+
+    def field(self, name: str, value: Any) -> Any:
+        """The value of a field as it is shown."""
+        if name in KEPT or value is None:
+            return value
+        if name in _HOSTS:
+            address, colon, port = value.rpartition(":")
+            return f"{self.value(address)}{colon}{port}"
+        if name == "properties":
+            pairs = value.items() if isinstance(value, Mapping) else value
+            return {key: self._property(key, text) for key, text in pairs}
+        if name == "properties_raw":
+            shown = {key: self._property(key, text) for key, text in props.parse(value).items()}
+            return props.build(shown, trailing=value.endswith(props.PROPERTY_SEPARATOR))
+        if name == "keys":
+            return [self.value(key) for key in value]
+        if name == "body_crc":
+            return None
+        if name == "body_encoding":
+            return MARK
+        if name.startswith("property."):
+            return self._property(name.removeprefix("property."), value)
+        return self.value(value if isinstance(value, str | bytes) else json.dumps(
+            value, sort_keys=True, ensure_ascii=False, default=str))
+
+    def _property(self, name: str, value: str) -> str:
+        if name in KEPT_PROPERTIES:
+            return value
+        if name == props.KEYS:
+            return " ".join(map(self.value, props.split_keys(value)))
+        return self.value(value)
+
+
+def redaction_of(key_file: str | None, *, wanted: bool) -> Redaction | None:
+    """What ``--redact`` and ``--redact-key`` ask for. UsageError, StoreIOError."""
+    if key_file is None:
+        return Redaction() if wanted else None
+    if not wanted:
+        raise UsageError("--redact-key goes with --redact")
+    try:
+        fd = os.open(key_file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(fd, "rb") as file:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise UsageError(f"--redact-key {key_file}: not a regular file")
+            key = file.read(_MOST_KEY + 1)
+    except OSError as error:
+        raise StoreIOError.from_oserror(error, key_file, "read") from None
+    if not _LEAST_KEY <= len(key) <= _MOST_KEY:
+        raise UsageError(f"--redact-key {key_file}: {len(key)} bytes; expected {_LEAST_KEY} to "
+                         f"{_MOST_KEY}, for example of `head -c 32 /dev/urandom`")
+    return Redaction(hashlib.sha256(key).digest())
