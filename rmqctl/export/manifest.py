@@ -20,7 +20,6 @@ from rmqctl.export.staging import Staging
 from rmqctl.export.tally import MOST_NAMED, Faults
 from rmqctl.files.durable import sync
 from rmqctl.scan.frames import Span
-from rmqctl.store.query.conditions import Condition
 
 NAME = "_rmqctl_export.json"
 _SPOOL = "files"
@@ -93,17 +92,11 @@ class Manifest:
             "body": spec.body,
             "partition_by": list(spec.partition_by),
             "time_zone": str(spec.zone),
-            "conditions": [self._condition(condition) for condition in spec.conditions],
+            "conditions": spec.conditions_shown,
             **({} if spec.redaction is None else {"redacted": True}),
             "schema": [{"name": field.name, "type": str(field.type)} for field in spec.schema],
             "cut_names": self._cut,
         }
-
-    def _condition(self, condition: Condition) -> str:
-        redaction, value = self._spec.redaction, condition.value
-        if redaction is not None:
-            value = redaction.field(condition.field, str(value))
-        return f"{condition.field} {condition.operator} {value}"
 
 
 def _bytes(value: Any) -> bytes:

@@ -89,8 +89,8 @@ def export_file(plans: Sequence[StorePlan], spec: Export, out: str, *, count: in
             document = {"made_by": f"rmqctl {__version__}", **summary(result, spec),
                         "file": os.path.basename(out), "bytes": size, "sha256": _digest(staged[0]),
                         "fields": list(spec.fields), "time_zone": str(spec.zone),
-                        "conditions": [f"{one.field} {one.operator} {one.value}"
-                                       for one in spec.conditions]}
+                        "conditions": spec.conditions_shown,
+                        **({} if spec.redaction is None else {"redacted": True})}
             with _writing(staged[1]), open(staged[1], "xb") as target_file:
                 target_file.write(json.dumps(document, ensure_ascii=False, indent=2).encode(
                     "utf-8", "backslashreplace") + b"\n")

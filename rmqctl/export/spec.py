@@ -103,6 +103,14 @@ class Export:
         return self.format in TEXTS
 
     @property
+    def conditions_shown(self) -> list[str]:
+        """The conditions as a manifest names them."""
+        values = [(one, str(one.value)) for one in self.conditions]
+        return [f"{one.field} {one.operator} " + str(
+            value if self.redaction is None else self.redaction.condition(one.field, value))
+            for one, value in values]
+
+    @property
     def ending(self) -> str:
         """How names of files end."""
         more = _ENDINGS.get(self.compression, "") if self.is_text else ""

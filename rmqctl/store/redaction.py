@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import secrets
 import stat
 from collections.abc import Mapping
@@ -37,6 +38,14 @@ KEPT_PROPERTIES = frozenset((
     "MAX_RECONSUME_TIMES", "CONSUME_START_TIME", "TRACE_ON", "CHECK_IMMUNITY_TIME_IN_SECONDS",
     "TRANSACTION_CHECK_TIMES", "TRAN_PREPARED_QUEUE_OFFSET", "1ST_POP_TIME", "RMQCTL"))
 """Properties of RocketMQ's own whose values stay; of all others the name does."""
+_V4 = r"(?<![\d.])\d{1,3}(?:\.\d{1,3}){3}(?![\d.])(?::\d+)?"
+_V6 = r"\[[0-9A-Fa-f]*:[0-9A-Fa-f:.]*\](?::\d+)?"
+_V6_BARE = (r"(?<![\w:.])(?:[0-9A-Fa-f]{1,4}:){3,7}[0-9A-Fa-f]{0,4}(?![\w:])"
+            r"|(?<![\w:])(?:[0-9A-Fa-f]{1,4}:)*:[0-9A-Fa-f:]+")
+_IDS = r"(?<![0-9A-Fa-f])(?:[0-9A-F]{56}|[0-9A-F]{40}|[0-9A-F]{32})(?![0-9A-Fa-f])"
+ADDRESSES = re.compile(f"{_V4}|{_V6}|{_V6_BARE}|{_IDS}")
+"""Addresses, and ids: message ids begin with that of a broker, unique keys with a client's."""
+QUOTED = re.compile(r"'(?:[^'\\\n]|\\.)*'|\"(?:[^\"\\\n]|\\.)*\"")
 _HOSTS = ("born_host", "store_host")
 
 
@@ -82,6 +91,24 @@ class Redaction:
             return self._property(name.removeprefix("property."), value)
         return self.value(value if isinstance(value, str | bytes) else json.dumps(
             value, sort_keys=True, ensure_ascii=False, default=str))
+
+    def condition(self, name: str, value: str) -> str:
+        """A value that a field is compared with."""
+        return value if name in KEPT else self.value(value)
+
+    def text(self, text: str) -> str:
+        """A sentence without what it quotes, addresses and ids."""
+        for pattern in (QUOTED, ADDRESSES):
+            text = pattern.sub(lambda match: self.value(match.group()), text)
+        return text
+
+    def document(self, value: Any) -> Any:
+        """A JSON value with the same done to all its texts."""
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, Mapping):
+            return {key: self.document(item) for key, item in value.items()}
+        return [self.document(item) for item in value] if isinstance(value, list) else value
 
     def _property(self, name: str, value: str) -> str:
         if name in KEPT_PROPERTIES:

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from rmqctl.checks.explanations import explanations
-from rmqctl.ext.report import digests
+from rmqctl.checks import digests
 from rmqctl.ext.report.masking import HIDDEN, KINDS, Mask
 from rmqctl.output.language import language
 from rmqctl.store.info import Item

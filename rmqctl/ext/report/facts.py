@@ -15,11 +15,11 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rmqctl.broker.view import view_of
+from rmqctl.checks.digests import FileDigest, digests
 from rmqctl.checks.doctor import Diagnosis, diagnose
 from rmqctl.checks.findings import Finding
 from rmqctl.checks.verify.verdict import DAMAGE, around
 from rmqctl.errors import RmqctlError, StoreIOError
-from rmqctl.ext.report.digests import FileDigest, digests
 from rmqctl.scan.aggregate import Aggregate
 from rmqctl.scan.groupings import OTHER
 from rmqctl.store.config.config import load

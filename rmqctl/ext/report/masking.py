@@ -14,18 +14,11 @@ from collections.abc import Iterable
 from rmqctl.errors import UsageError
 from rmqctl.formats.local.properties import DLQ_PREFIX, RETRY_PREFIX
 from rmqctl.output.escape import visible
+from rmqctl.store.redaction import ADDRESSES, QUOTED
 
 KINDS = ("bodies", "properties", "addresses", "topics", "groups", "paths")
 HIDDEN = "▒▒▒▒"
-_V4 = r"(?<![\d.])\d{1,3}(?:\.\d{1,3}){3}(?![\d.])(?::\d+)?"
-_V6 = r"\[[0-9A-Fa-f]*:[0-9A-Fa-f:.]*\](?::\d+)?"
-_V6_BARE = (r"(?<![\w:.])(?:[0-9A-Fa-f]{1,4}:){3,7}[0-9A-Fa-f]{0,4}(?![\w:])"
-            r"|(?<![\w:])(?:[0-9A-Fa-f]{1,4}:)*:[0-9A-Fa-f:]+")
-_IDS = r"(?<![0-9A-Fa-f])(?:[0-9A-F]{56}|[0-9A-F]{40}|[0-9A-F]{32})(?![0-9A-Fa-f])"
-"""Message ids begin with the address of a broker, unique keys with that of a client."""
-_ADDRESSES = re.compile(f"{_V4}|{_V6}|{_V6_BARE}|{_IDS}")
 _WORD = re.compile(r"[\w%|.@-]+")
-_QUOTED = re.compile(r"'(?:[^'\\\n]|\\.)*'|\"(?:[^\"\\\n]|\\.)*\"")
 _KEYS = re.compile(r"(\$\.\w+\.).*")
 """A place in a configuration file (``$.topicConfigTable.orders.perm``), and what follows: keys are
 names, of any characters, that may stand nowhere else.
@@ -97,7 +90,7 @@ class Mask:
                 shown = self._odd.sub(lambda match: self._shown[match.group()], shown)
             shown = _WORD.sub(self._word, shown)
         if "addresses" in self.kinds:
-            shown = _ADDRESSES.sub(HIDDEN, shown)
+            shown = ADDRESSES.sub(HIDDEN, shown)
         return shown
 
     def _word(self, match: re.Match[str]) -> str:
@@ -111,7 +104,7 @@ class Mask:
     def detail(self, text: str, category: str) -> str:
         """The detail of a finding; that of ``property-number`` quotes a property."""
         if "properties" in self.kinds and category == "property-number":
-            text = _QUOTED.sub(HIDDEN, text)
+            text = QUOTED.sub(HIDDEN, text)
         return self.text(text)
 
     def body(self, text: str) -> str:

@@ -18,10 +18,10 @@ from importlib.resources import files
 from typing import Any
 
 from rmqctl import __version__
+from rmqctl.checks.digests import of_all
 from rmqctl.checks.explanations import Explanation, explanations
 from rmqctl.checks.findings import ERROR, INFO, WARNING, Finding
 from rmqctl.ext.report import words
-from rmqctl.ext.report.digests import of_all
 from rmqctl.ext.report.drawing import Bars, bars, cells, log_map, timeline
 from rmqctl.ext.report.facts import Facts
 from rmqctl.ext.report.masking import Mask

@@ -37,16 +37,21 @@ class FileDigest:
         """As `sha256sum` writes and reads it; "" without a digest."""
         if self.sha256 is None:
             return ""
-        path = os.fsencode(self.path).decode("utf-8", "backslashreplace")
-        escaped = path.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
-        return f"{'' if escaped == path else chr(92)}{self.sha256}  {escaped}"
+        return sum_line(self.sha256, self.path).decode("utf-8", "backslashreplace")
+
+
+def sum_line(sha256: str, path: str) -> bytes:
+    """A line of `sha256sum` without its end, as that writes it for a name of any bytes."""
+    name = os.fsencode(path)
+    escaped = name.replace(b"\\", b"\\\\").replace(b"\n", b"\\n").replace(b"\r", b"\\r")
+    return b"%s%s  %s" % (b"" if escaped == name else b"\\", sha256.encode(), escaped)
 
 
 def digests(root: str, items: Sequence[Item], jobs: int = 1,
             progress: Callable[[int], None] | None = None) -> list[FileDigest]:
     """Those of files of a store, read in blocks. ``progress`` hears of their bytes."""
     found = []
-    for item, digest in Threads(jobs).run(partial(_digest, root), items):
+    for item, digest in Threads(jobs).run(partial(_of_item, root), items):
         found.append(digest)
         if progress is not None:
             progress(item.size)
@@ -61,8 +66,13 @@ def of_all(lines: Iterable[str]) -> str:
     return whole.hexdigest()
 
 
-def _digest(root: str, item: Item) -> FileDigest:
-    path = os.path.join(root, item.path)
+def _of_item(root: str, item: Item) -> FileDigest:
+    return file_digest(root, item.path, item.size)
+
+
+def file_digest(root: str, name: str, size: int, most_holes: int | None = None) -> FileDigest:
+    """That of one file, which had ``size`` bytes."""
+    path, most = os.path.join(root, name), MOST_HOLES if most_holes is None else most_holes
     digest = hashlib.sha256()
     position = data_at = holes = 0
     try:
@@ -71,12 +81,12 @@ def _digest(root: str, item: Item) -> FileDigest:
                 if position >= data_at:
                     data_at = source.next_data(position)
                     holes += max(data_at - position, 0)
-                if holes > MOST_HOLES:
-                    return FileDigest(item.path, item.size, None, (
-                        f"{path}: not hashed, as more than {MOST_HOLES >> 30} GiB of it are "
+                if holes > most:
+                    return FileDigest(name, size, None, (
+                        f"{path}: not hashed, as more than {most >> 30} GiB of it are "
                         "holes"))
                 digest.update(block)
                 position += len(block)
     except StoreIOError as error:
-        return FileDigest(item.path, item.size, None, str(error))
-    return FileDigest(item.path, position, digest.hexdigest(), changed=position != item.size)
+        return FileDigest(name, size, None, str(error))
+    return FileDigest(name, position, digest.hexdigest(), changed=position != size)
