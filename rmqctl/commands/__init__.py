@@ -120,6 +120,7 @@ REGISTRY: tuple[CommandSpec, ...] = (
     _spec("retention", "read-only", _CHECK, "What the cleaner deletes, and when the disk is full"),
     _spec("impact", "read-only", _CHECK, "What damage and a start mean for each consumer group"),
     _spec("report", "writes-new", _CHECK, "All of that in one HTML file, with charts, to pass on"),
+    _spec("case", "writes-new", _CHECK, "Collect evidence: sums, report, messages, damaged bytes"),
     _spec("exporter", "read-only", _CHECK, "Metrics of stores for Prometheus, over HTTP"),
     _spec("explain", "read-only", _CHECK, "What a finding or an action means, and what to do"),
     _spec("diff", "read-only", _CHECK, "Compare two stores: missing, extra, different messages"),

@@ -21,9 +21,9 @@ from tests.conftest import Runner
 from tests.support import tiny as tiny_stores
 
 READ = {
-    "--commitlog-dir", "--commitlog-dir-b", "--broker-conf", "--file", "--body-file", "--redact-key", "--key-file",
-    "--metadata", "--local", "--moved", "--list"}
-STORES = {"--write-outside", "--to", "--scratch", "--out NEWSTORE", "--into"}
+    "--commitlog-dir", "--commitlog-dir-b", "--broker-conf", "--file", "--body-file", "--key-file",
+    "--redact-key", "--metadata", "--local", "--moved", "--list"}
+STORES = {"--write-outside", "--to", "--scratch", "--out NEWSTORE", "--into", "--out DIR"}
 """Folders and stores, which have rules of their own: tests/commands/test_every_writer.py."""
 
 

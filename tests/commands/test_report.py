@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
-from rmqctl.checks.explanations import explanations
 from rmqctl.checks import digests
+from rmqctl.checks.explanations import explanations
 from rmqctl.ext.report.masking import HIDDEN, KINDS, Mask
 from rmqctl.output.language import language
 from rmqctl.store.info import Item

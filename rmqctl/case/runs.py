@@ -1,0 +1,144 @@
+"""The commands of a case: each is a run of rmqctl as an examiner would type it, and is logged."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import platform
+import shlex
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from subprocess import DEVNULL, Popen
+from typing import IO, Any
+
+from rmqctl import __version__
+from rmqctl.case.folder import Folder, json_line
+from rmqctl.errors import StoreIOError
+from rmqctl.store.redaction import Redaction
+
+LOG = "log.jsonl"
+MEANINGS = {0: "done", 1: "findings", 2: "usage", 3: "not available", 4: "held by another process",
+            5: "I/O error", 6: "refused", 70: "a defect of rmqctl"}
+_DONE = (0, 1)
+_PROGRAM = (sys.executable, "-P", "-m", "rmqctl")
+"""Nothing of the working directory is loaded: it may be a stranger's."""
+_MOUNTS = "/proc/self/mountinfo"
+
+
+def now() -> str:
+    """The time, in UTC."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def host(path: str, *, redacted: bool) -> dict[str, Any]:
+    """What an examiner must know of the machine; ``redacted``: nothing that names it."""
+    facts: dict[str, Any] = {
+        "rmqctl": __version__, "python": platform.python_version(), "system": platform.system(),
+        "release": platform.release(), "machine": platform.machine(), "time_zone": time.tzname[0],
+        "clock": now(), **_mounted(path, redacted=redacted)}
+    if not redacted:
+        facts["host"] = platform.node()
+        with suppress(KeyError, OSError):
+            facts["user"] = getpass.getuser()
+    return facts
+
+
+def _mounted(path: str, *, redacted: bool) -> dict[str, Any]:
+    """How the file system of the originals is mounted, where the system says so."""
+    best: tuple[str, dict[str, Any]] = "", {}
+    with suppress(OSError, ValueError, IndexError), open(_MOUNTS, encoding="utf-8",
+                                                         errors="surrogateescape") as file:
+        real = os.path.realpath(path)
+        for line in file:
+            left, _, right = line.partition(" - ")
+            point, options = left.split()[4:6]
+            point = point.replace("\\040", " ")
+            if os.path.commonpath((real, point)) == point and len(point) >= len(best[0]):
+                kind, device = right.split()[:2]
+                best = point, {"file_system": kind, "mount_options": options,
+                               "mounted_read_only": "ro" in options.split(",")} | (
+                    {} if redacted else {"mount_point": point, "device": device})
+    return best[1]
+
+
+class Runs:
+    """Runs commands, one after the other. ``redaction``: what is done to texts they give."""
+
+    def __init__(self, folder: Folder, redaction: Redaction | None) -> None:
+        self._folder, self._redaction = folder, redaction
+        self._log = folder.new(LOG)
+        self.rows: list[dict[str, Any]] = []
+
+    def note(self, row: dict[str, Any]) -> None:
+        """Append to the log, for good."""
+        self._log.write(json_line(row))
+        self._log.flush()
+
+    def close(self) -> None:
+        self._log.close()
+
+    def document(self, words: Sequence[str], name: str) -> Any:
+        """Run a command that gives one JSON document, which becomes the file ``name``; the
+        document, or None where there is none.
+        """
+        with tempfile.TemporaryFile() as out:
+            self.finished(words, name, out)
+            out.seek(0)
+            try:
+                document = json.loads(out.read())
+            except ValueError:
+                return None
+        if self._redaction is not None:
+            document = self._redaction.document(document)
+        self._folder.write(name, json.dumps(document, indent=2, ensure_ascii=True).encode() + b"\n")
+        return document
+
+    def finished(self, words: Sequence[str], output: str,
+                 out: IO[bytes] | int = DEVNULL) -> None:
+        """Run a command to its end. StoreIOError."""
+        with self.run(words, output, out):
+            pass
+
+    @contextmanager
+    def run(self, words: Sequence[str], output: str, out: IO[bytes] | int) -> Iterator[
+            Popen[bytes]]:
+        """Run a command; its output goes to ``out``, or is the caller's to read. Ends it, and logs
+        it, at the end. StoreIOError.
+        """
+        number = len(self.rows) + 1
+        said = f"stderr/{number:02d}-{words[0]}.txt"
+        row: dict[str, Any] = {"step": number, "command": shlex.join(["rmqctl", *words]),
+                               "started": now()}
+        begin = time.monotonic()
+        with tempfile.TemporaryFile() as errors:
+            try:
+                process = Popen(  # noqa: S603 - our own program
+                    [*_PROGRAM, *words], stdin=DEVNULL, stdout=out, stderr=errors)
+            except OSError as error:
+                raise StoreIOError.from_oserror(error, sys.executable, "run") from None
+            try:
+                yield process
+                process.wait()
+            finally:
+                if process.poll() is None:
+                    process.terminate()
+                    process.wait()
+                code = process.returncode
+                row |= {"ended": now(), "seconds": round(time.monotonic() - begin, 3),
+                        "exit_code": code, "meaning": MEANINGS.get(code, "ended by a signal"
+                                                                   if code < 0 else "failed"),
+                        "done": code in _DONE, "output": output}
+                errors.seek(0)
+                text = errors.read().decode("utf-8", "replace")
+                if text:
+                    row["stderr"] = said
+                    if self._redaction is not None:
+                        text = self._redaction.text(text)
+                    self._folder.write(said, text.encode())
+                self.rows.append(row)
+                self.note(row)

@@ -1,0 +1,169 @@
+"""``rmqctl case``: an evidence folder of a store, a file or an image, and the check of one."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import tempfile
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rmqctl import vfs
+from rmqctl.commands.app import typed
+from rmqctl.commands.shared.options import LayoutOptions, SpokenOut
+from rmqctl.errors import ExitCode, NotAStoreError, StoreIOError, UsageError
+from rmqctl.output.units import size_text
+from rmqctl.phrases import Phrase, counted
+
+if TYPE_CHECKING:
+    from rmqctl.case.collect import Result
+    from rmqctl.case.folder import Check
+    from rmqctl.output import Human, Output
+
+_NAMED = 10
+
+
+def command(
+    *,
+    path: Annotated[str, typer.Argument(
+        metavar="PATH", show_default=False,
+        help="A store, another folder, a file or a disk image; with --check an evidence folder.")],
+    target: Annotated[str | None, typer.Option(
+        "--out", metavar="DIR", help="The evidence folder: a new or empty folder outside of PATH.",
+        show_default=False)] = None,
+    check: Annotated[bool, typer.Option(
+        "--check", help="Compare every file of the evidence folder PATH with its sum.")] = False,
+    redact: Annotated[bool, typer.Option(
+        "--redact", help="Replace bodies, keys, property values, addresses and ids by digests, and "
+        "copy no damaged bytes.")] = False,
+    layout: LayoutOptions,
+    out: SpokenOut,
+) -> None:
+    """Collect evidence: sums of all files, report, messages, damaged bytes, a log of every step.
+
+    The folder is for somebody who does not know rmqctl: README.txt says what is in it. It holds
+    the SHA-256 of every original, taken first; what `info`, `doctor`, `verify`, `preflight`,
+    `offsets` and `report` say; the messages with the place where each was found; all other records
+    that `carve` finds; the bytes of damaged places; and SHA256SUMS, which `sha256sum -c` reads.
+    PATH is only read. Exit code 1 where something is missing in the folder, or has changed.
+
+        rmqctl case STORE --out evidence
+
+        rmqctl case evidence --check
+    """
+    from rmqctl.case.folder import check as checked
+
+    if check:
+        if target is not None or redact:
+            raise UsageError("--check goes without --out and --redact")
+        found = checked(path)
+        out.document(found.as_dict(), lambda page: _checked(page, found))
+        if not found.ok:
+            raise typer.Exit(int(ExitCode.FINDINGS))
+        return
+    if target is None:
+        raise UsageError("--out DIR names the evidence folder; --check checks one")
+    result = _collected(out, path, target, layout, redact=redact)
+    document = {"out": target, "sha256_of_sums": result.sums, **result.summary}
+    out.document(document, lambda page: _show(page, document))
+    if result.problems:
+        raise typer.Exit(int(ExitCode.FINDINGS))
+
+
+def _collected(out: Output, path: str, target: str, layout: LayoutOptions, *,
+               redact: bool) -> Result:
+    from rmqctl.case.collect import Case, collect
+    from rmqctl.export.staging import checked_target
+    from rmqctl.store.redaction import redaction_of
+
+    # Refuse what would write into what is examined, or mix with something else.
+    if vfs.is_elsewhere(path) or not os.path.lexists(path):
+        raise StoreIOError(f"{path}: no file or folder here; copy it first")
+    root, folder = os.path.abspath(path), checked_target(target)
+    real = os.path.realpath(root)
+    if folder == real or folder.startswith(real.rstrip(os.sep) + os.sep):
+        raise UsageError(f"--out {target} is in {path}, which is to be examined")
+    is_store, log_folders, size = _store(root, layout)
+
+    def words(*command: str) -> list[str]:
+        return shlex.split(typed.other(*command, root))[1:]
+
+    # One key for all commands of a redacted case; nobody has it afterwards.
+    private = tempfile.mkdtemp(prefix="rmqctl-case-") if redact else ""
+    try:
+        redaction, options = None, []
+        if redact:
+            key = os.path.join(private, "key")
+            with open(key, "xb") as file:
+                file.write(os.urandom(32))
+            redaction, options = redaction_of(key, wanted=True), ["--redact", "--redact-key", key]
+        with out.progress("collecting evidence") as progress:
+            def step(name: str, total: int | None) -> Any:
+                progress.phase(name, total)
+                return progress.advance
+
+            return collect(Case(root, is_store, words, log_folders, redaction, options), folder,
+                           step, size)
+    finally:
+        if private:
+            shutil.rmtree(private, ignore_errors=True)
+
+
+def _store(root: str, layout: LayoutOptions) -> tuple[bool, list[str], int]:
+    """(whether it is a store, its log's folders, bytes of its files)."""
+    from rmqctl.store import Store
+    from rmqctl.store.info import inventory
+
+    if not os.path.isdir(root):
+        return False, [], os.stat(root).st_size
+    try:
+        with Store.open(root, layout.folders_of([root]), layout.sizes) as store:
+            return True, list(store.log_folders), sum(item.size for item in inventory(store)[0])
+    except NotAStoreError:
+        return False, [], 0
+
+
+def _show(page: Human, document: dict[str, Any]) -> None:
+    originals = document["originals"]
+    page.text(Phrase("evidence folder complete: {out}", out=document["out"])
+              if document["complete"] else
+              Phrase("evidence folder NOT complete: {out}", out=document["out"]),
+              "good" if document["complete"] else "bad")
+    page.blank()
+    page.pairs({
+        "examined": document["source"],
+        "originals": Phrase("{files}, {size}", files=counted(originals["files"], "file"),
+                            size=size_text(originals["bytes"])),
+        "verdict": document["verdict"] or "-",
+        "messages": "-" if document["messages"] is None else f"{document['messages']:,}",
+        "carved": ", ".join(f"{count:,} {name}" for name, count in sorted(
+            document["carved"].items())) or "-",
+        "damaged places": f"{document['damaged_places']:,}",
+        "sha256 of sums": document["sha256_of_sums"]})
+    for problem in document["problems"]:
+        page.text(Phrase("missing: {problem}", problem=problem), "bad")
+    page.heading("What next")
+    page.text(f"rmqctl case {shlex.quote(document['out'])} --check")
+
+
+def _checked(page: Human, found: Check) -> None:
+    page.text(Phrase("{case}: unchanged, {files}", case=found.folder,
+                     files=counted(found.files, "file")) if found.ok else
+              Phrase("{case}: NOT unchanged", case=found.folder), "good" if found.ok else "bad")
+    if not found.finished:
+        page.text(Phrase("unfinished: `rmqctl case` was interrupted, or is still running"))
+    for count, named in (
+            (len(found.changed), [Phrase("changed: {name}", name=name)
+                                  for name in found.changed[:_NAMED]]),
+            (len(found.missing), [Phrase("missing: {name}", name=name)
+                                  for name in found.missing[:_NAMED]]),
+            (len(found.extra), [Phrase("not in the sums: {name}", name=name)
+                                for name in found.extra[:_NAMED]])):
+        for phrase in named:
+            page.text(phrase)
+        if count > _NAMED:
+            page.text(Phrase("and {more:,} more", more=count - _NAMED))
+    if found.sums is not None:
+        page.pairs({"sha256 of sums": found.sums})
