@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from rmqctl.case import runs
 from tests.plugin_transcripts import wants_update
 from tests.support import cli, damage, snapshot
+from tests.support.forked_case import Forked
 
 FOLDER = Path(__file__).parent / "transcripts"
 FILES = sorted(
@@ -224,12 +226,14 @@ def place_store(directive: Directive, fixture) -> None:
 @pytest.mark.parametrize("path", FILES, ids=[str(p.relative_to(FOLDER)) for p in FILES])
 def test_transcript(path, request, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(runs, "Popen", Forked)
     play(path, request, keep_masked=True)
 
 
 @pytest.mark.parametrize("path", PAGES, ids=[str(p.relative_to(ROOT)) for p in PAGES])
 def test_what_a_page_shows_is_what_comes(path, request, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(runs, "Popen", Forked)
     Path(EXAMPLE).parent.mkdir()
     snapshot.copy_tree(ROOT / EXAMPLE, Path(EXAMPLE))
     with snapshot.assert_unchanged(Path(EXAMPLE)):

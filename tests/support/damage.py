@@ -470,3 +470,10 @@ def random_bytes(root: Path, file: str, seed: int) -> Damage:
     """The whole content replaced by random bytes."""
     size = (root / file).stat().st_size
     return write(root, file, 0, random.Random(seed).randbytes(size), "random bytes")
+
+
+def disk_image(root: Path, name: str, *order: int) -> None:
+    """Beside the store: an image with the files of its log in another order. The store stays."""
+    files = sorted((root / "commitlog").iterdir())
+    (root.parent / name).write_bytes(bytes(PAGE) + b"".join(
+        files[number].read_bytes() for number in order))

@@ -67,7 +67,7 @@ def command(
         raise UsageError("--out DIR names the evidence folder; --check checks one")
     result = _collected(out, path, target, layout, redact=redact)
     document = {"out": target, "sha256_of_sums": result.sums, **result.summary}
-    out.document(document, lambda page: _show(page, document))
+    out.document(document, lambda page: _show(page, path, document))
     if result.problems:
         raise typer.Exit(int(ExitCode.FINDINGS))
 
@@ -125,23 +125,24 @@ def _store(root: str, layout: LayoutOptions) -> tuple[bool, list[str], int]:
         return False, [], 0
 
 
-def _show(page: Human, document: dict[str, Any]) -> None:
+def _show(page: Human, path: str, document: dict[str, Any]) -> None:
     originals = document["originals"]
     page.text(Phrase("evidence folder complete: {out}", out=document["out"])
               if document["complete"] else
               Phrase("evidence folder NOT complete: {out}", out=document["out"]),
               "good" if document["complete"] else "bad")
     page.blank()
-    page.pairs({
-        "examined": document["source"],
+    figures = {
+        "examined": path,
         "originals": Phrase("{files}, {size}", files=counted(originals["files"], "file"),
                             size=size_text(originals["bytes"])),
-        "verdict": document["verdict"] or "-",
-        "messages": "-" if document["messages"] is None else f"{document['messages']:,}",
+        "verdict": document["verdict"],
+        "messages": None if document["messages"] is None else f"{document['messages']:,}",
         "carved": ", ".join(f"{count:,} {name}" for name, count in sorted(
-            document["carved"].items())) or "-",
+            document["carved"].items())) or None,
         "damaged places": f"{document['damaged_places']:,}",
-        "sha256 of sums": document["sha256_of_sums"]})
+        "sha256 of sums": document["sha256_of_sums"]}
+    page.pairs({name: value for name, value in figures.items() if value is not None})
     for problem in document["problems"]:
         page.text(Phrase("missing: {problem}", problem=problem), "bad")
     page.heading("What next")
