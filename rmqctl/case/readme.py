@@ -25,12 +25,14 @@ _FILES = {
     "damage/": "the bytes of every place that a finding names, and index.jsonl",
 }
 _FOUND = {
-    "not-served": "intact and at its own place, but no message of the log: a record from an "
-                  "earlier use of the file, or one that nothing confirms (see `finding`)",
+    "not-served": "intact and at its own place, but no message of the log: from an earlier use "
+                  "of the file, from another structure such as the compaction log, or not "
+                  "confirmed by anything (see `finding`)",
     "in-place": "intact, and nothing contradicts its physical offset",
     "doubtful": "intact, but it may be part of the body of a damaged message",
     "misplaced": "intact, but other records contradict its physical offset",
-    "embedded-in-damage": "intact, inside of a damaged record: mostly a copy in its body",
+    "embedded-in-damage": "intact, but after or inside of damage: a message, or a copy in the body "
+                          "of a damaged one",
     "damaged": "its body does not match its checksum",
     "duplicate": "the same record as one found before",
 }
