@@ -270,6 +270,8 @@ def test_places_that_are_refused(tmp_path: Path) -> None:
             run("case", store, "--out", target).expect(code)
         run("case", tmp_path, "--out", tmp_path / "new").expect(2)
         run("case", tmp_path / "nothing", "--out", tmp_path / "new").expect(5)
+        elsewhere = run("case", "s3://me:secret@host/bucket", "--out", tmp_path / "new").expect(2)
+        assert "secret" not in elsewhere.err
         run("case", store).expect(2)
         run("case", store, "--check", "--out", tmp_path / "new").expect(2)
         run("case", store, "--check").expect(3)

@@ -24,7 +24,7 @@ OF_TIERS: dict[tuple[str, ...], CommandSpec] = {
 _OF_THE_DISK = {("du",), ("retention",), ("dump",), ("browse",)}
 _READERS = {("export",), ("report",), ("pipeline", "export"), ("pipeline", "sql")}
 """Commands that write a new place, and only read the store that is their first argument."""
-_NO_STORES = {"tiered", "restore", "carve"}
+_NO_STORES = {"tiered", "restore", "carve", "case"}
 """Commands whose first argument is no store."""
 _MARKS = {"commitlog", "consumequeue", "config", "index", "checkpoint"}
 

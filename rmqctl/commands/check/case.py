@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rmqctl import vfs
 from rmqctl.commands.app import typed
 from rmqctl.commands.shared.options import LayoutOptions, SpokenOut
 from rmqctl.errors import ExitCode, NotAStoreError, StoreIOError, UsageError
 from rmqctl.output.units import size_text
+from rmqctl.parse_values import is_url
 from rmqctl.phrases import Phrase, counted
 
 if TYPE_CHECKING:
@@ -76,11 +76,14 @@ def _collected(out: Output, path: str, target: str, layout: LayoutOptions, *,
                redact: bool) -> Result:
     from rmqctl.case.collect import Case, collect
     from rmqctl.export.staging import checked_target
+    from rmqctl.files.remote.reader import without_secrets
     from rmqctl.store.redaction import redaction_of
 
     # Refuse what would write into what is examined, or mix with something else.
-    if vfs.is_elsewhere(path) or not os.path.lexists(path):
-        raise StoreIOError(f"{path}: no file or folder here; copy it first")
+    if is_url(path):
+        raise UsageError(f"{without_secrets(path)}: copy it to this machine first")
+    if not os.path.exists(path):
+        raise StoreIOError(f"{path}: does not exist")
     root, folder = os.path.abspath(path), checked_target(target)
     real = os.path.realpath(root)
     if folder == real or folder.startswith(real.rstrip(os.sep) + os.sep):
