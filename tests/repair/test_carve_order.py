@@ -17,7 +17,7 @@ import pytest
 from rmqctl.formats.local.message import MAGIC_BLANK
 from rmqctl.repair.carve.carve import DOUBTFUL, MISPLACED
 from rmqctl.repair.carve.store import size_by_ends
-from tests.conftest import Runner
+from tests.conftest import GoldenFolder, Runner
 from tests.repair.carving import carve, places, record, saved
 from tests.support.share import sample
 from tests.support.stored import log_bytes
@@ -156,6 +156,20 @@ def test_the_body_of_a_record_without_a_head_is_no_fragment(tmp_path: Path) -> N
         forged = {one.placement for one in found.messages if one.record.body == b"forged"}
         assert forged == {DOUBTFUL}
         assert found.tally.in_place == len(places(files[0])) + len(places(files[3]))
+
+
+def test_fillers_of_a_sealed_log_are_sealed(rmqctl: Runner, golden: GoldenFolder,
+                                            tmp_path: Path) -> None:
+    """A broker that demands the property __CRC32# ends its log at a message without."""
+    files = list(log_bytes(golden("5.3.3/appendcrc/store"), ("commitlog",)).values())
+    data = bytearray(b"".join(files))
+    data[8192:11192] = bytes(3000)
+    document = rebuilt(rmqctl, saved(tmp_path, bytes(data)), code=1)
+    assert document["physical_offsets_kept"] == document["written"] > 200
+    assert document["fillers"] == 1
+    (row,) = rmqctl("read", tmp_path / "new", "--where", "topic=RMQCTL_FILLER", "-o",
+                    "jsonl").expect(0).jsonl()
+    assert "__CRC32#" in row["properties"]
 
 
 def test_the_size_of_files_by_their_ends() -> None:
