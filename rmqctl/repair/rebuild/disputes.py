@@ -41,7 +41,6 @@ from rmqctl.formats.local.filler import is_filler
 from rmqctl.formats.local.index_file import ENTRY, entry_time
 from rmqctl.formats.local.message import Record
 from rmqctl.repair.rebuild.rebuild import CONSUMEQUEUE, INDEX, Rebuilt
-from rmqctl.repair.rebuild.seed import derived_in
 from rmqctl.scan.damage.known import key_hashes
 from rmqctl.scan.derived import QueueKey
 from rmqctl.scan.frames import Array
@@ -131,8 +130,7 @@ def _tags(rebuilt: Rebuilt, queues: set[QueueKey], records: IntactRecords) -> It
     """(the hash in its entry, the message, whether other entries have it) where that is another
     one's.
     """
-    size = rebuilt.settings.consumequeue_file_size
-    present, made = rebuilt.present, derived_in(rebuilt.scratch.root, size).plain_queues
+    present, made = rebuilt.present, rebuilt.made.plain_queues
     left = _MOST
     for key in sorted(queues & present.keys() & made.keys()):
         with closing(present[key]) as ours, closing(made[key]) as theirs:

@@ -49,6 +49,7 @@ from rmqctl.scan.passed_over import MOST_SPANS, Damage
 from rmqctl.scan.source import FileSource
 from rmqctl.store.files import StoreFile
 from rmqctl.store.log import ranges
+from rmqctl.store.queue.batch_queue import BatchQueue
 from rmqctl.store.queue.consume_queue import FileQueue
 from rmqctl.store.queue.search import begun_at
 from rmqctl.store.store import Store
@@ -109,6 +110,13 @@ class Rebuilt:
     repeated: int = 0
     store: Store | None = None
     same: frozenset[QueueKey] = frozenset()
+    made: Store = field(kw_only=True)
+    """What lies in ``scratch``."""
+
+    @property
+    def present_batches(self) -> Mapping[QueueKey, BatchQueue]:
+        """The batch queues of the store."""
+        return (self.store or seed.derived_in(self.root)).batch_queues
 
     @property
     def present(self) -> Mapping[QueueKey, FileQueue]:
@@ -135,7 +143,8 @@ class Rebuilt:
             log_min=log_min, log_end=max(done.end, log_min) if log_end is None else log_end,
             messages=done.messages, last=done.last, newest=done.newest, damage=done.damage,
             logics_timestamp=done.logics, gaps=done.gaps, refused=done.refused,
-            unplaceable=done.unplaceable, repeated=done.repeated, **known)
+            unplaceable=done.unplaceable, repeated=done.repeated, made=seed.derived_in(
+                known["scratch"].root, known["settings"].consumequeue_file_size), **known)
 
     def wants(self, key: QueueKey) -> bool:
         """Whether a queue was asked for."""
@@ -326,7 +335,7 @@ class _Job:
         if CONSUMEQUEUE not in self._only or not os.path.isdir(
                 os.path.join(self._root, "consumequeue")):
             return None
-        store = held.enter_context(Store.open(self._root))
+        store = self._store or held.enter_context(Store.open(self._root))
         light = store.light_queues
         if not light.own or light.own_ids == self._settings.lmq:
             return None

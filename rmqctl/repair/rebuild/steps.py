@@ -32,7 +32,7 @@ from rmqctl.repair.plan import (
 )
 from rmqctl.repair.rebuild import index
 from rmqctl.repair.rebuild.rebuild import CONSUMEQUEUE, INDEX, Rebuilt
-from rmqctl.repair.rebuild.seed import BATCH, EXT, PLAIN, derived_in
+from rmqctl.repair.rebuild.seed import BATCH, EXT, PLAIN
 from rmqctl.repair.targets import is_alias
 from rmqctl.scan.derived import QueueKey
 from rmqctl.scan.overlay import Piece
@@ -88,7 +88,7 @@ def _ends(rebuilt: Rebuilt) -> dict[QueueKey, int]:
             with closing(queue):
                 cut = _first_behind(queue, rebuilt.rows_end) if rebuilt.wants(key) else None
                 ends[key] = queue.written if cut is None else min(cut, queue.written)
-    for key, batches in derived_in(rebuilt.root).batch_queues.items():
+    for key, batches in rebuilt.present_batches.items():
         if key not in rebuilt_ends:
             limit = rebuilt.log_end if rebuilt.wants(key) else None
             ends[key] = batches.bounds(0, limit)[1]
@@ -97,13 +97,13 @@ def _ends(rebuilt: Rebuilt) -> dict[QueueKey, int]:
 
 def _all(rebuilt: Rebuilt, index_is_right: Callable[[], bool]) -> Iterator[Planned]:
     if CONSUMEQUEUE in rebuilt.only:
-        made = derived_in(rebuilt.scratch.root, rebuilt.settings.consumequeue_file_size)
+        made = rebuilt.made
         queues, rebuilt_queues = rebuilt.present, made.plain_queues
         for key in sorted({*queues, *rebuilt_queues} - rebuilt.same):
             if rebuilt.wants(key):
                 yield _Plain(rebuilt, key).planned(queues.get(key), rebuilt_queues.get(key))
                 yield _extension(rebuilt, key)
-        batches, fresh = derived_in(rebuilt.root).batch_queues, made.batch_queues
+        batches, fresh = rebuilt.present_batches, made.batch_queues
         for key in sorted({*batches, *fresh}):
             if rebuilt.wants(key):
                 yield _Batch(rebuilt, key).planned(batches.get(key), fresh.get(key))
