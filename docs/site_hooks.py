@@ -4,6 +4,7 @@ linked in the repository. A link that leads nowhere ends the build.
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,6 +41,9 @@ def with_links(markdown: str, source: Path, repository: str) -> str:
     leads to no file.
     """
 
+    # Pages that are outside docs/ are at the top of the site.
+    folder = source.parent if source.is_relative_to(DOCS) else DOCS
+
     def led(link: re.Match[str]) -> str:
         image, text, target, anchor, code = link.groups("")
         if code or not target or target.startswith(("http:", "https:", "mailto:")):
@@ -49,9 +53,9 @@ def with_links(markdown: str, source: Path, repository: str) -> str:
             raise ValueError(f"{source.relative_to(ROOT)} links to {target}, which does not exist")
         inside = str(there.relative_to(ROOT))
         if inside in OUTSIDE:
-            return f"{image}{text}({OUTSIDE[inside]}{anchor})"
+            return f"{image}{text}({os.path.relpath(DOCS / OUTSIDE[inside], folder)}{anchor})"
         if there.is_relative_to(DOCS) and there.is_file() and there.suffix != ".py":
-            return f"{image}{text}({there.relative_to(DOCS)}{anchor})"
+            return f"{image}{text}({os.path.relpath(there, folder)}{anchor})"
         kind = "raw" if image else "tree" if there.is_dir() else "blob"
         return f"{image}{text}({repository}/{kind}/main/{inside}{anchor})"
 

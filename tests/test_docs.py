@@ -17,7 +17,7 @@ from rmqctl.errors import ExitCode
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.glob("*.md")),
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md")),
          *sorted((ROOT / "examples").rglob("*.md"))]
 
 
@@ -72,6 +72,20 @@ def test_links_lead_somewhere(page):
         assert there.exists(), target
         if anchor and there.suffix == ".md":
             assert anchor in anchors(there.read_text()), target
+
+
+def test_the_guides_are_short_listed_and_played():
+    """A page that shows commands is played by test_transcripts.py: it has console blocks."""
+    index = (DOCS / "howto/README.md").read_text()
+    for page in [*DOCS.glob("howto/*.md"), *DOCS.glob("tutorial/*.md")]:
+        text = page.read_text()
+        fences = set(re.findall(r"^```(\w+)", text, re.MULTILINE))
+        assert fences <= {"console", "sh", "json", "py", "text"}, page
+        assert page.name == "README.md" or "console" in fences, page
+        if page.parent.name == "howto":
+            assert len(text.splitlines()) < 150, page
+            assert page.name == "README.md" or f"]({page.name})" in index, page
+            assert f"howto/{page.name}\n" in (ROOT / "mkdocs.yml").read_text(), page
 
 
 def anchors(text: str) -> set[str]:

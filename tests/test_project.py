@@ -101,7 +101,7 @@ def test_all_files_name_one_home():
 
 def test_every_page_is_in_the_navigation_of_the_site():
     site = yaml.load((ROOT / "mkdocs.yml").read_text(), Loader)
-    named = re.findall(r"[\w.-]+\.md", str(site["nav"]))
+    named = re.findall(r"[\w./-]+\.md", str(site["nav"]))
     pages = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")}
     assert sorted(named) == sorted(pages | set(SITE.OUTSIDE.values()))
 
@@ -124,6 +124,14 @@ def test_links_of_a_page_lead_to_the_site_or_the_repository():
         with pytest.raises(ValueError, match="does not exist"):
             SITE.with_links(f"[a]({missing})", here, HOME)
     assert SITE.with_links("[a](docs/verify.md)", ROOT / "README.md", HOME) == "[a](verify.md)"
+    below = ROOT / "docs" / "howto" / "README.md"
+    for link, led in [
+        ("[a](../verify.md#findings)", "[a](../verify.md#findings)"),
+        ("[a](find-a-message.md)", "[a](find-a-message.md)"),
+        ("[a](../../README.md)", "[a](../index.md)"),
+        ("[a](../../LICENSE)", f"[a]({HOME}/blob/main/LICENSE)"),
+    ]:
+        assert SITE.with_links(link, below, HOME) == led
 
 
 def test_the_readme_is_short_and_begins_with_the_session():

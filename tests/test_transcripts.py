@@ -1,13 +1,17 @@
 """Golden transcripts: ``$ rmqctl ...`` and what it prints. See transcripts/README.md.
 
 The console blocks of README.md, docs/ and examples/ are run the same way, so no page shows an
-output that the program does not give.
+output that the program does not give. In the tutorial and the how-to pages the ``sh`` blocks are
+run as well.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import subprocess
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,9 +35,13 @@ PAGES = sorted(
     for p in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md"))
     if "```console\n" in p.read_text()
 )
+#: Pages of which the ``sh`` blocks are run, too.
+TASKS = sorted(p for name in ("howto", "tutorial") for p in ROOT.glob(f"docs/{name}/*.md"))
 ENVIRONMENT = {"COLUMNS": "100"}
+#: Stands in an output for lines that are left out.
+ELISION = "…"
 _FILE = re.compile(r"```\w+ ([\w.-]+)")
-_DIRECTIVE = re.compile(r"(?P<open><!-- )?(store|run|mask)(?: ([\w.-]+))?: +(.+?)(?(open) -->)")
+_DIRECTIVE = re.compile(r"(?P<open><!-- )?(store|run|mask|skip)(?: ([\w.-]+))?: +(.+?)(?(open) -->)")
 
 
 class TranscriptError(AssertionError):
@@ -51,7 +59,9 @@ class Command:
 
 @dataclass
 class Directive:
-    """``store``, ``run`` or ``mask`` with its text; ``name`` is what a store is called.
+    """``store``, ``run``, ``mask`` or ``skip`` with its text; ``name`` is what a store is called.
+
+    ``skip`` gives the reason why the next ``sh`` block is not run.
 
     ``hidden``: it stands in a comment, which a page uses for what its reader does by hand.
     """
@@ -73,20 +83,28 @@ class File:
 
 
 @dataclass
+class Shell:
+    """A ``sh`` block: commands whose output the page does not show."""
+
+    number: int
+    lines: list[str] = field(default_factory=list)
+
+
+@dataclass
 class Prose:
     """A line that is only read by people."""
 
     line: str
 
 
-Step = Command | Directive | File | Prose
+Step = Command | Directive | File | Shell | Prose
 
 
 def parse(text: str, *, console: bool = False) -> list[Step]:
     """Split a transcript; ``console`` means the whole file is one console block (``.txt``)."""
     steps: list[Step] = []
     inside = console
-    file: File | None = None
+    file: File | Shell | None = None
     for number, line in enumerate(text.splitlines(), 1):
         if file is not None:
             if line == "```":
@@ -95,6 +113,9 @@ def parse(text: str, *, console: bool = False) -> list[Step]:
                 file.lines.append(line)
         elif not console and (match := _FILE.fullmatch(line)):
             file = File(line, match[1])
+            steps.append(file)
+        elif not console and line == "```sh":
+            file = Shell(number)
             steps.append(file)
         elif not console and line.startswith("```"):
             inside = not inside and line.strip() == "```console"
@@ -127,6 +148,8 @@ def render(steps: list[Step]) -> str:
             lines += [step.line, *step.expected]
         elif isinstance(step, File):
             lines += [step.fence, *step.lines, "```"]
+        elif isinstance(step, Shell):
+            lines += ["```sh", *step.lines, "```"]
         else:
             lines.append(step.line)
     return "\n".join(lines) + "\n"
@@ -184,6 +207,41 @@ def masked(lines: list[str], masks: list[tuple[str, str]]) -> list[str]:
     return [line.rstrip() for line in lines]
 
 
+def agree(shown: list[str], said: list[str]) -> bool:
+    """Compare an output with the page; lines in place of an `ELISION` may be any."""
+    if ELISION not in shown:
+        return said == shown
+    at = shown.index(ELISION)
+    after = len(shown) - at - 1
+    return len(said) > at + after and said[:at] == shown[:at] and (
+        said[len(said) - after:] == shown[at + 1:])
+
+
+def shortened(shown: list[str], real: list[str]) -> list[str]:
+    """Leave out of a new output as much as the page left out of the old one."""
+    if ELISION not in shown:
+        return real
+    at = shown.index(ELISION)
+    after = len(shown) - at - 1
+    if len(real) <= at + after:
+        return real
+    return [*real[:at], ELISION, *real[len(real) - after:]]
+
+
+def run_shell(step: Shell, programs: Path) -> None:
+    """Run the commands of a block; the first that fails is an error."""
+    programs.mkdir(exist_ok=True)
+    for name, words in (("python", ""), ("rmqctl", "-m rmqctl ")):
+        program = programs / name
+        program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {words}"$@"\n')
+        program.chmod(0o755)
+    environment = {**os.environ, **cli.QUIET_ENV, "PYTHONPATH": str(ROOT),
+                   "PATH": f"{programs}:{os.environ['PATH']}"}
+    done = subprocess.run(["sh", "-e"], input="\n".join(step.lines) + "\n", env=environment,
+                          text=True, capture_output=True, timeout=60, check=False)
+    assert done.returncode == 0, f"line {step.number}: {done.stdout}{done.stderr}"
+
+
 def run_helper(directive: Directive) -> None:
     """``flip_bit store commitlog/0 120 3`` -> ``damage.flip_bit(Path("store"), ..., 120, 3)``."""
     name, folder, *words = shlex.split(directive.text)
@@ -237,26 +295,36 @@ def test_what_a_page_shows_is_what_comes(path, request, tmp_path, monkeypatch):
     Path(EXAMPLE).parent.mkdir()
     snapshot.copy_tree(ROOT / EXAMPLE, Path(EXAMPLE))
     with snapshot.assert_unchanged(Path(EXAMPLE)):
-        play(path, request, keep_masked=False)
+        play(path, request, keep_masked=False, programs=tmp_path.with_name(f"{tmp_path.name}-bin"))
 
 
-def play(path, request, *, keep_masked):
-    """Run a session and compare. An update keeps real figures in a page, masks in a transcript."""
+def play(path, request, *, keep_masked, programs=None):
+    """Run a session and compare. An update keeps real figures in a page, masks in a transcript.
+
+    ``programs``: the folder for the program that `sh` blocks of `TASKS` run.
+    """
     text = path.read_text()
     steps = parse(text, console=path.suffix == ".txt")
     masks = []
     differing = []
+    skipped = False
     for step in steps:
         if isinstance(step, Directive):
             if step.kind == "store":
                 place_store(step, request.getfixturevalue)
             elif step.kind == "run":
                 run_helper(step)
+            elif step.kind == "skip":
+                skipped = True
             else:
                 pattern, _, replacement = step.text.partition(" -> ")
                 masks.append((pattern, replacement))
         elif isinstance(step, File):
             Path(step.name).write_text("\n".join(step.lines) + "\n")
+        elif isinstance(step, Shell):
+            if path in TASKS and not skipped:
+                run_shell(step, programs)
+            skipped = False
         elif isinstance(step, Command):
             real = outcome(step)
             said = masked(real, masks)
@@ -265,9 +333,9 @@ def play(path, request, *, keep_masked):
             tail = []
             while shown and not shown[-1].strip() and len(shown) > len(said):
                 tail.append(shown.pop())
-            if said != masked(shown, masks):
+            if not agree(masked(shown, masks), said):
                 differing.append((step.line, shown, said))
-                step.expected = [*(said if keep_masked else real), *tail]
+                step.expected = [*shortened(shown, said if keep_masked else real), *tail]
     if differing and wants_update(request.config):
         path.write_text(render(steps))
         return
@@ -300,12 +368,34 @@ def test_what_breaks_the_rules_is_refused():
             run_helper(next(s for s in parse(text) if isinstance(s, Directive)))
 
 
+def test_an_output_may_be_shortened_once():
+    shown = ["a", ELISION, "c"]
+    assert agree(shown, ["a", "b", "c"])
+    assert not agree(shown, ["a", "c"])
+    assert not agree(shown, ["a", "b", "d"])
+    assert not agree(shown, ["b", "b", "c"])
+    assert not agree([ELISION, ELISION], ["a", "b"])
+    assert agree(["a", ELISION], ["a", "b"])
+    assert shortened(shown, ["A", "1", "2", "C"]) == ["A", ELISION, "C"]
+    assert shortened(shown, ["A", "C"]) == ["A", "C"]
+    assert shortened(["a"], ["A", "b"]) == ["A", "b"]
+
+
+def test_the_first_command_of_a_block_that_fails_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run_shell(Shell(1, ["rmqctl --version > version"]), tmp_path / "bin")
+    assert Path("version").read_text()
+    with pytest.raises(AssertionError, match="line 7"):
+        run_shell(Shell(7, ["rmqctl info --no-such-option", "true"]), tmp_path / "bin")
+
+
 def test_parsing():
     steps = parse(
         "# T\nstore: 5.3.3/basic\nmask: [0-9]+ s -> N s\n"
         "<!-- store disk: examples/store -->\n<!-- a comment: nothing more -->\n```console\n"
         "$ A=b rmqctl info 'x y'\nout\n[exit 1]\n$ rmqctl\n```\nend\n"
-        "```json one.jsonl\n{}\n$ no command\n```\n```sh\nno file\n```\n"
+        "```json one.jsonl\n{}\n$ no command\n```\n"
+        "<!-- skip: needs a network -->\n```sh\nno file\n```\n"
     )
     directives = [s for s in steps if isinstance(s, Directive)]
     commands = [s for s in steps if isinstance(s, Command)]
@@ -313,8 +403,10 @@ def test_parsing():
         ("store", "store", "5.3.3/basic"),
         ("mask", "store", "[0-9]+ s -> N s"),
         ("store", "disk", "examples/store"),
+        ("skip", "store", "needs a network"),
     ]
-    assert [d.hidden for d in directives] == [False, False, True]
+    assert [d.hidden for d in directives] == [False, False, True, True]
+    assert [s for s in steps if isinstance(s, Shell)] == [Shell(18, ["no file"])]
     assert stages_of(commands[0]) == ([["A=b", "rmqctl", "info", "x y"]], None)
     assert words_of(commands[0], ["A=b", "rmqctl", "info", "x y"]) == ({"A": "b"}, ["info", "x y"])
     assert commands[0].expected == ["out", "[exit 1]"]
