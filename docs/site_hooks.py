@@ -40,7 +40,6 @@ def with_links(markdown: str, source: Path, repository: str) -> str:
     """The text of the page ``source`` with its links as the site has them. ValueError: one that
     leads to no file.
     """
-
     # Pages that are outside docs/ are at the top of the site.
     folder = source.parent if source.is_relative_to(DOCS) else DOCS
 

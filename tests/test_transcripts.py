@@ -41,7 +41,8 @@ ENVIRONMENT = {"COLUMNS": "100"}
 #: Stands in an output for lines that are left out.
 ELISION = "…"
 _FILE = re.compile(r"```\w+ ([\w.-]+)")
-_DIRECTIVE = re.compile(r"(?P<open><!-- )?(store|run|mask|skip)(?: ([\w.-]+))?: +(.+?)(?(open) -->)")
+_DIRECTIVE = re.compile(
+    r"(?P<open><!-- )?(store|run|mask|skip)(?: ([\w.-]+))?: +(.+?)(?(open) -->)")
 
 
 class TranscriptError(AssertionError):
