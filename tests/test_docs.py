@@ -105,7 +105,8 @@ def commands_in(text: str):
     """Every ``rmqctl ...`` that stands in a code block or a code span of a page."""
     for block in re.findall(r"```[^\n]*\n(.*?)```", text, re.DOTALL):
         for line in block.splitlines():
-            match = re.match(r"\s*(?:\$ )?(?:[A-Z_]+=\S+ )*(?:\S*/)?rmqctl (.*)", line)
+            crontab = r"(?:[\d*/,-]+ +){5}\w+ +"
+            match = re.match(rf"\s*(?:\$ |{crontab})?(?:[A-Z_]+=\S+ )*(?:\S*/)?rmqctl (.*)", line)
             if match:
                 yield from match[1].split(" | rmqctl ")
     yield from re.findall(r"`rmqctl ([^`]+)`", text)
@@ -196,3 +197,4 @@ def test_the_checks_can_fail():
     assert unknown("--help") is None
     text = "x `rmqctl info S` y\n```console\n$ A=b rmqctl dump F | rmqctl append G\n```\n"
     assert list(commands_in(text)) == ["dump F", "append G", "info S"]
+    assert list(commands_in("```text\n15 3 * * 1-6  mq  rmqctl info S\n```\n")) == ["info S"]
