@@ -145,6 +145,14 @@ def test_pages_show_only_commands_that_exist(page):
     assert wrong == []
 
 
+def test_the_guides_name_only_options_that_exist():
+    options = {name for spec in REGISTRY for p in parameters(load(spec)) for name in p.names}
+    wrong = [(page.name, name) for page in [*DOCS.glob("howto/*.md"), *DOCS.glob("tutorial/*.md")]
+             for name in re.findall(r"`(--[a-z-]+)", page.read_text())
+             if name not in {*options, "--help"}]
+    assert wrong == []
+
+
 PROGRAMS = [(page, *found) for page in PAGES for found in
             re.findall(r"```python\n(.*?)```\n+```text\n(.*?)```", page.read_text(), re.DOTALL)]
 
