@@ -75,7 +75,8 @@ def test_the_headline_names_the_counts(tmp_path: Path) -> None:
     done = run("preflight", writer.write(tmp_path / "s"), *SIZES).expect(1)
     first = done.out.splitlines()[0]
     assert first == ("10 messages are lost already (orders 7, pays 3); a 5.3.3 broker would start "
-                     "and lose nothing more; 1 group would stand beyond the end")
+                     "and delete the entries that prove this loss; "
+                     "1 group would stand beyond the end")
 
 
 def test_what_a_start_loses_and_what_is_lost_are_two_things(tmp_path: Path) -> None:

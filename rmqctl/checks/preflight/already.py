@@ -239,6 +239,8 @@ class AlreadyLost:
         self.places = places
         only_index, times = self._by_index(predicted, places)
         self.places = _distinct(np.concatenate((self.places, only_index)))
+        if len(self.places):
+            predicted.already_lost_places = int(self.places[0]), int(self.places[-1])
         gaps, in_gaps = self._by_gaps(log, from_begin=looked_from <= 0,
                                       end=self._end if cut_off else ENDLESS)
         by_offsets = Counter[str]() if running else self._by_positions(predicted, log)

@@ -78,7 +78,7 @@ def _elsewhere(store: Store, release: str, followed: Followed) -> Prediction:
 def _count_unopened(store: Store, made: Prediction) -> None:
     """All messages of the log that is there are out of reach for the broker, and none is lost."""
     made.messages_already_lost, made.already_lost_by_topic = 0, {}
-    made.already_lost_from = made.already_lost_to = None
+    made.already_lost_from = made.already_lost_to = made.already_lost_places = None
     with suppress(RmqctlError):  # which of several logs it is may not be known
         cut = Cut(store.log, 0)
         made.messages = made.messages_lost = cut.total

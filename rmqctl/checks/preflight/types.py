@@ -194,6 +194,8 @@ class Prediction:
     already_lost_by_topic: dict[str, int] = field(default_factory=dict)
     already_lost_from: int | None = None
     already_lost_to: int | None = None
+    already_lost_places: tuple[int, int] | None = None
+    """The first and the last physical offset of those that entries or index know."""
     offsets_beyond_end: list[OffsetBeyondEnd] = field(default_factory=list)
     positions_unclear: list[OffsetBeyondEnd] = field(default_factory=list)
     """Those of which nothing tells whether messages are lost before them."""

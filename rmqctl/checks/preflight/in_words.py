@@ -1,0 +1,95 @@
+"""A prediction in one sentence: what every screen says of a start on a store."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rmqctl.checks.preflight.types import Prediction
+from rmqctl.phrases import Joined, Phrase, counted, some_of
+
+_NAMED = 3
+_CAUSES = 2
+
+
+def in_words(prediction: Prediction) -> Phrase:
+    """The sentence: what is lost already, whether a broker starts, and what that costs."""
+    # Begin with the subject of the sentence, and with what is already lost without any start.
+    broker = Phrase("a {version} broker", version=prediction.broker_version)
+    if prediction.not_judged:
+        broker = Phrase("as far as can be judged, {broker}", broker=broker)
+    gone, account = [], prediction.account
+    if account.known:
+        lost = account.lost_in_words(account.known)
+        topics = _of_topics(account.already_by_topic)
+        gone.append(Phrase("{what} ({names})", what=lost, names=topics) if topics else lost)
+    causes = [loss.cause for loss in prediction.beside_messages if loss.already]
+    if causes:
+        gone.append(some_of(causes, _CAUSES))
+    if not prediction.starts:
+        return Joined("; ", [*gone, Phrase("{broker} would not start", broker=broker)])
+    # Collect what the start itself would cost.
+    costs = []
+    if prediction.misled:
+        costs.append(Phrase("not serve all of this store ({settings})", settings=Joined(
+            ", ", dict.fromkeys(told.setting for told in prediction.misled))))
+    if account.cut and prediction.log_unopened:
+        costs.append(Phrase("not read {count:,} intact message",
+                            "not read {count:,} intact messages", count=account.cut))
+    elif account.cut:
+        costs.append(Phrase(
+            "cut {count:,} message off the log, {undecided:,} of them undecided",
+            "cut {count:,} messages off the log, {undecided:,} of them undecided",
+            count=account.cut, undecided=account.cut_undecided) if account.cut_undecided else
+            Phrase("cut {count:,} intact message off the log",
+                   "cut {count:,} intact messages off the log", count=account.cut))
+    if account.without_entry:
+        costs.append(Phrase("leave {count:,} message in the log without an entry in the queue",
+                            "leave {count:,} messages in the log without an entry in the queue",
+                            count=account.without_entry))
+    if prediction.shadowed:
+        costs.append(Phrase("maybe not find {count:,} message in log files that are there twice",
+                            "maybe not find {count:,} messages in log files that are there twice",
+                            count=prediction.shadowed))
+    if prediction.undecodable:
+        costs.append(Phrase("serve {count:,} message at which clients give up",
+                            "serve {count:,} messages at which clients give up",
+                            count=prediction.undecodable))
+    if prediction.rows_lost:
+        costs.append(Phrase("destroy all consumequeues ({rows:,} entries)",
+                            rows=prediction.rows_lost))
+    if prediction.second_start is not None:
+        costs.append(Phrase("keep {count:,} message that its next start loses",
+                            "keep {count:,} messages that its next start loses",
+                            count=prediction.second_start.messages_lost))
+    if account.known and prediction.rows_cut and not costs:
+        costs.append(Phrase("delete the entries that prove this loss"))
+    also = prediction.also_loses
+    if costs and also is not None:
+        costs.append(Phrase("lose {what}", what=also))
+    # Without any cost, say so; how certain this is depends on what could be judged.
+    costless = Phrase("lose nothing more") if gone and also is None else (
+        prediction.costless if not prediction.not_judged else Phrase("cut no message off the log")
+        if prediction.truncate_to is not None else Phrase("maybe cut messages off the log"))
+    # Add what costs no message but needs attention.
+    beyond = []
+    if prediction.refuses_writes:
+        beyond.append(Phrase("the broker rejects messages: its disk is full"))
+    groups = {offset.group for offset in prediction.offsets_beyond_end}
+    if groups:
+        beyond.append(Phrase("{count:,} group would stand beyond the end",
+                             "{count:,} groups would stand beyond the end", count=len(groups)))
+    if prediction.messages_damaged:
+        beyond.append(Phrase("{count:,} message has damaged properties",
+                             "{count:,} messages have damaged properties",
+                             count=prediction.messages_damaged))
+    return Joined("; ", [*gone, Phrase("{broker} would start and {what}", broker=broker,
+                                       what=Joined(" and ", costs or [costless])), *beyond])
+
+
+def _of_topics(counts: Mapping[str, int]) -> Phrase:
+    """The topics with the most of them, for a headline."""
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    shown: list[str] = [f"{topic} {count:,}" for topic, count in ordered[:_NAMED]]
+    if len(ordered) > _NAMED:
+        shown.append(counted(len(ordered) - _NAMED, "more topic"))
+    return Joined(", ", shown)
