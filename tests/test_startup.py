@@ -59,13 +59,13 @@ def test_help_loads_no_library_and_no_command(words):
 
 
 @pytest.mark.parametrize(("words", "most"), [
-    ("query key STORE --topic TopicTest --key k -o json", 131),
+    ("query key STORE --topic TopicTest --key k -o json", 132),
     ("query id STORE 0A00000100002A9F0000000000000000 -o json", 114),
-    ("query time STORE --topic TopicTest --queue 0 --time 0 -o json", 131),
+    ("query time STORE --topic TopicTest --queue 0 --time 0 -o json", 132),
     ("query offset STORE --phy 0 -o json", 114),
     ("read STORE --topic TopicTest --queue 0 --offset 0 -o json", 126),
-    ("stats STORE --by topic -o json", 226),
-    ("info STORE -o json", 157),
+    ("stats STORE --by topic -o json", 227),
+    ("info STORE -o json", 158),
     ("verify STORE -o json", 258),
 ])
 def test_a_command_loads_what_it_needs(tiny, words, most):

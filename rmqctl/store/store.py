@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rmqctl import vfs
@@ -51,6 +51,7 @@ from rmqctl.store.layout import Layout, is_database, recognise, whose_log
 from rmqctl.store.live import Snapshot
 from rmqctl.store.log.commit_log import CommitLog
 from rmqctl.store.log.cut_off import CutOff, cut_off
+from rmqctl.store.log.once import cached_property
 from rmqctl.store.log.witness import StoreWitness
 from rmqctl.store.queue.batch_queue import BatchQueue
 from rmqctl.store.queue.consume_queue import ConsumeQueue, FileQueue

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, Literal
 
 from rmqctl.formats.bodies import encode
@@ -22,6 +21,7 @@ from rmqctl.formats.local.message import HOST_BITS, Record, host_text
 from rmqctl.store.config.config import load_one
 from rmqctl.store.groups.track import origin_topic, record_of
 from rmqctl.store.log.bounds import View
+from rmqctl.store.log.once import cached_property
 from rmqctl.store.objects import text
 from rmqctl.store.problems import Report
 from rmqctl.store.query.conditions import Condition

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 
 from rmqctl.formats.local.consume_queue import FILLER
 from rmqctl.store.log.commit_log import CommitLog
 from rmqctl.store.log.end import LogEnd, find_end
+from rmqctl.store.log.once import cached_property
 from rmqctl.store.queue.consume_queue import ConsumeQueue
 from rmqctl.store.store import Store
 

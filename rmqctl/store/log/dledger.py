@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -19,6 +19,7 @@ from rmqctl.scan.frames import Array
 from rmqctl.scan.source import Closing, FileSource
 from rmqctl.store.files import INDEX, Listing, StoreFile, listing
 from rmqctl.store.log.end import used_size
+from rmqctl.store.log.once import cached_property
 
 if TYPE_CHECKING:
     from rmqctl.store.log.commit_log import CommitLog

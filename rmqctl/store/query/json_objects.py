@@ -6,7 +6,6 @@ The text is the one that the rows of `projection.Projection` have when they are 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -30,6 +29,7 @@ from rmqctl.scan.json_cells import (
 )
 from rmqctl.scan.text import Properties, Texts
 from rmqctl.store import objects
+from rmqctl.store.log.once import cached_property
 from rmqctl.store.pages import INTEGERS, BatchPage, Page, host
 from rmqctl.store.projection import BODY, Projection
 from rmqctl.store.query.conditions import PROPERTY

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
 
 import numpy as np
 
@@ -29,6 +28,7 @@ from rmqctl.formats.rocksdb.consume_queue import (
 from rmqctl.scan.frames import Array
 from rmqctl.scan.source import Closing
 from rmqctl.store.files import StoreFile, Trouble
+from rmqctl.store.log.once import cached_property
 from rmqctl.store.queue.consume_queue import ConsumeQueue, plain_units
 from rmqctl.store.queue.search import first_from
 from rmqctl.store.rocksdb.database import Database
