@@ -16,12 +16,15 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rmqctl.checks import digests
 from rmqctl.checks.explanations import explanations
 from rmqctl.ext.report.masking import HIDDEN, KINDS, Mask
 from rmqctl.output.language import language
+from rmqctl.output.units import time_text
+from rmqctl.scan.profile import Timeline
 from rmqctl.store.info import Item
 from tests.conftest import GoldenFolder, Runner
 from tests.support import damage
@@ -62,6 +65,22 @@ class Page(HTMLParser):
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
+
+    def charts(self) -> list[str]:
+        """The shapes of its charts, in their order."""
+        return [names[1] for _, attrs in self.tags
+                if (names := (attrs.get("class") or "").split())[:1] == ["chart"]]
+
+    def tones(self) -> dict[str, str]:
+        """The tone of every tile, by its caption; that of the headline is ""."""
+        head = next(attrs["class"] for tag, attrs in self.tags if tag == "header")
+        tiles = re.findall(r'<div class="tile (\w*)"><b>.*?</b><span>(.*?)</span>', self.source)
+        return {"": head.removeprefix("top "), **{
+            html.unescape(caption): tone for tone, caption in tiles}}
+
+    def titles(self) -> list[str]:
+        """What is shown over parts of its charts."""
+        return [html.unescape(text) for text in re.findall("<title>(.*?)</title>", self.source)]
 
     def handle_data(self, data: str) -> None:
         if self.open and self.open[-1] != "style":
@@ -134,7 +153,7 @@ def test_it_says_what_the_other_commands_say(name: str, golden: GoldenFolder, rm
         assert f"<b>{count:,}</b>" in page.source
     assert all(step in page.text for step in told["next"])
     assert ("nothing is lost" in page.text) == told["sound"]
-    assert page.source.count('class="chart"') == 2
+    assert page.charts() == ["wide", "narrow"] * 2
 
 
 def test_the_digests_are_those_of_the_files(damaged: Path, report) -> None:
@@ -281,6 +300,129 @@ def test_paths_are_masked_however_they_are_typed(is_linked: bool, tmp_path: Path
 def test_a_quoted_value_ends_where_its_quotes_do() -> None:
     assert Mask({"properties"}).detail(r"'it\'s a', 'b' is no number", "property-number") == (
         f"{HIDDEN}, {HIDDEN} is no number")
+
+
+# -- what is lost ----------------------------------------------------------------------------------
+
+LAST, MIDDLE = "commitlog/00000000000000262144", "commitlog/00000000000000131072"
+
+
+@pytest.mark.parametrize("file", [MIDDLE, LAST])
+@pytest.mark.long
+def test_a_missing_file_is_in_map_chart_and_words(file: str, golden_copy: GoldenFolder,
+                                                  rmqctl: Runner, report) -> None:
+    """Also the last one: entries and index prove that it was there, and until when."""
+    root = golden_copy("5.3.3/basic/store")
+    damage.remove(root, file)
+    start = rmqctl("preflight", root, "-o", "json").expect(1).json()
+    page, _ = report(root, code=1)
+    check_policy(page)
+    name = Path(file).name
+    assert f"Missing file: {name}" in page.text
+    assert f"A file of the log is missing: {name}." in page.text
+    assert page.tones()["of log in missing files"] == "bad"
+    # One path for all cells of the map without a file, in each of the two shapes.
+    missing = [attrs["d"] for tag, attrs in page.tags
+               if tag == "path" and attrs.get("class") == "f-missing"]
+    assert [path.count("M") for path in missing] == [256, 256]
+    times = [time_text(start[f"already_lost_{end}"]) for end in ("from", "to")]
+    assert f"messages stored between {times[0]} and {times[1]} are lost" in page.titles()
+    drawn = re.search("From (.*?) to (.*?); one bar", page.text)
+    assert drawn.group(1) <= times[0][:19].replace("T", " ")
+    assert drawn.group(2) >= times[1][:19].replace("T", " ")
+
+
+@pytest.mark.parametrize("harm", [
+    lambda root: damage.remove(root, LAST), lambda root: damage.remove(root, MIDDLE),
+    lambda root: damage.garbage_tail(root, LAST, 9000, 7, 3000),
+    lambda root: damage.cq_missing(root, "consumequeue/TP_ship_evt-x/0/00000000000000000000", 3)])
+@pytest.mark.long
+def test_nothing_is_green_unless_all_is_sound(harm, golden_copy: GoldenFolder, report) -> None:
+    root = golden_copy("5.3.3/basic/store")
+    page, _ = report(root, "--no-hash", code=0)
+    assert set(page.tones().values()) == {"", "good"}
+    harm(root)
+    page, _ = report(root, "--no-hash", code=1)
+    assert page.tones()[""] in ("warn", "bad")
+    assert "good" not in page.tones().values()
+
+
+@pytest.mark.long
+def test_a_store_without_its_log_is_not_said_to_lose_nothing(golden_copy: GoldenFolder,
+                                                             report) -> None:
+    root = golden_copy("5.3.3/basic/store")
+    for path in (root / "commitlog").iterdir():
+        path.unlink()
+    page, _ = report(root, "--no-hash", code=1)
+    assert "lose nothing by it" not in page.text
+    assert "delete all consume queues" in page.text
+    assert "The log has no file" in page.text
+    assert page.charts() == ["wide", "narrow"]  # the time of what is lost; no map
+    assert "good" not in page.tones().values()
+    page, _ = report(root, "--no-hash", "--lang", "zh", code=1)
+    assert "并删除全部消费队列" in page.text
+
+
+def test_what_only_the_checkpoint_proves_is_in_the_chart(tmp_path: Path, report) -> None:
+    store = tiny_stores.build(tmp_path / "s", [tiny_stores.Spec("orders", 0, b"x" * 40, {})] * 40)
+    later = store.messages[-1].record.store_timestamp + 60_000
+    damage.checkpoint(store.root, physic=later, logics=later)
+    page, _ = report(store.root, code=1)
+    assert "The latest store time that the index or the checkpoint proves is" in page.text
+    drawn = re.search("From (.*?) to (.*?); one bar", page.text)
+    assert drawn.group(2) >= time_text(later)[:19].replace("T", " ")
+
+
+@pytest.mark.parametrize(("lost", "first", "last"), [
+    ((), 100, 109), ((105, 130), 100, 130), ((90,), 90, 109), ((10_000_000,), 100, 109)])
+def test_bars_reach_lost_times_that_are_not_far_away(lost: tuple[int, ...], first: int,
+                                                     last: int) -> None:
+    from rmqctl.ext.report.drawing import bars
+
+    second = 1000
+    base = 1_700_000_000 * second
+    times = Timeline()
+    times.add(np.array([base + (100 + number) * second for number in range(10)]),
+              np.full(10, 50))
+    drawn = bars(times, [base + time * second for time in lost])
+    assert drawn.start <= base + first * second < drawn.start + drawn.step
+    assert drawn.end - drawn.step <= base + last * second < drawn.end
+    assert sum(drawn.messages) == 10
+    alone = bars(Timeline(), [base, base + second])
+    assert alone.end - alone.start >= second
+    assert sum(alone.messages) == 0
+
+
+def test_a_narrow_chart_is_for_phones_and_every_cell_of_a_stack_is_named(damaged: Path,
+                                                                        report) -> None:
+    page, _ = report(damaged)
+    css = re.sub(r"\s+", " ", (PACKAGE / "report.css").read_text())
+    phone = css[css.index("@media screen and (max-width"):css.index("@media print")]
+    assert ".chart.wide { display: none; } .chart.narrow { display: block; }" in phone
+    assert ".chart.narrow { display: none; }" in css[:css.index("@media screen")]
+    sizes = {shape: float(re.search(rf"class=.chart {shape}.[^>]*viewBox=.0 0 ([\d.]+) |"
+                                    rf"viewBox=.0 0 ([\d.]+) [^>]*class=.chart {shape}.",
+                                    page.source).group(1, 2)[1] or 0)
+             for shape in ("wide", "narrow")}
+    assert sizes["narrow"] <= 310 < sizes["wide"]  # the room on a phone: texts keep their size
+    rows = re.findall(r'<table class="stack">.*?</table>', page.source, re.DOTALL)
+    assert len(rows) >= 3
+    for row in re.findall(r"<tr><td.*?</tr>", "".join(rows), re.DOTALL):
+        for cell in re.findall(r"<td[^>]*>", row)[1:]:
+            assert "data-h=" in cell or "colspan" in cell or "barred" in cell
+
+
+def test_paper_is_white_and_tables_are_not_torn() -> None:
+    css = re.sub(r"\s+", " ", (PACKAGE / "report.css").read_text())
+    paper = css[css.index("@media print"):]
+    assert "@page { size: A4" in paper
+    assert "body { background: #fff" in paper
+    assert "color-scheme: light;" in paper
+    colours = dict(re.findall(r"(--[\w-]+): (#\w+)", paper))
+    screen = dict(re.findall(r"(--[\w-]+): (#\w+)", css[:css.index("@media")]))
+    assert set(colours) == set(screen)  # no colour of a dark screen is left
+    assert all(int(colours[name][1:3], 16) > 200 for name in ("--page", "--card", "--zero"))
+    assert re.search(r"tr, [^{]*{ break-inside: avoid", paper)
 
 
 def test_a_report_never_writes_over_anything_or_into_a_store(tiny: tiny_stores.Tiny, rmqctl: Runner,

@@ -128,7 +128,8 @@ def _commands(root: str, facts: Facts, mask: Any) -> dict[str, str]:
     lines = {name: typed.other(*words, root) for name, words in {
         "doctor": ("doctor",), "verify": ("verify",), "preflight": ("preflight",),
         "offsets": ("offsets",), "groups": ("impact",)}.items()}
-    drawn = None if facts.profile is None else bars(facts.profile.times)
+    drawn = None if facts.profile is None else bars(
+        facts.profile.times, facts.lost_times)
     step = 0 if drawn is None else drawn.step
     by = "day" if step >= _DAY else "hour" if step >= _DAY // 24 else "minute"
     lines["time"] = f"{typed.other('stats', root)} --by {by} --plot"

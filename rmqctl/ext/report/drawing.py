@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from rmqctl.ext.report.svg import PALETTE, embedded
 from rmqctl.output.units import count_text, size_text, time_text
 from rmqctl.scan.frames import BLANK, DAMAGED, ZERO
-from rmqctl.scan.profile import KINDS, MESSAGES, STEPS, LogProfile, Timeline
+from rmqctl.scan.profile import KINDS, MESSAGES, MOST_CELLS, STEPS, LogProfile, Timeline
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,7 +29,6 @@ Mark = tuple[int | None, int | None]
 Say = Callable[..., str]
 """A sentence in the language of the report, with its values."""
 _BARS = 150
-_COLUMNS = 128
 _MOST_TITLES = 300
 _CROWD = 0.995
 """A share of the messages that is drawn alone where the rest lies far away from it."""
@@ -37,7 +36,6 @@ _FAR = 12
 _TIMES = ["%Y", "%Y-%m", "%m-%d", "%H:%M", "%H:%M", "%S.%f"]
 """How ticks at years, months, days, hours, minutes and seconds are labelled."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_WIDTH = 9.6
 _STYLE: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "rmqctl", "font.size": 8.5,
           "axes.edgecolor": PALETTE["line"], "axes.labelcolor": PALETTE["text"],
           "axes.linewidth": 0.8, "axes.spines.top": False, "axes.spines.right": False,
@@ -47,6 +45,23 @@ _STYLE: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "rmqctl", "fon
           "ytick.color": PALETTE["line"], "ytick.labelcolor": PALETTE["text"],
           "ytick.left": False, "text.color": PALETTE["text"], "text.parse_math": False,
           "timezone": "UTC"}
+
+
+class Shape(NamedTuple):
+    """How a chart is drawn: its class in the page, inches, points of its texts, the most ticks of
+    an axis of time, and cells in a row of the map.
+    """
+
+    name: str
+    width: float
+    height: float
+    font: float
+    ticks: int
+    columns: int
+
+
+WIDE, NARROW = Shape("wide", 9.6, 3.3, 8.5, 9, 128), Shape("narrow", 4.2, 3.6, 10.5, 4, 40)
+"""For a desk or paper, and for a phone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,17 +81,25 @@ class Bars:
         return self.start + len(self.messages) * self.step
 
 
-def bars(times: Timeline) -> Bars | None:
-    """The steps of a timeline joined to at most about a hundred; None without any message."""
+def bars(times: Timeline, lost: Iterable[int] = ()) -> Bars | None:
+    """The steps of a timeline joined to at most about a hundred; None without any message.
+    ``lost``: store times (ms) of lost messages, which the bars reach unless they are far away.
+    """
     steps = sorted(times.steps.items())
-    if not steps:
+    also = sorted(time // times.step for time in lost)
+    if not steps and not also:
         return None
+    steps = steps or [(also[0], (0, 0))]
     first, last = steps[0][0], steps[-1][0]
     total = sum(count for _, (count, _) in steps)
-    low, high = _crowd([(number, count) for number, (count, _) in steps], total)
+    low, high = _crowd([(number, count) for number, (count, _) in steps], total) if total else (
+        first, last)
     if (high - low + 1) * _FAR < last - first + 1:
         steps = [step for step in steps if low <= step[0] <= high]
         first, last = low, high
+    most = (last - first + 1) * _FAR if total else 1 << 62
+    first = min([first, *(number for number in also if first - number < most)])
+    last = max([last, *(number for number in also if number - last < most)])
     length = (last - first + 1) * times.step
     step = next((step for step in STEPS if step >= times.step and length // step <= _BARS),
                 STEPS[-1] * (1 + length // (STEPS[-1] * _BARS)))
@@ -104,8 +127,11 @@ def _crowd(steps: Sequence[tuple[int, int]], total: int) -> tuple[int, int]:
     return end(steps), end(reversed(steps))
 
 
-def timeline(drawn: Bars, marks: Sequence[Mark], tz: tzinfo, say: Say) -> str:
-    """Two rows of bars over one axis of time; damage is a band over both, with a sign above."""
+def timeline(drawn: Bars, marks: Sequence[Mark], lost: Sequence[Mark], tz: tzinfo, say: Say,
+             shape: Shape) -> str:
+    """Two rows of bars over one axis of time. Damage is a band over both, with a sign above; so is
+    time of which messages are lost.
+    """
     from matplotlib.dates import AutoDateLocator, ConciseDateFormatter, date2num
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
@@ -114,7 +140,7 @@ def timeline(drawn: Bars, marks: Sequence[Mark], tz: tzinfo, say: Say) -> str:
 
     titles: dict[str, str] = {}
     # Draw messages and bytes as two rows over the same axis of time.
-    with _figure(3.3) as figure:
+    with _figure(shape, shape.height) as figure:
         upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
         step = drawn.step / 86_400_000
         lefts = [moment(drawn.start + number * drawn.step) for number in range(len(drawn.messages))]
@@ -138,21 +164,27 @@ def timeline(drawn: Bars, marks: Sequence[Mark], tz: tzinfo, say: Say) -> str:
         upper.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _short_count(value)))
         lower.yaxis.set_major_formatter(FuncFormatter(
             lambda value, _: size_text(int(value)).replace(".0 ", " ")))
+        upper.set_ylim(0, max(max(drawn.messages) * 1.05, 1))
         _binary_ticks(lower, max(drawn.size))
         # Fix the range before the marks, so that damage at the border does not move the axis.
         first, last = moment(drawn.start), moment(drawn.end)
         room = (last - first) * 0.01
         lower.set_xlim(first - room, last + room)
-        locator = AutoDateLocator(tz=tz, minticks=4, maxticks=9)
+        locator = AutoDateLocator(tz=tz, minticks=shape.ticks // 2, maxticks=shape.ticks)
         lower.xaxis.set_major_locator(locator)
         lower.xaxis.set_major_formatter(ConciseDateFormatter(
             locator, tz=tz, formats=_TIMES, zero_formats=["", *_TIMES[:5]], show_offset=False))
-        titles |= _draw_marks((upper, lower), drawn, marks, moment, tz, say)
-        return embedded(_svg(figure), titles, "timeline")
+        both = upper, lower
+        titles |= _draw_marks(both, drawn, lost, "lost", moment, lambda start, end: say(
+            "messages stored between {start} and {end} are lost", start=start, end=end), tz)
+        titles |= _draw_marks(both, drawn, marks, "damaged", moment, lambda start, end: say(
+            "damage between {start} and {end}", start=start, end=end), tz)
+        return embedded(_svg(figure), titles, f"timeline-{shape.name}", shape.name)
 
 
-def _draw_marks(rows: tuple[Axes, Axes], drawn: Bars, marks: Sequence[Mark],
-                moment: Callable[[int], float], tz: tzinfo, say: Say) -> dict[str, str]:
+def _draw_marks(rows: tuple[Axes, Axes], drawn: Bars, marks: Sequence[Mark], colour: str,
+                moment: Callable[[int], float], title: Callable[[str, str], str],
+                tz: tzinfo) -> dict[str, str]:
     titles = {}
     least = (drawn.end - drawn.start) * 0.004
     for number, (before, after) in enumerate(marks):
@@ -163,15 +195,14 @@ def _draw_marks(rows: tuple[Axes, Axes], drawn: Bars, marks: Sequence[Mark],
         middle = (begin + end) / 2
         if end - begin < least:
             begin, end = int(middle - least / 2), int(middle + least / 2)
-        name = f"damage-{number}"
-        titles[name] = say("damage between {start} and {end}",
-                           start="…" if before is None else time_text(before, tz),
-                           end="…" if after is None else time_text(after, tz))
+        name = f"{colour}-{number}"
+        titles[name] = title("…" if before is None else time_text(before, tz),
+                             "…" if after is None else time_text(after, tz))
         for axes in rows:
-            axes.axvspan(moment(begin), moment(end), color=PALETTE["damaged"], alpha=0.32,
-                         linewidth=0)
+            axes.axvspan(moment(begin), moment(end), color=PALETTE[colour], alpha=0.32,
+                         linewidth=0, zorder=0.4 if colour == "lost" else 1.5)
         sign = rows[0].plot([moment(int(middle))], [1.06], marker="v", markersize=6,
-                            color=PALETTE["damaged"], markeredgewidth=0, clip_on=False,
+                            color=PALETTE[colour], markeredgewidth=0, clip_on=False,
                             transform=rows[0].get_xaxis_transform())
         sign[0].set_gid(name)
     return titles
@@ -197,9 +228,10 @@ def _short_count(value: float) -> str:
 # -- the map ---------------------------------------------------------------------------------------
 
 
-def cells(profile: LogProfile) -> list[str | None]:
+def cells(profile: LogProfile, reach: int = 0) -> list[str | None]:
     """What each cell of the log holds, in a word of `KINDS`: damage wherever there is any, else
-    what fills most of it; None where no file is.
+    what fills most of it; None where no file is. ``reach``: the end of the last file that is known
+    to be missing.
     """
     sums = profile.cells
     kinds: list[str | None] = [KINDS[number] for number in sums.argmax(axis=0).tolist()]
@@ -209,22 +241,24 @@ def cells(profile: LogProfile) -> list[str | None]:
         kinds[number] = DAMAGED
     for number in nothing.nonzero()[0].tolist():
         kinds[number] = None
-    while kinds and kinds[-1] is None:  # the place behind the end
+    while kinds and kinds[-1] is None:  # the place after the end
         kinds.pop()
-    return kinds
+    more = -(-(reach - profile.start) // profile.cell) - len(kinds)
+    return [*kinds, *[None] * min(max(more, 0), MOST_CELLS)]
 
 
-def log_map(profile: LogProfile, borders: Iterable[int], say: Say) -> str:
+def log_map(profile: LogProfile, reach: int, borders: Iterable[int], say: Say,
+            shape: Shape) -> str:
     """The log as rows of cells, from its first byte on. ``borders``: where files begin."""
     from matplotlib.patches import PathPatch, Rectangle
     from matplotlib.path import Path
 
     # Find the number of rows first: it decides the height of the figure.
-    kinds = cells(profile)
-    columns = min(_COLUMNS, max(len(kinds), 1))
+    kinds = cells(profile, reach)
+    columns = min(shape.columns, max(len(kinds), 1))
     rows = -(-len(kinds) // columns)
     titles: dict[str, str] = {}
-    with _figure(0.1 + rows * _WIDTH / _COLUMNS, layout=None) as figure:
+    with _figure(shape, 0.1 + rows * shape.width / shape.columns, layout=None) as figure:
         axes = figure.add_axes((0, 0, 1, 1))
         # Draw all cells of one kind as a single path, to keep the file small.
         for kind in (MESSAGES, BLANK, ZERO, None):
@@ -255,10 +289,10 @@ def log_map(profile: LogProfile, borders: Iterable[int], say: Say) -> str:
             row, column = divmod(number, columns)
             axes.plot([column - 0.06] * 2, [row - 0.05, row + 0.95], color=PALETTE["text"],
                       linewidth=1.1, solid_capstyle="butt")
-        axes.set_xlim(-0.1, _COLUMNS if columns == _COLUMNS else max(columns, 8))
+        axes.set_xlim(-0.1, shape.columns)
         axes.set_ylim(rows, -0.1)
         axes.axis("off")
-        return embedded(_svg(figure), titles, "map")
+        return embedded(_svg(figure), titles, f"map-{shape.name}", shape.name)
 
 
 def _colour(kind: str | None) -> str:
@@ -276,15 +310,15 @@ def _square(path: Any, row: int, column: int) -> Any:
 
 
 @contextmanager
-def _figure(height: float, layout: Literal["constrained"] | None = "constrained") -> Iterator[
-        Figure]:
+def _figure(shape: Shape, height: float,
+            layout: Literal["constrained"] | None = "constrained") -> Iterator[Figure]:
     """A figure of ``height`` inches that belongs to nobody and is seen nowhere."""
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # its cache, its fonts
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    with rc_context(_STYLE):
-        yield Figure(figsize=(_WIDTH, height), layout=layout)
+    with rc_context({**_STYLE, "font.size": shape.font}):
+        yield Figure(figsize=(shape.width, height), layout=layout)
 
 
 def _svg(figure: Figure) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rmqctl.broker.view import view_of
@@ -20,17 +20,23 @@ from rmqctl.checks.doctor import Diagnosis, diagnose
 from rmqctl.checks.findings import Finding
 from rmqctl.checks.verify.verdict import DAMAGE, around
 from rmqctl.errors import RmqctlError, StoreIOError
+from rmqctl.formats.local.header_rules import EARLIEST
 from rmqctl.scan.aggregate import Aggregate
 from rmqctl.scan.groupings import OTHER
+from rmqctl.scan.profile import LATEST
 from rmqctl.store.config.config import load
 from rmqctl.store.config.offsets import Lag
 from rmqctl.store.info import Item, inventory
+from rmqctl.store.log.bounds import View
 from rmqctl.store.objects import message_object, text
 from rmqctl.store.queue.rows import topics_on_disk
 from rmqctl.store.stats import Query, collect
 
 if TYPE_CHECKING:
+    from rmqctl.checks.preflight.types import Prediction
+    from rmqctl.formats.local.message import Record
     from rmqctl.scan.profile import LogProfile
+    from rmqctl.store.log.commit_log import CommitLog
     from rmqctl.store.store import Store
 
 MOST_PLACES = 200
@@ -38,6 +44,8 @@ MOST_PLACES = 200
 MOST_SHOWN_PLACES = 10
 """Damaged places whose neighbours are shown."""
 _EXCERPT = 160
+_NEAR = 64 << 10
+"""Bytes before a missing file that are looked at first."""
 _BY_TOPIC = frozenset({"consumequeue", "consumequeue_ext", "batchconsumequeue", "compactionLog",
                        "compactionCq"})
 """Folders in which each folder is a topic's."""
@@ -95,20 +103,33 @@ class GroupRow(NamedTuple):
 
 
 class Neighbours(NamedTuple):
-    """The messages before and after a damaged place (message objects; None: there is none)."""
+    """The messages before and after a damaged place (message objects; None: there is none);
+    ``is_missing``: no file has these bytes.
+    """
 
     offset: int
     length: int
     before: dict[str, Any] | None
     after: dict[str, Any] | None
+    is_missing: bool = False
+
+
+class MissingFile(NamedTuple):
+    """A file of the log that is gone, as its neighbours, entries or index prove."""
+
+    name: str
+    offset: int
+    size: int
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """``marks``: store times (ms) between which damage lies, None where an end is open;
-    ``marks_left``: damaged places that were not looked up. ``files`` is None where nothing was
-    hashed. ``notes``: what could not be looked at. ``further``: topics and groups of which there
-    may be nothing but a path or an entry of a configuration file; for `Mask`.
+    """``marks``: store times (ms) between which damage lies, None where an end is open; ``lost``:
+    the same of missing files, and of messages after the end of the log; ``proven``: the latest
+    store time that anything proves. ``marks_left``: damaged places that were not looked up.
+    ``missing``: the first missing files, of ``missing_bytes`` in all. ``files`` is None where
+    nothing was hashed. ``notes``: what could not be looked at. ``further``: topics and groups of
+    which there may be nothing but a path or an entry of a configuration file; for `Mask`.
     """
 
     root: str
@@ -117,6 +138,10 @@ class Facts:
     groups: list[GroupRow] = field(default_factory=list)
     marks: list[tuple[int | None, int | None]] = field(default_factory=list)
     marks_left: int = 0
+    lost: list[tuple[int | None, int | None]] = field(default_factory=list)
+    proven: int | None = None
+    missing: list[MissingFile] = field(default_factory=list)
+    missing_bytes: int = 0
     neighbours: list[Neighbours] = field(default_factory=list)
     files: list[FileDigest] | None = None
     total_size: int = 0
@@ -126,6 +151,12 @@ class Facts:
     @property
     def profile(self) -> LogProfile | None:
         return self.diagnosis.profile
+
+    @property
+    def lost_times(self) -> list[int]:
+        """Store times (ms) that the chart has to reach."""
+        times = [*(time for mark in self.lost for time in mark), self.proven]
+        return [time for time in times if time is not None]
 
     @property
     def group_sums(self) -> list[GroupRow]:
@@ -146,7 +177,7 @@ class Facts:
         for names in (lost.already_by_topic, lost.would_lose_by_topic):
             yield from names
         for neighbours in self.neighbours:
-            yield from (message["topic"] for message in neighbours[2:] if message)
+            yield from (message["topic"] for message in neighbours[2:4] if message)
         yield from sorted(self.further[0])
 
     @property
@@ -166,7 +197,8 @@ def gather(store: Store, broker_version: str | None, jobs: int, watch: Watch, *,
     """
     items, troubles = inventory(store)
     notes = [f"{trouble.path}: {trouble.reason}" for trouble in troubles if trouble.unreadable]
-    size = 2 * store.log.size if store.layout.reads("commitlog") else 0
+    has_log = store.layout.reads("commitlog")
+    size = 2 * store.log.size if has_log else 0
     with watch("reading the log", size) as progress:
         diagnosis = diagnose(store, broker_version, jobs, progress, profile=True)
     lags: list[dict[str, Any]] = []
@@ -175,7 +207,12 @@ def gather(store: Store, broker_version: str | None, jobs: int, watch: Watch, *,
     except RmqctlError as error:
         notes.append(str(error))
     damage = _places(diagnosis.findings.findings)
-    neighbours = [_neighbours(store, *place) for place in damage[:MOST_PLACES]]
+    gaps = [(gap.start, gap.end - gap.start) for gap in store.log.gaps()] if has_log else []
+    places = sorted([*damage, *gaps])
+    neighbours = [_neighbours(store, *place, is_missing=place in gaps)
+                  for place in places[:MOST_PLACES]]
+    missing, missing_bytes = _missing(store, diagnosis.start, gaps) if has_log else ([], 0)
+    ending, proven = _after_the_end(store, diagnosis.start) if has_log else (None, None)
     total = sum(item.size for item in items)
     hashed = None
     if hashes:
@@ -183,8 +220,9 @@ def gather(store: Store, broker_version: str | None, jobs: int, watch: Watch, *,
             hashed = digests(store.root, items, jobs, progress)
     return Facts(
         store.root, diagnosis, _topics(store, diagnosis, lags, jobs), _groups(diagnosis, lags),
-        [(_time(each.before), _time(each.after)) for each in neighbours],
-        len(damage) - len(neighbours), neighbours[:MOST_SHOWN_PLACES], hashed, total, notes,
+        _marks(neighbours, is_missing=False), len(places) - len(neighbours),
+        [*_marks(neighbours, is_missing=True), *([] if ending is None else [ending])], proven,
+        missing, missing_bytes, neighbours[:MOST_SHOWN_PLACES], hashed, total, notes,
         _further(store, items))
 
 
@@ -297,11 +335,73 @@ def _places(findings: Iterable[Finding]) -> list[tuple[int, int]]:
     return places
 
 
-def _neighbours(store: Store, offset: int, length: int) -> Neighbours:
-    before, after = around(store, offset, offset + length)
-    return Neighbours(offset, length, *(
-        None if record is None else _shortened(message_object(record))
-        for record in (before, after)))
+def _neighbours(store: Store, offset: int, length: int, *, is_missing: bool) -> Neighbours:
+    first, last = around(store, offset, offset + length)
+    if first is None and is_missing:
+        first = _last_before(store.log, offset)
+    before, after = (None if record is None else _shortened(message_object(record))
+                     for record in (first, last))
+    return Neighbours(offset, length, before, after, is_missing)
+
+
+def _last_before(log: CommitLog, end: int) -> Record | None:
+    """The last record of the file that ends at a physical offset, with a blank or not."""
+    base = next((file.base for file in log.files if file.end == end), end)
+    span = _NEAR
+    while base < end:
+        begin = max(base, end - span)
+        last = None
+        for batch in log.walk(begin, end):
+            last = int(batch.offset[-1]) if len(batch) else last
+        if last is not None or begin == base:
+            return None if last is None else log.record_at(last)
+        span *= 8
+    return None
+
+
+def _marks(neighbours: Iterable[Neighbours], *, is_missing: bool) -> list[
+        tuple[int | None, int | None]]:
+    return [(_time(place.before), _time(place.after)) for place in neighbours
+            if place.is_missing == is_missing]
+
+
+def _missing(store: Store, start: Prediction,
+             gaps: Iterable[tuple[int, int]]) -> tuple[list[MissingFile], int]:
+    """The first files that are missing between others, or after the last one, where entries or
+    index know messages; and the bytes of all of them.
+    """
+    log, places = store.log, start.already_lost_places
+    spans = list(gaps)
+    if log.files and places is not None and places[1] >= log.end:
+        spans.append((log.end, (places[1] // log.file_size + 1) * log.file_size - log.end))
+    size = log.file_size
+
+    def parts(begin: int, end: int) -> Iterator[MissingFile]:
+        while begin < end:
+            after = min((begin // size + 1) * size, end)
+            yield MissingFile(f"{begin // size * size:020}", begin, after - begin)
+            begin = after
+
+    files = (file for begin, length in spans for file in parts(begin, begin + length))
+    return list(islice(files, MOST_PLACES)), sum(length for _, length in spans)
+
+
+def _after_the_end(store: Store, start: Prediction) -> tuple[
+        tuple[int | None, int | None] | None, int | None]:
+    """The store times (ms) between which lost messages after the end of the log were stored (None:
+    none are lost there), and the latest time that the index or the checkpoint proves.
+    """
+    end, places = View(store).disk_end, start.already_lost_places
+    if not start.lost_at_end and (places is None or places[1] < end.offset):
+        return None, None
+    saved = store.checkpoint
+    last = None if end.last is None else end.last.store_timestamp
+    times = [] if saved is None else [saved.physic_msg_timestamp, saved.logics_msg_timestamp,
+                                      saved.index_msg_timestamp]
+    later = [time for time in (*times, start.already_lost_to or 0)
+             if EARLIEST <= time < LATEST and time > (last or 0)]
+    return (start.already_lost_from if last is None else last, start.already_lost_to), max(
+        later, default=None)
 
 
 def _shortened(message: dict[str, Any]) -> dict[str, Any]:

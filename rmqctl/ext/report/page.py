@@ -22,7 +22,7 @@ from rmqctl.checks.digests import of_all
 from rmqctl.checks.explanations import Explanation, explanations
 from rmqctl.checks.findings import ERROR, INFO, WARNING, Finding
 from rmqctl.ext.report import words
-from rmqctl.ext.report.drawing import Bars, bars, cells, log_map, timeline
+from rmqctl.ext.report.drawing import NARROW, WIDE, Bars, bars, log_map, timeline
 from rmqctl.ext.report.facts import Facts
 from rmqctl.ext.report.masking import Mask
 from rmqctl.output.language import ENGLISH, Language, language
@@ -37,6 +37,7 @@ MOST_QUEUES = 2000
 _FIRST_ROWS = 25
 _PER_KIND = 12
 _ACTIONS = 30
+_MISSING = 8
 _OPEN_QUEUES, _PRINTED_QUEUES = 24, 100
 _OPEN_FILES = 40
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d")
@@ -115,15 +116,16 @@ def page(facts: Facts, request: Request) -> str:
     speech = Speech(request.language, request.mask)
     found = facts.diagnosis
     css = _read("report.css")
-    drawn = None if facts.profile is None else bars(facts.profile.times)
+    drawn = None if facts.profile is None else bars(facts.profile.times, facts.lost_times)
     sums = _checksums(facts, request.mask)
+    head = words.headline(found, speech.say)
     template = _environment(speech).from_string(_read("report.html"))
     # The template gets facts and functions that say them; texts are escaped there.
     html: str = template.render(
         css=_safe(css), style_hash=_style_hash(css), lang=request.language.name,
         version=__version__, python=platform.python_version(), made=request.made,
         facts=facts, found=found, start=found.start, coverage=found.findings.coverage,
-        head=words.headline(found, speech.say),
+        head=head,
         story=words.story(facts, speech.say, lambda millis: moment(millis, request.tz)),
         commands=request.commands, next=request.next,
         drawn=drawn, chart=_timeline(drawn, facts, request, speech),
@@ -133,10 +135,11 @@ def page(facts: Facts, request: Request) -> str:
         unread=[each for each in facts.files or () if each.sha256 is None],
         changed=[each for each in facts.files or () if each.changed],
         first_rows=_FIRST_ROWS, most=MOST_ROWS, most_queues=MOST_QUEUES, most_actions=_ACTIONS,
+        most_missing=_MISSING,
         open_queues=_OPEN_QUEUES, printed_queues=_PRINTED_QUEUES, open_files=_OPEN_FILES,
         masked=sorted(request.mask.kinds), mask=request.mask,
         moment=lambda millis: "" if millis is None else moment(millis, request.tz),
-        gaps=any(kind is None for kind in cells(facts.profile)) if facts.profile else False,
+        calm=words.GOOD if head.tone == words.GOOD else "",
         detail=lambda row: Said(request.mask.detail(
             request.language.say(row.detail), row.category)),
         zone=str(request.tz), relative=lambda path: _relative(path, facts.root))
@@ -168,15 +171,19 @@ def span_text(millis: int) -> str:
 def _timeline(drawn: Bars | None, facts: Facts, request: Request, speech: Speech) -> Any:
     if drawn is None:
         return ""
-    return _safe(timeline(drawn, facts.marks, request.tz, speech.say))
+    return _safe("".join(timeline(drawn, facts.marks, facts.lost, request.tz, speech.say, shape)
+                         for shape in (WIDE, NARROW)))
 
 
 def _map(facts: Facts, request: Request, speech: Speech) -> Any:
     profile = facts.profile
-    if profile is None or not any(cells(profile)):
+    if profile is None or not (profile.cells.any() or facts.missing):
         return ""
     borders = [] if request.log is None else [file.base for file in request.log.files]
-    return _safe(log_map(profile, borders, speech.say))
+    borders += [file.offset for file in facts.missing]
+    reach = max((file.offset + file.size for file in facts.missing), default=0)
+    return _safe("".join(log_map(profile, reach, borders, speech.say, shape)
+                         for shape in (WIDE, NARROW)))
 
 
 def _scale(facts: Facts) -> str:

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from xml.etree import ElementTree
 
 PALETTE = {"messages": "#010101", "bytes": "#020202", "damaged": "#030303", "blank": "#040404",
-           "zero": "#050505", "line": "#060606", "text": "#070707", "missing": "#080808"}
+           "zero": "#050505", "line": "#060606", "text": "#070707", "missing": "#080808",
+           "lost": "#090909"}
 """Colours to draw with, by what they mean."""
 _MEANING = {colour: name for name, colour in PALETTE.items()}
 _DECIMALS = re.compile(r"(\.\d\d)\d+")
@@ -23,9 +24,10 @@ _KEPT = frozenset({"fill", "fill-opacity", "fill-rule", "opacity", "stroke", "st
 """Properties of a style that become attributes."""
 
 
-def embedded(drawn: str, titles: Mapping[str, str], name: str) -> str:
+def embedded(drawn: str, titles: Mapping[str, str], name: str, shape: str) -> str:
     """The ``<svg>`` element for a page. ``titles``: what is shown over elements, by their ``gid``;
-    ``name`` begins all ids, which must differ between the drawings of a page.
+    ``name`` begins all ids, which must differ between the drawings of a page; ``shape``: a further
+    class.
     """
     ElementTree.register_namespace("", _SVG)
     root = ElementTree.fromstring(drawn)  # noqa: S314 - drawn here, of numbers
@@ -40,7 +42,7 @@ def embedded(drawn: str, titles: Mapping[str, str], name: str) -> str:
         _rename(element, titles, name)
     for attribute in ("width", "height", "version"):
         root.attrib.pop(attribute, None)
-    root.set("class", "chart")
+    root.set("class", f"chart {shape}")
     root.set("role", "img")
     return ElementTree.tostring(root, encoding="unicode")
 

@@ -37,10 +37,12 @@ class Part(NamedTuple):
 def headline(found: Diagnosis, say: Say) -> Headline:
     """The one line that has to be read."""
     start, lost = found.start, found.losses
+    if found.sound and found.not_judged:
+        return Headline(WARN, say("Sound as far as can be judged"))
+    if found.sound and not lost.is_complete:
+        return Headline(WARN, say("No damage now; messages were lost before"))
     if found.sound:
-        return Headline(GOOD, say("Sound as far as can be judged") if found.not_judged
-                        else say("Sound: nothing is damaged, nothing is lost")
-                        if lost.is_complete else say("No damage now; messages were lost before"))
+        return Headline(GOOD, say("Sound: nothing is damaged, nothing is lost"))
     gone = lost.known or lost.in_tier.messages
     if gone and lost.would_lose:
         return Headline(BAD, say("Messages are lost, and a start would lose more"))
@@ -110,9 +112,17 @@ def _wrong(facts: Facts, say: Say) -> list[str]:
     elif cover.bytes_damaged:
         sentences.append(say("{size} of the log are not what was written.",
                              size=size_text(cover.bytes_damaged)))
-    elif not found.findings.ok:
+    elif not found.findings.ok and not cover.bytes_total:
+        sentences.append(say("The log has no file, but other files of the store know of messages "
+                             "in it."))
+    elif not found.findings.ok and not facts.missing:
         sentences.append(say("No byte of the log is damaged, but it does not agree with what else "
                              "the store holds."))
+    if facts.missing:
+        sentences.append(say(
+            "A file of the log is missing: {names}.",
+            "{count:,} files of the log are missing: {names}.", count=len(facts.missing),
+            names=_some([file.name for file in facts.missing], say)))
     if counts:
         kinds = len({row.category for row in counts})
         total = sum(row.count for row in counts)
@@ -183,6 +193,10 @@ def _start(found: Diagnosis, say: Say) -> list[str]:
             count=lost.without_entry))
     if lost.cut_by_topic and lost.cut:
         sentences.append(say("By topic: {topics}.", topics=_ranked(lost.cut_by_topic, say)))
+    if start.rows_lost:
+        sentences.append(say(
+            "A {version} broker would start with an empty log and delete all consume queues, which "
+            "prove what is lost.", version=start.broker_version))
     # A start can also remove the evidence of earlier losses.
     if start.rows_cut and lost.known and not lost.would_lose:
         sentences.append(say(
@@ -193,7 +207,12 @@ def _start(found: Diagnosis, say: Say) -> list[str]:
                              version=start.broker_version, what=str(start.also_loses),
                              cause=_some([str(loss.cause) for loss in start.beside_messages
                                           if not loss.already], say)))
-    # Without any cost, say so.
+    # What else it costs; without any cost, say so.
+    if not sentences and not start.start_is_harmless:
+        sentences.append(say("A {version} broker would start, and do harm: {cause}.",
+                             version=start.broker_version, cause=_some(
+                                 [str(loss.cause) for loss in start.losses if not loss.already]
+                                 or [str(found.verdict)], say)))
     return sentences or [say("A {version} broker would start, and lose nothing by it.",
                              version=start.broker_version)]
 
