@@ -92,7 +92,7 @@ GROUPS: tuple[GroupSpec, ...] = (
 
 REGISTRY: tuple[CommandSpec, ...] = (
     _spec("info", "read-only", _INSPECT, "One screen on a store: files, offsets, times, lock"),
-    _spec("browse", "read-only", _INSPECT, "Look around in a store on the screen"),
+    _spec("browse", "read-only", _INSPECT, "Browse a store interactively"),
     _spec("dump", "read-only", _INSPECT, "One file of any kind, record by record"),
     _spec("read", "read-only", _INSPECT, "Messages by topic and queue, by time, or in log order"),
     _spec("tail", "read-only", _INSPECT, "The last messages, then new ones as a broker appends"),

@@ -33,6 +33,12 @@ class Problem:
         return self.kind not in ("note", "in-progress")
 
 
+def gap(start: int, end: int) -> Problem:
+    """Physical offsets that no file of the log has."""
+    return Problem("gap", f"no file holds the physical offsets {start} to {end} "
+                   f"({end - start} bytes)", start, end - start)
+
+
 def damage(span: Span) -> Problem:
     """A span of the log that holds no message although it should."""
     field = f" (field {span.field})" if span.field else ""

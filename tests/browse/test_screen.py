@@ -24,14 +24,14 @@ Look = tuple[str, Sequence[str]]
 QUEUE = ("down", "down", "down", "down", "enter")
 SOUND: list[Look] = [
     ("first", ()), ("queue", QUEUE), ("hex", ("down", "2")), ("zoomed", ("z",)),
-    ("goto", ("z", "1", "shift+tab", "g", ":20")), ("verify-row", ("v",)),
+    ("goto", ("z", "1", "shift+tab", "colon", ":20")), ("verify-row", ("v",)),
     ("filter", ("escape", "slash", ":tags=TagA && body~h")), ("help", ("question_mark",)),
 ]
 WIDER: list[Look] = [("first-wide", ()), ("json-wide", (*QUEUE, "3")),
                      ("filter-wide", ("slash", ":audit"))]
-DAMAGED: list[Look] = [("damaged", ("tab", "g", f":{PLACE}")), ("damaged-hex", ("2",)),
+DAMAGED: list[Look] = [("damaged", ("tab", "colon", f":{PLACE}")), ("damaged-hex", ("2",)),
                        ("verify-damage", ("v",))]
-DAMAGED_WIDE: list[Look] = [("damaged-wide", ("tab", "g", f":{PLACE}"))]
+DAMAGED_WIDE: list[Look] = [("damaged-wide", ("tab", "colon", f":{PLACE}"))]
 
 
 @pytest.fixture(scope="module")

@@ -15,13 +15,13 @@ from rmqctl.parse_values import parse_time, show_times_in
 
 
 def command(*, store: StoreOptions, decode: Decode = None, tz: Zone = UTC) -> None:
-    """Look around in a store: topics, queues, files, messages, damage. Nothing is changed.
+    """Browse a store: topics, queues, groups, files, messages, damage. Nothing is changed.
 
-    A tree of what there is, a list of messages with a filter (the conditions of `rmqctl read
-    --where`, or text), and the fields, bytes or JSON of the one under the cursor. Goes to offsets,
-    times and keys, verifies what is looked at, and exports it to a new file. Only what is shown is
-    read, so the size of the store does not matter; damage has rows of its own. ? lists the keys.
-    Needs a terminal of 80 by 24 or more, and `pip install 'rmqctl[tui]'`.
+    A tree with counts and lag, a list of messages with a filter (the conditions of `rmqctl read
+    --where`, or text), and the fields, bytes or JSON of the message under the cursor. Strips show
+    where damage is in the log and when messages were stored. Goes to offsets, times, keys and
+    damage, verifies a place, and exports it to a new file. Only what is shown is read. ? lists the
+    keys. Needs a terminal of 80 by 24 or more, and `pip install 'rmqctl[tui]'`.
 
         rmqctl browse STORE
     """

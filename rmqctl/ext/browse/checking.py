@@ -6,8 +6,8 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from rmqctl.checks.doctor import Diagnosis, diagnose
 from rmqctl.checks.findings import Finding
-from rmqctl.checks.preflight.losses import losses
 from rmqctl.checks.verify.verify import Verification, VerifyOptions
 from rmqctl.errors import UnsupportedError
 from rmqctl.ext.browse.listing import Row
@@ -36,11 +36,23 @@ class Task:
 
 @dataclass(slots=True)
 class Answer:
-    """The first findings, how many there are, and what else was learnt, in sentences."""
+    """The first findings, how many there are, and what else was learnt, in sentences.
+    ``diagnosis``: that of all of the store, where all of it was checked.
+    """
 
     findings: list[Finding] = field(default_factory=list)
     total: int = 0
     notes: list[str] = field(default_factory=list)
+    diagnosis: Diagnosis | None = None
+
+    @classmethod
+    def of(cls, diagnosis: Diagnosis) -> Answer:
+        """What `doctor` says of all of the store."""
+        verdict = diagnosis.findings
+        notes = [diagnosis.verdict, *diagnosis.losses.in_words(), *(
+            f"{name} was not judged: {reason}" for name, reason in diagnosis.not_judged.items())]
+        return cls(list(verdict.findings[:_MOST]), sum(verdict.counts.values()),
+                   list(map(str, notes)), diagnosis)
 
 
 def of_row(row: Row) -> Task | None:
@@ -75,7 +87,11 @@ def of_place(place: Place, reader: Reader) -> Task:
 
 
 def run(task: Task, reader: Reader, progress: Callable[[int], None]) -> Answer:
-    """Carries a task out. ``progress`` hears of the bytes of the log and may raise."""
+    """Carries a task out. ``progress`` is called with bytes of the log and may raise; for all of
+    the store each byte counts twice.
+    """
+    if task.only is None and task.part is None:
+        return Answer.of(diagnose(reader.store, None, 1, progress))
     answer = Answer()
     if not reader.store.layout.reads("commitlog") and task.part is not None:
         raise UnsupportedError(reader.store.layout.unread["commitlog"])
@@ -86,8 +102,6 @@ def run(task: Task, reader: Reader, progress: Callable[[int], None]) -> Answer:
             answer.total += 1
             if len(answer.findings) < _MOST:
                 answer.findings.append(finding)
-    if task.only is None and task.part is None and reader.store.layout.reads("commitlog"):
-        answer.notes += map(str, losses(reader.store, progress=progress).in_words())
     answer.notes += [f"{name} was not judged: {reason}"
                      for name, reason in checks.not_judged.items()]
     return answer

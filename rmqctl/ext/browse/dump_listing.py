@@ -70,6 +70,13 @@ class DumpListing:
     def share(self, reached: Position) -> float:
         return 1.0
 
+    def next_damage(self, start: Position, watch: Watch) -> Position | None:
+        for row in self._rows(start, None):
+            watch(1)
+            if row.wrong and row.position >= start:
+                return row.position
+        return None
+
     def detail(self, row: Row) -> dict[str, Any] | None:
         """The row of `rmqctl dump --hex` at a position; None where it is gone."""
         options = DumpOptions(start=None if row.position == _HEADER else row.position, count=1,

@@ -23,7 +23,7 @@ from rmqctl.store.log.bounds import View
 from rmqctl.store.log.end import used_size
 from rmqctl.store.log.pages import log_pages
 from rmqctl.store.pages import Page, RecordPage
-from rmqctl.store.problems import Problem
+from rmqctl.store.problems import Problem, gap
 from rmqctl.store.projection import Projection
 from rmqctl.store.query.conditions import Condition, filtered
 from rmqctl.store.query.select import Selection
@@ -105,6 +105,16 @@ class Listing(Protocol):
         """How much of it lies before a position, from 0 to 1."""
         ...
 
+    def next_damage(self, start: Position, watch: Watch) -> Position | None:
+        """The first row at or after ``start`` that is damage, or wrong; None if there is none."""
+        ...
+
+
+def first_wrong(steps: Iterator[Step]) -> Position | None:
+    """The position of the first row that is damage, or wrong."""
+    return next((row.position for step in steps for row in step.rows
+                 if row.wrong or row.kind == "damage"), None)
+
 
 PREVIEW = 160
 """Bytes of a body that a list shows."""
@@ -152,8 +162,10 @@ class LogListing:
 
     def __init__(self, view: View, title: str, span: tuple[int, int] | None = None,
                  conditions: Sequence[Condition] = (),
-                 note: Callable[[Problem], None] = lambda _problem: None) -> None:
+                 note: Callable[[Problem], None] = lambda _problem: None,
+                 note_read: Callable[[int, int], None] = lambda _start, _end: None) -> None:
         self.view, self.title, self._conditions, self._note = view, title, conditions, note
+        self._note_read = note_read
         log = view.store.log
         self.first, self.end = span or (log.min_offset, log.end)
         self._used: int | None = None
@@ -208,11 +220,12 @@ class LogListing:
 
     def _pass(self, start: int, end: int, watch: Watch, most: int | None) -> Iterator[Step]:
         """All rows from one place to another, of each page the first or last ``most``."""
-        problems: list[Problem] = []
+        problems = self._gap_at(start)
         wanted = Selection(from_phy=start, to_phy=end)
         for page in log_pages(self.view, wanted, (), problems.append, watch):
             offsets = page.numbers("physical_offset")
             reached = int(offsets[-1]) + int(page.numbers("total_size")[-1])
+            self._note_read(start, reached)
             rows = self._of_problems(problems)
             chosen = filtered(page, self._conditions)
             if most is not None and len(chosen) > most:
@@ -221,7 +234,30 @@ class LogListing:
                 row["physical_offset"], row["physical_offset"] + row["total_size"]))
             yield Step(rows, reached)
             watch(0)
+        self._note_read(start, end)
         yield Step(self._of_problems(problems), end)
+
+    def next_damage(self, start: Position, watch: Watch) -> Position | None:
+        """The first damage, gap or message with a wrong CRC at or after a physical offset."""
+        problems = self._gap_at(start)
+        wanted = Selection(from_phy=start, to_phy=self.end)
+        for page in log_pages(self.view, wanted, (), problems.append, watch):
+            offsets = page.numbers("physical_offset")
+            self._note_read(start, int(offsets[-1]) + int(page.numbers("total_size")[-1]))
+            wrong = offsets[~page.numbers("crc_ok").astype(bool)][:1].tolist()
+            if (first := self._first_of(problems, wrong, start)) is not None:
+                return first
+            watch(0)
+        return self._first_of(problems, [], start)
+
+    def _gap_at(self, start: int) -> list[Problem]:
+        """The gap that begins at a physical offset, which a pass from there on does not report."""
+        return [gap(place.start, place.end) for place in self.view.store.log.gaps()
+                if place.start == start]
+
+    def _first_of(self, problems: list[Problem], wrong: list[int], start: int) -> int | None:
+        places = [*wrong, *(row.position for row in self._of_problems(problems) if row.wrong)]
+        return min((place for place in places if place >= start), default=None)
 
     def _of_problems(self, problems: list[Problem]) -> list[Row]:
         rows = []
@@ -296,6 +332,9 @@ class QueueListing:
         if number < len(sizes):
             passed += max(offset - self.queues[number].first, 0)
         return passed / max(sum(sizes), 1)
+
+    def next_damage(self, start: Position, watch: Watch) -> Position | None:
+        return first_wrong(self.forward(start, 1 << 60, watch))
 
     def at_offset(self, offset: int, number: int) -> Position:
         """The position of a queue offset in the queue ``number`` of this listing."""
@@ -401,3 +440,14 @@ class RecordListing:
 
     def share(self, reached: Position) -> float:
         return 1.0
+
+    def next_damage(self, start: Position, watch: Watch) -> Position | None:
+        return first_wrong(self.forward(start, len(self._rows), watch))
+
+
+def committed(listing: Listing, at: int | None) -> Position | None:
+    """The position of a consumer offset in a queue, or of the nearest message to it."""
+    if at is None or not isinstance(listing, QueueListing) or not listing.queues:
+        return None
+    first, end = listing.range_of(0)
+    return listing.at_offset(max(min(at, end - 1), first), 0)

@@ -11,19 +11,22 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import cached_property
 
+from rmqctl.checks.offset_runs import OffsetRuns
 from rmqctl.errors import FormatError, UsageError
 from rmqctl.ext.browse.listing import Listing, LogListing, QueueListing, RecordListing
 from rmqctl.files.lock_probe import LockState
 from rmqctl.formats.local.message import Record, parse_message_id
 from rmqctl.output.escape import visible
 from rmqctl.output.units import counted
+from rmqctl.store.config.offsets import Lag
 from rmqctl.store.files import StoreFile
 from rmqctl.store.log.bounds import View
 from rmqctl.store.problems import Problem
 from rmqctl.store.query.conditions import Condition
 from rmqctl.store.query.lookup import by_key, known_topics, message_at, where_is
-from rmqctl.store.queue.rows import queue_ids, topic_rows, topics_on_disk
+from rmqctl.store.queue.rows import queue_ids, topic_rows
 from rmqctl.store.store import Store
 
 _MOST_PROBLEMS = 10_000
@@ -33,14 +36,17 @@ _ID_DIGITS = (32, 56)
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What is chosen in the tree. ``kind``: ``log`` (all of it), ``file`` (``path``), ``topic``, or
-    ``queue`` (of ``topic``).
+    """What is chosen in the tree. ``kind``: ``log`` (all of it), ``file`` (``path``), ``topic``,
+    ``queue`` (of ``topic``), or a branch without a list. ``group``: whose consumer offset ``at``
+    the place is about.
     """
 
     kind: str = "log"
     topic: str = ""
     queue_id: int | None = None
     path: str = ""
+    group: str = ""
+    at: int | None = None
 
     @property
     def name(self) -> str:
@@ -53,9 +59,15 @@ class Place:
 class Reader:
     """A view of the store, for one thread at a time: hold `guard`."""
 
-    def __init__(self, store: Store, note: Callable[[Problem], None]) -> None:
+    def __init__(self, store: Store, note: Callable[[Problem], None],
+                 note_read: Callable[[int, int], None] = lambda _start, _end: None) -> None:
         self.store, self.view, self.guard = store, View(store), threading.RLock()
-        self._note = note
+        self._note, self._note_read = note, note_read
+
+    @cached_property
+    def lag(self) -> Lag:
+        """How far groups are behind. RmqctlError."""
+        return Lag(self.store, self.view)
 
     def listing(self, place: Place, conditions: Sequence[Condition] = ()) -> Listing:
         """What the list shows of a place. RmqctlError where it cannot be read."""
@@ -63,12 +75,12 @@ class Reader:
         if place.kind == "log":
             files = store.log.files
             title = f"log: {counted(len(files), 'file')}" if files else "the log has no files"
-            return LogListing(self.view, title, None, conditions, self._note)
+            return LogListing(self.view, title, None, conditions, self._note, self._note_read)
         if place.kind == "file":
             file = self.log_file(place.path)
             if file is not None:
                 return LogListing(self.view, f"log file {file.name}", (file.base, file.end),
-                                  conditions, self._note)
+                                  conditions, self._note, self._note_read)
             from rmqctl.ext.browse.dump_listing import DumpListing  # seldom, and not at the start
 
             return DumpListing(place.path, visible(os.path.relpath(place.path, store.root)))
@@ -136,13 +148,16 @@ class Opened:
         self._open = open_store
         self.problems: dict[tuple[str, int | None], Problem] = {}
         self.lock = LockState(False)
+        self._read = OffsetRuns()
+        """Physical offsets of the log that a list has read."""
+        self._reading = threading.Lock()
         self._start()
 
     def _start(self) -> None:
         store = self._open()
         try:
             self.lock = store.lock
-            self.reader, self._scans = Reader(store, self.note), list[Reader]()
+            self.reader, self._scans = Reader(store, self.note, self.note_read), list[Reader]()
         except BaseException:
             store.close()
             raise
@@ -156,6 +171,23 @@ class Opened:
         if problem.is_fault and len(self.problems) < _MOST_PROBLEMS:
             self.problems.setdefault((problem.kind, problem.offset), problem)
 
+    def note_read(self, start: int, end: int) -> None:
+        """Remembers what was read of the log."""
+        with self._reading:
+            self._read.add_run(start, end)
+
+    def read_of(self, start: int, end: int) -> int:
+        """How many bytes of a part of the log a list has read."""
+        with self._reading:
+            return self._read.count(start, end)
+
+    @property
+    def damaged(self) -> list[tuple[int, int]]:
+        """Physical offsets of the damage in the files of the log that was met."""
+        return [(problem.offset, problem.offset + max(problem.length or 0, 1))
+                for problem in list(self.problems.values())
+                if problem.offset is not None and problem.kind not in ("row", "gap")]
+
     @property
     def seen(self) -> tuple[int, int]:
         """How many damaged places were met, and how many rows that lead to no message."""
@@ -168,14 +200,20 @@ class Opened:
         """
         before, scans = self.reader, self._scans
         self._start()
+        self.problems.clear()
+        with self._reading:
+            self._read = OffsetRuns()
         for reader in (before, *scans):
             with reader.guard:
                 reader.close()
 
     def another(self) -> Reader:
         """A reader for a scan that takes long, of the same moment. To be closed."""
-        store = self.reader.store
-        return Reader(Store(store.root, store.log_folders, store.sizes, store.snapshot), self.note)
+        reader = self.reader
+        with reader.guard:  # what a store computes once, only one thread may ask for
+            store = reader.store
+            copy = Store(store.root, store.log_folders, store.sizes, store.snapshot)
+        return Reader(copy, self.note, self.note_read)
 
     def scanning(self) -> Reader:
         """The one for filters, so that nothing else need wait for them."""
@@ -189,9 +227,6 @@ class Opened:
                 reader.close()
 
     # -- the tree -----------------------------------------------------------------------------
-
-    def topics(self) -> list[str]:
-        return topics_on_disk(self.reader.store)
 
     def known_topics(self) -> list[str]:
         """Those which queues or the configuration name."""

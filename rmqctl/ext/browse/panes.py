@@ -7,7 +7,8 @@ that there is more.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from rmqctl.errors import RmqctlError
@@ -16,7 +17,8 @@ from rmqctl.ext.browse.opened import Reader
 from rmqctl.formats.local import sysflag
 from rmqctl.formats.local.message import Message, Record
 from rmqctl.formats.local.trace import trace
-from rmqctl.output.cells import cell_text, display_width
+from rmqctl.output.cells import cell_text, display_width, padded
+from rmqctl.output.cells import folded as in_words
 from rmqctl.output.escape import json_visible, visible, visible_lines
 from rmqctl.output.units import size_text, time_text
 from rmqctl.store.dump.fields import shown_value
@@ -29,6 +31,9 @@ Line = tuple[tuple[str, str], ...]
 _MOST_TEXT, _MOST_HEX = 32 << 10, 8 << 10
 """Bytes of a body, and of a record in hex, that are shown."""
 _LATER = ("properties", "properties_raw", "body", "body_encoding", "tags", "keys")
+_DEEPEST = 24
+"""Levels of a JSON body that have an indent of their own."""
+_TOKENS = re.compile(r'"(?:[^"\\]|\\.)*"|\{\s*\}|\[\s*\]|[][{}:,]|[^][{}:,"\s]+')
 _WIDE = 76
 """Columns from which on 16 bytes stand on a line."""
 
@@ -54,13 +59,18 @@ def _plain(words: str, style: str = "") -> Line:
     return ((words, style),)
 
 
-def _pair(name: str, value: str, width: int, style: str = "") -> Iterator[Line]:
-    """A name and its value, folded; further lines are indented."""
-    head = f"{visible(name)}  "
-    first = True
-    for part in folded(value, max(width - len(head), 8)):
-        yield ((head if first else " " * len(head), "name"), (part, style))
-        first = False
+def aligned(pairs: Iterable[tuple[str, str, str]], width: int) -> list[Line]:
+    """Names, values and styles: the values below each other, folded where they are too long."""
+    rows = [(visible(name), value, style) for name, value, style in pairs]
+    column = min(max((display_width(name) for name, _, _ in rows), default=0), width // 3)
+    lines: list[Line] = []
+    for name, value, style in rows:
+        head = padded(name, max(column, display_width(name))) + "  "
+        room = max(width - display_width(head), 8)
+        for part in in_words(value, room) if style == "bad" else folded(value, room):
+            lines.append(((head, "name"), (part, style)))
+            head = " " * display_width(head)
+    return lines
 
 
 def folded(words: str, width: int) -> Iterator[str]:
@@ -87,13 +97,11 @@ def _fields(record: Record, row: Row, width: int) -> Iterator[Line]:
     """What people look for first, then all properties and fields, then the body."""
     fields = message_object(record, body="none")
     if not fields["crc_ok"]:
-        yield _plain("the body does not match its CRC", "bad")
-    for name in ("topic", "tags", "keys"):
-        yield from _pair(name, cell_text(fields[name]), width)
-    yield from _pair("body", row.cells["body"], width)
-    for name, value in fields["properties"].items():
-        if name not in ("TAGS", "KEYS"):
-            yield from _pair(f"property {name}", cell_text(value), width)
+        yield _plain("body CRC mismatch", "bad")
+    pairs = [(name, cell_text(fields[name]), "") for name in ("topic", "tags", "keys")]
+    pairs.append(("body", row.cells["body"], ""))
+    pairs += [(f"property {name}", cell_text(value), "")
+              for name, value in fields["properties"].items() if name not in ("TAGS", "KEYS")]
     for name, value in fields.items():
         if name in _LATER or name == "topic":
             continue
@@ -104,7 +112,8 @@ def _fields(record: Record, row: Row, width: int) -> Iterator[Line]:
             words = [sysflag.compression(value), sysflag.transaction_type(value)]
             named = ", ".join(word for word in words if word not in (None, "none"))
             shown = f"{value} ({named})" if named else shown
-        yield from _pair(name, shown, width, "bad" if name == "crc_ok" and not value else "")
+        pairs.append((name, shown, "bad" if name == "crc_ok" and not value else ""))
+    yield from aligned(pairs, width)
     yield from _body(record, width)
 
 
@@ -120,10 +129,37 @@ def _body(record: Record, width: int) -> Iterator[Line]:
     if b"\0" in head or "�" in head.decode("utf-8", "replace")[:-3]:
         yield _plain("not text: 2 shows its bytes", "dim")
         return
-    for line in visible_lines(text(head)).split("\n"):
+    words = text(head)
+    if len(content) == len(head):
+        words = indented(words) or words
+    for line in visible_lines(words).split("\n"):
         yield from (_plain(part) for part in folded(line, width))
     if len(content) > len(head):
         yield _plain(f"{size_text(len(content) - len(head))} more are left out", "dim")
+
+
+def indented(words: str) -> str | None:
+    """A JSON text with line breaks and indents; every other character stays as it is. None for
+    what is no JSON object or array.
+    """
+    if words.lstrip()[:1] not in ("{", "["):
+        return None
+    try:
+        json.loads(words)
+    except (ValueError, RecursionError):
+        return None
+    parts: list[str] = []
+    depth = 0
+    for piece in _TOKENS.findall(words):
+        opens, closes = piece in ("{", "["), piece in ("}", "]")
+        depth += opens - closes
+        start = "\n" + "  " * min(depth, _DEEPEST)
+        if closes:
+            parts.append(start)
+        parts.append(": " if piece == ":" else piece)
+        if opens or piece == ",":
+            parts.append(start)
+    return "".join(parts)
 
 
 def _bounded(record: Record) -> dict[str, Any]:
@@ -185,8 +221,8 @@ def _of_damage(name: str, reader: Reader, row: Row, width: int) -> list[Line]:
     if name == "json":
         return _json(what)
     if name == "fields":
-        lines = [line for key, value in what.items()
-                 for line in _pair(key, str(value), width, "bad" if key == "problem" else "")]
+        lines = aligned(((key, str(value), "bad" if key == "problem" else "")
+                         for key, value in what.items()), width)
         return [*lines, _plain(""), _plain("v: what verify says of it", "dim")]
     place = None if row.physical is None else reader.store.log.locate(row.physical)
     if place is None or row.physical is None:
@@ -209,9 +245,8 @@ def _of_dump(name: str, listing: Listing, row: Row, width: int) -> list[Line]:
     if name == "json":
         return _json(found)[:_MOST_HEX]
     if name == "fields":
-        return [line for key, value in found.items() if value is not None
-                for line in _pair(key, cell_text(value)[:_MOST_TEXT], width,
-                                  "bad" if key == "error" else "")]
+        return aligned(((key, cell_text(value)[:_MOST_TEXT], "bad" if key == "error" else "")
+                        for key, value in found.items() if value is not None), width)
     lines: list[Line] = []
     for part in parts:
         raw = bytes.fromhex(part["hex"].partition("…")[0])

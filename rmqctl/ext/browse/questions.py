@@ -16,31 +16,41 @@ from rmqctl.ext.browse.widgets import Lines
 
 KEYS = """\
 Everywhere
-  Tab          to the next of tree, list, pane
-  Esc          stops what is being read, else takes the filter away
-  r            looks at the store anew: what a broker wrote since
-  q            the end
+  Tab          go to the next of tree, list, pane
+  j k          down and up, as the arrows
+  g G          to the first and to the last, as Home and End
+  n            next hit of the filter; without a filter, next damage
+  Esc          stop what is being read; else remove the filter
+  r            read the store again: what a broker wrote since
+  q            quit
+The lines at the top
+  time         bytes of messages by store time, from a sample;
+               \u2591 messages of this time are lost
+  log          from the first to the last byte, the cursor reversed:
+               \u2500 read, \u00b7 not read yet, \u2588 damage, x no file
 In the tree
-  Enter        shows it in the list; opens and closes a branch
-  v            verifies it: a file, queue, topic, or all of it
+  Enter        show it in the list; open and close a branch
+  v            verify it: a file, queue, topic, or the whole store
+  0-99         offsets of a queue; +9! entries beyond the log
+  lag 12       messages that a group has not consumed
 In the list
-  arrows, PgUp, PgDn, Home, End: one is at the ends of all there is
+  PgUp PgDn    one screen up and down
   /            filter: text in tags, keys or body; or conditions as
                of `rmqctl read --where`, such as
                tags=TagA && store_timestamp>=2024-06-21
                ("a=b" in quotes is text)
-  g            to an offset: of the queue, in the log a physical one
+  :            to an offset: of the queue, in the log a physical one
                (@N is a physical offset from everywhere)
   t            to a time: 2024-06-21T19:51, 1700000000000, -2h
-  k            messages with a key, unique key or message id
+  K            messages with a key, unique key or message id
   o            the message's other place: in its queue, in the log
-  v            verifies the message, or the damage
-  e            exports what the list shows, filtered, to a new file
+  v            verify the message, or the damage
+  e            export what the list shows, filtered, to a new file
 The pane below
   1 2 3        fields, bytes by field, JSON
   z            as large as the screen, and back
 
-Nothing of the store is changed. What is damaged is red.
+Nothing in the store is changed. Damage is red.
 """
 
 

@@ -44,9 +44,9 @@ class RowList(Widget, can_focus=True):
     COMPONENT_CLASSES: ClassVar[set[str]] = {
         "rowlist--header", "rowlist--cursor", "rowlist--bad", "rowlist--dim"}
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up", "move(-1)", show=False), Binding("down", "move(1)", show=False),
+        Binding("up,k", "move(-1)", show=False), Binding("down,j", "move(1)", show=False),
         Binding("pageup", "page(-1)", show=False), Binding("pagedown", "page(1)", show=False),
-        Binding("home", "first", show=False), Binding("end", "last", show=False),
+        Binding("home,g", "first", show=False), Binding("end,G", "last", show=False),
         Binding("enter", "choose", show=False)]
 
     class Moved(Message):
@@ -327,6 +327,9 @@ class Lines(ScrollView, can_focus=True):
     """Lines of styled text that can be scrolled."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"lines--name", "lines--dim", "lines--bad"}
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("j", "scroll_down", show=False), Binding("k", "scroll_up", show=False),
+        Binding("g", "scroll_home", show=False), Binding("G", "scroll_end", show=False)]
 
     def __init__(self, lines: Sequence[Line] = (), id: str | None = None) -> None:  # noqa: A002
         super().__init__(id=id)

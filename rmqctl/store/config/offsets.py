@@ -91,6 +91,11 @@ class Lag:
         return (self.group is None or self.group in self._commits or self.group in self._groups
                 or self.group == DELAY_GROUP)
 
+    @property
+    def groups(self) -> list[str]:
+        """All groups that are configured or have committed anything."""
+        return sorted({*self._groups, *self._commits})
+
     def rows(self) -> Iterator[Row]:
         """Rows by group, topic and queue id; at the end the topics without any group."""
         if not self.group_is_known:
@@ -99,8 +104,7 @@ class Lag:
         for group in groups:
             if group == DELAY_GROUP:
                 continue
-            self.totals[group] = 0
-            yield from self._of_group(group)
+            yield from self.of_group(group)
         if self.topic in (None, SCHEDULE_TOPIC) and self.group in (None, DELAY_GROUP):
             yield from self._delayed()
         if self.group is None:
@@ -108,7 +112,15 @@ class Lag:
 
     # -- one group ----------------------------------------------------------------------------
 
-    def _of_group(self, group: str) -> Iterator[Row]:
+    def of_topic(self, topic: str) -> Iterator[Row]:
+        """The rows of every group that has committed offsets of a topic."""
+        for group in sorted(self._commits):
+            if topic in self._commits[group]:
+                yield from self._of_topic(group, topic, self._commits[group][topic])
+
+    def of_group(self, group: str) -> Iterator[Row]:
+        """The rows of one group, by topic and queue id."""
+        self.totals[group] = 0
         commits = self._commits.get(group, {})
         if self.topic is None:
             topics: Iterable[str] = sorted(commits)

@@ -14,7 +14,7 @@ from rmqctl.scan.walk import start_of
 from rmqctl.store.log.bounds import View
 from rmqctl.store.log.commit_log import CommitLog
 from rmqctl.store.pages import BatchPage, Page
-from rmqctl.store.problems import Problem, Report, damage, unread
+from rmqctl.store.problems import Problem, Report, damage, gap, unread
 from rmqctl.store.query.conditions import Condition, filtered
 from rmqctl.store.queue.rows import CLOCK_SLACK
 
@@ -89,7 +89,7 @@ def log_pages(view: View, wanted: Range, conditions: Sequence[Condition], report
     for number in chosen_files(log, wanted):
         file = log.files[number]
         if before == number - 1 and log.files[before].end < file.base:
-            spans.gap(log.files[before].end, file.base)
+            report(gap(log.files[before].end, file.base))
         before = number
         start, end = max(wanted.from_phy or 0, file.base), file.end
         if wanted.to_phy is not None:
@@ -150,10 +150,6 @@ class _Spans:
         for span in self._open:
             self._report(damage(span))
         self._open.clear()
-
-    def gap(self, start: int, end: int) -> None:
-        self._report(Problem("gap", f"no file holds the physical offsets {start} to {end} "
-                             f"({end - start} bytes)", start, end - start))
 
     def finish(self) -> None:
         """What is still open has no message behind it."""

@@ -1,0 +1,138 @@
+"""The top of the screen: the store and its verdict, when messages were stored, where damage is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from rich.cells import cell_len
+from rich.segment import Segment
+from rich.text import Text
+from textual.app import ComposeResult
+from textual.containers import Vertical
+from textual.strip import Strip
+from textual.widget import Widget
+from textual.widgets import Static
+
+from rmqctl.ext.browse.opened import Opened
+from rmqctl.ext.browse.survey import Piece, Survey, log_strip, time_range, time_strip
+from rmqctl.output.cells import display_width
+from rmqctl.output.escape import visible
+from rmqctl.output.units import counted, size_text, time_text
+
+_NARROW = 110
+"""Columns below which times are shown without year."""
+_NAME = 6
+
+
+class Header(Vertical):
+    """Four lines. What was not looked at is never called undamaged."""
+
+    def __init__(self, opened: Opened) -> None:
+        super().__init__(id="header")
+        self._opened, self.survey = opened, Survey()
+
+    def compose(self) -> ComposeResult:
+        yield Static(id="title")
+        yield Static(id="judged")
+        yield Overview(self._opened)
+
+    def show(self, made: Survey | None = None) -> None:
+        """Shows another survey, or the same one with what was met since."""
+        if made is not None:
+            self.survey = made
+        self.query_one(Overview).show(self.survey)
+        opened = self._opened
+        lock, (places, rows) = opened.lock, opened.seen
+        held = "not in use" if not lock.held else (
+            f"in use by process {lock.pid} ({lock.kind})" if lock.pid else f"in use ({lock.kind})")
+        met = [counted(places, "damaged place")] if places else []
+        met += [counted(rows, "lost row")] if rows else []
+        state = "verified" if self.survey.diagnosis is not None else "not verified"
+        right = f" {held} · {', '.join(met) if met else state} "
+        room = max(self.size.width - display_width(right) - 1, 8)
+        name = cut_left(visible(opened.root), room)
+        title, judged = self.query_one("#title", Static), self.query_one("#judged", Static)
+        title.update(Text(f" {name}{' ' * (room - display_width(name))}{right}"))
+        title.set_class(bool(met), "bad")
+        judged.update(Text(visible(str(self.survey.verdict))))
+        judged.set_class(self.survey.is_bad, "bad")
+        judged.set_class(self.survey.has_abort and not self.survey.is_bad, "warn")
+
+    def mark(self, physical: int | None) -> None:
+        """Shows where in the log the cursor is."""
+        self.query_one(Overview).mark(physical)
+
+    def on_resize(self) -> None:
+        self.show()
+
+
+def cut_left(words: str, width: int) -> str:
+    """The end of a text, in at most ``width`` columns."""
+    if display_width(words) <= width:
+        return words
+    while display_width(words) > width - 1:
+        words = words[1:]
+    return f"…{words}"
+
+
+class Overview(Widget):
+    """Two lines: a time axis, and the log from its first to its last byte."""
+
+    COMPONENT_CLASSES: ClassVar[set[str]] = {
+        "overview--name", "overview--dim", "overview--bad", "overview--time", "overview--cursor"}
+
+    def __init__(self, opened: Opened) -> None:
+        super().__init__(id="overview")
+        self._opened, self._made = opened, Survey()
+        self._cursor: int | None = None
+
+    def show(self, made: Survey) -> None:
+        """Draws another survey."""
+        self._made = made
+        self.refresh()
+
+    def mark(self, physical: int | None) -> None:
+        """Shows where the message under the cursor is in the log."""
+        self._cursor = physical
+        self.refresh()
+
+    def render_line(self, y: int) -> Strip:
+        left, pieces, right = self._time() if y == 0 else self._log()
+        name = "name", ("time" if y == 0 else "log").ljust(_NAME)
+        segments = [self._segment(*part) for part in (
+            ("", " "), name, ("dim", left), *((style, text) for text, style in pieces),
+            ("dim", right))]
+        return Strip(segments).adjust_cell_length(self.size.width, self.rich_style)
+
+    def _segment(self, style: str, text: str) -> Segment:
+        drawn = self.rich_style
+        for name in style.split():
+            drawn += self.get_component_rich_style(f"overview--{name}")
+        return Segment(text, drawn)
+
+    def _time(self) -> tuple[str, Sequence[Piece], str]:
+        span = time_range(self._made)
+        ends = ["", ""] if span is None else [self._moment(when) for when in span]
+        left, right = f"{ends[0]:>{self._label}} ", f" {ends[1]}"
+        pieces = time_strip(self._made, self._room(left, right))
+        return left, [(text, style or "time") for text, style in pieces], right
+
+    def _log(self) -> tuple[str, Sequence[Piece], str]:
+        made = self._made
+        left, right = f"{made.first:>{self._label}} ", f" {size_text(made.reach - made.first)}"
+        opened = self._opened
+        return left, log_strip(made, self._room(left, right), opened.damaged,
+                               opened.read_of, self._cursor), right
+
+    @property
+    def _label(self) -> int:
+        return 14 if self.size.width < _NARROW else 19
+
+    def _moment(self, when: int) -> str:
+        return time_text(when)[19 - self._label:19].replace("T", " ")
+
+    def _room(self, left: str, right: str) -> int:
+        """The columns of both strips: they end below each other."""
+        taken = 1 + _NAME + cell_len(left) + max(cell_len(right), self._label + 1) + 1
+        return max(self.size.width - taken, 8)

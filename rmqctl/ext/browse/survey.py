@@ -1,0 +1,244 @@
+"""The store at a glance: one sentence, where damage is in the log, when its messages were stored.
+
+The sentence is that of `rmqctl preflight`, and that of `rmqctl doctor` once all was verified. Of
+the log only a sample is read: the first record at or after each of `_SAMPLES` places. What was not
+read is shown as not read, never as intact.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from itertools import groupby, pairwise
+from typing import TYPE_CHECKING
+
+from rmqctl.errors import FormatError, RmqctlError, StoreIOError
+from rmqctl.ext.browse.listing import LogListing, Watch, sentence
+from rmqctl.formats.local.header_rules import EARLIEST
+from rmqctl.formats.local.message import decode
+from rmqctl.phrases import Joined, Phrase
+from rmqctl.scan.profile import LATEST
+from rmqctl.scan.resync import located_size, next_provable
+from rmqctl.scan.source import FileSource
+from rmqctl.store.log.bounds import View
+from rmqctl.store.store import Store
+
+if TYPE_CHECKING:
+    from rmqctl.checks.doctor import Diagnosis
+    from rmqctl.checks.preflight.types import Prediction
+
+_SAMPLES = 480
+_WINDOW = 64 << 10
+"""Bytes after a place in which a record is looked for."""
+_CROWD, _FAR = 0.01, 12
+"""A share of the samples that is not drawn where it makes the range so many times longer."""
+BARS = " ▁▂▃▄▅▆▇█"
+UNREAD, INTACT, DAMAGED, MISSING, EMPTY, LOST = "·", "─", "█", "x", " ", "░"
+Span = tuple[int, int]
+Piece = tuple[str, str]
+"""(text, style): a style of the screen, or "" ."""
+
+
+@dataclass(slots=True)
+class Survey:
+    """``first`` and ``end``: the physical offsets that the files of the log have; ``used``: the end
+    of what is written. ``samples``: (physical offset of a place, store time in ms of the record
+    there), evenly spaced. ``start``: the prediction of a start; ``diagnosis``: that of `doctor`,
+    once all was verified.
+    """
+
+    has_abort: bool = False
+    first: int = 0
+    end: int = 0
+    used: int = 0
+    file_size: int = 1
+    gaps: list[Span] = field(default_factory=list)
+    samples: list[Span] = field(default_factory=list)
+    start: Prediction | None = None
+    diagnosis: Diagnosis | None = None
+    problem: str = ""
+
+    @property
+    def verdict(self) -> Phrase:
+        """One sentence; it never calls a store sound that a broker did not close."""
+        from rmqctl.checks.preflight.in_words import in_words
+
+        parts = [Phrase("abort file: the broker did not stop cleanly")] if self.has_abort else []
+        if self.diagnosis is not None and not (self.has_abort and self.diagnosis.sound):
+            parts.append(self.diagnosis.verdict)
+        elif self.start is not None:
+            parts.append(in_words(self.start))
+        else:
+            parts.append(Phrase("a start cannot be predicted: {why}", why=self.problem)
+                         if self.problem else Phrase("predicting a start …"))
+        return Joined("; ", parts)
+
+    @property
+    def is_bad(self) -> bool:
+        """Whether anything is wrong, lost, or would be."""
+        return (self.start is not None and not self.start.harmless) or (
+            self.diagnosis is not None and not self.diagnosis.sound)
+
+    @property
+    def damaged(self) -> list[Span]:
+        """Physical offsets of the damage that a check of all of the store has found."""
+        if self.diagnosis is None:
+            return []
+        from rmqctl.checks.verify.verdict import DAMAGE
+
+        return [(finding.offset, finding.offset + max(finding.length or 0, 1))
+                for finding in self.diagnosis.findings.findings if finding.is_trouble
+                and finding.category in DAMAGE and finding.offset is not None]
+
+    @property
+    def reach(self) -> int:
+        """The end of the last file that there is, or of which entries or index prove that it was
+        there.
+        """
+        places = None if self.start is None else self.start.already_lost_places
+        if not self.end or places is None or places[1] < self.end:  # of no file the size is unknown
+            return self.end
+        return (places[1] // self.file_size + 1) * self.file_size
+
+    @property
+    def missing(self) -> list[Span]:
+        """Physical offsets that no file has, between files and after the last one."""
+        return [*self.gaps, *([(self.end, self.reach)] if self.reach > self.end else [])]
+
+    @property
+    def lost(self) -> list[tuple[int | None, int | None]]:
+        """Store times (ms) between which lost messages were stored: those of missing files by the
+        samples around them; without a missing file those of the prediction.
+        """
+        start = self.start
+        first, last = (None, None) if start is None else (
+            start.already_lost_from, start.already_lost_to)
+        spans: list[tuple[int | None, int | None]] = []
+        for begin, end in self.missing:
+            number = bisect_left(self.samples, (begin, 0))
+            before = self.samples[number - 1][1] if number else first
+            number = bisect_left(self.samples, (end, 0))
+            spans.append((before, self.samples[number][1] if number < len(self.samples) else last))
+        return [span for span in spans or [(first, last)] if span != (None, None)]
+
+
+def judged(store: Store, watch: Watch) -> Iterator[Survey]:
+    """The survey of a store, first without and then with the prediction of a start."""
+    from rmqctl.checks.preflight.around import around_in_use  # large, and not needed at the start
+    from rmqctl.checks.preflight.preflight import preflight
+
+    made = survey(store, watch)
+    yield made
+    try:
+        yield replace(made, start=preflight(store, full=False, progress=watch,
+                                            machine=around_in_use(store)))
+    except (RmqctlError, OSError) as error:
+        yield replace(made, problem=sentence(error))
+
+
+def survey(store: Store, watch: Watch) -> Survey:
+    """The same without a prediction. What cannot be read has no samples."""
+    if not store.layout.reads("commitlog"):
+        return Survey(store.has_abort)
+    log = store.log
+    made = Survey(store.has_abort, log.min_offset, log.end, LogListing(View(store), "").used,
+                  log.file_size, [(gap.start, gap.end) for gap in log.gaps()])
+    # The places are evenly spaced over what is written of all files.
+    sizes = [max(min(file.size, made.used - file.base), 0) for file in log.files]
+    step = max(sum(sizes) // _SAMPLES, 1)
+    passed = 0
+    for number, size in enumerate(sizes):
+        for place in range(-passed % step, size, step):
+            watch(0)
+            with suppress(FormatError, StoreIOError):
+                stored = _stored(log.source(number), place)
+                if stored is not None and EARLIEST <= stored < LATEST:
+                    made.samples.append((log.files[number].base + place, stored))
+        passed += size
+    return made
+
+
+def _stored(source: FileSource, place: int) -> int | None:
+    """The store time of the first record at or after a place."""
+    start = next_provable(source, place, min(place + _WINDOW, source.size))
+    size = None if start is None else located_size(source, start)
+    if start is None or size is None:  # a blank
+        return None
+    return decode(source.read(start + source.head, size - source.head)).store_timestamp
+
+
+# -- strips ----------------------------------------------------------------------------------------
+
+
+def log_strip(made: Survey, width: int, damaged: Iterable[Span],
+              read_of: Callable[[int, int], int], cursor: int | None) -> list[Piece]:
+    """The log from its first to its last byte. ``damaged``: what the survey does not know;
+    ``read_of``: how many bytes of a part were read.
+    """
+    length = made.reach - made.first
+    if length <= 0:
+        return [("no log file", "dim")]
+
+    def cell(offset: int) -> int:
+        return min(max((offset - made.first) * width // length, 0), width - 1)
+
+    # What was read, then what is wrong, over it.
+    edges = [made.first + length * number // width for number in range(width + 1)]
+    cells = [EMPTY if low >= made.used else INTACT if made.diagnosis is not None
+             or read_of(low, high) >= min(high, made.used) - low else UNREAD
+             for low, high in pairwise(edges)]
+    for spans, sign in ((made.missing, MISSING), ((*made.damaged, *damaged), DAMAGED)):
+        for start, end in spans:
+            if end > made.first:
+                cells[cell(start):cell(end - 1) + 1] = sign * (cell(end - 1) + 1 - cell(start))
+    styles = ["bad" if sign in (MISSING, DAMAGED) else "dim" if sign == UNREAD else ""
+              for sign in cells]
+    if cursor is not None and made.first <= cursor < made.reach:
+        styles[cell(cursor)] += " cursor"
+    return _joined(cells, styles)
+
+
+def time_range(made: Survey) -> Span | None:
+    """The store times (ms) that the strip of times begins and ends with, lost time included."""
+    times = sorted(when for _, when in made.samples)
+    if times:
+        spare = int(len(times) * _CROWD)
+        crowd = times[spare:len(times) - spare]
+        if (crowd[-1] - crowd[0] + 1) * _FAR < times[-1] - times[0]:
+            times = crowd
+    ends = [*times, *(when for span in made.lost for when in span if when is not None)]
+    return (min(ends), max(ends)) if ends else None
+
+
+def time_strip(made: Survey, width: int) -> list[Piece]:
+    """Bytes of messages by store time; where messages of the time are lost, that is shown."""
+    span = time_range(made)
+    if span is None:
+        return [("no message", "dim")]
+    first, length = span[0], span[1] - span[0] + 1
+
+    def column(when: int) -> int:
+        return min((when - first) * width // length, width - 1)
+
+    sums = [0] * width
+    for _, when in made.samples:
+        if span[0] <= when <= span[1]:
+            sums[column(when)] += 1
+    most = max(sums)
+    cells = [BARS[-(-8 * each // most)] if most else BARS[0] for each in sums]
+    styles = [""] * width
+    for before, after in made.lost:
+        begin, end = (span[0] if before is None else before), (span[1] if after is None else after)
+        for number in range(column(begin), column(max(begin, end)) + 1):
+            styles[number] = "bad"
+            if cells[number] == BARS[0]:
+                cells[number] = LOST
+    return _joined(cells, styles)
+
+
+def _joined(cells: Sequence[str], styles: Sequence[str]) -> list[Piece]:
+    """Neighbours of one style as one piece."""
+    numbers = groupby(range(len(cells)), styles.__getitem__)
+    return [("".join(cells[number] for number in part), style.strip()) for style, part in numbers]
