@@ -14,7 +14,7 @@ import os
 import posixpath
 import stat as modes
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -32,19 +32,28 @@ _FRESH = 10.0
 
 class Reader(Protocol):
     """How ranges of the files of a mounted place are read. ``failed``: why some could not be.
-    ``sampled``: that nothing but zeros follows in a file may be told from samples.
+    ``sampled``: samples may show where a file ends; ``sampled_files``: of how many they did.
     """
 
     failed: StoreIOError | None
     sampled: bool
+
+    @property
+    def sampled_files(self) -> int: ...
 
     def read(self, path: str, position: int, length: int) -> bytes:
         """Bytes of a file, by its path below the root; StoreIOError where it is not the file that
         was listed.
         """
 
+    def gather(self, path: str, places: Sequence[tuple[int, int]]) -> list[bytes]:
+        """The same for many places, (position, length), asked for at the same time."""
+
     def next_data(self, path: str, position: int) -> int:
         """The first position from one on that may be other than zero, as far as it is known."""
+
+    def end_of(self, path: str) -> int:
+        """The position after the data of a file, where that is told from samples; its size."""
 
     def close(self) -> None: ...
 
@@ -214,6 +223,12 @@ def raise_failure() -> None:
             raise tree.reader.failed
 
 
+def sampled(root: str) -> int:
+    """How many files of a mounted place ended where samples of them showed it."""
+    found = _find(root)
+    return 0 if found is None else found[0].reader.sampled_files
+
+
 def unmount_all() -> None:
     """Forget all mounted places."""
     for tree in {id(tree): tree for tree in (*_replaced, *_trees.values())}.values():
@@ -264,7 +279,9 @@ class Elsewhere(NamedTuple):
     """A file of a mounted place."""
 
     read: Callable[[int, int], bytes]
+    gather: Callable[[Sequence[tuple[int, int]]], list[bytes]]
     next_data: Callable[[int], int]
+    end: Callable[[], int]
     size: int
 
 
@@ -279,8 +296,9 @@ def reader_of(path: str) -> Elsewhere | None:
     if found is None:
         return None
     tree, inner, listed = found
-    return Elsewhere(partial(tree.reader.read, inner), partial(tree.reader.next_data, inner),
-                     listed.size)
+    reader = tree.reader
+    return Elsewhere(partial(reader.read, inner), partial(reader.gather, inner),
+                     partial(reader.next_data, inner), partial(reader.end_of, inner), listed.size)
 
 
 # -- as in os and os.path -------------------------------------------------------------------------

@@ -37,6 +37,8 @@ class Past(NamedTuple):
 
 
 if TYPE_CHECKING:  # small files are read by commands that need no numpy
+    from collections.abc import Sequence
+
     import numpy as np
 
     from rmqctl.formats.local.message import Record
@@ -255,6 +257,19 @@ class FileSource(Closing):
             inside = max(self._limit - position, 0)
             data = data[:inside] + bytes(len(data) - inside)
         return data
+
+    def gather(self, places: Sequence[tuple[int, int]]) -> list[bytes]:
+        """The same for many places, (position, length), at the same time where that is quicker."""
+        if self._elsewhere is None or self._limit is not None:
+            return [self.read(*place) for place in places]
+        stopping.check()
+        return self._elsewhere.gather(places)
+
+    @property
+    def sampled_end(self) -> int | None:
+        """Where the data end, as samples show; None where the file is to be read for that."""
+        end = self.size if self._elsewhere is None else self._elsewhere.end()
+        return end if end < self.size else None
 
     def read_now(self, position: int, length: int) -> bytes:
         """The same whatever the limit."""

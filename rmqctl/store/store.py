@@ -213,6 +213,8 @@ class Store(Closing):
 
             sizes = as_files_are(cls(root, folders, Sizes(), current=True), sizes)
         store = cls(root, folders, sizes)
+        if vfs.is_mounted(root):  # a file that changes is an error there
+            store._shapes_lent = store._shapes_met
         # Refuse a folder without any mark of a store, unless its log is known to be elsewhere.
         if not named and not any(vfs.lexists(store.path(mark)) for mark in _MARKS) and (
                 folders == [store.path("commitlog")] and not log_folders.nodes_below(root)):

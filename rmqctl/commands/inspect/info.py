@@ -41,7 +41,7 @@ def command(
     from rmqctl.checks.repaired import all_in_words
     from rmqctl.reports import store_facts
 
-    with store.open(sampled=True) as opened:
+    with store.sampled(out) as opened:
         seen = view_of(opened, view)
         facts = store_facts(opened, seen)
         warn_of_cut(out, seen)

@@ -43,7 +43,7 @@ def command(
     from rmqctl.broker.view import view_of
     from rmqctl.store.config.offsets import Lag
 
-    with store.open(sampled=True) as opened:
+    with store.sampled(out) as opened:
         seen = view_of(opened, view)
         warn_of_cut(out, seen)
         lag = Lag(opened, seen, group, topic)

@@ -57,7 +57,7 @@ def command(
     faults = Faults(out, show)
     records: list[Record] = []
     reasons: list[str] = []
-    with store.open(sampled=True) as opened:
+    with store.sampled(out) as opened:
         topics: list[str] | None = None if topic is None else [topic]
         # An id is a physical offset or a key of the client; only the key needs the index.
         for message_id in wanted:

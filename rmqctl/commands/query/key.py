@@ -40,7 +40,7 @@ def command(
     projection = show.projection(out)
     begin, end = query.window(show.tz)
     faults = Faults(out, show)
-    with store.open(sampled=True) as opened:
+    with store.sampled(out) as opened:
         # Ask the index as a broker does.
         answer = lookup.by_key(
             view_of(opened, view), query.topic, query.key, begin=begin, end=end,

@@ -52,7 +52,7 @@ def command(
         raise UsageError("--topic and --queue go with the queue's OFFSET, not with --phy")
     projection = show.projection(out)
     faults = Faults(out, show)
-    with store.open(sampled=True) as opened:
+    with store.sampled(out) as opened:
         if phy is not None:
             record, reason = _in_log(opened, phy, around, faults.report)
         else:

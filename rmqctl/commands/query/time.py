@@ -36,7 +36,7 @@ def command(
                          "nearest in time")
     when = query.when(show.tz)
     faults = Faults(out, show)
-    with store.open(sampled=True) as opened:
+    with store.sampled(out) as opened:
         bounds = view_of(opened, view, version)
         # The queue offset that belongs to the time, and the queue's bounds.
         answer = offset_by_time(bounds, query.topic, query.queue, when, upper=query.upper,

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import tzinfo
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from rmqctl import vfs
 from rmqctl.commands import STORE_VARIABLE
 from rmqctl.commands.app.completing import complete_topics
 from rmqctl.commands.app.option_groups import OptionGroup, pick
@@ -23,6 +24,7 @@ from rmqctl.errors import RmqctlError
 from rmqctl.formats import bodies
 from rmqctl.output import FORMATS, Output
 from rmqctl.parse_values import parse_size, parse_zone
+from rmqctl.phrases import Phrase
 
 if TYPE_CHECKING:
     from rmqctl.store import Sizes
@@ -231,13 +233,22 @@ class StoreOptions(LayoutOptions):
         """The log's folders: as given, else as the broker's configuration file names several."""
         return self.folders_of([self.root])
 
-    def open(self, *, sampled: bool = False) -> OpenedStore:
-        """The store, to be read: a context manager. NotAStoreError. ``sampled`` as of
-        `Store.open`.
-        """
+    def open(self) -> OpenedStore:
+        """The store, to be read: a context manager. NotAStoreError."""
         from rmqctl.store import Store as OpenedStore
 
-        return OpenedStore.open(self.root, self.folders, self.sizes, sampled=sampled)
+        return OpenedStore.open(self.root, self.folders, self.sizes)
+
+    @contextmanager
+    def sampled(self, out: Output) -> Iterator[OpenedStore]:
+        """The same; of a store elsewhere, samples show where files end, and a note says so."""
+        from rmqctl.store import Store as OpenedStore
+
+        with OpenedStore.open(self.root, self.folders, self.sizes, sampled=True) as opened:
+            yield opened
+            if count := vfs.sampled(opened.root):
+                out.note(Phrase("the ends of {count:,} files were found by samples: damage may be "
+                                "missed; `rmqctl verify` reads everything", count=count))
 
     def warnings(self) -> Iterator[str]:
         """What the broker's configuration file does not say clearly, or against the files."""

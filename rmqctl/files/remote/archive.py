@@ -19,7 +19,7 @@ import threading
 import time
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import IO, Any, Protocol
@@ -143,7 +143,7 @@ class _Members:
         self._source, self._members = source, members
         self._lock = threading.Lock()
         self.failed: StoreIOError | None = None
-        self.sampled = False
+        self.sampled, self.sampled_files = False, 0
 
     def read(self, path: str, position: int, length: int) -> bytes:
         member = self._members[path]
@@ -172,6 +172,12 @@ class _Members:
                     raise
                 data[first - position:last - position] = part
         return bytes(data)
+
+    def gather(self, path: str, places: Sequence[tuple[int, int]]) -> list[bytes]:
+        return [self.read(path, *place) for place in places]
+
+    def end_of(self, path: str) -> int:
+        return self._members[path].listed.size
 
     def next_data(self, path: str, position: int) -> int:
         """Position after what a sparse archive leaves out."""

@@ -8,9 +8,10 @@ again: one that was changed, or is gone, is an error.
 from __future__ import annotations
 
 import bisect
+import itertools
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -24,11 +25,21 @@ _LEAST, _MOST = 64 << 10, 4 << 20
 """Bytes of the first range of a file, and the most that are asked for ahead."""
 _KEPT = 32 << 20
 """Bytes of ranges that are kept."""
-_THREADS = 4
-_SAMPLES, _PROBE = 16, 4096
-"""Places after the end of a file that are looked at, and their bytes; small files are read."""
-_LAID_OUT = ("commitlog", "consumequeue")
-"""Folders of files that are written from their beginning on."""
+_THREADS = 16
+"""Requests at the same time."""
+_PROBES = {"commitlog": 4096, "consumequeue": 320}
+"""Bytes of a sample, by the folder of files that are written from their beginning on: whole rows.
+"""
+_SMALL = 1 << 20
+"""Files up to this size are read, not sampled."""
+_AROUND = 13 * 320
+"""Bytes before and after the end of a file that are read: whole samples, and a page."""
+_FEW = 2
+"""Queues whose ends are looked for by themselves; a third one means all."""
+_FIRST, _NEXT, _BEFORE = 16, 3, 6
+"""Samples of the first step of a search, of further ones, and before the end that was found."""
+_ROW = 20
+"""Bytes of an entry of a consume queue."""
 _NO_END = 1 << 62
 _TRIES = 3
 _PAUSE = 0.2
@@ -98,10 +109,10 @@ class Ranges:
         self._size = 0
         self._zeros: dict[str, list[tuple[int, int]]] = {}
         self._pool = ThreadPoolExecutor(_THREADS, "rmqctl-range")
-        self.requested = 0
+        self.requested = self.requests = 0
         self.failed: StoreIOError | None = None
         self.sampled = False
-        self._tails: dict[str, int] = {}
+        self._ends: dict[str, int] = {}
 
     def read(self, path: str, position: int, length: int) -> bytes:
         """Up to ``length`` bytes; fewer only at the end of the file."""
@@ -125,33 +136,77 @@ class Ranges:
         number = bisect.bisect_right(spans, (position, _NO_END)) - 1
         if number >= 0 and spans[number][1] > position:
             return spans[number][1]
-        if self.sampled and path.split("/", 1)[0] in _LAID_OUT and position >= self._tail(path):
+        if position >= self.end_of(path):
             return self._files[path].size
         return position
 
-    def _tail(self, path: str) -> int:
-        """The position from which on a file that was laid out ahead seems to be zeros."""
-        if path not in self._tails:
-            self._tails[path] = self._files[path].size  # while it is sampled
-            self._tails[path] = self._sampled(path, self._files[path].size)
-        return self._tails[path]
-
-    def _sampled(self, path: str, size: int) -> int:
-        def is_zero(block: int) -> bool:
-            return not used_length(self._fetch(path, block * _PROBE, (block + 1) * _PROBE))
-
-        last = size // _PROBE - 1
-        if size < _LEAST * _SAMPLES or not is_zero(last):
+    def end_of(self, path: str) -> int:
+        """The position after the data of a file that was laid out ahead, as samples of it show;
+        the size where it is not sampled, or they contradict that.
+        """
+        size, folder = self._files[path].size, path.partition("/")[0]
+        if not self.sampled or folder not in _PROBES or size < _SMALL:
             return size
-        # Halve what is between data and zeros; then look whether more data follows.
-        low, high = -1, last
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (low, middle) if is_zero(middle) else (middle, high)
-        step = max((last - high) // _SAMPLES, 1)
-        if not all(self._pool.map(is_zero, range(high, last, step))):
-            return size
-        return high * _PROBE
+        if path not in self._ends:
+            # Who asks for the ends of many queues is given all at once.
+            others = [other for other in self._files if other.startswith("consumequeue/")
+                      and self._files[other].size >= _SMALL]
+            many = path in others and len(self._ends.keys() & others) >= _FEW
+            self._find_ends([other for other in others if other not in self._ends]
+                            if many else [path])
+        return self._ends[path]
+
+    @property
+    def sampled_files(self) -> int:
+        return sum(end < self._files[path].size for path, end in self._ends.items())
+
+    def _find_ends(self, paths: Sequence[str]) -> None:
+        """Search all files in step: each step is one round of requests at the same time."""
+        searches = {path: search(self._files[path].size, _PROBES[path.partition("/")[0]],
+                                 has_holes=path.startswith("commitlog/")) for path in paths}
+        wanted = {path: next(one) for path, one in searches.items()}
+        ends: dict[str, int] = {}
+        while wanted:
+            places = [(path, *place) for path, asked in wanted.items() for place in asked]
+            data = iter(self._pool.map(lambda place: self._fetch(*place, check=False), places))
+            for path, asked in [*wanted.items()]:
+                answers = list(itertools.islice(data, len(asked)))
+                for (start, end), part in zip(asked, answers, strict=True):
+                    if not start or end - start > _AROUND:  # what is read next
+                        self._keep_read(path, start, part)
+                try:
+                    wanted[path] = searches[path].send(answers)
+                except StopIteration as done:
+                    ends[path] = done.value
+                    del wanted[path]
+        self._check(paths)
+        self._ends |= ends
+
+    def gather(self, path: str, places: Sequence[tuple[int, int]]) -> list[bytes]:
+        """Bytes at many places, (position, length), at the same time; none are kept."""
+        size = self._files[path].size
+        found = list(self._pool.map(
+            lambda place: self._fetch(path, place[0], min(sum(place), size), check=False)
+            if 0 <= place[0] < size else b"", places))
+        self._check([path])
+        return found
+
+    def _check(self, paths: Sequence[str]) -> None:
+        try:
+            for _ in self._pool.map(lambda path: self._same(path, self._remote.where(path)), paths):
+                pass
+        except StoreIOError as error:
+            self.failed = self.failed or error
+            raise
+
+    def _keep_read(self, path: str, start: int, data: bytes) -> None:
+        """Keep what was read already."""
+        with self._lock:
+            if data and (path, start) not in self._kept:
+                done: Future[bytes] = Future()
+                done.set_result(data)
+                self._of.setdefault(path, [])
+                self._keep(path, _Range(start, start + len(data), done))
 
     def _note_zeros(self, path: str, start: int, end: int) -> None:
         """Remember that a range has nothing but zeros: it is not asked for again."""
@@ -232,10 +287,10 @@ class Ranges:
         del self._kept[path, found.start]
         self._size -= found.end - found.start
 
-    def _fetch(self, path: str, start: int, end: int) -> bytes:
+    def _fetch(self, path: str, start: int, end: int, *, check: bool = True) -> bytes:
         for tries in range(1, _TRIES + 1):
             try:
-                return self._once(path, start, end)
+                return self._once(path, start, end, check=check)
             except StoreIOError as error:
                 if tries == _TRIES or isinstance(error, _ChangedError):
                     self.failed = self.failed or error
@@ -243,11 +298,12 @@ class Ranges:
                 time.sleep(_PAUSE * tries)
         raise AssertionError("no try")
 
-    def _once(self, path: str, start: int, end: int) -> bytes:
+    def _once(self, path: str, start: int, end: int, *, check: bool) -> bytes:
         remote, where = self._remote, self._remote.where(path)
         try:
             with failing(where, f"read at offset {start} of"):
                 self.requested += end - start
+                self.requests += 1
                 data: bytes = remote._fs.cat_file(remote._full(path), start=start, end=end)
         except StoreIOError as error:
             try:
@@ -257,7 +313,8 @@ class Ranges:
             except StoreIOError:
                 raise error from None
             raise
-        self._same(path, where)
+        if check:
+            self._same(path, where)
         if len(data) > end - start:
             raise _ChangedError(f"cannot read at offset {start} of {where}: the other side does "
                                 "not serve ranges")
@@ -280,6 +337,50 @@ class Ranges:
                                     "read") from None
         if (row.get("size"), _identity(row)) != (listed.size, listed.identity):
             raise _ChangedError(f"{where}: was changed while the store was read: start again")
+
+
+def search(size: int, grain: int, *, has_holes: bool) -> Generator[list[tuple[int, int]],
+                                                                   list[bytes], int]:
+    """Find where the data of a file end that was laid out ahead: yield the places to look at, get
+    their bytes, return the position after the data; ``size`` where samples contradict each other.
+
+    Zeros before the end are a contradiction in files without ``has_holes``, data after it in all.
+    """
+    # Narrow the gap between the last sample with data, and the next one.
+    blocks = -(-size // grain)
+    low, high, number = -1, blocks, _FIRST
+    while (high - low - 1) * grain > _AROUND:
+        asked = sorted({low + 1 + (high - low - 2) * step // max(number - 1, 1)
+                        for step in range(number)})
+        data = yield [(block * grain, min((block + 1) * grain, size)) for block in asked]
+        used = [block for block, part in zip(asked, data, strict=True) if used_length(part)]
+        whole = [block for block, part in zip(asked, data, strict=True)
+                 if has_holes or all_rows(part)]
+        low = max(used, default=low)
+        if low == blocks - 1 or any(block < low and block not in whole for block in asked):
+            return size
+        high = min((block for block in asked if block > low), default=high)
+        number = _NEXT
+    # Read around the end, then ever larger steps after it, and some places before it.
+    start, end = max((low + 1) * grain - _AROUND, 0), min(high * grain + _AROUND, size)
+    places, step = [(start, end)], _AROUND
+    while (after := end + step) + grain < size:
+        places.append((after, after + grain))
+        step *= 4
+    before = 0 if has_holes else _BEFORE
+    places += ((place, place + grain) for place in sorted({
+        start * part // _BEFORE // grain * grain for part in range(before)}))
+    around, *rest = yield places
+    found = start + -(-used_length(around) // grain) * grain
+    after_it, before_it = rest[:len(rest) - before], rest[len(rest) - before:]
+    contradicted = found >= end or any(map(used_length, after_it)) or not all(
+        map(all_rows, before_it))
+    return size if contradicted else found
+
+
+def all_rows(data: bytes) -> bool:
+    """Return whether no row of a consume queue is zero."""
+    return all(any(data[start:start + _ROW]) for start in range(0, len(data), _ROW))
 
 
 class _ChangedError(StoreIOError):

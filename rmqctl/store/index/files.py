@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+from rmqctl import vfs
 from rmqctl.errors import FormatError
 from rmqctl.formats.local import index_file as layout
 from rmqctl.formats.local.index_file import (
@@ -87,7 +88,9 @@ def open_index(file: StoreFile, slots: int | None = None, max_entries: int | Non
         elif slots is not None:
             shape = layout.shape_of(source.size, slots)
         else:
-            decided = known or decide(source.size, source.read, preferred)
+            decided = known or decide(
+                source.size, source.read, preferred,
+                source.gather if vfs.is_mounted(file.path) else None)
             shape, sure = decided.shape, decided.sure
     except FormatError as error:
         source.close()

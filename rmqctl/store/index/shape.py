@@ -10,7 +10,8 @@ made with, other files and the default are taken, and what remains is not guesse
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +22,7 @@ from rmqctl.formats.local.index_file import (
     ENTRY,
     HEADER,
     SLOT,
+    EntryRecord,
     HeaderRecord,
     Shape,
     candidates,
@@ -30,9 +32,13 @@ from rmqctl.formats.local.index_file import (
 Read = Callable[[int, int], bytes]
 """``read(position, length)``: bytes of the file, fewer at its end."""
 
+Gather = Callable[[Sequence[tuple[int, int]]], list[bytes]]
+"""The same for many places, (position, length)."""
+
 _WHOLE = 4 << 20
 """Bytes of a file that is judged by all its entries and slots; of a larger one a sample is."""
-_SAMPLE = 128
+_SAMPLE = 48
+_TRIED_ELSEWHERE = 64
 _STEP = 4096
 """Bytes given up at a place that the disk does not give."""
 _ENOUGH = 0.5
@@ -74,16 +80,20 @@ class _Fit:
         return self.good / self.total if self.total else 0.0
 
 
-def decide(size: int, read: Read, preferred: Iterable[Shape] = ()) -> Decided:
+def decide(size: int, read: Read, preferred: Iterable[Shape] = (),
+           gather: Gather | None = None) -> Decided:
     """The shape of an index file of ``size`` bytes.
 
     ``preferred``: what the store says otherwise, the likeliest first, asked only where the default
     ratio does not explain the content. Bytes that the disk does not give count as zeros, which
     explain nothing. UnknownShapeError, FormatError for a file without a whole header, StoreIOError
-    for one that cannot be read.
+    for one that cannot be read. ``gather`` reads a file that lies elsewhere at many places at the
+    same time; of the shapes that the size allows, only the first are tried there.
     """
     header = HEADER.decode(read(0, HEADER.size))
+    most = None if gather is None else _TRIED_ELSEWHERE
     read = _past_bad_places(read)
+    gather = _gathering(read, gather)
     if size <= _WHOLE:
         read = _in_memory(read(0, size))
     # 1. A shape that explains everything: of the default ratio, or one that the store says.
@@ -94,7 +104,7 @@ def decide(size: int, read: Read, preferred: Iterable[Shape] = ()) -> Decided:
         if shape.file_size == size:
             said.append(shape)
             if shape not in fits:
-                fits[shape] = _measure(shape, header, read)
+                fits[shape] = _measure(shape, header, read, gather)
                 if fits[shape].exact:
                     return Decided(shape)
     # 2. Nothing to explain: what the store says, else what the size allows.
@@ -109,7 +119,7 @@ def decide(size: int, read: Read, preferred: Iterable[Shape] = ()) -> Decided:
     enough = best if best is not None and fits[best].share > _ENOUGH else None
     if enough in trusted:
         return Decided(enough)
-    explained = _explained(size, header, read, enough is None)
+    explained = _explained(size, header, read, gather, most, damaged=enough is None)
     if explained is not None:
         return Decided(explained)
     if enough is not None:
@@ -132,13 +142,14 @@ def _unknown(reason: str, entries: int, *, sound: bool) -> UnknownShapeError:
     return error
 
 
-def _explained(size: int, header: HeaderRecord, read: Read, damaged: bool) -> Shape | None:
+def _explained(size: int, header: HeaderRecord, read: Read, gather: Gather, most: int | None, *,
+               damaged: bool) -> Shape | None:
     """The one shape of all that a file of this size can have which explains its content;
     ``damaged``: or else the one that explains most of it.
     """
     fitting: list[tuple[_Fit, Shape]] = []
-    for shape in _promising(size, header, read):
-        fit = _measure(shape, header, read)
+    for shape in _promising(itertools.islice(candidates(size), most), header, read):
+        fit = _measure(shape, header, read, gather)
         if fit.share > _ENOUGH:
             fitting.append((fit, shape))
     exact = [shape for fit, shape in fitting if fit.exact]
@@ -151,10 +162,10 @@ def _explained(size: int, header: HeaderRecord, read: Read, damaged: bool) -> Sh
     return max(fitting, key=lambda candidate: candidate[0].share)[1]
 
 
-def _promising(size: int, header: HeaderRecord, read: Read) -> Iterator[Shape]:
+def _promising(shapes: Iterable[Shape], header: HeaderRecord, read: Read) -> Iterator[Shape]:
     """Shapes that most of the header's own claims hold for: a look at three places of the file."""
     last = header.entries
-    for shape in candidates(size):
+    for shape in shapes:
         if not 0 < last < shape.max_entries:
             continue
         raw = read(shape.entry_position(last), ENTRY.size)
@@ -194,16 +205,27 @@ def _past_bad_places(read: Read) -> Read:
     return given
 
 
+def _gathering(read: Read, gather: Gather | None) -> Gather:
+    def each(places: Sequence[tuple[int, int]]) -> list[bytes]:
+        return [read(*place) for place in places]
+
+    def given(places: Sequence[tuple[int, int]]) -> list[bytes]:
+        with suppress(StoreIOError):
+            return each(places) if gather is None else gather(places)
+        return each(places)
+    return given
+
+
 def _in_memory(data: bytes) -> Read:
     return lambda position, length: data[position:position + length]
 
 
-def _measure(shape: Shape, header: HeaderRecord, read: Read) -> _Fit:
+def _measure(shape: Shape, header: HeaderRecord, read: Read, gather: Gather) -> _Fit:
     if shape.capacity < 1:
         return _Fit(0, 1)
     if shape.file_size <= _WHOLE:
         return _all(shape, header, read)
-    return _sampled(shape, header, read)
+    return _sampled(shape, header, gather)
 
 
 # -- all slots and entries ------------------------------------------------------------------------
@@ -245,33 +267,35 @@ def _all(shape: Shape, header: HeaderRecord, read: Read) -> _Fit:
 # -- a sample of them -----------------------------------------------------------------------------
 
 
-def _sampled(shape: Shape, header: HeaderRecord, read: Read) -> _Fit:
+def _sampled(shape: Shape, header: HeaderRecord, gather: Gather) -> _Fit:
     """The same for entries spread over the file: linked within their slot, which leads to none
     older than they are.
     """
     count = min(header.entries, shape.capacity)
     if count < 1:
         return _Fit(0, 0)
-    good = 0
+    # The entries; the newest entry of each one's slot; that, and the entry each is linked to.
     numbers = sorted(set(np.linspace(1, count, min(_SAMPLE, count)).astype(np.int64).tolist()))
-    for number in numbers:
-        raw = read(shape.entry_position(number), ENTRY.size)
-        if len(raw) < ENTRY.size or not any(raw):
-            continue
-        entry = ENTRY.decode(raw)
-        if entry.key_hash < 0 or not 0 <= entry.previous < number:
-            continue
-        slot = shape.slot_of(entry.key_hash)
-        head = _slot(shape, entry.key_hash, read)
-        good += number <= head <= shape.capacity and all(
-            _is_of_slot(shape, other, slot, read) for other in (head, entry.previous) if other)
-    unused_zero = not any(read(shape.entry_position(0), ENTRY.size))
-    return _Fit(good + unused_zero, len(numbers) + 1)
+    unused, *found = _entries(shape, [0, *numbers], gather)
+    entries = {number: entry for number, entry in zip(numbers, found, strict=True)
+               if entry is not None and any(entry) and entry.key_hash >= 0
+               and 0 <= entry.previous < number}
+    raw = gather([(shape.slot_position(shape.slot_of(entry.key_hash)), SLOT.size)
+                  for entry in entries.values()])
+    heads = {number: SLOT.decode(part).entry if len(part) == SLOT.size else 0
+             for number, part in zip(entries, raw, strict=True)}
+    led = [number for number, head in heads.items() if number <= head <= shape.capacity]
+    asked = sorted({other for number in led
+                    for other in (heads[number], entries[number].previous) if other})
+    slots = {number: shape.slot_of(entry.key_hash) for number, entry
+             in zip(asked, _entries(shape, asked, gather), strict=True)
+             if entry is not None and entry.key_hash >= 0}
+    good = sum(all(slots.get(other) == shape.slot_of(entries[number].key_hash)
+                   for other in (heads[number], entries[number].previous) if other)
+               for number in led)
+    return _Fit(good + (unused is None or not any(unused)), len(numbers) + 1)
 
 
-def _is_of_slot(shape: Shape, number: int, slot: int, read: Read) -> bool:
-    raw = read(shape.entry_position(number), ENTRY.size)
-    if len(raw) < ENTRY.size:
-        return False
-    key_hash = ENTRY.decode(raw).key_hash
-    return key_hash >= 0 and shape.slot_of(key_hash) == slot
+def _entries(shape: Shape, numbers: Sequence[int], gather: Gather) -> list[EntryRecord | None]:
+    raw = gather([(shape.entry_position(number), ENTRY.size) for number in numbers])
+    return [ENTRY.decode(part) if len(part) == ENTRY.size else None for part in raw]

@@ -22,6 +22,7 @@ from rmqctl.store.log.commit_log import CommitLog
 from rmqctl.store.queue.consume_queue import ConsumeQueue
 
 _MAX_TRIES = 64
+_FIRST_CHUNK = 64 << 10
 
 
 class LogAndQueues(Protocol):
@@ -118,7 +119,7 @@ def first_record(log: CommitLog) -> Record | None:
     for number in range(len(log.files)):
         try:
             # No further than that record: the zeros of a file laid out ahead are not looked at.
-            for batch in Walk(log.source(number)):
+            for batch in Walk(log.source(number), chunk=_FIRST_CHUNK):
                 if len(batch):
                     return log.record_at(int(batch.offset[0]))
         except StoreIOError:

@@ -24,6 +24,8 @@ from rmqctl.store.files import StoreFile, Trouble, common_size
 _PAGE = 1 << 20
 _FIRST_PAGE = 4096
 """Most queues of a broker with many are short."""
+_READ, _LAST = 64 << 10, 160 * UNIT_SIZE
+"""Bytes of units that are read where those after them may be judged by samples, and of the last."""
 MOST_OPEN = 128
 """Queues with an open file, of all there are: a process may have 1,024 descriptors."""
 _opened: deque[ref[FileQueue]] = deque()
@@ -284,7 +286,11 @@ class FileQueue(ConsumeQueue):
         if used is None:
             file, source = self.files[number], self._open(number)
             rows = self._few(number, source)
-            if rows is None:
+            sampled = self._sampled(source) if rows is None else 0
+            if sampled:
+                used = sampled
+                self._note_edges(source, file.base, used)
+            elif rows is None:
                 kept: list[bytes] = []
                 used = valid_prefix(source, file.size, kept, MOST_KEPT // 2 - FileQueue.kept)
                 if kept:
@@ -296,6 +302,17 @@ class FileQueue(ConsumeQueue):
                 used = _leading(rows)
             self._valid[number] = used
         return used
+
+    def _sampled(self, source: FileSource) -> int:
+        """The bytes of a long run of valid units where samples show where it ends; 0 where the
+        file is to be read.
+        """
+        end = source.sampled_end
+        if end is None or end <= _READ:
+            return 0
+        data = source.read(end - _LAST, _LAST)
+        good = _leading(data)
+        return end - _LAST + good if good and not any(data[good:]) else 0
 
     def used_bytes(self, number: int) -> int:
         """Bytes of a file up to and with its last unit that is not all zero. StoreIOError."""
