@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
+from rmqctl import vfs
 from rmqctl.commands.app import typed
 from rmqctl.commands.app.extensions import has
 from rmqctl.commands.shared.advising import LOOK, complete
@@ -342,7 +343,7 @@ def _tier_in(root: str) -> Tier | None:
     from rmqctl.formats.tiered.names import promise_tier
 
     with suppress(OSError):
-        if not promise_tier(os.listdir(root)):
+        if not promise_tier(vfs.listdir(root)):
             return None
     from rmqctl.ext.tiered.verify.in_store import tier_in
 

@@ -13,8 +13,15 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
+from rmqctl import vfs
 from rmqctl.errors import FormatError, NotAStoreError, StoreIOError, UsageError
-from rmqctl.ext.tiered.files.metadata_file import broker_root_of, exists, find_metadata, tier_root
+from rmqctl.ext.tiered.files.metadata_file import (
+    behind_url,
+    broker_root_of,
+    exists,
+    find_metadata,
+    tier_root,
+)
 from rmqctl.ext.tiered.files.opening import open_reader
 from rmqctl.ext.tiered.files.reader import Reader
 from rmqctl.ext.tiered.flat_file import FlatFile, FlatQueue, QueueName
@@ -22,7 +29,6 @@ from rmqctl.ext.tiered.index.index_file import COMPACTED, IndexFile, uploaded
 from rmqctl.formats.tiered import metadata as meta
 from rmqctl.formats.tiered import names
 from rmqctl.formats.tiered.metadata import read as read_metadata
-from rmqctl.parse_values import is_url
 from rmqctl.scan.source import Closing
 from rmqctl.store.files import Trouble
 
@@ -160,7 +166,7 @@ class Tier(Closing):
         if self.broker_root is None:
             return None
         folder = os.path.join(self.broker_root, names.LOCAL_INDEX_FOLDER)
-        return folder if os.path.isdir(folder) else None
+        return folder if vfs.isdir(folder) else None
 
     def known_slots(self, broker: str | None = None) -> int | None:
         """The number of hash slots of the uploaded files, for those that do not tell theirs."""
@@ -204,8 +210,8 @@ def with_witness(queue: FlatQueue,
 
 def _whole(path: str) -> bytes:
     """A file, or one behind a URL. OSError, StoreIOError."""
-    if not is_url(path):
-        with open(path, "rb") as file:
+    if not behind_url(path):
+        with vfs.open_bytes(path) as file:
             return file.read()
     folder, _, name = path.rpartition("/")
     with closing(open_reader(folder)) as reader:

@@ -14,6 +14,7 @@ import json
 import os
 from contextlib import closing, suppress
 
+from rmqctl import vfs
 from rmqctl.errors import FormatError, RefusedError, StoreIOError
 from rmqctl.ext.tiered.files.opening import open_reader, open_writer
 from rmqctl.files.durable import STAGING, make_folders, publish
@@ -32,19 +33,24 @@ _IN_BROKER_ROOT = ("config", "commitlog", "consumequeue", names.LOCAL_INDEX_FOLD
 
 # -- where it lies --------------------------------------------------------------------------------
 
+def behind_url(path: str) -> bool:
+    """Return whether a path is a URL of no place that is listed."""
+    return is_url(path) and not vfs.is_mounted(path)
+
+
 def tier_root(root: str) -> str:
     """The folder itself, or the ``tieredstore`` of a store that was named instead."""
     inner = f"{root.rstrip('/')}/{names.TIER_FOLDER}"
-    if is_url(root):
+    if behind_url(root):
         with closing(open_reader(root)) as reader:
             folders = [entry.name for entry in reader.list("") if entry.is_folder]
         if names.TIER_FOLDER not in folders:
             return root
-    elif not os.path.isdir(inner):
+    elif not vfs.isdir(inner):
         return root
     else:
         try:
-            folders = os.listdir(root)
+            folders = vfs.listdir(root)
         except OSError:
             return root
     return root if any(map(names.parse_cluster, folders)) else inner
@@ -54,20 +60,20 @@ def find_metadata(root: str) -> str | None:
     """The metadata that belongs to a tier root: in ``config/`` of it or of the folder above it, or
     in it; else the one that is noted_path. Relative to the working folder where ``root`` is.
     """
-    behind_url = is_url(root)
-    relative = not behind_url and not os.path.isabs(root)
-    root = root.rstrip("/") if behind_url else os.path.abspath(root)
+    remote = behind_url(root)
+    relative = not vfs.is_remote(root) and not os.path.isabs(root)
+    root = vfs.abspath(root)
     above = os.path.dirname(root)
     for folder in (f"{root}/config", f"{above}/config", root):
         for suffix in ("", ".bak"):
             path = os.path.join(folder, names.METADATA_NAME + suffix)
-            if is_url(path):
+            if behind_url(path):
                 with suppress(StoreIOError):  # who may read a tier need not see what is above it
                     if exists(path):
                         return path
-            elif not behind_url and os.path.isfile(path):
+            elif not remote and vfs.isfile(path):
                 return os.path.relpath(path) if relative else path
-    path_noted = None if behind_url else noted_path(root)
+    path_noted = None if vfs.is_remote(root) else noted_path(root)
     return path_noted if path_noted is not None and os.path.isfile(path_noted) else None
 
 
@@ -93,9 +99,9 @@ def expected_path(root: str) -> str | None:
 
 def broker_root_of(metadata_path: str | None) -> str | None:
     """The broker's local root, from the path of its metadata; None behind a URL."""
-    if metadata_path is None or is_url(metadata_path):
+    if metadata_path is None or behind_url(metadata_path):
         return None
-    folder = os.path.dirname(os.path.abspath(metadata_path))
+    folder = os.path.dirname(vfs.abspath(metadata_path))
     return os.path.dirname(folder) if os.path.basename(folder) == "config" else folder
 
 
@@ -117,8 +123,8 @@ def writable_around(root: str, metadata: str | None) -> list[str]:
 
 def exists(path: str) -> bool:
     """Whether there is something at a path or behind a URL. StoreIOError."""
-    if not is_url(path):
-        return os.path.lexists(path)
+    if not behind_url(path):
+        return vfs.lexists(path)
     folder, _, name = path.rpartition("/")
     with closing(open_reader(folder)) as reader:
         return reader.size(name) is not None
@@ -168,7 +174,7 @@ def load(path: str) -> meta.Metadata | None:
     empty, StoreIOError.
     """
     try:
-        with open(path, "rb") as file:
+        with vfs.open_bytes(path) as file:
             data = file.read()
     except FileNotFoundError:
         return None

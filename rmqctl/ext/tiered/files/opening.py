@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from rmqctl import vfs
 from rmqctl.errors import NotAStoreError
 from rmqctl.ext.tiered.files.reader import PosixReader, Reader
 from rmqctl.files import durable
@@ -16,12 +17,12 @@ if TYPE_CHECKING:
 
 def open_reader(target: str) -> Reader:
     """A tier root to read from. NotAStoreError where there is no folder."""
-    if is_url(target):
+    if is_url(target) and not vfs.is_mounted(target):
         from rmqctl.files.remote.reader import RemoteReader
 
         return RemoteReader(target)
-    if not os.path.isdir(target):
-        words = "is no folder" if os.path.lexists(target) else "no such folder"
+    if not vfs.isdir(target):
+        words = "is no folder" if vfs.lexists(target) else "no such folder"
         raise NotAStoreError(f"{target}: {words}")
     return PosixReader(target)
 

@@ -11,6 +11,7 @@ import os
 import stat
 from typing import Protocol, runtime_checkable
 
+from rmqctl import vfs
 from rmqctl.files.remote.reader import Entry, failed
 from rmqctl.scan.source import Closing, FileSource, Source
 
@@ -60,7 +61,7 @@ class PosixReader(Closing):
 
     def __init__(self, root: str) -> None:
         self.name = root
-        self.root = os.path.abspath(root)
+        self.root = vfs.abspath(root)
         self._open: dict[str, FileSource] = {}
 
     def where(self, path: str) -> str:
@@ -73,7 +74,7 @@ class PosixReader(Closing):
         full = self._full(folder)
         listed: list[Entry] = []
         try:
-            with os.scandir(full) as entries:
+            with vfs.scandir(full) as entries:
                 listed.extend(map(self._entry, entries))
         except FileNotFoundError:
             return []
@@ -94,7 +95,7 @@ class PosixReader(Closing):
 
     def size(self, path: str) -> int | None:
         try:
-            return os.stat(self._full(path)).st_size
+            return vfs.stat(self._full(path)).st_size
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError) as error:

@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from rmqctl import vfs
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.ext.tiered.flat_file import FlatFile
 from rmqctl.formats.tiered import index as fmt
@@ -243,11 +244,11 @@ def local_names(folder: str | None) -> list[str]:
     if folder is None:
         return []
     try:
-        every = os.listdir(folder)
+        every = vfs.listdir(folder)
     except FileNotFoundError:
         return []
     except OSError as error:
         raise StoreIOError.from_oserror(error, folder, "list") from None
     return sorted((name for name in every if name.isascii() and name.isdigit()
-                   and not os.path.isdir(os.path.join(folder, name))),
+                   and not vfs.isdir(os.path.join(folder, name))),
                   key=lambda name: (name not in names.OLD_INDEX_NAMES, int(name)))

@@ -6,10 +6,10 @@ flat files; what metadata does not name is invisible to it.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from itertools import pairwise
 
+from rmqctl import vfs
 from rmqctl.checks.findings import INFO, Finding
 from rmqctl.checks.verify.common import plural
 from rmqctl.errors import FormatError, StoreIOError
@@ -130,7 +130,7 @@ def metadata(tier: Tier, broker: str | None = None) -> Iterator[Finding]:
 
 def _backup(path: str) -> Iterator[Finding]:
     backup = f"{path}.bak"
-    if path.endswith(".bak") or not os.path.isfile(backup):
+    if path.endswith(".bak") or not vfs.isfile(backup):
         return
     try:
         load(backup)

@@ -13,6 +13,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from rmqctl import vfs
 from rmqctl.checks import repaired
 from rmqctl.checks.findings import INFO, Finding, advised_in_tier
 from rmqctl.checks.losses import TierLosses
@@ -250,10 +251,10 @@ def _index_entry(file: IndexFile, entry: SegmentEntry, times: index.Times) -> It
 def _compacting(folder: str | None) -> Iterator[Finding]:
     """Compacted copies that wait for their upload: after a crash they are begun anew."""
     place = os.path.join(folder or "", names.COMPACTING_FOLDER)
-    if folder is None or not os.path.isdir(place):
+    if folder is None or not vfs.isdir(place):
         return
     try:
-        left = sorted(os.listdir(place))
+        left = sorted(vfs.listdir(place))
     except OSError as error:
         yield Finding("file-unreadable", INDEX, str(error), place)
         return
