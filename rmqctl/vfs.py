@@ -69,18 +69,21 @@ class Listed:
 
 @dataclass(slots=True)
 class Tree:
-    """A mounted place: its files by their paths below ``root``. ``stamp`` as of `stamp_of`."""
+    """A mounted place: its files by their paths below ``root``. ``stamp`` as of `stamp_of`;
+    ``links``: the paths of links, which are not followed.
+    """
 
     root: str
     files: Mapping[str, Listed]
     reader: Reader
     listed_at: float = field(default_factory=time.monotonic)
     stamp: tuple[int, int, int] | None = None
+    links: frozenset[str] = frozenset()
     folders: dict[str, dict[str, None]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.folders[""] = {}
-        for path in self.files:
+        for path in (*self.files, *self.links):
             while path:
                 above, _, name = path.rpartition("/")
                 known = self.folders.setdefault(above, {})
@@ -118,7 +121,7 @@ class Entry:
         return self._inner() in self._tree.files
 
     def is_symlink(self) -> bool:
-        return False
+        return self._inner() in self._tree.links
 
     def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
         return self._tree.stat(self._inner())
@@ -312,8 +315,8 @@ def stat(path: str | os.PathLike[str]) -> os.stat_result:
 
 def lexists(path: str) -> bool:
     """As `os.path.lexists`."""
-    if _trees and _find(path) is not None:
-        return _has(path)
+    if _trees and (found := _find(path)) is not None:
+        return _has(path) or found[1] in found[0].links
     return os.path.lexists(path)
 
 

@@ -12,6 +12,7 @@ import gzip
 import io
 import lzma
 import os
+import stat
 import struct
 import tarfile
 import tempfile
@@ -26,14 +27,18 @@ from typing import IO, Any, Protocol
 
 from rmqctl import vfs
 from rmqctl.errors import FormatError, NotAStoreError, RmqctlError, StoreIOError
-from rmqctl.files.remote.ranges import Ranges, remote_files
-from rmqctl.files.remote.reader import RemoteReader, without_secrets
+from rmqctl.files.disk_usage import free_bytes
+from rmqctl.files.remote.ranges import Ranges, file_at
+from rmqctl.files.remote.reader import RemoteReader
+from rmqctl.scan import stopping
 from rmqctl.scan.source import FileSource
 from rmqctl.vfs import Listed, Tree
 
 _MARKS = ("commitlog", "consumequeue", "index", "config", "checkpoint", "batchconsumequeue")
 _BLOCK = 1 << 20
 _NAMED = 5
+_LEFT, _ZEROS = 64 << 20, 16
+"""Bytes that unpacking leaves free, and how often the free space may be unpacked with zeros."""
 _ZIP_HEADER = struct.Struct("<26xHH")
 """Of a zip's member: how long its name and the extra field are that lie before its bytes."""
 _DAMAGE = (tarfile.TarError, OverflowError, zipfile.BadZipFile, EOFError, lzma.LZMAError,
@@ -54,15 +59,9 @@ class _Bytes(Protocol):
 class _Remote:
     """A file behind a URL."""
 
-    def __init__(self, url: str) -> None:
-        folder, _, file = url.rpartition("/")
-        remote = RemoteReader(folder)
-        size = remote.size(file)
-        if size is None:
-            raise NotAStoreError(f"{without_secrets(url)}: no such file; not a store")
-        files = {path: listed for path, listed in remote_files(remote).items() if path == file}
-        self.name, self.size, self._file = without_secrets(url), size, file
-        self._ranges = Ranges(remote, files)
+    def __init__(self, remote: RemoteReader, file: str, listed: Listed) -> None:
+        self.name, self.size, self._file = remote.where(file), listed.size, file
+        self._ranges = Ranges(remote, {file: listed})
 
     def read(self, position: int, length: int) -> bytes:
         return self._ranges.read(self._file, position, length)
@@ -74,21 +73,41 @@ class _Remote:
 class _Spool:
     """What a stream unpacks to, in a file without a name. StoreIOError, FormatError."""
 
-    def __init__(self, stream: IO[bytes], name: str) -> None:
-        self.name, self.size = name, 0
+    def __init__(self, stream: IO[bytes], name: str, expected: int = 0) -> None:
+        self.name, self.size, written = name, 0, 0
+        folder = tempfile.gettempdir()
         self._file = tempfile.TemporaryFile(prefix="rmqctl-")  # noqa: SIM115  # closed in close
         try:
-            while data := stream.read(_BLOCK):
+            # Zeros take no space, but not any number of them.
+            free = free_bytes(folder)
+            most = None if free is None else free * _ZEROS
+            while most is None or max(self.size, expected) <= most:
+                stopping.check()
+                if not (data := stream.read(_BLOCK)):
+                    break
                 if data.strip(b"\0"):
+                    written += len(data)
+                    if free is not None and written > free - _LEFT:
+                        most = 0
+                        continue
                     os.pwrite(self._file.fileno(), data, self.size)
                 self.size += len(data)
+            else:
+                raise StoreIOError(f"cannot unpack {name} into {folder}: {free:,} bytes are free "
+                                   "there; set TMPDIR to a folder with more space, or unpack it "
+                                   "yourself")
             os.ftruncate(self._file.fileno(), self.size)
         except _DAMAGE as error:
+            self.close()
             raise FormatError(f"ends early, or is damaged: {error}", file=name) from None
         except OSError as error:
+            self.close()
             if "invalid" in str(error).lower() or error.errno is None:  # bz2 says it so
                 raise FormatError(f"ends early, or is damaged: {error}", file=name) from None
-            raise StoreIOError.from_oserror(error, tempfile.gettempdir(), "unpack into") from None
+            raise StoreIOError.from_oserror(error, folder, "unpack into") from None
+        except BaseException:
+            self.close()
+            raise
 
     def read(self, position: int, length: int) -> bytes:
         return os.pread(self._file.fileno(), length, position)
@@ -127,13 +146,14 @@ class _AsFile(io.RawIOBase):
 @dataclass(slots=True)
 class _Member:
     """A file of an archive. ``chunks``: (position in it, bytes, position in ``source``); what none
-    has is zeros. ``unpack`` makes them when they are asked for.
+    has is zeros. ``unpack`` makes them when they are asked for; ``crc`` is checked then.
     """
 
     listed: Listed
     source: _Bytes | None
     chunks: tuple[tuple[int, int, int], ...] = ()
     unpack: Callable[[], _Bytes] | None = None
+    crc: int | None = None
 
 
 class _Members:
@@ -148,13 +168,11 @@ class _Members:
     def read(self, path: str, position: int, length: int) -> bytes:
         member = self._members[path]
         with self._lock:
-            if member.source is None and member.unpack is not None:
-                try:
-                    member.source = member.unpack()
-                except RmqctlError as error:
-                    self.failed = self.failed or StoreIOError(str(error))
-                    raise StoreIOError(str(error)) from None
-                member.chunks = ((0, member.listed.size, 0),)
+            try:
+                self._prepare(path, member)
+            except RmqctlError as error:
+                self.failed = self.failed or StoreIOError(str(error))
+                raise StoreIOError(str(error)) from None
         end = min(position + length, member.listed.size)
         if end <= position:
             return b""
@@ -172,6 +190,22 @@ class _Members:
                     raise
                 data[first - position:last - position] = part
         return bytes(data)
+
+    def _prepare(self, path: str, member: _Member) -> None:
+        """Unpack a member, or check it, when it is first read. FormatError, StoreIOError."""
+        if member.source is None and member.unpack is not None:
+            member.source = member.unpack()
+            member.chunks = ((0, member.listed.size, 0),)
+        if member.crc is not None and member.source is not None:
+            [(_, size, place)] = member.chunks
+            value = 0
+            for start in range(0, size, _BLOCK):
+                stopping.check()
+                value = zlib.crc32(member.source.read(place + start, min(_BLOCK, size - start)),
+                                   value)
+            if value != member.crc:
+                raise FormatError("is damaged: CRC mismatch", file=f"{self._source.name}/{path}")
+            member.crc = None
 
     def gather(self, path: str, places: Sequence[tuple[int, int]]) -> list[bytes]:
         return [self.read(path, *place) for place in places]
@@ -194,28 +228,41 @@ class _Members:
         self._source.close()
 
 
-def tree_in(archive: str, inner: str) -> Tree:
-    """The store in an archive: in the folder ``inner`` of it, else the only one there is.
+def tree_in(archive: str, inner: str) -> Tree | None:
+    """The store in an archive: in the folder ``inner`` of it, else the only one there is. None
+    where no such file is at a URL, but perhaps a folder.
 
     NotAStoreError, FormatError for a damaged archive, StoreIOError.
     """
-    source = _Remote(archive) if "://" in archive else FileSource(archive)
+    source: Any
+    if "://" in archive:
+        above, _, file = archive.rpartition("/")
+        remote = RemoteReader(above)
+        if (listed := file_at(remote, file)) is None:
+            return None
+        source = _Remote(remote, file, listed)
+    else:
+        source = FileSource(archive)
     try:
-        source, members = _opened(source, archive)
+        source, found = _opened(source, archive)
     except _DAMAGE as error:
         raise FormatError(f"ends early, or is damaged: {error}", file=archive) from None
+    members = {path: member for path, member in found.items() if member is not None}
     folder = inner or _store_in(members, archive)
     below = f"{folder}/" if folder else ""
     kept = {path.removeprefix(below): member for path, member in members.items()
             if path.startswith(below)}
+    links = frozenset(path.removeprefix(below) for path, member in found.items()
+                      if member is None and path.startswith(below))
     root = f"{archive}/{folder}" if folder else archive
     if not kept:
         raise NotAStoreError(f"{root}: nothing is there; not a store")
     return Tree(root, {path: member.listed for path, member in kept.items()},
-                _Members(source, kept), stamp=vfs.stamp_of(archive))
+                _Members(source, kept), stamp=vfs.stamp_of(archive), links=links)
 
 
-def _opened(source: Any, name: str) -> tuple[Any, dict[str, _Member]]:
+def _opened(source: Any, name: str) -> tuple[Any, dict[str, _Member | None]]:
+    """(what is read, members by path) of an archive; None for a link."""
     if name.endswith(".zip"):
         return source, dict(_of_zip(source))
     opener = _decompressor(name)
@@ -238,13 +285,13 @@ def _decompressor(name: str) -> Callable[[Any], IO[bytes]] | None:
     return known.get(ending)
 
 
-def _of_tar(source: _Bytes) -> dict[str, _Member]:
-    linked: dict[str, _Member] = {}
+def _of_tar(source: _Bytes) -> dict[str, _Member | None]:
+    found: dict[str, _Member | None] = {}
     with tarfile.open(fileobj=io.BufferedReader(_AsFile(source), 1 << 14), mode="r:") as tar:
         for about in tar:
             name = _plain(about.name)
-            if about.islnk():
-                member = linked.get(_plain(about.linkname) or "")
+            if about.islnk():  # another name of a file before
+                member = found.get(_plain(about.linkname) or "")
             elif about.isreg() or about.issparse():
                 sparse: Any = about.sparse
                 chunks = _sparse_chunks(sparse, about.offset_data) if sparse is not None else (
@@ -252,16 +299,14 @@ def _of_tar(source: _Bytes) -> dict[str, _Member]:
                 member = _Member(Listed(about.size, int(about.mtime * 1e9)), source, chunks)
             else:
                 member = None
-            if name is None:
-                continue
-            linked.pop(name, None)  # of a name that is there twice the last one counts
-            if member is not None:
-                linked[name] = member
+            # Of a name that is there twice the last one counts.
+            if name is not None and not about.isdir():
+                found[name] = member
         last = tar.offset
     # tarfile takes for whole what ends in the middle of a member, or has a damaged header.
     if source.read(last, tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
         raise tarfile.ReadError(f"no header at offset {last}, and no end")
-    return linked
+    return found
 
 
 def _sparse_chunks(sparse: list[tuple[int, int]], place: int) -> tuple[tuple[int, int, int], ...]:
@@ -272,18 +317,22 @@ def _sparse_chunks(sparse: list[tuple[int, int]], place: int) -> tuple[tuple[int
     return tuple(chunks)
 
 
-def _of_zip(source: _Bytes) -> Iterator[tuple[str, _Member]]:
+def _of_zip(source: _Bytes) -> Iterator[tuple[str, _Member | None]]:
     packed = zipfile.ZipFile(io.BufferedReader(_AsFile(source), 1 << 16))
     for about in packed.infolist():
         name = _plain(about.filename)
         if name is None or about.is_dir():
+            continue
+        if stat.S_ISLNK(about.external_attr >> 16):
+            yield name, None
             continue
         listed = Listed(about.file_size, int(time.mktime((*about.date_time, 0, 0, -1))) * 10**9)
         if about.compress_type == zipfile.ZIP_STORED and not about.flag_bits & 1:
             name_size, extra_size = _ZIP_HEADER.unpack(source.read(
                 about.header_offset, _ZIP_HEADER.size))
             place = about.header_offset + _ZIP_HEADER.size + name_size + extra_size
-            yield name, _Member(listed, source, ((0, about.file_size, place),))
+            yield name, _Member(listed, source, ((0, about.file_size, place),),
+                                crc=None if isinstance(source, _Remote) else about.CRC)
         else:
             yield name, _Member(listed, None, unpack=_unpacking(packed, about, source.name))
 
@@ -292,7 +341,7 @@ def _unpacking(packed: zipfile.ZipFile, about: zipfile.ZipInfo, name: str) -> Ca
     def unpack() -> _Bytes:
         try:
             with packed.open(about) as stream:
-                return _Spool(stream, f"{name}/{about.filename}")
+                return _Spool(stream, f"{name}/{about.filename}", about.file_size)
         except (*_DAMAGE, NotImplementedError, RuntimeError) as error:
             raise FormatError(f"cannot be unpacked: {error}",
                               file=f"{name}/{about.filename}") from None

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from inspect import signature
 
 from rmqctl.errors import StoreIOError
 from rmqctl.files.durable import sync
@@ -49,6 +51,18 @@ class RemoteFiles(RemoteReader):
             self._staged(path, [data])
         else:
             self.put(path, data)
+
+    def publish_file(self, path: str, local: str) -> None:
+        """The same of a file of this machine, in pieces."""
+        if self._renames:
+            with open(local, "rb") as file:
+                self._staged(path, iter(partial(file.read, PIECE), b""))
+            return
+        self._sizes.pop(path, None)
+        driver = getattr(self._fs, "_put_file", self._fs.put_file)
+        options = {"chunksize": 2 * PIECE} if "chunksize" in signature(driver).parameters else {}
+        with failing(self.where(path), "write to"):
+            self._fs.put_file(local, self._full(path), **options)
 
     @property
     def is_object_store(self) -> bool:

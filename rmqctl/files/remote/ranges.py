@@ -66,6 +66,19 @@ def remote_files(remote: RemoteReader) -> dict[str, Listed]:
     return {path: _listed(remote, path, row) for path, row in named.items()}
 
 
+def file_at(remote: RemoteReader, path: str) -> Listed | None:
+    """One file below a URL; None where there is none, or a folder. StoreIOError."""
+    try:
+        row = _info(remote, path)
+    except StoreIOError:
+        if remote.size(path) is None:
+            return None
+        raise
+    # A web server shows a folder as a page.
+    is_folder = row.get("type") == "directory" or "text/html" in str(row.get("mimetype"))
+    return None if is_folder else _listed(remote, path, row)
+
+
 def _info(remote: RemoteReader, path: str) -> dict[str, Any]:
     with failing(remote.where(path), "look at"):
         row: dict[str, Any] = remote._fs.info(remote._full(path))

@@ -32,7 +32,8 @@ def tree_of(named: str) -> Tree:
     if split is not None:
         from rmqctl.files.remote.archive import tree_in
 
-        return tree_in(*split)
+        if (tree := tree_in(*split)) is not None:
+            return tree
     remote = RemoteReader(named)
     files = remote_files(remote)
     if not files:

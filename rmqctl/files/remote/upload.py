@@ -11,7 +11,6 @@ from rmqctl.errors import RefusedError
 from rmqctl.files.remote.files import RemoteFiles
 from rmqctl.files.remote.reader import without_secrets
 from rmqctl.parse_values import is_url
-from rmqctl.scan.source import FileSource
 
 
 @contextmanager
@@ -32,5 +31,4 @@ def uploaded(target: str) -> Iterator[str]:
         yield local + "/" if target.endswith("/") else local
         made = [os.path.join(where, file) for where, _, files in os.walk(folder) for file in files]
         for path in sorted(made, key=lambda path: (-path.count(os.sep), path)):
-            with FileSource(path) as source:
-                remote.publish(os.path.relpath(path, folder), source.read(0, source.size))
+            remote.publish_file(os.path.relpath(path, folder), path)
