@@ -13,14 +13,17 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 
 from rmqctl import vfs
+from rmqctl.errors import StoreIOError
 from rmqctl.formats.layout import reader
 from rmqctl.formats.local import names
 from rmqctl.formats.local.consume_queue import UNIT_SIZE, Unit
 from rmqctl.formats.local.message import VERSIONS, Message
+from rmqctl.scan.source import FileSource
 from rmqctl.store.files import DATA, NODE, StoreFile, listing
 
 COMMITLOG = "commitlog"
@@ -196,9 +199,9 @@ def _paths_in(path: str, root: str) -> Iterator[str]:
     try:
         if not vfs.isfile(path) or vfs.getsize(path) > _MOST_CONFIGURATION:
             return
-        with open(path, encoding="utf-8", errors="replace") as file:
+        with vfs.open_text(path, errors="replace") as file:
             lines = file.read(_MOST_CONFIGURATION).splitlines()
-    except OSError:
+    except (OSError, StoreIOError):
         return
     said = {key.strip(): value.strip() for key, sign, value in (
         line.partition("=") for line in lines) if sign}
@@ -250,6 +253,10 @@ def _offset_of_first(path: str) -> int | None:
 
 
 def _read(path: str, position: int, length: int) -> bytes:
+    if vfs.is_mounted(path):
+        with suppress(StoreIOError), FileSource(path) as source:
+            return source.read(position, length)
+        return b""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | getattr(os, "O_CLOEXEC", 0))
     except OSError:

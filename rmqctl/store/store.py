@@ -198,7 +198,7 @@ class Store(Closing):
         # Folders named by options win over remembered ones, and those over folders found on disk.
         named = list(commitlog_dirs)
         where = named or _remembered_folders(root) or log_folders.find(root)
-        folders = [os.path.join(root, name) for name in where]
+        folders = [name if "://" in name else os.path.join(root, name) for name in where]
         for folder in folders if named else ():
             if not vfs.isdir(folder):
                 raise NotAStoreError(f"{folder}: no such commitlog directory")

@@ -23,7 +23,7 @@ from rmqctl.files.remote import archive
 from rmqctl.files.remote.files import RemoteFiles
 from rmqctl.store import Store
 from tests.conftest import GoldenFolder, Runner
-from tests.remote.test_places import fresh, in_memory, in_tar, in_zip, same
+from tests.remote.test_places import fresh, in_memory, in_tar, in_zip
 from tests.serve.running import serving
 from tests.serve.test_pull import drained, expected
 

@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
+from rmqctl import vfs
 from rmqctl.checks.findings import Finding
 from rmqctl.errors import StoreIOError
 from rmqctl.files.durable import replace_file
@@ -24,7 +25,7 @@ def default_path(root: str) -> str:
     """The state file of a store: its real path, hashed, below XDG_STATE_HOME."""
     home = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local",
                                                             "state")
-    name = hashlib.sha256(os.fsencode(os.path.realpath(root))).hexdigest()[:32]
+    name = hashlib.sha256(os.fsencode(vfs.realpath(root))).hexdigest()[:32]
     return os.path.join(home, "rmqctl", "verify", f"{name}.json")
 
 
@@ -75,7 +76,7 @@ def load(path: str, root: str) -> Place | None:
         with open(path, encoding="utf-8") as file:
             known = json.load(file)
         place = Place(known["position"], known["anchor"], known["anchor_end"])
-        same = known["store"] == os.path.realpath(root)
+        same = known["store"] == vfs.realpath(root)
     except (OSError, ValueError, KeyError, TypeError):
         return None
     values: tuple[object, ...] = (place.position, place.anchor or 0, place.anchor_end or 0)
@@ -85,7 +86,7 @@ def load(path: str, root: str) -> Place | None:
 
 def save(path: str, root: str, place: Place) -> None:
     """Remembers a place: the file is the old one or the new one, whatever happens. StoreIOError."""
-    text = json.dumps({"store": os.path.realpath(root), **asdict(place)})
+    text = json.dumps({"store": vfs.realpath(root), **asdict(place)})
     try:
         os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
     except OSError as error:

@@ -28,7 +28,8 @@ from typing import IO, Any, Protocol
 from rmqctl import vfs
 from rmqctl.errors import FormatError, NotAStoreError, RmqctlError, StoreIOError
 from rmqctl.files.disk_usage import free_bytes
-from rmqctl.files.remote.ranges import Ranges, file_at
+from rmqctl.files.remote.listing import file_at
+from rmqctl.files.remote.ranges import Ranges
 from rmqctl.files.remote.reader import RemoteReader
 from rmqctl.scan import stopping
 from rmqctl.scan.source import FileSource

@@ -11,13 +11,15 @@ import bisect
 import itertools
 import threading
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
 from rmqctl.errors import StoreIOError
-from rmqctl.files.remote.reader import RemoteReader, changed_at, failing
+from rmqctl.files.remote.ends import AROUND, SAMPLES, SMALL, search
+from rmqctl.files.remote.listing import THREADS, identity
+from rmqctl.files.remote.reader import RemoteReader, failing
+from rmqctl.files.remote.web import NoRangesError
 from rmqctl.scan.frames import used_length
 from rmqctl.vfs import Listed
 
@@ -25,80 +27,14 @@ _LEAST, _MOST = 64 << 10, 4 << 20
 """Bytes of the first range of a file, and the most that are asked for ahead."""
 _KEPT = 32 << 20
 """Bytes of ranges that are kept."""
-_THREADS = 16
-"""Requests at the same time."""
-_PROBES = {"commitlog": 4096, "consumequeue": 320}
-"""Bytes of a sample, by the folder of files that are written from their beginning on: whole rows.
-"""
-_SMALL = 1 << 20
-"""Files up to this size are read, not sampled."""
-_AROUND = 13 * 320
-"""Bytes before and after the end of a file that are read: whole samples, and a page."""
 _FEW = 2
 """Queues whose ends are looked for by themselves; a third one means all."""
-_FIRST, _NEXT, _BEFORE = 16, 3, 6
-"""Samples of the first step of a search, of further ones, and before the end that was found."""
-_ROW = 20
-"""Bytes of an entry of a consume queue."""
 _NO_END = 1 << 62
-_TRIES = 3
-_PAUSE = 0.2
-"""Seconds before a second try; twice as many before a third."""
-_IDENTITIES = ("ETag", "etag", "md5Hash", "Content-MD5", "Digest", "checksum")
-"""What the drivers call that which differs when an object was changed."""
-
-
-def remote_files(remote: RemoteReader) -> dict[str, Listed]:
-    """All files below a URL, by path. StoreIOError."""
-    fs, root = remote._fs, remote._root
-    with failing(remote.where(""), "list"):
-        fs.invalidate_cache()
-        try:
-            rows: dict[str, dict[str, Any]] = fs.find(root, detail=True)
-        except FileNotFoundError:
-            return {}
-    start = len(root.strip("/")) + 1 if root.strip("/") else 0
-    named = {name.strip("/")[start:]: row for name, row in rows.items()
-             if row.get("type") != "directory" and not name.endswith("/")}
-    unknown = [path for path, row in named.items() if not isinstance(row.get("size"), int)]
-    with ThreadPoolExecutor(_THREADS, "rmqctl-look") as pool:  # a server that lists only names
-        named |= zip(unknown, pool.map(lambda path: _info(remote, path), unknown), strict=True)
-    return {path: _listed(remote, path, row) for path, row in named.items()}
-
-
-def file_at(remote: RemoteReader, path: str) -> Listed | None:
-    """One file below a URL; None where there is none, or a folder. StoreIOError."""
-    try:
-        row = _info(remote, path)
-    except StoreIOError:
-        if remote.size(path) is None:
-            return None
-        raise
-    # A web server shows a folder as a page.
-    is_folder = row.get("type") == "directory" or "text/html" in str(row.get("mimetype"))
-    return None if is_folder else _listed(remote, path, row)
-
-
-def _info(remote: RemoteReader, path: str) -> dict[str, Any]:
-    with failing(remote.where(path), "look at"):
-        row: dict[str, Any] = remote._fs.info(remote._full(path))
-        return row
-
-
-def _listed(remote: RemoteReader, path: str, row: Mapping[str, Any]) -> Listed:
-    size = row.get("size")
-    if not isinstance(size, int):
-        raise StoreIOError(f"cannot read {remote.where(path)}: the server does not say its size")
-    # One that is not known must not make a file look old.
-    changed = changed_at(dict(row)) * 1_000_000 or time.time_ns()
-    return Listed(size, changed, _identity(row))
-
-
-def _identity(row: Mapping[str, Any]) -> str:
-    for name in _IDENTITIES:
-        if value := row.get(name):
-            return str(value).strip('"')
-    return str(row.get("Last-Modified") or changed_at(dict(row)))
+_TRIES = 4
+_PAUSE = 0.25
+"""Seconds before a second try; twice as many before the next one."""
+_GIVEN_UP = 10.0
+"""Seconds for which a file is not asked for again that could not be read."""
 
 
 @dataclass(slots=True, eq=False)
@@ -121,11 +57,12 @@ class Ranges:
         self._of: dict[str, list[_Range]] = {}
         self._size = 0
         self._zeros: dict[str, list[tuple[int, int]]] = {}
-        self._pool = ThreadPoolExecutor(_THREADS, "rmqctl-range")
+        self._pool = ThreadPoolExecutor(THREADS, "rmqctl-range")
         self.requested = self.requests = 0
         self.failed: StoreIOError | None = None
         self.sampled = False
         self._ends: dict[str, int] = {}
+        self._given_up: dict[str, tuple[StoreIOError, float]] = {}
 
     def read(self, path: str, position: int, length: int) -> bytes:
         """Up to ``length`` bytes; fewer only at the end of the file."""
@@ -158,12 +95,12 @@ class Ranges:
         the size where it is not sampled, or they contradict that.
         """
         size, folder = self._files[path].size, path.partition("/")[0]
-        if not self.sampled or folder not in _PROBES or size < _SMALL:
+        if not self.sampled or folder not in SAMPLES or size < SMALL:
             return size
         if path not in self._ends:
             # Who asks for the ends of many queues is given all at once.
             others = [other for other in self._files if other.startswith("consumequeue/")
-                      and self._files[other].size >= _SMALL]
+                      and self._files[other].size >= SMALL]
             many = path in others and len(self._ends.keys() & others) >= _FEW
             self._find_ends([other for other in others if other not in self._ends]
                             if many else [path])
@@ -175,7 +112,7 @@ class Ranges:
 
     def _find_ends(self, paths: Sequence[str]) -> None:
         """Search all files in step: each step is one round of requests at the same time."""
-        searches = {path: search(self._files[path].size, _PROBES[path.partition("/")[0]],
+        searches = {path: search(self._files[path].size, SAMPLES[path.partition("/")[0]],
                                  has_holes=path.startswith("commitlog/")) for path in paths}
         wanted = {path: next(one) for path, one in searches.items()}
         ends: dict[str, int] = {}
@@ -185,7 +122,7 @@ class Ranges:
             for path, asked in [*wanted.items()]:
                 answers = list(itertools.islice(data, len(asked)))
                 for (start, end), part in zip(asked, answers, strict=True):
-                    if not start or end - start > _AROUND:  # what is read next
+                    if not start or end - start > AROUND:  # what is read next
                         self._keep_read(path, start, part)
                 try:
                     wanted[path] = searches[path].send(answers)
@@ -301,23 +238,30 @@ class Ranges:
         self._size -= found.end - found.start
 
     def _fetch(self, path: str, start: int, end: int, *, check: bool = True) -> bytes:
-        for tries in range(1, _TRIES + 1):
+        for tries in range(_TRIES):
+            # Who asks again for what could not be read is told so at once.
+            error, when = self._given_up.get(path, (None, 0.0))
+            if error is not None and time.monotonic() - when < _GIVEN_UP:
+                raise error
             try:
                 return self._once(path, start, end, check=check)
-            except StoreIOError as error:
-                if tries == _TRIES or isinstance(error, _ChangedError):
-                    self.failed = self.failed or error
+            except StoreIOError as failure:
+                is_final = isinstance(failure, _ChangedError | NoRangesError)
+                if is_final or tries == _TRIES - 1:
+                    if not isinstance(failure, _ChangedError):
+                        self._given_up[path] = failure, time.monotonic()
+                    self.failed = self.failed or failure
                     raise
-                time.sleep(_PAUSE * tries)
+                time.sleep(_PAUSE * 2**tries)
         raise AssertionError("no try")
 
     def _once(self, path: str, start: int, end: int, *, check: bool) -> bytes:
-        remote, where = self._remote, self._remote.where(path)
+        listed, where = self._files[path], self._remote.where(path)
+        with self._lock:
+            self.requested += end - start
+            self.requests += 1
         try:
-            with failing(where, f"read at offset {start} of"):
-                self.requested += end - start
-                self.requests += 1
-                data: bytes = remote._fs.cat_file(remote._full(path), start=start, end=end)
+            data, seen = self._remote.fetch(path, start, end, listed.size)
         except StoreIOError as error:
             try:
                 self._same(path, where)
@@ -326,11 +270,11 @@ class Ranges:
             except StoreIOError:
                 raise error from None
             raise
-        if check:
+        if check and seen != listed.identity:
             self._same(path, where)
         if len(data) > end - start:
-            raise _ChangedError(f"cannot read at offset {start} of {where}: the other side does "
-                                "not serve ranges")
+            raise NoRangesError(f"cannot read at offset {start} of {where}: the server does not "
+                                "serve ranges")
         if len(data) < end - start:
             raise StoreIOError(f"cannot read at offset {start} of {where}: {len(data):,} of "
                                f"{end - start:,} bytes came")
@@ -348,52 +292,8 @@ class Ranges:
             except FileNotFoundError:
                 raise _ChangedError(f"{where}: is gone: it was deleted while the store was "
                                     "read") from None
-        if (row.get("size"), _identity(row)) != (listed.size, listed.identity):
+        if (row.get("size"), identity(row)) != (listed.size, listed.identity):
             raise _ChangedError(f"{where}: was changed while the store was read: start again")
-
-
-def search(size: int, grain: int, *, has_holes: bool) -> Generator[list[tuple[int, int]],
-                                                                   list[bytes], int]:
-    """Find where the data of a file end that was laid out ahead: yield the places to look at, get
-    their bytes, return the position after the data; ``size`` where samples contradict each other.
-
-    Zeros before the end are a contradiction in files without ``has_holes``, data after it in all.
-    """
-    # Narrow the gap between the last sample with data, and the next one.
-    blocks = -(-size // grain)
-    low, high, number = -1, blocks, _FIRST
-    while (high - low - 1) * grain > _AROUND:
-        asked = sorted({low + 1 + (high - low - 2) * step // max(number - 1, 1)
-                        for step in range(number)})
-        data = yield [(block * grain, min((block + 1) * grain, size)) for block in asked]
-        used = [block for block, part in zip(asked, data, strict=True) if used_length(part)]
-        whole = [block for block, part in zip(asked, data, strict=True)
-                 if has_holes or all_rows(part)]
-        low = max(used, default=low)
-        if low == blocks - 1 or any(block < low and block not in whole for block in asked):
-            return size
-        high = min((block for block in asked if block > low), default=high)
-        number = _NEXT
-    # Read around the end, then ever larger steps after it, and some places before it.
-    start, end = max((low + 1) * grain - _AROUND, 0), min(high * grain + _AROUND, size)
-    places, step = [(start, end)], _AROUND
-    while (after := end + step) + grain < size:
-        places.append((after, after + grain))
-        step *= 4
-    before = 0 if has_holes else _BEFORE
-    places += ((place, place + grain) for place in sorted({
-        start * part // _BEFORE // grain * grain for part in range(before)}))
-    around, *rest = yield places
-    found = start + -(-used_length(around) // grain) * grain
-    after_it, before_it = rest[:len(rest) - before], rest[len(rest) - before:]
-    contradicted = found >= end or any(map(used_length, after_it)) or not all(
-        map(all_rows, before_it))
-    return size if contradicted else found
-
-
-def all_rows(data: bytes) -> bool:
-    """Return whether no row of a consume queue is zero."""
-    return all(any(data[start:start + _ROW]) for start in range(0, len(data), _ROW))
 
 
 class _ChangedError(StoreIOError):

@@ -16,6 +16,7 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 
 from rmqctl.errors import RefusedError, RmqctlError, StoreIOError, UsageError, require
+from rmqctl.files.remote import web
 from rmqctl.scan.source import Closing, Source, Witness
 
 _CREDENTIALS = re.compile(r"(?<=://)[^/@]*:[^/@]*@")
@@ -45,6 +46,7 @@ class RemoteReader(Closing):
     def __init__(self, url: str) -> None:
         self.name = url
         self._fs, self._root = _driver(url)
+        self._is_web = web.is_web(self._fs)
         self._sizes: dict[str, int] = {}
 
     def where(self, path: str) -> str:
@@ -52,9 +54,11 @@ class RemoteReader(Closing):
         return f"{named.rstrip('/')}/{path}" if path else named
 
     def _full(self, path: str) -> str:
-        return f"{self._root.rstrip('/')}/{path}" if path else self._root
+        inside = web.encoded(path) if self._is_web else path
+        return f"{self._root.rstrip('/')}/{inside}" if path else self._root
 
-    def list(self, folder: str) -> list[Entry]:
+    def rows(self, folder: str) -> list[tuple[str, dict[str, Any]]]:
+        """What is in a folder, by name, as the driver describes it; none without that folder."""
         full = self._full(folder)
         with failing(self.where(folder), "list"):
             self._fs.invalidate_cache()
@@ -62,18 +66,35 @@ class RemoteReader(Closing):
                 rows = self._fs.ls(full, detail=True)
             except FileNotFoundError:
                 return []
-        listed = []
+        found = []
         for row in rows:
-            entry = _entry(row)
             if _same(row["name"], full):
-                if not entry.is_folder and len(rows) == 1 and not row["name"].endswith("/"):
+                if row.get("type") != "directory" and len(rows) == 1 and not row["name"].endswith(
+                        "/"):
                     raise failed(NotADirectoryError(errno.ENOTDIR, ""), self.where(folder), "list")
                 continue  # the marker some tools put into an object store for a folder
-            listed.append(entry)
-            path = f"{folder}/{entry.name}" if folder else entry.name
+            name = web.name_in(row["name"], full) if self._is_web else row[
+                "name"].rstrip("/").rpartition("/")[2]
+            if name is not None:
+                found.append((name, row))
+        return found
+
+    def list(self, folder: str) -> list[Entry]:
+        listed = [_entry(name, row) for name, row in self.rows(folder)]
+        for entry in listed:
             if not entry.is_folder:
-                self._sizes[path] = entry.size
+                self._sizes[f"{folder}/{entry.name}" if folder else entry.name] = entry.size
         return sorted(listed, key=lambda entry: entry.name)
+
+    def fetch(self, path: str, start: int, end: int, size: int) -> tuple[bytes, str]:
+        """Bytes ``[start, end)`` of a file of ``size``, fewer where it is shorter by now, and what
+        identifies it where the answer says that, else "".
+        """
+        with failing(self.where(path), f"read at offset {start} of"):
+            if self._is_web:
+                data, headers = web.read_range(self._fs, self._full(path), start, end, size)
+                return data, headers.get("ETag", "").strip('"') or headers.get("Last-Modified", "")
+            return self._fs.cat_file(self._full(path), start=start, end=end), ""
 
     def size(self, path: str) -> int | None:
         with failing(self.where(path), "look at"):
@@ -105,8 +126,7 @@ class RemoteReader(Closing):
         end = min(position + length, self._known(path, position + length))
         parts = []
         while position < end:
-            with failing(self.where(path), f"read at offset {position} of"):
-                part = self._fs.cat_file(self._full(path), start=position, end=end)
+            part, _ = self.fetch(path, position, end, self._sizes[path])
             if not part:  # it is shorter by now
                 self._sizes.pop(path, None)
                 break
@@ -192,8 +212,24 @@ def _driver(url: str) -> tuple[Any, str]:
         raise UsageError(f"{without_secrets(url)}: there is no driver for {protocol}:// "
                          f"({_words(error)})") from None
     with failing(without_secrets(url), "open"):
-        fs, path = url_to_fs(url)
+        fs, path = url_to_fs(url, **_patience(protocol))
+    if hasattr(fs, "ftp"):  # paramiko waits for ever
+        fs.ftp.get_channel().settimeout(web.PATIENCE)
     return fs, str(path)
+
+
+def _patience(protocol: str) -> dict[str, Any]:
+    """How long a driver waits, and how often it tries, unless fsspec is configured for that."""
+    from fsspec.config import conf
+
+    given = dict(conf.get(protocol, {}))
+    if protocol in ("http", "https"):
+        return web.patient(given)
+    if protocol in ("s3", "s3a"):
+        limits = {"read_timeout": web.PATIENCE, "connect_timeout": web.PATIENCE,
+                  "retries": {"max_attempts": 0}}  # the driver itself tries again
+        return {"config_kwargs": limits | given.get("config_kwargs", {})}
+    return {}
 
 
 def without_secrets(url: str) -> str:
@@ -213,6 +249,8 @@ def failing(where: str, doing: str) -> Iterator[None]:
     """Says what a driver raised inside: StoreIOError, or RefusedError for what it cannot do."""
     try:
         yield
+    except web.NoRangesError as error:
+        raise web.NoRangesError(f"cannot {doing} {where}: {error}") from None
     except (RmqctlError, MemoryError):
         raise
     except NotImplementedError:
@@ -241,8 +279,7 @@ def _same(name: str, full: str) -> bool:
     return name.strip("/") == full.strip("/")
 
 
-def _entry(row: dict[str, Any]) -> Entry:
-    name = row["name"].rstrip("/").rpartition("/")[2]
+def _entry(name: str, row: dict[str, Any]) -> Entry:
     kind, size = row.get("type"), row.get("size")
     if kind == "directory":
         return Entry(name, True)

@@ -6,7 +6,8 @@ import glob
 
 from rmqctl import vfs
 from rmqctl.errors import NotAStoreError
-from rmqctl.files.remote.ranges import Ranges, remote_files
+from rmqctl.files.remote.listing import remote_files
+from rmqctl.files.remote.ranges import Ranges
 from rmqctl.files.remote.reader import RemoteReader, failing, without_secrets
 from rmqctl.vfs import Tree, archive_of
 
@@ -35,11 +36,11 @@ def tree_of(named: str) -> Tree:
         if (tree := tree_in(*split)) is not None:
             return tree
     remote = RemoteReader(named)
-    files = remote_files(remote)
+    files, links = remote_files(remote)
     if not files:
         raise NotAStoreError(f"{without_secrets(named)}: nothing is there: no such bucket or "
                              "folder, or an empty one; not a store")
-    return Tree(named, files, Ranges(remote, files))
+    return Tree(named, files, Ranges(remote, files), links=links)
 
 
 def matching(url: str) -> list[str]:

@@ -19,6 +19,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
+from rmqctl import vfs
 from rmqctl.errors import NotAStoreError, StoreIOError, UsageError
 from rmqctl.ext.spark import versions
 from rmqctl.ext.spark.source import schema as spark_schema
@@ -279,4 +280,4 @@ class _Following(Reading):
 def _expired(piece: Piece) -> bool:
     """Whether a file is gone because the log begins behind it by now."""
     files = listing(os.path.dirname(piece.file.path)).files
-    return bool(files) and files[0].base > piece.file.base and not os.path.lexists(piece.file.path)
+    return bool(files) and files[0].base > piece.file.base and not vfs.lexists(piece.file.path)

@@ -1,0 +1,134 @@
+"""What is at a URL: the files below it by path, each with its size and what identifies it.
+
+An object store lists all at once; a file server is asked folder by folder, those of one depth at
+the same time. Names that no store on a disk could have are skipped.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+from rmqctl.errors import StoreIOError
+from rmqctl.files.remote.reader import RemoteReader, changed_at, failing
+from rmqctl.vfs import Listed
+
+THREADS = 16
+"""Requests at the same time."""
+_DEEPEST, _MOST_FILES = 16, 1_000_000
+_IDENTITIES = ("ETag", "etag", "md5Hash", "Content-MD5", "Digest", "checksum")
+"""What the drivers call that which differs when an object was changed."""
+Row = Mapping[str, Any]
+
+
+class Listing(NamedTuple):
+    """``links`` are paths of links that are not followed."""
+
+    files: dict[str, Listed]
+    links: frozenset[str]
+
+
+def remote_files(remote: RemoteReader) -> Listing:
+    """List all files below a URL. StoreIOError."""
+    rows = _at_once(remote) if _lists_at_once(remote._fs) else _by_folder(remote)
+    named = {path: row for path, row in rows.items() if _is_plain(path)}
+    unknown = [path for path, row in named.items()
+               if row.get("type") != "file" or not isinstance(row.get("size"), int)]
+    with ThreadPoolExecutor(THREADS, "rmqctl-look") as pool:
+        # A server lists only names, or a link may lead to a file.
+        named |= zip(unknown, pool.map(lambda path: _resolved(remote, path, named[path]), unknown),
+                     strict=True)
+    files = {path: row for path, row in named.items() if row.get("type") == "file"}
+    return Listing({path: _listed(remote, path, row) for path, row in files.items()},
+                   frozenset(named.keys() - files.keys()))
+
+
+def file_at(remote: RemoteReader, path: str) -> Listed | None:
+    """Look at one file below a URL; None where there is none, or a folder. StoreIOError."""
+    if remote.size(path) is None:
+        return None
+    row = _info(remote, path)
+    # A web server shows a folder as a page.
+    return None if "text/html" in str(row.get("mimetype")) else _listed(remote, path, row)
+
+
+def identity(row: Row) -> str:
+    """Return what differs when an object was changed; "0" where the server says nothing."""
+    for name in _IDENTITIES:
+        if value := row.get(name):
+            return str(value).strip('"')
+    return str(row.get("Last-Modified") or changed_at(dict(row)))
+
+
+def _lists_at_once(fs: Any) -> bool:
+    from fsspec import AbstractFileSystem
+    from fsspec.asyn import AsyncFileSystem
+
+    return type(fs).find is not AbstractFileSystem.find or (
+        isinstance(fs, AsyncFileSystem) and type(fs)._find is not AsyncFileSystem._find)
+
+
+def _at_once(remote: RemoteReader) -> dict[str, Row]:
+    with failing(remote.where(""), "list"):
+        remote._fs.invalidate_cache()
+        try:
+            rows: dict[str, Row] = remote._fs.find(remote._root, detail=True)
+        except FileNotFoundError:
+            return {}
+    start = len(remote._root.strip("/")) + 1 if remote._root.strip("/") else 0
+    return {name.lstrip("/")[start:]: row for name, row in rows.items()
+            if row.get("type") != "directory" and not name.endswith("/")}
+
+
+def _by_folder(remote: RemoteReader) -> dict[str, Row]:
+    found: dict[str, Row] = {}
+    folders: list[str] = [""]
+    with ThreadPoolExecutor(THREADS, "rmqctl-list") as pool:
+        for _ in range(_DEEPEST):
+            below: list[str] = []
+            for folder, entries in zip(folders, pool.map(remote.rows, folders), strict=True):
+                for name, row in entries:
+                    path = f"{folder}/{name}" if folder else name
+                    if row.get("type") == "directory" and not row.get("islink"):
+                        below.append(path)
+                    else:
+                        found[path] = row
+            if len(found) + len(below) > _MOST_FILES:
+                raise StoreIOError(f"cannot list {remote.where('')}: more than {_MOST_FILES:,} "
+                                   "files")
+            folders = below
+    if folders:
+        raise StoreIOError(f"cannot list {remote.where(folders[0])}: more than {_DEEPEST} folders "
+                           "inside each other")
+    return found
+
+
+def _is_plain(path: str) -> bool:
+    """Return whether each part of a path could be a name on a disk."""
+    parts: Iterable[str] = path.split("/")
+    return "\0" not in path and not any(part in ("", ".", "..") for part in parts)
+
+
+def _resolved(remote: RemoteReader, path: str, row: Row) -> Row:
+    """Return a file's own row; that of a link to a folder, or to nothing, as it is."""
+    is_link = row.get("type") == "link" or row.get("islink")
+    if is_link and remote.size(path) is None:
+        return row
+    return _info(remote, path)
+
+
+def _info(remote: RemoteReader, path: str) -> Row:
+    with failing(remote.where(path), "look at"):
+        row: Row = remote._fs.info(remote._full(path))
+        return row
+
+
+def _listed(remote: RemoteReader, path: str, row: Row) -> Listed:
+    size = row.get("size")
+    if not isinstance(size, int) or size < 0:
+        raise StoreIOError(f"cannot read {remote.where(path)}: the server does not say its size")
+    # One that is not known must not make a file look old.
+    changed = changed_at(dict(row)) * 1_000_000 or time.time_ns()
+    return Listed(size, changed, identity(row))

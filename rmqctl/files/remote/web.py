@@ -1,0 +1,93 @@
+"""Web servers: names in pages that list folders, and ranges of files.
+
+The driver takes what a page links to for names as they are, and reads whatever a server sends for
+a range, be it the whole file. Here a name is decoded and must be that of an entry of its folder,
+and an answer must be the range that was asked for, of the file that was listed.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote, unquote
+
+from rmqctl.errors import StoreIOError
+
+PATIENCE = 60.0
+"""Seconds without a byte after which a server is given up."""
+_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
+_PIECE = 1 << 16
+_ERRORS = "surrogateescape"
+Answer = tuple[bytes, Mapping[str, str]]
+"""The bytes, and the headers."""
+
+
+class NoRangesError(StoreIOError):
+    """The server sent something other than the range."""
+
+
+def is_web(fs: Any) -> bool:
+    """Return whether a driver talks to a web server."""
+    return "http" in (fs.protocol if isinstance(fs.protocol, tuple) else (fs.protocol,))
+
+
+def encoded(path: str) -> str:
+    """Return a path as part of a URL."""
+    return quote(path, errors=_ERRORS)
+
+
+def name_in(link: str, folder: str) -> str | None:
+    """Return the name of the entry of ``folder`` that a link leads to; None for another page."""
+    start = f"{folder.rstrip('/')}/"
+    rest = html.unescape(link)
+    if not rest.startswith(start) or "?" in rest or "#" in rest:
+        return None
+    name = unquote(rest[len(start):].removesuffix("/"), errors=_ERRORS)
+    return None if name in ("", ".", "..") or "/" in name else name
+
+
+def patient(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options of the driver, with a limit to waiting where none is set."""
+    import aiohttp
+
+    of_client = dict(options.get("client_kwargs") or {})
+    of_client.setdefault("timeout", aiohttp.ClientTimeout(
+        total=None, sock_connect=PATIENCE, sock_read=PATIENCE))
+    return {**options, "client_kwargs": of_client}
+
+
+def read_range(fs: Any, url: str, start: int, end: int, size: int) -> Answer:
+    """Read ``[start, end)`` of a file of ``size`` bytes.
+
+    NoRangesError, and what the driver raises.
+    """
+    from fsspec.asyn import sync
+
+    found: Answer = sync(fs.loop, _read, fs, url, start, end, size)
+    return found
+
+
+async def _read(fs: Any, url: str, start: int, end: int, size: int) -> Answer:
+    session = await fs.set_session()
+    headers = {**fs.kwargs.get("headers", {}), "Range": f"bytes={start}-{end - 1}",
+               "Accept-Encoding": "identity"}
+    async with session.get(fs.encode_url(url), **{**fs.kwargs, "headers": headers}) as answer:
+        fs._raise_not_found_for_status(answer, url)
+        # Judge the headers before anything is read.
+        match = _RANGE.fullmatch(answer.headers.get("Content-Range", ""))
+        if answer.status == 206 and match is not None:
+            if int(match[1]) != start or match[3] not in ("*", str(size)):
+                raise NoRangesError(f"the server sent {match[0]!r} of {size:,} bytes for bytes "
+                                    f"{start} to {end - 1}")
+        elif answer.status != 206 and (start or end != size):
+            raise NoRangesError("the server does not serve ranges")
+        # Never more than was asked for.
+        parts, left = [], end - start
+        async for part in answer.content.iter_chunked(_PIECE):
+            parts.append(part)
+            left -= len(part)
+            if left < 0:
+                raise NoRangesError("the server sent more than was asked for")
+        return b"".join(parts), answer.headers
