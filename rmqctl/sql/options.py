@@ -212,7 +212,7 @@ def starting(text: str | None) -> Starting:
     if not isinstance(offsets, dict):
         raise UsageError(f"startingOffsets={text}: earliest, latest, or a JSON object of stores "
                          "and physical offsets")
-    return Starting(stores={os.path.normpath(store): _start(store, value)
+    return Starting(stores={vfs.normpath(store): _start(store, value)
                             for store, value in offsets.items()})
 
 

@@ -122,7 +122,7 @@ def node_of(folder: str) -> str | None:
     """The folder of the DLedger node whose data lie in ``folder``, where its name says so: it has
     the index and the checkpoint, too.
     """
-    above, name = os.path.split(os.path.normpath(folder))
+    above, name = os.path.split(vfs.normpath(folder))
     return above if name == DATA and os.path.basename(above).startswith(NODE) else None
 
 

@@ -106,6 +106,13 @@ class Files(SimpleHTTPRequestHandler):
         """Say nothing."""
 
 
+class Server(ThreadingHTTPServer):
+    request_queue_size = 128
+
+    def handle_error(self, *_: Any) -> None:
+        """Say nothing of clients that went away."""
+
+
 @pytest.fixture
 def serving() -> Iterator[Callable[..., str]]:
     """Serves a folder by HTTP, and gives the URL."""
@@ -114,7 +121,7 @@ def serving() -> Iterator[Callable[..., str]]:
 
     def serve(store: Path, _tmp: Path | None = None, fault: Any = None) -> str:
         handler = type("Handler", (Files,), {"fault": fault})
-        server = ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=str(store)))
+        server = Server(("127.0.0.1", 0), partial(handler, directory=str(store)))
         servers.append(server)
         threading.Thread(target=server.serve_forever, daemon=True).start()
         return f"http://127.0.0.1:{server.server_port}"

@@ -30,7 +30,7 @@ from rmqctl.errors import FormatError, NotAStoreError, RmqctlError, StoreIOError
 from rmqctl.files.disk_usage import free_bytes
 from rmqctl.files.remote.listing import file_at
 from rmqctl.files.remote.ranges import Ranges
-from rmqctl.files.remote.reader import RemoteReader
+from rmqctl.files.remote.reader import RemoteReader, without_secrets
 from rmqctl.scan import stopping
 from rmqctl.scan.source import FileSource
 from rmqctl.vfs import Listed, Tree
@@ -247,7 +247,9 @@ def tree_in(archive: str, inner: str) -> Tree | None:
     try:
         source, found = _opened(source, archive)
     except _DAMAGE as error:
-        raise FormatError(f"ends early, or is damaged: {error}", file=archive) from None
+        raise FormatError(f"ends early, or is damaged: {error}",
+                          file=without_secrets(archive)) from None
+    stamp, archive = vfs.stamp_of(archive), without_secrets(archive)
     members = {path: member for path, member in found.items() if member is not None}
     folder = inner or _store_in(members, archive)
     below = f"{folder}/" if folder else ""
@@ -259,7 +261,7 @@ def tree_in(archive: str, inner: str) -> Tree | None:
     if not kept:
         raise NotAStoreError(f"{root}: nothing is there; not a store")
     return Tree(root, {path: member.listed for path, member in kept.items()},
-                _Members(source, kept), stamp=vfs.stamp_of(archive), links=links)
+                _Members(source, kept), stamp=stamp, links=links)
 
 
 def _opened(source: Any, name: str) -> tuple[Any, dict[str, _Member | None]]:
@@ -366,8 +368,10 @@ def _store_in(members: Mapping[str, _Member], archive: str) -> str:
             if part in _MARKS:
                 marks.setdefault("/".join(parts[:depth]), set()).add(part)
                 break
-    stores = sorted(folder for folder, found in marks.items() if "commitlog" in found) or sorted(
-        marks)
+    # What is inside a store is its own: nodes of DLedger, tiers, copies.
+    outer = [folder for folder in marks if not any(
+        folder.startswith(f"{other}/" if other else "") for other in marks if other != folder)]
+    stores = sorted(folder for folder in outer if "commitlog" in marks[folder]) or sorted(outer)
     if len(stores) == 1:
         return stores[0]
     if not stores:

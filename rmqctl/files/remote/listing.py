@@ -47,11 +47,11 @@ def remote_files(remote: RemoteReader) -> Listing:
 
 def file_at(remote: RemoteReader, path: str) -> Listed | None:
     """Look at one file below a URL; None where there is none, or a folder. StoreIOError."""
-    if remote.size(path) is None:
-        return None
-    row = _info(remote, path)
+    row = remote.info(path)
     # A web server shows a folder as a page.
-    return None if "text/html" in str(row.get("mimetype")) else _listed(remote, path, row)
+    if row is None or row.get("type") == "directory" or "text/html" in str(row.get("mimetype")):
+        return None
+    return _listed(remote, path, row)
 
 
 def identity(row: Row) -> str:
@@ -113,16 +113,10 @@ def _is_plain(path: str) -> bool:
 
 def _resolved(remote: RemoteReader, path: str, row: Row) -> Row:
     """Return a file's own row; that of a link to a folder, or to nothing, as it is."""
-    is_link = row.get("type") == "link" or row.get("islink")
-    if is_link and remote.size(path) is None:
-        return row
-    return _info(remote, path)
-
-
-def _info(remote: RemoteReader, path: str) -> Row:
-    with failing(remote.where(path), "look at"):
-        row: Row = remote._fs.info(remote._full(path))
-        return row
+    found = remote.info(path)
+    if found is None and row.get("type") == "file":
+        raise StoreIOError(f"cannot look at {remote.where(path)}: it is listed, but not there")
+    return row if found is None else found
 
 
 def _listed(remote: RemoteReader, path: str, row: Row) -> Listed:

@@ -16,9 +16,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from rmqctl.errors import StoreIOError
+from rmqctl.files.remote import web
 from rmqctl.files.remote.ends import AROUND, SAMPLES, SMALL, search
 from rmqctl.files.remote.listing import THREADS, identity
-from rmqctl.files.remote.reader import RemoteReader, failing
+from rmqctl.files.remote.reader import RemoteReader
 from rmqctl.files.remote.web import NoRangesError
 from rmqctl.scan.frames import used_length
 from rmqctl.vfs import Listed
@@ -238,6 +239,7 @@ class Ranges:
         self._size -= found.end - found.start
 
     def _fetch(self, path: str, start: int, end: int, *, check: bool = True) -> bytes:
+        began = time.monotonic()
         for tries in range(_TRIES):
             # Who asks again for what could not be read is told so at once.
             error, when = self._given_up.get(path, (None, 0.0))
@@ -246,8 +248,9 @@ class Ranges:
             try:
                 return self._once(path, start, end, check=check)
             except StoreIOError as failure:
-                is_final = isinstance(failure, _ChangedError | NoRangesError)
-                if is_final or tries == _TRIES - 1:
+                is_final = isinstance(failure, _ChangedError | NoRangesError) or (
+                    tries == _TRIES - 1 or time.monotonic() - began > 2 * web.PATIENCE)
+                if is_final:
                     if not isinstance(failure, _ChangedError):
                         self._given_up[path] = failure, time.monotonic()
                     self.failed = self.failed or failure
@@ -284,14 +287,9 @@ class Ranges:
 
     def _same(self, path: str, where: str) -> None:
         """StoreIOError where an object is not the one that was listed."""
-        listed, fs = self._files[path], self._remote._fs
-        with failing(where, "look at"):
-            fs.invalidate_cache()
-            try:
-                row = fs.info(self._remote._full(path))
-            except FileNotFoundError:
-                raise _ChangedError(f"{where}: is gone: it was deleted while the store was "
-                                    "read") from None
+        listed, row = self._files[path], self._remote.info(path)
+        if row is None:
+            raise _ChangedError(f"{where}: is gone: it was deleted while the store was read")
         if (row.get("size"), identity(row)) != (listed.size, listed.identity):
             raise _ChangedError(f"{where}: was changed while the store was read: start again")
 

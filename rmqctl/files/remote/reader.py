@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import errno
 import re
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime
 from email.utils import parsedate_to_datetime
@@ -20,6 +21,7 @@ from rmqctl.files.remote import web
 from rmqctl.scan.source import Closing, Source, Witness
 
 _CREDENTIALS = re.compile(r"(?<=://)[^/@]*:[^/@]*@")
+_TURN = threading.Lock()
 _TIMES = ("mtime", "LastModified", "last_modified", "updated", "created", "Last-Modified")
 """What the drivers call the time of the last change."""
 _ERRNO: tuple[tuple[type[OSError], int], ...] = (
@@ -47,6 +49,9 @@ class RemoteReader(Closing):
         self.name = url
         self._fs, self._root = _driver(url)
         self._is_web = web.is_web(self._fs)
+        # Clients of SFTP and FTP mix up the answers of two threads.
+        self._turn: AbstractContextManager[Any] = (
+            _TURN if hasattr(self._fs, "ftp") else nullcontext())
         self._sizes: dict[str, int] = {}
 
     def where(self, path: str) -> str:
@@ -60,7 +65,7 @@ class RemoteReader(Closing):
     def rows(self, folder: str) -> list[tuple[str, dict[str, Any]]]:
         """What is in a folder, by name, as the driver describes it; none without that folder."""
         full = self._full(folder)
-        with failing(self.where(folder), "list"):
+        with self._turn, failing(self.where(folder), "list"):
             self._fs.invalidate_cache()
             try:
                 rows = self._fs.ls(full, detail=True)
@@ -90,19 +95,24 @@ class RemoteReader(Closing):
         """Bytes ``[start, end)`` of a file of ``size``, fewer where it is shorter by now, and what
         identifies it where the answer says that, else "".
         """
-        with failing(self.where(path), f"read at offset {start} of"):
+        with self._turn, failing(self.where(path), f"read at offset {start} of"):
             if self._is_web:
                 data, headers = web.read_range(self._fs, self._full(path), start, end, size)
                 return data, headers.get("ETag", "").strip('"') or headers.get("Last-Modified", "")
             return self._fs.cat_file(self._full(path), start=start, end=end), ""
 
-    def size(self, path: str) -> int | None:
-        with failing(self.where(path), "look at"):
+    def info(self, path: str) -> dict[str, Any] | None:
+        """A file or folder as the driver describes it now; None where there is none."""
+        with self._turn, failing(self.where(path), "look at"):
             self._fs.invalidate_cache()
             try:
-                row = self._fs.info(self._full(path))
+                row: dict[str, Any] = self._fs.info(self._full(path))
             except (FileNotFoundError, NotADirectoryError):
-                row = None
+                return None
+        return row
+
+    def size(self, path: str) -> int | None:
+        row = self.info(path)
         if row is None or row.get("type") == "directory":
             self._sizes.pop(path, None)
             return None
@@ -215,6 +225,7 @@ def _driver(url: str) -> tuple[Any, str]:
         fs, path = url_to_fs(url, **_patience(protocol))
     if hasattr(fs, "ftp"):  # paramiko waits for ever
         fs.ftp.get_channel().settimeout(web.PATIENCE)
+        path = path or "/"
     return fs, str(path)
 
 
@@ -226,7 +237,7 @@ def _patience(protocol: str) -> dict[str, Any]:
     if protocol in ("http", "https"):
         return web.patient(given)
     if protocol in ("s3", "s3a"):
-        limits = {"read_timeout": web.PATIENCE, "connect_timeout": web.PATIENCE,
+        limits = {"read_timeout": web.PATIENCE / 2, "connect_timeout": web.PATIENCE / 2,
                   "retries": {"max_attempts": 0}}  # the driver itself tries again
         return {"config_kwargs": limits | given.get("config_kwargs", {})}
     return {}
@@ -253,6 +264,8 @@ def failing(where: str, doing: str) -> Iterator[None]:
         raise web.NoRangesError(f"cannot {doing} {where}: {error}") from None
     except (RmqctlError, MemoryError):
         raise
+    except TimeoutError:
+        raise StoreIOError(f"cannot {doing} {where}: no answer in time") from None
     except NotImplementedError:
         raise RefusedError(f"cannot {doing} {where}: its driver cannot do that") from None
     except OSError as error:

@@ -11,6 +11,9 @@ from rmqctl.files.remote.ranges import Ranges
 from rmqctl.files.remote.reader import RemoteReader, failing, without_secrets
 from rmqctl.vfs import Tree, archive_of
 
+_named: dict[str, str] = {}
+"""By root, what a place was asked for by: with a password, perhaps, which no output shows."""
+
 
 def mounted(root: str, *, sampled: bool = False) -> str:
     """List a place behind a URL or in an archive, unless it was just listed, and make it known to
@@ -18,9 +21,11 @@ def mounted(root: str, *, sampled: bool = False) -> str:
     `Store.open`.
     """
     named = root.rstrip("/")
+    named = _named.get(named, named)
     tree = vfs.known(named)
     if tree is None:
         vfs.mount(tree := tree_of(named), named)
+        _named[tree.root] = named
     tree.reader.sampled = sampled
     return tree.root
 
@@ -40,7 +45,7 @@ def tree_of(named: str) -> Tree:
     if not files:
         raise NotAStoreError(f"{without_secrets(named)}: nothing is there: no such bucket or "
                              "folder, or an empty one; not a store")
-    return Tree(named, files, Ranges(remote, files), links=links)
+    return Tree(without_secrets(named), files, Ranges(remote, files), links=links)
 
 
 def matching(url: str) -> list[str]:
