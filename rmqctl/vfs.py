@@ -13,9 +13,10 @@ import io
 import os
 import posixpath
 import stat as modes
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import IO, Any, NamedTuple, Protocol, Self
@@ -67,10 +68,10 @@ class Listed:
     identity: str = ""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Tree:
     """A mounted place: its files by their paths below ``root``. ``stamp`` as of `stamp_of`;
-    ``links``: the paths of links, which are not followed.
+    ``links``: the paths of links, which are not followed; ``users``: how many read from it.
     """
 
     root: str
@@ -79,6 +80,7 @@ class Tree:
     listed_at: float = field(default_factory=time.monotonic)
     stamp: tuple[int, int, int] | None = None
     links: frozenset[str] = frozenset()
+    users: int = 0
     folders: dict[str, dict[str, None]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -155,8 +157,13 @@ class _Entries(list[Any]):
         """Nothing is open."""
 
 
+_IDLE = 4
+"""Places that stay mounted although nobody reads from them."""
 _trees: dict[str, Tree] = {}
 _replaced: list[Tree] = []
+_failures: list[StoreIOError] = []
+"""What places could not be read for that are forgotten by now."""
+_lock = threading.RLock()
 
 
 def is_remote(path: str | os.PathLike[str]) -> bool:
@@ -208,19 +215,57 @@ def is_mounted(path: str) -> bool:
 
 def mount(tree: Tree, named: str) -> None:
     """Answer for the paths of a place from now on, which was asked for by this name."""
+    with _lock:
+        if not _trees:
+            atexit.register(unmount_all)
+        if (before := _trees.get(named)) is not None:
+            _replaced.append(before)  # files of it may be open
+        _set_trees({**_trees, tree.root: tree, named: tree})
+        _tidy()
+
+
+@contextmanager
+def in_use(root: str) -> Iterator[None]:
+    """Keep a place mounted."""
+    use(root, 1)
+    try:
+        yield
+    finally:
+        use(root, -1)
+
+
+def use(root: str, count: int) -> None:
+    """Note that so many more read from a place; nothing for folders of this machine."""
+    with _lock:
+        if (tree := _trees.get(root)) is not None:
+            tree.users += count
+
+
+def _set_trees(trees: dict[str, Tree]) -> None:
     global _trees  # noqa: PLW0603  # other threads go over the one before
-    if not _trees:
-        atexit.register(unmount_all)
-    if (before := _trees.get(named)) is not None:
-        _replaced.append(before)  # files of it may be open
-    trees = {**_trees, tree.root: tree, named: tree}
     _trees = dict(sorted(trees.items(), key=lambda item: -len(item[0])))  # the inmost place first
+
+
+def _tidy() -> None:
+    """Forget places that nobody reads from, but the last ones: each takes memory, or a disk."""
+    idle = sorted({id(tree): tree for tree in _trees.values() if not tree.users}.values(),
+                  key=lambda tree: tree.listed_at)[:-_IDLE]
+    idle += [tree for tree in _replaced if not tree.users]
+    if idle:
+        _set_trees({name: tree for name, tree in _trees.items() if tree not in idle})
+        _replaced[:] = [tree for tree in _replaced if tree not in idle]
+        for tree in idle:
+            if tree.reader.failed is not None:
+                _failures.append(tree.reader.failed)
+            tree.reader.close()
 
 
 def raise_failure() -> None:
     """Raise what some file of a mounted place could not be read for: an answer was given without
     it. StoreIOError.
     """
+    for failure in _failures:
+        raise failure
     for tree in (*_replaced, *_trees.values()):
         if tree.reader.failed is not None:
             raise tree.reader.failed
@@ -237,6 +282,7 @@ def unmount_all() -> None:
     for tree in {id(tree): tree for tree in (*_replaced, *_trees.values())}.values():
         tree.reader.close()
     _replaced.clear()
+    _failures.clear()
     _trees.clear()
 
 

@@ -207,10 +207,11 @@ class Reading:
             if vfs.is_elsewhere(store) and not vfs.is_mounted(store):
                 from rmqctl.files.remote.tree import mounted
 
-                mounted(store)  # another process has planned it
-            for batch in self._of(piece):
-                if batch.num_rows:
-                    yield batch
+                store = mounted(store)  # another process has planned it
+            with vfs.in_use(store):
+                for batch in self._of(piece):
+                    if batch.num_rows:
+                        yield batch
 
     def _of(self, piece: Piece) -> Iterator[pa.RecordBatch]:
         if not isinstance(piece, LogPiece | RocksPiece | QueuePiece | IndexPiece):

@@ -164,6 +164,7 @@ class Store(Closing):
         self._listings: dict[str, Listing] = {}
         self._as_is: RocksQueues | None = None
         self._seen_end = 0
+        self._uses = ""
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], commitlog_dirs: Iterable[str] = (),
@@ -215,6 +216,8 @@ class Store(Closing):
         store = cls(root, folders, sizes)
         if vfs.is_mounted(root):  # a file that changes is an error there
             store._shapes_lent = store._shapes_met
+            store._uses = root
+            vfs.use(root, 1)
         # Refuse a folder without any mark of a store, unless its log is known to be elsewhere.
         if not named and not any(vfs.lexists(store.path(mark)) for mark in _MARKS) and (
                 folders == [store.path("commitlog")] and not log_folders.nodes_below(root)):
@@ -715,6 +718,8 @@ class Store(Closing):
         return evidence(self)
 
     def close(self) -> None:
+        uses, self._uses = self._uses, ""
+        vfs.use(uses, -1)
         for opened in (self.__dict__.pop("rocksdb", None), self._as_is):
             if opened is not None:
                 opened.close()

@@ -414,3 +414,20 @@ def test_a_damaged_member_of_a_zip(golden: GoldenFolder, tmp_path: Path, rmqctl:
     path.write_bytes(data)
     done = rmqctl("read", path, "-o", "jsonl").expect(5)
     assert "is damaged" in done.err
+
+
+def test_places_that_nobody_reads_are_forgotten(golden: GoldenFolder, tmp_path: Path) -> None:
+    root = golden("4.9.3/basic/store")
+    with Store.open(in_memory(root, tmp_path)) as first:
+        readers = []
+        for number in range(3 * vfs._IDLE):
+            with Store.open(in_memory(root, tmp_path)) as store:
+                assert store.log.record_at(0) is not None
+                readers.append(vfs._trees[store.root].reader)
+                if not number:
+                    readers[0].failed = StoreIOError("why")
+        assert len(vfs._trees) <= vfs._IDLE + 2
+        assert not any(reader._size for reader in readers[:vfs._IDLE])  # type: ignore[attr-defined]
+        assert first.log.record_at(0) is not None
+        with pytest.raises(StoreIOError, match="why"):
+            vfs.raise_failure()

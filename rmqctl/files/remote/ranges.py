@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from functools import cache
 
 from rmqctl.errors import StoreIOError
 from rmqctl.files.remote import web
@@ -29,7 +32,7 @@ _LEAST, _MOST = 64 << 10, 4 << 20
 _KEPT = 32 << 20
 """Bytes of ranges that are kept."""
 _FEW = 2
-"""Queues whose ends are looked for by themselves; a third one means all."""
+"""Queues whose ends are looked for, and small files read, by themselves; a third one means all."""
 _NO_END = 1 << 62
 _TRIES = 4
 _PAUSE = 0.25
@@ -48,6 +51,15 @@ class _Range:
     ahead: bool = False
 
 
+@cache
+def _pool() -> ThreadPoolExecutor:
+    """The threads that read, of all places."""
+    return ThreadPoolExecutor(THREADS, "rmqctl-range")
+
+
+os.register_at_fork(after_in_child=_pool.cache_clear)
+
+
 class Ranges:
     """Ranges of remote files, safe for threads. StoreIOError for what is not as it was listed."""
 
@@ -58,11 +70,13 @@ class Ranges:
         self._of: dict[str, list[_Range]] = {}
         self._size = 0
         self._zeros: dict[str, list[tuple[int, int]]] = {}
-        self._pool = ThreadPoolExecutor(THREADS, "rmqctl-range")
+        self._pool = _pool()
         self.requested = self.requests = 0
         self.failed: StoreIOError | None = None
         self.sampled = False
         self._ends: dict[str, int] = {}
+        self._small = sorted(path for path, file in files.items() if 0 < file.size <= _LEAST)
+        self._small_read: Counter[str] = Counter()
         self._given_up: dict[str, tuple[StoreIOError, float]] = {}
 
     def read(self, path: str, position: int, length: int) -> bytes:
@@ -75,7 +89,11 @@ class Ranges:
                 position = min(beyond, end)
                 continue
             found = self._range(path, position, end - position)
-            data = found.data.result()
+            try:
+                data = found.data.result()
+            except StoreIOError as error:
+                self.failed = self.failed or error
+                raise
             part = data[position - found.start:position - found.start + end - position]
             parts.append(part)
             position += len(part)
@@ -118,8 +136,8 @@ class Ranges:
         wanted = {path: next(one) for path, one in searches.items()}
         ends: dict[str, int] = {}
         while wanted:
-            places = [(path, *place) for path, asked in wanted.items() for place in asked]
-            data = iter(self._pool.map(lambda place: self._fetch(*place, check=False), places))
+            data = iter(self._at_once((), (
+                (path, *place) for path, asked in wanted.items() for place in asked)))
             for path, asked in [*wanted.items()]:
                 answers = list(itertools.islice(data, len(asked)))
                 for (start, end), part in zip(asked, answers, strict=True):
@@ -130,25 +148,24 @@ class Ranges:
                 except StopIteration as done:
                     ends[path] = done.value
                     del wanted[path]
-        self._check(paths)
+        self._at_once(paths, ())
         self._ends |= ends
 
     def gather(self, path: str, places: Sequence[tuple[int, int]]) -> list[bytes]:
         """Bytes at many places, (position, length), at the same time; none are kept."""
         size = self._files[path].size
-        found = list(self._pool.map(
-            lambda place: self._fetch(path, place[0], min(sum(place), size), check=False)
-            if 0 <= place[0] < size else b"", places))
-        self._check([path])
-        return found
+        return self._at_once([path], [
+            (path, start, max(min(start + length, size), start)) for start, length in places])
 
-    def _check(self, paths: Sequence[str]) -> None:
+    def _at_once(self, paths: Sequence[str], places: Iterable[tuple[str, int, int]]) -> list[bytes]:
+        """Fetch many ranges, then look whether the files are those that were listed."""
         try:
-            for _ in self._pool.map(lambda path: self._same(path, self._remote.where(path)), paths):
-                pass
+            found = list(self._pool.map(lambda place: self._fetch(*place, check=False), places))
+            list(self._pool.map(lambda path: self._same(path, self._remote.where(path)), paths))
         except StoreIOError as error:
             self.failed = self.failed or error
             raise
+        return found
 
     def _keep_read(self, path: str, start: int, data: bytes) -> None:
         """Keep what was read already."""
@@ -174,10 +191,13 @@ class Ranges:
             spans[low:high] = [(start, end)]
 
     def close(self) -> None:
-        """End the threads, and forget what is kept."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
-        self._kept.clear()
-        self._of.clear()
+        """Forget what is kept, and wait for what is on its way."""
+        with self._lock:
+            under_way = [one.data for one in self._kept.values() if not one.data.cancel()]
+            self._kept.clear()
+            self._of.clear()
+            self._size = 0
+        wait(under_way)
 
     def _range(self, path: str, position: int, wanted: int) -> _Range:
         with self._lock:
@@ -191,6 +211,8 @@ class Ranges:
                 before = next((one for one in ranges if one.end == position), None)
                 found = self._asked(path, position, wanted, before)
                 goes_on = before is not None
+                if self._files[path].size <= _LEAST:
+                    self._small_ahead(path)
             found.ahead = False
             key = path, found.start
             self._kept[key] = self._kept.pop(key)  # the one that was used last
@@ -223,6 +245,18 @@ class Ranges:
                 one.start <= after.end < one.end for one in self._of[path]):
             self._asked(path, after.end, 1, after).ahead = True
 
+    def _small_ahead(self, path: str) -> None:
+        """Ask for the small files that come next, once some of a folder were read."""
+        folder = path.partition("/")[0]
+        self._small_read[folder] += 1
+        if self.sampled or self._small_read[folder] <= _FEW:
+            return
+        number = bisect.bisect_right(self._small, path)
+        for other in self._small[number:number + THREADS]:
+            if other.startswith(f"{folder}/") and not self._of.get(other):
+                self._of[other] = []
+                self._asked(other, 0, self._files[other].size, None)
+
     def _keep(self, path: str, found: _Range) -> None:
         self._of[path].append(found)
         self._kept[path, found.start] = found
@@ -253,7 +287,6 @@ class Ranges:
                 if is_final:
                     if not isinstance(failure, _ChangedError):
                         self._given_up[path] = failure, time.monotonic()
-                    self.failed = self.failed or failure
                     raise
                 time.sleep(_PAUSE * 2**tries)
         raise AssertionError("no try")

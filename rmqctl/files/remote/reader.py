@@ -99,6 +99,8 @@ class RemoteReader(Closing):
             if self._is_web:
                 data, headers = web.read_range(self._fs, self._full(path), start, end, size)
                 return data, headers.get("ETag", "").strip('"') or headers.get("Last-Modified", "")
+            if web.reads_of_s3(self._fs):
+                return web.read_s3(self._fs, self._full(path), start, end)
             return self._fs.cat_file(self._full(path), start=start, end=end), ""
 
     def info(self, path: str) -> dict[str, Any] | None:
