@@ -71,7 +71,8 @@ class Listed:
 @dataclass(slots=True, eq=False)
 class Tree:
     """A mounted place: its files by their paths below ``root``. ``stamp`` as of `stamp_of`;
-    ``links``: the paths of links, which are not followed; ``users``: how many read from it.
+    ``links``: the paths of links, which are not followed; ``empty``: folders, also those that
+    contain nothing; ``users``: how many read from it.
     """
 
     root: str
@@ -80,12 +81,15 @@ class Tree:
     listed_at: float = field(default_factory=time.monotonic)
     stamp: tuple[int, int, int] | None = None
     links: frozenset[str] = frozenset()
+    empty: frozenset[str] = frozenset()
     users: int = 0
     folders: dict[str, dict[str, None]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.folders[""] = {}
-        for path in (*self.files, *self.links):
+        for folder in self.empty:
+            self.folders.setdefault(folder, {})
+        for path in (*self.files, *self.links, *self.empty):
             while path:
                 above, _, name = path.rpartition("/")
                 known = self.folders.setdefault(above, {})

@@ -94,10 +94,12 @@ class Files(SimpleHTTPRequestHandler):
             super().do_GET()
             return
         first, _, last = asked.removeprefix("bytes=").partition("-")
-        data = path.read_bytes()
-        part = data[int(first):int(last) + 1]
+        with path.open("rb") as file:
+            file.seek(int(first))
+            part = file.read(int(last) + 1 - int(first))
         self.send_response(206)
-        self.send_header("Content-Range", f"bytes {first}-{int(first) + len(part) - 1}/{len(data)}")
+        self.send_header("Content-Range", f"bytes {first}-{int(first) + len(part) - 1}/"
+                         f"{path.stat().st_size}")
         self.send_header("Content-Length", str(len(part)))
         self.end_headers()
         self.wfile.write(part)

@@ -36,6 +36,7 @@ from rmqctl.scan.source import FileSource
 from rmqctl.vfs import Listed, Tree
 
 _MARKS = ("commitlog", "consumequeue", "index", "config", "checkpoint", "batchconsumequeue")
+_NODE = "dledger-"
 _BLOCK = 1 << 20
 _NAMED = 5
 _LEFT, _ZEROS = 64 << 20, 16
@@ -250,22 +251,28 @@ def tree_in(archive: str, inner: str) -> Tree | None:
         raise FormatError(f"ends early, or is damaged: {error}",
                           file=without_secrets(archive)) from None
     stamp, archive = vfs.stamp_of(archive), without_secrets(archive)
-    members = {path: member for path, member in found.items() if member is not None}
+    members = {path: member for path, member in found.items() if isinstance(member, _Member)}
     folder = inner or _store_in(members, archive)
     below = f"{folder}/" if folder else ""
     kept = {path.removeprefix(below): member for path, member in members.items()
             if path.startswith(below)}
-    links = frozenset(path.removeprefix(below) for path, member in found.items()
-                      if member is None and path.startswith(below))
+    links, folders = (frozenset(path.removeprefix(below) for path, member in found.items()
+                                if member == kind and path.startswith(below))
+                      for kind in (_LINK, _FOLDER))
     root = f"{archive}/{folder}" if folder else archive
     if not kept:
         raise NotAStoreError(f"{root}: nothing is there; not a store")
     return Tree(root, {path: member.listed for path, member in kept.items()},
-                _Members(source, kept), stamp=stamp, links=links)
+                _Members(source, kept), stamp=stamp, links=links, empty=folders)
 
 
-def _opened(source: Any, name: str) -> tuple[Any, dict[str, _Member | None]]:
-    """(what is read, members by path) of an archive; None for a link."""
+_Found = dict[str, "_Member | str"]
+"""By path a file, or `_LINK` or `_FOLDER`."""
+_LINK, _FOLDER = "link", "folder"
+
+
+def _opened(source: Any, name: str) -> tuple[Any, _Found]:
+    """(what is read, what is in it) of an archive."""
     if name.endswith(".zip"):
         return source, dict(_of_zip(source))
     opener = _decompressor(name)
@@ -288,22 +295,21 @@ def _decompressor(name: str) -> Callable[[Any], IO[bytes]] | None:
     return known.get(ending)
 
 
-def _of_tar(source: _Bytes) -> dict[str, _Member | None]:
-    found: dict[str, _Member | None] = {}
+def _of_tar(source: _Bytes) -> _Found:
+    found: _Found = {}
     with tarfile.open(fileobj=io.BufferedReader(_AsFile(source), 1 << 14), mode="r:") as tar:
         for about in tar:
             name = _plain(about.name)
+            member: _Member | str = _FOLDER if about.isdir() else _LINK
             if about.islnk():  # another name of a file before
-                member = found.get(_plain(about.linkname) or "")
+                member = found.get(_plain(about.linkname) or "", _LINK)
             elif about.isreg() or about.issparse():
                 sparse: Any = about.sparse
                 chunks = _sparse_chunks(sparse, about.offset_data) if sparse is not None else (
                     (0, about.size, about.offset_data),)
                 member = _Member(Listed(about.size, int(about.mtime * 1e9)), source, chunks)
-            else:
-                member = None
             # Of a name that is there twice the last one counts.
-            if name is not None and not about.isdir():
+            if name is not None:
                 found[name] = member
         last = tar.offset
     # tarfile takes for whole what ends in the middle of a member, or has a damaged header.
@@ -320,14 +326,14 @@ def _sparse_chunks(sparse: list[tuple[int, int]], place: int) -> tuple[tuple[int
     return tuple(chunks)
 
 
-def _of_zip(source: _Bytes) -> Iterator[tuple[str, _Member | None]]:
+def _of_zip(source: _Bytes) -> Iterator[tuple[str, _Member | str]]:
     packed = zipfile.ZipFile(io.BufferedReader(_AsFile(source), 1 << 16))
     for about in packed.infolist():
         name = _plain(about.filename)
-        if name is None or about.is_dir():
+        if name is None:
             continue
-        if stat.S_ISLNK(about.external_attr >> 16):
-            yield name, None
+        if about.is_dir() or stat.S_ISLNK(about.external_attr >> 16):
+            yield name, _FOLDER if about.is_dir() else _LINK
             continue
         listed = Listed(about.file_size, int(time.mktime((*about.date_time, 0, 0, -1))) * 10**9)
         if about.compress_type == zipfile.ZIP_STORED and not about.flag_bits & 1:
@@ -365,13 +371,14 @@ def _store_in(members: Mapping[str, _Member], archive: str) -> str:
     for path in members:
         parts = path.split("/")
         for depth, part in enumerate(parts):
-            if part in _MARKS:
+            if part in _MARKS or part.startswith(_NODE):
                 marks.setdefault("/".join(parts[:depth]), set()).add(part)
                 break
-    # What is inside a store is its own: nodes of DLedger, tiers, copies.
+    # What is inside a store is its own: a tier, a copy.
     outer = [folder for folder in marks if not any(
         folder.startswith(f"{other}/" if other else "") for other in marks if other != folder)]
-    stores = sorted(folder for folder in outer if "commitlog" in marks[folder]) or sorted(outer)
+    stores = sorted(folder for folder in outer if len(marks[folder]) > 1 or any(
+        name == _MARKS[0] or name.startswith(_NODE) for name in marks[folder])) or sorted(outer)
     if len(stores) == 1:
         return stores[0]
     if not stores:

@@ -24,15 +24,19 @@ Row = Mapping[str, Any]
 
 
 class Listing(NamedTuple):
-    """``links`` are paths of links that are not followed."""
+    """``links`` are paths of links that are not followed; ``folders``: as far as the server has
+    any.
+    """
 
     files: dict[str, Listed]
     links: frozenset[str]
+    folders: frozenset[str]
 
 
 def remote_files(remote: RemoteReader) -> Listing:
     """List all files below a URL. StoreIOError."""
-    rows = _at_once(remote) if _lists_at_once(remote._fs) else _by_folder(remote)
+    folders: set[str] = set()
+    rows = _at_once(remote) if _lists_at_once(remote._fs) else _by_folder(remote, folders)
     named = {path: row for path, row in rows.items() if _is_plain(path)}
     unknown = [path for path, row in named.items()
                if row.get("type") != "file" or not isinstance(row.get("size"), int)]
@@ -42,7 +46,7 @@ def remote_files(remote: RemoteReader) -> Listing:
                      strict=True)
     files = {path: row for path, row in named.items() if row.get("type") == "file"}
     return Listing({path: _listed(remote, path, row) for path, row in files.items()},
-                   frozenset(named.keys() - files.keys()))
+                   frozenset(named.keys() - files.keys()), frozenset(filter(_is_plain, folders)))
 
 
 def file_at(remote: RemoteReader, path: str) -> Listed | None:
@@ -82,7 +86,7 @@ def _at_once(remote: RemoteReader) -> dict[str, Row]:
             if row.get("type") != "directory" and not name.endswith("/")}
 
 
-def _by_folder(remote: RemoteReader) -> dict[str, Row]:
+def _by_folder(remote: RemoteReader, every: set[str]) -> dict[str, Row]:
     found: dict[str, Row] = {}
     folders: list[str] = [""]
     with ThreadPoolExecutor(THREADS, "rmqctl-list") as pool:
@@ -98,7 +102,7 @@ def _by_folder(remote: RemoteReader) -> dict[str, Row]:
             if len(found) + len(below) > _MOST_FILES:
                 raise StoreIOError(f"cannot list {remote.where('')}: more than {_MOST_FILES:,} "
                                    "files")
-            folders = below
+            every.update(folders := below)
     if folders:
         raise StoreIOError(f"cannot list {remote.where(folders[0])}: more than {_DEEPEST} folders "
                            "inside each other")

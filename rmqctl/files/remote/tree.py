@@ -41,11 +41,12 @@ def tree_of(named: str) -> Tree:
         if (tree := tree_in(*split)) is not None:
             return tree
     remote = RemoteReader(named)
-    files, links = remote_files(remote)
+    files, links, folders = remote_files(remote)
     if not files:
         raise NotAStoreError(f"{without_secrets(named)}: nothing is there: no such bucket or "
                              "folder, or an empty one; not a store")
-    return Tree(without_secrets(named), files, Ranges(remote, files), links=links)
+    return Tree(without_secrets(named), files, Ranges(remote, files), links=links,
+                empty=folders)
 
 
 def matching(url: str) -> list[str]:
