@@ -63,7 +63,7 @@ def run(out: Output, store: StoreOptions, name: str, wanted: Wanted, apply: Appl
                          "purge": options.purge},
             {"messages": count_text(len(found.erased) - copies), "copies": count_text(copies),
              "bytes": size_text(sum(line["size"] for line in found.erased))},
-            listed=((Phrase("Messages"), found.erased, _COLUMNS),))
+            listed=((Phrase("Messages"), found.erased, _COLUMNS),), purges=options.purge)
 
     applying.run(out, store.root, name, propose, apply, folders=store.folders, writes=())
     if not apply.apply:

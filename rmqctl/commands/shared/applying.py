@@ -405,8 +405,9 @@ def _carry_out(out: Output, store_root: str, repair: Repair, proposal: Proposal,
     backup = os.path.join(store_root, done.backup)
     backup_bytes = bytes_below(backup)
     found = Bounds(store_root, around)
-    last = _last_line(store_root, done, backup, backup_bytes,
-                      [folder for folder in done.outside if not found.contain(folder)])
+    last = Phrase("Done.") if proposal.purges else _last_line(
+        store_root, done, backup, backup_bytes,
+        [folder for folder in done.outside if not found.contain(folder)])
     # After a question the plan is already on the screen, so only the result follows.
     if yes:
         show_plan(out, proposal, last, following, {

@@ -50,6 +50,7 @@ class Proposal:
     where it is not carried out yet. ``listed``: tables that people read above the actions: the
     heading, the rows and their columns. ``also``: what the verdict says besides.
     ``checked_by``: the words of the command that checks the store once it is carried out.
+    ``purges``: whether what it keeps is deleted at once, so that nothing can be undone.
     """
 
     plan: Plan
@@ -69,6 +70,7 @@ class Proposal:
     listed: Sequence[tuple[Phrase, Sequence[Mapping[str, Any]], Sequence[str]]] = ()
     also: Phrase | None = None
     checked_by: Sequence[str] = ()
+    purges: bool = False
 
 
 def show_plan(out: Output, proposal: Proposal, last: str = "", following: str | None = None,
@@ -116,7 +118,8 @@ def verdict_of(proposal: Proposal, document: Mapping[str, Any]) -> Phrase:
         parts.append(proposal.also)
     what = Joined(", ", parts)
     if document["applied"]:
-        return Phrase("done: {what}; `undo` reverts it", what=what)
+        return (Phrase("done: {what}", what=what) if proposal.purges
+                else Phrase("done: {what}; `undo` reverts it", what=what))
     if plan.empty:
         return Phrase("nothing to do: {what}", what=what) if parts else Phrase("nothing to do")
     if plan.form_unproven:
