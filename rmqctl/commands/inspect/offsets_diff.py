@@ -49,6 +49,7 @@ def command(
             rows.append(dict(zip(_COLUMNS, (
                 *key, one, other, None if one is None or other is None else other - one),
                 strict=True)))
-    out.rows(rows, _COLUMNS, empty=f"{len(ours):,} offsets, none of which differs")
+    out.rows(rows, _COLUMNS, empty=f"{len(ours):,} offsets on both sides, all equal"
+             if ours else "neither side has any offset")
     if rows:
         raise typer.Exit(int(ExitCode.FINDINGS))
