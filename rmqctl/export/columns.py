@@ -19,7 +19,7 @@ from rmqctl.scan.text import Properties
 from rmqctl.store.pages import BatchPage
 from rmqctl.store.projection import is_decoded
 from rmqctl.store.query.conditions import PROPERTY
-from rmqctl.store.redaction import KEPT
+from rmqctl.store.redaction import CHECKED, KEPT
 
 LINES = pa.schema([pa.field("lines", pa.large_binary())])
 """What is set aside of texts: all lines of a chunk in one value."""
@@ -62,7 +62,7 @@ class Columns:
         columns = self._plain(batch)
         if self._redaction is None:
             return columns
-        made = [column if name in KEPT else pa.array(
+        made = [column if name in KEPT - CHECKED else pa.array(
             [self._redaction.field(name, value) for value in column.to_pylist()], column.type)
             for name, column in zip(columns.schema.names, columns.columns, strict=True)]
         return pa.RecordBatch.from_arrays(made, schema=self._schema)
@@ -113,7 +113,10 @@ class Columns:
 
 
 def _text_of(value: Any) -> str | None:
-    return value if value is None or isinstance(value, str) else compact_json(value)
+    if value is None:
+        return None
+    text = value if isinstance(value, str) else compact_json(value)
+    return text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
 
 
 def _split(rows: pa.RecordBatch, codes: Array) -> Iterator[tuple[int, pa.RecordBatch]]:

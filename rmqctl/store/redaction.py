@@ -38,6 +38,10 @@ KEPT_PROPERTIES = frozenset((
     "MAX_RECONSUME_TIMES", "CONSUME_START_TIME", "TRACE_ON", "CHECK_IMMUNITY_TIME_IN_SECONDS",
     "TRANSACTION_CHECK_TIMES", "TRAN_PREPARED_QUEUE_OFFSET", "1ST_POP_TIME", "RMQCTL"))
 """Properties of RocketMQ's own whose values stay; of all others the name does."""
+CHECKED = frozenset(("tags",))
+"""Fields that stay as long as they are sound: no checksum covers properties."""
+_UNSOUND = re.compile(r"[\0-\x1f\ud800-\udfff]")
+"""What no such value has: where a separator is damaged, it contains the next property."""
 _V4 = r"(?<![\d.])\d{1,3}(?:\.\d{1,3}){3}(?![\d.])(?::\d+)?"
 _V6 = r"\[[0-9A-Fa-f]*:[0-9A-Fa-f:.]*\](?::\d+)?"
 _V6_BARE = (r"(?<![\w:.])(?:[0-9A-Fa-f]{1,4}:){3,7}[0-9A-Fa-f]{0,4}(?![\w:])"
@@ -70,8 +74,10 @@ class Redaction:
 
     def field(self, name: str, value: Any) -> Any:
         """The value of a field as it is shown."""
-        if name in KEPT or value is None:
+        if value is None or name in KEPT - CHECKED:
             return value
+        if name in CHECKED:
+            return self._property(props.TAGS, value)
         if name in _HOSTS:
             address, colon, port = value.rpartition(":")
             return f"{self.value(address)}{colon}{port}"
@@ -111,7 +117,7 @@ class Redaction:
         return [self.document(item) for item in value] if isinstance(value, list) else value
 
     def _property(self, name: str, value: str) -> str:
-        if name in KEPT_PROPERTIES:
+        if name in KEPT_PROPERTIES and not _UNSOUND.search(value):
             return value
         if name == props.KEYS:
             return " ".join(map(self.value, props.split_keys(value)))

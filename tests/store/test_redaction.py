@@ -15,8 +15,10 @@ from rmqctl.scan.tables import MESSAGE_COLUMNS
 from rmqctl.store.objects import FIELDS
 from rmqctl.store.redaction import KEPT, Redaction
 from tests.conftest import GoldenFolder, Runner
+from tests.repair.carving import record
 
 STORE = "5.3.3/basic/store"
+PAGE = 4096
 DIGEST = re.compile(r"redacted:[0-9a-f]{24}:(\d+)")
 REDACTED = {"body_crc", "born_host", "store_host", "properties", "properties_raw", "keys",
             "unique_key", "msg_id", "body", "body_encoding", "record"}
@@ -123,3 +125,30 @@ def test_a_property_that_nobody_decided_on_is_redacted() -> None:
     assert len(row["properties"]["KEYS"].split(" ")) == 2
     assert DIGEST.fullmatch(row["something_new"])
     assert row["body_crc"] is row["tags"] is None
+
+
+def test_a_damaged_separator_reveals_nothing() -> None:
+    """No checksum covers properties, so one changed byte may join two of them."""
+    row = Redaction().row({"properties": {"TAGS": "a?KEYS\x01alice", "CLUSTER": "c"},
+                           "properties_raw": "TAGS\x01a?KEYS\x01alice\x02WAIT\x01true\x02",
+                           "tags": "a?KEYS\x01alice", "property.CLUSTER": "c?phone\x01alice"})
+    assert "alice" not in json.dumps(row)
+    assert row["tags"] == row["properties"]["TAGS"]
+    assert row["properties"]["CLUSTER"] == "c"
+    assert row["properties_raw"].endswith("WAIT\x01true\x02")
+
+
+@pytest.mark.parametrize("name", ["x.parquet", "x.jsonl"])
+def test_a_damaged_separator_reveals_nothing_in_files(name: str, rmqctl: Runner,
+                                                      tmp_path: Path) -> None:
+    (tmp_path / "store/commitlog").mkdir(parents=True)
+    log = record(0, rb'{"a": "\ud800"}', properties=b"TAGS\x01a?KEYS\x01alice-7\xff\x02")
+    (tmp_path / "store/commitlog/00000000000000000000").write_bytes(log.ljust(PAGE, b"\0"))
+    words = ("export", tmp_path / "store", "--decode", "auto", "--out")
+    rmqctl(*words, tmp_path / f"plain-{name}").expect(0)
+    target = tmp_path / name
+    rmqctl(*words, target, "--redact").expect(0)
+    (row,) = pq.read_table(target).to_pylist() if name == "x.parquet" else [
+        json.loads(line) for line in target.read_text().splitlines()]
+    assert DIGEST.fullmatch(row["tags"])
+    assert "alice" not in json.dumps(row, default=str)
