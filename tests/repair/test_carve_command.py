@@ -105,7 +105,7 @@ def test_usage(rmqctl: Runner, tmp_path: Path) -> None:
     rmqctl("carve").expect(2)
     rmqctl("carve", tmp_path / "missing").expect(5)
     rmqctl("carve", path, "--no-misplaced").expect(2)
-    for option in ("--summary", "--damaged", "--duplicates"):
+    for option in ("--summary", "--damaged", "--duplicates", "--redact"):
         rmqctl("carve", path, "--out", tmp_path / "new", option).expect(2)
     inside = rmqctl("carve", tmp_path, "--out", tmp_path / "new").expect(2)
     assert "which is to be carved" in inside.err

@@ -89,7 +89,7 @@ def command(
 
     # Refuse options that do not go together.
     _check(out_store, paths, summary=summary, misplaced=misplaced, doubtful=doubtful,
-           damaged=damaged, duplicates=duplicates)
+           damaged=damaged, duplicates=duplicates, redact=show.redact)
     projection = show.projection(out, (*_WHERE_FROM, *([_DUPLICATE] if duplicates else ())))
     # Translate the options into a selection of records.
     left_out = {placement for placement, is_in in ((MISPLACED, misplaced), (DOUBTFUL, doubtful))
@@ -120,7 +120,7 @@ def command(
 
 
 def _check(out_store: str | None, paths: list[str], *, summary: bool, misplaced: bool,
-           doubtful: bool, damaged: bool, duplicates: bool) -> None:
+           doubtful: bool, damaged: bool, duplicates: bool, redact: bool) -> None:
     if out_store is None:
         if not misplaced:
             raise UsageError("--no-misplaced goes with --out; without it `placement` tells them "
@@ -132,6 +132,8 @@ def _check(out_store: str | None, paths: list[str], *, summary: bool, misplaced:
     if summary or damaged or duplicates:
         raise UsageError("--out takes each intact message once: neither --summary, --damaged nor "
                          "--duplicates goes with it")
+    if redact:
+        raise UsageError("--out writes messages as they are; --redact is for what is listed")
     target = os.path.realpath(out_store)
     for path in paths:
         inside = os.path.realpath(path)
