@@ -27,7 +27,8 @@ DOCUMENTS = {"info": (), "doctor": (), "verify": ("--limit", str(MOST_FINDINGS))
 @dataclass(frozen=True, slots=True)
 class Case:
     """What is examined. ``words``: a command of rmqctl about it, with the options that say how it
-    is read. ``redact``: what is put to commands that redact, with ``redaction`` their key.
+    is read. ``redact``: what is put to commands that redact, with ``redaction`` their key, which
+    they read from the descriptor ``key``.
     """
 
     root: str
@@ -36,6 +37,7 @@ class Case:
     log_folders: Sequence[str] = ()
     redaction: Redaction | None = None
     redact: Sequence[str] = ()
+    key: int | None = None
 
 
 @dataclass(slots=True)
@@ -54,7 +56,7 @@ def collect(case: Case, target: str, step: Callable[[str, int | None], Callable[
     """
     result, folder = Result(), Folder(target)
     began, before = now(), inventory.stamps(case.root, case.log_folders)
-    runs = Runs(folder, case.redaction)
+    runs = Runs(folder, case.redaction, () if case.key is None else (case.key,))
     copies = Copies(folder, case.redaction)
     try:
         # What identifies the run, then the originals, before anything else reads them.

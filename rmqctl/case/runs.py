@@ -67,10 +67,13 @@ def _mounted(path: str, *, redacted: bool) -> dict[str, Any]:
 
 
 class Runs:
-    """Runs commands, one after the other. ``redaction``: what is done to texts they give."""
+    """Runs commands, one after the other. ``redaction``: what is done to texts they give;
+    ``passed``: descriptors that they get.
+    """
 
-    def __init__(self, folder: Folder, redaction: Redaction | None) -> None:
-        self._folder, self._redaction = folder, redaction
+    def __init__(self, folder: Folder, redaction: Redaction | None,
+                 passed: Sequence[int] = ()) -> None:
+        self._folder, self._redaction, self._passed = folder, redaction, passed
         self._log = folder.new(LOG)
         self.rows: list[dict[str, Any]] = []
 
@@ -118,7 +121,8 @@ class Runs:
         with tempfile.TemporaryFile() as errors:
             try:
                 process = Popen(  # noqa: S603 - our own program
-                    [*_PROGRAM, *words], stdin=DEVNULL, stdout=out, stderr=errors)
+                    [*_PROGRAM, *words], stdin=DEVNULL, stdout=out, stderr=errors,
+                    pass_fds=self._passed)
             except OSError as error:
                 raise StoreIOError.from_oserror(error, sys.executable, "run") from None
             try:

@@ -135,6 +135,7 @@ def redaction_of(key_file: str | None, *, wanted: bool) -> Redaction | None:
         with open(fd, "rb") as file:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
                 raise UsageError(f"--redact-key {key_file}: not a regular file")
+            file.seek(0)  # /dev/fd/N may share its position with other processes
             key = file.read(_MOST_KEY + 1)
     except OSError as error:
         raise StoreIOError.from_oserror(error, key_file, "read") from None

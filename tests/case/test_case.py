@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -235,6 +236,29 @@ def test_a_redacted_case_names_nobody(forked: Any, tmp_path: Path) -> None:
     assert os.uname().nodename.encode() not in (tmp_path / "out/log.jsonl").read_bytes().split(
         b"\n")[0] or len(os.uname().nodename) < 4
     assert [path.name for path in (tmp_path / "out/damage").iterdir()] == ["index.jsonl"]
+
+
+def test_the_key_of_a_redacted_case_has_no_name(forked: Any, tmp_path: Path,
+                                                monkeypatch: pytest.MonkeyPatch) -> None:
+    """So nobody finds it after a run that was killed; one key for all commands."""
+    from rmqctl.case import collect
+
+    store, made = damaged(tmp_path / "store"), list[str]()
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    real = collect.carve
+
+    def carve(*args: Any) -> Any:
+        made.extend(map(str, (tmp_path / "temporary").rglob("*")))
+        return real(*args)
+
+    monkeypatch.setattr(collect, "carve", carve)
+    run("case", store, "--out", tmp_path / "out", "--redact", "-qq").expect(0)
+    assert not made
+    hosts = {row["store_host"] for name in ("messages.jsonl", "carved.jsonl")
+             for row in lines(tmp_path / "out" / name)}
+    assert len(hosts) == 1
 
 
 def test_originals_that_change_are_said(forked: Any, tmp_path: Path,

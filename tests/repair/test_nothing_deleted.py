@@ -24,7 +24,6 @@ BACKUP = "a file that rmqctl copied into a backup"
 COPY = f"{SCRATCH}, or of a new store"
 ALLOWED = {
     ("case/folder.py", "Folder.finish", "unlink"): "the mark of an evidence folder it made",
-    ("commands/check/case.py", "_collected", "rmtree"): "the folder of a key that it made",
     ("repair/sources/records.py", "LaidOut.__init__", "rmtree"): "its own folder in the scratch",
     ("repair/sources/records.py", "LaidOut._open", "ftruncate"): "a new file in that folder",
     ("export/one_file.py", "export_file", "unlink"): "the name of its own it wrote under",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
 import tempfile
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -93,25 +93,21 @@ def _collected(out: Output, path: str, target: str, layout: LayoutOptions, *,
     def words(*command: str) -> list[str]:
         return shlex.split(typed.other(*command, root))[1:]
 
-    # One key for all commands of a redacted case; nobody has it afterwards.
-    private = tempfile.mkdtemp(prefix="rmqctl-case-") if redact else ""
-    try:
-        redaction, options = None, []
-        if redact:
-            key = os.path.join(private, "key")
-            with open(key, "xb") as file:
-                file.write(os.urandom(32))
-            redaction, options = redaction_of(key, wanted=True), ["--redact", "--redact-key", key]
-        with out.progress("collecting evidence") as progress:
-            def step(name: str, total: int | None) -> Any:
-                progress.phase(name, total)
-                return progress.advance
+    # One key for all commands of a redacted case, in a file without a name: nobody has it
+    # afterwards, however this run ends.
+    with tempfile.TemporaryFile() as key, out.progress("collecting evidence") as progress:
+        def step(name: str, total: int | None) -> Any:
+            progress.phase(name, total)
+            return progress.advance
 
-            return collect(Case(root, is_store, words, log_folders, redaction, options), folder,
-                           step, size)
-    finally:
-        if private:
-            shutil.rmtree(private, ignore_errors=True)
+        case = Case(root, is_store, words, log_folders)
+        if redact:
+            key.write(os.urandom(32))
+            key.flush()
+            name = f"/dev/fd/{key.fileno()}"
+            case = replace(case, redaction=redaction_of(name, wanted=True), key=key.fileno(),
+                           redact=("--redact", "--redact-key", name))
+        return collect(case, folder, step, size)
 
 
 def _store(root: str, layout: LayoutOptions) -> tuple[bool, list[str], int]:
