@@ -7,12 +7,13 @@ is deleted last. `SUMS` names every other file; `sha256sum -c` reads it.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import IO, Any
+from typing import Any
 
 from rmqctl.checks.digests import sum_line
 from rmqctl.errors import NotAStoreError, StoreIOError
@@ -32,6 +33,16 @@ _MOST_SUMS = 64 << 20
 _FOLDER_MODE = 0o700
 
 
+class _Named(io.FileIO):
+    """A file that names itself where it cannot be written (StoreIOError)."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            raise StoreIOError.from_oserror(error, str(self.name), "write") from None
+
+
 class Folder:
     """A new evidence folder at ``path``, which is empty or does not exist. StoreIOError."""
 
@@ -48,22 +59,19 @@ class Folder:
         """The path of a file."""
         return os.path.join(self.path, name)
 
-    def new(self, name: str) -> IO[bytes]:
+    def new(self, name: str) -> io.BufferedWriter:
         """A new file to write; its folder is made. StoreIOError."""
         path = self.at(name)
         try:
             os.makedirs(os.path.dirname(path), _FOLDER_MODE, exist_ok=True)
-            return open(path, "xb")
+            return io.BufferedWriter(_Named(path, "xb"))
         except OSError as error:
             raise StoreIOError.from_oserror(error, path, "make") from None
 
     def write(self, name: str, data: bytes) -> None:
         """A whole new file. StoreIOError."""
-        try:
-            with self.new(name) as file:
-                file.write(data)
-        except OSError as error:
-            raise StoreIOError.from_oserror(error, self.at(name), "write") from None
+        with self.new(name) as file:
+            file.write(data)
 
     def finish(self) -> str:
         """Force everything to disk, write the sums, delete the mark; the sum of the sums."""

@@ -1,7 +1,7 @@
 """The originals: every file below a place with its sum, and whether one changed meanwhile.
 
 Links are listed and not followed, but those of the log's folders. Nothing that is not a regular
-file is opened.
+file is opened, but a device that is named itself.
 """
 
 from __future__ import annotations
@@ -50,13 +50,14 @@ def take(folder: Folder, root: str, log_folders: Iterable[str],
             found.links += row["kind"] == "link"
             if row["kind"] == "link":
                 row["target"] = os.readlink(path)
-            elif row["kind"] == "file":
+            elif row["kind"] == "file" or path == root:
                 digest = None
                 if about.st_size - about.st_blocks * _SECTOR > _MOST_HOLES:
                     row["problem"] = f"{path}: not hashed, as more than 1 TiB of it are holes"
                 else:
-                    digest = file_digest(base, row["path"], about.st_size, _MOST_HOLES)
-                    row["sha256"] = digest.sha256
+                    digest = file_digest(base, row["path"], about.st_size, _MOST_HOLES,
+                                         device=row["kind"] == "device")
+                    row["sha256"], row["size"] = digest.sha256, digest.size
                     row |= {"problem": digest.problem} if digest.problem else {}
                 if digest is not None and digest.sha256 is not None:
                     sums.write(sum_line(digest.sha256, row["path"]) + b"\n")

@@ -57,7 +57,7 @@ class Copies:
         row = {"file": path, "position": position, "length": length, **about}
         name = f"damage/{self.count:05d}-{about['category']}.bin"
         try:
-            with FileSource(path) as source:
+            with FileSource(path, device=True) as source:
                 row |= self._copied(source, position, min(length, _MOST_BYTES), name)
         except StoreIOError as error:
             row["problem"] = str(error)

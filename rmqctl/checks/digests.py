@@ -70,13 +70,14 @@ def _of_item(root: str, item: Item) -> FileDigest:
     return file_digest(root, item.path, item.size)
 
 
-def file_digest(root: str, name: str, size: int, most_holes: int | None = None) -> FileDigest:
-    """That of one file, which had ``size`` bytes."""
+def file_digest(root: str, name: str, size: int, most_holes: int | None = None, *,
+                device: bool = False) -> FileDigest:
+    """That of one file, which had ``size`` bytes; with ``device`` it may be a block device."""
     path, most = os.path.join(root, name), MOST_HOLES if most_holes is None else most_holes
     digest = hashlib.sha256()
     position = data_at = holes = 0
     try:
-        with FileSource(path) as source:
+        with FileSource(path, device=device) as source:
             while block := source.read(position, _BLOCK):
                 if position >= data_at:
                     data_at = source.next_data(position)

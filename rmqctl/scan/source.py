@@ -224,11 +224,28 @@ def _regular(path: str) -> tuple[int, int]:
     return fd, about.st_size
 
 
+def open_bytes(path: str) -> tuple[int, int]:
+    """(descriptor, size) of a regular file or block device. StoreIOError for anything else."""
+    fd = open_any(path)
+    try:
+        about = os.fstat(fd)
+        if stat.S_ISREG(about.st_mode):
+            return fd, about.st_size
+        if stat.S_ISBLK(about.st_mode):
+            return fd, os.lseek(fd, 0, os.SEEK_END)
+    except OSError as error:
+        os.close(fd)
+        raise StoreIOError.from_oserror(error, path, "look at") from None
+    os.close(fd)
+    raise StoreIOError(f"{path}: neither a regular file nor a block device")
+
+
 class FileSource(Closing):
     """A regular file, read by position. Use as a context manager or call `close`.
 
     ``size`` is taken at opening; what is appended later is not seen through this object. Bytes
     from position ``limit`` on read as zeros: they were written after the moment that is looked at.
+    With ``device`` it may be a block device.
     """
 
     _fd = -1  # `close` is called by `__del__` even when opening failed
@@ -240,12 +257,12 @@ class FileSource(Closing):
     """The position behind which all bytes are known to be zero, as behind a hole."""
 
     def __init__(self, path: str, base: int = 0, limit: int | None = None,
-                 witness: Witness | None = None, head: int = 0) -> None:
+                 witness: Witness | None = None, head: int = 0, *, device: bool = False) -> None:
         self.name, self.base, self._limit, self.witness = path, base, limit, witness
         self.head = head
         elsewhere = vfs.reader_of(path)
         if elsewhere is None:
-            self._fd, self.size = _regular(path)
+            self._fd, self.size = (open_bytes if device else _regular)(path)
         else:
             self._elsewhere, self.size = elsewhere, elsewhere.size
         self._holes = elsewhere is None and hasattr(os, "SEEK_DATA")

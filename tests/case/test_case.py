@@ -9,7 +9,9 @@ import hashlib
 import io
 import json
 import os
+import resource
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -25,6 +27,8 @@ import pytest
 from rmqctl.case import inventory
 from rmqctl.case.folder import SUMS, UNFINISHED, Folder, json_line
 from rmqctl.case.records import Copies, Live, Places, carve
+from rmqctl.errors import StoreIOError
+from rmqctl.scan import source
 from tests.repair.carving import log, places, record, saved
 from tests.support import snapshot, tiny
 from tests.support.cli import Result, run
@@ -114,6 +118,37 @@ def test_a_file_that_cannot_be_read_and_a_linked_log(tmp_path: Path,
     assert rows["checkpoint"]["sha256"] is None
     assert (found.unread, len(found.problems)) == (1, 1)
     assert sums_verify(store, tmp_path / "out" / inventory.SUMS)
+
+
+def test_a_block_device_that_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its size is in no directory entry; below a folder no device is opened."""
+    (tmp_path / "in").mkdir()
+    image = saved(tmp_path / "in", log(3), "sdb")
+    monkeypatch.setattr(source, "stat", SimpleNamespace(
+        S_ISREG=lambda _mode: False, S_ISDIR=stat.S_ISDIR, S_ISBLK=stat.S_ISREG))
+    monkeypatch.setitem(inventory._KINDS, stat.S_IFREG, "device")
+    for root, files in ((image, 1), (image.parent, 0)):
+        folder = Folder(str(tmp_path / f"out{files}"))
+        found = inventory.take(folder, str(root), [], lambda _bytes: None)
+        (row,) = lines(tmp_path / f"out{files}" / inventory.LIST)
+        assert (found.files, found.unread) == (files, 1 - files)
+        assert row.get("sha256") == (hashlib.sha256(log(3)).hexdigest() if files else None)
+    assert sums_verify(image.parent, tmp_path / "out1" / inventory.SUMS)
+
+
+def test_a_full_disk_is_said_with_the_file(tmp_path: Path) -> None:
+    file = Folder(str(tmp_path / "out")).new("log.jsonl")
+    file.write(b"x")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+        with pytest.raises(StoreIOError, match=r"cannot write .*/out/log\.jsonl: "):
+            file.flush()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, before)
+    file.close()
 
 
 def test_messages_have_their_places(made: tuple[Path, Path, Result]) -> None:
@@ -220,6 +255,14 @@ def test_an_image(forked: Any, tmp_path: Path) -> None:
     (copy,) = lines(folder / "damage/index.jsonl")
     assert copy["position"] == at
     assert sums_verify(tmp_path, folder / "originals.sha256")
+
+
+def test_a_folder_of_stores(forked: Any, tmp_path: Path) -> None:
+    """It is examined as bytes; the stores in it are named."""
+    for name in "ab":
+        tiny.build(tmp_path / "in" / name)
+    said = run("case", tmp_path / "in", "--out", tmp_path / "out").expect(0).err
+    assert f"{tmp_path / 'in/a'}, {tmp_path / 'in/b'}?; only its bytes are examined" in said
 
 
 def test_a_redacted_case_names_nobody(forked: Any, tmp_path: Path) -> None:

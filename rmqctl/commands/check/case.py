@@ -29,7 +29,8 @@ def command(
     *,
     path: Annotated[str, typer.Argument(
         metavar="PATH", show_default=False,
-        help="A store, another folder, a file or a disk image; with --check an evidence folder.")],
+        help="A store, another folder, a file, a disk image or a block device; with --check an "
+        "evidence folder.")],
     target: Annotated[str | None, typer.Option(
         "--out", metavar="DIR", help="The evidence folder: a new or empty folder outside of PATH.",
         show_default=False)] = None,
@@ -88,7 +89,7 @@ def _collected(out: Output, path: str, target: str, layout: LayoutOptions, *,
     real = os.path.realpath(root)
     if folder == real or folder.startswith(real.rstrip(os.sep) + os.sep):
         raise UsageError(f"--out {target} is in {path}, which is to be examined")
-    is_store, log_folders, size = _store(root, layout)
+    is_store, log_folders, size = _store(out, root, layout)
 
     def words(*command: str) -> list[str]:
         return shlex.split(typed.other(*command, root))[1:]
@@ -110,17 +111,20 @@ def _collected(out: Output, path: str, target: str, layout: LayoutOptions, *,
         return collect(case, folder, step, size)
 
 
-def _store(root: str, layout: LayoutOptions) -> tuple[bool, list[str], int]:
+def _store(out: Output, root: str, layout: LayoutOptions) -> tuple[bool, list[str], int]:
     """(whether it is a store, its log's folders, bytes of its files)."""
+    from rmqctl.scan.source import FileSource
     from rmqctl.store import Store
     from rmqctl.store.info import inventory
 
     if not os.path.isdir(root):
-        return False, [], os.stat(root).st_size
+        with FileSource(root, device=True) as source:
+            return False, [], source.size
     try:
         with Store.open(root, layout.folders_of([root]), layout.sizes) as store:
             return True, list(store.log_folders), sum(item.size for item in inventory(store)[0])
-    except NotAStoreError:
+    except NotAStoreError as error:
+        out.note(Phrase("{error}; only its bytes are examined", error=error))
         return False, [], 0
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from rmqctl.errors import StoreIOError
-from rmqctl.scan.source import FileSource, Witness, open_any
+from rmqctl.scan.source import FileSource, Witness, open_bytes
 from rmqctl.store.log.witness import StoreWitness
 from rmqctl.store.store import Sizes, Store
 
@@ -53,7 +53,7 @@ class CarveSource(FileSource):
         # Not FileSource's own opening: it takes regular files only.
         self.name, self.base, self._limit, self.witness = path, 0, None, None
         self._unreadable = unreadable
-        self._fd, self.size = _open(path)
+        self._fd, self.size = open_bytes(path)
         self._holes = hasattr(os, "SEEK_DATA")
 
     def read(self, position: int, length: int) -> bytes:
@@ -87,22 +87,6 @@ class CarveSource(FileSource):
         return length
 
 
-def _open(path: str) -> tuple[int, int]:
-    """(descriptor, size) of a regular file or block device. StoreIOError for anything else."""
-    fd = open_any(path)
-    try:
-        about = os.fstat(fd)
-        if stat.S_ISREG(about.st_mode):
-            return fd, about.st_size
-        if stat.S_ISBLK(about.st_mode):
-            return fd, os.lseek(fd, 0, os.SEEK_END)
-    except OSError as error:
-        os.close(fd)
-        raise StoreIOError.from_oserror(error, path, "look at") from None
-    os.close(fd)
-    raise StoreIOError(f"{path}: neither a regular file nor a block device")
-
-
 def inputs(paths: Iterable[str], skip: Callable[[str, str], None]) -> Iterator[Input]:
     """The files behind ``paths``, those below a folder in the order of their paths.
 
@@ -120,7 +104,7 @@ def inputs(paths: Iterable[str], skip: Callable[[str, str], None]) -> Iterator[I
         if stat.S_ISDIR(about.st_mode):
             yield from _below(path, known, skip)
         else:
-            fd, size = _open(path)
+            fd, size = open_bytes(path)
             os.close(fd)
             identity = about.st_dev, about.st_ino
             if identity not in known:
