@@ -95,7 +95,10 @@ def entries(root: str, log_folders: Iterable[str],
                     or not os.path.realpath(path).startswith(os.path.realpath(root) + os.sep))]
     for top in tops:
         if not os.path.isdir(top):
-            yield top, os.stat(top)
+            try:
+                yield top, os.stat(top)
+            except OSError as error:
+                failed(error)
             continue
         for below, folders, files in os.walk(top, onerror=failed):
             folders.sort()

@@ -304,19 +304,21 @@ def test_the_key_of_a_redacted_case_has_no_name(forked: Any, tmp_path: Path,
     assert len(hosts) == 1
 
 
-def test_originals_that_change_are_said(forked: Any, tmp_path: Path,
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_originals_that_change_are_said(is_gone: bool, forked: Any, tmp_path: Path,
                                         monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was found until then is kept."""
     from rmqctl.case import collect
 
     image = saved(tmp_path, log(3))
     real = collect.carve
 
     def carve(*args: Any) -> Any:
-        image.write_bytes(log(4))
+        image.unlink() if is_gone else image.write_bytes(log(4))
         return real(*args)
 
     monkeypatch.setattr(collect, "carve", carve)
-    out = tmp_path.parent / f"{tmp_path.name}-out"
+    out = tmp_path / "out"
     found = run("case", image, "--out", out, "-o", "json").expect(1).json()
     assert found["originals_changed"]
     assert not found["complete"]
