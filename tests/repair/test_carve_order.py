@@ -27,18 +27,19 @@ FILES = 4
 SMALL = ("--index-slots", "100", "--index-max", "400", "-qq", "-o", "json")
 
 
-def a_log(*, store: int = 1, time: int = 100, files: int = FILES, base: int = 0) -> list[bytes]:
+def a_log(*, store: int = 1, time: int = 100, files: int = FILES, base: int = 0, size: int = SIZE,
+          words: int = 40) -> list[bytes]:
     """The files of a log of one queue, the last with unused space."""
     made, number = [], 0
     for file in range(files):
         data = b""
-        while len(data) < (SIZE - 1000 if file < files - 1 else SIZE // 2):
-            data += record(base + file * SIZE + len(data), b"%d " % number * 40, store=store,
+        while len(data) < (size - 1000 if file < files - 1 else size // 2):
+            data += record(base + file * size + len(data), b"%d " % number * words, store=store,
                            queue_offset=number, time=time + number)
             number += 1
         if file < files - 1:
-            data += struct.pack(">iI", SIZE - len(data), MAGIC_BLANK)
-        made.append(data + bytes(SIZE - len(data)))
+            data += struct.pack(">iI", size - len(data), MAGIC_BLANK)
+        made.append(data + bytes(size - len(data)))
     return made
 
 
@@ -105,6 +106,25 @@ def test_two_stores_in_one_image(rmqctl: Runner, tmp_path: Path) -> None:
     after = rmqctl("read", tmp_path / "new", "-o", "jsonl").expect(0).jsonl()[count:]
     times = [row["store_timestamp"] for row in after]
     assert times == list(range(5000, 5000 + count))
+
+
+def test_an_older_log_of_the_same_broker(rmqctl: Runner, tmp_path: Path) -> None:
+    """A store was deleted and created again: every place of the log has one message."""
+    size = 128 << 10
+    older, newer = (b"".join(a_log(files=2, size=size, time=time, words=words))
+                    for time, words in ((100, 40), (90_000, 33)))
+    count = len(places(older)) + len(places(older[size:]))
+    for image in (older + newer, older[size:] + newer + older[:size]):
+        found = carve(saved(tmp_path, image))
+        in_place = [one.record for one in found.messages if one.placement == "in-place"]
+        ends = sorted((one.physical_offset, one.physical_offset + one.total_size)
+                      for one in in_place)
+        assert all(end <= start for (_, end), (start, _) in pairwise(ends))
+        assert len(in_place) >= count
+        assert found.tally.misplaced + len(in_place) == found.tally.messages
+        document = rebuilt(rmqctl, tmp_path / "image")
+        assert document["written"] == found.tally.messages
+        assert document["physical_offsets_kept"] == len(in_place)
 
 
 def test_two_stores_with_places_of_their_own(rmqctl: Runner, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import numpy as np
@@ -190,9 +190,11 @@ class Carving:
                         damaged=self._damaged, doubtful=self._doubtful, advance=self._advance)
             try:
                 for batch, shift in scan.batches():
-                    page = BatchPage(batch)
-                    self._claims.take(hosts_of(page), batch.offset, batch.column("total_size"))
-                    yield from self._once(page, number, batch.offset - shift, IN_PLACE)
+                    carved = self._uncontradicted(
+                        CarvedPage(BatchPage(batch), number, batch.offset - shift, IN_PLACE),
+                        believed=source_input.base is not None)
+                    if len(carved.page):
+                        yield from self._once(carved.page, number, carved.offset, IN_PLACE)
             finally:
                 self.tally.bytes_read += min(source.size, scan.size)
                 self.tally.breaks += scan.breaks
@@ -241,17 +243,25 @@ class Carving:
         """The records of a spool. With ``contradicted`` those are misplaced that overlap messages
         in place of the same broker.
         """
-        for carved in self._pages(spool):
-            page, offset = carved.page, carved.offset
-            if contradicted:
-                physical, sizes = map(page.numbers, ("physical_offset", "total_size"))
-                taken = self._claims.take(hosts_of(page), physical, sizes,
-                                          only_look=placement != IN_PLACE)
-                if taken.any():
-                    self._misplaced.add(carved.source, offset[taken], physical[taken], sizes[taken])
-                    page, offset = page.select(np.flatnonzero(~taken)), offset[~taken]
-            if len(page):
-                yield from self._once(page, carved.source, offset, placement, shown=shown)
+        for every in self._pages(spool):
+            carved = self._uncontradicted(every, only_look=placement != IN_PLACE) if (
+                contradicted) else every
+            if len(carved.page):
+                yield from self._once(carved.page, carved.source, carved.offset, placement,
+                                      shown=shown)
+
+    def _uncontradicted(self, carved: CarvedPage, *, believed: bool = False,
+                        only_look: bool = False) -> CarvedPage:
+        """The page without records that overlap others in place, which are misplaced, unless all
+        are ``believed``. Notes where its records are, unless ``only_look``.
+        """
+        page, offset = carved.page, carved.offset
+        physical, sizes = map(page.numbers, ("physical_offset", "total_size"))
+        taken = self._claims.take(hosts_of(page), physical, sizes, only_look=only_look)
+        if believed or not taken.any():
+            return carved
+        self._misplaced.add(carved.source, offset[taken], physical[taken], sizes[taken])
+        return replace(carved, page=page.select(np.flatnonzero(~taken)), offset=offset[~taken])
 
     def _pages(self, spool: Spool) -> Iterator[CarvedPage]:
         """The records of a spool, read again."""

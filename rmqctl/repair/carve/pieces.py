@@ -8,10 +8,10 @@ may be the body of that record.
 
 from __future__ import annotations
 
-from bisect import bisect_right, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import islice, pairwise
+from itertools import pairwise
 
 import numpy as np
 
@@ -162,12 +162,13 @@ class Claims:
             self._count += 1
 
     def _overlap(self, host: int, starts: Array, ends: Array) -> Array:
-        ranges = self._of.get(host, ())
-        first = bisect_right(ranges, (int(starts[0]), 0))
-        first -= first > 0
-        taken: Array = np.zeros(len(starts), bool)
-        for start, end in islice(ranges, first, None):
-            if start >= ends[-1]:
-                break
-            taken |= (starts < end) & (ends > start)
-        return taken
+        ranges = self._of.get(host, [])
+        first = max(bisect_right(ranges, (int(starts[0]), 0)) - 1, 0)
+        others = ranges[first:bisect_left(ranges, (int(ends[-1]), 0))]
+        if not others:
+            return np.zeros(len(starts), bool)
+        # They do not overlap each other, so the last that starts before an end ends last, too.
+        low, high = np.array(others, np.int64).T
+        last = np.searchsorted(low, ends) - 1
+        overlap: Array = (last >= 0) & (high[last] > starts)
+        return overlap
