@@ -19,6 +19,7 @@ from rmqctl.repair.carve.carve import DOUBTFUL, MISPLACED
 from rmqctl.repair.carve.store import size_by_ends
 from tests.conftest import GoldenFolder, Runner
 from tests.repair.carving import carve, places, record, saved
+from tests.support import members
 from tests.support.share import sample
 from tests.support.stored import log_bytes
 
@@ -125,6 +126,16 @@ def test_an_older_log_of_the_same_broker(rmqctl: Runner, tmp_path: Path) -> None
         document = rebuilt(rmqctl, tmp_path / "image")
         assert document["written"] == found.tally.messages
         assert document["physical_offsets_kept"] == len(in_place)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3, 4), (4, 3, 2, 1, 0), (2, 4, 0, 3, 1)])
+def test_the_files_of_a_dledger_log(order: tuple[int, ...], tmp_path: Path) -> None:
+    """A mark ends each, an entry's head is before each record, the last has unused space."""
+    count = len(members.write(tmp_path / "node", members.bodies(50, length=200)))
+    files = [path.read_bytes() for path in sorted((tmp_path / "node/dledger-n0/data").iterdir())]
+    found = carve(saved(tmp_path, b"".join(files[number] for number in order)))
+    assert len(files) == len(order)
+    assert found.tally.in_place == found.tally.messages == count
 
 
 def test_two_stores_with_places_of_their_own(rmqctl: Runner, tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from rmqctl.formats import dledger
-from rmqctl.formats.local.message import BLANK_SIZE, total_size_at
 from rmqctl.repair.carve.window import AsLog, Window
 from rmqctl.scan.damage.extents import judge
 from rmqctl.scan.damage.slots import Passed
@@ -35,9 +34,9 @@ def is_file(shift: int, size: int) -> bool:
 class Doubts:
     """Which records of a log may lie in the body of a damaged one, for the logs of a source."""
 
-    def __init__(self, window: Window, is_blank: Callable[[int], bool],
+    def __init__(self, window: Window, file_end: Callable[[int], int],
                  record: Callable[[int], tuple[int, int, bool] | None]) -> None:
-        self._window, self._is_blank, self._record = window, is_blank, record
+        self._window, self._file_end, self._record = window, file_end, record
         self._logs: OrderedDict[int, tuple[AsLog, Passed]] = OrderedDict()
         self._pieces: dict[int, tuple[int, int]] = {}
         """(end, until where records are doubtful) of the last piece, by shift."""
@@ -82,12 +81,12 @@ class Doubts:
         log, passed = self._log(shift)
         is_start = not gap
         for _ in range(_MOST_STEPS):
-            other = self._record(gap) if is_start else None
+            other = self._first(gap) if is_start else None
             if at <= gap or (other is not None and other[1] != shift and other[2]):
                 break  # a file of another log starts there, or of another part of this one
             is_start = False
-            if self._is_blank(gap):
-                gap += total_size_at(self._window.read(gap, BLANK_SIZE))
+            if size := self._file_end(gap):
+                gap += size
                 is_start = True
                 continue
             if dledger.head_at(self._window.read(gap, dledger.HEAD_SIZE), gap + shift) is not None:
@@ -100,6 +99,12 @@ class Doubts:
                 return behind if behind > at else 0
             gap = max(behind, gap + 1)
         return 0
+
+    def _first(self, start: int) -> tuple[int, int, bool] | None:
+        """The first record of a file that starts here, which in DLedger's has an entry's head."""
+        head = self._window.read(start, dledger.HEAD_SIZE)
+        framed = dledger.detect(head) == dledger.FRAMED
+        return self._record(start + framed * dledger.HEAD_SIZE)
 
     def sort(self, rows: Array, shift: int) -> Iterator[tuple[Array, bool]]:
         """Records of one shift (`spool.PLACE`), with whether they are doubtful. StoreIOError.

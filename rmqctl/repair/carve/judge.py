@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rmqctl.formats import layout
+from rmqctl.formats import dledger, layout
 from rmqctl.formats.local.message import (
     BLANK_SIZE,
     HOST_BITS,
@@ -13,6 +13,7 @@ from rmqctl.formats.local.message import (
     VERSIONS,
     Blank,
     Message,
+    total_size_at,
     variant,
 )
 from rmqctl.repair.carve.window import Candidates, Checksums, Window
@@ -67,6 +68,15 @@ class Judge:
             return False
         total, magic = _BLANK.unpack(head)
         return magic == MAGIC_BLANK and bool(total >= BLANK_SIZE)
+
+    def file_end(self, position: int) -> int:
+        """The size of what ends a file here, be it DLedger's; 0 if nothing does."""
+        head = self._window.read(position, BLANK_SIZE)
+        if self.is_blank(position):
+            return total_size_at(head)
+        if dledger.detect(head) != dledger.END_OF_FILE:
+            return 0
+        return max(dledger.END.decode(head).size, 0)
 
     def own_end(self, position: int, shift: int, *, strict: bool = False) -> int | None:
         """Where a record with a damaged head ends, if one of its sizes leads to the next record.

@@ -16,7 +16,6 @@ from itertools import pairwise
 import numpy as np
 
 from rmqctl.formats import dledger
-from rmqctl.formats.local.message import BLANK_SIZE, total_size_at
 from rmqctl.repair.carve.window import AsLog, Window
 from rmqctl.scan.damage.extents import claimed_end
 from rmqctl.scan.frames import Array
@@ -68,8 +67,8 @@ class _Break:
 class Pieces:
     """The starts and ends of all chains of records in a source, in the order of the scan."""
 
-    def __init__(self, window: Window, is_blank: Callable[[int], bool]) -> None:
-        self._window, self._is_blank = window, is_blank
+    def __init__(self, window: Window, file_end: Callable[[int], int]) -> None:
+        self._window, self._file_end = window, file_end
         self._breaks: dict[int, _Break] = {}
         """By the shift of the log."""
         self._started: dict[int, int] = {}
@@ -100,10 +99,9 @@ class Pieces:
             if start < broken.end < at:
                 self._settle(broken, start)
         # The end of a file is no break.
-        if self._is_blank(at):
-            end = at + shift + total_size_at(self._window.read(at, BLANK_SIZE))
+        if size := self._file_end(at):
             if len(self.file_ends) < MOST:
-                self.file_ends.add(end)
+                self.file_ends.add(at + shift + size)
         elif at < self._window.size and shift not in self._breaks and (
                 len(self._breaks) < _MOST_OPEN):
             claimed = claimed_end(AsLog(self._window, shift, None), at, strict=True)
@@ -116,7 +114,12 @@ class Pieces:
             broken.is_settled = True
 
     def _is_file(self, shift: int, at: int, broken: int) -> bool:
-        """Whether a file of a log starts at ``at``, after the unused end of another one."""
+        """Whether a file of a log starts at ``at``, after the unused end of another one; in
+        DLedger's an entry's head is before the first record.
+        """
+        head = max(at - dledger.HEAD_SIZE, 0)
+        if dledger.head_at(self._window.read(head, dledger.HEAD_SIZE), head + shift) is not None:
+            at = head
         return not (at + shift) % _PAGE and not at % _SECTOR and not any(
             self._window.read(broken, min(at - broken, _UNUSED)))
 

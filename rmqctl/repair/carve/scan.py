@@ -65,9 +65,9 @@ class Scan:
         self._number, self._named, self._base = number, base is not None, base
         self._witness = witness
         self._undecided, self._embedded, self._damaged = undecided, embedded, damaged
-        self.doubts = Doubts(self._window, self._judge.is_blank, self._judge.record)
+        self.doubts = Doubts(self._window, self._judge.file_end, self._judge.record)
         """Says of undecided records, too, which of a log's are doubtful."""
-        self.pieces = Pieces(self._window, self._judge.is_blank)
+        self.pieces = Pieces(self._window, self._judge.file_end)
         """Says of undecided records of other shifts what speaks against them."""
         self._doubtful, self._doubt_end = doubtful, 0
         self._gap: int | None = None
