@@ -152,3 +152,20 @@ def test_a_damaged_separator_reveals_nothing_in_files(name: str, rmqctl: Runner,
         json.loads(line) for line in target.read_text().splitlines()]
     assert DIGEST.fullmatch(row["tags"])
     assert "alice" not in json.dumps(row, default=str)
+
+
+def test_a_decoder_quotes_nothing(rmqctl: Runner, golden: GoldenFolder, tmp_path: Path,
+                                  monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it says of a body that it cannot read may contain the body."""
+    (tmp_path / "quoting_decoder.py").write_text(
+        "def decode(body, message):\n    raise ValueError('alice-7 ' + body[:20].hex())\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    words = ("--decode", "python:quoting_decoder.decode", "--redact")
+    shown = rmqctl("read", golden(STORE), "--limit", "3", "-o", "jsonl", *words).expect(0)
+    written = rmqctl("export", golden(STORE), "--limit", "3", "--out", tmp_path / "x.jsonl",
+                     *words).expect(0)
+    for text in (shown.out + shown.err, written.out + written.err,
+                 (tmp_path / "x.jsonl").read_text()):
+        assert "alice-7" not in text
+    assert "3 bodies not decoded" in shown.err
+    assert "3 bodies not decoded" in written.err

@@ -152,7 +152,7 @@ def command(
         if not result.total("rows"):
             out.note("no messages")
     if decoding.cache_info().currsize:
-        tell_undecoded(out, decoding())
+        tell_undecoded(out, decoding(), redact=redact)
     # An incomplete export is still written; the exit code reports the loss.
     if not result.complete:
         raise typer.Exit(int(ExitCode.FINDINGS))

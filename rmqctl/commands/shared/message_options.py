@@ -154,7 +154,7 @@ class MessageOptions(OptionGroup):
     def tell_undecoded(self, out: Output) -> None:
         """Says which bodies were not decoded, where any was to be."""
         if "_decoding" in self.__dict__:
-            tell_undecoded(out, self._decoding)
+            tell_undecoded(out, self._decoding, redact=self.redact)
 
     def projection(self, out: Output, more: Sequence[str] = ()) -> Projection:
         """The fields to make: all for programs, a few for people, or those the user named.
@@ -193,11 +193,14 @@ def decoding_of(name: str | None) -> Decoding:
     return Decoding(name or AUTO)
 
 
-def tell_undecoded(out: Output, decoding: Decoding) -> None:
-    """Says once how many bodies were not decoded, and why the first was not."""
+def tell_undecoded(out: Output, decoding: Decoding, *, redact: bool = False) -> None:
+    """Say once how many bodies were not decoded, and why the first was not: that may quote it, so
+    ``redact`` leaves it out.
+    """
     if decoding.problems:
+        first = "" if redact else f", the first at {decoding.first_problem}"
         out.note(f"{counted(decoding.problems, 'body', 'bodies')} not decoded with --decode "
-                 f"{decoding.spec}, the first at {decoding.first_problem}")
+                 f"{decoding.spec}{first}")
     if decoding.unknown:
         out.note(f"{counted(decoding.unknown, 'body', 'bodies')} left as text or bytes: neither "
                  "JSON nor gzip, which is what --decode auto tells by itself")
