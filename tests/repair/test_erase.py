@@ -211,6 +211,14 @@ def test_what_a_broker_needs_stays(words: tuple[str, str], root: Path) -> None:
     run("delete", words[0], root, words[1]).expect(6)
 
 
+@pytest.mark.parametrize("kind", ["topic", "group"])
+@pytest.mark.parametrize("name", ["../commitlog", "..", ".", "", "/", "a/../../config", "a" * 256])
+def test_a_name_leads_nowhere_else(kind: str, name: str, root: Path) -> None:
+    before = snapshot.take(root)
+    run("delete", kind, root, name, "--apply", "--yes", "--purge").expect(2)
+    assert before.differences(snapshot.take(root)) in ([], ["changed: . (mtime_ns)"])
+
+
 def test_purge_needs_consent(root: Path) -> None:
     before = snapshot.take(root)
     done = run("delete", "message", root, "--id", ID, "--purge", "--apply").expect(2)

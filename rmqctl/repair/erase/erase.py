@@ -13,7 +13,7 @@ import numpy as np
 from rmqctl.checks.metadata.tables import is_user_group, is_user_topic
 from rmqctl.checks.verify.common import plural
 from rmqctl.engine.config.table import next_version
-from rmqctl.errors import RefusedError, StoreIOError
+from rmqctl.errors import RefusedError, StoreIOError, UsageError
 from rmqctl.files.durable import STAGING
 from rmqctl.formats.config import fastjson
 from rmqctl.formats.local import properties as props
@@ -33,6 +33,7 @@ from rmqctl.repair.rebuild import rocksdb
 from rmqctl.repair.rebuild.derived_range import log_as_it_is
 from rmqctl.repair.scratch import Scratch
 from rmqctl.repair.targets import target
+from rmqctl.scan.derived import is_queue_name
 from rmqctl.scan.overlay import Piece
 from rmqctl.store.config.config import FOLDER, MISSING, load_one
 from rmqctl.store.config.progress import named
@@ -134,7 +135,10 @@ def plan_erase(store: Store, command: str, wanted: Wanted, clock: Callable[[], i
 
 
 def _topics(store: Store, wanted: Wanted) -> list[str]:
-    """The topics that go. RefusedError."""
+    """The topics that go. UsageError, RefusedError."""
+    for name in (*wanted.topics, *wanted.groups):
+        if not is_queue_name(name):
+            raise UsageError(f"{name!r} is not a name of a topic or group")
     for topic in wanted.topics:
         if not is_user_topic(topic):
             raise RefusedError(f"{topic} is a system topic: a broker needs it")
