@@ -31,8 +31,10 @@ from rmqctl.store.store import Store
 _NO_MESSAGES = ("consumequeue", "consumequeue_ext", "batchconsumequeue", "index", "config",
                 "timerwheel", "lock", "checkpoint", "abort", STAGING)
 _WORD = 8
-_PAGE = 8 << 20
-_TABLE = 1 << 16
+_PAGE = 4 << 20
+_SHIFT = np.uint64(40)
+_TABLE = 1 << 64 - 40
+_FACTORS = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F)
 
 
 @dataclass(slots=True)
@@ -96,81 +98,109 @@ def leftovers(store: Store, traits: Traits, planned: dict[str, list[tuple[int, i
     """How many bytes of erased bodies stay, by file: in runs of `LEAST` bytes or more, outside of
     the spans (start, end) that are ``planned`` and the files and folders that are ``gone``.
     """
-    words = _words(traits.bodies)
-    if not len(words):
+    runs = _Runs(traits.bodies)
+    if not len(runs):
         return {}
     away = tuple(os.path.join(path, "") for path in gone)
-    table = np.zeros(_TABLE, bool)
-    table[(words & np.uint64(_TABLE - 1)).astype(np.int64)] = True
-    windows = _windows(traits.bodies)
     left: dict[str, int] = {}
     paths = dict.fromkeys([*files_below(store.root), *(file.path for file in store.log.files)])
     for path in paths:
         if os.path.join(path, "").startswith(away) and away:
             continue
-        count = sum(_hits(path, words, table, windows, planned.get(path, [])))
+        count = _left_in(path, runs, np.array(sorted(planned.get(path, [])), np.int64))
         if count:
             left[path] = count
     return left
 
 
-def _words(found: set[bytes]) -> Array:
-    """The aligned words of all bodies: each run of `LEAST` bytes has one of them."""
-    parts = [np.frombuffer(body[:len(body) // _WORD * _WORD], "<u8") for body in found]
-    words = np.unique(np.concatenate(parts)) if parts else np.zeros(0, np.uint64)
-    found_words: Array = words[words != 0]
-    return found_words
+class _Runs:
+    """All runs of `LEAST` bytes of some bodies, by hashes of their two words."""
+
+    def __init__(self, bodies: Iterable[bytes]) -> None:
+        self._words, self._runs = np.zeros(_TABLE, bool), np.zeros(_TABLE, bool)
+        hashes = [np.zeros(0, np.uint64)]
+        for part in _parts(bodies):
+            # Each body begins at a multiple of a word; no run leaves its body.
+            data = b"".join(body + bytes(-len(body) % _WORD) for body in part)
+            sizes = np.array([len(body) for body in part], np.int64)
+            begins = np.cumsum((sizes + _WORD - 1) // _WORD * _WORD)
+            begins = np.append(0, begins[:-1])
+            inside = np.zeros(len(data), np.int8)
+            inside[begins] = 1
+            inside[begins + sizes - LEAST + 1] -= 1
+            words = _words_of(data)
+            hashes.append(_hashes(words, np.flatnonzero(np.cumsum(inside, dtype=np.int8))))
+            aligned = words[::_WORD]
+            self._words[_place(aligned[aligned != 0] * _FACTORS[0])] = True
+        self._hashes = np.concatenate(hashes)
+        self._hashes = self._hashes[self._hashes != 0]
+        self._hashes.sort()
+        self._runs[_place(self._hashes)] = True
+
+    def __len__(self) -> int:
+        return len(self._hashes)
+
+    def starts(self, data: bytes, base: int, spans: Array) -> Array:
+        """Where in a file with ``data`` at ``base`` such runs start, sorted; none that touch the
+        ``spans`` (start, end).
+        """
+        words = _words_of(data)
+        # Each run has an aligned word of its body, so only what is near to such a word is hashed.
+        here = self._words[_place(words * _FACTORS[0])] & (words != 0)
+        near = here[:len(data) - LEAST + 1].copy()
+        for shift in range(1, LEAST - _WORD + 1):
+            near |= here[shift:shift + len(near)]
+        starts = np.flatnonzero(near)
+        if len(spans):
+            row = np.searchsorted(spans[:, 0], starts + base + LEAST) - 1
+            starts = starts[(row < 0) | (spans[row, 1] <= starts + base)]
+        found = _hashes(words, starts)
+        maybe = np.flatnonzero(self._runs[_place(found)])
+        maybe = maybe[np.argsort(found[maybe])]  # in order, they are found faster
+        row = np.minimum(np.searchsorted(self._hashes, found[maybe]), len(self._hashes) - 1)
+        places: Array = np.sort(starts[maybe[self._hashes[row] == found[maybe]]]) + base
+        return places
 
 
-def _windows(found: set[bytes]) -> dict[bytes, list[tuple[bytes, int]]]:
-    by_word: dict[bytes, list[tuple[bytes, int]]] = {}
-    for body in found:
-        for at in range(0, len(body) - _WORD + 1, _WORD):
-            by_word.setdefault(body[at:at + _WORD], []).append((body, at))
-    return by_word
+def _parts(bodies: Iterable[bytes]) -> Iterator[list[bytes]]:
+    """The bodies in lists that are joined at once."""
+    part: list[bytes] = []
+    size = 0
+    for body in bodies:
+        part.append(body)
+        size += len(body)
+        if size >= _PAGE:
+            yield part
+            part, size = [], 0
+    if part:
+        yield part
 
 
-def _hits(path: str, words: Array, table: Array, windows: dict[bytes, list[tuple[bytes, int]]],
-          planned: list[tuple[int, int]]) -> Iterator[int]:
+def _words_of(data: bytes) -> Array:
+    """The words at all places."""
+    return np.ndarray(len(data) - _WORD + 1, "<u8", data, 0, (1,))
+
+
+def _hashes(words: Array, starts: Array) -> Array:
+    """Of the runs at ``starts``; 0 for a run of zeros, which is nobody's."""
+    hashes: Array = words[starts] * _FACTORS[0] ^ words[starts + _WORD] * _FACTORS[1]
+    return hashes
+
+
+def _place(hashes: Array) -> Array:
+    places: Array = (hashes >> _SHIFT).astype(np.int64)
+    return places
+
+
+def _left_in(path: str, runs: _Runs, spans: Array) -> int:
+    """How many bytes of a file are in such runs."""
+    count, last = 0, -LEAST
     with FileSource(path) as source:
         at = source.next_data(0)
-        while at < source.size:
-            data = source.read(at, _PAGE + 2 * LEAST)
-            if not data:
-                return
-            yield from _in_page(data, at, words, table, windows, planned)
+        while at + LEAST <= source.size:
+            starts = runs.starts(source.read(at, _PAGE + LEAST - 1), at, spans)
+            # Runs that overlap are counted once.
+            count += int(np.minimum(np.diff(starts, prepend=last), LEAST).sum())
+            last = int(starts[-1]) if len(starts) else last
             at = source.next_data(at + _PAGE)
-
-
-def _in_page(data: bytes, base: int, words: Array, table: Array,
-             windows: dict[bytes, list[tuple[bytes, int]]],
-             planned: list[tuple[int, int]]) -> Iterator[int]:
-    end = 0
-    places = []
-    for shift in range(_WORD):
-        some = np.frombuffer(data, "<u8", (len(data) - shift) // _WORD, shift) if len(
-            data) >= _WORD + shift else np.zeros(0, np.uint64)
-        rows = np.flatnonzero(table[(some & np.uint64(_TABLE - 1)).astype(np.int64)])
-        rows = rows[np.isin(some[rows], words)]
-        places += (rows * _WORD + shift).tolist()
-    for place in sorted(places):
-        if place < end or any(first <= base + place < last for first, last in planned):
-            continue
-        # The longest run around the word that any of the bodies has.
-        longest = max((_run(data, place, body, at) for body, at in windows[
-            data[place:place + _WORD]]), key=lambda run: (run[1] - run[0], run[1]))
-        if longest[1] - longest[0] >= LEAST and any(data[longest[0]:longest[1]]):
-            end = longest[1]
-            yield longest[1] - longest[0]
-
-
-def _run(data: bytes, place: int, body: bytes, at: int) -> tuple[int, int]:
-    """The bounds in ``data`` of what is the same in both around the word at these places."""
-    before = 0
-    while before < min(at, place) and body[at - before - 1] == data[place - before - 1]:
-        before += 1
-    after = _WORD
-    while at + after < len(body) and place + after < len(data) and (
-            body[at + after] == data[place + after]):
-        after += 1
-    return place - before, place + after
+    return count
