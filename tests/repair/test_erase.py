@@ -187,6 +187,35 @@ def test_a_group_goes_with_everything(root: Path) -> None:
     run("verify", root).expect(0)
 
 
+@pytest.mark.parametrize("words", [("group", "billing"), ("topic", "%DLQ%billing"),
+                                   ("topic", "%RETRY%billing")], ids=" ".join)
+def test_messages_that_a_group_sent_back_are_not_erased_where_they_came_from(
+        words: tuple[str, str], root: Path) -> None:
+    own = {words[1]} if words[0] == "topic" else {"%RETRY%billing", "%DLQ%billing"}
+    before = {record.physical_offset: record for record in records(root)}
+    waiting = Spec("SCHEDULE_TOPIC_XXXX", 1, b"waits to be sent back", {
+        **NAMED, "REAL_TOPIC": "%RETRY%billing", "REAL_QID": "0", "RETRY_TOPIC": "orders"})
+    other = Path(tiny_stores.build(root.parent / "other", (*SPECS, waiting)).root)
+    made = delete(root, *words[:1], root, words[1], "--purge")
+    assert {line["topic"] for line in made["erased"]} == own
+    after = {record.physical_offset: record for record in records(root)}
+    assert {record.topic.decode() for physical, record in before.items()
+            if after[physical] != record} == own
+    made = delete(other, *words[:1], other, words[1])
+    assert {line["topic"] for line in made["erased"]} == own | (
+        set() if "%DLQ" in words[1] else {"SCHEDULE_TOPIC_XXXX"})
+
+
+def test_a_message_passed_on_stays_when_its_first_topic_goes(tmp_path: Path) -> None:
+    passed_on = (Spec("bills", 0, SECRET, NAMED),
+                 Spec("%RETRY%others", 0, SECRET, {**NAMED, "RETRY_TOPIC": "bills"}))
+    root = Path(tiny_stores.build(tmp_path / "store", (*SPECS, *passed_on)).root)
+    made = delete(root, "topic", root, "orders")
+    assert {line["topic"] for line in made["erased"]} >= {"orders", "%DLQ%billing"}
+    assert not {line["topic"] for line in made["erased"]} & {"bills", "%RETRY%others"}
+    assert made["same_body"] == len(passed_on)
+
+
 @pytest.mark.parametrize("words", [("topic", "orders"), ("group", "billing")], ids=" ".join)
 def test_queues_in_rocksdb(words: tuple[str, str], root: Path) -> None:
     pytest.importorskip("rocksdict")

@@ -346,8 +346,8 @@ def _notes(store: Store, wanted: Wanted, found: Found, left: dict[str, int],
         yield (f"the bodies of {plural(unsearched, 'message', 'messages')} are too many to be "
                "looked for by content: their copies are found by ids only")
     if found.doubtful:
-        yield (f"{plural(len(found.doubtful), 'message has', 'messages have')} the body of an "
-               "erased one and another id: not erased (--same-body erases them, too)")
+        yield (f"{plural(len(found.doubtful), 'message has', 'messages have')} the body or the id "
+               "of an erased one and may be another: not erased (--same-body erases them, too)")
     if found.closed:
         yield (f"{plural(len(found.closed), 'batch contains', 'batches contain')} an erased body "
                "and cannot be read message by message: not erased")

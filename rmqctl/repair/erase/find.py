@@ -4,6 +4,10 @@ A broker that delays, holds back, sends back or gives up a message keeps the cli
 and where the message was born. So a copy has that id, or names one as its origin, and has the same
 birth or the same body; or it has no id, and both. Clients choose ids: what has an id alone, or the
 body alone, may be another message. It is counted, and erased only on request.
+
+Of a topic that is deleted, only what waits or was sent back is a copy: an application may have
+passed a message on to another topic. Of a group, whose retry and dead letter topics go, nothing is:
+its messages are copies themselves, of messages that stay.
 """
 
 from __future__ import annotations
@@ -31,6 +35,7 @@ _MOST_HELD = 16 << 20
 _ORIGINS = (props.ORIGIN_MESSAGE_ID, "DLQ_ORIGIN_MESSAGE_ID")
 _OF_TOPIC = (props.REAL_TOPIC, props.RETRY_TOPIC, props.DLQ_ORIGIN_TOPIC)
 _MOVED = (props.HALF_TOPIC, props.SCHEDULE_TOPIC, props.TIMER_TOPIC)
+_SENT_BACK = (props.RETRY_PREFIX, props.DLQ_PREFIX)
 
 
 @dataclass(slots=True)
@@ -80,7 +85,8 @@ class Traits:
     def has_inner(self, inner: Inner, *, same_body: bool) -> bool | None:
         """Whether a message of a batch is named, or a copy; None where it has the body alone."""
         unique = inner.unique_key
-        if unique in self.named or (unique in self.ids and inner.body in self.bodies):
+        if unique in self.named or (unique in self.ids and inner.body in self.bodies
+                                    and not self.topics):
             return True
         if inner.body in self.bodies:
             return True if same_body else None
@@ -93,11 +99,19 @@ class Traits:
             "utf-8", "surrogateescape") for name in (props.UNIQUE_KEY, *_ORIGINS))
         if unique in self.named:
             return True
+        if self.topics and not self._is_of_topics(record, known):
+            return False
         is_born = (record.born_timestamp, record.born_host) in self.births
         has_body = record.body in self.bodies or content(record) in self.bodies
         if unique in self.ids or not (self.ids | self.origins).isdisjoint(filter(None, origins)):
             return is_born or has_body
         return unique is None and is_born and has_body
+
+    def _is_of_topics(self, record: Record, known: dict[str, str]) -> bool:
+        """Whether a message may be one of the topics that waits or was sent back."""
+        topics = {known[name] for name in _OF_TOPIC if name in known}
+        return _is_moved(record.topic.decode("utf-8", "replace")) and (
+            not topics or not topics.isdisjoint(self.topics))
 
     @property
     def size(self) -> int:
@@ -115,6 +129,10 @@ class Found:
     doubtful: set[int] = field(default_factory=set)
     batches: set[int] = field(default_factory=set)
     closed: set[int] = field(default_factory=set)
+
+
+def _is_moved(topic: str) -> bool:
+    return topic in _MOVED or topic.startswith(_SENT_BACK)
 
 
 def content(record: Record) -> bytes:
@@ -162,14 +180,16 @@ def _look(batch: Batch, traits: Traits, found: Found, *, same_body: bool) -> Non
     # By topic: its own messages, and those that wait or were sent back.
     topics = text.topics(batch)
     of_topics: set[int] = set()
-    for topic in traits.topics:
-        of_topics.update(np.flatnonzero(topics.equal(topic.encode())).tolist())
-    wanted = {topic.encode() for topic in traits.topics}
-    for name in _OF_TOPIC if wanted else ():
-        for row in _having(properties, name, wanted):
-            own = topics.take([row]).tolist()[0].decode("utf-8", "replace")
-            if own in _MOVED or own.startswith((props.RETRY_PREFIX, props.DLQ_PREFIX)):
-                of_topics.add(row)
+    copies: set[int] = set()
+    for some, are_copies in ((of_topics, False), (copies, True)):
+        wanted = {topic.encode() for topic in traits.topics
+                  if topic.startswith(_SENT_BACK) == are_copies}
+        for topic in wanted:
+            some.update(np.flatnonzero(topics.equal(topic)).tolist())
+        for name in _OF_TOPIC if wanted else ():
+            some.update(row for row in _having(properties, name, wanted) if _is_moved(
+                topics.take([row]).tolist()[0].decode("utf-8", "replace")))
+    of_topics |= copies
     rows |= of_topics
     for row in rows:
         record = decode(batch.bytes_at(row))
@@ -178,7 +198,8 @@ def _look(batch: Batch, traits: Traits, found: Found, *, same_body: bool) -> Non
             found.doubtful.add(record.physical_offset)
             continue
         found.messages.setdefault(record.physical_offset, _role(record, traits))
-        traits.add(record)
+        if row not in copies:
+            traits.add(record)
     # By content: bodies of the same length and CRC, and whatever is compressed, batched or a trace.
     for row in _suspects(batch, topics, traits).tolist():
         if row not in rows:
