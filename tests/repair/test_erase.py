@@ -142,6 +142,16 @@ def test_twice_is_once(root: Path) -> None:
     assert (again["actions"], again["erased"]) == ([], [])
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_a_message_that_claims_to_be_erased_is_erased(way: str, tmp_path: Path) -> None:
+    claims = Spec("orders", 0, SECRET, {**NAMED, "RMQCTL": "erased"})
+    root = Path(tiny_stores.build(tmp_path / "store", (*DEFAULT, claims)).root)
+    name, *options = WAYS[way]
+    delete(root, name, root, *options, "--purge")
+    assert found(root) == []
+    assert delete(root, name, root, *options)["actions"] == []
+
+
 def test_the_same_body_under_another_id_is_only_counted(tmp_path: Path) -> None:
     others = (Spec("bills", 0, SECRET, {"UNIQ_KEY": "0A00000700000030"}),
               Spec("bills", 0, SECRET, raw_properties=""))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,9 +26,9 @@ from rmqctl.repair.erase.elsewhere import leftovers, other_copies
 from rmqctl.repair.erase.find import Found, Traits, content, find
 from rmqctl.repair.erase.index import drop_entries
 from rmqctl.repair.erase.inner import digest, is_empty, without
-from rmqctl.repair.erase.record import ERASED, erased
+from rmqctl.repair.erase.record import ERASED, erased, is_erased
 from rmqctl.repair.offsets.table import quotes_queue_ids
-from rmqctl.repair.plan import Action, Changes, MoveAside, Patch, Plan, Replace
+from rmqctl.repair.plan import Action, Changes, MoveAside, Patch, Plan, Replace, Step
 from rmqctl.repair.rebuild import rocksdb
 from rmqctl.repair.rebuild.derived_range import log_as_it_is
 from rmqctl.repair.scratch import Scratch
@@ -110,6 +110,7 @@ def plan_erase(store: Store, command: str, wanted: Wanted, clock: Callable[[], i
         for at, raw, record in records:
             unmarked += _erase(changes, lines, spans, store, path, at, raw, record,
                                target(store, path).split(os.sep)[0], drop=False)
+    changes.steps = [*_joined(changes.steps)]
     # What leads to them: the index; of topics and groups, queues, configuration and offsets.
     gone = np.array(sorted(found.messages), np.int64)
     if len(gone):
@@ -182,11 +183,6 @@ def _chosen(store: Store, wanted: Wanted, traits: Traits,
                 yield record
 
 
-def is_erased(record: Record) -> bool:
-    """Whether the message was erased before."""
-    return props.parse(record.properties.decode("utf-8", "replace")).get(MARK) == ERASED
-
-
 def _erase(changes: Changes, lines: list[dict[str, Any]],
            spans: dict[str, list[tuple[int, int]]], store: Store, path: str, at: int, raw: bytes,
            record: Record, role: str, *, drop: bool) -> bool:
@@ -206,6 +202,15 @@ def _erase(changes: Changes, lines: list[dict[str, Any]],
         "{what} of {topic}, queue {queue}", what=role, topic=line["topic"],
         queue=record.queue_id), offset=record.physical_offset, length=len(raw), proof=line))
     return not is_marked
+
+
+def _joined(steps: Iterable[Step]) -> Iterator[Patch]:
+    """One patch of each file."""
+    pieces: dict[str, list[Piece]] = {}
+    for step in steps:
+        if isinstance(step, Patch):
+            pieces.setdefault(step.target, []).extend(step.pieces)
+    return (Patch(name, tuple(some)) for name, some in pieces.items())
 
 
 def _erase_inside(changes: Changes, lines: list[dict[str, Any]],

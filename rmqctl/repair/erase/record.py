@@ -66,6 +66,15 @@ def erased(raw: bytes, record: Record, *, drop: bool = False,
                      sealed=sealed), filler.MARK in values
 
 
+def is_erased(record: Record) -> bool:
+    """Whether the message was erased before. Anyone can send a property: nothing else may be left
+    of it.
+    """
+    known = props.parse(record.properties.decode("utf-8", "replace"))
+    return known.get(filler.MARK) == ERASED and not any(record.body) and known.keys() <= {
+        filler.MARK, *_KEPT, *REQUIRED.get(record.topic.decode("utf-8", "replace"), {})}
+
+
 def _laid_out(raw: bytes, head_size: int, body: int, *, sealed: bool) -> Parts:
     """The record with a body of zeros between what is before and after it in ``raw``."""
     head, end = raw[:head_size - 4] + body.to_bytes(4, "big"), raw[head_size:]
