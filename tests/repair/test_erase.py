@@ -265,6 +265,31 @@ def test_purge_needs_consent(root: Path) -> None:
     assert before.differences(snapshot.take(root)) == []
 
 
+@pytest.mark.parametrize("way", [("-q",), ("-o", "json"), ()], ids=" ".join)
+def test_what_is_purged_is_not_said_to_come_back(way: tuple[str, ...], root: Path) -> None:
+    plan = run("delete", "message", root, "--id", ID, "--purge", "-o", "json").expect(0).json()
+    assert [step["effect"] for step in plan["steps"]] == ["irreversible"]
+    done = run("delete", "message", root, "--id", ID, "--purge", "--apply", "--yes", *way).expect(0)
+    assert "reverts" not in done.out + done.err
+    assert "comes back" not in done.out
+    assert not list((root / ".rmqctl/repairs").iterdir())
+
+
+def test_what_purge_leaves_is_named(root: Path) -> None:
+    # An opening of the store put this aside; no repair keeps it.
+    (root / ".rmqctl/aside/1").mkdir(parents=True)
+    (root / ".rmqctl/aside/1/torn").write_bytes(SECRET)
+    done = run("delete", "message", root, "--id", ID, "--purge", *PLAN).expect(0)
+    assert list(done.json()["bytes_left"].values()) == [len(SECRET)]
+    assert ".rmqctl/aside/1/torn" in done.err
+    # What a repair with a damaged journal keeps is not deleted.
+    run("delete", "key", root, "k1", "--apply", "--yes").expect(0)
+    [journal] = (root / ".rmqctl/repairs").glob("*/journal.jsonl")
+    journal.write_bytes(b"{}\n" + journal.read_bytes())
+    done = run("delete", "key", root, "k2", "--purge", "--apply", "--yes").expect(6)
+    assert "is not deleted" in done.err or "damaged" in done.err
+
+
 def test_bytes_of_an_earlier_use_are_counted(root: Path) -> None:
     last = max((root / "commitlog").iterdir())
     data = bytearray(last.read_bytes())

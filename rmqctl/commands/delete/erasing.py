@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,7 +11,7 @@ import typer
 
 from rmqctl.commands.app.option_groups import OptionGroup
 from rmqctl.commands.shared.applying import ApplyOptions, at_a_terminal
-from rmqctl.errors import UsageError
+from rmqctl.errors import RefusedError, UsageError
 from rmqctl.output.units import count_text, size_text
 from rmqctl.parse_values import now_ms
 from rmqctl.phrases import Phrase
@@ -83,13 +84,23 @@ def _certify(path: str, name: str, root: str, lines: list[dict[str, Any]]) -> No
 
 
 def _purge(out: Output, root: str) -> None:
-    """Delete what all repairs keep."""
+    """Delete what all repairs keep. RefusedError where that of one cannot be."""
     from rmqctl.repair.executor.executor import Repair
-    from rmqctl.repair.executor.prune import prunable
+    from rmqctl.repair.executor.journal import history
+    from rmqctl.repair.executor.prune import left_elsewhere, prunable
 
     with Repair(root, "delete", finish=False) as repair:
         found = prunable(root, 1 << 62)
+        for one in found:
+            for folder in left_elsewhere(root, one.entry.id):
+                out.warn(Phrase("repair {id} also keeps things in {folder}, which are not deleted",
+                                id=one.entry.id, folder=folder))
         repair.prune([one.entry.id for one in found])
+    stays = [entry.id for entry in history(root)]
+    if stays:
+        raise RefusedError(f"{root}: the journal of repair {stays[0]} is damaged, so what it and "
+                           "later ones keep is not deleted; "
+                           f"`rmqctl undo {shlex.quote(root)} --list` shows them")
     out.note(Phrase("deleted what {count} repair keeps; nothing can be undone any more",
                     "deleted what {count} repairs keep; nothing can be undone any more",
                     count=len(found)))

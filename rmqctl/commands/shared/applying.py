@@ -383,10 +383,11 @@ def _carry_out(out: Output, store_root: str, repair: Repair, proposal: Proposal,
 
         show_plan(out, replace(proposal, room=rooms(store_root, check(
             store_root, proposal.plan.steps, named))))
-        out.tell(Phrase("Nothing is deleted: what is replaced or moved away is kept in {folder}. "
-                        "To undo: rmqctl undo {store}",
-                        folder=os.path.join(store_root, ".rmqctl", "repairs"),
-                        store=shlex.quote(store_root)))
+        if not proposal.purges:
+            out.tell(Phrase("Nothing is deleted: what is replaced or moved away is kept in "
+                            "{folder}. To undo: rmqctl undo {store}",
+                            folder=os.path.join(store_root, ".rmqctl", "repairs"),
+                            store=shlex.quote(store_root)))
         ask(out, "Carry this out?", yes=False)
     # An error explains itself; after an interrupt, say how to continue or undo.
     try:

@@ -151,6 +151,9 @@ def _steps(proposal: Proposal, following: str | None) -> list[Step]:
     if not proposal.choice:
         tail = [] if proposal.tail is None else [
             proposal.tail.truncated(shlex.quote(proposal.plan.root))]
+        if proposal.purges:
+            return [Step(following, Phrase("carries the plan out, for good"), "irreversible",
+                         loses)]
         return [*(replace(step, command=typed.completed(step.command) or "") for step in tail),
                 Step(following, Phrase("carries the plan out; `undo` reverts it"), "reversible",
                      loses)]

@@ -14,7 +14,6 @@ from rmqctl.checks.metadata.tables import is_user_group, is_user_topic
 from rmqctl.checks.verify.common import plural
 from rmqctl.engine.config.table import next_version
 from rmqctl.errors import RefusedError, StoreIOError, UsageError
-from rmqctl.files.durable import STAGING
 from rmqctl.formats.config import fastjson
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.filler import MARK
@@ -41,6 +40,7 @@ from rmqctl.store.log.bounds import View
 from rmqctl.store.problems import Problem
 from rmqctl.store.query.lookup import message_at
 from rmqctl.store.query.select import Selection, Selector
+from rmqctl.store.repair_losses import REPAIRS
 from rmqctl.store.store import Store
 
 _QUEUES = ("consumequeue", "consumequeue_ext", "batchconsumequeue")
@@ -336,8 +336,9 @@ def _is_offset_of(key: str, topics: Sequence[str], groups: Sequence[str]) -> boo
 def _notes(store: Store, wanted: Wanted, found: Found, left: dict[str, int],
            unmarked: int, unsearched: int) -> Iterable[str]:
     """What the user must know before the plan is carried out."""
-    kept = {path: count for path, count in left.items()
-            if os.path.relpath(path, store.root).split(os.sep)[0] == STAGING}
+    # What openings of the store put aside below .rmqctl is not of a repair, and stays.
+    kept = {path: count for path, count in left.items() if os.path.relpath(
+        path, store.root).startswith(os.path.join(REPAIRS, ""))}
     others = [path for path in left if path not in kept]
     if others:
         count = sum(left[path] for path in others)
