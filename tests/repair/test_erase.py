@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from rmqctl.formats import bodies
+from rmqctl.formats.local import properties as props
 from rmqctl.formats.local import sysflag
 from rmqctl.formats.local.message import Record, decode
 from rmqctl.repair.erase.inner import inner_messages, is_empty
@@ -337,6 +338,26 @@ def test_a_message_of_a_batch(batched: tuple[Path, list[Record]]) -> None:
         (item.at, item.size) for item in inner_messages(old)]
     run("verify", root).expect(0)
     assert delete(root, "message", root, "--id", chosen.unique_key.decode())["actions"] == []
+
+
+def test_messages_of_batches_are_found_by_their_own_keys_and_properties(
+        batched: tuple[Path, list[Record]]) -> None:
+    root, batches = batched
+    topic, chosen = next((record.topic.decode(), item) for record in batches
+                         for item in inner_messages(record) if b"KEYS\1" in item.properties
+                         and len(item.body) >= 16)
+    known = props.parse(chosen.properties.decode())
+    for way in (("--key", known["KEYS"].split()[0]),
+                ("--property", f"KEYS={known['KEYS']}"),
+                ("--key", known["KEYS"].split()[0], "--topic", topic)):
+        plan = run("delete", "message", root, *way, "-o", "json").expect(0).json()
+        assert hashlib.sha256(chosen.body).hexdigest() in {
+            line["body_sha256"] for line in plan["erased"] if line["what"] == "in a batch"}
+    assert run("delete", "message", root, *way[:2], "--topic", "another", "-o", "json").expect(
+        0).json()["erased"] == []
+    delete(root, "message", root, *way, "--purge")
+    assert found(root, chosen.body) == []
+    assert delete(root, "message", root, *way)["erased"] == []
 
 
 def test_a_batch_that_is_named_goes_with_all_its_messages(

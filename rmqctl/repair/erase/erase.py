@@ -25,6 +25,7 @@ from rmqctl.repair.erase.elsewhere import leftovers, other_copies
 from rmqctl.repair.erase.find import Found, Traits, content, find
 from rmqctl.repair.erase.index import drop_entries
 from rmqctl.repair.erase.inner import digest, is_empty, without
+from rmqctl.repair.erase.named import in_batches
 from rmqctl.repair.erase.record import ERASED, erased, is_erased
 from rmqctl.repair.offsets.table import quotes_queue_ids
 from rmqctl.repair.plan import Action, Changes, MoveAside, Patch, Plan, Replace, Step
@@ -87,7 +88,7 @@ def plan_erase(store: Store, command: str, wanted: Wanted, clock: Callable[[], i
     # Which messages are meant, and all their copies in the log.
     problems: list[Problem] = []
     topics = _topics(store, wanted)
-    traits = Traits(topics=frozenset(topics))
+    traits = Traits(topics=frozenset(topics), selects=in_batches(wanted.selection))
     chosen = [*_chosen(store, wanted, traits, problems.append)]
     found = find(store, traits, chosen, same_body=wanted.same_body)
     copies = other_copies(store, traits)
@@ -222,7 +223,7 @@ def _erase_inside(changes: Changes, lines: list[dict[str, Any]],
     if record is None or raw is None or place is None:
         raise StoreIOError(f"{store.root}: the batch at {physical} cannot be read any more")
     made, items = without(raw, record, lambda item: bool(
-        traits.has_inner(item, same_body=same_body)) and not is_empty(item))
+        traits.has_inner(record, item, same_body=same_body)) and not is_empty(item))
     name, path, at = target(store, place[0].name), place[0].name, place[1]
     body = at + variant(record.sys_flag & HOST_BITS, record.magic).head_size
     for item in items:

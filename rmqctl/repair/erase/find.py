@@ -23,7 +23,7 @@ from rmqctl.formats.internal_topics import meaning
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local import sysflag
 from rmqctl.formats.local.message import CRC_MASK, Record, decode
-from rmqctl.repair.erase.inner import Inner, inner_messages
+from rmqctl.repair.erase.inner import Inner, inner_messages, is_empty
 from rmqctl.scan import text
 from rmqctl.scan.frames import Array, Batch
 from rmqctl.store.store import Store
@@ -55,6 +55,8 @@ class Traits:
     births: set[tuple[int, tuple[bytes, int]]] = field(default_factory=set)
     """When (epoch ms) and where (address, port) they were born."""
     held: int = 0
+    selects: Callable[[Record, Inner], bool] | None = None
+    """Whether the user selected a message of a batch."""
     unsearched: set[int] = field(default_factory=set)
     """Physical offsets of messages whose bodies are not looked for, as there are too many."""
 
@@ -82,11 +84,13 @@ class Traits:
         self.bodies.add(body)
         self.crcs.add(zlib.crc32(body) & CRC_MASK)
 
-    def has_inner(self, inner: Inner, *, same_body: bool) -> bool | None:
+    def has_inner(self, record: Record, inner: Inner, *, same_body: bool) -> bool | None:
         """Whether a message of a batch is named, or a copy; None where it has the body alone."""
         unique = inner.unique_key
         if unique in self.named or (unique in self.ids and inner.body in self.bodies
                                     and not self.topics):
+            return True
+        if self.selects is not None and self.selects(record, inner):
             return True
         if inner.body in self.bodies:
             return True if same_body else None
@@ -156,7 +160,7 @@ def find(store: Store, traits: Traits, chosen: Iterable[Record], *, same_body: b
     for record in chosen:
         found.messages[record.physical_offset] = "message"
         traits.add(record)
-    while traits.size or traits.topics:
+    while traits.size or traits.topics or traits.selects:
         before = traits.size
         for batch in store.log.walk(whole=True):
             if len(batch):
@@ -220,7 +224,8 @@ def _suspects(batch: Batch, topics: text.Texts, traits: Traits) -> Array:
     crcs = np.array(sorted(traits.crcs), np.int64)
     flags = batch.column("sys_flag")
     mask: Array = (flags & sysflag.COMPRESSED != 0) & bool(traits.bodies)
-    mask |= (flags & sysflag.INNER_BATCH != 0) & bool(traits.bodies or traits.named)
+    mask |= (flags & sysflag.INNER_BATCH != 0) & bool(
+        traits.bodies or traits.named or traits.selects)
     mask |= np.isin(batch.column("body_crc"), crcs)
     traced = (topics.length >= _TRACE_LEAST) if traits.ids else np.zeros(len(batch), bool)
     for row in np.flatnonzero(traced & ~mask).tolist():
@@ -256,9 +261,12 @@ def _inside(record: Record, plain: bytes, traits: Traits, found: Found, *,
     physical = record.physical_offset
     items = inner_messages(record)
     for item in items:
-        is_copy = traits.has_inner(item, same_body=same_body)
+        is_copy = traits.has_inner(record, item, same_body=same_body)
+        if is_copy and is_empty(item):
+            continue
         if is_copy:
             found.batches.add(physical)
+            traits.ids.update(filter(None, [item.unique_key]))
             traits.add_body(item.body, physical)
         elif is_copy is None:
             found.doubtful.add(physical)

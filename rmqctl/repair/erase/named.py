@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rmqctl.errors import StoreIOError, UsageError
+from rmqctl.formats.local import properties as props
+from rmqctl.formats.local.message import Record
+from rmqctl.repair.erase.inner import Inner
 from rmqctl.scan.source import FileSource
 from rmqctl.store.query.conditions import PROPERTY, Condition
 from rmqctl.store.query.select import Selection
@@ -40,3 +43,19 @@ def selection(topic: str | None, key: str | None, named: Sequence[str]) -> Selec
             raise UsageError(f"--property {one}: expected NAME=VALUE")
         where.append(Condition(PROPERTY + name, "=", value))
     return Selection(key=key, where=tuple(where))
+
+
+def in_batches(selected: Selection | None) -> Callable[[Record, Inner], bool] | None:
+    """Whether a message inside a batch is one of a `selection`, by its own keys and properties."""
+    if selected is None:
+        return None
+
+    def selects(record: Record, inner: Inner) -> bool:
+        known = props.parse(inner.properties.decode("utf-8", "replace"))
+        topic = record.topic.decode("utf-8", "replace")
+        keys = [*props.split_keys(known.get(props.KEYS)), known.get(props.UNIQUE_KEY)]
+        return (selected.key is None or selected.key in keys) and all(
+            (topic if wanted.field == "topic" else known.get(
+                wanted.field.removeprefix(PROPERTY))) == wanted.value for wanted in selected.where)
+
+    return selects
