@@ -306,6 +306,16 @@ def test_it_finds_nothing_without_a_word(root: Path) -> None:
     assert delete(root, "message", root, "--id", "0A0000070000FFFF")["actions"] == []
 
 
+def test_what_leads_to_nothing_is_named(root: Path) -> None:
+    done = run("delete", "message", root, "--id", ID, "--id", "0A0000070000FFFF", "-o", "json")
+    assert done.json()["not_found"] == ["0A0000070000FFFF"]
+    assert "1 of 2 ids" in done.err
+    delete(root, "message", root, "--id", ID)
+    assert delete(root, "message", root, "--id", ID)["not_found"] == [ID]
+    assert "did you mean orders" in run("delete", "topic", root, "ordres").expect(0).err
+    assert "group biling" in run("delete", "group", root, "biling").expect(0).err
+
+
 @pytest.fixture
 def batched(golden: GoldenFolder, tmp_path: Path) -> tuple[Path, list[Record]]:
     """A store with batches of several messages, and these."""

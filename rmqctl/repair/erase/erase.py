@@ -22,7 +22,7 @@ from rmqctl.phrases import Phrase
 from rmqctl.repair.broker_config import configured
 from rmqctl.repair.config.convert import replaced
 from rmqctl.repair.erase.elsewhere import leftovers, other_copies
-from rmqctl.repair.erase.find import Found, Traits, content, find
+from rmqctl.repair.erase.find import Found, Traits, content, find, unique_key
 from rmqctl.repair.erase.index import drop_entries
 from rmqctl.repair.erase.inner import digest, is_empty, without
 from rmqctl.repair.erase.named import in_batches
@@ -37,6 +37,7 @@ from rmqctl.scan.derived import is_queue_name
 from rmqctl.scan.overlay import Piece
 from rmqctl.store.config.config import FOLDER, MISSING, load_one
 from rmqctl.store.config.progress import named
+from rmqctl.store.explain import near_names
 from rmqctl.store.log.bounds import View
 from rmqctl.store.problems import Problem
 from rmqctl.store.query.lookup import message_at
@@ -77,6 +78,7 @@ class Erasure:
     left: dict[str, int] = field(default_factory=dict)
     doubtful: int = 0
     batches: int = 0
+    not_found: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
 
@@ -97,18 +99,22 @@ def plan_erase(store: Store, command: str, wanted: Wanted, clock: Callable[[], i
     lines: list[dict[str, Any]] = []
     spans: dict[str, list[tuple[int, int]]] = {}
     unmarked = 0
+    ids: set[bytes | None] = set()
     for physical, role in sorted(found.messages.items()):
         record, raw = store.log.record_at(physical), store.log.raw_at(physical)
         place = store.log.locate(physical)
         if record is None or raw is None or place is None:
             raise StoreIOError(f"{store.root}: the message at {physical} cannot be read any more")
+        ids.add(unique_key(record))
         drop = record.topic.decode("utf-8", "replace") in topics
         unmarked += _erase(changes, lines, spans, store, place[0].name, place[1], raw, record, role,
                            drop=drop)
     for physical in sorted(found.batches):
-        _erase_inside(changes, lines, spans, store, physical, traits, same_body=wanted.same_body)
+        ids |= _erase_inside(changes, lines, spans, store, physical, traits,
+                             same_body=wanted.same_body)
     for path, records in copies.files.items():
         for at, raw, record in records:
+            ids.add(unique_key(record))
             unmarked += _erase(changes, lines, spans, store, path, at, raw, record,
                                target(store, path).split(os.sep)[0], drop=False)
     changes.steps = [*_joined(changes.steps)]
@@ -130,9 +136,12 @@ def plan_erase(store: Store, command: str, wanted: Wanted, clock: Callable[[], i
     notes = [*dict.fromkeys(problem.text for problem in problems if problem.is_fault),
              *changes.notes, *_notes(store, wanted, found, left, unmarked, len(traits.unsearched))]
     empty = not changes.steps
+    missing = sorted(name.decode() for name in traits.named - ids)
+    notes = [*_not_found(store, wanted, missing, is_empty=empty),
+             *(notes if not empty or left or found.doubtful else ())]
     return Erasure(Plan(command, store.root, tuple(changes.actions), tuple(changes.steps),
-                        notes=tuple(notes) if not empty or left or found.doubtful else ()),
-                   lines, left, len(found.doubtful), len(found.closed),
+                        notes=tuple(notes)),
+                   lines, left, len(found.doubtful), len(found.closed), missing,
                    [problem.text for problem in problems if problem.is_fault])
 
 
@@ -216,8 +225,8 @@ def _joined(steps: Iterable[Step]) -> Iterator[Patch]:
 
 def _erase_inside(changes: Changes, lines: list[dict[str, Any]],
                   spans: dict[str, list[tuple[int, int]]], store: Store, physical: int,
-                  traits: Traits, *, same_body: bool) -> None:
-    """Plan a batch of which some messages are erased."""
+                  traits: Traits, *, same_body: bool) -> set[bytes | None]:
+    """Plan a batch of which some messages are erased; return the ids of these."""
     record, raw = store.log.record_at(physical), store.log.raw_at(physical)
     place = store.log.locate(physical)
     if record is None or raw is None or place is None:
@@ -240,6 +249,7 @@ def _erase_inside(changes: Changes, lines: list[dict[str, Any]],
             "{what} of {topic}, queue {queue}", what="messages in a batch",
             topic=lines[-1]["topic"], queue=record.queue_id), offset=physical, length=len(raw),
             proof=lines[-1]))
+    return {item.unique_key for item in items}
 
 
 def _move_queues(changes: Changes, store: Store, topics: Sequence[str]) -> list[str]:
@@ -332,6 +342,19 @@ def _leave_config(changes: Changes, store: Store, topics: Sequence[str], groups:
 def _is_offset_of(key: str, topics: Sequence[str], groups: Sequence[str]) -> bool:
     topic, _, group = key.partition("@")
     return topic in topics or group in groups
+
+
+def _not_found(store: Store, wanted: Wanted, ids: Sequence[str], *,
+               is_empty: bool) -> Iterator[str]:
+    """What leads to nothing: a typing error, or erased before."""
+    if ids:
+        yield (f"{len(ids):,} of {plural(len(wanted.ids), 'id', 'ids')}: no message in this store, "
+               f"or erased before ({named(list(ids))})")
+    if is_empty:
+        topics = {topic for topic, _ in store.known_queues}
+        yield from (f"this store has nothing of topic {topic}{near_names(topic, topics)}"
+                    for topic in wanted.topics)
+        yield from (f"this store has nothing of group {group}" for group in wanted.groups)
 
 
 def _notes(store: Store, wanted: Wanted, found: Found, left: dict[str, int],
