@@ -17,6 +17,7 @@ from rmqctl.formats.local import properties as props
 from rmqctl.formats.local import sysflag
 from rmqctl.formats.local.message import Record, decode
 from rmqctl.repair.erase.inner import inner_messages, is_empty
+from rmqctl.repair.executor.apply_step import StepApplier
 from rmqctl.store import Store
 from tests.conftest import GoldenFolder
 from tests.support import snapshot
@@ -135,6 +136,23 @@ def test_a_list_of_ids_and_a_certificate(root: Path, tmp_path: Path) -> None:
     assert all(len(line["sha256"]) == 64 for line in document["erased"])
     assert "c4711" not in certificate.read_text()
     assert found(root, b"another letter, of somebody else") == found(root) == []
+
+
+def test_the_certificate_after_an_interruption(root: Path, tmp_path: Path,
+                                              monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = run("delete", "message", root, "--id", ID, "-o", "json").json()["erased"]
+    with monkeypatch.context() as patched:
+        patched.setattr(StepApplier, "forward", interrupted)
+        run("delete", "message", root, "--id", ID, *PLAN).expect(130)
+    certificate = tmp_path / "certificate.json"
+    delete(root, "message", root, "--id", "0A00000700000020", "--certificate", certificate)
+    erased = json.loads(certificate.read_text())["erased"]
+    assert [line for line in erased if line in expected] == expected
+    assert len(erased) == len(expected) + 1
+
+
+def interrupted(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 def test_twice_is_once(root: Path) -> None:
@@ -333,6 +351,7 @@ def test_a_message_of_a_batch(batched: tuple[Path, list[Record]]) -> None:
     before = list(records(root))
     made = delete(root, "message", root, "--id", chosen.unique_key.decode(), "--purge")
     assert [line["what"] for line in made["erased"]] == ["in a batch"]
+    assert [action["proof"] for action in made["actions"]] == made["erased"]
     assert made["erased"][0]["body_sha256"] == hashlib.sha256(chosen.body).hexdigest()
     assert found(root, chosen.body) == []
     # All else is as it was, and readable.

@@ -51,6 +51,8 @@ def run(out: Output, store: StoreOptions, name: str, wanted: Wanted, apply: Appl
     certificate = None if options.certificate is None else checked_target(options.certificate)
     if options.purge and apply.apply and not apply.yes and not at_a_terminal():
         raise UsageError("--purge deletes for good: where nobody can be asked, --apply needs --yes")
+    # The certificate has what an interrupted deletion erases, too: this one completes it.
+    earlier = _interrupted(store.root) if apply.apply and certificate else []
     made: list[Erasure] = []
 
     def propose(scratch: Scratch) -> Proposal:
@@ -70,9 +72,21 @@ def run(out: Output, store: StoreOptions, name: str, wanted: Wanted, apply: Appl
     if not apply.apply:
         return
     if certificate is not None and made:
-        _certify(certificate, name, store.root, made[0].erased)
+        _certify(certificate, name, store.root, [*earlier, *made[0].erased])
     if options.purge:
         _purge(out, store.root)
+
+
+def _interrupted(root: str) -> list[dict[str, Any]]:
+    """What a deletion erases that was interrupted. StoreIOError."""
+    from rmqctl.repair.executor.journal import load, pending, state_of
+
+    repair_id = pending(root)
+    if repair_id is None or state_of(root, repair_id)[0] != "interrupted":
+        return []
+    journal = load(root, repair_id)
+    return [dict(action["proof"]) for action in journal.actions
+            if journal.command.startswith("delete-") and action["action"] == "erase"]
 
 
 def _certify(path: str, name: str, root: str, lines: list[dict[str, Any]]) -> None:

@@ -243,12 +243,12 @@ def _erase_inside(changes: Changes, lines: list[dict[str, Any]],
             "store_timestamp": record.store_timestamp,
             "sha256": hashlib.sha256(raw).hexdigest(), "body_sha256": digest(item)})
         spans.setdefault(path, []).append((body + item.at, body + item.at + item.size))
+        changes.actions.append(Action("erase", name, None, None, Phrase(
+            "{what} of {topic}, queue {queue}", what="message in a batch",
+            topic=lines[-1]["topic"], queue=record.queue_id), offset=physical, length=item.size,
+            proof=lines[-1]))
     if items:
         changes.steps.append(Patch(name, (Piece(at, len(raw), ((0, made),)),)))
-        changes.actions.append(Action("erase", name, None, None, Phrase(
-            "{what} of {topic}, queue {queue}", what="messages in a batch",
-            topic=lines[-1]["topic"], queue=record.queue_id), offset=physical, length=len(raw),
-            proof=lines[-1]))
     return {item.unique_key for item in items}
 
 
