@@ -423,3 +423,12 @@ def test_what_is_refused(golden_copy: GoldenFolder, tmp_path: Path) -> None:
     out = run("convert", root, *CONFIG, "--out", tmp_path / "new").expect(6)
     assert "damaged" in out.err
     assert "not converted" in out.err
+
+
+@pytest.mark.parametrize("words", [("--for", OLD), ("--consumequeue", "rocksdb")], ids=" ".join)
+def test_a_damaged_end_is_refused_under_the_lock_too(words: tuple[str, str],
+                                                     golden_copy: GoldenFolder) -> None:
+    pytest.importorskip("rocksdict")
+    root = golden_copy("5.3.3/crash-trunc-garbage/before")
+    for more in ((), ("--apply", "--yes")):
+        assert "damaged" in run("convert", root, *words, *more).expect(6).err
