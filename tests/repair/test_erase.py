@@ -159,6 +159,10 @@ def test_twice_is_once(root: Path) -> None:
     delete(root, "message", root, "--id", ID)
     again = delete(root, "message", root, "--id", ID)
     assert (again["actions"], again["erased"]) == ([], [])
+    message_id = next(record.message_id for record in records(root) if record.topic == b"bills")
+    delete(root, "message", root, "--id", message_id, "--id", message_id)
+    again = delete(root, "message", root, "--id", message_id)
+    assert (again["actions"], again["not_found"]) == ([], [])
 
 
 @pytest.mark.parametrize("way", WAYS)
