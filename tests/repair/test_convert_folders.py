@@ -85,7 +85,8 @@ def test_files_of_one_name(several: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "other").exists()
 
 
-@pytest.mark.parametrize("into", [("a",), ("a", "a"), ("a", "a/b"), ("consumequeue", "a")])
+@pytest.mark.parametrize("into", [("a",), ("a", "a"), ("a", "a/b"), ("consumequeue", "a"),
+                                  ("a,b", "c")])
 def test_folders_that_cannot_be(several: Path, tmp_path: Path, into: tuple[str, ...]) -> None:
     options = [word for folder in into for word in ("--into", folder)]
     run("convert", several, "--commitlog", "multi-path", *options, "--out",

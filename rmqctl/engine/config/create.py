@@ -126,6 +126,9 @@ def _log_names(root: str, given: Iterable[str]) -> tuple[str, ...]:
         if not name or "\0" in name:
             raise UsageError(f"{name!r} is no name of a folder")
         folder = os.path.normpath(os.path.join(top, name))
+        if "," in folder:
+            raise UsageError(f"commitlog folder {folder!r} contains a comma, which separates "
+                             "folders in a broker's configuration")
         if _inside(top, folder):
             raise UsageError(f"commitlog folder {name!r} would hold the store itself")
         folder_name = os.path.relpath(folder, top) if _inside(folder, top) else folder
