@@ -20,6 +20,7 @@ ROCKSDB_QUEUES, PROPERTY_CRC = "rocksdb_queues", "property_crc"
 STATIC_TOPICS, POP, POP_RECORDS = "static-topics", "pop", "pop-records"
 COMPACTION, TIER, CONFIG_V1, CONFIG_V2 = "compaction", "tier", "rocksdb-v1", "rocksdb-v2"
 COMPRESSION, ABORT_WITH_PID = "compression", "abort-with-pid"
+LONG_TRANSACTIONS = "transactions-of-long-topics"
 LONGEST_V1 = 127
 """Bytes of the longest topic of a v1 record; a longer one is of `LONG_TOPICS`."""
 
@@ -53,6 +54,7 @@ FEATURES: Mapping[str, Feature] = {
     "transaction-metrics": Feature("5.0.0", ("config/transactionMetrics",)),
     "controller": Feature("5.0.0", (CONTROLLER_FILES[0],)),
     LONG_TOPICS: Feature("5.1.0"),
+    LONG_TRANSACTIONS: Feature("5.1.0"),
     COMPACTION: Feature("5.1.0", ("compaction/compactionLog",), ("compaction",)),
     TIER: Feature("5.1.0", ("config/tieredStoreMetadata.json",)),
     "broker-identity": Feature("5.1.1", CONTROLLER_FILES[2:]),

@@ -432,3 +432,17 @@ def test_a_damaged_end_is_refused_under_the_lock_too(words: tuple[str, str],
     root = golden_copy("5.3.3/crash-trunc-garbage/before")
     for more in ((), ("--apply", "--yes")):
         assert "damaged" in run("convert", root, *words, *more).expect(6).err
+
+
+def test_open_transactions_of_long_topics_are_listed(tmp_path: Path) -> None:
+    halves = [Spec("RMQ_SYS_TRANS_HALF_TOPIC", 0, b"half", {
+        "UNIQ_KEY": f"A{number}", "REAL_TOPIC": topic, "REAL_QID": "0", "TRAN_MSG": "true",
+        "PGROUP": "g"}) for number, topic in enumerate((LONG, "orders", LONG))]
+    root = Path(tiny.build(tmp_path / "store", (*DEFAULT, *halves)).root)
+    topics = config_json.parse((root / "config/topics.json").read_bytes()).value
+    topics["topicConfigTable"][LONG] = {"topicName": LONG}
+    (root / "config/topics.json").write_text(json.dumps(topics))
+    made = plan(root, code=1)
+    assert lost(made) == {("messages", None): 2}
+    assert "transactions list" in made["not_converted"][0]["remedy"]
+    assert lost(run("convert", root, "--for", "5.1.0", "-o", "json").expect(0).json()) == {}

@@ -18,6 +18,7 @@ from rmqctl.checks.losses import GROUPS, MESSAGES, OFFSETS, TIMERS, TOPICS, Loss
 from rmqctl.checks.preflight.types import Prediction
 from rmqctl.errors import FormatError, RmqctlError, StoreIOError
 from rmqctl.formats.local.properties import (
+    HALF_TOPIC,
     REAL_TOPIC,
     RETRY_PREFIX,
     SCHEDULE_TOPIC,
@@ -37,6 +38,7 @@ from rmqctl.store.features import (
     COMPACTION,
     FEATURES,
     LONG_TOPICS,
+    LONG_TRANSACTIONS,
     LONGEST_V1,
     POP,
     POP_RECORDS,
@@ -80,7 +82,8 @@ def downgrade_losses(store: Store, release: str) -> Iterator[tuple[str, Loss]]:
     has it, too.
     """
     for feature, judge in ((store.layout.config, _config), (STATIC_TOPICS, _static),
-                           (LONG_TOPICS, _delayed), (COMPACTION, _compaction),
+                           (LONG_TOPICS, _delayed), (LONG_TRANSACTIONS, _open_transactions),
+                           (COMPACTION, _compaction),
                            (TIER, _tier), (POP, _pop), (POP_RECORDS, _pop_states)):
         if feature in FEATURES and not is_from(release, FEATURES[feature].since):
             for loss in judge(store, release):
@@ -224,6 +227,25 @@ def _delayed(store: Store, release: str) -> Iterator[Loss]:
         yield Loss(MESSAGES, count, Phrase(
             "a {version} broker never delivers a delayed message for a topic of more than 127 "
             "bytes, and none after it", version=release), f"consumequeue/{SCHEDULE_TOPIC}")
+
+
+def _open_transactions(store: Store, release: str) -> Iterator[Loss]:
+    """Half messages whose commit the broker refuses, for the name of their topic."""
+    from rmqctl.checks.transactions import OPEN, transactions
+
+    topics = {row["topic"] for row in load_one(store, "topics.json").rows()}
+    if not any(topic == HALF_TOPIC for topic, _ in store.known_queues) or not any(
+            len(os.fsencode(topic)) > LONGEST_V1 for topic in topics):
+        return
+    count = 0
+    with suppress(RmqctlError):  # what cannot be read is said elsewhere
+        count = sum(half.state in OPEN and len(os.fsencode(half.properties.get(
+            REAL_TOPIC, ""))) > LONGEST_V1 for half in transactions(
+                store, now_ms(), lambda _problem: None))
+    if count:
+        yield Loss(MESSAGES, count, Phrase(
+            "a {version} broker cannot commit transactions of topics of more than 127 bytes",
+            version=release), f"consumequeue/{HALF_TOPIC}")
 
 
 # -- POP ---------------------------------------------------------------------------------------

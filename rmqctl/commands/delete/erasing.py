@@ -62,8 +62,8 @@ def run(out: Output, store: StoreOptions, name: str, wanted: Wanted, apply: Appl
         copies = sum(line["what"] != "message" for line in found.erased)
         return plan_page.Proposal(
             found.plan, {"erased": found.erased, "bytes_left": found.left,
-                         "same_body": found.doubtful, "not_found": found.not_found, "batches_left": found.batches,
-                         "purge": options.purge},
+                         "same_body": found.doubtful, "not_found": found.not_found,
+                         "batches_left": found.batches, "purge": options.purge},
             {"messages": count_text(len(found.erased) - copies), "copies": count_text(copies),
              "bytes": size_text(sum(line["size"] for line in found.erased))},
             listed=((Phrase("Messages"), found.erased, _COLUMNS),), purges=options.purge)

@@ -70,6 +70,7 @@ from rmqctl.store.features import (
     CONFIG_V2,
     FEATURES,
     LONG_TOPICS,
+    LONG_TRANSACTIONS,
     LONGEST_V1,
     POP,
     ROCKSDB_QUEUES,
@@ -400,6 +401,8 @@ class _Conversion(Changes):
 
 
 def _remedy(feature: str) -> Phrase:
+    if feature == LONG_TRANSACTIONS:
+        return Phrase("end them before the store is converted: `rmqctl transactions list STORE`")
     if feature == POP:
         return Phrase("`rmqctl pop release STORE --group GROUP --apply` delivers them again, or "
                       "let consumers acknowledge them before the store is converted")

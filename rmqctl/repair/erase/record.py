@@ -71,8 +71,9 @@ def is_erased(record: Record) -> bool:
     of it.
     """
     known = props.parse(record.properties.decode("utf-8", "replace"))
+    required = REQUIRED.get(record.topic.decode("utf-8", "replace"), {})
     return known.get(filler.MARK) == ERASED and not any(record.body) and known.keys() <= {
-        filler.MARK, props.CRC32, *_KEPT, *REQUIRED.get(record.topic.decode("utf-8", "replace"), {})}
+        filler.MARK, props.CRC32, *_KEPT, *required}
 
 
 def _laid_out(raw: bytes, head_size: int, body: int, *, sealed: bool) -> Parts:
