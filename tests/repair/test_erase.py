@@ -338,6 +338,17 @@ def test_what_leads_to_nothing_is_named(root: Path) -> None:
     assert "group biling" in run("delete", "group", root, "biling").expect(0).err
 
 
+def test_a_message_that_damage_hides_is_not_kept_silent(root: Path) -> None:
+    chosen = [record for record in records(root) if record.topic == b"bills"][-1]
+    log = max((root / "commitlog").iterdir())
+    data = bytearray(log.read_bytes())
+    at = chosen.physical_offset - int(log.name)
+    data[at:at + 20] = b"\xff" * 20
+    log.write_bytes(data)
+    for words in (("message", root, "--id", "0A00000700000020"), ("topic", root, "bills")):
+        assert "damaged" in run("delete", *words).expect(0).err
+
+
 @pytest.fixture
 def batched(golden: GoldenFolder, tmp_path: Path) -> tuple[Path, list[Record]]:
     """A store with batches of several messages, and these."""

@@ -137,7 +137,7 @@ def plan_erase(store: Store, command: str, wanted: Wanted, clock: Callable[[], i
              *changes.notes, *_notes(store, wanted, found, left, unmarked, len(traits.unsearched))]
     empty = not changes.steps
     missing = sorted(name.decode() for name in traits.named - ids)
-    notes = [*_not_found(store, wanted, missing, is_empty=empty),
+    notes = [*_not_found(store, wanted, missing, found.damaged, is_empty=empty),
              *(notes if not empty or left or found.doubtful else ())]
     return Erasure(Plan(command, store.root, tuple(changes.actions), tuple(changes.steps),
                         notes=tuple(notes)),
@@ -344,9 +344,12 @@ def _is_offset_of(key: str, topics: Sequence[str], groups: Sequence[str]) -> boo
     return topic in topics or group in groups
 
 
-def _not_found(store: Store, wanted: Wanted, ids: Sequence[str], *,
+def _not_found(store: Store, wanted: Wanted, ids: Sequence[str], damaged: int, *,
                is_empty: bool) -> Iterator[str]:
-    """What leads to nothing: a typing error, or erased before."""
+    """What leads to nothing (a typing error, or erased before), and where nothing is found."""
+    if damaged:
+        yield (f"{plural(damaged, 'byte', 'bytes')} of the log are damaged, and messages in them "
+               "are not found: `rmqctl recover` first")
     if ids:
         yield (f"{len(ids):,} of {plural(len(wanted.ids), 'id', 'ids')}: no message in this store, "
                f"or erased before ({named(list(ids))})")

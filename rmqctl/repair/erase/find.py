@@ -25,7 +25,7 @@ from rmqctl.formats.local import sysflag
 from rmqctl.formats.local.message import CRC_MASK, Record, decode
 from rmqctl.repair.erase.inner import Inner, inner_messages, is_empty
 from rmqctl.scan import text
-from rmqctl.scan.frames import Array, Batch
+from rmqctl.scan.frames import DAMAGED, Array, Batch
 from rmqctl.store.store import Store
 
 LEAST = 16
@@ -126,13 +126,15 @@ class Traits:
 class Found:
     """Physical offsets of messages to erase with what each is; ``doubtful``: those with the same
     body and another id. ``batches``: those with messages to erase inside; ``closed``: batches that
-    contain an erased body, and stay as they are.
+    contain an erased body, and stay as they are. ``damaged``: bytes of the log in which nothing
+    is found.
     """
 
     messages: dict[int, str] = field(default_factory=dict)
     doubtful: set[int] = field(default_factory=set)
     batches: set[int] = field(default_factory=set)
     closed: set[int] = field(default_factory=set)
+    damaged: int = 0
 
 
 def _is_moved(topic: str) -> bool:
@@ -161,8 +163,9 @@ def find(store: Store, traits: Traits, chosen: Iterable[Record], *, same_body: b
         found.messages[record.physical_offset] = "message"
         traits.add(record)
     while traits.size or traits.topics or traits.selects:
-        before = traits.size
+        before, found.damaged = traits.size, 0
         for batch in store.log.walk(whole=True):
+            found.damaged += sum(span.length for span in batch.spans if span.kind == DAMAGED)
             if len(batch):
                 _look(batch, traits, found, same_body=same_body)
                 advance(int(batch.column("total_size").sum()))
