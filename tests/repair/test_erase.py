@@ -129,7 +129,7 @@ def test_it_can_be_undone(words: tuple[str, ...], root: Path) -> None:
 
 def test_a_list_of_ids_and_a_certificate(root: Path, tmp_path: Path) -> None:
     listed, certificate = tmp_path / "ids", tmp_path / "certificate.json"
-    listed.write_text(f"{ID}\n0A00000700000020\n")
+    listed.write_bytes(f"\ufeff{ID}\r\n\r\n0A00000700000020 ".encode())
     delete(root, "message", root, "--list", listed, "--certificate", certificate, "--purge")
     document = json.loads(certificate.read_text())
     assert len(document["erased"]) == COPIES + 1

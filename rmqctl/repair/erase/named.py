@@ -22,7 +22,8 @@ def read_ids(path: str) -> list[str]:
             raise UsageError(f"{path}: more than {_MOST >> 20} MiB is no list of ids")
         data = source.read(0, source.size)
     try:
-        ids = [line.strip() for line in data.decode().splitlines() if line.strip()]
+        ids = [line.strip() for line in data.decode("utf-8-sig").splitlines()
+               if line.strip()]
     except UnicodeDecodeError as error:
         raise StoreIOError(f"{path}: not text, at byte {error.start}") from None
     if not ids:
