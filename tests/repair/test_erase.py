@@ -349,6 +349,24 @@ def test_a_message_that_damage_hides_is_not_kept_silent(root: Path) -> None:
         assert "damaged" in run("delete", *words).expect(0).err
 
 
+def test_a_topic_that_light_queues_share_keeps_its_queues(golden: GoldenFolder,
+                                                          tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    shutil.copytree(golden("5.3.3/lmq/store"), root)
+    topic = next(record.topic for record in records(root)
+                 if b"INNER_MULTI_DISPATCH" in record.properties).decode()
+    before = run("verify", root, "-o", "json").json()["findings"]
+    done = run("delete", "topic", root, topic, *PLAN, "--purge").expect(0)
+    assert done.json()["erased"]
+    assert f"topic {topic} keeps its queues" in done.err
+    assert not any(any(record.body) for record in records(root) if record.topic == topic.encode())
+    assert run("verify", root, "-o", "json").json()["findings"] == before
+    run("preflight", root).expect(0)
+    again = run("delete", "topic", root, topic, "-o", "json").expect(0)
+    assert again.json()["actions"] == []
+    assert "nothing of topic" not in again.err
+
+
 @pytest.fixture
 def batched(golden: GoldenFolder, tmp_path: Path) -> tuple[Path, list[Record]]:
     """A store with batches of several messages, and these."""

@@ -23,6 +23,7 @@ from rmqctl.formats.local.message import (
     total_size_at,
 )
 from rmqctl.repair.erase.find import LEAST, Traits
+from rmqctl.repair.erase.record import is_erased
 from rmqctl.scan.frames import Array
 from rmqctl.scan.resync import MAX_RECORD
 from rmqctl.scan.source import FileSource
@@ -84,8 +85,8 @@ def _records(path: str, traits: Traits) -> Iterator[tuple[int, bytes, Record]]:
                 except FormatError:
                     continue
                 at = start + size
-                if traits.is_copy(record) or (
-                        record.topic.decode("utf-8", "replace") in traits.topics):
+                if not is_erased(record) and (traits.is_copy(record) or record.topic.decode(
+                        "utf-8", "replace") in traits.topics):
                     yield start, raw, record
             base += _PAGE - MAGIC_OFFSET  # one magic may lie in both pages
 

@@ -94,6 +94,8 @@ def plan_erase(store: Store, command: str, wanted: Wanted, clock: Callable[[], i
     chosen = [*_chosen(store, wanted, traits, problems.append)]
     found = find(store, traits, chosen, same_body=wanted.same_body)
     copies = other_copies(store, traits)
+    # What light queues share needs the topic.
+    topics = [topic for topic in topics if topic not in found.shared]
     # The log: each record in place.
     changes = Changes()
     lines: list[dict[str, Any]] = []
@@ -137,7 +139,7 @@ def plan_erase(store: Store, command: str, wanted: Wanted, clock: Callable[[], i
              *changes.notes, *_notes(store, wanted, found, left, unmarked, len(traits.unsearched))]
     empty = not changes.steps
     missing = sorted(name.decode() for name in traits.named - ids)
-    notes = [*_not_found(store, wanted, missing, found.damaged, is_empty=empty),
+    notes = [*_not_found(store, wanted, missing, found, is_empty=empty),
              *(notes if not empty or left or found.doubtful else ())]
     return Erasure(Plan(command, store.root, tuple(changes.actions), tuple(changes.steps),
                         notes=tuple(notes)),
@@ -344,19 +346,19 @@ def _is_offset_of(key: str, topics: Sequence[str], groups: Sequence[str]) -> boo
     return topic in topics or group in groups
 
 
-def _not_found(store: Store, wanted: Wanted, ids: Sequence[str], damaged: int, *,
+def _not_found(store: Store, wanted: Wanted, ids: Sequence[str], found: Found, *,
                is_empty: bool) -> Iterator[str]:
     """What leads to nothing (a typing error, or erased before), and where nothing is found."""
-    if damaged:
-        yield (f"{plural(damaged, 'byte', 'bytes')} of the log are damaged, and messages in them "
-               "are not found: `rmqctl recover` first")
+    if found.damaged:
+        yield (f"{plural(found.damaged, 'byte', 'bytes')} of the log are damaged, and messages in "
+               "them are not found: `rmqctl recover` first")
     if ids:
         yield (f"{len(ids):,} of {plural(len(wanted.ids), 'id', 'ids')}: no message in this store, "
                f"or erased before ({named(list(ids))})")
     if is_empty:
         topics = {topic for topic, _ in store.known_queues}
         yield from (f"this store has nothing of topic {topic}{near_names(topic, topics)}"
-                    for topic in wanted.topics)
+                    for topic in wanted.topics if topic not in found.shared)
         yield from (f"this store has nothing of group {group}" for group in wanted.groups)
 
 
@@ -381,6 +383,9 @@ def _notes(store: Store, wanted: Wanted, found: Found, left: dict[str, int],
     if found.doubtful:
         yield (f"{plural(len(found.doubtful), 'message has', 'messages have')} the body or the id "
                "of an erased one and may be another: not erased (--same-body erases them, too)")
+    for topic in sorted(found.shared):
+        yield (f"topic {topic} keeps its queues, configuration and offsets: light queues share its "
+               "messages")
     if found.closed:
         yield (f"{plural(len(found.closed), 'batch contains', 'batches contain')} an erased body "
                "and cannot be read message by message: not erased")

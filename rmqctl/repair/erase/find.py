@@ -24,6 +24,7 @@ from rmqctl.formats.local import properties as props
 from rmqctl.formats.local import sysflag
 from rmqctl.formats.local.message import CRC_MASK, Record, decode
 from rmqctl.repair.erase.inner import Inner, inner_messages, is_empty
+from rmqctl.repair.erase.record import is_erased
 from rmqctl.scan import text
 from rmqctl.scan.frames import DAMAGED, Array, Batch
 from rmqctl.store.store import Store
@@ -135,6 +136,8 @@ class Found:
     batches: set[int] = field(default_factory=set)
     closed: set[int] = field(default_factory=set)
     damaged: int = 0
+    shared: set[str] = field(default_factory=set)
+    """Topics that light queues share messages with."""
 
 
 def _is_moved(topic: str) -> bool:
@@ -200,6 +203,11 @@ def _look(batch: Batch, traits: Traits, found: Found, *, same_body: bool) -> Non
     rows |= of_topics
     for row in rows:
         record = decode(batch.bytes_at(row))
+        own = record.topic.decode("utf-8", "replace")
+        if own in traits.topics and _SHARED in record.properties:
+            found.shared.add(own)
+        if is_erased(record):
+            continue
         if row not in of_topics and record.physical_offset not in found.messages and not (
                 same_body or traits.is_copy(record)):
             found.doubtful.add(record.physical_offset)
@@ -237,6 +245,7 @@ def _suspects(batch: Batch, topics: text.Texts, traits: Traits) -> Array:
 
 
 _TRACE_LEAST = len("rmq_sys_trace_")
+_SHARED = props.MULTI_DISPATCH.encode()
 
 
 def _by_content(record: Record, traits: Traits, found: Found, *, same_body: bool) -> None:

@@ -39,7 +39,6 @@ def erased(raw: bytes, record: Record, *, drop: bool = False,
     # A record that ends with a correct appended CRC gets a new one.
     sealed = append_crc.verify(raw) is True
     known = props.parse(record.properties.decode("utf-8", "surrogateescape"))
-    drop = drop and props.MULTI_DISPATCH not in known
     flags = (record.sys_flag & HOST_BITS | sysflag.TRANSACTION_ROLLBACK if drop
              else record.sys_flag & ~_CONTENT_BITS)
     topic = filler.TOPIC.encode() if drop else record.topic
