@@ -64,7 +64,7 @@ def found(root: Path, body: bytes = SECRET) -> list[str]:
     """Where a run of 16 bytes of the body is, in files or in decompressed records."""
     runs = [body[at:at + 16] for at in range(len(body) - 15)]
     places = [str(path.relative_to(root)) for path in sorted(root.rglob("*")) if path.is_file()
-              and any(one in path.read_bytes() for one in runs)]
+              and (data := path.read_bytes().rstrip(b"\0")) and any(one in data for one in runs)]
     for record in records(root):
         plain = bodies.decompressed(sysflag.compression(record.sys_flag), record.body)[0]
         places += [f"record {record.physical_offset}" for one in runs[:1] if one in plain]
