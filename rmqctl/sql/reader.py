@@ -8,8 +8,9 @@ and pieces come in, record batches come out.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -203,12 +204,16 @@ class Reading:
     def rows(self, pieces: Iterable[Piece]) -> Iterator[pa.RecordBatch]:
         """The record batches of some pieces, in their order; StoreIOError names what is missing."""
         for piece in pieces:
-            store = getattr(piece, "store", "")
-            if vfs.is_elsewhere(store) and not vfs.is_mounted(store):
-                from rmqctl.files.remote.tree import mounted
+            places = [getattr(piece, "store", "")]
+            if isinstance(piece, LogPiece) and "://" in piece.path.path:
+                places.append(os.path.dirname(piece.path.path))
+            with ExitStack() as used:
+                for place in places:
+                    if vfs.is_elsewhere(place) and not vfs.is_mounted(place):
+                        from rmqctl.files.remote.tree import mounted
 
-                store = mounted(store)  # another process has planned it
-            with vfs.in_use(store):
+                        place = mounted(place)  # noqa: PLW2901  # another process has planned it
+                    used.enter_context(vfs.in_use(place))
                 for batch in self._of(piece):
                     if batch.num_rows:
                         yield batch

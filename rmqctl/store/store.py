@@ -164,7 +164,7 @@ class Store(Closing):
         self._listings: dict[str, Listing] = {}
         self._as_is: RocksQueues | None = None
         self._seen_end = 0
-        self._uses = ""
+        self._uses: tuple[str, ...] = ()
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], commitlog_dirs: Iterable[str] = (),
@@ -200,8 +200,12 @@ class Store(Closing):
         named = list(commitlog_dirs)
         where = named or _remembered_folders(root) or log_folders.find(root)
         folders = [name if "://" in name else os.path.join(root, name) for name in where]
-        for folder in folders if named else ():
-            if not vfs.isdir(folder):
+        for number, folder in enumerate(folders if named else ()):
+            if vfs.is_elsewhere(folder) and not vfs.is_mounted(folder):
+                from rmqctl.files.remote.tree import mounted
+
+                folders[number] = mounted(folder, sampled=sampled)
+            elif not vfs.isdir(folder):
                 raise NotAStoreError(f"{folder}: no such commitlog directory")
         try:
             vfs.scandir(root).close()
@@ -214,10 +218,11 @@ class Store(Closing):
 
             sizes = as_files_are(cls(root, folders, Sizes(), current=True), sizes)
         store = cls(root, folders, sizes)
-        if vfs.is_mounted(root):  # a file that changes is an error there
+        if any(map(vfs.is_mounted, (root, *folders))):  # a file that changes is an error there
             store._shapes_lent = store._shapes_met
-            store._uses = root
-            vfs.use(root, 1)
+            store._uses = root, *folders
+            for place in store._uses:
+                vfs.use(place, 1)
         # Refuse a folder without any mark of a store, unless its log is known to be elsewhere.
         if not named and not any(vfs.lexists(store.path(mark)) for mark in _MARKS) and (
                 folders == [store.path("commitlog")] and not log_folders.nodes_below(root)):
@@ -718,8 +723,9 @@ class Store(Closing):
         return evidence(self)
 
     def close(self) -> None:
-        uses, self._uses = self._uses, ""
-        vfs.use(uses, -1)
+        uses, self._uses = self._uses, ()
+        for place in uses:
+            vfs.use(place, -1)
         for opened in (self.__dict__.pop("rocksdb", None), self._as_is):
             if opened is not None:
                 opened.close()

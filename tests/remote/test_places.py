@@ -244,6 +244,33 @@ def test_sql_export_and_diff(golden: GoldenFolder, tmp_path: Path, rmqctl: Runne
         (tmp_path / "here.jsonl").unlink()
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("store_is_there", [True, False])
+def test_folders_of_the_log_elsewhere(store_is_there: bool, golden_copy: GoldenFolder,
+                                      tmp_path: Path, rmqctl: Runner) -> None:
+    root = golden_copy("5.3.3/multipath/store")
+    folders = [str(shutil.move(root / name, tmp_path / name)) for name in ("cl1", "cl2")]
+    here = [word for folder in folders for word in ("--commitlog-dir", folder)]
+    there = [word if word not in folders else in_memory(Path(word), tmp_path) for word in here]
+    place = in_memory(root, tmp_path) if store_is_there else str(root)
+    query = "select topic, count(*) from messages group by topic order by topic"
+    for command, *words in (("read",), ("verify",), ("offsets",), ("sql", query),
+                            ("export", "--out", "-", "--format", "jsonl")):
+        form = [] if command == "export" else ["-o", "json"]
+        vfs.unmount_all()
+        want = rmqctl(command, root, *here, *words, *form).expect(0).out
+        got = rmqctl(command, place, *there, *words, *form).expect(0).out
+        names = zip((place, *there), (str(root), *here), strict=True)
+        for name, own in names:
+            got = got.replace(name, own)
+        assert got == want, command
+    assert not any(tree.users for tree in vfs._trees.values())
+    for words in (["truncate", "--to-phy", "0"], ["recover"], ["expire"]):
+        done = rmqctl(words[0], root, *there, *words[1:]).expect(6)
+        assert "works on stores of this machine" in done.err
+    rmqctl("read", root, "--commitlog-dir", f"memory://none-{os.getpid()}/x").expect(3)
+
+
 def test_an_object_that_changes(golden_copy: GoldenFolder, tmp_path: Path) -> None:
     root = golden_copy("4.9.3/basic/store")
     fs, url = fsspec.filesystem("memory"), in_memory(root, tmp_path)

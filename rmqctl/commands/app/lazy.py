@@ -116,6 +116,10 @@ class Command(HelpMixin, typer.core.TyperCommand):
 
     def invoke(self, ctx: Any) -> Any:
         """Run; a usage error found by the command itself learns which help to point to."""
+        for param in self.params:
+            if "--commitlog-dir" in param.opts:
+                for folder in ctx.params[param.name] or ():
+                    refuse_elsewhere(self.spec, folder)
         if ctx.params.get("out_verbose") and self._defaults:
             from rmqctl.commands.app.defaults import key_of
 
