@@ -244,6 +244,23 @@ def test_sql_export_and_diff(golden: GoldenFolder, tmp_path: Path, rmqctl: Runne
         (tmp_path / "here.jsonl").unlink()
 
 
+@pytest.mark.parametrize("place", ["web", "tar", "zip", "memory"])
+def test_queues_without_a_file(place: str, golden_copy: GoldenFolder, tmp_path: Path,
+                               serving: Callable[..., str], rmqctl: Runner) -> None:
+    root = golden_copy("4.9.3/basic/store")
+    topic = next((root / "consumequeue").iterdir())
+    (topic / "77").mkdir()
+    there = {"web": serving, **PLACES}[place](root, tmp_path)
+    for command, *keys in (("info", "topics"), ("offsets", "queues")):
+        here, found = (rmqctl(command, name, "-o", "json").expect(0).json()[keys[0]]
+                       for name in (root, there))
+        text = json.dumps(here)
+        assert '"queue_id": 77' in text
+        # An object store has no empty folders; everything else is the same.
+        assert (here == found) is (place != "memory")
+        assert ('"queue_id": 77' in json.dumps(found)) is (place != "memory")
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("store_is_there", [True, False])
 def test_folders_of_the_log_elsewhere(store_is_there: bool, golden_copy: GoldenFolder,
