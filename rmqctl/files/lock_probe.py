@@ -41,10 +41,10 @@ held here must not even be opened to ask.
 
 def probe(path: str) -> LockState:
     """The state of the lock file at ``path``. Read-only: F_GETLK asks, it does not take."""
+    if not vfs.lexists(path):
+        return LockState(False, note="no lock file")
     if vfs.is_remote(path):
         return LockState(False)
-    if not os.path.lexists(path):
-        return LockState(False, note="no lock file")
     with contextlib.suppress(OSError):
         about = os.stat(path)
         if OWN.get((about.st_dev, about.st_ino)) == os.getpid():
