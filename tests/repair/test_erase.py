@@ -457,3 +457,39 @@ def test_a_dledger_log(name: str, tmp_path: Path) -> None:
     assert found(root, bytes(chosen.body)) == []
     run("verify", root).expect(0)
     run("preflight", root).expect(0)
+
+
+@pytest.mark.parametrize("words", [("topic", "orders"), ("group", "billing")], ids=" ".join)
+def test_what_consumers_registered_goes(words: tuple[str, str], root: Path) -> None:
+    def of(topic: str, group: str) -> dict[str, str]:
+        return {"consumerGroup": group, "expression": "a > 5", "topic": topic}
+
+    pairs = [(topic, group) for topic in ("orders", "bills") for group in ("billing", "audit")]
+    config = root / "config"
+    for name, document in {
+            "consumerFilter.json": {"filterDataByTopic": {
+                topic: {"groupFilterData": {group: of(topic, group)
+                                            for group in ("billing", "audit")}, "topic": topic}
+                for topic in ("orders", "bills")}},
+            "messageRequestMode.json": {"messageRequestModeMap": {
+                topic: {group: of(topic, group) for group in ("billing", "audit")}
+                for topic in ("orders", "bills")}}}.items():
+        (config / name).write_text(json.dumps(document))
+    (config / "consumerOrderInfo.json").write_text('{"table":{' + ",".join(
+        f'"{topic}@{group}":{{0:{{"popTime":1,"o":[3,1],"ot":{{4:9}}}}}}'
+        for topic, group in pairs) + "}}")
+    delete(root, words[0], root, words[1])
+    left = [pair for pair in pairs if words[1] not in pair]
+    filters = json.loads((config / "consumerFilter.json").read_text())["filterDataByTopic"]
+    modes = json.loads((config / "messageRequestMode.json").read_text())["messageRequestModeMap"]
+    assert [(topic, group) for topic, entry in filters.items()
+            for group in entry["groupFilterData"]] == left
+    assert [(topic, group) for topic, groups in modes.items() for group in groups] == left
+    orders = (config / "consumerOrderInfo.json").read_text()
+    assert [pair for pair in pairs if "@".join(pair) in orders] == left
+    assert orders.count("popTime") == len(left)
+    assert orders.count("4:9") == len(left)
+    run("verify", root).expect(0)
+    run("undo", root, "--yes").expect(0)
+    assert all("@".join(pair) in (config / "consumerOrderInfo.json").read_text()
+               for pair in pairs)

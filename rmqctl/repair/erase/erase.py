@@ -51,7 +51,12 @@ _OFFSET_FILES = ("consumerOffset.json", "lmqConsumerOffset.json")
 _OFFSET_TABLES = ("offsetTable", "lmqOffsetTable", "pullOffsetTable")
 _TOPIC_TABLES = (("topics.json", ("topicConfigTable",)),
                  ("topicQueueMapping.json", ("topicQueueMappingInfoMap",)),
-                 ("messageRequestMode.json", ("messageRequestModeMap",)))
+                 ("messageRequestMode.json", ("messageRequestModeMap",)),
+                 ("consumerFilter.json", ("filterDataByTopic",)))
+_BY_TOPIC_AND_GROUP = (("consumerOrderInfo.json", ("table",)),)
+_GROUPS_OF_TOPICS = {"messageRequestMode.json": ("messageRequestModeMap", ""),
+                     "consumerFilter.json": ("filterDataByTopic", "groupFilterData")}
+"""Tables of topics that have entries of groups, and below which name."""
 _GROUP_TABLES = (("subscriptionGroup.json", ("subscriptionGroupTable", "forbiddenTable")),)
 
 
@@ -302,7 +307,8 @@ def _leave_config(changes: Changes, store: Store, topics: Sequence[str], groups:
     tables: list[tuple[str, tuple[str, ...], set[str]]] = [
         (name, some, set(topics)) for name, some in _TOPIC_TABLES] + [
         (name, some, set(groups)) for name, some in _GROUP_TABLES] + [
-        (name, _OFFSET_TABLES, set()) for name in _OFFSET_FILES]
+        (name, _OFFSET_TABLES, set()) for name in _OFFSET_FILES] + [
+        (name, some, set()) for name, some in _BY_TOPIC_AND_GROUP]
     for name, some, names in tables:
         file = load_one(store, name)
         if file.main.state == MISSING and file.backup.state == MISSING:
@@ -316,10 +322,12 @@ def _leave_config(changes: Changes, store: Store, topics: Sequence[str], groups:
             if not isinstance(entries, dict):
                 continue
             out = [key for key in entries if key in names or (
-                not names and _is_offset_of(key, topics, groups))]
+                not (names or name in _GROUPS_OF_TOPICS) and _is_offset_of(key, topics, groups))]
             if out:
                 dropped += out
                 value[table] = {key: entry for key, entry in entries.items() if key not in out}
+        if name in _GROUPS_OF_TOPICS:
+            dropped += _leave_groups(value, *_GROUPS_OF_TOPICS[name], groups)
         if not dropped:
             continue
         if isinstance(value.get("dataVersion"), dict):
@@ -333,12 +341,38 @@ def _leave_config(changes: Changes, store: Store, topics: Sequence[str], groups:
         if name in _OFFSET_FILES and not quotes_queue_ids(store, file, value.get("offsetTable")):
             value["offsetTable"] = {key: {int(queue): offset for queue, offset in entry.items()}
                                     for key, entry in (value.get("offsetTable") or {}).items()}
+        if name == "consumerOrderInfo.json" and not quotes_queue_ids(
+                store, file, value.get("table")):
+            value["table"] = _with_bare_numbers(value["table"])
         data = fastjson.build(value)
         for copy in (file.main, file.backup):
             if copy.state != MISSING:
                 changes.steps.append(Replace(copy.path, data))
     if databases:
         changes.steps += replaced(store, databases, scratch)
+
+
+def _with_bare_numbers(value: Any) -> Any:
+    """The same with queue ids and queue offsets as the numbers that a broker writes them as."""
+    if not isinstance(value, dict):
+        return value
+    return {int(key) if isinstance(key, str) and key.isdecimal() else key: _with_bare_numbers(entry)
+            for key, entry in value.items()}
+
+
+def _leave_groups(value: dict[str, Any], table: str, below: str,
+                  groups: Sequence[str]) -> list[str]:
+    """Take the groups out of what each topic of a table has of them; return what goes."""
+    dropped: list[str] = []
+    entries = value.get(table)
+    for topic, entry in (entries if isinstance(entries, dict) else {}).items():
+        inner = entry.get(below) if below and isinstance(entry, dict) else entry
+        inner = inner if isinstance(inner, dict) else {}
+        if gone := [group for group in groups if group in inner]:
+            left = {group: one for group, one in inner.items() if group not in gone}
+            value[table] = {**value[table], topic: {**entry, below: left} if below else left}
+            dropped += [f"{topic}@{group}" for group in gone]
+    return dropped
 
 
 def _is_offset_of(key: str, topics: Sequence[str], groups: Sequence[str]) -> bool:
