@@ -64,7 +64,9 @@ def made(forked: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, P
     Path(os.fsdecode(os.fsencode(store) + b"/bad\xff")).write_bytes(b"y")
     os.mkfifo(store / "commitlog/fifo")
     (store / "loop").symlink_to("..")
-    (store / "outside").symlink_to("/etc")
+    (base / "elsewhere").mkdir()
+    (base / "elsewhere/file").write_bytes(b"not of the store")
+    (store / "outside").symlink_to(base / "elsewhere")
     with snapshot.assert_unchanged(store):
         result = run("case", store, "--out", base / "evidence", "-o", "json").expect(1)
     return store, base / "evidence", result
