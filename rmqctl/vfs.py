@@ -72,7 +72,8 @@ class Listed:
 class Tree:
     """A mounted place: its files by their paths below ``root``. ``stamp`` as of `stamp_of`;
     ``links``: the paths of links, which are not followed; ``empty``: folders, also those that
-    contain nothing; ``users``: how many read from it.
+    contain nothing; ``lacks``: structures that a place of this kind never has, and a broker builds
+    from the log; ``users``: how many read from it.
     """
 
     root: str
@@ -82,6 +83,7 @@ class Tree:
     stamp: tuple[int, int, int] | None = None
     links: frozenset[str] = frozenset()
     empty: frozenset[str] = frozenset()
+    lacks: frozenset[str] = frozenset()
     users: int = 0
     folders: dict[str, dict[str, None]] = field(default_factory=dict)
 
@@ -193,6 +195,13 @@ def archive_of(target: str) -> tuple[str, str] | None:
     return None
 
 
+def stem(target: str) -> str:
+    """The last name in a path or URL, without the ending of an archive: for a folder of it."""
+    name = target.rstrip("/").rpartition("/")[2]
+    return next((name.removesuffix(ending) for ending in ARCHIVES if name.endswith(ending)),
+                name) or "store"
+
+
 def known(root: str) -> Tree | None:
     """A place that was listed a moment ago; an archive of this machine that is the same still."""
     tree = _trees.get(root)
@@ -273,6 +282,12 @@ def raise_failure() -> None:
     for tree in (*_replaced, *_trees.values()):
         if tree.reader.failed is not None:
             raise tree.reader.failed
+
+
+def lacks(root: str, structure: str) -> bool:
+    """Whether a mounted place is of a kind that never has a structure."""
+    found = _find(root)
+    return found is not None and structure in found[0].lacks
 
 
 def sampled(root: str) -> int:

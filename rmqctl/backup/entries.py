@@ -226,7 +226,7 @@ def _stretches(objects: Objects, name: str, pieces: Iterable[Piece]) -> Iterator
     for piece in pieces:
         buffer += objects.get(SMALL, name, piece)
         while (line := buffer.find(b"\n", 0, 1 << 16)) >= 0:
-            path, position, length, size, unit, is_new = _header(
+            path, position, length, size, unit, is_new = header(
                 bytes(buffer[:line]), objects.where(name))
             if len(buffer) < line + 1 + length:
                 break
@@ -240,7 +240,10 @@ def _stretches(objects: Objects, name: str, pieces: Iterable[Piece]) -> Iterator
                           file=objects.where(name))
 
 
-def _header(line: bytes, where: str) -> tuple[str, int, int, int, int, bool]:
+def header(line: bytes, where: str) -> tuple[str, int, int, int, int, bool]:
+    """(file, position, length, size of the file, bytes of an entry, whether the queue begins) of a
+    stretch. FormatError.
+    """
     try:
         path, position, length, size, unit, is_new = json.loads(line)
         require_inside(path)

@@ -20,7 +20,7 @@ from rmqctl.backup import moment
 from rmqctl.backup.backup import OTHER_LOG, Source, goes_on, lacking, refuse_unreadable
 from rmqctl.backup.copying import copy_log, copy_rest, damage_in, relative
 from rmqctl.backup.entries import Entries, has_entries, is_of_queues, lay
-from rmqctl.backup.finishing import topics_without_configuration
+from rmqctl.backup.finishing import lowered_offsets, topics_without_configuration
 from rmqctl.backup.growing import Copies, Pace
 from rmqctl.backup.objects import (
     LOG,
@@ -52,6 +52,8 @@ from rmqctl.backup.restore import SMALL as OF_A_POINT
 from rmqctl.errors import RefusedError, RmqctlError, StoreIOError, UnsupportedError, UsageError
 from rmqctl.files.durable import make_folders, new_file, write_all
 from rmqctl.repair.broker_config import configured
+from rmqctl.repair.plan import Replace
+from rmqctl.repair.scratch import Scratch
 from rmqctl.repair.truncate.truncate import WRITES, border
 from rmqctl.scan.frames import used_length
 from rmqctl.scan.source import FileSource
@@ -239,11 +241,14 @@ def _grown(view: Store, uploads: _Uploads, known: int, end: int, now: int, versi
     there = {relative(view, file) for file in view.log.files}
     earlier = [hole for hole in last.holes if not again or hole.file not in there]
     log = {name: uploads.objects.listed(held) for name, held in uploads.log.items()}
+    # What a running broker commits meanwhile is ahead; what else is ahead tells of lost messages.
+    lowered = _lower_offsets(view, uploads) if view.snapshot is not None else 0
     stored = {**uploads.others, **entries.held(view.log.min_offset)}
     point = Point(id_of(now), now, os.path.abspath(view.root), version, view.log.min_offset, end,
                   count, max(min(newest, now + _DAY), before.last_time if before else 0),
                   tuple(view.log_folders) if len(view.log_folders) > 1 else (),
-                  parts=tuple(uploads.parts), damaged=tuple(damaged), notes=tuple(notes),
+                  parts=tuple(uploads.parts), damaged=tuple(damaged), lowered=lowered,
+                  notes=tuple(notes),
                   whole_end=uploads.border, missing=missing, repairs=repairs,
                   again=others or repaired, own=own,
                   unconfigured=topics_without_configuration(view))
@@ -251,6 +256,21 @@ def _grown(view: Store, uploads: _Uploads, known: int, end: int, now: int, versi
                 (*earlier, *(hole for hole in damaged if is_of_log(hole.file))), log,
                 {name: uploads.objects.listed(held) for name, held in stored.items()},
                 _settings(view, last))
+
+
+def _lower_offsets(view: Store, uploads: _Uploads) -> int:
+    """Store consumer offsets that are ahead of the copied queues as the ends of these, where they
+    are in files. The number of them.
+    """
+    with Scratch() as scratch:
+        plan, lowered = lowered_offsets(view, scratch, in_files=True)
+    for step in plan.steps:
+        if isinstance(step, Replace) and isinstance(step.content, bytes):
+            have = uploads.others.get(step.target)
+            if have is not None:
+                piece = uploads.objects.add(SMALL, step.target, 0, step.content)
+                uploads.others[step.target] = Held(len(step.content), have.changed, (piece,))
+    return lowered
 
 
 def _settings(view: Store, last: Note) -> dict[str, Any]:

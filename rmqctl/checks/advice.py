@@ -13,9 +13,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from rmqctl import vfs
 from rmqctl.checks.losses import GROUPS, MESSAGES, OFFSETS, TOPICS
 from rmqctl.checks.metadata.judge import commands
-from rmqctl.parse_values import is_url, time_text
+from rmqctl.parse_values import time_text
 from rmqctl.phrases import Phrase
 
 if TYPE_CHECKING:
@@ -203,7 +204,7 @@ _OFFSETS_GONE = Phrase(
 _FROM_COPY = " --from COPY"
 """How a step ends that needs another copy, which comes first."""
 _RESTORED = ".restored"
-"""Ends the name of the folder beside a store that a backup at a URL is restored into."""
+"""Ends the name of the folder that a store elsewhere is copied into."""
 _OF_A_HEADER = Phrase(
     "no broker writes this value, and nothing in this store proves the right one: `recover` leaves "
     "it, and consumers get the message; compare with a replica if the field matters")
@@ -252,21 +253,20 @@ def steps(root: str, start: Prediction, outlook: Outlook | None, *, is_held: boo
 
 
 def with_backup(known: Sequence[Step], root: str, backup: str, when: int) -> list[Step]:
-    """The steps with the named backup as the other copy, which comes first. ``when``: epoch ms.
-
-    One at a URL is restored into a folder beside the store first.
-    """
+    """The steps with the named backup as the other copy, which comes first. ``when``: epoch ms."""
     if not known:
         return []
-    fetch = []
-    if is_url(backup):
-        fetch = [Step(f"rmqctl restore {shlex.quote(backup)} {shlex.quote(root + _RESTORED)}",
-                      Phrase("reads the backup of {time} into a folder", time=time_text(when)))]
-        backup = root + _RESTORED
     copy = f"rmqctl recover {shlex.quote(root)}{_FROM_COPY}"
-    return [*fetch, Step(copy.replace("COPY", shlex.quote(backup)), Phrase(
+    return [Step(copy.replace("COPY", shlex.quote(backup)), Phrase(
         "restores what is lost or damaged from the backup of {time}", time=time_text(when)),
         "reversible"), *(step for step in known if not step.command.endswith(_FROM_COPY))]
+
+
+def into_a_folder(root: str) -> tuple[str, list[Step]]:
+    """The folder that a store at a URL or in an archive is copied into, and that step."""
+    copy = vfs.stem(root) + _RESTORED
+    return copy, [Step(f"rmqctl restore {shlex.quote(root)} {shlex.quote(copy)}", Phrase(
+        "copies the store into a folder of this machine: repairs need one"))]
 
 
 def with_next(start: Prediction, root: str) -> dict[str, Any]:
@@ -282,8 +282,8 @@ def _after(start: Prediction, root: str) -> Step | None:
     """None where nothing needs to be done."""
     if start.misled:
         return Step(start.look_at_configuration(root), CONFIGURATION)
-    root = shlex.quote(root)
-    if start.unopened:
+    is_elsewhere, root = vfs.is_remote(root), shlex.quote(root)
+    if start.unopened and not is_elsewhere:
         return Step(f"rmqctl recover {root}", _PLAN, "reversible")
     if not start.not_judged and start.harmless:
         return None
@@ -291,14 +291,14 @@ def _after(start: Prediction, root: str) -> Step | None:
         return next(of_the_machine(start, root), None)
     if start.not_judged or not start.mendable:  # `recover` plans nothing for such a store
         return Step(f"rmqctl verify {root}", _FINDINGS)
-    cure = next(of_metadata(start, root), None)
+    cure = None if is_elsewhere else next(of_metadata(start, root), None)
     if start.starts and cure is not None and all(
             loss.what != MESSAGES or loss in start.metadata.losses for loss in start.losses):
         return cure
     if start.start_is_harmless and not (start.account.known or start.undecodable):
         # Nothing but offsets beyond the end of a queue, which `recover` does not change.
         groups = [offset.group for offset in start.offsets_beyond_end if offset.group]
-        if groups:
+        if groups and not is_elsewhere:
             return next(to_the_end(root, groups[:1]))
     return Step(f"rmqctl doctor {root}", Phrase(
         "shows what the damage means and which repair helps"))

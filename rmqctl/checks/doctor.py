@@ -47,10 +47,12 @@ class Damage:
 
 
 class Disk(NamedTuple):
-    """Bytes of the file system a store lies on, and what of it is left to its owner."""
+    """Bytes of a store's file system, and those that are left to the store's owner; None for a
+    store at a URL or in an archive.
+    """
 
-    total: int
-    free: int
+    total: int | None
+    free: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,12 @@ class Diagnosis:
             lost, in_log=max(lost.in_log, self.outlook.undecided))
 
     @property
+    def earlier(self) -> int:
+        """Messages of earlier queues, which consumers do not get, as far as findings are kept."""
+        return sum(finding.count for finding in self.findings.findings
+                   if finding.category == "cq-earlier")
+
+    @property
     def verdict(self) -> Phrase:
         """The sentence."""
         start, lost = self.start, self.losses
@@ -115,8 +123,10 @@ class Diagnosis:
         if self.sound:
             repaired = self.repaired
             parts = [self._replaced or (Phrase("no damage now") if repaired is not None else
-                                        Phrase("no damage found") if lost.unread else
-                                        Phrase("no damage, and nothing is lost"))]
+                                        Phrase("no damage found") if lost.unread or self.earlier
+                                        else Phrase("no damage, and nothing is lost"))]
+            if self.earlier:
+                parts.append(self.not_delivered)
             if repaired is not None:
                 parts.append(repaired)
             if not start.not_judged:
@@ -184,6 +194,15 @@ class Diagnosis:
         return Phrase("damaged: {what}. {advice}", **said)
 
     @property
+    def not_delivered(self) -> Phrase:
+        """What messages of earlier queues mean."""
+        return Phrase(
+            "{count:,} older message is not delivered: its topic was created again, or its consume "
+            "queue was lost (rmqctl explain cq-earlier)",
+            "{count:,} older messages are not delivered: their topic was created again, or their "
+            "consume queue was lost (rmqctl explain cq-earlier)", count=self.earlier)
+
+    @property
     def repaired(self) -> Phrase | None:
         """What earlier repairs lost, of the log and of the tier; None where that is nothing."""
         own, tier = all_in_words(self.start.repairs), self.start.in_tier.repaired_in_words
@@ -227,14 +246,19 @@ class Diagnosis:
         """
         if self.sound:
             return [] if not self._is_form_unknown else [advice.of_the_form(self.findings.root)]
-        steps = list(advice.steps(self.findings.root, self.start, self.outlook,
+        # What cannot be changed where it is, is copied first.
+        root = self.findings.root
+        copied: list[Step] = []
+        if vfs.is_remote(root):
+            root, copied = advice.into_a_folder(root)
+        steps = list(advice.steps(root, self.start, self.outlook,
                                   is_held=self.lock.held, is_damaged=self._is_damaged))
         looking = next((number for number, step in enumerate(steps)
                         if step.effect == "read-only"), len(steps))
         steps = [*steps[:looking], *advice.of_the_tier(self.findings.findings), *steps[looking:]]
         if self.backup is not None and not self.lock.held:
-            steps = advice.with_backup(steps, self.findings.root, *self.backup)
-        return steps
+            steps = advice.with_backup(steps, root, *self.backup)
+        return [*copied, *steps]
 
     @property
     def remains(self) -> list[Remaining]:
@@ -261,6 +285,7 @@ class Diagnosis:
             "bytes_damaged": self.findings.coverage.bytes_damaged,
             **lost.as_dict(),
             "messages_damaged": start.messages_damaged,
+            "messages_not_delivered": self.earlier,
             "already_lost": lost.counted,
             "already_lost_by_topic": lost.lost_by_topic,
             "would_lose": lost.would_lose,
@@ -309,6 +334,8 @@ def diagnose(store: Store, broker_version: str | None, jobs: int,
         phase("predicting a start", store.log.size if store.layout.reads("commitlog") else None)
     start = preflight(store, broker_version, full=True, progress=progress,
                       machine=machine or around_in_use(store), seen=run.seen)
-    room = vfs.statvfs(store.root)
-    return Diagnosis(found, start, store.lock, Disk(
-        room.f_blocks * room.f_frsize, room.f_bavail * room.f_frsize), run.profile)
+    disk = Disk(None, None)
+    if not vfs.is_remote(store.root):
+        space = vfs.statvfs(store.root)
+        disk = Disk(space.f_blocks * space.f_frsize, space.f_bavail * space.f_frsize)
+    return Diagnosis(found, start, store.lock, disk, run.profile)

@@ -51,6 +51,8 @@ _IN_ROCKSDB = "the consumequeues are a RocksDB data base (consumequeue/)"
 FORM_UNKNOWN = ("nothing says which of the two a broker reads: pass --broker-conf, whose storeType "
                 "says it")
 """How the reason ends where files and a data base have queues, and storeType decides."""
+_NO_QUEUES = ("a backup at a URL has no consume queues of this kind: `rmqctl restore` builds them "
+              "from the log")
 _MADE_ANEW = ("consumequeue", "config")
 _NOT_WRITTEN = "which this version of rmqctl does not write"
 
@@ -206,6 +208,8 @@ def recognise(root: str, folders: list[str], queues_reach_end: Callable[[], bool
     elif queues == "double":
         unwritten["consumequeue"] = ("the consumequeues are written twice, in files and in "
                                      f"RocksDB, {_NOT_WRITTEN}")
+    if vfs.lacks(root, "consumequeue"):
+        unread.setdefault("consumequeue", _NO_QUEUES)
     # Configuration in RocksDB needs an optional package to be read at all.
     if config != "json":
         place = "config/rdb" if config == "rocksdb-v2" else "config/topics and beside it"

@@ -195,11 +195,11 @@ def test_offsets_of_a_queue_that_begins_after_the_cut(growing: Growing, backup: 
 def test_hostile_stretches(change: dict[str, object]) -> None:
     sound = {"path": "consumequeue/T/0/0", "position": 0, "length": 20, "size": 600, "unit": 20,
              "is_new": False}
-    assert entries._header(json.dumps([*sound.values()]).encode(), "x")[1] == 0
+    assert entries.header(json.dumps([*sound.values()]).encode(), "x")[1] == 0
     with pytest.raises(FormatError):
-        entries._header(json.dumps([*{**sound, **change}.values()]).encode(), "x")
+        entries.header(json.dumps([*{**sound, **change}.values()]).encode(), "x")
     with pytest.raises(FormatError):
-        entries._header(b"[1, 2", "x")
+        entries.header(b"[1, 2", "x")
 
 
 def test_a_backup_without_entries_is_restored(growing: Growing, tmp_path: Path,

@@ -48,6 +48,9 @@ def test_no_damage(again: Path, rmqctl: Runner) -> None:
     rmqctl("verify", again).expect(0)
     doctor = json.loads(rmqctl("doctor", again, "-o", "json").expect(0).out)
     assert doctor["verdict"].startswith("sound")
+    assert doctor["messages_not_delivered"] == old(again)
+    assert "nothing is lost" not in doctor["verdict"]
+    assert f"{old(again):,} older message" in doctor["verdict"]
     start = json.loads(rmqctl("preflight", again, "-o", "json").expect(0).out)
     assert start["unreachable"] == 0
     before = queues(again)

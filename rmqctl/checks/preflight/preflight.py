@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from rmqctl import vfs
 from rmqctl.actions import Action
 from rmqctl.broker.dledger import Ledger, record_walk, recovered
 from rmqctl.broker.recovery import (
@@ -520,7 +521,8 @@ class _Start:
                 "have these queue offsets",
                 "{count:,} intact messages beyond the end of the log were cut off earlier: others "
                 "have these queue offsets", count=predicted.superseded))
-        if self.log.files and not self.store.index_listing.files and not self.index.entries:
+        if self.log.files and not self.store.index_listing.files and not self.index.entries and (
+                not vfs.lacks(self.store.root, "index")):
             predicted.notes.append(Phrase(
                 "there is no index, and it is not made again: no message can be found by its key"))
         if not self.full and self.log.files:

@@ -7,6 +7,7 @@ not listed.
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -64,9 +65,9 @@ def refuse_elsewhere(spec: CommandSpec, target: str | None) -> None:
     if spec.name in _OF_THE_DISK or (spec.effect != "read-only" and spec.name not in _READERS):
         from rmqctl.files.remote.reader import without_secrets
 
-        raise RefusedError(f"{without_secrets(target)}: `rmqctl {name}` works on stores of this "
-                           "machine. `rmqctl restore URL FOLDER` makes one of a backup; copy "
-                           "another store into a folder first")
+        named = shlex.quote(without_secrets(target))
+        raise RefusedError(f"{without_secrets(target)}: `rmqctl {name}` needs a store on this "
+                           f"machine: `rmqctl restore {named} FOLDER` copies it into a folder")
 
 
 def target_of(words: Sequence[str], params: Sequence[Any]) -> str | None:

@@ -12,18 +12,20 @@ from rmqctl.commands.app.option_groups import pick
 from rmqctl.commands.shared.cron_options import CronOptions
 from rmqctl.commands.shared.options import Out, Zone
 from rmqctl.commands.shared.plan_page import what_next
-from rmqctl.errors import ExitCode
+from rmqctl.errors import ExitCode, UsageError
+from rmqctl.output.units import size_text
 from rmqctl.parse_values import is_url, parse_offset, parse_time
 from rmqctl.phrases import Phrase, counted
 
 if TYPE_CHECKING:
-    from rmqctl.output import Human
+    from rmqctl.output import Human, Output
 
 
 def command(
     *,
     backup: Annotated[str, typer.Argument(
-        metavar="DEST", show_default=False, help="The folder or URL of the backup.")],
+        metavar="DEST", show_default=False, help="The folder or URL of the backup; or a store at "
+        "a URL or in an archive.")],
     target: Annotated[str, typer.Argument(
         metavar="NEWSTORE", show_default=False,
         help="The store that is made: a folder that is not there, or empty.")],
@@ -43,7 +45,7 @@ def command(
     tz: Zone = UTC,
     out: Out,
 ) -> None:
-    """Make a store from a backup: as at its newest restore point, or at an earlier moment.
+    """Make a store from a backup, as at a restore point, or copy one from a URL or an archive.
 
     The log is cut at a record, consume queues and index end with it, the checkpoint fits, and no
     consumer offset is beyond its queue. The settings that a broker needs are in its broker.conf,
@@ -53,10 +55,20 @@ def command(
         rmqctl restore /backup/broker-a /data/store
 
         rmqctl restore /backup/broker-a /data/store --until 2026-11-28T03:00Z
+
+        rmqctl restore copy.tar.zst/store /data/store
     """
+    from rmqctl import vfs
     from rmqctl.files.named import refuse_link_of_others
     from rmqctl.files.remote.reader import without_secrets
 
+    if vfs.is_elsewhere(backup) and not _is_backup(backup):
+        if until is not None or offset is not None or point is not None or seed_slave:
+            raise UsageError(f"{without_secrets(backup)}: has no restore points, so it is copied "
+                             "as it is: only backups have --until, --until-offset, --point and "
+                             "--seed-slave")
+        _copy(backup, target, load, out)
+        return
     if is_url(backup):
         from rmqctl.backup.remote import restore
     else:
@@ -97,3 +109,38 @@ def command(
     out.conclude(verdict, "bad" if done.faults else "good")
     if done.faults:
         raise typer.Exit(int(ExitCode.FINDINGS))
+
+
+def _is_backup(place: str) -> bool:
+    """Return whether a place that is no folder of this machine is a backup, not a store."""
+    from rmqctl import vfs
+
+    if vfs.archive_of(place) is not None:
+        return False
+    from rmqctl.backup.objects import Objects
+
+    with Objects(place) as objects:
+        return bool(objects.point_names())
+
+
+def _copy(place: str, target: str, load: CronOptions, out: Output) -> None:
+    """Copy a store that is at a URL or in an archive."""
+    from rmqctl.backup.fetching import fetch
+    from rmqctl.files.named import refuse_link_of_others
+    from rmqctl.files.remote.reader import without_secrets
+
+    refuse_link_of_others(target)
+    with out.progress("copying") as progress:
+        files, size = fetch(place, target, load.slowed(out, progress.advance))
+    following = f"rmqctl doctor {shlex.quote(target)}"
+    verdict = Phrase("{store}: copied {files}, {size}", store=target,
+                     files=counted(files, "file"), size=size_text(size))
+    document = {"backup": None, "source": without_secrets(place), "store": target, "point": None,
+                "files": files, "bytes": size, "notes": [], "next": [following]}
+
+    def show(page: Human) -> None:
+        page.text(verdict, "good")
+        what_next(page, following)
+
+    out.document(document, show)
+    out.conclude(verdict, "good")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rmqctl.commands.app.option_groups import pick
-from rmqctl.commands.shared.advising import complete, note_elsewhere, planned, show_steps
+from rmqctl.commands.shared.advising import complete, planned, show_steps
 from rmqctl.commands.shared.consumers import show_losses
 from rmqctl.commands.shared.disk_used import DiskUsed
 from rmqctl.commands.shared.engine_options import EngineOptions
@@ -76,7 +76,6 @@ def command(
         found = replace(found, outlook=planned(opened, found, store, out),
                         backup=None if backup is None else (
                             without_secrets(backup), _newest(backup)))
-    note_elsewhere(out, opened.root)
     document = found.as_dict()
     complete(document)
     out.document(document, lambda page: _show(page, found, store.root))
@@ -126,8 +125,9 @@ def _facts(found: Diagnosis) -> dict[str, str]:
     misled = [told.said for told in found.start.misled if told.effect != "refuses"]
     if misled:
         facts["broker.conf"] = Joined("; ", misled)
-    facts["disk"] = Phrase("{free} free of {total}", free=size_text(found.disk.free),
-                           total=size_text(found.disk.total))
+    if found.disk.total is not None and found.disk.free is not None:
+        facts["disk"] = Phrase("{free} free of {total}", free=size_text(found.disk.free),
+                               total=size_text(found.disk.total))
     facts["in use"] = Phrase("no") if not found.lock.held else (
         Phrase("by process {pid}", pid=found.lock.pid) if found.lock.pid else
         Phrase("by another process"))
@@ -159,6 +159,8 @@ def _of_messages(found: Diagnosis) -> dict[str, str]:
         facts["lost in repairs"] = found.repaired
     facts["lost already"] = lost.unjudged if lost.unread else _counted(
         lost.already, lost.lost_by_topic)
+    if found.earlier:
+        facts["not delivered"] = found.not_delivered
     if start.positions_unclear:
         facts["cannot be told"] = Joined("; ", start.position_notes)
     loses = Phrase("loses {what}", what=_counted(lost.would_lose, lost.would_lose_by_topic))

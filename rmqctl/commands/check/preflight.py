@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rmqctl.commands.app.option_groups import pick
-from rmqctl.commands.shared.advising import LOOK, complete, note_elsewhere
+from rmqctl.commands.shared.advising import LOOK, complete
 from rmqctl.commands.shared.consumers import show_losses, show_section
 from rmqctl.commands.shared.disk_used import DiskUsed
 from rmqctl.commands.shared.engine_options import EngineOptions
@@ -69,7 +69,6 @@ def command(
         if not quick:
             predicted.in_tier = losses_of_tier(out, opened)
     # The next command follows from the prediction, so one document contains both.
-    note_elsewhere(out, opened.root)
     document = with_next(predicted, store.root)
     complete(document)
     out.document(document, lambda page: _show(page, predicted, next(iter(document["next"]), None)))

@@ -27,7 +27,7 @@ from rmqctl.commands.shared.options import (
     worker_count,
 )
 from rmqctl.errors import ExitCode, UsageError
-from rmqctl.parse_values import is_url, now_ms, parse_size, show_times_in
+from rmqctl.parse_values import now_ms, parse_size, show_times_in
 
 if TYPE_CHECKING:
     from rmqctl.checks.advice import Tail
@@ -236,14 +236,6 @@ def _refuse_sources(strategy: str, topic: str | None, sources: Sequence[str],
     if sources and (strategy == "broker" or topic):
         raise UsageError("--from brings back what the log has lost: it goes with --strategy "
                          "salvage, and without --topic")
-    for url in filter(is_url, sources):
-        from rmqctl.files.remote.reader import RemoteReader, without_secrets
-
-        with RemoteReader(url) as remote:
-            if "points" in {entry.name for entry in remote.list("")}:
-                raise UsageError(f"--from {without_secrets(url)}: a backup at a URL is no store: "
-                                 "restore it into a folder first (`rmqctl restore URL FOLDER`), "
-                                 "then --from FOLDER")
     if prefer is None:
         return
     if not sources:

@@ -45,13 +45,6 @@ def planned(opened: Store, found: Diagnosis, store: StoreOptions, out: Output) -
         commitlog_dirs=store.folders, sizes=store.sizes, given=store.over_conf({})), out.watch)
 
 
-def note_elsewhere(out: Output, root: str) -> None:
-    """Say that no command changes a store that is not on this machine."""
-    if vfs.is_remote(root):
-        out.note(Phrase("{store} is only read: copy it into a folder of this machine; commands "
-                        "that change it are for the copy", store=root))
-
-
 def show_steps(page: Human, found: Diagnosis) -> None:
     """What remains to be done by hand, and the commands to go on with."""
     left = found.remains

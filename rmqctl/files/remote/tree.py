@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+from importlib import import_module
 
 from rmqctl import vfs
 from rmqctl.errors import NotAStoreError
@@ -11,6 +12,8 @@ from rmqctl.files.remote.ranges import Ranges
 from rmqctl.files.remote.reader import RemoteReader, failing, without_secrets
 from rmqctl.vfs import Tree, archive_of
 
+_POINTS = "points/"
+"""Where a backup at a URL has its restore points; a store has no such folder."""
 _named: dict[str, str] = {}
 """By root, what a place was asked for by: with a password, perhaps, which no output shows."""
 
@@ -45,6 +48,11 @@ def tree_of(named: str) -> Tree:
     if not files:
         raise NotAStoreError(f"{without_secrets(named)}: nothing is there: no such bucket or "
                              "folder, or an empty one; not a store")
+    if any(path.startswith(_POINTS) for path in files):
+        # What reads a backup is above this room, and loaded for one alone.
+        backup: Tree | None = import_module("rmqctl.backup.mounting").tree_of(remote, files)
+        if backup is not None:
+            return backup
     return Tree(without_secrets(named), files, Ranges(remote, files), links=links,
                 empty=folders)
 

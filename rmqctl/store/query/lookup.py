@@ -6,10 +6,12 @@ the hash chains bring up by mistake is sorted out afterwards.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from rmqctl import vfs
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.local import index_file as layout
 from rmqctl.formats.local import properties as props
@@ -83,6 +85,9 @@ def by_key(view: View, topic: str, key: str, *, begin: int = 0, end: int = FOR_E
             report(problem)
 
     def offsets(first: int, last: int) -> list[int]:
+        if vfs.lacks(view.store.root, "index"):
+            newest = deque(_in_log(view, "topic", topic, key, once, first, last), min(most, MOST))
+            return [record.physical_offset for record in newest]
         return index_files.query_offsets(opened_indexes(view.store, once), topic, key, most, first,
                                          last)
 
@@ -105,6 +110,16 @@ def by_key(view: View, topic: str, key: str, *, begin: int = 0, end: int = FOR_E
         else:
             answer.false_hits += 1
     return answer
+
+
+def _in_log(view: View, field: str, value: str, key: str | None, report: Report,
+            first: int = 0, last: int = FOR_EVER) -> Iterator[Record]:
+    """The messages with such a field and key, of a store that never has an index: from its log."""
+    from rmqctl.store.query.conditions import Condition
+    from rmqctl.store.query.select import Selection, Selector
+
+    wanted = Selection(since=first, until=last, key=key, where=(Condition(field, "=", value),))
+    return Selector(view.store, wanted, view, report).records()
 
 
 def is_lagging(store: Store) -> bool:
@@ -140,6 +155,9 @@ def by_unique_key(store: Store, unique: str, topics: Sequence[str],
 
     The index holds ``topic#key``, so a topic that is not among ``topics`` is not found.
     """
+    if vfs.lacks(store.root, "index"):
+        return [record for record in _in_log(View(store), "unique_key", unique, None, report)
+                if java_text(record.topic) in topics][:_MOST_OF_ONE_ID]
     hashes = [layout.key_hash(topic, unique) for topic in topics]
     places: set[int] = set()
     for index in opened_indexes(store, report):

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from rmqctl import vfs
 from rmqctl.checks.findings import INFO, Finding
 from rmqctl.checks.verify.common import plural
 from rmqctl.checks.verify.context import Context
@@ -41,6 +42,8 @@ SINGLE_IN_FILE = 100
 def index_findings(context: Context) -> Iterator[Finding]:
     """Entries without a key, keys without an entry, wrong times, and a missing index."""
     tally = context.result.keys
+    if vfs.lacks(context.store.root, "index"):
+        return
     if not tally.files and context.result.keyed:
         right = context.keys_put_right(context.store.log.min_offset)
         yield Finding(

@@ -1,0 +1,225 @@
+"""A backup at a URL as a store that readers see: its newest restore point, nothing written.
+
+The files of the log and of the configuration are put together from the pieces that the point names,
+consume queues from the stretches of entries (`rmqctl.backup.entries`), whose headers are read once.
+A backup at a URL has no index: it follows from the log.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import NamedTuple
+
+from rmqctl.backup.entries import FOLDER, has_entries, header, is_of_queues
+from rmqctl.backup.objects import LOG, POINTS, SMALL, Held, Note, Objects, is_expired, object_of
+from rmqctl.errors import FormatError, StoreIOError
+from rmqctl.files.remote.ranges import Ranges
+from rmqctl.files.remote.reader import RemoteReader, without_secrets
+from rmqctl.vfs import Listed, Tree
+
+_HEADER = 1 << 16
+"""The most bytes of the header of a stretch."""
+
+
+class Span(NamedTuple):
+    """Bytes ``[start, end)`` of a file: those of ``name`` from ``at`` on."""
+
+    start: int
+    end: int
+    name: str
+    at: int
+
+
+Spans = Sequence[Span]
+
+
+def tree_of(remote: RemoteReader, listed: Mapping[str, Listed]) -> Tree | None:
+    """Return the place of a backup that has these objects; None where they are no backup's.
+    FormatError for a restore point that cannot be read, StoreIOError.
+    """
+    names = sorted(name.removeprefix(f"{POINTS}/").removesuffix(".json") for name in listed
+                   if name.startswith(f"{POINTS}/") and name.endswith(".json"))
+    if not names or not all(name.startswith((f"{POINTS}/", f"{LOG}/", f"{SMALL}/"))
+                            for name in listed):
+        return None
+    with Objects(remote.name) as objects:
+        notes = objects.notes(sorted({names[0], names[-1]}))
+        return _tree(remote, listed, objects, notes[-1], notes[0])
+
+
+def _tree(remote: RemoteReader, listed: Mapping[str, Listed], objects: Objects, note: Note,
+          oldest: Note) -> Tree:
+    reader = _Reader(objects, Ranges(remote, listed), listed)
+    files: dict[str, Listed] = {}
+    # The log and the small files, whose pieces the point names.
+    for folder, held_files in ((LOG, note.log), (SMALL, note.others)):
+        for path, held in held_files.items():
+            if not is_of_queues(path) and not (folder == LOG and is_expired(
+                    path, held, oldest.point)):
+                files[path] = Listed(held.size, held.changed or note.point.time * 1_000_000)
+                reader.add(path, held.size, _pieces_of(objects, folder, path, held))
+    # The consume queues, unless a broker would have them in RocksDB.
+    lacks = {"index"}
+    if has_entries(note) and note.queues != "rocksdb":
+        for path, (size, spans) in _queues(reader, objects, note).items():
+            files[path] = Listed(size, note.point.time * 1_000_000)
+            reader.add(path, size, partial(list, spans))
+    else:
+        lacks.add("consumequeue")
+    return Tree(without_secrets(remote.name), files, reader, lacks=frozenset(lacks))
+
+
+def _pieces_of(objects: Objects, folder: str, path: str, held: Held) -> Callable[[], Spans]:
+    """The spans of a file, once somebody reads it: a long list of them is an object."""
+    return lambda: [Span(piece.start, piece.end, object_of(folder, path, piece), 0)
+                    for piece in sorted(objects.pieces_of(held))]
+
+
+# -- consume queues -------------------------------------------------------------------------------
+
+
+def _queues(reader: _Reader, objects: Objects, note: Note) -> dict[str, tuple[int, list[Span]]]:
+    """(size, spans) of each file of the consume queues, by its path. FormatError, StoreIOError."""
+    found: dict[str, dict[str, tuple[int, list[Span]]]] = {}
+    for name in sorted(filter(is_of_queues, note.others)):
+        if not name.removeprefix(FOLDER).isdigit():
+            continue
+        held = note.others[name]
+        reader.add(name, held.size, _pieces_of(objects, SMALL, name, held))
+        at = 0
+        while at < held.size:
+            head = reader.read(name, at, min(_HEADER, held.size - at))
+            line = head.find(b"\n")
+            path, position, length, size, _, is_new = header(
+                head[:max(line, 0)], objects.where(name))
+            at += line + 1
+            if at + length > held.size:
+                raise FormatError("stretches of consume queue entries that do not end",
+                                  file=objects.where(name))
+            folder = path.rpartition("/")[0]
+            if is_new:  # a topic that was created again
+                found.pop(folder, None)
+            _, spans = found.setdefault(folder, {}).setdefault(path, (size, []))
+            _lay(spans, [*reader.parts(name, at, length)], position - at)
+            at += length
+    return {path: file for files in found.values() for path, file in files.items()}
+
+
+def _lay(spans: list[Span], added: Iterable[Span], moved: int) -> None:
+    """Add spans to those of a file, ``moved`` on: what is stored later counts."""
+    for start, end, name, at in added:
+        span = Span(start + moved, end + moved, name, at)
+        if spans and span.start < spans[-1].end:
+            spans[:] = [part for old in spans for part in _outside(old, span)]
+        bisect.insort(spans, span)
+
+
+def _outside(old: Span, new: Span) -> Iterator[Span]:
+    if old.start < min(old.end, new.start):
+        yield old._replace(end=min(old.end, new.start))
+    if (start := max(old.start, new.end)) < old.end:
+        yield old._replace(start=start, at=old.at + start - old.start)
+
+
+# -- reading --------------------------------------------------------------------------------------
+
+
+class _Reader:
+    """Files made of ranges of objects (`vfs.Reader`); between them there are zeros."""
+
+    sampled = False
+    sampled_files = 0
+
+    def __init__(self, objects: Objects, ranges: Ranges, listed: Mapping[str, Listed]) -> None:
+        self._objects, self._ranges, self._listed = objects, ranges, listed
+        self._spans: dict[str, Callable[[], Spans] | Spans] = {}
+        self._sizes: dict[str, int] = {}
+
+    @property
+    def failed(self) -> StoreIOError | None:
+        """Why a range could not be read."""
+        return self._ranges.failed
+
+    @failed.setter
+    def failed(self, error: StoreIOError | None) -> None:
+        self._ranges.failed = error
+
+    def add(self, path: str, size: int, spans: Callable[[], Spans]) -> None:
+        """Add a file. ``spans`` is called when the file is read."""
+        self._spans[path], self._sizes[path] = spans, size
+
+    def _of(self, path: str) -> Spans:
+        spans = self._spans[path]
+        if callable(spans):
+            spans = self._spans[path] = self._checked(spans())
+        return spans
+
+    def _checked(self, spans: Spans) -> Spans:
+        """StoreIOError for an object that is missing, or has another size."""
+        for before, span in pairwise((Span(0, 0, "", 0), *spans)):
+            file = self._listed.get(span.name)
+            if file is None or file.size < span.at + span.end - span.start or (
+                    span.start < before.end):
+                error = StoreIOError(
+                    f"{self._objects.where(span.name)}: is missing in the backup, or incomplete")
+                self.failed = self.failed or error
+                raise error
+        return spans
+
+    def parts(self, path: str, position: int, length: int) -> Iterator[Span]:
+        """Yield the parts of spans in ``[position, position + length)``. StoreIOError."""
+        spans, end = self._of(path), position + length
+        number = max(bisect.bisect_right(spans, position, key=lambda span: span.start) - 1, 0)
+        while number < len(spans) and spans[number].start < end:
+            start, stop, name, at = spans[number]
+            first = max(start, position)
+            if first < min(stop, end):
+                yield Span(first, min(stop, end), name, at + first - start)
+            number += 1
+
+    def read(self, path: str, position: int, length: int) -> bytes:
+        """Up to ``length`` bytes; fewer only at the end of the file. StoreIOError."""
+        data = bytearray(max(min(length, self._sizes[path] - position), 0))
+        length = len(data)
+        for start, end, name, at in self.parts(path, position, length):
+            part = self._ranges.read(name, at, end - start)
+            data[start - position:start - position + len(part)] = part
+        return bytes(data)
+
+    def gather(self, path: str, places: Sequence[tuple[int, int]]) -> list[bytes]:
+        """Bytes at many places, asked for at the same time. StoreIOError."""
+        found = [bytearray(max(min(length, self._sizes[path] - position), 0))
+                 for position, length in places]
+        wanted: dict[str, list[tuple[int, int, int, int]]] = {}
+        for number, (position, _) in enumerate(places):
+            for start, end, name, at in self.parts(path, position, len(found[number])):
+                wanted.setdefault(name, []).append((number, start - position, at, end - start))
+        for name, parts in wanted.items():
+            answers = self._ranges.gather(name, [(at, size) for _, _, at, size in parts])
+            for (number, start, _, size), answer in zip(parts, answers, strict=True):
+                found[number][start:start + size] = answer
+        return [bytes(data) for data in found]
+
+    def next_data(self, path: str, position: int) -> int:
+        """The first position from one on that is in a span and not known to be zero; the end."""
+        spans = self._of(path)
+        number = max(bisect.bisect_right(spans, position, key=lambda span: span.start) - 1, 0)
+        for start, end, name, at in spans[number:]:
+            if (first := max(start, position)) < end:
+                found = first + self._ranges.next_data(name, at + first - start) - (
+                    at + first - start)
+                if found < end:
+                    return found
+        return max(self._sizes[path], position)
+
+    def end_of(self, path: str) -> int:
+        """The position after the last span."""
+        spans = self._of(path)
+        return spans[-1].end if spans else 0
+
+    def close(self) -> None:
+        """Forget what is kept."""
+        self._ranges.close()

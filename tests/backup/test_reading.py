@@ -1,0 +1,225 @@
+"""A backup at a URL is a store that reading commands understand; stores elsewhere are copied."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+from rmqctl import api, vfs
+from rmqctl.backup.objects import Objects
+from rmqctl.errors import FormatError, StoreIOError
+from rmqctl.store.store import Store
+from tests.backup.test_backup import LAYOUTS, SOUND, findings, folders_of, growing, messages
+from tests.backup.test_entries import queues
+from tests.backup.test_remote import bounds, offsets, run, url
+from tests.conftest import GoldenFolder, Runner
+from tests.support import damage, golden
+from tests.support.holder import held
+from tests.support.layouts import layout_set
+from tests.support.share import sample
+
+Growing = Callable[[int, int], Path]
+__all__ = ["growing", "url"]
+_DERIVED = {"index-missing", "tiered-index-missing"}
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> None:
+    vfs.unmount_all()
+
+
+def reads_alike(root: Path, place: str, dirs: Any = ()) -> None:
+    """The backup has the messages, bounds, offsets and findings of the store."""
+    assert messages(place) == messages(root, dirs)
+    assert findings(place) == {one for one in findings(root, dirs) if one[0] not in _DERIVED}
+    with api.open(root, commitlog_dirs=dirs) as one, api.open(place) as two:
+        assert offsets(one) == offsets(two)
+        assert bounds(one) == bounds(two)
+
+
+@pytest.mark.parametrize("one", sample(SOUND, 3, "backups that are read", always=lambda one: (
+    one.id in ("5.3.3/batchcq/store", "5.3.3/multipath/store"))), ids=lambda one: one.id)
+def test_a_golden_store(one: golden.GoldenStore, golden: GoldenFolder, url: str) -> None:
+    root = golden(one.id)
+    run(root, url, dirs=folders_of(one, root))
+    if (root / "consumequeue_ext").exists():  # brokers write it again
+        assert messages(url) == messages(root)
+        return
+    reads_alike(root, url, folders_of(one, root))
+
+
+@pytest.mark.parametrize("name", [name for name in LAYOUTS if "rocksdb" not in name])
+def test_other_layouts(name: str, url: str) -> None:
+    root = layout_set(name) / "store"
+    run(root, url)
+    reads_alike(root, url)
+
+
+def test_consume_queues_in_rocksdb_are_not_judged(url: str, rmqctl: Runner) -> None:
+    root = layout_set("5.3.3/rocksdb") / "store"
+    run(root, url)
+    assert messages(url) == messages(root)
+    done = rmqctl("verify", url, "-o", "json").expect(3)
+    assert [one["category"] for one in json.loads(done.out)["findings"]] == ["not-judged"]
+    assert "rmqctl restore" in done.err
+    topic = messages(root)[0]["topic"]
+    with api.open(url) as there, api.open(root) as here:
+        assert [one["physical_offset"] for one in there.messages(topic=topic)] == sorted(
+            one["physical_offset"] for one in here.messages(topic=topic))
+
+
+def test_later_runs(growing: Growing, url: str) -> None:
+    root = growing(0, 60)
+    run(root, url)
+    reads_alike(root, url)
+    for number in range(1, 4):
+        growing(60 * number, 25)
+        run(root, url, 1_750_000_000_000 + number)
+        vfs.unmount_all()
+        reads_alike(root, url)
+
+
+def test_a_topic_that_was_created_again(growing: Growing, url: str) -> None:
+    run(root := growing(0, 120), url)
+    shutil.rmtree(root / "consumequeue" / "T0")
+    growing(120, 40)
+    run(root, url, 1_750_000_000_001)
+    reads_alike(root, url)
+    for path, want in queues(root).items():
+        with vfs.open_bytes(f"{url}/{path}") as file:
+            assert file.read().rstrip(b"\0") == want, path
+
+
+def test_queries(golden: GoldenFolder, url: str, rmqctl: Runner) -> None:
+    root = golden("5.3.3/basic/store")
+    run(root, url)
+    with api.open(root) as store:
+        every = list(store.messages())
+    keyed = next(one for one in every if one["keys"])
+    unique = next(one for one in every if one["unique_key"])
+    topic = ("--topic", keyed["topic"])
+    for words in (("query", "key", *topic, "--key", keyed["keys"][0], "--max", "5"),
+                  ("query", "id", unique["unique_key"]), ("stats",), ("read", *topic),
+                  ("query", "key", *topic, "--key", "none", "--view", "disk")):
+        found = [rmqctl(*words, place, "-o", "json") for place in (root, url)]
+        assert found[0].code == found[1].code
+        assert found[0].out == found[1].out, words
+    doctor = json.loads(rmqctl("doctor", url, "-o", "json").expect(0).out)
+    assert doctor["verdict"].startswith("sound: no damage, and nothing is lost")
+    assert doctor["disk"]["total"] is None
+    assert not rmqctl("preflight", url).expect(0).err.count("no index")
+
+
+def test_offsets_that_a_running_broker_commits_meanwhile(growing: Growing, url: str,
+                                                         rmqctl: Runner) -> None:
+    root = growing(0, 30)
+    (root / "config").mkdir(exist_ok=True)
+    (root / "config" / "consumerOffset.json").write_text(
+        json.dumps({"offsetTable": {"T0@G": {"0": 10_000}}}))
+    with held(root):
+        point = run(root, url)
+    assert point.lowered == 1
+    with api.open(url) as store:
+        [row] = [row for row in store.offsets("G") if row.queue_id == 0]
+        assert row.diff == 0
+    assert "config-offset" not in {one[0] for one in findings(url)}
+
+
+def test_an_object_that_is_missing(growing: Growing, url: str, rmqctl: Runner) -> None:
+    run(growing(0, 60), url)
+    with Objects(url) as objects:
+        [name, *_] = sorted(objects.find("log"))
+        objects.remove(name)
+    done = rmqctl("verify", url).expect(5)
+    assert name.rpartition("/")[2] in done.err
+
+
+@pytest.mark.parametrize("place", ["header", "point"])
+def test_damage_in_the_backup(place: str, growing: Growing, url: str) -> None:
+    run(growing(0, 60), url)
+    fs = MemoryFileSystem()
+    with Objects(url) as objects:
+        names = [name for name in objects.find("points" if place == "point" else "small")
+                 if place == "point" or b'["consumequeue' in objects.read(name, 0, 30)]
+    for name in names:
+        path = f"{url.removeprefix('memory:/')}/{name}"
+        data = fs.cat_file(path)
+        fs.pipe_file(path, b"\0" * 9 + data[9:])
+    with pytest.raises(FormatError):
+        Store.open(url)
+
+
+# -- stores elsewhere, copied ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def archived(growing: Growing, tmp_path: Path) -> Path:
+    """Return a tar file with a damaged store in it."""
+    root = growing(0, 60)
+    damage.zero(root, "commitlog/00000000000000000000", 400, 200)
+    (root / "empty").mkdir()
+    return Path(shutil.make_archive(str(tmp_path / "copy"), "tar", tmp_path, "store"))
+
+
+def tree(root: Path) -> dict[str, bytes | None]:
+    return {str(path.relative_to(root)): path.read_bytes() if path.is_file() else None
+            for path in root.rglob("*")}
+
+
+def test_doctor_leads_to_a_repair(archived: Path, tmp_path: Path, rmqctl: Runner,
+                                  monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    place = f"{archived}/store"
+    document = json.loads(rmqctl("doctor", place, "-o", "json").expect(1).out)
+    copied, *others = document["next"]
+    assert copied == f"rmqctl restore {place} store.restored"
+    assert not any(str(archived) in command for command in others)
+    done = rmqctl("recover", place).expect(6)
+    assert f"`rmqctl restore {place} FOLDER`" in done.err
+    rmqctl(*copied.split()[1:]).expect(0)
+    assert tree(tmp_path / "store.restored") == tree(tmp_path / "store")
+    assert "rmqctl recover store.restored" in others
+    rmqctl("recover", "store.restored", "--apply", "--yes").expect(1)
+    assert json.loads(rmqctl("preflight", place, "-o", "json").out)["next"] in (
+        [], [f"rmqctl doctor {place}"])
+    rmqctl(*copied.split()[1:]).expect(6)  # it is taken
+    rmqctl("restore", place, "other", "--until", "-2h").expect(2)
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_copy_is_whole_or_none(golden: GoldenFolder, tmp_path: Path, rmqctl: Runner) -> None:
+    root, place = golden("5.3.3/basic/store"), f"memory://copied-{os.getpid()}/store"
+    fs = MemoryFileSystem()
+    for path in root.rglob("*"):
+        if path.is_file():
+            fs.pipe_file(f"{place.removeprefix('memory:/')}/{path.relative_to(root)}",
+                         path.read_bytes())
+    rmqctl("restore", place, tmp_path / "new").expect(0)
+    assert messages(tmp_path / "new") == messages(root)
+    monkey = pytest.MonkeyPatch()
+    vfs.unmount_all()
+    with monkey.context() as patched:
+        def fetch(*_: object) -> Any:
+            raise StoreIOError("the server is gone")
+
+        patched.setattr("rmqctl.files.remote.reader.RemoteReader.fetch", fetch)
+        patched.setattr("rmqctl.files.remote.ranges._PAUSE", 0)
+        done = rmqctl("restore", place, tmp_path / "other").expect(5)
+    assert "the server is gone" in done.err
+    assert not (tmp_path / "other").exists()
+    assert not (tmp_path / "other.restoring").exists()
+
+
+def test_what_is_no_store_is_not_copied(tmp_path: Path, rmqctl: Runner) -> None:
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "a").write_text("x")
+    place = shutil.make_archive(str(tmp_path / "copy"), "zip", tmp_path, "photos")
+    rmqctl("restore", f"{place}/photos", tmp_path / "new").expect(3)
+    assert not (tmp_path / "new").exists()
