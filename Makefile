@@ -5,6 +5,7 @@
 # make test-exhaustive  everything: every bit, length and call; PART=3/8 takes the third of 8 parts
 # make shares  tests/shares.toml: measure all tests, choose the cases that make test runs
 # make lint    ruff and mypy
+# make language-sample SEED=7  100 sentences of messages, docstrings and pages, drawn by chance
 # make fuzz SECONDS=300  the random tests with fresh seeds, which it prints, until the time is over
 # make kernel-asan  the compiled kernel on damaged records, its memory watched (docs/kernel.md)
 # make wheel   an sdist, and from it a wheel with the kernel where a compiler is, into dist
@@ -38,7 +39,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test quick test-core test-serve test-tiered test-spark test-exhaustive shares lint kernel-asan fuzz wheel binary image docs site bench clean
+.PHONY: help venv demo test quick test-core test-serve test-tiered test-spark test-exhaustive shares lint kernel-asan language-sample fuzz wheel binary image docs site bench clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -105,6 +106,9 @@ kernel-asan: venv
 	  tests/checks/test_sound_pass.py tests/repair/test_rebuild_in_one_loop.py \
 	  tests/engine_write/test_per_message.py \
 	  tests/scan/test_walk.py tests/scan/test_text.py $(ARGS)
+
+language-sample: venv
+	@$(BIN)/python -m tests.support.language $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 fuzz: venv
 	$(BIN)/python -m tests.fuzz --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))

@@ -65,7 +65,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         words = ["-v", "-s", "--import-mode=importlib", "-p", "tests.plugin_run",
                  "-p", "no:cacheprovider", "-p", "no:hypothesispytest",
                  "-c", str(tmp_path / "pytest.ini"), *args, str(tmp_path),
-                 # Without a folder of its own it would take away what old runs of ours left.
+                 # Without a its own folder it would take away what old runs of ours left.
                  f"--basetemp={tmp_path / 'base'}"]
         with monkeypatch.context() as patch:
             if seed:

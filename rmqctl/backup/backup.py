@@ -46,9 +46,9 @@ _COMPARED = 64 << 10
 _DAY = 86_400_000
 _SUMMING = min(4, max(1, (os.cpu_count() or 1) - 1))
 """Threads that sum what was copied: SHA-256 is slower than a copy."""
-OTHER_LOG = ("{store}: its log is not the one in {backup}: it has other bytes before {place}. If "
-             "it is damaged there, repair it first (`rmqctl doctor STORE --backup DEST`); if it is "
-             "another log, name a new place for its backup")
+OTHER_LOG = ("{store}: its log does not match the one in {backup}: bytes before {place} differ. "
+             "If the log is damaged there, repair it first (`rmqctl doctor STORE --backup "
+             "DEST`); if it is another log, choose a new place for its backup")
 _SMALL = ("config", "checkpoint")
 
 
@@ -76,16 +76,16 @@ def back_up(source: Source, backup: str, clock: Callable[[], int], version: str,
     """
     # A folder that is no backup of this store stays as it is.
     with source.open() as store:
-        refuse_inside(store.root, backup, "a backup needs a folder of its own")
+        refuse_inside(store.root, backup, "a backup needs its own folder")
         store.layout.require(store.root, "commitlog")
         refuse_unreadable(store)
         bad: list[RmqctlError] = []
         before = read_points(backup, bad)
         root, begun = os.path.abspath(store.root), points.begun_of(backup)
         if not before and os.path.isdir(backup) and os.listdir(backup) and not begun:
-            raise RefusedError(f"{backup}: is not empty and no backup: name a new folder")
+            raise RefusedError(f"{backup}: not empty and not a backup: choose a new folder")
         if not before and begun and begun.store != root:
-            raise RefusedError(f"{backup}: has what an unfinished first backup of {begun.store} "
+            raise RefusedError(f"{backup}: contains an unfinished first backup of {begun.store} "
                                "copied: remove this folder, or name a new one")
         if not before:
             points.begin(backup, root)
@@ -135,9 +135,9 @@ def _grown(store: Store, view: Store, known: int, end: int, backup: str,
     notes += [*bad, *gaps]
     own = not is_same or (last is not None and last.own)
     if own:  # the index of the store is that of another log
-        notes.append("a repair changed messages of the store that the backup has as they were: it "
-                     "keeps its own (`rmqctl recover STORE --from DEST` brings them back), "
-                     "and `rmqctl restore` builds the index from its log")
+        notes.append("a repair changed messages that the backup still has in their original "
+                     "form; the backup keeps its own (`rmqctl recover STORE --from DEST` "
+                     "restores them), and `rmqctl restore` builds the index from its log")
     else:
         damaged += copy_index(view, copies, compare=compare)
     notes += copy_rest(view, copies)
@@ -173,8 +173,8 @@ def _put_back(view: Store, copies: Copies, known: int) -> list[str]:
         if end > 0 and not os.path.exists(copies.path(name)):
             with file.open() as source:
                 copies.grow(source, name, 0, end)
-            notes.append(f"{copies.path(name)}: was missing in the backup, and is copied again: "
-                         "`rmqctl backup check` compares the rest")
+            notes.append(f"{copies.path(name)}: was missing from the backup and is copied again; "
+                         f"`rmqctl backup check` checks the other files")
     return notes
 
 
@@ -189,9 +189,9 @@ def refuse_unreadable(store: Store) -> None:
         for _ in os.walk(folder, onerror=fail):
             pass
     if not store.log.files and (store.known_queues or store.index_listing.files):
-        raise RefusedError(f"{store.root}: has consume queues or an index, but no file of the log: "
-                           "a disk that is not mounted, or a log in other folders "
-                           "(--commitlog-dir)")
+        raise RefusedError(f"{store.root}: has consume queues or an index, but no commitlog "
+                           f"file: is a disk not mounted, or is the log in other folders "
+                           f"(--commitlog-dir)?")
 
 
 def lacking(view: Store, known: int, end: int, notes: list[str]) -> int:
@@ -290,8 +290,9 @@ def _known(view: Store, backup: str, before: Sequence[Point], end: int) -> int:
     known = before[-1].whole_end
     if end < known:
         raise RefusedError(f"{view.root}: its log ends at {end:,}, that in {backup} at {known:,}: "
-                           "its end is damaged (`rmqctl doctor STORE --backup DEST`), or it was "
-                           "cut, or is another store's: name a new folder for its backup")
+                           "the end of the log is damaged (`rmqctl doctor STORE --backup DEST`) "
+                           "or was truncated, or this is another store: choose a new folder for "
+                           "its backup")
     file = view.log.file_of(known - 1) if known else None
     if file is None:
         return known

@@ -42,7 +42,7 @@ def check(backup: str, known: list[Point], pace: Pace = lambda _bytes: None) -> 
                 with FileSource(path) as source:
                     if part.end > source.size or (
                             sha256_of(source, part.start, part.end) != part.sha256):
-                        reason = "its bytes are not those that were copied"
+                        reason = "its bytes have changed since they were copied"
             except StoreIOError as error:
                 reason = str(error)
             pace(part.end - part.start)
@@ -56,7 +56,7 @@ def check(backup: str, known: list[Point], pace: Pace = lambda _bytes: None) -> 
                 with FileSource(os.path.join(folder, name)) as source:
                     end = source.size
                     if hashlib.sha256(source.read(0, end)).hexdigest() != digest:
-                        reason = "its bytes are not those that were copied"
+                        reason = "its bytes have changed since they were copied"
             except StoreIOError as error:
                 reason = str(error)
             if reason:

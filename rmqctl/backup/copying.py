@@ -34,7 +34,7 @@ _TRIES = 5
 """How often a RocksDB data base that changes while it is copied is copied again."""
 _UNREADABLE = (errno.EIO, errno.ENODATA, errno.EILSEQ)
 """What a device answers for bytes that it cannot give."""
-_UNSTEADY = "{} changed all the while: its copy may be no moment's"
+_UNSTEADY = "{} kept changing while it was copied: the copy may mix several states"
 LOG = "commitlog"
 PART = 128 << 20
 """Bytes of the log that are summed, and forced to the device, while the next ones are copied."""
@@ -191,7 +191,7 @@ def copy_queues(view: Store, copies: Copies, *, compare: bool) -> tuple[
     if others:
         notes.append(f"{counted(len(others), 'consume queue is', 'consume queues are')} not what "
                      f"the backup had (the first {others[0][0]}/{others[0][1]}): the topic was "
-                     f"created again, or entries are damaged: `rmqctl verify {view.root}`")
+                     f"created again, or entries are damaged; run `rmqctl verify {view.root}`")
     return bool(others), lost, notes
 
 
@@ -502,4 +502,4 @@ def refuse_inside(one: str, other: str, what: str) -> None:
     """RefusedError where one folder lies in the other, or is it."""
     first, second = os.path.realpath(one), os.path.realpath(other)
     if os.path.commonpath([first, second]) in (first, second):
-        raise RefusedError(f"{other}: lies in {one}, or {one} in it; {what}")
+        raise RefusedError(f"{other}: is inside {one}, or contains it; {what}")

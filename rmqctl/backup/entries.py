@@ -156,13 +156,13 @@ def _read_ends(objects: Objects, last: Note) -> dict[str, _End]:
         return {folder: _End(int(position), _entry(digits))
                 for folder, (position, digits) in json.loads(text).items()}
     except (zlib.error, ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise FormatError(f"not the ends of consume queues: {error}",
+        raise FormatError(f"invalid list of consume queue ends: {error}",
                           file=objects.where(_ENDS)) from None
 
 
 def _entry(digits: str) -> str:
     if len(bytes.fromhex(digits)) not in _UNITS:
-        raise ValueError("an entry of another size")
+        raise ValueError("wrong entry size")
     return digits
 
 
@@ -236,7 +236,7 @@ def _stretches(objects: Objects, name: str, pieces: Iterable[Piece]) -> Iterator
         if len(buffer) > _STRETCH + (1 << 16):
             break
     if buffer:
-        raise FormatError("stretches of consume queue entries that do not end",
+        raise FormatError("the last group of consume queue entries is incomplete",
                           file=objects.where(name))
 
 
@@ -251,9 +251,9 @@ def header(line: bytes, where: str) -> tuple[str, int, int, int, int, bool]:
                 type(number) is not int for number in (position, length, size)) or not (
                 0 <= position <= position + length <= size <= _LARGEST
                 and 0 < length <= _STRETCH):
-            raise ValueError("not a stretch")
+            raise ValueError("invalid group of entries")
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise FormatError(f"not consume queue entries: {error}", file=where) from None
+        raise FormatError(f"invalid consume queue entries: {error}", file=where) from None
     return path, position, length, size, unit, bool(is_new)
 
 

@@ -70,8 +70,9 @@ def without_deleted(root: str, point: Point, end: int) -> list[str]:
         for structure in ("consumequeue", "consumequeue_ext"):
             if os.path.isdir(folder := os.path.join(root, structure, topic)):
                 remove_folder(folder)
-    note = (f"{counted(len(gone), 'topic')} that the store had deleted ({some_of(gone, _NAMED)}): "
-            "without consume queues here, too; the messages are in the log")
+    note = (f"{counted(len(gone), 'topic')} that had been deleted from the store "
+            f"({some_of(gone, _NAMED)}) have no consume queues here either; their messages are "
+            f"in the log")
     return [note] if gone else []
 
 
@@ -112,7 +113,7 @@ def lowered_offsets(store: Store, scratch: Scratch, *, in_files: bool = False) -
     if not ahead:
         return nothing, 0
     try:
-        why = Phrase("ahead of the copied queue")
+        why = Phrase("beyond the end of the copied queue")
         return planned(store, "restore", ahead, ahead, lambda _: why, [], now_ms,
                        scratch).plan, len(ahead)
     except RefusedError:

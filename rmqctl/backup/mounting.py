@@ -97,7 +97,7 @@ def _queues(reader: _Reader, objects: Objects, note: Note) -> dict[str, tuple[in
                 head[:max(line, 0)], objects.where(name))
             at += line + 1
             if at + length > held.size:
-                raise FormatError("stretches of consume queue entries that do not end",
+                raise FormatError("the last group of consume queue entries is incomplete",
                                   file=objects.where(name))
             folder = path.rpartition("/")[0]
             if is_new:  # a topic that was created again
@@ -164,7 +164,7 @@ class _Reader:
             if file is None or file.size < span.at + span.end - span.start or (
                     span.start < before.end):
                 error = StoreIOError(
-                    f"{self._objects.where(span.name)}: is missing in the backup, or incomplete")
+                    f"{self._objects.where(span.name)}: missing from the backup, or incomplete")
                 self.failed = self.failed or error
                 raise error
         return spans

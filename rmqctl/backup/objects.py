@@ -122,7 +122,7 @@ class Objects(RemoteFiles):
         """RefusedError for a URL of a folder of this machine that is in the store."""
         protocol = self._fs.protocol
         if "file" in ({protocol} if isinstance(protocol, str) else protocol):
-            refuse_inside(root, self._root, "a backup needs a folder of its own")
+            refuse_inside(root, self._root, "a backup needs its own folder")
 
     # -- pieces ----------------------------------------------------------------------------------
 
@@ -149,11 +149,12 @@ class Objects(RemoteFiles):
         if length < 0:
             length = self.size(name) or 0
         if length > _LARGEST:
-            raise StoreIOError(f"{self.where(name)}: {length:,} bytes, more than a piece has")
+            raise StoreIOError(f"{self.where(name)}: {length:,} bytes, more than the maximum of "
+                               f"a piece")
         self._sizes[name] = length  # nobody needs to be asked for it
         data = self.read(name, 0, length)
         if hashlib.sha256(data).hexdigest() != digest:
-            raise StoreIOError(f"{self.where(name)}: its bytes are not those that were copied")
+            raise StoreIOError(f"{self.where(name)}: its bytes have changed since they were copied")
         return data
 
     def pieces_of(self, held: Held) -> tuple[Piece, ...]:
@@ -203,7 +204,7 @@ class Objects(RemoteFiles):
         found = self.notes(self.point_names(), bad)
         if not found:
             why = (f"no restore point in {self.where(POINTS)}" if self.list("") else
-                   "there is nothing: no such bucket or folder, or an empty one")
+                   "the bucket or folder does not exist or is empty")
             raise NotAStoreError(f"{self.where('')}: not a backup ({why})")
         return found
 
@@ -242,9 +243,9 @@ class Objects(RemoteFiles):
 
     def _refuse_others(self, known: set[str]) -> None:
         if others := set(self.point_names()) - known:
-            raise StoreHeldError(f"{self.where('')}: another run noted the restore point "
-                                 f"{max(others)} while this one copied, which therefore noted "
-                                 "none. Only one run at a time may write to a backup")
+            raise StoreHeldError(f"{self.where('')}: another run created restore point "
+                                 f"{max(others)} at the same time, so this run created none. "
+                                 f"Only one run at a time may write to a backup")
 
     # -- what is kept ----------------------------------------------------------------------------
 
@@ -307,7 +308,7 @@ class Objects(RemoteFiles):
 def _pieces(value: Any, size: int) -> tuple[Piece, ...]:
     """Pieces of a file from JSON. ValueError, TypeError."""
     if not isinstance(value, list) or len(value) > _MOST_PIECES:
-        raise ValueError("pieces are no list, or too many")
+        raise ValueError("pieces are not a list, or are too many")
     found = tuple(Piece(*piece) for piece in value)
     for start, end, digest in found:
         if type(start) is not int or type(end) is not int or not (

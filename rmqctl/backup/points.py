@@ -63,8 +63,8 @@ class Point:
     """A moment that can be restored. ``time``, ``first_time`` and ``last_time``: epoch ms, of the
     run, and of the oldest and the newest message. ``log_start``, ``log_end``: physical offsets.
     ``small``: SHA-256 of the small files kept with it, by their paths. ``lowered``: consumer
-    offsets that were ahead of the copied queues and are their ends here. ``whole_end``: after the
-    last whole record. ``missing``: bytes of log that the store deleted before they were copied.
+    offsets that were beyond the end of the copied queues and are these ends here. ``whole_end``:
+    after the last complete record. ``missing``: bytes of log that the store deleted before they were copied.
     ``repairs``: those of the store so far. ``again``: a consume queue is another one than in the
     points before. ``summed_again``: ``parts`` are of the whole log, which a repair changed.
     ``own``: a repair of the store changed messages that the backup keeps as they were.
@@ -286,7 +286,7 @@ def parsed(data: bytes, name: str, path: str) -> tuple[Point, dict[str, Any]]:
         value = json.loads(data)
         more = value.pop("more", {})
         if value.pop("schema_version") != _SCHEMA:
-            raise ValueError("another schema_version")
+            raise ValueError("unsupported schema_version")
         value["parts"] = tuple(Part(**part) for part in value["parts"])
         value["damaged"] = tuple(Hole(**hole) for hole in value["damaged"])
         lists = {name: tuple(value[name]) for name in ("notes", "log_folders", "repairs")}
@@ -309,11 +309,11 @@ def _required_plain(point: Point, name: str) -> Point:
     for hole in point.damaged:
         numbers += [hole.offset, hole.length]
     if any(type(number) is not int or not 0 <= number < 1 << 63 for number in numbers):
-        raise ValueError("a number that is none, or out of range")
+        raise ValueError("a value is not a number or is out of range")
     if point.id != name:
         raise ValueError(f"its id is {point.id!r}")
     if not isinstance(point.small, dict):
-        raise TypeError("small is no object")
+        raise TypeError("small is not an object")
     paths: list[Any] = [*point.small, *(part.file for part in point.parts),
                         *(hole.file for hole in point.damaged)]
     for file in paths:
@@ -322,8 +322,8 @@ def _required_plain(point: Point, name: str) -> Point:
 
 
 def require_inside(file: Any) -> None:
-    """ValueError for what is no path in a backup."""
+    """ValueError for what is not a path inside a backup."""
     if not isinstance(file, str) or os.path.isabs(file) or os.pardir in file.split("/") or (
             "\0" in file):
-        raise ValueError(f"{file!r} is no path in a backup")
+        raise ValueError(f"{file!r} is not a path inside a backup")
     os.fsencode(file)  # a lone surrogate that stands for no byte: UnicodeEncodeError

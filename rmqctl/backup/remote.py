@@ -168,7 +168,7 @@ class _Uploads(Copies):
                 wanted = min(_SMALL_PIECE, source.size - start)
                 data = source.read(start, wanted)
                 if len(data) != wanted:
-                    raise StoreIOError(f"{path}: became shorter while it was copied")
+                    raise StoreIOError(f"{path}: shrank while it was copied")
                 position = start + wanted
                 if used := used_length(data):
                     data = data[:used]
@@ -202,7 +202,8 @@ def back_up(source: Source, backup: str, clock: Callable[[], int], version: str,
         names = objects.point_names()
         last = objects.notes(names[-1:])[0] if names else None
         if last is None and {entry.name for entry in objects.list("")} - {LOG, SMALL, POINTS}:
-            raise RefusedError(f"{objects.where('')}: is not empty and no backup: name a new place")
+            raise RefusedError(f"{objects.where('')}: not empty and not a backup: choose a new "
+                               f"place")
         if last is None and objects.is_object_store:  # what a first run that was killed has stored
             objects.there = objects.find(LOG)
         now = clock()
@@ -232,8 +233,8 @@ def _grown(view: Store, uploads: _Uploads, known: int, end: int, now: int, versi
     damaged += [*lost, *uploads.unread]
     own = not is_same or (before is not None and before.own)
     if own:
-        notes.append("a repair changed messages of the store that the backup has as they were: it "
-                     "keeps its own, which `rmqctl restore` gives")
+        notes.append("a repair changed messages that the backup still has in their original "
+                     "form; the backup keeps its own, and `rmqctl restore` restores those")
     missing = lacking(view, known if before else view.log.min_offset, end, notes)
     if before is not None and before.id >= id_of(now):  # a clock that was set back
         now = before.time + 1
@@ -259,8 +260,8 @@ def _grown(view: Store, uploads: _Uploads, known: int, end: int, now: int, versi
 
 
 def _lower_offsets(view: Store, uploads: _Uploads) -> int:
-    """Store consumer offsets that are ahead of the copied queues as the ends of these, where they
-    are in files. The number of them.
+    """Store consumer offsets beyond the end of their copied queue as this end, where they are in
+    files. Return how many there are.
     """
     with Scratch() as scratch:
         plan, lowered = lowered_offsets(view, scratch, in_files=True)
@@ -298,8 +299,9 @@ def _known(view: Store, objects: Objects, last: Note | None, end: int) -> int:
     known = last.point.whole_end
     if end < known:
         raise RefusedError(f"{view.root}: its log ends at {end:,}, that in {objects.where('')} at "
-                           f"{known:,}: its end is damaged (`rmqctl doctor STORE` says), or it "
-                           "was cut, or is another store's: name a new place for its backup")
+                           f"{known:,}: the end of the log is damaged (see `rmqctl doctor "
+                           f"STORE`) or was truncated, or this is another store: choose a new "
+                           f"place for its backup")
     if _tail(view, known) not in ("", last.tail) and last.tail and (
             _repairs(view) == last.point.repairs or not _goes_on(view, objects, last, known)):
         raise RefusedError(OTHER_LOG.format(store=view.root, backup=objects.where(""),
@@ -392,7 +394,7 @@ def restore(backup: str, target: str, *, until: int | None = None, offset: int |
     compared with its SHA-256. StoreIOError.
     """
     if sum(given is not None for given in (until, offset, point)) > 1:
-        raise UsageError("a time, an offset and a point exclude each other")
+        raise UsageError("pass only one of a time, an offset and a restore point")
     part = refuse_taken(target)
     with removed_unless_done(part):
         return _restored(backup, target, part, until, offset, point, pace, seed_slave=seed_slave)
@@ -457,8 +459,8 @@ def _restored(backup: str, target: str, part: str, until: int | None, offset: in
     if last.queues == "rocksdb":  # a file of a data base says that the queues are in one
         copies.whole(os.path.join("consumequeue", "LOCK"), b"")
     elif last.queues == "double":
-        notes.append("the consume queues are in files: a broker with rocksdbCQDoubleWriteEnable "
-                     "begins a new data base beside them")
+        notes.append("the consume queues are in files; a broker with rocksdbCQDoubleWriteEnable "
+                     "creates a new database beside them")
     copies.sync()
     bare = {**last.settings, "batch_topics": frozenset(last.settings.get("batch_topics", []))}
     lowered = complete(part, target, end, generation, notes, chosen, is_plain=is_plain,
@@ -498,8 +500,8 @@ def _require_cuttable(store: Store, where: str) -> None:
     try:
         store.layout.require_writable(store.root, WRITES, made_anew=True)
     except UnsupportedError:
-        raise RefusedError(f"{where}: of a DLedger log only restore points can be restored, no "
-                           "moment between them") from None
+        raise RefusedError(f"{where}: a DLedger log can only be restored at a restore point, not "
+                           f"between two of them") from None
 
 
 def _cut(copies: Copies, store: Store, end: int) -> None:

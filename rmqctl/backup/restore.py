@@ -86,7 +86,7 @@ def restore(backup: str, target: str, *, until: int | None = None, offset: int |
     NotAStoreError where there is no backup, UsageError for a point, StoreIOError.
     """
     if sum(given is not None for given in (until, offset, point)) > 1:
-        raise UsageError("a time, an offset and a point exclude each other")
+        raise UsageError("pass only one of a time, an offset and a restore point")
     refuse_inside(backup, target, "restore into another folder")
     part = refuse_taken(target)
     with in_use(backup), removed_unless_done(part):
@@ -130,8 +130,8 @@ def _restored(backup: str, target: str, part: str, until: int | None, offset: in
         # What a run that was killed had copied is no restore point yet.
         is_cut = end < newest.log_end or _reaches_beyond(store, end)
         if is_cut and not _is_derived(store):
-            raise RefusedError(f"{backup}: of a DLedger log, or of consume queues that are written "
-                               "twice, only the newest restore point can be restored")
+            raise RefusedError(f"{backup}: a DLedger log, or consume queues in files and "
+                               f"RocksDB, can only be restored at the newest restore point")
         if seed_slave:
             refuse_other_log(backup, newest, is_dledger=store.layout.is_dledger)
         # All is put together beside its place.
@@ -214,27 +214,27 @@ def complete(part: str, target: str, end: int, generation: int, notes: list[str]
 def refuse_other_log(backup: str, newest: Point, *, is_dledger: bool) -> None:
     """RefusedError for a backup of which no store for a slave can be made."""
     if newest.own:
-        raise RefusedError(f"{backup}: keeps messages as they were before a repair of the store: "
-                           "its log is not the master's. Back the master up into a new folder")
+        raise RefusedError(f"{backup}: keeps messages as they were before a repair of the store, "
+                           f"so its log is not the master's. Back up the master into a new folder")
     if is_dledger:
-        raise RefusedError(f"{backup}: of a DLedger log, whose members copy it themselves: there "
-                           "is no slave")
+        raise RefusedError(f"{backup}: the log is DLedger's; its members replicate it "
+                           f"themselves, so there are no slaves")
 
 
 def refuse_taken(target: str) -> str:
     """The folder beside the target in which it is put together. RefusedError."""
     if os.path.lexists(target) and (os.path.islink(target) or not os.path.isdir(target)):
-        raise RefusedError(f"{target}: is no folder")
+        raise RefusedError(f"{target}: not a folder")
     if os.path.isdir(target) and os.listdir(target):
-        raise RefusedError(f"{target}: is not empty. Restore into a new folder: nothing is "
-                           "overwritten")
+        raise RefusedError(f"{target}: not empty. Restore into a new folder; nothing is "
+                           f"overwritten")
     if os.path.ismount(target):
-        raise RefusedError(f"{target}: is a mount point, which cannot be renamed to. Restore into "
-                           "a folder in it")
+        raise RefusedError(f"{target}: is a mount point and cannot be replaced. Restore into a "
+                           f"folder inside it")
     part = f"{os.path.normpath(target)}{_PART}"
     if os.path.lexists(part):
-        raise RefusedError(f"{part}: is there, of a restore that was killed or still runs, or "
-                           "not of a restore at all: remove it, or restore into another folder")
+        raise RefusedError(f"{part}: exists already: a restore was killed or is still running. "
+                           f"Remove it, or restore into another folder")
     return part
 
 
@@ -303,14 +303,14 @@ def notes_of(point: Point, until: int | None, end: int) -> list[str]:
     """What the configuration of a point means for a log that ends at ``end``."""
     notes = []
     if point.log_folders:
-        notes.append(f"the log lay in {len(point.log_folders)} folders, and is in commitlog/ here: "
-                     "set storePathCommitLog to that")
+        notes.append(f"the log was in {len(point.log_folders)} folders and is in commitlog/ "
+                     f"here: set storePathCommitLog to that folder")
     if point.log_end > end or (until is not None and point.time > until):
-        notes.append(f"configuration and consumer offsets are those of {point.id}, which is "
-                     "later: groups may skip messages that they had not read")
+        notes.append(f"configuration and consumer offsets are from {point.id}, which is later: "
+                     f"groups may skip messages that they had not read")
     elif point.log_end < end:
-        notes.append(f"configuration and consumer offsets are those of {point.id}, which is "
-                     "earlier: what groups read after it is delivered again")
+        notes.append(f"configuration and consumer offsets are from {point.id}, which is earlier: "
+                     f"messages read since then are delivered again")
     return notes
 
 

@@ -122,7 +122,7 @@ _COPY = Phrase("if a replica, a backup or another disk has these messages: resto
 _MEMBER = Phrase("restores the log from another member of the DLedger group")
 _UNDO = Phrase("an earlier repair moved parts of the log aside; this restores them first")
 _PLAN = Phrase("shows the plan of a repair; --apply carries it out, `undo` reverts it")
-_FINDINGS = Phrase("lists every finding with its place")
+_FINDINGS = Phrase("lists every finding with its location")
 _KEEP = Phrase("treats undecided records as messages")
 _LEAVE_OUT = Phrase("discards undecided records, which may be part of a message body")
 _FORMS = {
@@ -142,7 +142,7 @@ _INDEX = Phrase(
     "index entry and message contradict each other and nothing proves which one is damaged: "
     "compare with a replica")
 _SHAPE = Phrase(
-    "nothing in this store says how many slots and entries its index files have: pass "
+    "the number of slots and entries of the index files is unknown: pass "
     "--index-slots and --index-max (the broker's maxHashSlotNum and maxIndexNum, by default "
     "5000000 and 20000000), or --broker-conf, to `rmqctl recover`")
 _BY_HAND: dict[str, Phrase] = {
@@ -185,7 +185,7 @@ _BY_HAND: dict[str, Phrase] = {
         "restore it from a copy if its content matters"),
     "property-damaged": Phrase(
         "consumers get the message, and the body is intact: damaged properties cannot be restored, "
-        "and there is no space in the record to mark it; a replica may have the message"),
+        "and the record has no space to mark it; a replica may have the message"),
     "config-oddity": Phrase(
         "a part of the file has the wrong form: correct the file by hand while no broker runs, or "
         "restore it from a copy"),
@@ -206,8 +206,8 @@ _FROM_COPY = " --from COPY"
 _RESTORED = ".restored"
 """Ends the name of the folder that a store elsewhere is copied into."""
 _OF_A_HEADER = Phrase(
-    "no broker writes this value, and nothing in this store proves the right one: `recover` leaves "
-    "it, and consumers get the message; compare with a replica if the field matters")
+    "no broker writes this value, and the right one is unknown: `recover` leaves it, and "
+    "consumers get the message; compare with a replica if the field matters")
 _OF_A_TIER = Phrase(
     "nothing in the tier has what this file contained: restore the file from a copy of the tier, "
     "if there is one")
@@ -249,7 +249,7 @@ def steps(root: str, start: Prediction, outlook: Outlook | None, *, is_held: boo
         yield Step(f"rmqctl impact {root}", Phrase("shows which groups miss which messages"))
     if not start.harmless:
         yield Step(f"rmqctl preflight {root}",
-                   Phrase("shows what a broker's startup would do, file by file"))
+                   Phrase("shows what a broker would do at startup, file by file"))
 
 
 def with_backup(known: Sequence[Step], root: str, backup: str, when: int) -> list[Step]:

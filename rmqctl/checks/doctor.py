@@ -130,7 +130,7 @@ class Diagnosis:
             if repaired is not None:
                 parts.append(repaired)
             if not start.not_judged:
-                parts.append(Phrase("a {version} broker would start on it and {what}",
+                parts.append(Phrase("a {version} broker would start and {what}",
                                     version=start.broker_version, what=start.costless))
             if lost.unread:
                 parts.append(lost.unjudged_losses)
@@ -154,26 +154,27 @@ class Diagnosis:
                                 "the second start would lose {count:,} intact messages",
                                 count=start.second_start.messages_lost))
         elif start.rows_lost:
-            parts.append(Phrase("a start would destroy all consumequeues"))
+            parts.append(Phrase("startup would delete all consume queues"))
         elif start.is_so_alone and not start.start_is_harmless:
             parts += start.undecided
         elif start.rows_cut and lost.known:
-            parts.append(Phrase("a start would take away what tells of the loss"))
+            parts.append(Phrase("startup would remove the only evidence of the loss"))
         # What else a start, or clients, would lose.
         causes = [loss.cause for loss in start.beside_messages if loss.already]
         if causes:
             parts.append(some_of(causes, _CAUSES))
         if start.also_loses is not None and start.starts and not start.start_is_harmless:
-            parts.append(Phrase("a start would lose {what}", what=start.also_loses))
+            parts.append(Phrase("startup would lose {what}", what=start.also_loses))
         if start.refuses_writes:
             parts.append(Phrase("the broker rejects messages: its disk is full"))
         groups = {offset.group for offset in start.offsets_beyond_end}
         if groups:
-            parts.append(Phrase("{count} group would stand beyond the end",
-                                "{count} groups would stand beyond the end", count=len(groups)))
+            parts.append(Phrase("offsets of {count} group would be beyond the end of a queue",
+                                "offsets of {count} groups would be beyond the end of a queue",
+                                count=len(groups)))
         if start.undecodable:
-            parts.append(Phrase("clients give up at {count} message",
-                                "clients give up at {count} messages", count=start.undecodable))
+            parts.append(Phrase("Java clients fail at {count} message",
+                                "Java clients fail at {count} messages", count=start.undecodable))
         if start.messages_damaged:
             parts.append(Phrase("{count:,} message has damaged properties",
                                 "{count:,} messages have damaged properties",
@@ -185,7 +186,7 @@ class Diagnosis:
         if (repaired := self.repaired) is not None:
             parts.append(repaired)
         elif not parts and not lost.unread:
-            parts.append(Phrase("nothing is lost so far, and a start {loses}", loses=start.loses))
+            parts.append(Phrase("nothing is lost so far; startup {loses}", loses=start.loses))
         if lost.unread:
             parts.append(lost.unjudged_losses)
         said = {"what": Joined("; ", parts), "advice": self._advice}
@@ -219,10 +220,10 @@ class Diagnosis:
     @property
     def _advice(self) -> Phrase:
         if self.lock.held:
-            return Phrase("It is in use: these are figures of a moving picture")
+            return Phrase("A broker is using it, so these figures change")
         if not self.start.start_is_harmless:
-            return Phrase("Start no broker on it before the steps below")
-        return Phrase("Take a copy before anything is changed")
+            return Phrase("Do not start a broker before you have done the steps below")
+        return Phrase("Copy the store before you change anything")
 
     @property
     def not_judged(self) -> dict[str, str]:
@@ -331,7 +332,7 @@ def diagnose(store: Store, broker_version: str | None, jobs: int,
                        phase=phase)
     found = verdict(run, KEPT)
     if phase is not None:
-        phase("predicting a start", store.log.size if store.layout.reads("commitlog") else None)
+        phase("predicting startup", store.log.size if store.layout.reads("commitlog") else None)
     start = preflight(store, broker_version, full=True, progress=progress,
                       machine=machine or around_in_use(store), seen=run.seen)
     disk = Disk(None, None)

@@ -84,8 +84,8 @@ def _as_closed(mode: int, folder: str) -> int:
 
 
 def _through_link(path: str) -> RefusedError:
-    return RefusedError(f"{path} is a link: rmqctl writes through none where it keeps its own "
-                        "files; take it away")
+    return RefusedError(f"{path} is a symbolic link: rmqctl does not write its own files through "
+                        f"links; remove it")
 
 
 def refuse_own_links(root: str) -> None:
@@ -284,7 +284,7 @@ def publish(path: str, data: Content, *, store: str, staging: str | None = None)
 def _refuse_brokers_own(staging: str, store: str) -> None:
     inside = os.path.relpath(os.path.realpath(staging), os.path.realpath(store)).split(os.sep)
     if _BROKERS_OWN.intersection(inside):
-        raise InternalError(f"{staging}: a broker would not start on temporary files there")
+        raise InternalError(f"{staging}: a broker would not start with temporary files there")
 
 
 def replace_file(path: str, data: Content, *, staged: str | None = None, doing: str = "",
@@ -454,7 +454,7 @@ def lay_out(fd: int, path: str, size: int, reserve: bool = False) -> None:
         if os.fstat(fd).st_size < size:
             os.ftruncate(fd, size)
     except OSError as error:
-        raise failed(error, path, f"make room for {size} bytes in") from None
+        raise failed(error, path, f"reserve space for {size} bytes in") from None
     if not reserve:
         return
     try:

@@ -58,7 +58,7 @@ def probe(path: str) -> LockState:
         try:
             answer = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, asked))
         except OSError as error:
-            return LockState(False, note=f"locks cannot be asked here: {error.strerror}")
+            return LockState(False, note=f"locks are not available here: {error.strerror}")
         if answer[0] != fcntl.F_UNLCK:
             return LockState(True, answer[4] if answer[4] > 0 else None, "fcntl")
         return _probe_flock(fd)
@@ -74,7 +74,7 @@ def _probe_flock(fd: int) -> LockState:
     except OSError as error:
         if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
             return LockState(True, _flock_pid(info.st_dev, info.st_ino), "flock")
-        return LockState(False, note=f"flock cannot be asked here: {error.strerror}")
+        return LockState(False, note=f"flock is not available here: {error.strerror}")
     fcntl.flock(fd, fcntl.LOCK_UN)
     return LockState(False)
 

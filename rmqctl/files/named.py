@@ -26,8 +26,8 @@ def refuse_link_of_others(path: str, *, itself: bool = True) -> None:
     try:
         while (above := os.path.dirname(name)) != name:
             if os.path.islink(name) and os.stat(above).st_mode & others:
-                raise RefusedError(f"{name}: is a link in a folder that others may write to; "
-                                   "nothing is written through it")
+                raise RefusedError(f"{name}: is a symbolic link in a folder that other users can "
+                                   f"write to; rmqctl does not write through it")
             name, others = above, stat.S_IWOTH
     except OSError as error:
         raise StoreIOError.from_oserror(error, path, "look into") from None

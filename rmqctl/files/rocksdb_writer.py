@@ -72,7 +72,7 @@ class NewDatabase:
                       key=lambda name: (name == "CURRENT", name))
 
     def _failed(self, error: Exception) -> StoreIOError:
-        return StoreIOError(f"cannot write the RocksDB data base {self.folder}: "
+        return StoreIOError(f"cannot write the RocksDB database {self.folder}: "
                             f"{' '.join(str(error).split())}")
 
 

@@ -71,7 +71,8 @@ class RowFile:
             except OSError as error:
                 raise failed(error, self._place, f"read {self._content} in") from None
             if not length:
-                raise StoreIOError(f"{self._place}: {self._content} that were kept there are gone")
+                raise StoreIOError(f"{self._place}: {self._content} that were stored there are "
+                                   f"missing")
             done += length
         return np.frombuffer(raw, self._dtype)
 

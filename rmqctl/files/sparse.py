@@ -33,7 +33,7 @@ def copy_sparse(source: str, target: str) -> None:
                 while position < end:
                     part = os.pread(reading, min(BLOCK, end - position), position)
                     if not part:
-                        raise StoreIOError(f"{source}: became shorter while it was copied")
+                        raise StoreIOError(f"{source}: shrank while it was copied")
                     write_all(writing, part, position, target)
                     position += len(part)
             os.utime(writing, ns=(about.st_atime_ns, about.st_mtime_ns))

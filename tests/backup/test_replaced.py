@@ -172,7 +172,7 @@ def test_nothing_is_as_old_as_the_time(growing: Growing, backup: str, tmp_path: 
 
 def test_a_place_that_is_not_there(tmp_path: Path, rmqctl: Runner) -> None:
     done = rmqctl("backup", "list", f"file://{tmp_path}/none").expect(3)
-    assert "no such bucket or folder" in done.err
+    assert "bucket or folder does not exist" in done.err
 
 
 def test_a_url_as_the_other_copy(growing: Growing, tmp_path: Path, rmqctl: Runner) -> None:

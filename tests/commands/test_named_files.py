@@ -118,7 +118,7 @@ def test_nothing_is_written_through_a_folder_of_others(
     done = rmqctl(*(word.replace("STORE", str(tiny.root)).replace("FILE", str(path)).replace(
         "INDEX", str(path)) for word in case.words), stdin=case.stdin)
     done.expect(*range(1, 8))
-    assert "results: is a link in a folder that others may write to" in done.err
+    assert "results: is a symbolic link in a folder that other users can write to" in done.err
     assert os.listdir(victim) == []
 
 
@@ -185,7 +185,7 @@ def test_spark_logs_follow_no_link_of_others(tiny: tiny_stores.Tiny, tmp_path: P
     shared.chmod(0o1777)
     (shared / "log").symlink_to(tmp_path / "victim")
     said = _spark_log(rmqctl, monkeypatch, tiny.root, shared / "log")
-    assert "is a link in a folder that others may write to" in said
+    assert "is a symbolic link in a folder that other users can write to" in said
     assert not (tmp_path / "victim").exists()
 
 

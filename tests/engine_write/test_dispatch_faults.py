@@ -159,7 +159,7 @@ def test_no_empty_file_stays_when_it_cannot_be_sized(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "ftruncate", refuse)
     pool = FilePool(AsideFolder(str(tmp_path)))
-    with pytest.raises(StoreIOError, match="cannot make room for 40 bytes in .*q/0+: no space"):
+    with pytest.raises(StoreIOError, match="cannot reserve space for 40 bytes in .*q/0+: no space"):
         QueueFiles(str(tmp_path / "q"), 40, pool).start(0)
     assert list((tmp_path / "q").iterdir()) == []
 

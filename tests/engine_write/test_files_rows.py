@@ -63,5 +63,5 @@ def test_what_failed_is_said(tmp_path, monkeypatch):
         patch.setattr(os, "preadv", failing)
         with pytest.raises(StoreIOError, match="cannot read places in"):
             file.read(0, 1)
-    with pytest.raises(StoreIOError, match="places that were kept there are gone"):
+    with pytest.raises(StoreIOError, match="places that were stored there are missing"):
         file.read(0, 2)

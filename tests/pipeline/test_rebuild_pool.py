@@ -273,7 +273,7 @@ def test_what_a_killed_driver_left_is_cleared(golden, tmp_path):
 
 
 def blind(job, one):
-    """A worker on another machine, with a folder of its own of that name."""
+    """A worker on another machine, with a its own folder of that name."""
     moved = job.folder + "-elsewhere"
     shutil.copytree(job.folder, moved, dirs_exist_ok=True)
     found = rebuild_tasks.spool(_at(job, moved), one)

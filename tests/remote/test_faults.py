@@ -209,7 +209,7 @@ def test_a_web_server_that_says_no_sizes(golden: GoldenFolder, rmqctl: Runner,
         Files, self).do_HEAD())
     done = rmqctl("info", serving(golden(SMALL), fault=head)).expect(5)
     assert LOG in done.err.replace("\n", "")
-    assert "the server does not say its size" in done.err.replace("\n", " ")
+    assert "the server does not report its size" in done.err.replace("\n", " ")
 
 
 class Pages(BaseHTTPRequestHandler):
@@ -410,6 +410,6 @@ def test_an_sftp_server_that_stalls(golden: GoldenFolder, rmqctl: Runner,
     monkeypatch.setattr(web, "PATIENCE", 0.4)
     with serving_sftp(golden(SMALL)) as url:
         done = rmqctl("read", url, "-o", "jsonl").expect(5)
-        assert "no answer in time" in done.err.replace("\n", " ")
+        assert "did not answer in time" in done.err.replace("\n", " ")
         assert f"@{url.partition('@')[2]}/" in done.err.replace("\n", "")
         stall.set()

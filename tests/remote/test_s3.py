@@ -101,5 +101,5 @@ def test_what_is_written_there(golden: GoldenFolder, rmqctl: Runner, tmp_path: P
         rmqctl("report", root, "--out", "s3://bucket/x/r.html").expect(0, 1)
         assert b"<html" in client.get_object(Bucket="bucket", Key="x/r.html")["Body"].read()
         for taken in ("s3://bucket/x/one.jsonl", "s3://bucket/x/many"):
-            assert "nothing is replaced" in rmqctl("export", root, "--out", taken).expect(6).err
+            assert "nothing is overwritten" in rmqctl("export", root, "--out", taken).expect(6).err
         rmqctl("export", root, "--out", "s3://none/x.jsonl").expect(5)

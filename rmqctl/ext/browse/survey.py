@@ -72,7 +72,7 @@ class Survey:
             parts.append(in_words(self.start))
         else:
             parts.append(Phrase("a start cannot be predicted: {why}", why=self.problem)
-                         if self.problem else Phrase("predicting a start …"))
+                         if self.problem else Phrase("predicting startup …"))
         return Joined("; ", parts)
 
     @property

@@ -185,8 +185,7 @@ class _Members:
                 try:
                     part = member.source.read(place + first - start, last - first)
                     if len(part) != last - first:
-                        raise StoreIOError(f"{self._source.name}: became shorter while it was "
-                                           "read")
+                        raise StoreIOError(f"{self._source.name}: shrank while it was read")
                 except StoreIOError as error:
                     self.failed = self.failed or error
                     raise
@@ -261,7 +260,7 @@ def tree_in(archive: str, inner: str) -> Tree | None:
                       for kind in (_LINK, _FOLDER))
     root = f"{archive}/{folder}" if folder else archive
     if not kept:
-        raise NotAStoreError(f"{root}: nothing is there; not a store")
+        raise NotAStoreError(f"{root}: does not exist; not a store")
     return Tree(root, {path: member.listed for path, member in kept.items()},
                 _Members(source, kept), stamp=stamp, links=links, empty=folders)
 
@@ -385,5 +384,5 @@ def _store_in(members: Mapping[str, _Member], archive: str) -> str:
         raise NotAStoreError(f"{archive}: not a store (no folder in it has any of "
                              f"{', '.join(_MARKS)})")
     some = ", ".join(f"{archive}/{folder}" for folder in stores[:_NAMED])
-    raise NotAStoreError(f"{archive}: has {len(stores)} stores, name one: {some}"
+    raise NotAStoreError(f"{archive}: has {len(stores)} stores; name one: {some}"
                          f"{' …' if len(stores) > _NAMED else ''}")

@@ -119,14 +119,14 @@ def _resolved(remote: RemoteReader, path: str, row: Row) -> Row:
     """Return a file's own row; that of a link to a folder, or to nothing, as it is."""
     found = remote.info(path)
     if found is None and row.get("type") == "file":
-        raise StoreIOError(f"cannot look at {remote.where(path)}: it is listed, but not there")
+        raise StoreIOError(f"cannot look at {remote.where(path)}: it is listed but does not exist")
     return row if found is None else found
 
 
 def _listed(remote: RemoteReader, path: str, row: Row) -> Listed:
     size = row.get("size")
     if not isinstance(size, int) or size < 0:
-        raise StoreIOError(f"cannot read {remote.where(path)}: the server does not say its size")
+        raise StoreIOError(f"cannot read {remote.where(path)}: the server does not report its size")
     # One that is not known must not make a file look old.
     changed = changed_at(dict(row)) * 1_000_000 or time.time_ns()
     return Listed(size, changed, identity(row))

@@ -322,9 +322,9 @@ class Ranges:
         """StoreIOError where an object is not the one that was listed."""
         listed, row = self._files[path], self._remote.info(path)
         if row is None:
-            raise _ChangedError(f"{where}: is gone: it was deleted while the store was read")
+            raise _ChangedError(f"{where}: was deleted while the store was being read")
         if (row.get("size"), identity(row)) != (listed.size, listed.identity):
-            raise _ChangedError(f"{where}: was changed while the store was read: start again")
+            raise _ChangedError(f"{where}: was changed while the store was being read: start again")
 
 
 class _ChangedError(StoreIOError):

@@ -119,7 +119,7 @@ class RemoteReader(Closing):
             self._sizes.pop(path, None)
             return None
         if not isinstance(row.get("size"), int):
-            raise StoreIOError(f"cannot read {self.where(path)}: its size is not told")
+            raise StoreIOError(f"cannot read {self.where(path)}: its size is unknown")
         self._sizes[path] = row["size"]
         return int(row["size"])
 
@@ -221,7 +221,7 @@ def _driver(url: str) -> tuple[Any, str]:
     try:
         fsspec.get_filesystem_class(protocol.rpartition("::")[2])
     except (ValueError, ImportError) as error:
-        raise UsageError(f"{without_secrets(url)}: there is no driver for {protocol}:// "
+        raise UsageError(f"{without_secrets(url)}: no driver for {protocol}:// is installed "
                          f"({_words(error)})") from None
     with failing(without_secrets(url), "open"):
         fs, path = url_to_fs(url, **_patience(protocol))
@@ -267,9 +267,9 @@ def failing(where: str, doing: str) -> Iterator[None]:
     except (RmqctlError, MemoryError):
         raise
     except TimeoutError:
-        raise StoreIOError(f"cannot {doing} {where}: no answer in time") from None
+        raise StoreIOError(f"cannot {doing} {where}: the server did not answer in time") from None
     except NotImplementedError:
-        raise RefusedError(f"cannot {doing} {where}: its driver cannot do that") from None
+        raise RefusedError(f"cannot {doing} {where}: its driver does not support that") from None
     except OSError as error:
         raise failed(_numbered(error), where, doing) from None
     except Exception as error:  # noqa: BLE001  # each driver has its own family of errors

@@ -46,8 +46,8 @@ def tree_of(named: str) -> Tree:
     remote = RemoteReader(named)
     files, links, folders = remote_files(remote)
     if not files:
-        raise NotAStoreError(f"{without_secrets(named)}: nothing is there: no such bucket or "
-                             "folder, or an empty one; not a store")
+        raise NotAStoreError(f"{without_secrets(named)}: the bucket or folder does not exist or "
+                             f"is empty; not a store")
     if any(path.startswith(_POINTS) for path in files):
         # What reads a backup is above this room, and loaded for one alone.
         backup: Tree | None = import_module("rmqctl.backup.mounting").tree_of(remote, files)
@@ -69,5 +69,5 @@ def matching(url: str) -> list[str]:
         found = sorted(str(remote._fs.unstrip_protocol(name)) for name, row in rows.items()
                        if row.get("type") == "directory")
     if not found:
-        raise NotAStoreError(f"{without_secrets(url)}: no folder has such a name")
+        raise NotAStoreError(f"{without_secrets(url)}: no folder matches")
     return found

@@ -25,8 +25,7 @@ def uploaded(target: str) -> Iterator[str]:
     above, _, name = target.rstrip("/").rpartition("/")
     with RemoteFiles(above) as remote, tempfile.TemporaryDirectory(prefix="rmqctl-out-") as folder:
         if remote.size(name) is not None or remote.list(name):
-            raise RefusedError(f"{without_secrets(target)}: is there already, and nothing is "
-                               "replaced")
+            raise RefusedError(f"{without_secrets(target)}: already exists; nothing is overwritten")
         local = os.path.join(folder, name)
         yield local + "/" if target.endswith("/") else local
         made = [os.path.join(where, file) for where, _, files in os.walk(folder) for file in files]
