@@ -64,7 +64,7 @@ class Point:
     run, and of the oldest and the newest message. ``log_start``, ``log_end``: physical offsets.
     ``small``: SHA-256 of the small files kept with it, by their paths. ``lowered``: consumer
     offsets that were beyond the end of the copied queues and are these ends here. ``whole_end``:
-    after the last complete record. ``missing``: bytes of log that the store deleted before they were copied.
+    after the last complete record. ``missing``: bytes of log that the store deleted uncopied.
     ``repairs``: those of the store so far. ``again``: a consume queue is another one than in the
     points before. ``summed_again``: ``parts`` are of the whole log, which a repair changed.
     ``own``: a repair of the store changed messages that the backup keeps as they were.

@@ -84,7 +84,7 @@ def _as_closed(mode: int, folder: str) -> int:
 
 
 def _through_link(path: str) -> RefusedError:
-    return RefusedError(f"{path} is a symbolic link: rmqctl does not write its own files through "
+    return RefusedError(f"{path} is a link: rmqctl does not write its own files through "
                         f"links; remove it")
 
 

@@ -440,10 +440,10 @@ def test_what_is_no_place_for_a_backup(growing: Growing, tmp_path: Path, url: st
     run(root, f"{place}2")
     at = messages(root)[1]["physical_offset"]
     rmqctl("truncate", root, "--to-phy", str(at), "--apply", "--yes").expect(0)
-    assert "ame a new place" in rmqctl("backup", root, place).expect(6).err
+    assert "hoose a new place" in rmqctl("backup", root, place).expect(6).err
     growing(100, 90)
-    assert "ame a new place" in rmqctl("backup", root, f"{place}2").expect(6).err
-    assert "ame a new place" in rmqctl("backup", root, place).expect(6).err
+    assert "hoose a new place" in rmqctl("backup", root, f"{place}2").expect(6).err
+    assert "hoose a new place" in rmqctl("backup", root, place).expect(6).err
     shown = rmqctl("backup", root, "nosuch://me:secret@host/b").expect(2)
     assert "secret" not in shown.err
     assert not (tmp_path / "new").exists()
