@@ -11,9 +11,12 @@ from functools import cache
 
 import pytest
 
+from rmqctl.checks.findings import CATEGORIES
 from rmqctl.commands import REGISTRY
 from rmqctl.commands.app.describe import former_names, parameter, parameters
 from rmqctl.commands.app.lazy import load
+from tests.support.language import DOCSTRING, MESSAGE, PAGE, Text, texts
+from tests.support.source import together
 
 
 @cache
@@ -112,3 +115,41 @@ def test_help_says_the_names_of_today(rmqctl):
     assert "-t, --topic TOPIC" in shown
     assert "--limit N" in shown
     assert "--count" not in shown
+
+
+# -- sentences ------------------------------------------------------------------------------------
+
+#: How no docstring begins: it says what to do, or names a thing.
+QUESTIONS = ("What ", "Whether ", "Where ", "Who ", "Whose ", "How ", "Which ", "Why ")
+HELP_LINE = 54
+"""Characters of a line of an option's help at 80 columns, about."""
+
+
+@together
+@pytest.mark.parametrize("kind", [MESSAGE, DOCSTRING, PAGE])
+def test_no_text_has_forbidden_words(kind):
+    assert {f"{text.path}:{text.line}": faults for text in texts()
+            if text.kind == kind and (faults := text.faults())} == {}
+
+
+@together
+def test_a_docstring_begins_with_a_verb_or_a_noun():
+    assert [f"{text.path}:{text.line}: {text.text[:40]!r}" for text in texts()
+            if text.kind == DOCSTRING and text.text.startswith(QUESTIONS)] == []
+
+
+def test_the_help_of_an_option_has_two_lines():
+    assert {f"{title} {option.names[0]}": option.help for title, option in options()
+            if len(option.help) > 2 * HELP_LINE} == {}
+
+
+def test_a_meaning_has_one_line():
+    assert {name: category.meaning for name, category in CATEGORIES.items()
+            if len(category.meaning) > 80} == {}
+
+
+def test_forbidden_words_are_found():
+    text = Text(MESSAGE, "a.py", 1, "made anew,\n and the port is\nnone")
+    assert len(text.faults()) == 2
+    assert "again" in text.faults()[0]
+    assert Text(MESSAGE, "a.py", 1, "None of the groups is affected").faults() == []

@@ -12,6 +12,7 @@ import random
 import re
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from typing import NamedTuple
 
 from tests.support.source import PACKAGE, nodes, trees
@@ -63,6 +64,7 @@ class Text(NamedTuple):
                 if (match := words.search(" ".join(self.text.split())))]
 
 
+@cache
 def texts() -> list[Text]:
     """Return every message, docstring and sentence of a page, in the order of the files."""
     return [*in_program(), *in_tables(), *in_pages()]
