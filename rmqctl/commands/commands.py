@@ -20,8 +20,8 @@ def command(
 ) -> None:
     """List every command with its effect on the store, its arguments and its options.
 
-    The effect says what a command may touch: read-only opens nothing for writing, writes-new
-    writes only a new place you name, mutates changes STORE.
+    Effects: read-only opens nothing for writing, writes-new writes only to a new file or folder
+    that you name, mutates changes STORE.
 
         rmqctl commands -o json
     """

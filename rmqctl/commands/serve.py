@@ -33,7 +33,7 @@ _NAME = re.compile(r"[%|\w.-]{1,127}", re.ASCII)
 _SMALLEST = 1 << 10
 _LARGEST_KEPT = 1 << 20
 """Bytes of a buffer: what clients make larger is not kept when they are gone."""
-_LIMITS = "What clients may take"
+_LIMITS = "Client limits"
 
 
 def _seconds(text: str | int) -> int:
@@ -101,14 +101,17 @@ def command(
         show_default=False, help="Store roots; a pattern such as '/backup/*/store' names all that "
         "match. None with --temp.")] = None,
     listen: Annotated[Address, typer.Option(
-        "--listen", metavar="HOST:PORT", parser=parse_address, help="Name server and first broker; "
-        "further stores get the ports behind it. Port 0: any free ones.")] = _HERE,
+        "--listen", metavar="HOST:PORT", parser=parse_address,
+        help="Name server and first broker; further stores get the ports behind it. Port 0: any "
+             "free ones.")] = _HERE,
     grpc: Annotated[Address | None, typer.Option(
-        "--grpc", metavar="HOST:PORT", parser=parse_address, help="Serve clients of RocketMQ 5 "
-        "there, too, as its proxy does (usually 127.0.0.1:8081); needs the extra `grpc`.")] = None,
+        "--grpc", metavar="HOST:PORT", parser=parse_address,
+        help="Serve clients of RocketMQ 5 there, too, as its proxy does (usually 127.0.0.1:8081); "
+             "needs the extra `grpc`.")] = None,
     start: Annotated[str, typer.Option(
-        "--from", metavar="stored|earliest|latest|TIME", help="Where a group begins: where it "
-        "stood, or at a place of the queues, whatever the store says.")] = "stored",
+        "--from", metavar="stored|earliest|latest|TIME",
+        help="Where a group begins: where it stood, or at a place of the queues, whatever the "
+             "store says.")] = "stored",
     from_stored_offsets: Annotated[bool, typer.Option(
         "--from-stored-offsets", hidden=True, help="No effect: so does --from stored.")] = False,
     offsets: Annotated[str | None, typer.Option(
@@ -117,8 +120,8 @@ def command(
     view: Annotated[Literal["disk", "broker"], typer.Option(
         "--view", help="What is served: everything readable, or what a broker keeps.")] = "disk",
     idle_exit: Annotated[int | None, typer.Option(
-        "--idle-exit", "--once-idle", metavar="DURATION", parser=_seconds, help="End "
-        "when no client was connected for so long (10s, or seconds).")] = None,
+        "--idle-exit", "--once-idle", metavar="DURATION", parser=_seconds,
+        help="End when no client was connected for so long (10s, or seconds).")] = None,
     end_with_stdin: Annotated[bool, typer.Option(
         "--end-with-stdin", help="End when standard input, a pipe, is closed: so nothing is left "
         "of it when the program that started it is gone. With --temp that program can give orders "
@@ -131,16 +134,17 @@ def command(
         "--temp", help="Make an empty store in a temporary folder, writable, which is removed at "
         "the end; no STORE is given.")] = False,
     topic: Annotated[list[str] | None, typer.Option(
-        "--topic", "-t", metavar="TOPIC", help="Make a topic with 4 queues, if it is not there; "
-        "repeatable, with --writable or --temp.")] = None,
+        "--topic", "-t", metavar="TOPIC",
+        help="Make a topic with 4 queues, if it is not there; repeatable, with --writable or "
+             "--temp.")] = None,
     key_file: Annotated[list[str] | None, typer.Option(
         "--key-file", metavar="FILE", help="Answer only who signs as RocketMQ's ACL 1.0 has it, "
         "with the AccessKey and SecretKey in FILE; repeatable.")] = None,
     flush: Annotated[Literal["async", "sync"] | None, typer.Option(
         "--flush", help="Whether an answer to a sender waits for the disk.")] = None,
     metrics: Annotated[Address | None, typer.Option(
-        "--metrics", metavar="HOST:PORT", parser=parse_address, help="Answer Prometheus there; "
-        "port 0: any free one.")] = None,
+        "--metrics", metavar="HOST:PORT", parser=parse_address,
+        help="Answer Prometheus there; port 0: any free one.")] = None,
     uvloop: Annotated[bool, typer.Option(
         "--uvloop", help="Wait for clients by libuv, with a little less work for each request; "
         "needs the extra `uvloop`.")] = False,
@@ -150,12 +154,11 @@ def command(
 ) -> None:
     """Serve store directories to RocketMQ clients: consumers, mqadmin, Dashboard.
 
-    One process is name server and broker. Stores are opened read-only: nothing in them changes, no
-    lock is taken, and whoever sends is refused. Damaged messages are passed over. What consumers
-    commit stays in memory, or in --offsets FILE; messages that they send back are retried from
-    memory. On a terminal it shows what goes on; elsewhere a line `ready HOST:PORT` says that
-    clients may come, and with -o jsonl a line follows for each event. SIGTERM and ctrl-C end it
-    with exit code 0.
+    One process is name server and broker. Stores are opened read-only without a lock; sends are
+    rejected and damaged messages skipped. Committed offsets stay in memory or in --offsets FILE;
+    messages sent back are retried from memory. A terminal shows the activity; otherwise a line
+    `ready HOST:PORT` is printed, followed by one line per event with -o jsonl. SIGTERM and Ctrl-C
+    stop it with exit code 0.
 
         rmqctl serve /data/store
         rmqctl serve /backup/a /backup/b --listen 127.0.0.1:0 -o jsonl

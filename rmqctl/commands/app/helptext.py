@@ -20,10 +20,10 @@ _HEADING = re.compile(r"^(Usage|[A-Z][^:\n]*)(:(?=\n| rmqctl)|: )", re.MULTILINE
 _OPTIONS = "Options"
 _EXAMPLE = "    "
 COMMON_PANELS = (
-    "Output", "How messages are shown", "Where and how the store lies", "Carrying it out",
-    "The broker's configuration", "How the commitlog is written", "Spark", "For cron",
-    "What clients may take", "Where and how the tier lies", "Together with a local store")
-"""Options that many commands have, or that few people need: `help options` shows them."""
+    "Output", "Message display", "Store layout", "Applying the plan",
+    "The broker's configuration", "Commitlog writing", "Spark", "Scheduled runs",
+    "Client limits", "Tier layout", "Local store")
+"""Options that many commands have, or that few people need; `help options` lists them."""
 _COMMON = {"--tz", "--jobs", "--help", "--dry-run", "--write-outside"}
 _OWN = {"--apply"}
 ALL_OPTIONS = object()
@@ -140,8 +140,8 @@ def common_options(formatter: Any, commands: Iterable[Any]) -> str:
             if is_common(described):
                 rows = panels[described.panel or _OPTIONS]
                 rows.setdefault(described.names[0], (_spelling(described), _remarks(described)))
-    formatter.write_text("Options that several commands have. rmqctl help options COMMAND shows "
-                         "all options of one command.")
+    formatter.write_text("Options that several commands share. Run rmqctl help options COMMAND for "
+                         "all options of a command.")
     for title, rows in panels.items():
         _section(formatter, title, list(rows.values()))
     text: str = formatter.getvalue()

@@ -43,25 +43,22 @@ def command(
         "--incremental", help="No effect: a run copies what is new since the one before.",
         hidden=True)] = False,
     metrics: Annotated[str | None, typer.Option(
-        "--format-prometheus", metavar="FILE", show_default=False, help="After each run, write "
-        "metrics for the textfile collector of node_exporter to FILE.")] = None,
+        "--format-prometheus", metavar="FILE", show_default=False,
+        help="After each run, write metrics for the textfile collector of node_exporter to "
+             "FILE.")] = None,
     load: Annotated[CronOptions, pick("limit_rate idle")],
     out: Out,
 ) -> None:
-    """Copy a store, a running broker's too, into a backup, and note a restore point.
+    """Back up a store, even while a broker runs, and record a restore point.
 
-    The end of the log is fixed first; consume queues and index are copied up to it, configuration
-    and consumer offsets last, and no offset in the copy is ahead of its queue. Bodies are compared
-    with their CRCs: damage is copied, listed, and makes the exit code 1. The next run copies only
-    what is new; log files that the broker deletes stay in the backup until --keep. A run that was
-    killed left no restore point, and the next one goes on. `rmqctl restore` makes a store of any
-    restore point. A folder DEST is itself a store that all commands can read; at a URL there are
-    objects, from which `restore` makes a store.
+    Messages are copied up to a fixed end of the log; offsets in the copy are never ahead of their
+    queues. Damage is copied and listed, with exit code 1. Later runs copy only what is new, an
+    interrupted run is continued, and log files that the broker deleted stay in the backup until
+    --keep. `rmqctl restore` creates a store from any restore point. A folder DEST is itself a store
+    that every command can read; a URL gets objects.
 
         rmqctl backup /data/store /backup/broker-a
-
         rmqctl backup /data/store s3://backups/broker-a
-
         rmqctl backup /data/store /backup/broker-a --every 5m --keep 30d
     """
     from rmqctl import __version__

@@ -26,12 +26,11 @@ def command(
     load: Annotated[CronOptions, pick("limit_rate idle")],
     out: Out,
 ) -> None:
-    """Check that everything in a backup can be restored.
+    """Check that a backup can be restored.
 
-    Compares the bytes of the log, and the configuration kept with each restore point, with the
-    SHA-256 that the run noted. What was damaged in the store already is counted and no fault of
-    the backup; `rmqctl verify DEST` lists it, and checks consume queues and index. Exit code 1
-    where something is not as it was copied.
+    Compares the log and the configuration of each restore point with their recorded SHA-256. Damage
+    that the store already had is counted, but is not an error; `rmqctl verify DEST` lists it and
+    also checks consume queues and index. Exit code 1 if anything differs from what was copied.
 
         rmqctl backup check /backup/broker-a
     """

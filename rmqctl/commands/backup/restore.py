@@ -30,8 +30,9 @@ def command(
         metavar="NEWSTORE", show_default=False,
         help="The store that is made: a folder that is not there, or empty.")],
     until: Annotated[str | None, typer.Option(
-        "--until", metavar="TIME", show_default=False, help="Only messages stored up to TIME "
-        "(ISO-8601, epoch ms, -2h); offsets of the newest restore point before it.")] = None,
+        "--until", metavar="TIME", show_default=False,
+        help="Only messages stored up to TIME (ISO-8601, epoch ms, -2h); offsets of the newest "
+             "restore point before it.")] = None,
     offset: Annotated[int | None, typer.Option(
         "--until-offset", metavar="OFFSET", parser=parse_offset, show_default=False,
         help="Only messages before this physical offset, where a record begins.")] = None,
@@ -45,17 +46,14 @@ def command(
     tz: Zone = UTC,
     out: Out,
 ) -> None:
-    """Make a store from a backup, as at a restore point, or copy one from a URL or an archive.
+    """Restore a store from a backup, or copy one from a URL or an archive.
 
-    The log is cut at a record, consume queues and index end with it, the checkpoint fits, and no
-    consumer offset is beyond its queue. The settings that a broker needs are in its broker.conf,
-    which is no part of a store. A broker can start on the result; nothing that is there is
-    overwritten, and NEWSTORE gets its name when it is whole.
+    The log ends at a complete record; consume queues, index, checkpoint and consumer offsets match
+    it, so a broker can start on the result. Nothing is overwritten, and NEWSTORE appears only when
+    it is complete. broker.conf is not part of a store: bring your own.
 
         rmqctl restore /backup/broker-a /data/store
-
         rmqctl restore /backup/broker-a /data/store --until 2026-11-28T03:00Z
-
         rmqctl restore copy.tar.zst/store /data/store
     """
     from rmqctl import vfs

@@ -42,16 +42,15 @@ def command(
     layout: LayoutOptions,
     out: SpokenOut,
 ) -> None:
-    """Collect evidence: sums of all files, report, messages, damaged bytes, a log of every step.
+    """Collect evidence about a store in a folder that readers can check without rmqctl.
 
-    The folder is for somebody who does not know rmqctl: README.txt says what is in it. It holds
-    the SHA-256 of every original, taken first; what `info`, `doctor`, `verify`, `preflight`,
-    `offsets` and `report` say; the messages with the place where each was found; all other records
-    that `carve` finds; the bytes of damaged places; and SHA256SUMS, which `sha256sum -c` reads.
-    PATH is only read. Exit code 1 where something is missing in the folder, or has changed.
+    README.txt lists the contents: the SHA-256 of every original (computed first); the output of
+    `info`, `doctor`, `verify`, `preflight`, `offsets` and `report`; the messages with their
+    locations; other records that `carve` finds; the bytes of damaged ranges; a log of every step;
+    and SHA256SUMS for `sha256sum -c`. PATH is only read. Exit code 1 if anything is missing from
+    the folder or has changed.
 
         rmqctl case STORE --out evidence
-
         rmqctl case evidence --check
     """
     from rmqctl.case.folder import check as checked

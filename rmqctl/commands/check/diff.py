@@ -64,23 +64,20 @@ def command(
         help="List at most N; all are counted.")] = 1000,
     layout: Annotated[LayoutOptions, pick("commitlog_dirs")],
     commitlog_dirs_b: Annotated[list[str] | None, typer.Option(
-        "--commitlog-dir-b", metavar="DIR", rich_help_panel="Where and how the store lies",
+        "--commitlog-dir-b", metavar="DIR", rich_help_panel="Store layout",
         help="The same for B, where its log lies in other folders; repeatable.")] = None,
     sizes: Annotated[LayoutOptions, pick("commitlog_file_size consumequeue_file_size "
                                           "broker_conf")],
     tz: Zone = UTC,
     out: ListedOut,
 ) -> None:
-    """Compare two stores: messages that one of them lacks, and messages that differ.
+    """Compare two stores: missing, extra and different messages.
 
-    Messages are compared byte for byte over the physical offsets both logs cover. What one log
-    has beyond the end of the other is missing there; what it has before the other's beginning
-    has expired there and is only mentioned. Damage on either side is shown, and the comparison
-    goes on beyond it. The bounds of the consumequeues are compared too; configuration files and
-    checkpoints that differ are named in the summary. Exit code 1 when anything differs.
-
-    Of members of a DLedger group the entries are compared, too: up to where they are the same,
-    where they part and in which terms, what each has committed, lacks, or has damaged.
+    Compares messages byte for byte where both logs overlap; damage on either side is listed and
+    skipped. Messages after the end of the other log count as missing there; those before its start
+    have expired and are only noted. Queue ranges, configuration and checkpoint are compared, too.
+    For members of a DLedger group, entries, terms and commit positions are compared. Exit code 1 if
+    anything differs.
 
         rmqctl diff /data/master/store /data/slave/store
         rmqctl diff /backup/store /data/store --by queue -o json

@@ -49,17 +49,15 @@ def command(
     tz: Zone = UTC,
     out: ListedSpokenOut,
 ) -> None:
-    """Say what is wrong with a store, on one screen: the first command at 3 a.m.
+    """Diagnose a store on one screen: the command to run first.
 
-    Reads every byte as `rmqctl verify` does, and predicts a broker's start as `rmqctl preflight`
-    does. One sentence says what that comes to; then what is damaged, what is lost already, what a
-    start would lose, which consumer groups are affected, the room on the disk, and the next
-    commands, the safest first: none of them changes anything as it stands. Exit code 0 for a sound
-    store, 1 for anything else; 3 when all that can be judged is sound, but a part lies in a form
-    that is not read.
+    Reads every byte like `rmqctl verify` and predicts a startup like `rmqctl preflight`. Shows a
+    verdict, damage, lost messages, what a startup would lose, affected consumer groups, disk space,
+    and the next commands, safest first. Changes nothing. Exit code 0 for a sound store, 1 if
+    anything is wrong, 3 if everything that can be checked is sound but part of the store is in an
+    unsupported format.
 
         rmqctl doctor STORE
-
         rmqctl doctor STORE -o json
     """
     from rmqctl.checks.doctor import diagnose

@@ -24,13 +24,11 @@ def command(
         "are listed.")] = None,
     out: SpokenOut,
 ) -> None:
-    """Explain a finding or an action: its meaning, how it comes about, what brokers do, what to do.
+    """Explain a finding or an action, its cause, what brokers do, and what to do about it.
 
-    Names are those in the columns of `rmqctl verify`, `rmqctl doctor`, `rmqctl preflight` and
-    `rmqctl recover`.
+    Accepts the names that `rmqctl verify`, `doctor`, `preflight` and `recover` print.
 
         rmqctl explain body-crc
-
         rmqctl explain "move aside"
     """
     from rmqctl.checks.explanations import explain, explanations

@@ -33,19 +33,20 @@ def command(
     *,
     more: MoreStores = None,
     listen: Annotated[Address, typer.Option(
-        "--listen", metavar="HOST:PORT", parser=parse_address, help="Where to answer; :9877 is "
-        "every address of this machine, port 0 any free port.")] = _HERE,
+        "--listen", metavar="HOST:PORT", parser=parse_address,
+        help="Where to answer; :9877 is every address of this machine, port 0 any free "
+             "port.")] = _HERE,
     once: Annotated[bool, typer.Option(
         "--once", help="Print the metrics, and end: for the textfile collector.")] = False,
     store: StoreOptions,
     out: Out,
 ) -> None:
-    """Answer Prometheus: what stores hold, how far consumer groups are behind, space, locks.
+    """Serve metrics of stores to Prometheus: contents, consumer lag, disk space, locks.
 
-    Each time it is asked it reads the ends of the files and the configuration, never the whole
-    log, and keeps the answer for 5 seconds. A store that cannot be read has rmqctl_store_up 0, and
-    does not stop the others. Whether a store is sound is the question of `rmqctl verify
-    --format-prometheus`. SIGTERM ends it with exit code 0.
+    Each scrape reads only the ends of files and the configuration; results are cached for 5
+    seconds. An unreadable store reports rmqctl_store_up 0 and does not affect the others. For the
+    health of a store, use `rmqctl verify --format-prometheus`. SIGTERM stops the server with exit
+    code 0.
 
         rmqctl exporter /data/store --listen 127.0.0.1:9877
         rmqctl exporter '/data/*/store' --once

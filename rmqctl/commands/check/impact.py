@@ -37,20 +37,15 @@ def command(
     store: StoreOptions,
     out: ListedSpokenOut,
 ) -> None:
-    """Show what damage, and a broker's start, mean for each consumer group and queue.
+    """Show how damage and a restart affect each consumer group and queue.
 
-    For each queue of a group: its position, how far that lies beyond the end which the queue has
-    after a start; messages that are lost already, before the position and after it (lost_after:
-    the group never gets them); messages at risk, which are intact, not yet read by the group, and
-    would be cut off or left without a row by the start, or make clients give up; and what is
-    delivered twice. The delay service is the group "(delay)". People see the queues that are
-    affected, -o json all. What cannot be told is said: positions are written every 5 s, broadcast
-    consumers keep their own. `rmqctl preflight` judges the start itself. Exit code 1 when a group
-    is affected: it misses messages, gets some twice, or stands beyond the end of a queue; when that
-    cannot be told, as messages are lost of which nothing says the queue; and when no broker starts.
+    Per queue: the consumer offset and how far it is beyond the queue's end after a startup, lost
+    messages before and after the offset, unread messages at risk from a startup, and redeliveries.
+    Unaffected queues appear only with -o json; (delay) is the delay service. Exit code 1 if a group
+    is affected, if lost messages cannot be assigned to a queue, or if a broker would not start. See
+    also `rmqctl preflight`.
 
         rmqctl impact STORE
-
         rmqctl impact STORE --group billing -o json
     """
     from rmqctl.checks.consumers import Consumers

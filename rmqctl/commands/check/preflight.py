@@ -43,16 +43,13 @@ def command(
     tz: Zone = UTC,
     out: ListedSpokenOut,
 ) -> None:
-    """Predict what a broker would do at its start: nothing is changed.
+    """Predict what a broker would do at startup, without changing anything.
 
-    Says whether it starts, where its recovery begins and cuts the log, which files it deletes,
-    which rows and index entries it makes again, and how many intact messages that costs: those
-    cut off the log, and those that stay in it but get no row in their queue. Also what is lost
-    already, though consumequeues, index or group offsets know it, and which groups would stand
-    beyond the end of their queue. `rmqctl recover --strategy broker` does the same things. Exit
-    code 1 when the broker would not start, or anything readable would be or is lost; 3 where the
-    consumequeues are in a form that cannot be read: then the log is judged, not they; also
-    where only the configuration is, and nothing else is wrong.
+    Shows whether it starts, where its recovery truncates the log, which files it deletes, what it
+    dispatches again, which intact messages it loses, what is already lost, and which groups are
+    beyond the end of a queue. `rmqctl recover --strategy broker` does the same to the store. Exit
+    code 1 if the broker would not start or readable messages are or would be lost; 3 if consume
+    queues or only the configuration are in an unsupported format.
 
         rmqctl preflight STORE --broker-version 5.3.3 -o json
     """

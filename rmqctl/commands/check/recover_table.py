@@ -24,14 +24,13 @@ def command(
     store: StoreQueues,
     out: Out,
 ) -> None:
-    """Rebuild the topicQueueTable, the next queue offset of every queue, and print it.
+    """Rebuild the topicQueueTable (the next offset of every queue) from the log and print it.
 
-    One pass over the commitlog counts every message that has a row in a queue: transactions once
-    they are committed, inner batches with all they hold, multi-dispatched messages (LMQ) in each
-    of their queues. JSON is a broker's table, {"TopicTest-3": 17}; the other formats show beside
-    it what the consumequeues say. Where the two differ a warning says so: one of them lags
-    behind or is damaged. Queues without any message are left out. Exit code 1 after damage in
-    the log.
+    Counts every message that has a consume queue entry: committed transactions, each message of an
+    inner batch, each queue of a multi-dispatched (LMQ) message. JSON is the broker's table,
+    {"TopicTest-3": 17}; other formats also show the consume queues' offsets. Differences are
+    reported as warnings: one side lags or is damaged. Queues without messages are skipped. Exit
+    code 1 if the log is damaged.
 
         rmqctl recover table STORE -o json > table.json
     """

@@ -50,18 +50,15 @@ def command(
     tz: Zone = UTC,
     out: SpokenOut,
 ) -> None:
-    """Write one HTML file that tells of a store, for who was not there: people, not programs.
+    """Write a self-contained HTML incident report.
 
-    What `rmqctl doctor`, `verify`, `preflight`, `stats`, `offsets` and `impact` compute: the
-    verdict in plain words, messages and bytes over time with damage marked, a map of the log,
-    topics, queues and groups, every kind of finding with its explanation, what a start would do,
-    the command lines behind it, and the SHA-256 of every file. The file has no script and needs no
-    network; it is light or dark as the reader's screen is, and can be printed. Exit code 0 for a
-    sound store, 1 for anything else; 3 when all that can be judged is sound, but a part lies in a
-    form that is not read. Needs an extra: pip install 'rmqctl[report]'.
+    Combines `doctor`, `verify`, `preflight`, `stats`, `offsets` and `impact`: verdict, messages
+    over time, a map of the log, topics, groups, findings with explanations, what a startup would
+    do, and the SHA-256 of every file. No scripts, no network; printable. Exit code 0 for a sound
+    store, 1 if anything is wrong, 3 if part of it is in an unsupported format. Requires pip install
+    'rmqctl[report]'.
 
         rmqctl report STORE --out incident.html
-
         rmqctl report STORE --out incident.html --redact bodies,properties,addresses
     """
     require("jinja2", "matplotlib")

@@ -34,19 +34,15 @@ def command(
     store: StoreQueues,
     out: Out,
 ) -> None:
-    """Show what a broker's cleaner deletes, when and why, and for how long the disk has room.
+    """Predict which files the broker's cleaner deletes, when and why, and when the disk is full.
 
-    Log files go from the oldest on: by age (fileReservedTime, in the hour of deleteWhen on a clock
-    of --tz, as the broker's machine has, or at once above diskMaxUsedSpaceRatio), and whatever
-    their age where the disk is fuller still (cleanFileForciblyEnable). The last file stays. The
-    rate is that of the last messages: since the last log file that begins a day or more before the
-    end, else of all of the log; it counts the log alone. The settings are those of --broker-conf,
-    else the defaults of the release that the store is judged for. Exit code 1 where messages go
-    that a group has not read, or a broker would reject messages; 3 where queues are in a form that
-    is not read, so who has read is not known.
+    The oldest log files are deleted by age (fileReservedTime, in the deleteWhen hour of --tz or
+    above diskMaxUsedSpaceRatio), and at any age on a fuller disk (cleanFileForciblyEnable); the
+    last file stays. The growth rate is that of the newest messages (a day or more). Settings come
+    from --broker-conf or the release's defaults. Exit code 1 if unread messages would be deleted or
+    messages rejected; 3 if queues are in an unsupported format.
 
         rmqctl retention STORE --broker-conf broker.conf
-
         rmqctl retention STORE --disk-used 86% -o json
     """
     from rmqctl.checks.preflight.around import around

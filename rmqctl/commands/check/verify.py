@@ -55,24 +55,21 @@ def command(
     max_findings: MaxFindings = 1000,
     spark: Annotated[SparkOptions, pick("engine master")],
     prometheus: Annotated[str | None, typer.Option(
-        "--format-prometheus", metavar="FILE", help="Also write metrics for the textfile "
-        "collector.")] = None,
+        "--format-prometheus", metavar="FILE",
+        help="Also write metrics for the textfile collector.")] = None,
     jobs: Jobs = 0,
     cron: CronOptions,
     store: StoreOptions,
     tz: Zone = UTC,
     out: ListedSpokenOut,
 ) -> None:
-    """Check everything of a store that can be checked, byte by byte.
+    """Check the integrity of a store, byte by byte.
 
-    Every byte of the commitlog is looked at: frames, CRCs, physical offsets. Consumequeues and
-    index are held against the log in both directions; checkpoint, configuration, timer and
-    compaction files, names and sizes of all files are checked too. After damage the walk finds
-    its way again: a flipped bit costs one record. What a store of this kind cannot prove is
-    counted as not verifiable. Exit code 1 when something is wrong; info findings do not count.
-    Exit code 3 when all that can be judged is sound, but a part lies in a form that is not read
-    or needs an extra. Of several stores each gets its verdict, and one that cannot be judged does
-    not stop the others. STORE may also be the offsets.json of a broadcasting consumer.
+    Checks every byte of the commitlog, consume queues and index against the log in both directions,
+    checkpoint, configuration, timer and compaction files, file names and sizes. After damage the
+    check continues at the next provable record. Exit code 1 if something is wrong (info findings do
+    not count), 3 if part of the store is in an unsupported format or needs an extra. Each of
+    several stores gets a verdict. STORE may also be the offsets.json of a broadcasting consumer.
 
         rmqctl verify /data/store
         rmqctl verify /data/store -o json --jobs 2

@@ -22,11 +22,11 @@ def command(
     store: StoreIndex,
     out: Out,
 ) -> None:
-    """Delete a consumer group: shows the plan, and with --apply carries it out.
+    """Delete a consumer group, its offsets, retry messages and dead letters.
 
-    Its configuration and offsets go, and its retry and dead letter topics with their messages.
-    `rmqctl undo` restores them until --purge. Replicas, DLedger members and backups are not
-    changed.
+    Shows the plan; --apply carries it out. Deletes the configuration, the offsets, and the retry
+    and dead letter topics with their messages. `rmqctl undo` restores them until --purge. Replicas,
+    DLedger members and backups are not changed.
 
         rmqctl delete group STORE billing --apply
     """

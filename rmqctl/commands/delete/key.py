@@ -21,10 +21,11 @@ def command(
     store: StoreIndex,
     out: Out,
 ) -> None:
-    """Erase the messages with a key and all their copies: shows the plan; --apply carries it out.
+    """Erase the messages with a key, with all their copies.
 
-    The messages themselves are looked at, so those without an index entry are found, too. What
-    takes their place, and what is not changed, `rmqctl delete message --help` says.
+    Shows the plan; --apply carries it out. Reads the messages themselves, so messages without an
+    index entry are found, too. See `rmqctl delete message --help` for what replaces them and what
+    is not changed.
 
         rmqctl delete key STORE order-4711 --topic orders --apply
     """

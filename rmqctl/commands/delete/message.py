@@ -31,15 +31,15 @@ def command(
     store: StoreIndex,
     out: Out,
 ) -> None:
-    """Erase messages and all their copies: shows the plan, and with --apply carries it out.
+    """Erase messages, with all their copies in the store.
 
-    Each is overwritten by a record of the same size with the property RMQCTL=erased, without
-    body and keys; consumers get that. Copies are found in the log (delayed, half, retry, dead
-    letter, trace), in compaction logs and in a tier below STORE. `rmqctl undo` restores them
-    until --purge. Replicas, DLedger members and backups are not changed.
+    Shows the plan; --apply carries it out. Overwrites each message with a record of the same size
+    without body and keys, marked RMQCTL=erased, which consumers receive. Finds copies in the log
+    (delayed, half, retry, dead letter, trace), in compaction logs and in a tier below STORE.
+    `rmqctl undo` restores them until --purge. Replicas, DLedger members and backups are not
+    changed.
 
         rmqctl delete message STORE --id 0A000008126718B4AAC2CFF2AF34A3CA
-
         rmqctl delete message STORE --property user=4711 --apply --purge --certificate erased.json
     """
     from rmqctl.repair.erase.erase import Wanted

@@ -21,11 +21,12 @@ def command(
     store: StoreIndex,
     out: Out,
 ) -> None:
-    """Delete a topic: shows the plan, and with --apply carries it out.
+    """Delete a topic: messages, queues, offsets and configuration.
 
-    Its messages are erased in the log, with their copies in other topics (delayed, half, retry,
-    dead letter); its consume queues, its configuration and all offsets in it go. `rmqctl undo`
-    restores them until --purge. Replicas, DLedger members and backups are not changed.
+    Shows the plan; --apply carries it out. Erases the messages in the log, including copies in
+    other topics (delayed, half, retry, dead letter), and removes the consume queues, the
+    configuration and all offsets of the topic. `rmqctl undo` restores them until --purge. Replicas,
+    DLedger members and backups are not changed.
 
         rmqctl delete topic STORE orders --apply
     """

@@ -15,13 +15,12 @@ from rmqctl.parse_values import parse_time, show_times_in
 
 
 def command(*, store: StoreOptions, decode: Decode = None, tz: Zone = UTC) -> None:
-    """Browse a store: topics, queues, groups, files, messages, damage. Nothing is changed.
+    """Browse a store interactively. Nothing is changed.
 
-    A tree with counts and lag, a list of messages with a filter (the conditions of `rmqctl read
-    --where`, or text), and the fields, bytes or JSON of the message under the cursor. Strips show
-    where damage is in the log and when messages were stored. Goes to offsets, times, keys and
-    damage, verifies a place, and exports it to a new file. Only what is shown is read. ? lists the
-    keys. Needs a terminal of 80 by 24 or more, and `pip install 'rmqctl[tui]'`.
+    Shows topics, queues, groups and files with counts and lag; messages with a filter (conditions
+    as for `rmqctl read --where`, or text); fields, bytes or JSON of a message; and where damage is.
+    Jumps to offsets, times, keys and damage, and exports messages. Press ? for the keys. Requires a
+    terminal of at least 80x24 and pip install 'rmqctl[tui]'.
 
         rmqctl browse STORE
     """

@@ -65,14 +65,12 @@ def command(
     store: StoreFolders,
     out: Out,
 ) -> None:
-    """Show the configuration of config/: topics, groups, offsets and the rest.
+    """Show topics, groups, offsets and other files of config/.
 
-    Topics, groups and offsets are those a broker reads: of its RocksDB data bases where it keeps
-    them there (config/topics and beside it, or config/rdb), else of JSON files.
-
-    Where the main file is missing, empty or unreadable its .bak is shown instead, as a broker
-    does, and said so; every file that cannot be read is named with the reason and the place in
-    it. Exit code 1 when a main file is damaged; all that can be read is shown nevertheless.
+    Reads what the broker reads: RocksDB (config/topics and beside it, or config/rdb) if it
+    keeps them there, JSON files otherwise. If a main file is missing, empty or unreadable, its .bak
+    is shown instead, as a broker does, with a note. Every unreadable file is listed with the reason
+    and the location. Exit code 1 if a main file is damaged.
     """
     from rmqctl.store.config.config import load
 

@@ -34,9 +34,9 @@ def command(
 ) -> None:
     """Check a broker.conf: names, values, folders, and whether it fits a store.
 
-    Lists names that the broker of this release does not read, values that Java reads differently
-    than they look, folders that do not exist, and defaults that matter. With STORE also every
-    setting with which the broker would not start on it or not read all of it. Exit code 1 when
+    Lists names that a broker of this release ignores, values that Java reads differently from what
+    they look like, missing folders, and defaults that matter. With STORE, also lists each setting
+    that keeps a broker from starting on the store or from reading all of it. Exit code 1 if
     something is wrong; info findings do not count.
 
         rmqctl config check /etc/rocketmq/broker.conf /data/store

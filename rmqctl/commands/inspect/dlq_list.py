@@ -35,12 +35,12 @@ def command(
     store: StoreIndex,
     out: Out,
 ) -> None:
-    """Show the messages that groups gave up, by group, in the order of the log.
+    """List dead letters by group, in log order.
 
-    A broker puts a message that failed too often into the topic %DLQ%GROUP. origin_topic is where
-    it came from, origin_msg_id the id of the message it was first, reconsume_times how often it
-    was sent back. requeued is the id of the message that `dlq requeue` made of it. Exit code 1
-    when there is nothing of a group that was named; `read --topic %DLQ%GROUP` shows the messages.
+    A broker moves a message that failed too often to the topic %DLQ%GROUP. origin_topic and
+    origin_msg_id identify the original message; reconsume_times counts its retries; requeued is the
+    id of the message that `dlq requeue` created. `rmqctl read --topic %DLQ%GROUP` shows the
+    messages themselves. Exit code 1 if the given group has no dead letters.
 
         rmqctl dlq list STORE --group billing --since -1d
     """

@@ -24,12 +24,12 @@ def command(
     store: StoreQueues,
     out: Out,
 ) -> None:
-    """Show where the bytes of a store are: by structure, by topic, and kept by repairs.
+    """Show disk usage by structure, by topic and of files kept for undo.
 
-    size is how long the files are, allocated what they take of the disk: sparse files take less.
-    A topic's log_bytes are the sizes in the rows of its queues; the log itself is not read, so it
-    is quick. Growth is the bytes of log per day, between the first message and the last, and since
-    the last file that begins a day or more before the end. With -o csv (jsonl, tsv) the topics.
+    size is the length of the files, allocated the disk space they use (less for sparse files).
+    log_bytes of a topic is computed from its consume queue entries, not from the log, so it is
+    fast. Growth is log bytes per day, over all messages and since the last file that starts a day
+    or more before the end. With -o csv, jsonl or tsv, only topics are listed.
 
         rmqctl du STORE
     """

@@ -44,14 +44,12 @@ def command(
     tz: Zone = UTC,
     out: Out,
 ) -> None:
-    """Show one file of any kind, record by record.
+    """Print any file of a store, record by record.
 
-    The kind is found from the path, else from the content. Damage does not end the listing: a row
-    says what is wrong, at which offset and in which field, and the next record that proves itself
-    follows. Exit code 1 when anything was damaged.
-
-    Of a folder that is a RocksDB data base (consumequeue/, config/topics, config/rdb, kvStore/,
-    RocksDBMessageStore/) all entries are shown, family by family.
+    The kind is detected from the path, then from the content. Damaged records are listed with
+    offset, field and reason, and the next provable record follows. Of a RocksDB folder
+    (consumequeue/, config/topics, config/rdb, kvStore/, RocksDBMessageStore/), all entries are
+    listed by column family. Exit code 1 if anything is damaged.
     """
     from rmqctl.store.layout import is_database
 

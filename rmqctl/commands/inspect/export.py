@@ -67,9 +67,10 @@ def command(
     redact: Redact = False,
     redact_key: RedactKey = None,
     partition_by: Annotated[str | None, typer.Option(
-        "--partition-by", metavar="NAMES", help="Write a folder, with folders in it: any of topic, "
-        "day (of the store time, in --tz) and store, comma-separated, or none. Default for a "
-        "folder: topic,day.", show_default=False)] = None,
+        "--partition-by", metavar="NAMES",
+        help="Write a folder, with folders in it: any of topic, day (of the store time, in --tz) "
+             "and store, comma-separated, or none. Default for a folder: "
+             "topic,day.", show_default=False)] = None,
     provenance: Annotated[bool, typer.Option(
         "--provenance", help="With where each message was found: store, file, position in the "
         "file, and the SHA-256 of its record.")] = False,
@@ -82,21 +83,16 @@ def command(
     layout: Annotated[LayoutOptions, pick("commitlog_dirs commitlog_file_size broker_conf")],
     out: Out,
 ) -> None:
-    """Write messages for other programs: Parquet, JSON lines, CSV, Avro, Arrow or Excel.
+    """Export messages to Parquet, JSON lines, CSV, Avro, Arrow or Excel.
 
-    All messages of the logs are exported, in their order, whether a consumequeue leads to them or
-    not (`rmqctl read --topic` follows the consumequeue); with --topic of a compaction topic what a
-    broker serves from its compaction log, unless --view disk is given. Fields are those of the
-    message object; in Parquet, Arrow, Avro and Excel times are times, and in CSV and Excel nothing
-    is a formula. What --decode makes of bodies is text there: JSON, unless it is a text itself.
-    The file appears at the end, complete, or not at all, and nothing is ever replaced. What is
-    damaged or missing is said, and messages that do not match their CRC are exported with crc_ok
-    false; the exit code is 1 then. `rmqctl pipeline export` does it on Spark.
+    Exports all messages in log order, even without a consume queue entry (`rmqctl read --topic`
+    uses the consume queue). With --topic of a compaction topic, exports what a broker serves,
+    unless --view disk is given. The file appears only when complete; nothing is overwritten. Damage
+    is reported, and messages with a CRC mismatch get crc_ok false, with exit code 1. `rmqctl
+    pipeline export` runs on Spark.
 
         rmqctl export STORE --out orders.parquet --topic orders --since -7d
-
         rmqctl export STORE --out evidence.csv --provenance --manifest
-
         rmqctl export '/backup/*/store' --out messages --partition-by topic,day
     """
     leave_pandas_out()

@@ -32,10 +32,10 @@ def command(
     store: StoreOptions,
     out: Out,
 ) -> None:
-    """Show one screen on a store: version, files, offsets, times, topics, checkpoint, lock.
+    """Show a store's version, files, offsets, times, topics, checkpoint and lock on one screen.
 
-    Reads the ends of the files, not the whole log; whether everything in between is sound is the
-    question `rmqctl verify` answers. What could not be read is listed under "troubles".
+    Reads only the ends of files, not the whole log; use `rmqctl verify` to check the rest. Whatever
+    could not be read is listed under "troubles".
     """
     from rmqctl.broker.view import view_of
     from rmqctl.checks.repaired import all_in_words

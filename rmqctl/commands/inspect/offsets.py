@@ -33,12 +33,12 @@ def command(
     store: StoreQueues,
     out: Out,
 ) -> None:
-    """Show the offset range of every queue, and how far consumer groups are behind.
+    """Show the offset range of every queue, and the lag of consumer groups.
 
-    diff is max_offset minus consumer_offset for every read queue of the topic, as a broker
-    computes it: no commit counts as 0, expired messages count as unread. diff_total is its sum
-    per group. unread_since is when the oldest unread message was stored. The group "(delay)" stands
-    for the delivery of delayed messages. Exit code 1 when nothing matches.
+    diff is max_offset minus consumer_offset for every read queue of the topic, as a broker computes
+    it: a missing offset counts as 0, and expired messages count as unread. diff_total is the sum
+    per group; unread_since is the store time of the oldest unread message. The group "(delay)" is
+    the delivery of delayed messages. Exit code 1 if nothing matches.
     """
     from rmqctl.broker.view import view_of
     from rmqctl.store.config.offsets import Lag

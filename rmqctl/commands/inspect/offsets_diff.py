@@ -30,13 +30,12 @@ def command(
     broker: ClientBroker = None,
     out: Out,
 ) -> None:
-    """Show where the offsets of consumer groups differ between two stores or files.
+    """Compare the consumer offsets of two stores or files.
 
-    diff is b minus a. An offset that one side does not have is empty. Exit code 1 where any
+    diff is b minus a. An offset that one side does not have is empty. Exit code 1 if any offset
     differs.
 
         rmqctl offsets diff MASTER SLAVE
-
         rmqctl offsets diff /backup/consumerOffset.json STORE --group billing
     """
     from rmqctl.store.config.committed import committed, narrowed

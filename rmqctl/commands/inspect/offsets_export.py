@@ -24,17 +24,15 @@ def command(
     store: StoreQueues,
     out: Out,
 ) -> None:
-    """Print the offsets of consumer groups in the form of a broker's consumerOffset.json.
+    """Print consumer offsets as consumerOffset.json.
 
-    `offsets import` takes it, and so does a broker. Where the offsets are in RocksDB, or in the
-    file for light message queues, it is the same form. Of a broadcasting consumer's offsets.json,
-    the entries that can be read are printed in that file's form, of a damaged file too: written to
-    a file, that takes its place. Exit code 1 where it is damaged.
+    `offsets import` and brokers read this format. Offsets in RocksDB and of light message queues
+    are printed in the same format. Of a broadcasting consumer's offsets.json, all readable entries
+    are printed in that file's own format, so the output can replace a damaged file. Exit code 1 if
+    the file is damaged.
 
         rmqctl offsets export STORE > offsets.json
-
         rmqctl offsets export STORE --group billing | rmqctl offsets import OTHER /dev/stdin
-
         rmqctl offsets export .rmq_offsets/CLIENT/GROUP/offsets.json > repaired.json
     """
     if os.path.isfile(store.root):

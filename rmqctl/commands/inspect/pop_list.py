@@ -34,13 +34,13 @@ def command(
     store: StoreQueues,
     out: Out,
 ) -> None:
-    """List messages that groups received by POP and did not acknowledge.
+    """List messages that POP delivered and the group did not acknowledge.
 
-    state is invisible, until visible_at; due: a broker delivers it again soon after its start;
-    lost: the revive position has passed it, and no retry topic has it; undecided: what would tell
-    is damaged. Orphaned: gone from the log, replaced, beyond the end, no queue, no topic.
-    Acknowledgements that a broker buffers in memory are not in the store. Exit code 1 where a
-    message is not delivered again; `pop release` delivers lost ones.
+    state: invisible until visible_at; due (the broker delivers it again soon after startup); lost
+    (the revive offset is past it and no retry topic contains it); undecided (the evidence is
+    damaged); orphaned (no longer in the log, replaced, beyond the end, or without queue or topic).
+    Acknowledgements in a broker's memory are not in the store. Exit code 1 if a message will not be
+    redelivered; `pop release` redelivers lost messages.
 
         rmqctl pop list STORE --group billing --state lost
     """

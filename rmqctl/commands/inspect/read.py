@@ -41,23 +41,17 @@ def command(
     store: StoreQueues,
     out: Out,
 ) -> None:
-    """Show messages: of a topic through its consumequeue, or the whole log in physical order.
+    """Print messages of a topic through its consume queues, or the whole log in physical order.
 
-    With --topic the queues' rows decide what is shown and in which order (all queues of a topic
-    are merged as they lie in the log). Without it every message of the log is looked at, those
-    without a row (rollbacks, half messages that came back) too; --where topic=T reads a topic
-    that way. A topic with cleanup.policy=COMPACTION is read from its compaction log, as a broker
-    serves it, unless --view disk is given. Damage does not end the listing: it is named on stderr,
-    the next record that proves itself follows, and the exit code is 1. With --group and
-    --unconsumed the queues in which the group committed offsets are read, and its retry topic,
-    each from the group's position on.
+    With --topic, the consume queues decide what is printed; --where topic=T reads the log instead
+    and also finds messages without an entry (rollbacks, returned half messages). Compaction topics
+    are read from the compaction log, as a broker serves them, unless --view disk is given. --group
+    with --unconsumed reads the group's queues and its retry topic from its offsets on. Damage is
+    reported on stderr and skipped, with exit code 1.
 
         rmqctl read STORE --topic orders --queue 0 --offset 1200 --limit 10
-
         rmqctl read STORE --since -2h --where 'property.user~^4' -o jsonl
-
         rmqctl read STORE --group billing --unconsumed
-
         rmqctl read STORE --last 20 --follow
     """
     from rmqctl.broker.get_message import offset_note

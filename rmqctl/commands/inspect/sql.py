@@ -33,22 +33,16 @@ def command(
     layout: Annotated[LayoutOptions, pick("commitlog_dirs broker_conf")],
     out: Out,
 ) -> None:
-    """Ask stores in SQL: the tables messages, consumequeue, index, offsets and findings.
+    """Query stores with SQL: tables messages, consumequeue, index, offsets and findings.
 
-    The query is DuckDB's SQL, answered in this process. messages has the fields of the message
-    object, offsets and findings the columns of `rmqctl offsets` and `rmqctl verify`; each table
-    has a column `store`, and DESCRIBE messages names the others. Only the columns that a query
-    names are read, and conditions on topic, queue_id, store_timestamp and physical_offset are
-    applied while reading. Times are timestamps in UTC; epoch_ms(store_timestamp) has milliseconds.
-    body is binary: decode(body) is its text; with --decode messages have decoded and internal, as
-    JSON text, and decoded_as. Of compaction topics messages has what a broker serves, unless --view
-    disk is given. A query changes nothing and reads no other files.
-    `rmqctl pipeline sql` is the same on Spark, with its SQL.
+    Runs DuckDB's SQL in this process, changes nothing and reads no other files. `DESCRIBE messages`
+    lists the columns; `store` is in every table. Times are UTC timestamps (epoch_ms() for
+    milliseconds); body is binary (decode(body) for text). Filters on topic, queue_id,
+    store_timestamp and physical_offset are applied while reading. --decode adds decoded, internal
+    and decoded_as. `rmqctl pipeline sql` uses Spark.
 
         rmqctl sql STORE "SELECT topic, count(*) AS n FROM messages GROUP BY topic ORDER BY n DESC"
-
         rmqctl sql STORE "SELECT properties['KEYS'] AS k, body FROM messages WHERE topic = 'orders'"
-
         rmqctl sql STORE "SELECT count(*) FROM messages WHERE store_timestamp > '2024-06-21 19:52'"
     """
     require("duckdb", "pyarrow")

@@ -31,13 +31,13 @@ def command(
     store: StoreLog,
     out: Out,
 ) -> None:
-    """Count the messages of the log: how many, how large, how fast they came.
+    """Count messages, bytes and rates by topic, queue, tag, time and more.
 
-    Reads the whole log once (with --since and --until only the files whose time it may be).
-    Rates are over the time from a group's first to its last message, by time over the whole
-    minute, hour or day. By key a message counts for each of its keys. With more groups than fit
-    into memory the log is read twice, and the light ones are summed as (other). Damaged spans are
-    passed over and counted; `rmqctl verify` names them.
+    Reads the whole log once (with --since or --until only the files that may match). Rates cover
+    the time from a group's first to its last message, or the full minute, hour or day. A message
+    with several keys counts for each of them. If there are too many groups for memory, the log is
+    read twice and small groups are combined as (other). Damaged ranges are counted and skipped;
+    `rmqctl verify` lists them.
     """
     from rmqctl.store.stats import Query
 

@@ -39,15 +39,13 @@ def command(
     store: StoreLog,
     out: Out,
 ) -> None:
-    """Show the last messages in log order, found from the end, and follow the log with -f.
+    """Print the newest messages in log order; with -f, follow the log.
 
-    Following needs nothing from the broker and keeps nothing from it: the files are looked at
-    again and again. A record that is being written is waited for; a log that was cut back or
-    made anew is said, and shown from there. It ends with Ctrl-C (exit code 130) or when the
-    reader of its output goes away.
+    Following polls the files and does not affect the broker. A record that is still being written
+    is printed once it is complete; if the log was truncated or recreated, a note says so and
+    printing continues from there. Ctrl-C stops it (exit code 130), as does closing the output.
 
         rmqctl tail STORE -n 20 --topic orders
-
         rmqctl tail STORE -f -o jsonl --where 'property.user=4711'
     """
     from rmqctl.store.log.bounds import View

@@ -32,12 +32,12 @@ def command(
     store: StoreQueues,
     out: Out,
 ) -> None:
-    """List timed messages that wait for their time, in the order in which the wheel comes to them.
+    """List timed messages that are not delivered yet, in due order.
 
-    state is pending; not in the timer log yet: a start puts it there; overdue: by more than 7 days,
-    which a start skips; unreachable: no slot of the timer wheel leads to it; missing in the timer
-    log; gone: the commitlog does not have it. Messages with a delay level are not among them. Exit
-    code 1 where a message is never delivered; `recover` rebuilds the timer wheel and the timer log.
+    state: pending; not in the timer log yet (startup adds it); overdue (by more than 7 days:
+    startup skips it); unreachable (no slot of the timer wheel points to it); missing in the timer
+    log; gone (not in the commitlog). Messages with a delay level are not listed. Exit code 1 if a
+    message will never be delivered; `recover` rebuilds the timer wheel and the timer log.
 
         rmqctl timers list STORE --topic orders --state lost
     """

@@ -33,12 +33,12 @@ def command(
     store: StoreIndex,
     out: Out,
 ) -> None:
-    """List transactions without an end: half messages that no op message names.
+    """List half messages without commit or rollback.
 
-    state is waiting: a broker asks the producer at next_check; discarded next: the next check
-    discards it (checked too often, or too old); discarded: it is in TRANS_CHECK_MAX_TIME_TOPIC;
-    passed over: checks have passed it and nothing says why; ended before: another copy of it was
-    ended; gone: the half message is not in the log. Exit code 1 unless all are waiting.
+    state: waiting (a broker asks the producer at next_check); discarded next (the next check
+    discards it: too many checks, or too old); discarded (in TRANS_CHECK_MAX_TIME_TOPIC); passed
+    over (checks skipped it for an unknown reason); ended before (another copy of it was ended);
+    gone (the half message is not in the log). Exit code 1 unless all are waiting.
 
         rmqctl transactions list STORE --older-than 1h
     """

@@ -37,27 +37,27 @@ def command(
     fields: Fields = None,
     body: Body = "auto",
     partition_by: Annotated[str, typer.Option(
-        "--partition-by", metavar="NAMES", help="Folders: any of topic, day (of the store time, in "
-        "--tz) and store, comma-separated, or none.")] = "topic,day",
+        "--partition-by", metavar="NAMES",
+        help="Folders: any of topic, day (of the store time, in --tz) and store, comma-separated, "
+             "or none.")] = "topic,day",
     compression: Annotated[str | None, typer.Option(
-        "--compression", metavar="NAME", help="parquet: zstd, snappy, gzip, lz4, none; json and "
-        "csv: none, gzip, zstd; avro: deflate, none. The first is taken by default.")] = None,
+        "--compression", metavar="NAME",
+        help="parquet: zstd, snappy, gzip, lz4, none; json and csv: none, gzip, zstd; avro: "
+             "deflate, none. The first is taken by default.")] = None,
     tz: Zone = UTC,
     dry_run: DryRead = False,
     spark: SparkOptions,
     layout: Annotated[LayoutOptions, pick("commitlog_dirs commitlog_file_size broker_conf")],
     out: Out,
 ) -> None:
-    """Write the messages of stores into files for other programs, in folders by topic and day.
+    """Export messages of stores as Parquet, JSON, CSV or Avro, in folders by topic and day.
 
-    All messages of the logs are exported, whether a consumequeue leads to them or not, in files
-    which Spark, Arrow and others read as one data set. PATH appears at the end, complete, by one
-    rename, or not at all. Its _rmqctl_export.json says what it holds and what is missing: damaged
-    places, missing files, messages that do not match their CRC (they are exported). The exit
-    code is 1 then.
+    Exports all messages, even without a consume queue entry, as one data set for Spark, Arrow and
+    others. PATH appears only when complete. Its _rmqctl_export.json lists the contents and what is
+    missing: damaged ranges, missing files, and messages with a CRC mismatch (which are exported).
+    Exit code 1 if anything is missing.
 
         rmqctl pipeline export STORE --out messages
-
         rmqctl pipeline export '/backup/*/store' --out orders --topic orders --since -7d
     """
     require("pyarrow", *(["fastavro"] if format == "avro" else []))

@@ -47,29 +47,25 @@ def command(
     spark: Annotated[SparkOptions, pick("engine master conf partitions spark_log",
                                         engine="spark")],
     scratch: Annotated[str | None, typer.Option(
-        "--scratch", metavar="FOLDER", rich_help_panel="Spark", help="Where a plan that is only "
-        "shown is made: a folder that all workers of a cluster see. With --apply it is made below "
-        "each store.")] = None,
+        "--scratch", metavar="FOLDER", rich_help_panel="Spark",
+        help="Where a plan that is only shown is made: a folder that all workers of a cluster see. "
+             "With --apply it is made below each store.")] = None,
     jobs: Jobs = 0,
     consumequeue: Form = None,
     settings: Annotated[EngineOptions, pick(REBUILD)],
     layout: LayoutOptions,
     out: ListedOut,
 ) -> None:
-    """Make consumequeues and index anew from the log, where they differ from it: shows the plan,
-    and with --apply carries it out.
+    """Rebuild consume queues and index from the log, where they differ.
 
-    The same as `rmqctl recover --only consumequeue,index`, for many stores and on a cluster:
-    workers read ranges of the log, then write the queues and the index, which come out byte for
-    byte the same for any number of ranges. The log itself stays as it is; damage in it is passed
-    over (`rmqctl recover` mends it). Nothing is deleted: what is replaced is kept, and `rmqctl
-    undo` brings it back. A store that fails does not stop the others; the exit code is that of
-    the first one that did.
+    Shows the plan; --apply carries it out. Does the same as `rmqctl recover --only
+    consumequeue,index` for many stores on a cluster; the result does not depend on the number of
+    partitions. The log is not changed, and damage in it is skipped (`rmqctl recover` repairs it).
+    Replaced files are kept for `rmqctl undo`. A failing store does not stop the others; the exit
+    code is that of the first failure.
 
         rmqctl pipeline rebuild STORE
-
         rmqctl pipeline rebuild '/backup/*/store' --apply --yes -o json
-
         rmqctl pipeline rebuild STORE --apply --master spark://host:7077
     """
     from rmqctl.ext.spark.rebuild.rebuild import log_bytes

@@ -41,12 +41,12 @@ def command(
     spark: Annotated[SparkOptions, pick("master partitions conf spark_log")],
     out: Out,
 ) -> None:
-    """Ask stores in SQL: the views messages, frames, consumequeue, index and tiered_messages.
+    """Query stores with Spark SQL: messages, frames, consumequeue, index and tiered_messages.
 
-    The query is Spark's SQL. Views have the columns of the data source (DESCRIBE messages names
-    them) with a column `store`; only the columns a query needs are read, and conditions on topic,
-    queue_id, store_timestamp and physical_offset are applied while reading. Rows come as they are
-    found; times as ISO-8601 (unix_millis(store_timestamp) has milliseconds), binary in base64.
+    `DESCRIBE messages` lists the columns; `store` is in every view. Only the needed columns are
+    read; filters on topic, queue_id, store_timestamp and physical_offset are applied while reading.
+    Rows are in no fixed order, times in ISO-8601 (unix_millis() for milliseconds), binary in
+    base64.
 
         rmqctl pipeline sql store "SELECT topic, count(*) AS n FROM messages GROUP BY topic"
         rmqctl pipeline sql '/backup/*/store' --file late.sql --out late --format csv

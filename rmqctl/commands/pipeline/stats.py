@@ -41,11 +41,11 @@ def command(
     dry_run: DryRead = False,
     out: Out,
 ) -> None:
-    """Count the messages of many stores: how many, how large, how fast they came.
+    """Count messages, bytes and rates of many stores.
 
-    The figures are those of `rmqctl stats`, with a column for the store; shares are of all
-    messages of all stores. --by store gives a row for each, --together adds the stores up as if
-    they were one. The answer depends neither on the engine nor on how the logs are cut.
+    Shows the figures of `rmqctl stats` with a column for the store; shares are of all messages in
+    all stores. --by store gives one row per store, --together combines all stores. The result does
+    not depend on the engine or the number of partitions.
     """
     from rmqctl.store import Store
     from rmqctl.store.stats import Query

@@ -25,12 +25,12 @@ def command(
     layout: Annotated[LayoutOptions, pick("commitlog_dirs broker_conf")],
     out: ListedOut,
 ) -> None:
-    """Check everything of many stores that can be checked, as `rmqctl verify` does of one.
+    """Check the integrity of many stores, as `rmqctl verify` does.
 
-    The log is cut into ranges, which workers walk and hold against consumequeue and index; small
-    stores are one task each. Findings and figures are those of the local engine, whatever the
-    number of ranges. Every store gets a verdict; exit code 1 when any has something wrong, and
-    that of the first store which could not be judged at all.
+    Workers check ranges of the log against consume queues and index; a small store is one task.
+    Findings and figures equal those of the local engine for any number of partitions. Every store
+    gets a verdict. Exit code 1 if any store has problems, else that of the first store that could
+    not be checked.
 
         rmqctl pipeline verify /backup/*/store -o json
         rmqctl pipeline verify /mnt/a/store /mnt/b/store --master spark://host:7077

@@ -35,16 +35,14 @@ def command(
     store: StoreIndex,
     out: Out,
 ) -> None:
-    """Show the message with a message id: the broker's, else the client's.
+    """Find a message by its message id, the broker's or the client's.
 
-    The id a broker returns (offset message id, msg_id of the message object) names the store
-    host and the physical offset. The id a client makes (UNIQ_KEY; of 4.x it looks the same) is
-    only a key: it is looked up in the index under every topic known. Where nothing has it as a
-    client's id, a message of another store host at the place it names is shown with a warning.
-    Exit code 1 when there is none.
+    A broker's id (offset message id, msg_id in JSON) contains the store host and physical offset. A
+    client's id (UNIQ_KEY; in 4.x it looks the same) is a key that is looked up in the index for
+    every known topic. If no client id matches, a message at the offset in the id is shown with a
+    warning even if its store host differs. Exit code 1 if there is no such message.
 
         rmqctl query id STORE 0A00000100002A9F0000000020006692
-
         rmqctl query id STORE 0A000008126718B4AAC2CFF2AF34A3CA
     """
     from rmqctl.store.query.lookup import by_unique_key, known_topics

@@ -25,11 +25,11 @@ def command(
     store: StoreIndex,
     out: Out,
 ) -> None:
-    """Show the messages with a key: what a broker's queryMessage answers, in its order.
+    """Find messages by key, like a broker's queryMessage and in its order.
 
-    The index knows only a hash of topic and key; messages of other keys with that hash are left
-    out. The topic is the one the record has (a delayed or half message has an internal one).
-    Exit code 1 when there is none.
+    The index contains only a hash of topic and key; messages of other keys with the same hash are
+    skipped. TOPIC is the topic in the record (an internal one for delayed and half messages). Exit
+    code 1 if there is no such message.
 
         rmqctl query key STORE --topic orders --key order-4711 --since -2d
     """

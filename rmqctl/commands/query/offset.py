@@ -35,12 +35,11 @@ def command(
     store: StoreQueues,
     out: Out,
 ) -> None:
-    """Show the message at an offset of a queue, or that starts at a physical offset.
+    """Show the message at a queue offset or at a physical offset.
 
-    Exit code 1 when there is none; what is there instead is said on stderr.
+    Exit code 1 if there is none; stderr says what is there instead.
 
         rmqctl query offset STORE --topic orders --queue 0 1200
-
         rmqctl query offset STORE --phy 536897170
     """
     if (phy is None) == (offset is None):

@@ -18,10 +18,10 @@ def command(
     store: StoreQueues,
     out: Out,
 ) -> None:
-    """Show the queue offset at a time, as a broker's getOffsetInQueueByTime answers it.
+    """Find the queue offset for a time, like a broker's getOffsetInQueueByTime.
 
-    Where nothing was stored at or after the time, that is the queue's max offset: the next
-    message to come. Exit code 1 when there is no such queue (or, with --messages, no message).
+    If nothing was stored at or after the time, the result is the queue's max offset. Exit code 1 if
+    the queue does not exist (or, with --messages, if there is no message).
 
         rmqctl query time STORE --topic orders --queue 0 --time 2024-06-21T19:53:00Z
     """

@@ -69,20 +69,16 @@ def command(
                                            "index_slots index_max broker_conf")],
     out: SpokenOut,
 ) -> None:
-    """Get messages out of any bytes: damaged files, disk images, free space, whole folders.
+    """Carve messages out of damaged files, disk images, devices or folders.
 
-    A record proves itself by its magic, its lengths and the CRC of its body, wherever it lies;
-    what lies in the body of an intact record is never taken for one. Each message is given once,
-    with its source, its place there and its placement: in-place, doubtful where it may lie in the
-    body of a damaged message, or misplaced where other messages contradict its physical offset. The
-    files of a log, and their fragments, may be in any order. With --out messages are written into a
-    new store, at their physical offsets. The exit code is 1 where nothing was found or damage was
-    seen.
+    Recognizes records by magic, lengths and body CRC, anywhere and in any order; bytes in the body
+    of an intact record are not taken for records. Each message is listed once with its source,
+    offset and placement: in-place, doubtful (maybe part of a damaged message's body) or misplaced
+    (other messages contradict its physical offset). --out writes them to a new store at their
+    physical offsets. Exit code 1 if nothing was found or damage was seen.
 
         rmqctl carve disk.img -o jsonl > messages.jsonl
-
         rmqctl carve disk.img --fields source_offset,placement,topic,body -o csv
-
         rmqctl carve broken/commitlog --out NEWSTORE
     """
     from rmqctl.repair.carve.carve import DOUBTFUL, MISPLACED, CarveOptions, Carving

@@ -22,14 +22,13 @@ def command(
     store: StoreFolders,
     out: ListedOut,
 ) -> None:
-    """Put topics, groups and positions from JSON into RocksDB, or back: shows the plan.
+    """Convert topics, groups and offsets between JSON files and RocksDB.
 
-    What a broker reads now is taken whole, data versions included, and goes aside with all that
-    would count instead of the new form. Positions come along, which a broker that changes to
-    RocksDB by itself leaves behind. Nothing is deleted, and `rmqctl undo` takes it back.
+    Shows the plan; --apply carries it out. Converts everything that a broker reads now, data
+    versions and consumer offsets included (a broker's own migration to RocksDB drops the offsets).
+    Files that would take precedence over the result are moved aside; `rmqctl undo` restores them.
 
         rmqctl config convert STORE --to json
-
         rmqctl config convert STORE --to rocksdb-v1 --apply
     """
     from rmqctl.commands.shared import applying, plan_page

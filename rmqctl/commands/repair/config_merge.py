@@ -18,23 +18,23 @@ if TYPE_CHECKING:
 def command(
     *,
     source: Annotated[str, typer.Option(
-        "--from", metavar="SOURCE", show_default=False, help="A store (a master, or a copy), a "
-        "folder with configuration files, one of them, or the output of mqadmin exportMetadata.")],
+        "--from", metavar="SOURCE", show_default=False,
+        help="A store (a master, or a copy), a folder with configuration files, one of them, or "
+             "the output of mqadmin exportMetadata.")],
     replace: Annotated[bool, typer.Option(
         "--replace", help="Where both have an entry and they differ, that of SOURCE.")] = False,
     apply: ApplyOptions,
     store: StoreQueues,
     out: ListedOut,
 ) -> None:
-    """Take over missing topics and groups from another configuration: shows the plan.
+    """Add topics and groups that are missing here from another configuration.
 
-    Brings what SOURCE has and STORE lacks: topics, subscription groups, topics forbidden to groups,
-    and modes of delivery (pull or POP). Entries that differ are shown and stay, unless --replace is
-    given; what SOURCE lacks stays. What a broker creates by itself, offsets and SQL92 filters,
-    which consumers register again, are not taken. The file as it was is kept for `rmqctl undo`.
+    Shows the plan; --apply carries it out. Copies topics, subscription groups, topics forbidden to
+    groups, and delivery modes (pull or POP) that STORE lacks. Entries that differ are listed and
+    kept, unless --replace is given; nothing is removed. Built-in entries, offsets and SQL92 filters
+    (consumers register them again) are not copied. `rmqctl undo` restores the previous file.
 
         rmqctl config merge STORE --from MASTER
-
         rmqctl config merge STORE --from metadata.json --apply
     """
     from rmqctl.commands.shared import applying, plan_page

@@ -59,30 +59,25 @@ def command(
     store: StoreOptions,
     out: ListedOut,
 ) -> None:
-    """Give a store another layout, or prepare it for brokers of an older release.
+    """Convert a store to another layout, or for brokers of an older release.
 
-    Without --out this shows the plan for STORE, --apply carries it out, and `rmqctl undo` reverts
-    it. With --out the store is copied, and the copy is converted. A damaged log is refused: run
-    `rmqctl recover` first.
+    Shows the plan for STORE; --apply carries it out and `rmqctl undo` reverts it. With --out, the
+    store is copied and the copy is converted. A damaged log is rejected: run `rmqctl recover`
+    first.
 
-    --consumequeue rebuilds the consume queues in the other form from the log; a queue whose
-    messages have all expired continues at its offset. For config/ see `rmqctl config convert`.
+    --consumequeue rebuilds the consume queues from the log; a queue whose messages have all expired
+    keeps its offset. --for RELEASE converts RocksDB consume queues and configuration to files and
+    removes newer JSON fields; what cannot be converted is listed, with exit code 1. For config/
+    alone, see `rmqctl config convert`.
 
-    --for RELEASE converts what an older release does not read or misreads: consume queues and
-    configuration in RocksDB become files, and JSON files lose newer fields. Physical offsets stay.
-    What cannot be converted is listed, with exit code 1.
-
-    A plain log is made in a new store. Of DLedger's each intact message is put as it was, with its
-    queue offset, so positions of consumer groups hold; its physical offset is another one, and
-    .rmqctl/physical-offsets.csv there says for each message which it was. A filler keeps the place
-    of a damaged one, with exit code 1. The files of several log folders are copied as they are.
+    --commitlog plain copies each intact message of a DLedger log with its queue offset, so consumer
+    offsets stay valid; .rmqctl/physical-offsets.csv maps the old physical offsets to the new ones.
+    Fillers replace damaged messages, with exit code 1. A log in several folders is copied
+    unchanged.
 
         rmqctl convert STORE --consumequeue rocksdb
-
         rmqctl convert STORE --consumequeue file --apply
-
         rmqctl convert STORE --commitlog plain --out NEWSTORE
-
         rmqctl convert STORE --for 4.9.3 --out NEWSTORE
     """
     given = store.over_conf(engine.given(_ENGINE))

@@ -19,32 +19,31 @@ if TYPE_CHECKING:
 def command(
     *,
     older_than: Annotated[int | None, typer.Option(
-        "--older-than", metavar="AGE", parser=parse_duration, help="Log files last written so long "
-        "ago expire: 72h, 7d, 1d12h (fileReservedTime; a broker's default is 72h).")] = None,
+        "--older-than", metavar="AGE", parser=parse_duration,
+        help="Log files last written so long ago expire: 72h, 7d, 1d12h (fileReservedTime; a "
+             "broker's default is 72h).")] = None,
     keep_bytes: Annotated[int | None, typer.Option(
-        "--keep-bytes", metavar="SIZE", parser=parse_size, help="Further ones expire, whatever "
-        "their age, until no more than SIZE of log is left.")] = None,
+        "--keep-bytes", metavar="SIZE", parser=parse_size,
+        help="Further ones expire, whatever their age, until no more than SIZE of log is "
+             "left.")] = None,
     free: Annotated[int | None, typer.Option(
-        "--free", metavar="SIZE", parser=parse_size, help="The oldest expire, whatever their age, "
-        "until the log files that go take SIZE of the disk.")] = None,
+        "--free", metavar="SIZE", parser=parse_size,
+        help="The oldest expire, whatever their age, until the log files that go take SIZE of the "
+             "disk.")] = None,
     apply: ApplyOptions,
     store: StoreQueues,
     tz: Zone = UTC,
     out: ListedOut,
 ) -> None:
-    """Take expired files away, by the rules of a broker's cleaner.
+    """Remove expired files by a broker's cleanup rules.
 
-    Log files go from the oldest on, up to the first that is to be kept; the last one always
-    stays. Then go the files of consumequeues, timer log and index that lead to nothing else. A
-    log file's age is that of its last modification. With several options a file expires by any;
-    without one by the broker's fileReservedTime (--broker-conf, else the default of the release
-    that the store is judged for), whatever the disk's use. `rmqctl retention` shows that first.
-    Delayed messages, half messages and messages of consumer groups that expire unread are warned
-    about. The files are moved aside, not deleted: `rmqctl undo` brings them back, until you give
-    them up for good (`rmqctl undo STORE --prune 0h`), and only that frees their space.
+    Log files go oldest first, by modification time, then consume queue, timer and index files that
+    nothing needs; the last log file stays. A file expires by any option given, else by
+    fileReservedTime (--broker-conf or the release's default) at any disk usage. Unread, delayed and
+    half messages cause warnings. Files are moved aside for `rmqctl undo`; `rmqctl undo STORE
+    --prune 0h` frees the space. `rmqctl retention` previews it.
 
         rmqctl expire STORE --broker-conf broker.conf
-
         rmqctl expire STORE --older-than 7d --keep-bytes 100GiB --apply --yes
     """
     from rmqctl.checks.impact import Impact

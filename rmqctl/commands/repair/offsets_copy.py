@@ -32,14 +32,13 @@ def command(
     store: StoreQueues,
     out: ListedOut,
 ) -> None:
-    """Give a group the offsets of another: shows the plan, and with --apply carries it out.
+    """Copy the offsets of one group to another.
 
-    Without --topic in all topics in which the other group committed offsets, but its retry topics:
-    each group has its own. Queues in which only the second group has an offset keep it. The file as
-    it was is kept, and `rmqctl undo` brings it back.
+    Shows the plan; --apply carries it out. Without --topic, copies all topics in which the source
+    group committed offsets, except its retry topics. Queues in which only the target group has an
+    offset keep it. `rmqctl undo` restores the previous file.
 
         rmqctl offsets copy STORE --from-group billing --to-group billing-v2
-
         rmqctl offsets copy STORE --from-group billing --to-group audit --topic orders --apply
     """
     from rmqctl.broker.view import after_start

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 def command(
     *,
     source: Annotated[str, typer.Argument(
-        metavar="SOURCE", show_default=False, help="A consumerOffset.json, a backup of one, what "
-        "`offsets export` has printed, a store (a slave, or an older copy), or the offsets.json of "
-        "a broadcasting consumer.")],
+        metavar="SOURCE", show_default=False,
+        help="A consumerOffset.json, a backup of one, what `offsets export` has printed, a store "
+             "(a slave, or an older copy), or the offsets.json of a broadcasting consumer.")],
     group: Annotated[str | None, typer.Option(
         "--group", "-g", metavar="GROUP", autocompletion=complete_groups,
         help="This consumer group only.")] = None,
@@ -43,14 +43,13 @@ def command(
     store: StoreQueues,
     out: ListedOut,
 ) -> None:
-    """Take over offsets from a file or a store: shows the plan, and with --apply carries it out.
+    """Import consumer offsets from a file or another store.
 
-    Without --max, --min or --replace only offsets that STORE does not have are taken. Offsets that
-    SOURCE does not have stay. The file as it was is kept, and `rmqctl undo` brings it back. The
-    group of a client's offsets.json is --group, else that of its folder (CLIENT/GROUP).
+    Shows the plan; --apply carries it out. Without --max, --min or --replace, only offsets that
+    STORE lacks are added. Offsets that SOURCE lacks stay. For a client's offsets.json the group is
+    --group, else taken from its folder (CLIENT/GROUP). `rmqctl undo` restores the previous file.
 
         rmqctl offsets import STORE /backup/consumerOffset.json
-
         rmqctl offsets import STORE SLAVE --max --apply
     """
     from rmqctl.broker.view import after_start

@@ -44,20 +44,17 @@ def command(
     store: StoreQueues,
     out: ListedOut,
 ) -> None:
-    """Set where a consumer group goes on: shows the plan, and with --apply carries it out.
+    """Set the offsets of a consumer group to a time, an offset or either end.
 
-    Without --topic in all topics of which the group committed offsets, but its retry topics. Only
-    the offsets in config/ are changed, while no broker runs; consumers that keep their own do not
-    see it: broadcasting ones, and those that are not stopped until the broker is up again. A queue
-    begins and ends where a broker has it after a start, unless --view disk is given. The file as
-    it was is kept, and `rmqctl undo` brings it back.
+    Shows the plan; --apply carries it out while no broker runs. Without --topic, resets all topics
+    in which the group committed offsets, except its retry topics. Broadcasting consumers keep
+    offsets of their own; stop the group's other consumers until the broker is up again. Queue ends
+    are those after a broker's startup, unless --view disk is given. `rmqctl undo` restores the
+    previous file.
 
         rmqctl offsets reset STORE --group billing --time 2024-06-21T19:53:00Z
-
         rmqctl offsets reset STORE --group billing --topic orders --queue 3 --to earliest --apply
-
         rmqctl offsets reset STORE --group billing --shift-by -100
-
         rmqctl offsets reset STORE --group billing --beyond-end
     """
     from rmqctl.broker.view import after_start

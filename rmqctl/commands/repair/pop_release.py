@@ -37,17 +37,15 @@ def command(
     store: StoreQueues,
     out: ListedOut,
 ) -> None:
-    """Make messages that a group received by POP and did not acknowledge visible again.
+    """Make unacknowledged POP messages visible again.
 
-    Each is put into the group's retry topic, as a broker does when its time is over, and
-    acknowledged where it was, so that the broker does not do it again. Messages that are lost
-    (the revive position has passed them) come back. What cannot be delivered again is counted and
-    left. What is undecided is left without --undecided: `rmqctl recover` first, as it may bring
-    back what tells. The store must be closed cleanly. `rmqctl undo` reverts it, as long as no
-    broker runs.
+    Shows the plan; --apply carries it out. Puts each message, lost ones included, into the group's
+    retry topic and acknowledges the original, as a broker does on timeout. Messages that cannot be
+    redelivered are counted. Undecided ones need --undecided; run `rmqctl recover` first, which may
+    restore the evidence. The store must be closed cleanly. `rmqctl undo` reverts it until a broker
+    runs.
 
         rmqctl pop release STORE --group billing
-
         rmqctl pop release STORE --group billing --topic orders --queue 3 --apply
     """
     from rmqctl.commands.shared import applying, plan_page

@@ -49,9 +49,10 @@ def _parse_fillers(text: str) -> str:
 def command(
     *,
     only: Annotated[str | None, typer.Option(
-        "--only", metavar="PARTS", parser=parts_of(_STRUCTURES), help="Some of commitlog, "
-        "consumequeue, index, checkpoint, topic-queue-table, timer, config (comma-separated). "
-        "Naming config also recreates config files that have no backup.")] = None,
+        "--only", metavar="PARTS", parser=parts_of(_STRUCTURES),
+        help="Some of commitlog, consumequeue, index, checkpoint, topic-queue-table, timer, config "
+             "(comma-separated). Naming config also recreates config files that have no "
+             "backup.")] = None,
     strategy: Annotated[Literal["salvage", "broker"], typer.Option(
         "--strategy", help="salvage keeps every intact message; broker leaves what a broker's own "
         "start would leave, which ends the log at the first damage.")] = "salvage",
@@ -79,16 +80,18 @@ def command(
         help="What consumers meet where a message is lost: in-place, a filler in its topic. none: "
         "refuse a repair that needs one.")] = "in-place",
     sources: Annotated[list[str] | None, typer.Option(
-        "--from", metavar="SOURCE", autocompletion=complete_folders, help="What else has the same "
-        "log, only read: a slave's store, an older copy, another disk's; a file of its commitlog; "
-        "its messages as JSON lines (`read -o jsonl`) or Parquet (`pipeline export`), or in a "
-        "tier. What is damaged or missing is copied from it where it proves to hold the same; "
-        "repeatable, in this order. Or what mqadmin exportMetadata wrote, for lost topics and "
-        "groups, and a saved consumerOffset.json or delayOffset.json for lost positions.")] = None,
+        "--from", metavar="SOURCE", autocompletion=complete_folders,
+        help="What else has the same log, only read: a slave's store, an older copy, another "
+             "disk's; a file of its commitlog; its messages as JSON lines (`read -o jsonl`) or "
+             "Parquet (`pipeline export`), or in a tier. What is damaged or missing is copied from "
+             "it where it proves to hold the same; repeatable, in this order. Or what mqadmin "
+             "exportMetadata wrote, for lost topics and groups, and a saved consumerOffset.json or "
+             "delayOffset.json for lost positions.")] = None,
     prefer: Annotated[str | None, typer.Option(
-        "--prefer", metavar="SOURCE", autocompletion=complete_folders, help="Which is right where "
-        "a SOURCE has other intact messages at the same place (split brain): one of those of "
-        "--from, or ours. Without it ours stay, and the exit code is 1.")] = None,
+        "--prefer", metavar="SOURCE", autocompletion=complete_folders,
+        help="Which is right where a SOURCE has other intact messages at the same place (split "
+             "brain): one of those of --from, or ours. Without it ours stay, and the exit code is "
+             "1.")] = None,
     explain: Annotated[int | None, typer.Option(
         "--explain", metavar="OFFSET", min=0, show_default=False,
         help="Show verdict, planned repair and evidence for one physical offset.")] = None,
@@ -101,27 +104,19 @@ def command(
     tz: Zone = UTC,
     out: ListedSpokenOut,
 ) -> None:
-    """Make a damaged store whole: shows the plan, and with --apply carries it out.
+    """Repair a damaged store without losing intact messages.
 
-    Damaged parts of the log become filler messages, in place, so that every intact message
-    stays and no queue has a gap; what is lost is listed with all that is known of it. A consumer
-    receives for each lost message a body of NUL bytes with the property RMQCTL=lost. Then
-    consumequeues, index and checkpoint are made anew from the log where they differ. With
-    --topic and --queue only these consumequeues. Nothing is deleted: what is replaced is kept,
-    and `rmqctl undo` brings it back. The exit code is 1 where messages are lost, of a plan too, and
-    where a damaged index stays as it is because nothing tells its shape. The log of a DLedger
-    member is mended from another member alone (--from), and nothing is filled.
+    Shows the plan; --apply carries it out. Fillers (RMQCTL=lost) replace damaged parts of the log
+    in place, so intact messages stay and no queue has a gap; lost messages are listed. Consume
+    queues, index and checkpoint are then rebuilt where they differ. A DLedger member is repaired
+    only from another member (--from). `rmqctl undo` restores what was replaced. Exit code 1 if
+    messages are lost or an index of unknown shape stays damaged.
 
         rmqctl recover STORE
-
         rmqctl recover STORE --apply
-
         rmqctl recover STORE --correct bit
-
         rmqctl recover STORE --from /backup/store --apply
-
         rmqctl recover STORE --only consumequeue --topic TopicTest --queue 3 --apply
-
         rmqctl recover STORE --strategy broker --broker-version 5.3.3
     """
     from rmqctl.api import source_readers

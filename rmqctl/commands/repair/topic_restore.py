@@ -22,14 +22,13 @@ def command(
     store: StoreQueues,
     out: ListedOut,
 ) -> None:
-    """Restore a topic that is missing from topics.json: shows the plan.
+    """Restore a topic that is missing from topics.json.
 
-    As topics.json.bak has it; else with the queues, the kind of queue and the type of messages that
-    the log and the queues show. What they do not show is named, and has a broker's default. The
-    file as it was is kept, and `rmqctl undo` brings it back.
+    Shows the plan; --apply carries it out. Takes the entry from topics.json.bak, else the queues,
+    queue type and message type that the log and the consume queues prove; all other settings are
+    listed and get a broker's defaults. `rmqctl undo` restores the previous file.
 
         rmqctl topic restore STORE orders
-
         rmqctl topic restore STORE orders --apply
     """
     from rmqctl.commands.shared import applying, plan_page

@@ -17,15 +17,14 @@ def command(
     store: StoreIndex,
     out: Out,
 ) -> None:
-    """Commit transactions that nobody ended: shows the plan, and with --apply carries it out.
+    """Commit pending transactions, as their producer would.
 
-    As when the producer commits: the message is put into its topic, and an op message ends its half
-    messages. --all and --older-than take what a broker still checks; --id also what it discarded.
-    Ask the producer's application first: only it knows what became of the transaction. The store
-    must be closed cleanly. `rmqctl undo` reverts it, as long as no broker runs.
+    Shows the plan; --apply carries it out. Each message is put into its topic, and an op message
+    ends its half messages. --all and --older-than select transactions that a broker still checks;
+    --id also discarded ones. Ask the producer's owner first: only they know whether the transaction
+    succeeded. The store must be closed cleanly. `rmqctl undo` reverts it until a broker runs.
 
         rmqctl transactions commit STORE --id 7F0000010A2B18B4AAC2000000010000
-
         rmqctl transactions commit STORE --older-than 6h --group orders-producer --apply
     """
     run(out, store, "commit", Which(ids, everything, older_than, group), apply)

@@ -17,14 +17,13 @@ def command(
     store: StoreIndex,
     out: Out,
 ) -> None:
-    """Roll back transactions that nobody ended: shows the plan, and with --apply carries it out.
+    """Roll back pending transactions, as their producer would.
 
-    As when the producer rolls back: an op message ends their half messages, and nothing is
-    delivered. --all and --older-than take what a broker still checks; --id also others. The store
-    must be closed cleanly. `rmqctl undo` reverts it, as long as no broker runs.
+    Shows the plan; --apply carries it out. An op message ends the half messages; nothing is
+    delivered. --all and --older-than select transactions that a broker still checks; --id also
+    others. The store must be closed cleanly. `rmqctl undo` reverts it until a broker runs.
 
         rmqctl transactions rollback STORE --older-than 3d
-
         rmqctl transactions rollback STORE --id 7F0000010A2B18B4AAC2000000010000 --apply
     """
     run(out, store, "rollback", Which(ids, everything, older_than, group), apply)

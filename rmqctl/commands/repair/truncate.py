@@ -32,16 +32,15 @@ def command(
     tz: Zone = UTC,
     out: ListedOut,
 ) -> None:
-    """Cut the log at a physical offset, and with it everything derived from it.
+    """Truncate the log at a physical offset, and everything derived from it.
 
-    Consumequeues, index, timer and checkpoint become those of a broker that never got the
-    messages beyond OFFSET, byte for byte; a RocksDB data base of consumequeues is made anew from
-    what is left of the log. These messages are listed; delayed messages and transactions
-    among them, and consumers that are ahead of what is left, are warned about. config/ is not
-    changed. Nothing is deleted: what is cut is kept, and `rmqctl undo` brings it back.
+    Shows the plan; --apply carries it out. Consume queues, index, timer and checkpoint become
+    exactly those of a broker that never received the messages after OFFSET; RocksDB consume queues
+    are rebuilt from the rest of the log. The removed messages are listed, with warnings for delayed
+    messages, transactions and consumers beyond the new end. config/ is not changed. `rmqctl undo`
+    restores everything.
 
         rmqctl truncate STORE --to-phy 1073741824
-
         rmqctl truncate STORE --to-phy 1073741824 --apply
     """
     from rmqctl.broker.versions import version_of

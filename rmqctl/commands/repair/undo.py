@@ -65,22 +65,19 @@ def command(
     tz: Zone = UTC,
     out: Out,
 ) -> None:
-    """Take a repair back: bytes, lengths, names and times become what they were.
+    """Undo a repair: restore bytes, sizes, names and times of all files it changed.
 
-    Every repair keeps what it replaces or moves away below STORE/.rmqctl/repairs/ID, and undo
-    puts it back from there. What the repair had made is not deleted: it goes to ID/undone. A
-    repair that was interrupted is taken back as far as it came. Undo refuses where a file was
-    changed since, and where a later repair changed the same files: take that back first. Name
-    the ID in a script: run twice without one, undo takes back two repairs.
+    Repairs keep what they replace in STORE/.rmqctl/repairs/ID; undo moves the repair's own files to
+    ID/undone. An interrupted repair is undone as far as it got. Undo refuses if a file was changed
+    since, or if a later repair changed the same files: undo that first. Scripts should pass the ID:
+    without one, a second run undoes a second repair.
 
-    What is kept stays on the disk until --prune, the only option of rmqctl that deletes it: the
-    oldest repairs go, up to the first that is younger than AGE; one that is not finished keeps all
-    of them. The store itself is not changed by that. What the repairs lost stays noted.
+    Kept files use disk space until --prune deletes them, oldest repair first, up to the first that
+    is younger than AGE; an unfinished repair keeps all of them. The store itself does not change,
+    and the record of lost messages stays.
 
         rmqctl undo STORE --list
-
         rmqctl undo STORE 20261121T101112Z-1 --yes -o json
-
         rmqctl undo STORE --prune 30d
     """
     from rmqctl.commands.shared.applying import ask, at_a_terminal

@@ -1,4 +1,4 @@
-"""The steps that a verdict advises: planned for `doctor` and `report`, and shown to people."""
+"""The steps that a verdict recommends: planned for `doctor` and `report`, and shown to people."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from rmqctl.output import Human, Output
     from rmqctl.store.store import Store
 
-LOOK = Phrase("Step 2 of 4 (copy, look, repair, start): look. Take a copy first.")
-REPAIR = Phrase("Step 3 of 4 (copy, look, repair, start): repair.")
-START = Phrase("Step 4 of 4 (copy, look, repair, start): start the broker, once `doctor` finds the "
-               "store sound.")
-"""Where a screen is in the chain from a damaged store to a broker that runs."""
+LOOK = Phrase("Step 2 of 4 (copy, check, repair, start): check. Copy the store first.")
+REPAIR = Phrase("Step 3 of 4 (copy, check, repair, start): repair.")
+START = Phrase("Step 4 of 4 (copy, check, repair, start): start the broker once `doctor` reports a "
+               "sound store.")
+"""The place of a screen in the chain from a damaged store to a running broker."""
 
 
 def complete(document: dict[str, Any]) -> None:
-    """Add to the commands of a document, or to that of a finding, the options that say how this
-    store is read.
+    """Add to the commands of a document or of a finding the options with which this store is
+    read.
     """
     following = document["next"]
     document["next"] = (
@@ -35,7 +35,7 @@ def complete(document: dict[str, Any]) -> None:
 
 
 def planned(opened: Store, found: Diagnosis, store: StoreOptions, out: Output) -> Outlook | None:
-    """What `recover` with the same options would do (`rmqctl.repair.outlook.advised`)."""
+    """Return what `recover` with the same options would do (`rmqctl.repair.outlook.advised`)."""
     if vfs.is_remote(opened.root):
         return None
     from rmqctl.repair.outlook import advised
@@ -46,16 +46,16 @@ def planned(opened: Store, found: Diagnosis, store: StoreOptions, out: Output) -
 
 
 def show_steps(page: Human, found: Diagnosis) -> None:
-    """What remains to be done by hand, and the commands to go on with."""
+    """Show what has to be done by hand, and the next commands."""
     left = found.remains
     if left:
-        page.heading("What no command repairs")
+        page.heading("Not repairable by any command")
         for one in left:
             page.text(Phrase("{category} ({count:,}): {why}", category=one.category,
                              count=one.count, why=one.why))
     steps = found.next
     if steps:
-        page.heading("What next, in this order")
+        page.heading("Next steps, in this order")
         page.text(LOOK)
         for step in steps:
             page.text(typed.completed(step.command) or "")

@@ -45,12 +45,12 @@ if TYPE_CHECKING:
     from rmqctl.repair.executor.executor import Applied, Repair
     from rmqctl.repair.scratch import Scratch
 
-_APPLYING = "Carrying it out"
+_APPLYING = "Applying the plan"
 
 Complete = Annotated[str | None, typer.Option(
     "--complete", metavar="ID", show_default=False, rich_help_panel=_APPLYING,
-    help="Complete this interrupted repair, though it was made under another path or the stamps of "
-    "its files do not match.")]
+    help="Complete this interrupted repair even if it was made under another path or its files "
+         "have changed timestamps.")]
 
 WriteOutside = Annotated[list[str] | None, typer.Option(
     "--write-outside", metavar="FOLDER", show_default=False,
@@ -59,38 +59,39 @@ WriteOutside = Annotated[list[str] | None, typer.Option(
 
 @dataclass(frozen=True, kw_only=True)
 class ApplyOptions(OptionGroup):
-    """Whether the plan is carried out."""
+    """Options that decide whether the plan is carried out."""
 
     apply: Annotated[bool, typer.Option(
-        "--apply", help="Carry the plan out; without it nothing is changed.",
+        "--apply", help="Carry out the plan (without it, only the plan is shown).",
         rich_help_panel=_APPLYING)] = False
     yes: Annotated[bool, typer.Option(
         "--yes", "-y", rich_help_panel=_APPLYING,
-        help="Do not ask. Without a terminal (cron) and with -o json nothing is asked anyway.",
+        help="Do not ask for confirmation. Without a terminal and with -o json, there is no "
+             "question anyway.",
     )] = False
     dry_run: Annotated[bool, typer.Option(
         "--dry-run", help="No effect: without --apply only the plan is shown.", hidden=True,
         rich_help_panel=_APPLYING)] = False
     write_outside: Annotated[list[str] | None, typer.Option(
         "--write-outside", metavar="FOLDER", rich_help_panel=_APPLYING, show_default=False,
-        help="Also write in this folder outside STORE, which a link or the log's settings lead "
-        "to.")] = None
+        help="Also write to this folder outside STORE, which a link or the log's settings point "
+             "to.")] = None
 
 
 def parts_of(known: Sequence[str]) -> Callable[[str], str]:
-    """A parser for ``--only``: some of the parts ``known``, with commas between."""
+    """Return a parser for ``--only``: a comma-separated selection of the parts ``known``."""
 
     def parse(text: str) -> str:
         parts = [part.strip() for part in text.split(",") if part.strip()]
         if not parts or not set(parts) <= set(known):
-            raise UsageError(f"--only {text!r}: choose from {', '.join(known)}")
+            raise UsageError(f"--only {text!r}: expected one or more of {', '.join(known)}")
         return ",".join(parts)
 
     return parse
 
 
 def at_a_terminal() -> bool:
-    """Whether somebody is there to be asked: cron and pipes are not."""
+    """Return whether standard input is a terminal, so that a question can be answered."""
     try:
         return sys.stdin is not None and sys.stdin.isatty()
     except ValueError:  # closed
@@ -98,20 +99,20 @@ def at_a_terminal() -> bool:
 
 
 def ask(out: Output, question: str, *, yes: bool) -> None:
-    """Goes on only if agreed: with ``--yes`` and where nobody is there, without a question.
+    """Continue only with the user's consent: ``--yes``, no terminal, or a yes to ``question``.
 
     A no ends the run with 1; Ctrl-C and the end of input end it as interrupted.
     """
     if yes or not at_a_terminal() or typer.confirm(question, err=True):
         return
-    out.note("not carried out: nothing was changed")
+    out.note("cancelled; nothing was changed")
     raise typer.Exit(int(ExitCode.FINDINGS))
 
 
 @dataclass(frozen=True, slots=True)
 class Tiered:
-    """A root that is a tier's: the roots of its brokers, which are held as well, what raises
-    where no tier is, and the folders of its metadata.
+    """A tier's root: the roots of its brokers, which are locked as well, a check that raises where
+    there is no tier, and the folders of its metadata.
     """
 
     homes: Sequence[str]
@@ -127,7 +128,7 @@ _FORM_UNPROVEN = (
 
 
 def asking_for_form(proposal: Proposal) -> Proposal:
-    """A proposal that is not carried out before the form of consume queues is known."""
+    """Return a proposal that is not carried out before the form of consume queues is known."""
     if not proposal.plan.form_unproven:
         return proposal
     forms = [("--consumequeue", form) for form in ("file", "rocksdb")]
@@ -143,9 +144,9 @@ def asking_for_form(proposal: Proposal) -> Proposal:
 def check_options(out: Output, options: ApplyOptions) -> None:
     """Raise UsageError for options that contradict each other; note the one without effect."""
     if options.dry_run and options.apply:
-        raise UsageError("--dry-run only shows the plan, --apply carries it out: give one of them")
+        raise UsageError("--dry-run and --apply are mutually exclusive")
     if options.yes and not options.apply:
-        raise UsageError("--yes goes with --apply")
+        raise UsageError("--yes requires --apply")
     if options.dry_run:
         out.note(Phrase("--dry-run has no effect: without --apply only the plan is shown"))
 
@@ -157,19 +158,19 @@ def run(out: Output, store_root: str, name: str, propose: Propose, options: Appl
         resume: bool = False, scratch_above: str | None = None, tier: Tiered | None = None,
         writes: Sequence[str] | None = None, made_anew: bool = False, mends: bool = False,
         folders: Sequence[str] = (), complete: str | None = None) -> None:
-    """Shows the plan of the command ``name`` for a store, and carries it out with ``--apply``.
+    """Show the plan of the command ``name`` for a store; with ``--apply``, carry it out.
 
-    ``propose`` works in the scratch folder it is given: a temporary one for a plan that is only
-    shown; for one that is applied, one on the store's file system, made under the store's lock.
-    It is empty unless ``resume``: then it may hold what an interrupted run had made, and is kept
-    if this one is interrupted. ``scratch_above``: where the temporary one is made, instead of the
-    system's folder for such. ``tier``: the root is a tier's, not a store's. ``writes``: structures
-    of the store that must be in a form which is written (None: all of them); ``made_anew`` and
-    ``mends``: see `Layout.require_writable`; ``folders``: those of the log, where options named
-    them. ``complete``: the interrupted repair that is completed, whatever its question is.
+    ``propose`` works in the scratch folder that it receives: a temporary one for a plan that is
+    only shown, else one on the store's file system, created under the store's lock. It is empty
+    unless ``resume``: then it may contain files of an interrupted run, and is kept if this run is
+    interrupted. ``scratch_above``: the parent of the temporary folder, instead of the system's
+    default. ``tier``: the root is a tier's, not a store's. ``writes``: structures of the store that
+    must be in a writable form (None: all of them); ``made_anew`` and ``mends``: see
+    `Layout.require_writable`; ``folders``: those of the log that options named. ``complete``: the
+    interrupted repair to complete, whatever its question is.
 
     Asks on a terminal, unless ``--yes`` is given or the output is data; elsewhere ``--apply`` is
-    consent enough: `undo` takes everything back. UsageError, StoreHeldError, and what `Repair`
+    enough, because `undo` reverts everything. Raises UsageError, StoreHeldError, and what `Repair`
     raises.
     """
     # Refuse bad options, and collect the folders that the command may write to.
@@ -206,21 +207,21 @@ def run(out: Output, store_root: str, name: str, propose: Propose, options: Appl
         proposal = replace(_looked_at(store_root, proposal), room=rooms(store_root, todo))
         show_plan(out, _with_unfinished(proposal, unfinished),
               "" if proposal.plan.empty else
-              Phrase("Nothing was changed. Choose before --apply: {words}",
+              Phrase("Plan only; nothing was changed. Before --apply, choose one of: {words}",
                      words=" | ".join(map(" ".join, proposal.choice))) if proposal.choice else
-              Phrase("Nothing was changed. --apply carries this out.")
+              Phrase("Plan only; nothing was changed. Run again with --apply to carry it out.")
               if all(room.is_enough for room in proposal.room) else
-              Phrase("Nothing was changed. --apply refuses until there is enough disk space."),
+              Phrase("Plan only; nothing was changed. There is too little disk space for --apply."),
               following)
     if refused:
         # What could not be read may look damaged, so such a plan must not be applied.
-        raise StoreIOError(f"{refused[0]}; the plan is made without it and cannot be applied")
+        raise StoreIOError(f"{refused[0]}; the plan was made without it and cannot be applied")
     _end(proposal)
 
 
 @dataclass(frozen=True, slots=True)
 class _Unfinished:
-    """What the plan says of an interrupted repair. ``next``: the command that completes it, where
+    """An interrupted repair as the plan shows it. ``next``: the command that completes it, where
     --apply alone does not.
     """
 
@@ -231,7 +232,7 @@ class _Unfinished:
 
 def _unfinished(out: Output, store_root: str, named: Sequence[str], complete: str | None,
                 tier: Tiered | None) -> _Unfinished | None:
-    """Warns of an interrupted repair. UsageError where ``complete`` is another one."""
+    """Warn of an interrupted repair. Raises UsageError where ``complete`` is another one."""
     from rmqctl.repair.executor.journal import pending
     from rmqctl.repair.executor.relocated import interrupted, refuse_unknown
 
@@ -241,15 +242,15 @@ def _unfinished(out: Output, store_root: str, named: Sequence[str], complete: st
         return None
     found = interrupted(store_root, named)
     if found is None or not found.question or complete:
-        out.warn(Phrase("repair {id} was interrupted and is not finished: --apply completes it "
-                        "first, `rmqctl undo {store} {id}` takes it back", id=repair_id,
+        out.warn(Phrase("Repair {id} was interrupted. --apply completes it first; `rmqctl undo "
+                        "{store} {id}` reverts it.", id=repair_id,
                         store=store_root))
         follows = ""
     else:
         words = ("tiered", "recover") if tier else ("recover",)
         follows = typed.other(*words, store_root, "--complete", repair_id, "--apply")
-        out.warn(Phrase("repair {id} was interrupted, and {question}. --apply refuses: `{command}` "
-                        "completes it, `rmqctl undo {store} {id}` reverts it", id=repair_id,
+        out.warn(Phrase("Repair {id} was interrupted, and {question}. --apply refuses; `{command}` "
+                        "completes it, `rmqctl undo {store} {id}` reverts it.", id=repair_id,
                         question=found.question, command=follows, store=store_root))
     if found is None:
         return None
@@ -266,12 +267,12 @@ def _with_unfinished(proposal: Proposal, unfinished: _Unfinished | None) -> Prop
 
 
 def _look(store_root: str, tier: Tiered | None) -> str:
-    """The command that looks at what was planned for, without changing it."""
+    """Return the command that checks the planned target without changing it."""
     return typed.other(*(("tiered", "verify") if tier else ("verify",)), store_root)
 
 
 def _check_again(store_root: str, tier: Tiered | None) -> str:
-    """The command that says whether a repair left anything to do."""
+    """Return the command that shows whether anything is left to repair."""
     return _look(store_root, tier) if tier else typed.other("doctor", store_root)
 
 
@@ -281,8 +282,8 @@ def _end(proposal: Proposal) -> None:
 
 
 def _looked_at(store_root: str, proposal: Proposal) -> Proposal:
-    """With every file that is moved aside, and a note where a repair changes more than one name
-    leads to.
+    """Add every file that is moved aside, and a note on files with hard links that change in
+    place.
     """
     from rmqctl.repair.executor.check_plan import moved_aside, shared
 
@@ -293,8 +294,8 @@ def _looked_at(store_root: str, proposal: Proposal) -> Proposal:
         "interrupted": None, "moved_aside": moved, **proposal.fields})
     if not linked:
         return proposal
-    note = Phrase("{names}: changed in place, and there are hard links to it: what else these "
-                  "belong to (a backup?) changes too", names=some_of(linked, 1))
+    note = Phrase("{names}: will be changed in place but has hard links; other copies (a backup?) "
+                  "change too", names=some_of(linked, 1))
     return replace(proposal, plan=replace(plan, notes=(*plan.notes, note)))
 
 
@@ -303,11 +304,11 @@ def _warn_if_held(out: Output, store_root: str) -> None:
 
     holder = probe(os.path.join(store_root, "lock"))
     if holder.held:
-        out.warn(Phrase("process {pid} holds the store ({kind}): the plan may be another one a "
-                        "moment later, and cannot be applied now", pid=holder.pid, kind=holder.kind)
+        out.warn(Phrase("process {pid} holds the store ({kind}): the plan may become outdated and "
+                        "cannot be applied while it runs", pid=holder.pid, kind=holder.kind)
                  if holder.pid else
-                 Phrase("another process holds the store ({kind}): the plan may be another one a "
-                        "moment later, and cannot be applied now", kind=holder.kind))
+                 Phrase("another process holds the store ({kind}): the plan may become outdated "
+                        "and cannot be applied while it runs", kind=holder.kind))
 
 
 # -- with --apply ---------------------------------------------------------------------------------
@@ -331,9 +332,9 @@ def _apply(out: Output, store_root: str, name: str, propose: Propose, *, yes: bo
                 complete=complete) as repair:
         if repair.finished is not None:
             id = repair.finished.id  # noqa: A001
-            out.warn(Phrase("the undoing of repair {id}, which had been interrupted, was completed "
+            out.warn(Phrase("the interrupted undo of repair {id} was completed "
                             "first", id=id) if repair.finished.undone else
-                     Phrase("repair {id}, which had been interrupted, was completed first", id=id))
+                     Phrase("the interrupted repair {id} was completed first", id=id))
         try:
             with planned(repair, partial(_propose, out, propose), resume=resume) as proposal:
                 if proposal.refused:
@@ -353,7 +354,7 @@ def _propose(out: Output, propose: Propose, scratch: Scratch) -> Proposal:
 
 
 def _unchanged(store_root: str, error: StoreIOError) -> StoreIOError:
-    """The error, which says that nothing was changed where no repair was begun."""
+    """Return the error, with a note that nothing was changed where no repair was started."""
     from rmqctl.repair.executor.journal import pending
 
     with contextlib.suppress(RmqctlError, OSError):
@@ -366,8 +367,8 @@ def _unchanged(store_root: str, error: StoreIOError) -> StoreIOError:
 
 def _carry_out(out: Output, store_root: str, repair: Repair, proposal: Proposal, following: str, *,
                yes: bool, around: Sequence[str], named: Sequence[str]) -> None:
-    """``around``: folders that `undo` finds by itself, so that nobody needs to name them;
-    ``named``: those that options named.
+    """Apply the proposal. ``around``: folders that `undo` finds by itself, so that nobody needs to
+    name them; ``named``: those that options named.
     """
     from rmqctl.files.bounds import Bounds
     from rmqctl.files.disk_usage import bytes_below
@@ -384,14 +385,14 @@ def _carry_out(out: Output, store_root: str, repair: Repair, proposal: Proposal,
         show_plan(out, replace(proposal, room=rooms(store_root, check(
             store_root, proposal.plan.steps, named))))
         if not proposal.purges:
-            out.tell(Phrase("Nothing is deleted: what is replaced or moved away is kept in "
-                            "{folder}. To undo: rmqctl undo {store}",
+            out.tell(Phrase("Nothing is deleted: replaced and moved files are kept in {folder}. To "
+                            "undo: rmqctl undo {store}",
                             folder=os.path.join(store_root, ".rmqctl", "repairs"),
                             store=shlex.quote(store_root)))
-        ask(out, "Carry this out?", yes=False)
+        ask(out, "Apply this plan?", yes=False)
     # An error explains itself; after an interrupt, say how to continue or undo.
     try:
-        with out.progress("carrying it out", len(proposal.plan.steps), unit="steps") as progress:
+        with out.progress("applying the plan", len(proposal.plan.steps), unit="steps") as progress:
             repair.progress = progress.advance
             done = repair.apply(proposal.plan)
     except RmqctlError:
@@ -423,7 +424,9 @@ def _carry_out(out: Output, store_root: str, repair: Repair, proposal: Proposal,
 
 
 def _nothing(out: Output, proposal: Proposal) -> None:
-    """Quiet, so that cron only writes of what was done; a document is one all the same."""
+    """Report that there is nothing to do: silently, so that cron only mails changes; data is
+    printed.
+    """
     if out.is_data:
         show_plan(out, proposal)
         return
@@ -431,7 +434,7 @@ def _nothing(out: Output, proposal: Proposal) -> None:
     for text in proposal.plan.notes:
         (out.warn if attended or proposal.ends_with is not ExitCode.OK else out.debug)(text)
     if attended:
-        out.note(Phrase("there is nothing to do"))
+        out.note(Phrase("nothing to do"))
 
 
 def _say_interrupted(out: Output, store_root: str) -> None:
@@ -442,15 +445,15 @@ def _say_interrupted(out: Output, store_root: str) -> None:
         if id is None:
             out.warn(Phrase("interrupted before anything was changed"))
         else:
-            out.warn(Phrase("repair {id} is not finished: nothing is lost, running the command "
-                            "again completes it, and `rmqctl undo {store} {id}` takes it back",
+            out.warn(Phrase("Repair {id} is not finished. Nothing is lost: run the command again "
+                            "to complete it, or `rmqctl undo {store} {id}` to revert it.",
                             id=id, store=store_root))
 
 
 def _last_line(store_root: str, done: Applied, backup: str, backup_bytes: int,
                outside: Sequence[str]) -> Phrase:
     named = "".join(f" --write-outside {shlex.quote(folder)}" for folder in outside)
-    return Phrase("Done. What was replaced or moved away is kept in {folder} ({size}, on the "
-                  "store's disk until you remove it); it comes back with:\n"
-                  "  rmqctl undo {store} {id}", folder=backup, size=size_text(backup_bytes),
+    return Phrase("Done. Replaced and moved files are kept in {folder} ({size} on the store's disk "
+                  "until you remove it). To undo:\n  rmqctl undo {store} "
+                  "{id}", folder=backup, size=size_text(backup_bytes),
                   store=store_root, id=f"{done.id}{named}")

@@ -1,4 +1,4 @@
-"""How it is shown to people what something means for consumers."""
+"""Tables of the effects on consumers."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 _SHOWN = 20
 _ALWAYS = 4
-"""So many columns name the queue; of the others those are left out that hold nothing."""
+"""Number of columns that name the queue; of the others, empty ones are omitted."""
 
 
 def show_section(page: Human, found: Consumers | None, said: Collection[str]) -> None:
-    """One line, a table of the queues that are affected, and what cannot be told and is not among
-    what is ``said`` beside the page; nothing where no group is affected, as far as is known.
+    """Show a line, a table of affected queues, and what is unknown and not yet ``said`` beside the
+    page; nothing where no group is known to be affected.
     """
     if found is not None and found.queues and (found.groups_affected or not found.complete):
-        page.heading("What it means for consumers")
+        page.heading("Effect on consumers")
         page.text(found.in_words())
         show_queues(page, found.affected)
         for text in found.notes:
@@ -32,7 +32,7 @@ def show_section(page: Human, found: Consumers | None, said: Collection[str]) ->
 
 
 def show_losses(page: Human, found: Sequence[Loss]) -> None:
-    """A table of losses beside messages; the first of many."""
+    """Show a table of losses other than messages; the first of many."""
     if not found:
         return
     page.blank()
@@ -44,7 +44,9 @@ def show_losses(page: Human, found: Sequence[Loss]) -> None:
 
 
 def _row(queue: QueueImpact) -> dict[str, str | int | None]:
-    """The cells of a queue: ``lost`` messages, those of them that the group has not read, …"""
+    """Return the cells of a queue: ``lost`` messages, those of them that the group has not
+    read, …
+    """
     return {"group": queue.group, "topic": queue.topic, "queue": queue.queue_id,
             "position": queue.position, "beyond": queue.beyond_end,
             "lost": queue.lost_before + queue.lost_after, "unread": queue.lost_after,
@@ -52,7 +54,7 @@ def _row(queue: QueueImpact) -> dict[str, str | int | None]:
 
 
 def show_queues(page: Human, queues: Sequence[QueueImpact]) -> None:
-    """A table; the first of many queues."""
+    """Show a table of the first of many queues."""
     if not queues:
         return
     rows = [_row(queue) for queue in queues]

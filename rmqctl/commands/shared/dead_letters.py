@@ -1,4 +1,4 @@
-"""What the commands on dead letters share."""
+"""Parts that the commands on dead letters share."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ OF_DEAD_LETTERS = "count since until tag key where"
 
 
 def refuse_unknown(out: Output, store: OpenedStore, group: str) -> None:
-    """Ends the run with 1 where a group has no dead letters."""
+    """End the run with 1 where a group has no dead letters."""
     from rmqctl.store.explain import near_names
     from rmqctl.store.groups.dead_letters import groups_with
 
     known = groups_with(store)
     if group not in known:
-        out.warn(f"group {group} has no dead letters here{near_names(group, known)}")
+        out.warn(f"group {group} has no dead letters in this store{near_names(group, known)}")
         raise typer.Exit(int(ExitCode.FINDINGS))

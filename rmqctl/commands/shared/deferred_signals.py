@@ -1,7 +1,7 @@
-"""Stopping between two steps: a signal waits until what is under way is whole.
+"""Stopping between two steps: a signal waits until the current step is complete.
 
-While a command works on a store, Ctrl-C and SIGTERM only leave a mark; `DeferredSignals.check` lets
-them through where nothing is half done. While it waits for input they come at once.
+While a command works on a store, Ctrl-C and SIGTERM are only recorded; `DeferredSignals.check`
+raises them where nothing is half done. While it waits for input they act at once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class DeferredSignals:
-    """Holds SIGINT and SIGTERM back between `__enter__` and `__exit__`."""
+    """Hold SIGINT and SIGTERM back between `__enter__` and `__exit__`."""
 
     def __init__(self) -> None:
         self._before: dict[int, Any] = {}
@@ -41,8 +41,8 @@ class DeferredSignals:
 
     @property
     def wake(self) -> int | None:
-        """A descriptor that can be read once a signal came: a read that is only about to begin
-        would not be interrupted by it, so whoever waits for input waits for both.
+        """A descriptor that becomes readable with a signal: a read that is only about to start
+        would not be interrupted by it, so code that waits for input waits for both.
         """
         return None if self._pipe is None else self._pipe[0]
 
@@ -72,17 +72,17 @@ class DeferredSignals:
         raise KeyboardInterrupt
 
     def check(self) -> None:
-        """Raises what the signal stands for, if one came."""
+        """Raise the exception of the signal that came, if any."""
         if self._came is not None:
             self._let_through(self._came, None)
 
     @property
     def requested(self) -> bool:
-        """Whether a signal came that was not let through yet."""
+        """Return whether a signal is pending."""
         return self._came is not None
 
     def wait_for(self, read: Callable[[], T]) -> T:
-        """``read()``, which a signal may interrupt."""
+        """Call ``read()``, which a signal may interrupt."""
         self.check()
         self._waiting = True
         try:

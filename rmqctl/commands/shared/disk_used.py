@@ -1,4 +1,4 @@
-"""The option of commands that predict a broker's start: how full its disk is."""
+"""The option for disk usage of commands that predict a broker's startup."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ def _parsed(text: str) -> float | str:
 
 DiskUsed = Annotated[str | None, typer.Option(
     "--disk-used", metavar="RATIO|ignore", parser=_parsed,
-    help="Share of the disk in use (0.86 or 86%), instead of the file system's; ignore: do not "
-    "judge the disk.")]
+    help="Share of the disk in use (0.86 or 86%), instead of the real one; ignore: do not check "
+         "the disk.")]

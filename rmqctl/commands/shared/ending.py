@@ -1,4 +1,4 @@
-"""What `transactions commit` and `transactions rollback` share."""
+"""Parts that `transactions commit` and `transactions rollback` share."""
 
 from __future__ import annotations
 
@@ -24,18 +24,17 @@ _LEFT = ("topic", "queue_id", "transaction_id", "reason")
 
 Id = Annotated[list[str] | None, typer.Option(
     "--id", metavar="MSGID", show_default=False,
-    help="The transaction with this id (repeatable): the producer's message id, or that of the "
-    "half message.")]
-All = Annotated[bool, typer.Option("--all", help="All that a broker still checks.")]
+    help="Transaction id (repeatable): the producer's message id, or that of the half message.")]
+All = Annotated[bool, typer.Option("--all", help="All transactions that a broker still checks.")]
 OlderThan = Annotated[int | None, typer.Option(
     "--older-than", metavar="AGE", parser=parse_duration,
-    help="Those that a broker still checks and that were sent longer ago: 1h, 3d.")]
+    help="Transactions that a broker still checks and that are older than this: 1h, 3d.")]
 Group = Annotated[str | None, typer.Option(
-    "--group", "-g", metavar="GROUP", help="Of this producer group only.")]
+    "--group", "-g", metavar="GROUP", help="Only transactions of this producer group.")]
 
 
 class Which(NamedTuple):
-    """The values of the options, in their order."""
+    """Return the values of the options, in order."""
 
     ids: list[str] | None
     everything: bool
@@ -44,7 +43,7 @@ class Which(NamedTuple):
 
 
 def run(out: Output, store: StoreOptions, end: End, which: Which, apply: ApplyOptions) -> None:
-    """The plan of a command, shown or carried out. UsageError."""
+    """Show or apply the plan of a command. Raises UsageError."""
     from rmqctl.commands.shared import applying, plan_page
     from rmqctl.repair.transactions import Wanted, plan_end
 

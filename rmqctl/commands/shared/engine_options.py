@@ -1,7 +1,5 @@
-"""Options of the commands that write into a store: the configuration its broker has.
-
-What is not given is what the store was made for (``.rmqctl/store.json``), else what its files
-say, else a broker's default.
+"""Options of commands that write to a store: its broker's configuration. Values that are not given
+come from ``.rmqctl/store.json``, then from the store's files, then from a broker's defaults.
 """
 
 from __future__ import annotations
@@ -22,46 +20,45 @@ if TYPE_CHECKING:
     from rmqctl.broker.settings import Settings
 
 _BROKER = "The broker's configuration"
-_WRITING = "How the commitlog is written"
+_WRITING = "Commitlog writing"
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions(OptionGroup):
-    """The configuration to write with. The fields have the names of those of `Settings`."""
+    """The configuration to write with; the fields have the names of those of `Settings`."""
 
     flush: Annotated[Literal["async", "sync"], typer.Option(
         "--flush", rich_help_panel=_BROKER,
-        help="sync: each answer comes after the message is on the disk (many share one fsync); "
-        "async: in the background, as a broker does by default.")] = "async"
+        help="sync: acknowledge each message once it is on disk (many share one fsync); async: "
+             "flush in the background, a broker's default.")] = "async"
     mapped: Annotated[bool, typer.Option(
         "--mapped", rich_help_panel=_WRITING,
-        help="Through a memory map, as a broker does, instead of positional writes.")] = False
+        help="Write through a memory map, as a broker does, instead of positional writes.")] = False
     warm: Annotated[bool, typer.Option(
         "--warm", rich_help_panel=_WRITING,
         help="With --mapped: touch, lock (mlock) and announce (madvise) the pages of a new file.",
     )] = False
     preallocate: Annotated[bool, typer.Option(
         "--preallocate", rich_help_panel=_WRITING,
-        help="Make the next file ahead, in the background.")] = False
+        help="Create the next file ahead of time, in the background.")] = False
     transient_pool: Annotated[int, typer.Option(
         "--transient-pool", metavar="N", min=0, rich_help_panel=_WRITING,
-        help="Gather messages in N buffers of a file's size and commit them from there "
-        "(transientStorePoolEnable; not with --flush sync).")] = 0
+        help="Collect messages in N buffers of a file's size and commit them from there "
+             "(transientStorePoolEnable; not with --flush sync).")] = 0
     cluster: Annotated[str | None, typer.Option(
         "--cluster", metavar="NAME", rich_help_panel=_BROKER,
         help="brokerClusterName  [default: DefaultCluster]")] = None
     version: Annotated[str | None, typer.Option(
         "--broker-version", metavar="VERSION", parser=release_of, rich_help_panel=_BROKER,
-        help="Any release from 4.0.0 to 5.4.0: the rules of its recovery, and the bytes that the "
-        "profile of its line (4.9.3, 5.3.3) writes. Default: the one the store was made for, else "
-        "what its files show.")] = None
+        help="Release from 4.0.0 to 5.4.0 whose recovery rules and record format (4.9.3 or 5.3.3) "
+             "to follow. Default: detected from the store.")] = None
     lmq: Annotated[bool | None, typer.Option(
         "--lmq/--no-lmq", help="enableLmq: light message queues.", rich_help_panel=_BROKER,
     )] = None
     multi_dispatch: Annotated[bool | None, typer.Option(
         "--multi-dispatch/--no-multi-dispatch", rich_help_panel=_BROKER,
-        help="enableMultiDispatch: a message also goes to the queues its INNER_MULTI_DISPATCH "
-        "names.")] = None
+        help="enableMultiDispatch: also put a message into the queues that its "
+             "INNER_MULTI_DISPATCH names.")] = None
     consumequeue_ext: Annotated[bool | None, typer.Option(
         "--consumequeue-ext/--no-consumequeue-ext", rich_help_panel=_BROKER,
         help="enableConsumeQueueExt: write ConsumeQueueExt units.")] = None
@@ -71,31 +68,30 @@ class EngineOptions(OptionGroup):
     )] = None
     message_delay_level: Annotated[str | None, typer.Option(
         "--delay-levels", metavar="LEVELS", rich_help_panel=_BROKER,
-        help="messageDelayLevel: the delays of the levels, as in '1s 5s 10s 1m'.")] = None
+        help="messageDelayLevel: delays of the levels, such as '1s 5s 10s 1m'.")] = None
     consumequeue_ext_file_size: Annotated[int | None, typer.Option(
         "--consumequeue-ext-file-size", metavar="SIZE", parser=parse_size, rich_help_panel=_BROKER,
         help="Size of a ConsumeQueueExt file (mappedFileSizeConsumeQueueExt).")] = None
     batch_consumequeue_file_size: Annotated[int | None, typer.Option(
         "--batch-consumequeue-file-size", metavar="SIZE", parser=parse_size,
-        help="Size of a batch consumequeue file (5.x).", rich_help_panel=_BROKER)] = None
+        help="Size of a batch consume queue file (5.x).", rich_help_panel=_BROKER)] = None
     disk_watermark: Annotated[float | None, typer.Option(
         "--disk-watermark", metavar="PERCENT", parser=parse_watermark, rich_help_panel=_BROKER,
-        help="Refuse messages while the log's disk is fuller than this; 100% never does  "
-        "[default: 90%]")] = None
+        help="Reject messages while the log's disk is fuller than this; 100% disables the check  "
+             "[default: 90%]")] = None
 
     def remarks(self) -> Iterator[str]:
-        """What stands for a version that has no profile of its own."""
+        """Return the profile's version for a version without a profile of its own."""
         note = profile_note(self.version) if self.version else None
         if note is not None:
             yield note
 
     def given(self, names: str) -> dict[str, Any]:
-        """The fields ``names`` (words) by name; None: not given."""
+        """Return the fields ``names`` (words) by name; None: not given."""
         return {name: getattr(self, name) for name in names.split()}
 
     def settings(self, store: StoreOptions, names: str, **more: Any) -> Settings:
-        """The settings to write into ``store`` with, of the fields ``names``; ``more`` wins.
-
+        """Return the settings for writing to ``store`` from the fields ``names``; ``more`` wins.
         Raises what `settings_from` raises.
         """
         return settings_from(store.root, commitlog_dirs=store.folders,
@@ -119,11 +115,10 @@ REBUILD = ("version consumequeue_ext lmq multi_dispatch message_delay_level "
 
 def settings_from(store_root: str, *, commitlog_dirs: Iterable[str] | None = None,
                   files: bool = True, told: bool = False, **given: Any) -> Settings:
-    """The settings to write into a store with; ``given`` are fields of `Settings`, None: not given.
-
-    ``told``: a broker.conf says in which form consume queues are kept. See
-    `rmqctl.broker.settings.resolve` for what wins, for ``files``, and for the errors;
-    NotAStoreError; RefusedError where nothing proves the form that consume queues would have.
+    """Return the settings for writing to a store; ``given`` are fields of `Settings`, None: not
+    given. ``told``: a broker.conf names the form of consume queues. See
+    `rmqctl.broker.settings.resolve` for precedence, ``files`` and errors. Raises NotAStoreError;
+    RefusedError where nothing proves the form that consume queues would have.
     """
     from rmqctl.broker.queue_form import require_proven
     from rmqctl.broker.settings import resolve
@@ -136,12 +131,13 @@ def settings_from(store_root: str, *, commitlog_dirs: Iterable[str] | None = Non
             require_proven(store)
         config = resolve(store, given, files=files)
     if config.index_unknown:
-        raise RefusedError(f"{config.index_unknown}; nothing is written, the index would be ruined")
+        raise RefusedError(f"{config.index_unknown}; nothing was written, because that would ruin "
+                           "the index")
     return config.settings
 
 
 def new_settings(**given: Any) -> Settings:
-    """The settings of a store that is yet to be made: what is given, else a broker's defaults."""
+    """Return the settings of a new store: those given, else a broker's defaults."""
     from rmqctl.broker.settings import Settings
 
     return Settings(**{name: value for name, value in given.items() if value is not None})

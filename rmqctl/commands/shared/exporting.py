@@ -1,4 +1,4 @@
-"""What the commands share that export messages: partitions, and what is said of the result."""
+"""Parts that the export commands share: partitions, and notes on the result."""
 
 from __future__ import annotations
 
@@ -20,26 +20,25 @@ _NAMED = 5
 
 
 def replaced_text(count: int) -> str:
-    """What is said of fillers among messages."""
-    return (f"{counted(count, 'message')} of the log replace{'s a lost one' * (count == 1)}"
-            f"{' lost ones' * (count > 1)}, or {'has' if count == 1 else 'have'} a damaged body "
-            "(property RMQCTL)")
+    """Return the note on fillers among messages."""
+    return ("fillers for lost messages, or messages with a damaged body (property RMQCTL), in the "
+            f"log: {count:,}")
 
 
 def lost_texts(lost: Missing) -> Iterator[str]:
-    """What is said of messages that the log does not have."""
+    """Yield the notes on messages that the log does not contain."""
     if count := lost.known:
-        yield (f"{counted(count, 'message')} {'is' if count == 1 else 'are'} already lost: consume "
-               f"queues, index or consumer offsets know {'it' if count == 1 else 'them'}; `rmqctl "
-               "doctor` says more")
+        yield (f"{counted(count, 'message')} {'is' if count == 1 else 'are'} already lost, "
+               "according to consume queues, index or consumer offsets; run `rmqctl doctor` for "
+               "details")
     if count := lost.in_repairs + lost.discarded:
         yield (f"earlier repairs dropped {counted(count, 'message')} or undecided "
-               f"record{'' if count == 1 else 's'}; `rmqctl doctor` names the repairs")
+               f"record{'' if count == 1 else 's'}; `rmqctl doctor` lists the repairs")
 
 
 def warn_of_lost(out: Output, stores: Sequence[str], folders: Sequence[str], *,
                  damaged: bool = False) -> None:
-    """Warn of each store that is known to have lost messages: no answer about it has them."""
+    """Warn of each store that has known losses: no answer about it includes the lost messages."""
     from rmqctl.checks.preflight.missing import missing
     from rmqctl.store import Store
 
@@ -51,15 +50,15 @@ def warn_of_lost(out: Output, stores: Sequence[str], folders: Sequence[str], *,
 
 
 def named_parts(text: str) -> list[str]:
-    """The value of ``--partition-by``. UsageError."""
+    """Return the value of ``--partition-by``. Raises UsageError."""
     named = [part.strip() for part in text.split(",") if part.strip()]
     if "none" in named and len(named) > 1:
-        raise UsageError(f"--partition-by {text}: none stands alone")
+        raise UsageError(f"--partition-by {text}: none cannot be combined with other parts")
     return [] if named == ["none"] else named
 
 
 def warn_of(out: Output, result: Result) -> None:
-    """Names what is missing or damaged, the first places of each kind."""
+    """Report what is missing or damaged, the first places of each kind."""
     from rmqctl.export.manifest import NAME as MANIFEST
 
     for store_result in result.stores:
@@ -68,12 +67,12 @@ def warn_of(out: Output, result: Result) -> None:
         beside = f"{result.out}.manifest.json"
         known = [path for path in (os.path.join(result.out, MANIFEST), beside)
                  if os.path.exists(path)]
-        out.warn(f"the export is incomplete: {known[0]} says what is missing" if known
+        out.warn(f"the export is incomplete: {known[0]} lists what is missing" if known
                  else "the export is incomplete")
 
 
 def report(out: Output, result: Result, spec: Export) -> None:
-    """Says what was exported."""
+    """Report what was exported."""
     from rmqctl.export.manifest import summary
 
     warn_of(out, result)
@@ -82,28 +81,28 @@ def report(out: Output, result: Result, spec: Export) -> None:
 
 
 def _warn(out: Output, result: StoreResult) -> None:
-    """The first places of each kind, and how many more."""
+    """Yield the first places of each kind, and how many more there are."""
     name = result.plan.name
     for kind, faults in (("not exported", result.missing), ("damage", result.damage)):
         for span in faults.spans[:_NAMED]:
             where = (f" at physical offset {span.offset}, {span.length} bytes" if span.length
                      else "")
-            out.warn(f"{name}: {kind}{where}: {span.reason or 'zeros inside the log'}")
+            out.warn(f"{name}: {kind}{where}: {span.reason or 'zeroed range in the log'}")
         if faults.count > _NAMED:
             out.warn(f"{name}: {kind}: {faults.count - _NAMED:,} more places, {faults.length:,} "
                      "bytes in all")
     if result.bad_crc:
         more = "" if result.bad_crc <= _NAMED else f" and {result.bad_crc - _NAMED:,} more"
         places = ", ".join(map(str, result.bad_crc_at[:_NAMED]))
-        out.warn(f"{name}: {result.bad_crc:,} exported with a CRC that does not match the body "
-                 f"(crc_ok false): physical offset {places}{more}")
+        out.warn(f"{name}: {result.bad_crc:,} exported with a body CRC mismatch (crc_ok false): "
+                 f"physical offset {places}{more}")
     if result.replaced:
         out.warn(f"{name}: {replaced_text(result.replaced)}")
     for text in lost_texts(result.lost):
         out.warn(f"{name}: {text}")
     if result.in_progress is not None:
-        out.note(f"{name}: the record at physical offset {result.in_progress.offset} is being "
-                 "written by the process that holds the store")
+        out.note(f"{name}: the record at physical offset {result.in_progress.offset} is still "
+                 "being written by the process that holds the store")
 
 
 def _show(page: Human, document: dict[str, Any]) -> None:

@@ -43,13 +43,13 @@ _OTHER_COLUMNS = 130
 
 Fields = Annotated[str | None, typer.Option(
     "--fields", metavar="A,B,C",
-    help="Only these fields of the message object, in this order; property.NAME is one "
-    "property, body.NAME a field of the decoded body.")]
+    help="Show only these fields, in this order; property.NAME is a property, body.NAME a field of "
+         "the decoded body.")]
 
 
 def _by_hand(ctx: typer.Context, param: typer.CallbackParam, value: str | None) -> str | None:
-    """Refuses code that a file of defaults or a variable names: who can write there is not always
-    who runs the command. UsageError.
+    """Reject code that a file of defaults or a variable names: those who can write it are not
+    always the user. Raises UsageError.
     """
     source = ctx.get_parameter_source(param.name or "")
     if value is not None and "python:" in value and (
@@ -62,52 +62,53 @@ def _by_hand(ctx: typer.Context, param: typer.CallbackParam, value: str | None) 
 Decode = Annotated[str | None, typer.Option(
     "--decode", metavar="NAME", show_default=False, callback=_by_hand, rich_help_panel=SHOWN,
     help="Decode bodies: auto (JSON, gzip, RocketMQ's own topics), json, gbk, gzip, msgpack, "
-    "hessian, avro:SCHEMA, protobuf:DESC#TYPE, python:module.function or a plug-in. "
-    "Fields are decoded, decoded_as and internal.")]
+         "hessian, avro:SCHEMA, protobuf:DESC#TYPE, python:module.function or a plug-in. Adds the "
+         "fields decoded, decoded_as and internal.")]
 
 
 Redact = Annotated[bool, typer.Option(
     "--redact", rich_help_panel=SHOWN, help="Replace bodies, keys, property values, addresses and "
-    "ids by digests that only compare within this run.")]
+                                            "ids by digests, comparable only within this run.")]
 RedactKey = Annotated[str | None, typer.Option(
     "--redact-key", metavar="FILE", show_default=False, rich_help_panel=SHOWN,
-    help="A secret file that makes digests of several --redact runs comparable.")]
+    help="File with a secret that makes the digests of several --redact runs comparable.")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class SelectOptions(OptionGroup):
-    """Which messages."""
+    """Options that select messages."""
 
     topic: Topic = None
     queue: Queue = None
     from_offset: Annotated[int | None, typer.Option(
         "--offset", "--from-offset", metavar="N", parser=parse_offset,
-        help="From this queue offset on (with --queue).")] = None
+        help="First queue offset (with --queue).")] = None
     count: Annotated[int | None, typer.Option(
         "--limit", "--count", metavar="N", min=0, help="At most this many messages.")] = None
     from_phy: Annotated[int | None, typer.Option(
         "--from-phy", metavar="OFFSET", parser=parse_offset,
-        help="From this physical offset on.")] = None
+        help="First physical offset (inclusive).")] = None
     to_phy: Annotated[int | None, typer.Option(
         "--to-phy", metavar="OFFSET", parser=parse_offset,
-        help="Up to before this physical offset.")] = None
+        help="Last physical offset (exclusive).")] = None
     since: Since = None
     until: Until = None
     tag: Annotated[str | None, typer.Option(
-        "--tag", metavar="TAG", help="Only messages with this tag ('A || B': one of them).",
+        "--tag", metavar="TAG", help="Only messages with this tag ('A || B' for several).",
     )] = None
     key: Annotated[str | None, typer.Option(
         "--key", "-k", metavar="KEY",
-        help="Only messages with this key, or this unique key.")] = None
+        help="Only messages with this key or unique key.")] = None
     where: Annotated[list[RawCondition] | None, typer.Option(
         "--where", metavar="FIELD=VALUE", parser=parse_condition,
-        help="Only messages whose field compares so: = != < <= > >=, ~ and !~ for a regular "
-        "expression; property.NAME is one property, body.NAME a field of the decoded body. "
-        "Repeatable, all must hold.")] = None
+        help="Only messages whose field matches: = != < <= > >=, ~ and !~ for a regular "
+             "expression. property.NAME is a property, body.NAME a field of the decoded body. "
+             "Repeatable; all must match.")] = None
 
     def selection(self, tz: tzinfo, decoding: Callable[[], Decoding] | None = None) -> Selection:
-        """As the library takes it; times without a zone are in ``tz``. ``decoding`` is asked for
-        where a condition is on a field of a body; without it there are none. UsageError.
+        """Return the selection for the library; times without a zone are in ``tz``. ``decoding`` is
+        called where a condition is on a field of a body; without it there are none. Raises
+        UsageError.
         """
         from rmqctl.store.query.select import Selection
 
@@ -129,13 +130,13 @@ IN_LOG_ORDER = "topic queue since until tag key where"
 
 @dataclass(frozen=True, kw_only=True)
 class MessageOptions(OptionGroup):
-    """What is shown of each message."""
+    """Options for what is shown of each message."""
 
     fields: Fields = None
     body: Body = "auto"
     decompress: Annotated[bool, typer.Option(
         "--decompress", rich_help_panel=SHOWN,
-        help=f"Undo {_CODECS} where the sys_flag says so.")] = False
+        help=f"Decompress bodies ({_CODECS}) if the sys_flag says so.")] = False
     decode: Decode = None
     redact: Redact = False
     redact_key: RedactKey = None
@@ -146,21 +147,21 @@ class MessageOptions(OptionGroup):
         return decoding_of(self.decode)
 
     def decoding(self) -> Decoding:
-        """What decodes bodies, always the same: ``auto`` where a field or condition alone asks for
-        it. UsageError, StoreIOError, MissingExtraError.
+        """Return the decoder of bodies, always the same; ``auto`` where only a field or condition
+        needs it. Raises UsageError, StoreIOError, MissingExtraError.
         """
         return self._decoding
 
     def tell_undecoded(self, out: Output) -> None:
-        """Says which bodies were not decoded, where any was to be."""
+        """Report bodies that were not decoded, if any should have been."""
         if "_decoding" in self.__dict__:
             tell_undecoded(out, self._decoding, redact=self.redact)
 
     def projection(self, out: Output, more: Sequence[str] = ()) -> Projection:
-        """The fields to make: all for programs, a few for people, or those the user named.
+        """Return the fields to build: all for programs, a few for people, or those the user named.
 
-        ``more``: fields a command adds to those of the message object, which may be named as
-        well. UsageError for a field there is not.
+        ``more``: fields that a command adds to those of the message object, which may be named as
+        well. Raises UsageError for an unknown field.
         """
         from rmqctl.store.objects import FIELDS
         from rmqctl.store.projection import DECODED, Projection, checked_fields, is_decoded
@@ -187,15 +188,17 @@ class MessageOptions(OptionGroup):
 
 
 def decoding_of(name: str | None) -> Decoding:
-    """What ``--decode`` names, ``auto`` without it. UsageError, StoreIOError, MissingExtraError."""
+    """Return the decoding that ``--decode`` names (default: ``auto``). Raises UsageError,
+    StoreIOError, MissingExtraError.
+    """
     from rmqctl.ext.payloads.decoding import AUTO, Decoding
 
     return Decoding(name or AUTO)
 
 
 def tell_undecoded(out: Output, decoding: Decoding, *, redact: bool = False) -> None:
-    """Say once how many bodies were not decoded, and why the first was not: that may quote it, so
-    ``redact`` leaves it out.
+    """Report once how many bodies were not decoded, and why the first was not, unless
+    ``redact``.
     """
     if decoding.problems:
         first = "" if redact else f", the first at {decoding.first_problem}"
@@ -203,11 +206,11 @@ def tell_undecoded(out: Output, decoding: Decoding, *, redact: bool = False) -> 
                  f"{decoding.spec}{first}")
     if decoding.unknown:
         out.note(f"{counted(decoding.unknown, 'body', 'bodies')} left as text or bytes: neither "
-                 "JSON nor gzip, which is what --decode auto tells by itself")
+                 "JSON nor gzip, the formats that --decode auto detects")
 
 
 def _preview(out: Output) -> int:
-    """Bytes of a body to show: what is left of a line of the terminal."""
+    """Return how many bytes of a body fit into the rest of a terminal line."""
     if out.format != "table":
         return _PREVIEW
     return min(max(out.human().width - _OTHER_COLUMNS, _LEAST_PREVIEW), _PREVIEW)

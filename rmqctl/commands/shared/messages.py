@@ -1,4 +1,4 @@
-"""What all commands that show messages share: how rows and cells look, what was met, the end."""
+"""Parts that all commands that print messages share: rows and cells, problems, the exit code."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 
 _NAMED = 5
 _MANY = 32
-"""Messages of a page from which on it is quicker to make their JSON by column."""
+"""Number of messages of a page from which JSON by column is faster."""
 
 
 def show_rows(out: Output, rows: Iterable[Mapping[str, Any] | Encoded], projection: Projection,
               tz: tzinfo, *, empty: str = "no messages") -> int:
-    """Rows of messages in the format asked for; returns how many."""
+    """Print rows of messages in the chosen format; return their number."""
     return out.rows(rows, projection.names, empty=empty, render=message_render(tz))
 
 
 def message_render(tz: tzinfo) -> Render:
-    """How the fields of a message are worded for people."""
+    """Return the texts of a message's fields for people."""
     def moment(millis: Any) -> str:
         return time_text(millis, tz)
 
@@ -43,7 +43,9 @@ def message_render(tz: tzinfo) -> Render:
 
 def rows_of(out: Output, pages: Iterable[Page],
             projection: Projection) -> Iterator[Mapping[str, Any] | Encoded]:
-    """The rows of all pages, one page at a time; for JSON whole pages at once where they can be."""
+    """Yield the rows of all pages, one page at a time; for JSON whole pages at once where
+    possible.
+    """
     objects: JsonObjects | None = None
     for page in pages:
         if objects is None and out.is_json and len(page) >= _MANY and (
@@ -60,7 +62,7 @@ def rows_of(out: Output, pages: Iterable[Page],
 
 def show_records(out: Output, records: Sequence[Record], projection: Projection, tz: tzinfo,
                  faults: Faults) -> None:
-    """The same for single records. People see all of a message that is the only one."""
+    """Print single records. People see all fields if there is only one message."""
     from rmqctl.store.objects import FIELDS
     from rmqctl.store.pages import RecordPage
     from rmqctl.store.projection import DECODED
@@ -76,7 +78,7 @@ def show_records(out: Output, records: Sequence[Record], projection: Projection,
 
 
 def _worded(row: Mapping[str, Any], tz: tzinfo) -> dict[str, Any]:
-    """All fields of one message for people: times and flags in words, no property twice."""
+    """Return all fields of one message for people: times and flags in words, no property twice."""
     from rmqctl.formats.local import sysflag
 
     shown = {name: value for name, value in row.items() if name != "properties_raw"}
@@ -90,20 +92,20 @@ def _worded(row: Mapping[str, Any], tz: tzinfo) -> dict[str, Any]:
 
 
 def not_found(out: Output, faults: Faults, *reasons: str) -> None:
-    """What a query did not find, and why; the run ends with 1 at least."""
+    """Report what a query did not find, and why; the run ends with at least 1."""
     for reason in reasons:
         out.warn(reason)
     faults.found = True
 
 
 def undecided_text(count: int) -> str:
-    """What is said of records that may be messages and are not shown."""
+    """Return the note on records that may be messages and are not shown."""
     return (f"{counted(count, 'record')} not shown: undecided (messages, or part of a damaged "
             "message's body)")
 
 
 class Faults:
-    """Says on stderr what a reading met, and what exit code that makes."""
+    """Report problems of reading on stderr, and determine the exit code."""
 
     def __init__(self, out: Output, show: MessageOptions | None = None) -> None:
         self._out, self._show = out, show
@@ -112,7 +114,7 @@ class Faults:
         self._bad_crc_count = self.undecided = 0
 
     def report(self, problem: Problem) -> None:
-        """One problem, as it is met."""
+        """Report a problem when it occurs."""
         if problem.is_fault:
             self._out.warn(problem.text)
             self.found = True
@@ -122,7 +124,7 @@ class Faults:
             self._out.note(problem.text)
 
     def judged(self, pages: Iterable[Page]) -> Iterator[Page]:
-        """The pages; messages that do not match their CRC are counted, and told at the end."""
+        """Yield the pages; count messages with a CRC mismatch and report them at the end."""
         for page in pages:
             checked = page.numbers("crc_ok")
             if not checked.all():
@@ -137,17 +139,16 @@ class Faults:
             return
         more = self._bad_crc_count - len(self._bad_crc)
         places = ", ".join(map(str, self._bad_crc)) + (f" and {more} more" if more else "")
-        counted = "1 message does" if self._bad_crc_count == 1 else (
-            f"{self._bad_crc_count} messages do")
-        self._out.warn(f"{counted} not match the CRC of the body (crc_ok false): physical offset "
-                       f"{places}")
+        counted = "1 message has" if self._bad_crc_count == 1 else (
+            f"{self._bad_crc_count} messages have")
+        self._out.warn(f"{counted} a body CRC mismatch (crc_ok false): physical offset {places}")
         self._bad_crc_count = 0
         self._bad_crc.clear()
         self.found = True
 
     def end(self) -> None:
-        """Says which bodies were not decoded, which is no fault, and how many records were not
-        shown; leaves with 5 where something could not be read, 1 after damage.
+        """Report bodies that were not decoded (not an error) and records that were not shown; exit
+        with 5 where something could not be read, 1 after damage.
         """
         if self._show is not None:
             self._show.tell_undecoded(self._out)

@@ -40,11 +40,11 @@ else:
 
 # Panels of the help: what is particular to a command comes first, what all have comes last.
 _OUTPUT = "Output"
-_STORE = "Where and how the store lies"
+_STORE = "Store layout"
 
 
 def complete_folders(incomplete: str) -> Iterator[str]:
-    """Directories that ``incomplete`` may become, for the shell."""
+    """Yield the directories that ``incomplete`` may become, for the shell."""
     head, tail = os.path.split(incomplete)
     try:
         with os.scandir(head or ".") as entries:
@@ -60,7 +60,7 @@ def complete_folders(incomplete: str) -> Iterator[str]:
 
 OutputFormat = Annotated[Format | None, typer.Option(
     "--output", "-o", metavar="FORMAT", rich_help_panel=_OUTPUT,
-    help="How data is written; table on a terminal, else plain, unless given.")]
+    help="Output format (default: table on a terminal, plain otherwise).")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,12 +70,12 @@ class OutputOptions(OptionGroup):
     output: OutputFormat = None
     quiet: Annotated[int, typer.Option(
         "--quiet", "-q", count=True, rich_help_panel=_OUTPUT,
-        help="No notes and no progress; twice: no warnings either.")] = 0
+        help="Suppress notes and progress; twice: also warnings.")] = 0
     verbose: Annotated[int, typer.Option(
         "--verbose", "-v", count=True, rich_help_panel=_OUTPUT,
-        help="Say more on stderr; twice: a traceback should rmqctl itself fail.")] = 0
+        help="More detail on stderr; -vv also prints tracebacks of internal errors.")] = 0
     no_progress: Annotated[bool, typer.Option(
-        "--no-progress", help="No progress bar.", rich_help_panel=_OUTPUT)] = False
+        "--no-progress", help="Do not show a progress bar.", rich_help_panel=_OUTPUT)] = False
 
     def value(self) -> Output:
         return Output.open(self.output, quiet=self.quiet, verbose=self.verbose,
@@ -84,13 +84,13 @@ class OutputOptions(OptionGroup):
 
 Lang = Annotated[Literal["en", "zh"] | None, typer.Option(
     "--lang", rich_help_panel=_OUTPUT, show_default=False,
-    help="Language of what people read, not of data: en or zh. Default: RMQCTL_LANG, else that of "
-    "the locale (LC_ALL, LC_MESSAGES, LANG).")]
+    help="Language of messages and tables, not of data: en or zh. Default: RMQCTL_LANG, else the "
+         "locale (LC_ALL, LC_MESSAGES, LANG).")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpokenOptions(OutputOptions):
-    """The same for a command whose screens are there in each language."""
+    """The output options of a command whose screens are translated."""
 
     lang: Lang = None
 
@@ -108,12 +108,12 @@ class SpokenOptions(OutputOptions):
 
 _All = Annotated[bool, typer.Option(
     "--all", rich_help_panel=_OUTPUT,
-    help="List each finding or action, not one line for many of a kind and topic.")]
+    help="List every finding or action, instead of one line for many of the same kind and topic.")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ListedOptions(OutputOptions):
-    """The same for a command whose page has a table of findings or actions."""
+    """The output options of a command whose page has a table of findings or actions."""
 
     every: _All = False
 
@@ -124,7 +124,7 @@ class ListedOptions(OutputOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ListedSpokenOptions(SpokenOptions):
-    """The same where its screens are there in each language."""
+    """The output options of a command with such a table and translated screens."""
 
     every: _All = False
 
@@ -141,7 +141,7 @@ ListedSpokenOut = Annotated[Output, ListedSpokenOptions]
 
 
 def parse_conf(path: str | BrokerConf) -> BrokerConf:
-    """The broker's configuration file at ``path``. UsageError, StoreIOError."""
+    """Read the broker's configuration file at ``path``. Raises UsageError, StoreIOError."""
     if not isinstance(path, str):
         return path
     from rmqctl.store.broker_conf import read_conf
@@ -151,40 +151,41 @@ def parse_conf(path: str | BrokerConf) -> BrokerConf:
 
 @dataclass(frozen=True, kw_only=True)
 class LayoutOptions(OptionGroup):
-    """How a store lies, where its files do not tell.
+    """The layout of a store, where its files do not show it.
 
-    What is given wins over the broker's own configuration file, and that over what files show.
+    Options win over the broker's configuration file, and that over what the files show.
     """
 
     commitlog_dirs: Annotated[list[str] | None, typer.Option(
         "--commitlog-dir", metavar="DIR", autocompletion=complete_folders, rich_help_panel=_STORE,
-        help="A folder of a multi-path commitlog, relative to STORE or absolute; repeatable.",
+        help="Folder of a multi-path commitlog, relative to STORE or absolute; repeatable.",
     )] = None
     commitlog_file_size: Annotated[int | None, typer.Option(
         "--commitlog-file-size", metavar="SIZE", parser=parse_size, rich_help_panel=_STORE,
-        help="Size of a commitlog file, instead of what the files say.")] = None
+        help="Size of a commitlog file (default: detected from the files).")] = None
     consumequeue_file_size: Annotated[int | None, typer.Option(
         "--consumequeue-file-size", metavar="SIZE", parser=parse_size, rich_help_panel=_STORE,
-        help="Size of a consumequeue file, instead of what the files say.")] = None
+        help="Size of a consume queue file (default: detected from the files).")] = None
     index_slots: Annotated[int | None, typer.Option(
         "--index-slots", metavar="N", min=1, rich_help_panel=_STORE,
-        help="Hash slots of an index file, instead of what the files say.")] = None
+        help="Hash slots of an index file (default: detected from the files).")] = None
     index_max: Annotated[int | None, typer.Option(
         "--index-max", metavar="N", min=1, rich_help_panel=_STORE,
-        help="Entries an index file has room for, instead of what the files say.")] = None
+        help="Maximum number of entries of an index file (default: detected from the "
+             "files).")] = None
     broker_conf: Annotated[BrokerConf | None, typer.Option(
         "--broker-conf", metavar="FILE", parser=parse_conf, rich_help_panel=_STORE,
-        help="The broker's own configuration (broker.conf): its paths, sizes and switches, where "
-        "no option says otherwise.")] = None
+        help="The broker's broker.conf: paths, sizes and switches to use where no option is "
+             "given.")] = None
 
     @property
     def folders(self) -> tuple[str, ...]:
-        """The folders of a multi-path commitlog; none where nothing was given."""
+        """Folders of a multi-path commitlog; empty if none were given."""
         return tuple(self.commitlog_dirs or ())
 
     def folders_of(self, roots: Sequence[str]) -> tuple[str, ...]:
-        """The log's folders as given, else of a single store as the broker's configuration has
-        them.
+        """Return the log's folders as given, else those that broker.conf names for a single
+        store.
         """
         if self.commitlog_dirs or self.broker_conf is None or len(roots) != 1:
             return tuple(self.commitlog_dirs or ())
@@ -202,15 +203,15 @@ class LayoutOptions(OptionGroup):
                      folders_given=bool(self.commitlog_dirs))
 
     def given_sizes(self) -> dict[str, Any]:
-        """The sizes by their names in `rmqctl.broker.settings.Settings`; None: not given."""
+        """Return the sizes by their names in `rmqctl.broker.settings.Settings`; None: not given."""
         known = {} if self.broker_conf is None else self.broker_conf.values
         return {name: known.get(name) if getattr(self, name) is None else getattr(self, name)
                 for name in ("commitlog_file_size", "consumequeue_file_size", "index_slots",
                              "index_max")}
 
     def over_conf(self, given: dict[str, Any]) -> dict[str, Any]:
-        """``given`` and the sizes, by the names of `rmqctl.broker.settings.Settings`, over what
-        the broker's configuration file says.
+        """Return ``given`` and the sizes, by the names of `rmqctl.broker.settings.Settings`, over
+        what the broker's configuration file says.
         """
         known = {} if self.broker_conf is None else self.broker_conf.values
         chosen = {name: value for name, value in given.items() if value is not None}
@@ -219,39 +220,39 @@ class LayoutOptions(OptionGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class StoreOptions(LayoutOptions):
-    """STORE, and how it lies."""
+    """STORE and its layout."""
 
     # No existence check by typer: the library says what is wrong with a path, with its exit code.
     root: Annotated[str, typer.Argument(
         metavar="STORE", envvar=STORE_VARIABLE, autocompletion=complete_folders,
         show_default=False,
-        help="Store root: the folder that holds commitlog/, consumequeue/, index/, config/. To "
-        "read, also a URL (s3://…) or an archive (tar, zip).")]
+        help="Store root: the folder that contains commitlog/, consumequeue/, index/, config/. "
+             "Reading commands also accept a URL (s3://…) or an archive (tar, zip).")]
 
     @property
     def folders(self) -> tuple[str, ...]:
-        """The log's folders: as given, else as the broker's configuration file names several."""
+        """Folders of the log, as given, else as broker.conf names several."""
         return self.folders_of([self.root])
 
     def open(self) -> OpenedStore:
-        """The store, to be read: a context manager. NotAStoreError."""
+        """Return the store, opened for reading, as a context manager. Raises NotAStoreError."""
         from rmqctl.store import Store as OpenedStore
 
         return OpenedStore.open(self.root, self.folders, self.sizes)
 
     @contextmanager
     def sampled(self, out: Output) -> Iterator[OpenedStore]:
-        """The same; of a store elsewhere, samples show where files end, and a note says so."""
+        """Open the store; for a remote one, sample where its files end and note that."""
         from rmqctl.store import Store as OpenedStore
 
         with OpenedStore.open(self.root, self.folders, self.sizes, sampled=True) as opened:
             yield opened
             if count := vfs.sampled(opened.root):
-                out.note(Phrase("the ends of {count:,} files were found by samples: damage may be "
-                                "missed; `rmqctl verify` reads everything", count=count))
+                out.note(Phrase("the ends of {count:,} files were found by sampling, so damage may "
+                                "be missed; `rmqctl verify` reads everything", count=count))
 
     def warnings(self) -> Iterator[str]:
-        """What the broker's configuration file does not say clearly, or against the files."""
+        """Yield unclear settings of broker.conf, and those that contradict the files."""
         if self.broker_conf is None:
             return
         from rmqctl.broker.settings import contradictions
@@ -264,9 +265,7 @@ class StoreOptions(LayoutOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class StartedStore(StoreOptions):
-    """The same for a command that predicts a start: it follows the broker's configuration file, so
-    it says itself what that costs.
-    """
+    """STORE of a command that predicts a start and reports the settings of broker.conf itself."""
 
     def warnings(self) -> Iterator[str]:
         return iter(())
@@ -289,18 +288,19 @@ _TOPIC = typer.Option("--topic", "-t", metavar="TOPIC", autocompletion=complete_
 Topic = Annotated[str | None, _TOPIC]
 RequiredTopic = Annotated[str, _TOPIC]
 ClientBroker = Annotated[str | None, typer.Option(
-    "--broker", metavar="NAME", help="Of a client's offsets.json: the queues of this broker only.")]
+    "--broker", metavar="NAME", help="For a client's offsets.json: only the queues of this "
+                                     "broker.")]
 Queue = Annotated[int | None, _QUEUE]
 RequiredQueue = Annotated[int, _QUEUE]
 
 Form = Annotated[Literal["file", "rocksdb"] | None, typer.Option(
     "--consumequeue", rich_help_panel=_STORE, show_default=False,
-    help="Where the broker keeps its consume queues: in files (storeType=default) or in RocksDB "
-    "(defaultRocksDB). Required with --apply if none are left and nothing proves it.")]
+    help="Where the broker keeps its consume queues: file (storeType=default) or rocksdb "
+         "(defaultRocksDB). Required with --apply if no consume queues are left to prove it.")]
 
 
 def with_form(sizes: Sizes, form: Literal["file", "rocksdb"] | None) -> Sizes:
-    """The sizes, with the form of consume queues that an option names."""
+    """Return the sizes with the form of consume queues that an option names."""
     if form is None:
         return sizes
     from rmqctl.broker.queue_form import STORE_TYPES
@@ -310,44 +310,44 @@ def with_form(sizes: Sizes, form: Literal["file", "rocksdb"] | None) -> Sizes:
 
 SINCE: dict[str, Any] = {
     "metavar": "TIME",
-    "help": "Stored at this time or later: ISO-8601, epoch ms or s, yyyyMMdd, relative (-2h)."}
+    "help": "Stored at this time or later: ISO-8601, epoch ms or s, yyyyMMdd, or relative (-2h)."}
 UNTIL: dict[str, Any] = {"metavar": "TIME", "help": "Stored at this time or earlier."}
 Since = Annotated[str | None, typer.Option("--since", **SINCE)]
 Until = Annotated[str | None, typer.Option("--until", **UNTIL)]
 Zone = Annotated[tzinfo, typer.Option(
     "--tz", metavar="ZONE", parser=parse_zone,
-    help="Zone of times given without one and of times shown: UTC, local, +08:00, "
-    "Asia/Shanghai.")]
+    help="Time zone for times shown and for times given without one: UTC, local, +08:00, "
+         "Asia/Shanghai.")]
 
-SHOWN = "How messages are shown"
+SHOWN = "Message display"
 Body = Annotated[BodyForm, typer.Option(
-    "--body", rich_help_panel=SHOWN, help="How bodies are shown: as text where they are UTF-8 and "
-    "else in base64 (auto), always one way, or not at all.")]
+    "--body", rich_help_panel=SHOWN, help="Show bodies as text if they are UTF-8, else base64 "
+                                          "(auto), always in one form, or not at all.")]
 View = Annotated[Literal["auto", "disk", "broker"], typer.Option(
-    "--view", help="disk: all that is intact on disk. broker: only what a broker would still have "
-    "after a start. auto: broker where the log is small (64 MiB), because it must be walked, else "
-    "disk.")]
+    "--view", help="disk: everything intact on disk. broker: only what a broker keeps after "
+                   "startup. auto: broker if the log is at most 64 MiB (it must be scanned), else "
+                   "disk.")]
 
 Compacted = Annotated[Literal["auto", "disk"], typer.Option(
-    "--view", help="auto: of topics with cleanup.policy=COMPACTION what a broker serves from the "
-    "compaction log. disk: their messages in the commitlog.")]
+    "--view", help="auto: read topics with cleanup.policy=COMPACTION from the compaction log, as a "
+                   "broker does. disk: read their messages in the commitlog.")]
 
 DryRun = Annotated[bool, typer.Option(
-    "--dry-run", help="Only say what would be done; nothing is changed.")]
+    "--dry-run", help="Only show what would be done; change nothing.")]
 DryRead = Annotated[bool, typer.Option(
-    "--dry-run", help="Only show what would be read, in which pieces.")]
+    "--dry-run", help="Only show what would be read, and in which ranges.")]
 MaxFindings = Annotated[int, typer.Option(
     "--limit", "--max-findings", metavar="N", min=0,
     help="List at most N findings; all are counted.")]
 _CPU_LIMIT = "/sys/fs/cgroup/cpu.max"
 Jobs = Annotated[int, typer.Option(
     "--jobs", "-j", metavar="N", min=0, show_default=False,
-    help="Threads to work with; at most 4 are used. Default (or 0): one for each core that this "
-    "process may use. 1 leaves the other cores to a broker that runs.")]
+    help="Worker threads, up to 4 (default 0: one per available core). Use 1 to leave the other "
+         "cores to a running broker.")]
 
 
 def worker_count(jobs: int) -> int:
-    """Threads for ``--jobs``: 0 means one for each core this process may use."""
+    """Return the number of threads for ``--jobs``; 0: one for each core this process may use."""
     if jobs:
         return jobs
     try:
@@ -358,7 +358,7 @@ def worker_count(jobs: int) -> int:
 
 
 def _cores_of_container() -> int:
-    """What the container's limit (cgroup v2) comes to, rounded up; many where there is none."""
+    """Return the CPU limit of the container (cgroup v2) in cores, rounded up; many without one."""
     try:
         with open(_CPU_LIMIT, encoding="ascii") as file:
             quota, period = file.read().split()

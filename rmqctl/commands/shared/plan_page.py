@@ -31,26 +31,25 @@ _COLUMNS = ("action", "target", "from", "to", "reason")
 _LOST_COLUMNS = ("topic", "queue_id", "queue_offset", "physical_offset", "size", "store_timestamp")
 _BROKERS_NAME = re.compile(r"\d{20}|\d{17}|\d{6}\.(sst|log)|CURRENT|IDENTITY|LOCK|LOG(\.old.*)?|"
                            r"(MANIFEST|OPTIONS)-\d{6}")
-"""Files of the log, of queues, of the index, of a RocksDB data base."""
-_FILLED = Phrase("A filler takes the place of each: a consumer receives a message of NUL bytes "
-                 "with the property RMQCTL=lost, without tag and keys.")
+"""Files of the log, of queues, of the index and of a RocksDB database."""
+_FILLED = Phrase("Each lost message is replaced by a filler: an empty placeholder with the "
+                 "property RMQCTL=lost.")
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A plan, the further ``fields`` of its JSON document, and what people read above it.
+    """A plan, further ``fields`` of its JSON document, and what people read above it.
 
-    ``ends_with``: the exit code once it is shown or carried out. ``impact``: what it costs, where
-    the plan's list of lost messages does not tell. ``instead``: the words of the command to go on
-    with where the plan cannot be carried out. ``refused``: why it is not carried out as it is, and
-    ``choice`` the words of which one has to be added to it, ``why_choose`` what they decide.
-    ``unfinished``: what people read of a repair that was interrupted. ``moved``: every file that
-    is moved aside. ``is_repair``: whether it is the third of the four steps. ``tail``: the damaged
-    end of the log, where that can be truncated instead. ``room``: the space that the plan needs,
-    where it is not carried out yet. ``listed``: tables that people read above the actions: the
-    heading, the rows and their columns. ``also``: what the verdict says besides.
-    ``checked_by``: the words of the command that checks the store once it is carried out.
-    ``purges``: whether what it keeps is deleted at once, so that nothing can be undone.
+    ``ends_with``: the exit code after showing or applying it. ``impact``: its cost, where the
+    plan's list of lost messages does not show it. ``instead``: the command words to continue with
+    where the plan cannot be applied. ``refused``: why it is not applied as it is; ``choice``:
+    options of which one has to be added, ``why_choose``: what they decide. ``unfinished``: pairs
+    that describe an interrupted repair. ``moved``: every file that is moved aside. ``is_repair``:
+    it is the third of the four steps. ``tail``: the damaged end of the log, where that can be
+    truncated instead. ``room``: the space that the plan needs, before it is applied. ``listed``:
+    tables above the actions: heading, rows and columns. ``also``: an addition to the verdict.
+    ``checked_by``: the words of the command that checks the store afterwards. ``purges``: kept
+    files are deleted at once, so nothing can be undone.
     """
 
     plan: Plan
@@ -75,8 +74,9 @@ class Proposal:
 
 def show_plan(out: Output, proposal: Proposal, last: str = "", following: str | None = None,
               done: Mapping[str, Any] | None = None) -> None:
-    """The plan: as a document, or as a page for people; with ``done`` also what came of it.
-    ``following``: the one command to go on with; of what is done, the one that looks at it.
+    """Show the plan as a document, or as a page for people; with ``done``, also the result.
+    ``following``: the one command to continue with; after a plan is applied, the one that checks
+    it.
     """
     plan = proposal.plan
     impact = _impact(proposal)
@@ -98,7 +98,7 @@ def show_plan(out: Output, proposal: Proposal, last: str = "", following: str | 
 
 
 def _is_one_line(proposal: Proposal) -> bool:
-    """Whether the verdict is all that a page says."""
+    """Return whether the page consists of the verdict alone."""
     plan = proposal.plan
     return plan.empty and not (plan.actions or proposal.unfinished or any(
         rows for _, rows, _ in proposal.listed) or _impact(proposal) or (
@@ -106,7 +106,7 @@ def _is_one_line(proposal: Proposal) -> bool:
 
 
 def verdict_of(proposal: Proposal, document: Mapping[str, Any]) -> Phrase:
-    """What a plan comes to, or came to, in a line."""
+    """Return the result of a plan, expected or actual, in a line."""
     plan = proposal.plan
     lost = _lost_by(plan, document)
     parts = [counted(len(plan.actions), "change")] if plan.actions else []
@@ -123,10 +123,10 @@ def verdict_of(proposal: Proposal, document: Mapping[str, Any]) -> Phrase:
     if plan.empty:
         return Phrase("nothing to do: {what}", what=what) if parts else Phrase("nothing to do")
     if plan.form_unproven:
-        return Phrase("plan: {what}; nothing was changed: which consume queues the broker reads "
-                      "has to be named", what=what)
+        return Phrase("plan: {what}; nothing was changed: pass --consumequeue to name the form of "
+                      "the consume queues", what=what)
     if proposal.choice:
-        return Phrase("plan: {what}; nothing was changed, as undecided records need a decision",
+        return Phrase("plan: {what}; nothing was changed: undecided records need a decision",
                       what=what)
     return Phrase("plan: {what}; nothing was changed", what=what)
 
@@ -136,7 +136,7 @@ def _lost_by(plan: Plan, document: Mapping[str, Any]) -> int:
 
 
 def _steps(proposal: Proposal, following: str | None) -> list[Step]:
-    """The command to go on with, or each of those among which the user has to choose."""
+    """Return the command to continue with, or each of those that the user has to choose from."""
     from rmqctl.checks.advice import Step
 
     if following is None:
@@ -163,7 +163,7 @@ def _steps(proposal: Proposal, following: str | None) -> list[Step]:
 
 
 def steps_after(plan: Plan, look: str) -> list[Step]:
-    """What to do once a plan is carried out: consumer offsets that it leaves beyond the end of a
+    """Return the steps after a plan is applied: consumer offsets that it leaves beyond the end of a
     queue move to that end, then ``look`` checks the store again.
     """
     from rmqctl.checks.advice import Step, to_the_end
@@ -200,10 +200,10 @@ def _page(page: Human, proposal: Proposal, document: Mapping[str, Any], last: st
     if lost:
         _lost(page, plan, lost)
     if plan.kept_damaged:
-        page.text(Phrase("kept damaged, and marked RMQCTL=damaged: {some:,} of the messages",
+        page.text(Phrase("messages kept damaged (marked RMQCTL=damaged): {some:,}",
                          some=plan.kept_damaged))
     if "wrong_corrections_expected" in document:
-        page.text(Phrase("Wrong corrections to expect: {some} (at most 0.01 per repair).",
+        page.text(Phrase("Expected number of wrong corrections: {some} (at most 0.01 per repair).",
                          some=f"{plan.wrong_corrections:.1g}"))
     # Show the effect on messages and consumers.
     impact = _impact(proposal)
@@ -224,7 +224,7 @@ def _page(page: Human, proposal: Proposal, document: Mapping[str, Any], last: st
 
 def _listed(page: Human, heading: Phrase, rows: Sequence[Mapping[str, Any]],
             columns: Sequence[str]) -> None:
-    """What a plan is about, above its actions."""
+    """Show a table above the plan's actions."""
     if rows:
         page.heading(heading)
         page.table(map(blank_for_none, rows[:None if page.every else _SHOWN]), columns)
@@ -243,9 +243,9 @@ def _room(page: Human, rooms: Sequence[Room]) -> None:
 
 
 def _moved(page: Human, proposal: Proposal, *, each: bool) -> None:
-    """The files that are moved aside and that no action shown names, by folder: files with a
-    broker's names as one row, every other file in a row of its own. ``each``: each action was
-    shown, not a line for many.
+    """Show the moved files that no visible action names, by folder: files with a broker's names as
+    one row, every other file in a row of its own. ``each``: each action was shown, not a line for
+    many.
     """
     actions = proposal.plan.actions
     named = {action.target for action in (actions[:_SHOWN] if each and not page.every else actions)
@@ -278,7 +278,9 @@ def _impact(proposal: Proposal) -> Impact | None:
 
 
 def what_next(page: Human, following: str | None, where: Phrase | None = None) -> None:
-    """The one command to go on with, if there is one; ``where`` in the chain of steps this is."""
+    """Show the one command to continue with, if any; ``where``: the step of the chain that
+    this is.
+    """
     if following is not None:
         page.heading("What next")
         if where is not None:
@@ -287,7 +289,7 @@ def what_next(page: Human, following: str | None, where: Phrase | None = None) -
 
 
 def blank_for_none(row: Mapping[str, Any]) -> dict[str, Any]:
-    """For people: what is not known is an empty cell."""
+    """Replace unknown values by empty cells."""
     return {name: "" if value is None else value for name, value in row.items()}
 
 
@@ -307,6 +309,6 @@ def _lost(page: Human, plan: Plan, count: int) -> None:
     if listed > len(rows):
         page.text(Phrase("and {some:,} more (--all lists them)", some=listed - len(rows)))
     if unnamed > 0:
-        page.text(Phrase("and {some:,} more of which nothing else is known", some=unnamed))
+        page.text(Phrase("and {some:,} more without further details", some=unnamed))
     if any(action.action == "fill" for action in plan.actions):
         page.text(_FILLED)

@@ -1,4 +1,4 @@
-"""Options of the queries by key, which a store and a tier both answer."""
+"""Options of queries by key for a store and a tier."""
 
 from __future__ import annotations
 
@@ -15,23 +15,25 @@ from rmqctl.parse_values import parse_time_range
 
 @dataclass(frozen=True, kw_only=True)
 class KeyQuery(OptionGroup):
-    """Which messages with which key."""
+    """Options that select messages by key."""
 
     topic: RequiredTopic
-    key: Annotated[str, typer.Option("--key", "-k", metavar="KEY", help="The key.")]
+    key: Annotated[str, typer.Option("--key", "-k", metavar="KEY", help="Message key.")]
     begin: Annotated[str | None, typer.Option("--since", "--begin", **SINCE)] = None
     end: Annotated[str | None, typer.Option("--until", "--end", **UNTIL)] = None
     most: Annotated[int, typer.Option(
         "--limit", "--max", metavar="N", min=1,
-        help="At most this many; a broker gives 64 and no more.")] = 32
+        help="At most this many messages; a broker returns at most 64.")] = 32
     kind: Annotated[Literal["key", "unique"] | None, typer.Option(
-        "--type", help="Only application keys, or only unique keys (client ids); else both.",
+        "--type", help="Only application keys, or only unique keys (client ids); default: both.",
     )] = None
     raw: Annotated[bool, typer.Option(
-        "--raw", help="Keep messages of other keys that only share the hash.")] = False
+        "--raw", help="Also show messages of other keys with the same hash.")] = False
 
     def window(self, tz: tzinfo) -> tuple[int, int]:
-        """(from, to) in epoch ms, both included; all times where none was given. UsageError."""
+        """Return (from, to) in epoch ms, both inclusive; all times where none was given. Raises
+        UsageError.
+        """
         from rmqctl.store.query.lookup import FOR_EVER
 
         first, last = parse_time_range(self.begin, self.end, tz=tz)
@@ -39,14 +41,14 @@ class KeyQuery(OptionGroup):
 
     @property
     def nothing(self) -> str:
-        """What there is none of, in words."""
+        """Return the text for an empty result."""
         return f"no message of topic {self.topic} with the key {self.key}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class TierKeyQuery(KeyQuery):
-    """Which messages of a tier with which key."""
+    """Options that select messages of a tier by key."""
 
     most: Annotated[int, typer.Option(
         "--limit", "--max", metavar="N", min=1,
-        help="At most this many: where there are more, the newest.")] = 32
+        help="At most this many messages, the newest.")] = 32

@@ -1,4 +1,4 @@
-"""What ``rmqctl serve`` shows while it runs: lines, a screen, metrics."""
+"""Output of ``rmqctl serve`` while it runs: lines, a screen, metrics."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ if TYPE_CHECKING:
     from rmqctl.output.screen import Screen
 
 _LONGEST = 255
-"""UTF-16 units of a name in an event, of which each is six bytes of JSON at most: a pipe takes a
-line with two of them as a whole.
+"""Maximum UTF-16 units of a name in an event, each at most six bytes of JSON: a pipe accepts a line
+with two such names at once.
 """
 _FRESH_S = 1.0
 _PATIENCE_S = 10.0
 _RETRY_S = 0.01
 _MOST_CLIENTS, _LONGEST_HEAD = 64, 8 << 10
-"""Clients that ask for metrics at a time, and the bytes of what one asks."""
+"""Clients that may request metrics at a time, and the bytes of a request."""
 _HEAD_LINES = 18
-"""Of the screen, beside the rows of groups, topics and clients."""
+"""Lines of the screen besides the rows of groups, topics and clients."""
 
 
 class Shown:
-    """Where a server's events, problems and figures go. One that nobody reads would make the server
-    wait: events are left out then, and the next one says how many were.
+    """The destination of a server's events, problems and figures. If nobody reads it, the server
+    does not wait: events are dropped, and the next one says how many.
     """
 
     def __init__(self, out: Output) -> None:
@@ -54,7 +54,7 @@ class Shown:
 
     @contextmanager
     def of(self, server: Server, metrics: Address | None) -> Iterator[None]:
-        """Shows that server until the end of the block."""
+        """Show that server until the end of the block."""
         self._server, self._metrics = server, metrics
         self._watch = figures.Watch(server)
         self._started = time.monotonic()
@@ -76,7 +76,9 @@ class Shown:
                 self._out.warn(text)
 
     def ready(self) -> None:
-        """Clients may come. StoreIOError where the port for metrics is not to be had."""
+        """Announce that clients can connect. Raises StoreIOError where the port for metrics is not
+        available.
+        """
         # The proxy already listens; the port for metrics is opened now.
         server = self._server
         if server.proxy is not None:
@@ -111,7 +113,7 @@ class Shown:
     # -- events -------------------------------------------------------------------------------
 
     def tell(self, **event: Any) -> None:
-        """One event."""
+        """Print an event."""
         if not self._wanted:
             return
         if not self._out.takes_a_line:
@@ -130,7 +132,7 @@ class Shown:
             silence_stdout(discard=True)
 
     def answer(self, **event: Any) -> None:
-        """One event that whoever reads waits for."""
+        """Print an event that readers wait for."""
         end = time.monotonic() + _PATIENCE_S
         while not self._out.takes_a_line and time.monotonic() < end:
             time.sleep(_RETRY_S)
@@ -141,7 +143,7 @@ class Shown:
             self.tell(**event)
 
     def warn(self, text: str) -> None:
-        """What is wrong; behind the screen, where there is one, and on it."""
+        """Report a problem, on stderr after the screen ends and on the screen."""
         self._notes.append(text)
         if self._screen is None:
             self._out.warn(text)
@@ -149,8 +151,8 @@ class Shown:
             self._held_back.append(text)
 
     def failed(self, name: str, error: Exception) -> None:
-        """What a handler could not do for a reason that nobody foresaw."""
-        self.warn(f"{name}: {type(error).__name__}: {error}; a defect of rmqctl, please report it")
+        """Report an unexpected failure of a handler."""
+        self.warn(f"{name}: {type(error).__name__}: {error} (a defect of rmqctl, please report it)")
         if self._out.verbose > 1:
             self.warn("".join(traceback.format_exception(error)))
 
@@ -165,7 +167,7 @@ class Shown:
                 seconds=time.monotonic() - self._started, **self._ends))
 
 
-_COUNTED = {"connections": "connected", "turned_away": "turned away"}
+_COUNTED = {"connections": "connected", "turned_away": "rejected"}
 
 
 def _cut(name: str) -> str:
@@ -174,13 +176,13 @@ def _cut(name: str) -> str:
 
 def overview(page: Human, server: Server, second: figures.Second, *, rows: int, notes: list[str],
              seconds: float, **ends: str) -> None:
-    """What goes on, with ``rows`` of groups, topics and clients together; ``ends`` are other
-    addresses, by name.
+    """Show the current activity, with ``rows`` of groups, topics and clients together; ``ends`` are
+    other addresses, by name.
     """
     # Totals of the last second, over all brokers.
     brokers = server.brokers
-    page.heading(f"serve {brokers[0].address}, for {duration_text(int(seconds) * 1000)}; ctrl-C "
-                 "ends it")
+    page.heading(f"serving on {brokers[0].address} for {duration_text(int(seconds) * 1000)}; "
+                 "Ctrl-C stops")
     each = second.seconds
     damaged = sum(broker.skipped for broker in brokers)
     counts = figures.connections(server)
@@ -188,11 +190,11 @@ def overview(page: Human, server: Server, second: figures.Second, *, rows: int, 
         "clients": ", ".join(f"{count_text(count)} {_COUNTED.get(name, name)}"
                              for name, count in counts.items()),
         "in": f"{rate_text(sum(second.sent.values()) / each, ' messages/s')}, "
-              f"{count_text(sum(sum(b.received.values()) for b in brokers))} in all",
+              f"{count_text(sum(sum(b.received.values()) for b in brokers))} in total",
         "out": f"{rate_text(sum(second.delivered.values()) / each, ' messages/s')}, "
                f"{size_text(int(second.delivered_bytes / each))}/s, "
-               f"{count_text(sum(sum(b.delivered.values()) for b in brokers))} in all",
-        "damaged": f"{count_text(damaged)} passed over",
+               f"{count_text(sum(sum(b.delivered.values()) for b in brokers))} in total",
+        "damaged": f"{count_text(damaged)} skipped",
         **ends,
     }, styles={"damaged": "warn"} if damaged else None)
     for broker in brokers:
@@ -224,8 +226,8 @@ def _lag_style(value: Any) -> str | None:
 
 
 class _Metrics:
-    """Answers Prometheus in the event loop of the other ports, with figures that are a second old
-    at most. Of many clients at a time the first one makes room for the next.
+    """Answer Prometheus in the event loop of the other ports, with figures that are at most a
+    second old. Of many clients at a time, the first makes way for the next.
     """
 
     def __init__(self, server: Server) -> None:
@@ -236,7 +238,7 @@ class _Metrics:
         self._page = b""
 
     async def serve(self, bound: socket.socket) -> None:
-        """Answers until it is cancelled."""
+        """Answer requests until cancelled."""
         async with await asyncio.start_server(
                 self._answer, sock=bound, limit=_LONGEST_HEAD) as http:
             await http.serve_forever()

@@ -1,4 +1,4 @@
-"""Options of the commands that can work on Spark, and the pool they work with."""
+"""Options of commands that can run on Spark, and the pool that they use."""
 
 from __future__ import annotations
 
@@ -28,62 +28,65 @@ if TYPE_CHECKING:
 _SPARK = "Spark"
 EngineName = Literal["auto", "local", "spark"]
 AUTO_FROM = 64 << 30
-"""Bytes of log from which on `auto` takes a cluster that was named."""
+"""Bytes of log from which `auto` uses a given cluster."""
 
 Stores = Annotated[list[str] | None, typer.Argument(
     metavar="STORE", autocompletion=complete_folders, show_default=False,
-    help="Store roots; a pattern such as '/backup/*/store' names all that match. Default: "
-    "RMQCTL_STORE.")]
+    help="Store roots; a pattern such as '/backup/*/store' selects all matching folders. Default: "
+         "RMQCTL_STORE.")]
 
 MoreStores = Annotated[list[str] | None, typer.Argument(
     metavar="STORE", autocompletion=complete_folders, show_default=False,
-    help="More stores; a pattern such as '/backup/*/store' names all that match.")]
+    help="More stores; a pattern such as '/backup/*/store' selects all matching folders.")]
 
 StoresAndQuery = Annotated[list[str], typer.Argument(
-    metavar="STORE... QUERY", show_default=False, help="Store roots or patterns, then the query as "
-    "one argument (in quotes); with --file store roots only.")]
+    metavar="STORE... QUERY", show_default=False,
+    help="Store roots or patterns, then the query as one argument (in quotes); with --file, store "
+         "roots only.")]
 QueryFile = Annotated[str | None, typer.Option(
     "--file", metavar="FILE", help="Read the query from a file.")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class SparkOptions(OptionGroup):
-    """What does the work: threads of this process, or Spark."""
+    """The engine: threads of this process, or Spark."""
 
     engine: Annotated[EngineName | None, typer.Option(
         "--engine", rich_help_panel=_SPARK,
-        help="What does the work: threads of this process (local), Spark, or what is faster for "
-        "so many bytes (auto, which says why).")] = None
+        help="Engine: threads of this process (local), Spark, or auto: the faster one for this "
+             "much data.")] = None
     master: Annotated[str, typer.Option(
         "--master", metavar="URL", rich_help_panel=_SPARK,
-        help="Where Spark works: local[*] is this machine; spark://HOST:PORT, yarn or k8s://URL "
-        "an existing cluster, whose workers see the stores under the same paths.")] = "local[*]"
+        help="Where Spark runs: local[*] is this machine; spark://HOST:PORT, yarn or k8s://URL an "
+             "existing cluster whose workers see the stores under the same paths.")] = "local[*]"
     conf: Annotated[list[str] | None, typer.Option(
         "--conf", metavar="NAME=VALUE", rich_help_panel=_SPARK,
-        help="A setting of Spark's own; repeatable.")] = None
+        help="Spark setting; repeatable.")] = None
     partitions: Annotated[int | None, typer.Option(
         "--partitions", metavar="N", min=1, rich_help_panel=_SPARK,
-        help="Ranges to cut the log of each store into, instead of what suits its size.")] = None
+        help="Number of ranges to divide each log into (default: by its size).")] = None
     spark_log: Annotated[str | None, typer.Option(
         "--spark-log", metavar="FILE", rich_help_panel=_SPARK,
-        help="Keep Spark's own messages here; otherwise they are kept when something fails.",
+        help="Write Spark's own log here; otherwise it is kept only on failure.",
     )] = None
     jobs: Jobs = 0
 
     @property
     def workers(self) -> int:
-        """Threads of this process to work with."""
+        """Number of threads of this process."""
         return worker_count(self.jobs)
 
     @contextmanager
     def session(self, out: Output) -> Iterator[Any]:
-        """A Spark session; that it starts is said to people who wait. UsageError."""
+        """Yield a Spark session, with a note while it starts. Raises UsageError."""
         with spark_session(out, self.master, self.conf, self.spark_log) as spark:
             yield spark
 
     @contextmanager
     def pool(self, out: Output, size: int, jobs: int | None = None) -> Iterator[Pool]:
-        """The pool for ``size`` bytes of log: ``jobs`` threads (default: `workers`), or Spark."""
+        """Return the pool for ``size`` bytes of log: ``jobs`` threads (default: `workers`), or
+        Spark.
+        """
         name, why = chosen_engine(self.engine, self.master, size)
         asked = self.engine == "auto" or (self.engine is None and name == "spark")
         (out.note if asked else out.debug)(f"engine: {name}, {why}")
@@ -102,7 +105,9 @@ class SparkOptions(OptionGroup):
 
 
 def _show_kernels(out: Output, used: set[str]) -> None:
-    """Says what the workers' loops were; unasked if some had no kernel, where this machine has."""
+    """Report the kernel that the workers used; unasked if some had none although this machine
+    does.
+    """
     is_slower = "python" in used and kernel.name() == "compiled"
     which = ("compiled on some workers, python on others (slower)" if len(used) > 1 else
              f"{next(iter(used), 'not used')} on the workers{' (slower)' if is_slower else ''}")
@@ -110,7 +115,7 @@ def _show_kernels(out: Output, used: set[str]) -> None:
 
 
 def named_stores(names: list[str] | None) -> list[str]:
-    """The store roots that arguments name, patterns expanded, each once, in order."""
+    """Return the store roots that arguments name: patterns expanded, no duplicates, in order."""
     if not names:
         store = os.environ.get(STORE_VARIABLE)
         if not store:
@@ -128,24 +133,24 @@ def named_stores(names: list[str] | None) -> list[str]:
             continue
         matches = sorted(path for path in glob.glob(name) if os.path.isdir(path))
         if not matches:
-            raise NotAStoreError(f"{name}: no folder matches")
+            raise NotAStoreError(f"{name}: no matching folder")
         roots |= dict.fromkeys(map(os.path.normpath, matches))
     return list(roots)
 
 
 def roots_named(first: str, more: list[str] | None) -> list[str]:
-    """The store roots of a command that has one, and may have more."""
+    """Return the store roots of a command that has one or more."""
     return [first] if not more and os.path.lexists(first) else named_stores([first, *(more or ())])
 
 
 def stores_and_query(arguments: list[str], file: str | None) -> tuple[list[str], str]:
-    """(stores, query): the query is the last argument, unless it comes from a file. UsageError,
-    StoreIOError.
+    """Return (stores, query); the query is the last argument, unless it comes from a file. Raises
+    UsageError, StoreIOError.
     """
     if file is not None:
         if len(arguments) > 1 and any(char.isspace() for char in arguments[-1].strip()) and (
                 not os.path.lexists(arguments[-1])):
-            raise UsageError("a query and --file: one of them")
+            raise UsageError("a query and --file are mutually exclusive")
         try:
             text = Path(file).read_text(encoding="utf-8")
         except OSError as error:
@@ -153,43 +158,43 @@ def stores_and_query(arguments: list[str], file: str | None) -> tuple[list[str],
         except UnicodeDecodeError:
             raise UsageError(f"{file}: not UTF-8") from None
         if not text.strip():
-            raise UsageError(f"{file}: no query in it")
+            raise UsageError(f"{file}: contains no query")
         return arguments, text
     *stores, text = arguments
     if not any(char.isspace() for char in text.strip()) or os.path.lexists(text):
-        raise UsageError(f"the query is missing: the last argument ({text}) is none; give it in "
-                         "quotes, or --file")
+        raise UsageError(f"no query: the last argument ({text}) is not one; put the query in "
+                         "quotes, or pass --file")
     return stores, text
 
 
 def conf_of(given: list[str] | None) -> dict[str, str]:
-    """Spark's settings from ``NAME=VALUE`` texts."""
+    """Return Spark's settings from ``NAME=VALUE`` texts. Raises UsageError."""
     conf = {}
     for text in given or ():
         name, sign, value = text.partition("=")
         if not sign or not name:
-            raise UsageError(f"--conf {text}: not NAME=VALUE")
+            raise UsageError(f"--conf {text}: expected NAME=VALUE")
         conf[name] = value
     return conf
 
 
 def chosen_engine(engine: EngineName | None, master: str, size: int) -> tuple[
         Literal["local", "spark"], str]:
-    """(engine, why) for so many bytes of log; None is auto."""
+    """Return (engine, why) for so many bytes of log; None is auto."""
     if engine is not None and engine != "auto":
-        return engine, "asked for"
+        return engine, "requested"
     if master.startswith("local"):
-        return "local", "on one machine it is always the faster one (Spark first has to start)"
+        return "local", "always faster on one machine (Spark has to start first)"
     if size < AUTO_FROM:
-        return "local", (f"{size_text(size)} of log is less than {size_text(AUTO_FROM)}, from "
-                         "which on a cluster is faster")
-    return "spark", f"{size_text(size)} of log and a cluster to read it"
+        return "local", (f"{size_text(size)} of log is less than {size_text(AUTO_FROM)}, where a "
+                         "cluster becomes faster")
+    return "spark", f"{size_text(size)} of log, and a cluster to read it"
 
 
 @contextmanager
 def spark_session(out: Output, master: str, conf: list[str] | None, log: str | None) -> Iterator[
         Any]:
-    """A Spark session for a command; that it starts is said to people who wait."""
+    """Yield a Spark session for a command, with a note while it starts."""
     from rmqctl.ext.spark.session import session
     from rmqctl.store.inside_store import refuse_in_store
 
@@ -203,7 +208,9 @@ def spark_session(out: Output, master: str, conf: list[str] | None, log: str | N
 
 
 def tasks_shown(progress: Progress) -> Callable[[int, int], None]:
-    """Takes (tasks done, tasks in all) to a progress bar; a job that starts anew begins at none."""
+    """Return a function that reports (tasks done, tasks in all) to a progress bar; a job that
+    restarts begins at zero.
+    """
     seen = [0]
 
     def watch(done: int, count: int) -> None:

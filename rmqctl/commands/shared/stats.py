@@ -1,4 +1,4 @@
-"""What the ``stats`` commands share: which files are counted, by which engine; table and plots."""
+"""Parts that the ``stats`` commands share: the selection of files, the engine, table and plots."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ Sort = Literal["key", "messages", "bytes", "body_bytes", "average_size", "messag
 
 @dataclass(frozen=True, kw_only=True)
 class StatsOptions(OptionGroup):
-    """What is counted, and how the figures are shown."""
+    """Options for what is counted and how the figures are shown."""
 
     topic: Topic = None
     since: Since = None
     until: Until = None
     tz: Zone = UTC
     top: Annotated[int | None, typer.Option(
-        "--limit", "--top", metavar="N", min=1, help="The first N rows in the order only.")] = None
+        "--limit", "--top", metavar="N", min=1, help="Show only the first N rows.")] = None
     sort: Annotated[Sort | None, typer.Option(
-        "--sort", help="Order, greatest first (key: ascending); by default times and sizes by key, "
-        "all else by messages.")] = None
+        "--sort", help="Sort order, largest first (key: ascending). Default: times and sizes by "
+                       "key, the rest by messages.")] = None
     plot: Annotated[bool, typer.Option(
-        "--plot", help="Draw it instead of a table.")] = False
+        "--plot", help="Draw a chart instead of a table.")] = False
 
     def times(self) -> tuple[int | None, int | None]:
-        """``--since`` and ``--until`` as epoch milliseconds. UsageError."""
+        """Return ``--since`` and ``--until`` as epoch milliseconds. Raises UsageError."""
         return parse_time_range(self.since, self.until, tz=self.tz)
 
 
@@ -61,8 +61,8 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Lacking(NamedTuple):
-    """What the figures of a store lack: messages that are ``lost``, and whether there are
-    ``holes``: zeros or a missing file between messages of the log.
+    """Known gaps in the figures of a store: ``lost`` messages, and whether the log has ``holes``
+    (zeros or a missing file between messages).
     """
 
     lost: Missing
@@ -71,10 +71,9 @@ class Lacking(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What was counted: ``sums`` by store, in order; ``stores`` are their names where shown, and
-    ``lacking`` what each lacks (empty: not asked).
-
-    ``by`` is what the user asked for: ``store``, or what the sums are by.
+    """The figures: ``sums`` by store, in order; ``stores`` are their names where shown, and
+    ``lacking`` the gaps of each (empty: not determined). ``by`` is what the user asked for:
+    ``store``, or the key of the sums.
     """
 
     by: str
@@ -98,33 +97,33 @@ class Figures:
 
 
 def warn(out: Output, sums: Aggregate, store: str | None = None) -> None:
-    """Says what the figures leave out."""
+    """Warn of what the figures do not include."""
     where = "" if store is None else f"{store}: "
     if sums.bytes_damaged:
         out.warn(
             f"{where}{counted(sums.bytes_damaged, 'byte')} in "
-            f"{counted(sums.damaged_spans, 'damaged span')} passed over; `rmqctl verify` says where"
+            f"{counted(sums.damaged_spans, 'damaged range')} skipped; `rmqctl verify` lists them"
         )
     if sums.bodies_damaged:
-        out.warn(f"{where}{counted(sums.bodies_damaged, 'message')} counted though the body does "
-                 "not match its CRC")
+        out.warn(f"{where}{counted(sums.bodies_damaged, 'message')} counted despite a body CRC "
+                 "mismatch")
     if sums.undecided:
         out.warn(f"{where}{counted(sums.undecided, 'record')} not counted: undecided (messages, or "
                  "part of a damaged message's body)")
     if sums.unread:
-        out.warn(f"{where}{counted(sums.bytes_unread, 'byte')} left out: {sums.unread}")
+        out.warn(f"{where}{counted(sums.bytes_unread, 'byte')} not counted: {sums.unread}")
     if sums.is_cut:
         from rmqctl.scan.aggregate import HEAVY
 
         out.warn(
-            f"{where}more groups than are kept apart: those of up to 1/{HEAVY:,} of all that was "
-            f"counted are summed as (other)"
+            f"{where}too many groups: those with up to 1/{HEAVY:,} of the total are combined as "
+            "(other)"
         )
 
 
 def show(out: Output, figures: Figures, options: StatsOptions) -> None:
-    """The figures in the form that was asked for; exit 5 where some of a log was not read, and 1
-    where it is damaged.
+    """Print the figures in the chosen form; exit 5 where some of a log was not read, 1 where it is
+    damaged.
     """
     _show(out, figures, options)
     if any(aggregate.unread for aggregate in figures.sums):
@@ -153,8 +152,8 @@ def _show(out: Output, figures: Figures, options: StatsOptions) -> None:
         # Fillers count as messages, so their number is stated.
         fillers = sum(aggregate.fillers for aggregate in figures.sums)
         if fillers:
-            out.note(f"fillers among the messages: {fillers:,}; `recover` put them in place of "
-                     "lost bytes")
+            out.note(f"fillers among the messages: {fillers:,} (`recover` put them in place of "
+                     "lost messages)")
         page = out.human()
         # Without a key there is a single row, which is shown as a list.
         if options.plot:
@@ -170,7 +169,7 @@ def _show(out: Output, figures: Figures, options: StatsOptions) -> None:
 
 
 def _values_shown(page: Human, by: str) -> tuple[str, ...]:
-    """The columns of figures there is room for."""
+    """Return the columns of figures that fit."""
     if page.width < _BRIEF_COLUMNS:
         return _NARROW
     wide = page.width >= _WIDE_COLUMNS and by not in ("minute", "hour", "day")
@@ -178,13 +177,13 @@ def _values_shown(page: Human, by: str) -> tuple[str, ...]:
 
 
 def _named(row: dict[str, Any]) -> dict[str, Any]:
-    """For people an absent tag or key has a name too."""
+    """Return the text for a key; an absent tag or key has a name for people, too."""
     absent = {name: f"(no {name})" for name in ("tag", "key") if row.get(name, "") is None}
     return {**row, **absent} if absent else row
 
 
 def document_of(figures: Figures, shown: list[dict[str, Any]], groups: int) -> dict[str, Any]:
-    """The JSON object of figures of which the rows ``shown`` are shown, out of ``groups``."""
+    """Return the JSON object of figures whose rows ``shown`` are shown, out of ``groups``."""
     from rmqctl.store.stats import total
 
     document = {
@@ -245,7 +244,7 @@ def _render(by: str, tz: tzinfo) -> Render:
 
 
 def _bin_text(value: Any, by: str, tz: tzinfo) -> str:
-    """A day as ``2023-11-14``, an hour or minute as ``2023-11-14 22:15``."""
+    """Return a day as ``2023-11-14``, an hour or minute as ``2023-11-14 22:15``."""
     try:
         moment = (_EPOCH + timedelta(milliseconds=value)).astimezone(tz)
     except (OverflowError, ValueError, TypeError):  # outside the calendar, or "(other)"
@@ -301,7 +300,7 @@ def _plot(
 
 
 def _columns(page: Human, by: str, rows: list[dict[str, Any]], metric: str, tz: tzinfo) -> bool:
-    """Time from left to right; False when the times are too far apart to be drawn so."""
+    """Draw time from left to right; return False when the times are too far apart for that."""
     from rmqctl.output.plot import columns
     from rmqctl.store.stats import TIME_STEPS
 
@@ -337,7 +336,7 @@ def _label(name: str, value: Any, render: Render) -> str:
 
 
 def _whole(value: float) -> float:
-    """A whole number as int, so that counts and sizes are worded as such."""
+    """Return a whole number as int, so that it is formatted as a count or size."""
     return int(value) if value == int(value) else value
 
 
@@ -346,7 +345,7 @@ def _whole(value: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The log files of a store that are read; ``opened`` is the store."""
+    """Yield the log files of a store that are read; ``opened`` is the store."""
 
     store: str
     files: list[StoreFile]
@@ -354,7 +353,9 @@ class Source:
 
     @classmethod
     def choose(cls, out: Output, store: Store, query: Query, name: str | None = None) -> Self:
-        """Those whose time it may be; ``name`` where there are several stores."""
+        """Return the files that may contain the given time; ``name`` where there are several
+        stores.
+        """
         from rmqctl.store.stats import choose_files
 
         files = choose_files(store, query)
@@ -363,7 +364,7 @@ class Source:
         left = len(store.log.files) - len(files)
         if left:
             where = "" if name is None else f"{name}: "
-            out.debug(f"{where}{left} log files lie outside the time asked for")
+            out.debug(f"{where}{left} log files are outside the given time range")
         return cls(name or store.root, files, store)
 
     @property
@@ -372,7 +373,7 @@ class Source:
 
 
 def range_size(sources: Sequence[Source], partitions: int | None, jobs: int) -> int:
-    """Bytes of a range; ``partitions`` are those of the largest store."""
+    """Return the bytes of a range; ``partitions`` are those of the largest store."""
     from rmqctl.store.stats import range_size_for
 
     logs = [source.files for source in sources]
@@ -383,7 +384,9 @@ def range_size(sources: Sequence[Source], partitions: int | None, jobs: int) -> 
 
 def count(out: Output, sources: Sequence[Source], query: Query, spark: SparkOptions, *,
           together: bool = False) -> list[Aggregate]:
-    """The sums by store (``together``: one for all), and what they leave out as warnings."""
+    """Return the sums by store (``together``: one for all), and warn of what they do not
+    include.
+    """
     from rmqctl.output.progress import Progress
     from rmqctl.store.log.ranges import RANGE_SIZE, Threads
     from rmqctl.store.stats import collect_many
@@ -404,8 +407,8 @@ def count(out: Output, sources: Sequence[Source], query: Query, spark: SparkOpti
             def again(more: int) -> None:
                 total[0] += more
                 progress.total(total[0])
-                progress.label("counting the heavy ones")
-                out.debug("more groups than fit: the log is read again for the heavy ones")
+                progress.label("counting the large groups")
+                out.debug("too many groups for memory: reading the log again for the large ones")
 
             sums = collect_many(logs, query, jobs, range_size=fine,
                                 progress=progress.advance, pool=None if plain else pool,
@@ -417,8 +420,8 @@ def count(out: Output, sources: Sequence[Source], query: Query, spark: SparkOpti
 
 
 def lacking(out: Output, sources: Sequence[Source], sums: Sequence[Aggregate]) -> list[Lacking]:
-    """What the log of each store lacks, with a warning for each; of one sum for several stores,
-    what all of them lack.
+    """Return the gaps in the log of each store, with a warning for each; of one sum for several
+    stores, the gaps of all of them.
     """
     from rmqctl.checks.preflight.missing import Missing, missing
     from rmqctl.commands.shared.exporting import lost_texts
@@ -436,8 +439,8 @@ def lacking(out: Output, sources: Sequence[Source], sums: Sequence[Aggregate]) -
                        sum(one.discarded for one in each))
         where = f"{group[0].store}: " if len(groups) > 1 else ""
         if holes:
-            out.warn(f"{where}the log has a hole with zeros or without a file between messages; "
-                     "`rmqctl verify` says where")
+            out.warn(f"{where}the log has a gap (zeros or a missing file) between messages; "
+                     "`rmqctl verify` shows where")
         for text in lost_texts(lost):
             out.warn(where + text)
         found.append(Lacking(lost, holes))
@@ -446,9 +449,8 @@ def lacking(out: Output, sources: Sequence[Source], sums: Sequence[Aggregate]) -
 
 def pieces(sources: Sequence[Source], spark: SparkOptions) -> tuple[
         str, str, list[dict[str, Any]]]:
-    """(engine, why, a row per store with files, ranges and bytes): what would be read.
-
-    Nothing of the logs is read but where the bytes in use end.
+    """Return (engine, why, a row per store with files, ranges and bytes): what would be read.
+    Nothing of the logs is read except to find where the used bytes end.
     """
     from rmqctl.store.log.ranges import RANGE_SIZE, split
 

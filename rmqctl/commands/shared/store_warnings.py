@@ -1,4 +1,4 @@
-"""What is to be known of a store before one relies on what is read of it."""
+"""Warnings about a store that readers of any result need."""
 
 from __future__ import annotations
 
@@ -14,35 +14,37 @@ if TYPE_CHECKING:
 
 
 def warn_of_log(out: Output, store: Store) -> None:
-    """Names what of the commitlog could not be taken for a file of it."""
+    """Warn of files in the commitlog folder that are not commitlog files."""
     for trouble in store.log_troubles:
         out.warn(f"{trouble.path}: {trouble.reason}")
     tell_left_over(out, store)
 
 
 def tell_left_over(out: Output, store: Store) -> None:
-    """Says what lies behind the end of a DLedger log and is no part of it."""
+    """Note what follows the end of a DLedger log and does not belong to it."""
     left = store.left_over
     if left is not None:
         out.note(left.said)
 
 
 def warn_if_held(out: Output, lock: LockState, held: str) -> None:
-    """Says that a process holds ``held``, and may change it meanwhile."""
+    """Warn that a process holds ``held`` and may change it meanwhile."""
     if lock.held:
         said = {"held": held, "kind": lock.kind}
-        out.warn(Phrase("process {pid} holds {held} ({kind}): this is a moving picture",
+        out.warn(Phrase("process {pid} holds {held} ({kind}): the store is being written to; "
+                        "results may be inconsistent",
                         pid=lock.pid, **said) if lock.pid else
-                 Phrase("another process holds {held} ({kind}): this is a moving picture", **said))
+                 Phrase("another process holds {held} ({kind}): the store is being written to; "
+                        "results may be inconsistent", **said))
 
 
 def warn_of_cut(out: Output, view: View) -> bool:
-    """Says what the broker's view leaves out; whether it does: damage hides what lies beyond."""
+    """Warn of what the broker's view hides, and return whether it hides anything after damage."""
     from rmqctl.broker.view import cut_by_broker
 
     cut = cut_by_broker(view)
     if cut is not None:
-        out.warn(f"a broker would end this log at {cut[0]}, at the first record it cannot read; "
-                 f"records up to {cut[1]} are left out (--view disk shows what is there, "
-                 "`rmqctl verify` what is wrong)")
+        out.warn(f"a broker would truncate this log at {cut[0]}, at the first record it cannot "
+                 f"read; records up to {cut[1]} are not shown (--view disk shows them, `rmqctl "
+                 "verify` the damage)")
     return cut is not None

@@ -1,4 +1,4 @@
-"""Many findings, or actions, that are alike: a line for each kind and topic. --all lists each."""
+"""Tables of many similar findings or actions: a line for each kind and topic. --all lists each."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
 FEW = 8
-"""So many rows are listed one by one."""
+"""Number of rows up to which each is listed."""
 _QUEUES = ("consumequeue", "consumequeue_ext", "batchconsumequeue")
 # Marks of both languages.
 _END = re.compile(r"\s*(?:[:;,(\uff1a\uff1b\uff0c\uff08]|\s\S*\d)")
 _ENOUGH = 10
 _AGAIN = "delivers_again"
-"""What the proof of an action has that moves a group's offset (`rmqctl.repair.offsets`)."""
+"""Keys in the proof of an action that moves a group's offset (`rmqctl.repair.offsets`)."""
 _WORTH = 0.75
-"""Lines for many alike are only shown where they are that share of the rows, or fewer."""
+"""Combined lines are only used where they are at most this share of the rows."""
 _SEVERITIES = ("error", "warning", "info")
 
 
 class Beginning(Phrase):
-    """What several texts begin with alike: the first up to its first number or mark."""
+    """Return the common start of several texts: up to the first number or mark."""
 
     __slots__ = ()
 
@@ -55,7 +55,9 @@ def _beginning(text: str) -> str:
 
 def show_findings(page: Human, findings: Sequence[Finding], one: Callable[[Finding], Mapping[
         str, Any]], columns: Sequence[str], styles: Mapping[str, Any], root: str) -> None:
-    """A table of findings as ``one`` makes their rows; of many, one row for each kind and topic."""
+    """Show a table of findings as ``one`` makes their rows; of many, one row for each kind and
+    topic.
+    """
     # A short list is shown as it is.
     if page.every or len(findings) <= FEW:
         page.table(map(one, findings), columns, styles=styles)
@@ -95,8 +97,8 @@ def show_findings(page: Human, findings: Sequence[Finding], one: Callable[[Findi
 
 def show_actions(page: Human, actions: Sequence[Action], columns: Sequence[str], most: int
                  ) -> bool:
-    """A table of at most ``most`` actions; of many, one row for each kind and topic. Whether each
-    of those that it shows has a row.
+    """Show a table of at most ``most`` actions; of many, one row for each kind and topic. Return
+    whether each shown action has a row.
     """
     listed = [action.in_words() for action in actions[:None if page.every else most]]
     if page.every or len(actions) <= FEW:
@@ -117,14 +119,14 @@ def show_actions(page: Human, actions: Sequence[Action], columns: Sequence[str],
 
 
 def _alike(action: Action) -> Hashable:
-    """What actions have in common that come together; of offsets, whose they are."""
+    """Return what several actions have in common; for offsets, their group."""
     proof = action.proof or {}
     return (action.action, _folder(action.target),
             (proof["group"], proof["topic"]) if _AGAIN in proof else _beginning(action.reason))
 
 
 def _offsets(alike: Sequence[Action]) -> dict[str, Any]:
-    """The offsets of a group in the queues of a topic."""
+    """Return a line on the offsets of a group in the queues of a topic."""
     first, proofs = alike[0], [action.proof or {} for action in alike]
     skips, again = (sum(proof[name] for proof in proofs) for name in ("skips", _AGAIN))
     what = [Phrase("skips {messages}", messages=counted(skips, "unread message"))
@@ -160,7 +162,7 @@ def _action(alike: Sequence[Action]) -> dict[str, Any]:
 
 
 def _sum(values: Sequence[Any], first: Action, folder: str) -> Any:
-    """The sum of what is counted; "" for names, bytes and offsets in the log."""
+    """Return the sum of counts; "" for names, bytes and offsets in the log."""
     counts = [value for value in values if isinstance(value, int) and not isinstance(value, bool)]
     if len(counts) != len(values) or not (first.unit or _first(folder) in _QUEUES):
         return ""
@@ -174,7 +176,7 @@ def _first(folder: str) -> str:
 
 
 def _folder(target: str) -> str:
-    """What a target is counted under: a topic's queues, or the structure."""
+    """Return the label that a target is counted under: a topic's queues, or the structure."""
     parts = target.split("/")
     if parts[0] in _QUEUES and len(parts) > 2:
         return "/".join(parts[:2])
@@ -183,7 +185,7 @@ def _folder(target: str) -> str:
 
 
 def _top(finding: Finding, root: str) -> str:
-    """The same for a finding without a topic: the structure, or its file in config/."""
+    """Return the label of a finding without a topic: the structure, or its file in config/."""
     if finding.file is None or finding.structure in ("commitlog", "index", "consumequeue"):
         return finding.structure
     return os.path.relpath(finding.file, root)

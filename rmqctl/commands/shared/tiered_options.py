@@ -1,4 +1,4 @@
-"""Options of the commands on tiers: where one lies, and the broker's local store beside it."""
+"""Options of commands on tiers: the tier's location, and the broker's local store."""
 
 from __future__ import annotations
 
@@ -23,40 +23,40 @@ if TYPE_CHECKING:
 else:
     BrokerConf = object
 
-_TIER = "Where and how the tier lies"
-_BOTH = "Together with a local store"
+_TIER = "Tier layout"
+_BOTH = "Local store"
 
 TierRoot = Annotated[str, typer.Argument(
     metavar="DIR", autocompletion=complete_folders, show_default=False,
-    help="Tier root: the folder with the clusters' folders (212d6b50_DefaultCluster/), a store "
-    "that has it as tieredstore/, or a URL for fsspec.")]
+    help="Tier root: the folder that contains the cluster folders (212d6b50_DefaultCluster/), a "
+         "store with a tieredstore/ folder, or a URL for fsspec.")]
 MetadataFile = Annotated[str | None, typer.Option(
     "--metadata", metavar="FILE", rich_help_panel=_TIER,
-    help="The broker's tieredStoreMetadata.json, where it is not in config/ beside DIR. The index "
-    "files that are not uploaded are looked for in tiered_index_file/ of the same local root.")]
+    help="The broker's tieredStoreMetadata.json (default: in config/ beside DIR). Index files that "
+         "are not uploaded yet are expected in tiered_index_file/ of the same local root.")]
 Broker = Annotated[str | None, typer.Option(
     "--broker", metavar="NAME", rich_help_panel=_TIER,
     help="Only what this broker (brokerName) uploaded.")]
 TieredCluster = Annotated[str | None, typer.Option(
-    "--cluster", metavar="NAME", help="Only this cluster's broker.")]
+    "--cluster", metavar="NAME", help="Only the broker of this cluster.")]
 TieredIndexSlots = Annotated[int | None, typer.Option(
     "--index-slots", metavar="N", min=1, rich_help_panel=_TIER,
-    help="tieredStoreIndexFileMaxHashSlotNum, where no uploaded index file tells it "
-    "(default 5000000).")]
+    help="tieredStoreIndexFileMaxHashSlotNum (default: from an uploaded index file, else "
+         "5000000).")]
 TieredIndexMax = Annotated[int | None, typer.Option(
     "--index-max", metavar="N", min=2, rich_help_panel=_TIER,
     help="tieredStoreIndexFileMaxIndexNum (default 20000000).")]
 TieredConf = Annotated[BrokerConf | None, typer.Option(
     "--broker-conf", metavar="FILE", parser=parse_conf, rich_help_panel=_TIER,
-    help="The broker's own configuration (broker.conf): its names and sizes, and where its "
-    "metadata lies if DIR is its tieredStoreFilePath; where no option says otherwise.")]
+    help="The broker's broker.conf: names and sizes, and the location of its metadata if DIR is "
+         "its tieredStoreFilePath. Options override it.")]
 AsBroker = Annotated[bool, typer.Option(
-    "--as-broker", help="Exactly what a 5.3.3 broker answers, with what it misses and mixes up.")]
+    "--as-broker", help="Answer exactly like a 5.3.3 broker, including its omissions and errors.")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TierOptions(OptionGroup):
-    """DIR, and how the tier in it lies."""
+    """DIR and the layout of its tier."""
 
     root: TierRoot
     metadata: MetadataFile = None
@@ -67,7 +67,7 @@ class TierOptions(OptionGroup):
     broker_conf: TieredConf = None
 
     def value(self) -> TierOptions:
-        """With what the broker's configuration file says where no option does."""
+        """Return the options, completed from broker.conf."""
         conf = self.broker_conf
         if conf is None:
             return self
@@ -78,27 +78,27 @@ class TierOptions(OptionGroup):
         return replace(self, **taken)
 
     def warnings(self) -> Iterator[str]:
-        """What the broker's configuration file does not say clearly, or of another tier."""
+        """Yield settings of broker.conf that are unclear or belong to another tier."""
         conf = self.broker_conf
         if conf is None:
             return
         yield from (f"{conf.path}: {text}" for text in conf.notes)
         if self.metadata is None and not self._is_own and conf.tier_path is not None:
-            yield (f"{conf.path} is of the tier in {conf.tier_path}, not of {self.root}: where its "
-                   "metadata lies is not taken from it (--metadata says it)")
+            yield (f"{conf.path} belongs to the tier in {conf.tier_path}, not to {self.root}, so "
+                   "its metadata location is not used; pass --metadata")
 
     @property
     def _is_own(self) -> bool:
-        """Whether the configuration file is that of this very tier, not of one it was copied
-        from: what lies elsewhere is never written to on the word of a copied file.
+        """Return whether broker.conf belongs to this very tier, not to one it was copied from: a
+        copied file must not make rmqctl write elsewhere.
         """
         path = None if self.broker_conf is None else self.broker_conf.tier_path
         return path is not None and os.path.realpath(path) == os.path.realpath(self.root)
 
     def open(self) -> Tier:
-        """The tier, to be read: a context manager. NotAStoreError.
+        """Return the tier, opened for reading, as a context manager.
 
-        UsageError where the broker that is named has nothing in it.
+        Raises NotAStoreError; UsageError where the named broker has nothing in it.
         """
         from rmqctl.ext.tiered.tier import Tier
 
@@ -108,8 +108,8 @@ class TierOptions(OptionGroup):
                 owner for _, owner in tier.found.indexes}
             if self.broker not in brokers:
                 tier.close()
-                raise UsageError(f"{tier.name}: nothing of a broker {self.broker} is in it; there "
-                                 f"is {', '.join(sorted(brokers)) or 'none'}")
+                raise UsageError(f"{tier.name} contains nothing of a broker {self.broker}; brokers "
+                                 f"in it: {', '.join(sorted(brokers)) or 'none'}")
         return tier
 
 
@@ -119,34 +119,34 @@ TierIndex = Annotated[TierOptions, pick("metadata broker index_slots index_max b
 
 @dataclass(frozen=True, kw_only=True)
 class LocalOptions(OptionGroup):
-    """The broker's local store, which answers together with the tier."""
+    """The broker's local store, which is queried together with the tier."""
 
     root: Annotated[str | None, typer.Option(
         "--local", metavar="STORE", autocompletion=complete_folders, rich_help_panel=_BOTH,
-        help="The broker's local store: it and the tier answer together, as a broker with both "
-        "does.")] = None
+        help="The broker's local store, queried together with the tier as a broker does.")] = None
     strategy: Annotated[
         Literal["disable", "not-in-disk", "not-in-mem", "force"] | None, typer.Option(
             "--strategy", rich_help_panel=_BOTH,
-            help="tieredStorageLevel, with --local: who answers. disable: the local store. "
-            "not-in-disk (default): the tier for what is not in the local log any more. "
-            "not-in-mem: also for what is not in memory. force: the tier for everything.")] = None
+            help="tieredStorageLevel, with --local: what the tier answers. disable: nothing. "
+                 "not-in-disk (default): what is no longer in the local log. not-in-mem: also what "
+                 "is not in memory. force: everything.")] = None
     in_memory: Annotated[int | None, typer.Option(
         "--in-memory-from", metavar="OFFSET", parser=parse_offset, rich_help_panel=_BOTH,
-        help="With --strategy not-in-mem: from this physical offset on the local log counts as in "
-        "memory, which only the broker knows. Without it nothing does.")] = None
+        help="With --strategy not-in-mem: the local log counts as in memory from this physical "
+             "offset on, which only the broker knows. Default: nothing is in memory.")] = None
 
     def check(self) -> None:
-        """UsageError where options for a local store are given without one."""
+        """Raise UsageError where options for a local store are given without one."""
         if self.root is None and (self.strategy is not None or self.in_memory is not None):
-            raise UsageError("--strategy and --in-memory-from need --local STORE: without a local "
-                             "store only the tier can answer")
+            raise UsageError("--strategy and --in-memory-from require --local STORE")
         if self.in_memory is not None and self.strategy != "not-in-mem":
-            raise UsageError("--in-memory-from goes with --strategy not-in-mem")
+            raise UsageError("--in-memory-from requires --strategy not-in-mem")
 
     @contextmanager
     def router(self, out: Output, tier: Tier, broker: str | None) -> Iterator[Router]:
-        """The local store (there must be one) and the tier as one. NotAStoreError, UsageError."""
+        """Return the local store (there must be one) and the tier as one. Raises NotAStoreError,
+        UsageError.
+        """
         from rmqctl.broker.versions import version_for
         from rmqctl.broker.view import view_of
         from rmqctl.ext.tiered.as_broker.router import LocalSide, Router, Strategy
@@ -155,8 +155,8 @@ class LocalOptions(OptionGroup):
         assert self.root is not None
         strategy = Strategy.of(self.strategy or "not-in-disk")
         if strategy is Strategy.NOT_IN_MEM and self.in_memory is None:
-            out.note("nothing of the local log is taken to be in memory: the tier answers for all "
-                     "it has (--in-memory-from tells otherwise)")
+            out.note("assuming that nothing of the local log is in memory: the tier answers for "
+                     "all it has (--in-memory-from changes that)")
         with Store.open(self.root) as store:
             local = LocalSide(view_of(store, "auto", version_for(5)), self.in_memory)
             yield Router(local, tier, strategy, broker=broker)

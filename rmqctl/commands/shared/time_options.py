@@ -1,4 +1,4 @@
-"""Options of the queries by time, which a store and a tier both answer, and their answers."""
+"""Options of queries by time for a store and a tier, and their answers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class TimeQuery(OptionGroup):
-    """Which time of which queue, and by whose rule; in what rules differ, subclasses say."""
+    """A time in a queue, and the rule to find it by; subclasses have the rules that differ."""
 
     topic: RequiredTopic
     queue: RequiredQueue
@@ -31,16 +31,17 @@ class TimeQuery(OptionGroup):
     boundary: Literal["lower", "upper"] = "lower"
     like: str = NEWEST
     messages: Annotated[bool, typer.Option(
-        "--messages", help="Show the messages from that offset on instead of the offset.")] = False
+        "--messages", help="Show the messages from that offset on, instead of the offset.")] = False
     count: Annotated[int, typer.Option(
-        "--limit", "--count", metavar="N", min=1, help="With --messages: how many.")] = 1
+        "--limit", "--count", metavar="N", min=1,
+        help="Number of messages to show with --messages.")] = 1
 
     @property
     def upper(self) -> bool:
         return self.boundary == "upper"
 
     def when(self, tz: tzinfo) -> int:
-        """The time in epoch ms. UsageError."""
+        """Return the time in epoch ms. Raises UsageError."""
         return parse_time(self.time, tz=tz)
 
 
@@ -49,12 +50,12 @@ class StoreTimeQuery(TimeQuery):
     """A time in a store."""
 
     boundary: Annotated[Literal["lower", "upper"], typer.Option(
-        "--boundary", help="lower: the first message stored then or later. upper: the last one "
-        "stored then or earlier.")] = "lower"
+        "--boundary", help="lower: the first message stored at this time or later. upper: the last "
+                           "message stored at this time or earlier.")] = "lower"
     like: Annotated[str, typer.Option(
         "--broker-version", "--like", metavar="VERSION", parser=release_of,
-        help="The release whose rule it is. Before 5.1.1 it was the message nearest in time, in a "
-        "file chosen by its modification time.")] = NEWEST
+        help="Release whose rule to follow. Before 5.1.1: the message nearest in time, in a file "
+             "selected by modification time.")] = NEWEST
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,17 +63,18 @@ class TierTimeQuery(TimeQuery):
     """A time in a tier."""
 
     boundary: Annotated[Literal["lower", "upper"], typer.Option(
-        "--boundary", help="lower: the first message stored then or later. upper: the last one "
-        "stored exactly then; where none was, see --broker-version.")] = "lower"
+        "--boundary", help="lower: the first message stored at this time or later. upper: the last "
+                           "one stored exactly then; if there is none, see "
+                           "--broker-version.")] = "lower"
     like: Annotated[Literal["5.3.3", "5.2.0"], typer.Option(
         "--broker-version", "--like",
-        help="The upper boundary between two messages: the later one (5.3.3), or the earlier one "
-        "(5.2.0 and local stores).")] = "5.3.3"
+        help="Result of --boundary upper between two messages: the later one (5.3.3), or the "
+             "earlier one (5.2.0 and local stores).")] = "5.3.3"
 
 
 def time_document(query: TimeQuery, when: int, answer: TimeAnswer | RoutedTime,
                   **whose: Any) -> dict[str, Any]:
-    """The answer for programs; ``whose`` says by which rule, or from where, it is."""
+    """Return the answer for programs; ``whose``: the rule or source that it follows."""
     record = answer.record
     return {
         "queue_offset": answer.queue_offset, "topic": query.topic, "queue_id": query.queue,
@@ -85,7 +87,9 @@ def time_document(query: TimeQuery, when: int, answer: TimeAnswer | RoutedTime,
 
 def time_in_words(answer: TimeAnswer | RoutedTime, when: int, tz: tzinfo,
                   where: str) -> dict[str, str]:
-    """The answer for people; ``where`` words the place of its message, ``{}`` is the offset."""
+    """Show the answer to people; ``where``: the text for the location of its message, ``{}`` is the
+    offset.
+    """
     state = "nothing yet" if answer.queue_offset >= answer.max_offset else "no readable message"
     if answer.record is not None:
         state = (f"stored {time_text(answer.record.store_timestamp, tz)}, "

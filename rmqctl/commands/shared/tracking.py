@@ -1,4 +1,4 @@
-"""``--track`` of the queries: which groups consumed a message, and what became of it since."""
+"""``--track`` of the queries: the groups that consumed a message, and its later copies."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
     from rmqctl.store.projection import Projection
 
 Track = Annotated[bool, typer.Option(
-    "--track", help="Also which groups consumed each message (CONSUMED, NOT_CONSUME_YET, …, as "
-    "mqadmin's messageTrack says it), and its copies that were sent back or given up.")]
+    "--track", help="Also show which groups consumed each message (CONSUMED, NOT_CONSUME_YET, … as "
+                    "in mqadmin's messageTrack), and its retries and dead letters.")]
 
 _FIELDS = ("track", "chain")
 _SHOWN = 20
-_UNTOLD = ("whether a tag filter passed a message over, and whether consumers pull, broadcast or "
-           "are online, is not in a store")
+_UNTOLD = ("a store does not show whether a tag filter skipped a message, or whether consumers "
+           "pull, broadcast or are online")
 
 
 def show_found(out: Output, store: OpenedStore, records: Sequence[Record], projection: Projection,
                tz: tzinfo, faults: Faults, *, track: bool) -> None:
-    """The messages of a query; with ``track`` also what groups did with them, and of a DLedger log
-    the heads of their entries: for programs in fields of each message, for people in tables below.
-    StoreIOError.
+    """Show the messages of a query; with ``track`` also what groups did with them, and of a DLedger
+    log the headers of their entries: for programs in fields of each message, for people in tables
+    below. Raises StoreIOError.
     """
     # Without tracking, only the messages and their DLedger entries are shown.
     entries = _entries(store, records)
@@ -73,7 +73,7 @@ def show_found(out: Output, store: OpenedStore, records: Sequence[Record], proje
 
 def rows_with(out: Output, records: Sequence[Record], projection: Projection, faults: Faults,
               more: Sequence[Mapping[str, Any]]) -> None:
-    """The messages as rows, each with ``more`` fields, which have the names of the first."""
+    """Yield the messages as rows, each with ``more`` fields, which have the names of the first."""
     from rmqctl.store.pages import RecordPage
 
     page = next(iter(faults.judged([RecordPage(records)])), None) if records else None
@@ -83,8 +83,8 @@ def rows_with(out: Output, records: Sequence[Record], projection: Projection, fa
 
 
 def _entries(store: OpenedStore, records: Sequence[Record]) -> list[dict[str, Any]]:
-    """The field ``entry`` of each message, None where its head is damaged or a plain log has none;
-    an empty list where no message lies in an entry of DLedger's.
+    """Return the field ``entry`` of each message, None where its header is damaged or a plain log
+    has none; an empty list where no message is in a DLedger entry.
     """
     if not any(file.head for file in store.log.files):
         return []
@@ -99,7 +99,7 @@ def _show_entries(out: Output, entries: Sequence[Mapping[str, Any]]) -> None:
     if rows and not out.is_data:
         page = out.human()
         page.blank()
-        page.heading("Entries of DLedger's log")
+        page.heading("DLedger entries")
         page.table(rows)
 
 
@@ -121,12 +121,12 @@ def _show(page: Human, records: Sequence[Record], tracked: Sequence[Tracked], tz
         page.table(rows, [*several, "group", "track", "topic", "queue_id", "queue_offset",
                           "position", "detail"])
     else:
-        page.text("no group has a position in its queue")
+        page.text("no consumer offsets in its queue")
     if absent:
         names = list(absent)
         more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-        page.text(f"no position in the topic: {', '.join(names[:_SHOWN])}{more} (not subscribed, "
-                  "nothing consumed yet, or broadcasting)")
+        page.text(f"no consumer offset in the topic: {', '.join(names[:_SHOWN])}{more} (not "
+                  "subscribed, nothing consumed yet, or broadcasting)")
     # Show retries and dead letters as a chain of copies.
     chains = [(record, copy) for record, found in zip(records, tracked, strict=True)
               for copy in found.chain]

@@ -1,4 +1,4 @@
-"""What the ``verify`` commands share: which structures, the tier in a store, how it is shown."""
+"""Parts that the ``verify`` commands share: structures, the tier in a store, and output."""
 
 from __future__ import annotations
 
@@ -39,26 +39,28 @@ _BRIEF = ("severity", "category", "where", "queue", "detail")
 _STYLES = {"error": "bad", "warning": "warn", "info": "dim"}
 TIERED = "tiered"
 _EXPLAINED = 3
-"""Kinds of findings for which the command is named that explains them."""
+"""Number of kinds of findings for which the `explain` command is shown."""
 
 
 def structures(only: str | None, known: Sequence[str]) -> frozenset[str] | None:
-    """The value of ``--only``. UsageError for what is not among the ``known``."""
+    """Return the value of ``--only``. Raises UsageError for a name that is not among the
+    ``known``.
+    """
     if only is None:
         return None
     names = frozenset(name.strip() for name in only.split(",") if name.strip())
     unknown = sorted(names - set(known))
     if unknown or not names:
-        raise UsageError(f"--only: unknown structure {', '.join(unknown) or only!r}; there are "
-                         f"{', '.join(known)}")
+        raise UsageError(f"--only: unknown structure {', '.join(unknown) or only!r}; expected one "
+                         f"or more of {', '.join(known)}")
     return names
 
 
 def show(out: Output, verdict: Verdict[C],
          covered: Callable[[Verdict[C]], Mapping[str, str]]) -> None:
-    """The verdict in the format that is asked for; ``covered`` says for people what was covered."""
+    """Print the verdict in the chosen format; ``covered``: what was covered, for people."""
     if verdict.total > len(verdict.findings):
-        out.warn(Phrase("{some} more findings are counted, not listed (--limit)",
+        out.warn(Phrase("{some} more findings counted but not listed (--limit)",
                         some=verdict.total - len(verdict.findings)))
     document = completed(verdict.as_dict())
     rows = document["findings"]
@@ -72,7 +74,7 @@ def _conclude(out: Output, verdict: Verdict[C]) -> None:
 
 
 def completed(document: dict[str, Any]) -> dict[str, Any]:
-    """The JSON of a verdict, whose commands read the store as this one was told to."""
+    """Return the JSON of a verdict, whose commands open the store with the same options."""
     for row in (document, *document["findings"]):
         complete(row)
     return document
@@ -80,7 +82,7 @@ def completed(document: dict[str, Any]) -> dict[str, Any]:
 
 def show_page(page: Human, verdict: Verdict[C],
               covered: Callable[[Verdict[C]], Mapping[str, str]]) -> None:
-    """The verdict for people."""
+    """Show the verdict to people."""
     page.text(*_first_line(verdict))
     if not verdict.ok and verdict.concerned:
         page.text(verdict.concerned)
@@ -101,12 +103,12 @@ def show_page(page: Human, verdict: Verdict[C],
     page.pairs({**covered(verdict),
                 "checked": ", ".join(str(row["structure"]) for row in verdict.checked)})
     if verdict.pieces is not None:
-        page.text(Phrase("only {count:,} part of the log looked at",
-                         "only {count:,} parts of the log looked at", count=verdict.pieces), "warn")
+        page.text(Phrase("only {count:,} part of the log checked",
+                         "only {count:,} parts of the log checked", count=verdict.pieces), "warn")
 
 
 def _first_line(verdict: Verdict[C]) -> tuple[Phrase, str]:
-    """The verdict in a line, and its style."""
+    """Return the verdict in a line, and its style."""
     return (Phrase("{store}: {verdict}", store=verdict.root, verdict=_headline(verdict)),
             "bad" if not verdict.ok else "warn" if verdict.not_judged else "good")
 
@@ -115,12 +117,12 @@ def _headline(verdict: Verdict[C]) -> Phrase:
     found = counted(verdict.troubles if not verdict.ok else verdict.known, "finding")
     if not verdict.ok:
         return found if not verdict.known else Phrase(
-            "{findings}, and {known:,} known before", findings=found, known=verdict.known)
+            "{findings}, and {known:,} in the baseline", findings=found, known=verdict.known)
     if verdict.not_judged:
-        return Phrase("no damage found in what can be judged; not judged: {names}",
+        return Phrase("no damage found; not checked: {names}",
                       names=Joined(", ", verdict.not_judged))
     if verdict.known:
-        return Phrase("no new damage found; {findings} known before", findings=found)
+        return Phrase("no new damage found; {findings} in the baseline", findings=found)
     return Phrase("no damage found")
 
 
@@ -138,7 +140,7 @@ def _brief(finding: Finding, root: str) -> dict[str, Any]:
 
 
 def covered(verdict: Verdict[Coverage]) -> dict[str, str]:
-    """What was covered of a store, for people."""
+    """Show what was covered of a store."""
     from rmqctl.checks.losses import Losses
 
     # A line that is about loss appears only if something is lost.
@@ -150,7 +152,7 @@ def covered(verdict: Verdict[Coverage]) -> dict[str, str]:
         **({"lost in repairs": Phrase("{count} (messages, and undecided records)",
                                       count=count_text(cover.messages_lost_in_repairs))}
            if cover.messages_lost_in_repairs else {}),
-        **({"lost already": counted(verdict.already_lost, "message")}
+        **({"already lost": counted(verdict.already_lost, "message")}
            if verdict.already_lost else {}),
         "commitlog": Phrase(
             "{total} = {messages} messages + {blank} blank + {unused} unused + {damaged} damaged",
@@ -158,14 +160,15 @@ def covered(verdict: Verdict[Coverage]) -> dict[str, str]:
             blank=size_text(cover.bytes_blank), unused=size_text(cover.bytes_zero),
             damaged=size_text(cover.bytes_damaged)),
         "not verifiable": Phrase(
-            "{size} of the messages: fields and properties no checksum covers",
+            "{size} of the messages: fields and properties without a checksum",
             size=size_text(cover.bytes_unverifiable)),
         "consume queue entries": count_text(cover.consumequeue_rows),
         "index entries": count_text(cover.index_entries),
     }
     # A store can be verified together with its tier.
     if verdict.tier is not None:
-        pairs["tier"] = Phrase("{messages:,} messages in {queues:,} queues, {items:,} index items",
+        pairs["tier"] = Phrase("{messages:,} messages in {queues:,} queues, {items:,} index "
+                               "entries",
                                messages=verdict.tier["messages"], queues=verdict.tier["queues"],
                                items=verdict.tier["index_items"])
     return pairs
@@ -175,7 +178,7 @@ def covered(verdict: Verdict[Coverage]) -> dict[str, str]:
 
 
 def show_stores(out: Output, judged: Sequence[Judged]) -> None:
-    """The verdicts on stores in the format that is asked for."""
+    """Print the verdicts on stores in the chosen format."""
     from rmqctl.checks.verify.judged import document
 
     for store in judged:
@@ -183,7 +186,7 @@ def show_stores(out: Output, judged: Sequence[Judged]) -> None:
             out.warn(_reason(store))
         elif store.verdict is not None and store.verdict.total > len(store.verdict.findings):
             more = store.verdict.total - len(store.verdict.findings)
-            out.warn(Phrase("{store}: {some} more findings are counted, not listed (--limit)",
+            out.warn(Phrase("{store}: {some} more findings counted but not listed (--limit)",
                             store=store.root, some=more))
     verdicts = document(judged)
     for row in (*verdicts["findings"], *verdicts["stores"]):
@@ -198,22 +201,22 @@ def show_stores(out: Output, judged: Sequence[Judged]) -> None:
 
 
 def _first_line_of(judged: Sequence[Judged]) -> tuple[Phrase, str]:
-    """The verdict on several stores in a line, and its style."""
+    """Return the verdict on several stores in a line, and its style."""
     verdicts = [store.verdict for store in judged if store.verdict is not None]
     bad = sum(not verdict.ok for verdict in verdicts)
     partly = sum(verdict.ok and bool(verdict.not_judged) for verdict in verdicts)
     parts = [Phrase("{bad:,} of {stores:,} stores damaged", bad=bad, stores=len(judged))]
     if partly:
-        parts.append(Phrase("{stores:,} partly judged", stores=partly))
+        parts.append(Phrase("{stores:,} partly checked", stores=partly))
     if len(verdicts) < len(judged):
-        parts.append(Phrase("{stores:,} not judged", stores=len(judged) - len(verdicts)))
+        parts.append(Phrase("{stores:,} not checked", stores=len(judged) - len(verdicts)))
     return Joined(", ", parts), "bad" if bad or len(verdicts) < len(judged) else (
         "warn" if partly else "good")
 
 
 def end_with(judged: Sequence[Judged], fails: Callable[[Verdict[Coverage]], bool]) -> None:
-    """Ends the command with the code of the first store that could not be judged at all, else with
-    1 where any fails, else with that of what is not judged of one.
+    """End the command with the code of the first store that could not be checked at all, else with
+    1 where any fails, else with that of a partly checked one.
     """
     failed = next((store.error for store in judged if store.error is not None), None)
     if failed is not None:
@@ -245,7 +248,7 @@ def _show_table(page: Human, judged: Sequence[Judged]) -> None:
     rows = []
     for store in judged:
         if store.verdict is None:
-            rows.append({"store": store.root, "verdict": Phrase("not judged"),
+            rows.append({"store": store.root, "verdict": Phrase("not checked"),
                          "detail": str(store.error)})
             continue
         each, cover = store.verdict, store.verdict.coverage
@@ -253,10 +256,10 @@ def _show_table(page: Human, judged: Sequence[Judged]) -> None:
         top = each.counts.most_common(3)
         found = Phrase("no damage") if each.ok else counted(each.troubles, "finding")
         if each.known:
-            found = Phrase("{what} ({known:,} known)", what=found, known=each.known)
+            found = Phrase("{what} ({known:,} in the baseline)", what=found, known=each.known)
         rows.append({
             "store": store.root,
-            "verdict": Phrase("partly judged") if each.ok and each.not_judged else found,
+            "verdict": Phrase("partly checked") if each.ok and each.not_judged else found,
             "messages": count_text(cover.messages), "commitlog": size_text(cover.bytes_total),
             "damaged": size_text(cover.bytes_damaged),
             "detail": ", ".join(each.not_judged) if each.ok and each.not_judged else ", ".join(
@@ -272,14 +275,14 @@ def _show_table(page: Human, judged: Sequence[Judged]) -> None:
 
 def _style(verdict: str) -> str:
     return "good" if verdict.startswith("no damage") else (
-        "warn" if verdict == "partly judged" else "bad")
+        "warn" if verdict == "partly checked" else "bad")
 
 
 # -- the tier that lies in a store ----------------------------------------------------------------
 
 
 def without_tier(only: str | None) -> tuple[str | None, bool]:
-    """The value of ``--only`` without the tier, and whether the tier is wanted."""
+    """Return the value of ``--only`` without the tier, and whether the tier is wanted."""
     if only is None:
         return None, True
     names = [name.strip() for name in only.split(",")]
@@ -288,23 +291,21 @@ def without_tier(only: str | None) -> tuple[str | None, bool]:
 
 def with_tier(out: Output, store: Store, own: Verdict[Coverage], most: int, *,
               asked: bool, known: Known | None = None) -> Verdict[Coverage]:
-    """The verdict on a store, with that on the tier in it, if there is one.
-
-    ``asked``: the tier was named; then it is said where none is there. ``known``: whether a finding
-    is no news.
+    """Return the verdict on a store, including the tier in it. ``asked``: the tier was named; then
+    its absence is noted. ``known``: returns whether a finding is in the baseline.
     """
     try:
         tier = _tier_in(store.root)
     except ModuleNotFoundError:
         if asked or has("tiered"):
             raise
-        out.note(Phrase("the tier in the store is not checked: rmqctl.ext.tiered, an extension, "
-                        "is not installed"))
+        out.note(Phrase("the tier in the store is not checked: the extension rmqctl.ext.tiered is "
+                        "not installed"))
         return own
     if tier is None:
         if asked:
-            out.note(Phrase("no tier lies in the store: `rmqctl tiered verify DIR --local {store}` "
-                            "checks one that lies elsewhere", store=store.root))
+            out.note(Phrase("this store contains no tier; `rmqctl tiered verify DIR --local "
+                            "{store}` checks one elsewhere", store=store.root))
         return own
     from rmqctl.ext.tiered.verify.in_store import joined, size_of
 
@@ -313,7 +314,7 @@ def with_tier(out: Output, store: Store, own: Verdict[Coverage], most: int, *,
 
 
 def diagnosed_with_tier(out: Output, store: Store, found: Diagnosis) -> Diagnosis:
-    """A diagnosis of a store, with that of the tier in it."""
+    """Return a diagnosis of a store, including the tier in it."""
     from rmqctl.checks.doctor import KEPT
 
     own = found.findings
@@ -321,7 +322,7 @@ def diagnosed_with_tier(out: Output, store: Store, found: Diagnosis) -> Diagnosi
 
 
 def losses_of_tier(out: Output, store: Store) -> TierLosses:
-    """What the tier in a store has lost, for a command that checks nothing else of it."""
+    """Return what the tier in a store has lost, for a command that checks nothing else of it."""
     from rmqctl.checks.losses import TierLosses
 
     try:
@@ -339,7 +340,7 @@ def losses_of_tier(out: Output, store: Store) -> TierLosses:
 
 
 def _tier_in(root: str) -> Tier | None:
-    """The tier that lies in a store; what reads tiers is loaded where a name promises one."""
+    """Return the tier in a store; the code for tiers is loaded only if a name suggests one."""
     from rmqctl.formats.tiered.names import promise_tier
 
     with suppress(OSError):

@@ -25,16 +25,15 @@ def command(
     write_outside: WriteOutside = None,
     out: Out,
 ) -> int:
-    """Complete what an upload that was killed or failed left half done in a tier.
+    """Complete an interrupted upload to a tier.
 
-    A torn unit at the end of a consume queue is cut off. Messages after the last one it knows,
-    which are whole and continue the queue, get their units; a torn one after them is cut off.
-    What is cut is kept below DIR/.rmqctl. Then every file is forced to disk and the metadata says
-    of each what is there. Nothing is uploaded: `rmqctl tiered dispatch` does the same for its
-    queues first. What is damaged otherwise is for `rmqctl tiered recover`.
+    Torn entries at the end of consume queues are cut; complete messages after the last entry that
+    continue the queue get entries, and a torn message after them is cut. Cut bytes are kept below
+    DIR/.rmqctl. Then all files are flushed to disk and the metadata is updated. Nothing is
+    uploaded; `rmqctl tiered dispatch` does the same for its queues first. For other damage, use
+    `rmqctl tiered recover`.
 
         rmqctl tiered commit /mnt/tier
-
         rmqctl tiered commit /mnt/tier --metadata STORE/config/tieredStoreMetadata.json --dry-run
     """
     from rmqctl.ext.tiered.dispatch.resume import Committed, commit_tier

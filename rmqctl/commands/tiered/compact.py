@@ -31,7 +31,7 @@ _COLUMNS = ("file", "status", "timestamp", "items", "base_offset", "bytes", "seg
             "chains_sound", "kept")
 _BRIEF = _COLUMNS[1:6]
 _ONE = "One file"
-_TIER = "Where and how the tier lies"
+_TIER = "Tier layout"
 
 
 def command(
@@ -64,15 +64,13 @@ def command(
 ) -> None:
     """Rearrange local index files and upload them, as a broker's index service does.
 
-    What changes is DIR, the broker's metadata and tiered_index_file/ in its local root. Each file
-    of that folder becomes the next INDEX segment of the tier, its items sorted by slot, byte by
-    byte as a broker makes it; then it is moved to .rmqctl/aside/ of the local root. Files without
-    items only go there. Where a crash left items that no chain leads to, they are found by their
-    hashes. A run that is killed is completed by the next one.
+    Changes DIR, the broker's metadata and tiered_index_file/ in its local root. Each file becomes
+    the next INDEX segment, sorted by slot and byte-identical to a broker's, and is then moved to
+    .rmqctl/aside/ of the local root; files without items are only moved. Items that a crash left
+    outside of the chains are found by their hashes. The next run completes an interrupted one.
 
         rmqctl tiered compact STORE/tieredstore
         rmqctl tiered compact STORE/tieredstore --full
-
         rmqctl tiered compact --file tiered_index_file/1795233794638 --out compacted
     """
     show_times_in(tz)

@@ -60,9 +60,9 @@ def command(
     topic: Annotated[list[str] | None, typer.Option(
         "--topic", "-t", metavar="TOPIC", help="Only this topic; repeatable.")] = None,
     start: Annotated[str, typer.Option(
-        "--start", metavar="earliest|broker|TIME", help="Where a queue begins that is not in the "
-        "tier yet: at its first message, two minutes ago as a broker does (what is older is never "
-        "uploaded), or at a time.")] = "earliest",
+        "--start", metavar="earliest|broker|TIME",
+        help="Where a queue begins that is not in the tier yet: at its first message, two minutes "
+             "ago as a broker does (what is older is never uploaded), or at a time.")] = "earliest",
     only_due: Annotated[bool, typer.Option(
         "--only-due", help="Only what a broker would upload now: queues whose oldest message waits "
         "long enough, or that have enough of them.")] = False,
@@ -106,18 +106,15 @@ def command(
     store: StoreQueues,
     out: Out,
 ) -> int:
-    """Upload messages of a local store that no broker runs on to a tier.
+    """Upload a local store's messages to a tier; no broker may run on the store.
 
-    STORE's messages are only read. What changes is DIR, the metadata
-    (config/tieredStoreMetadata.json) and the index files (tiered_index_file/), which are in STORE,
-    where its broker looks for them, or where --metadata says. A broker that starts on both goes on
-    where this ends. Messages are checked before they go: one that is damaged ends its queue there
-    (exit code 1), the other queues go on. A run that was killed is completed by the next one.
-    Times are always the messages' own: where a broker misreads them (IPv6 hosts) the metadata
-    says what is right.
+    Reads the messages, and writes DIR, the metadata (config/tieredStoreMetadata.json) and the index
+    files (tiered_index_file/) in STORE or as --metadata says. A broker can continue from there. A
+    damaged message stops its queue (exit code 1), not the others. The next run completes an
+    interrupted one. Times are those of the messages, also where a broker misreads them (IPv6
+    hosts).
 
         rmqctl tiered dispatch STORE /mnt/tier --broker broker-a
-
         rmqctl tiered dispatch STORE /mnt/tier --only-due --verify-after
     """
     from rmqctl.ext.tiered.dispatch.request import Request

@@ -29,8 +29,9 @@ def command(
     count: Annotated[int | None, typer.Option(
         "--limit", "--count", metavar="N", min=0, help="At most N records (1 with --at).")] = None,
     at: Annotated[int | None, typer.Option(
-        "--at", metavar="OFFSET", parser=parse_offset, help="The record at this offset, in the "
-        "file or in the flat file its name counts in.")] = None,
+        "--at", metavar="OFFSET", parser=parse_offset,
+        help="The record at this offset, in the file or in the flat file its name counts "
+             "in.")] = None,
     every: Annotated[bool, typer.Option("--all", help="Units, slots and items of zeros too.")] = (
         False),
     body: Body = "auto",
@@ -39,15 +40,13 @@ def command(
     tz: Zone = UTC,
     out: Out,
 ) -> None:
-    """Show one file of a tier, record by record.
+    """Print any file of a tier, record by record.
 
-    Messages of a commit log segment and the coda 5.1 and 5.2 close it with; units of a consume
-    queue segment with their queue offsets; header, slots and items of an index file of either
-    form; topics, queues and segments of the metadata. Damage does not end the listing. Exit code
-    1 when anything was damaged.
+    Reads commit log segments (with the coda of 5.1 and 5.2), consume queue segments with their
+    queue offsets, index files in either format (header, slots, items), and the metadata. Damaged
+    records are listed, and the next ones follow. Exit code 1 if anything is damaged.
 
         rmqctl tiered dump cfcd208400000000000000000000 --kind commit-log --limit 3
-
         rmqctl tiered dump STORE/config/tieredStoreMetadata.json
     """
     from rmqctl.commands.inspect.dump import command as dump

@@ -34,16 +34,14 @@ def command(
     tz: Zone = UTC,
     out: ListedOut,
 ) -> None:
-    """Take expired files of a tier away, by the rules of a broker's own expiry.
+    """Remove expired files of a tier by a broker's expiry rules.
 
-    Of each commit log whole segments go, from the oldest on, as long as all of their messages are
-    too old; the last one, which a broker writes to, always stays. Consume queue files follow the
-    commit log, index files go by their newest item. The files are moved aside, not deleted: their
-    space is free once you remove the folder that is named at the end; until then
-    `rmqctl undo DIR` brings them back. The broker must not run.
+    Shows the plan; --apply carries it out. Removes the oldest commit log segments in which every
+    message has expired, but never the last one; consume queue files follow, index files go by their
+    newest item. Files are moved aside: `rmqctl undo DIR` restores them until you remove the folder
+    named at the end, which frees the space. The broker must be stopped.
 
         rmqctl tiered expire STORE/tieredstore --older-than 72h
-
         rmqctl tiered expire STORE/tieredstore --older-than 7d --topic Orders --apply --yes
     """
     from rmqctl.checks.impact import Impact

@@ -36,12 +36,12 @@ def command(
     tz: Zone = UTC,
     out: Out,
 ) -> None:
-    """Queues, segments and index files of a tier.
+    """List queues, segments and index files of a tier.
 
-    Segments are found by name and in the metadata, and both are compared: "stale-metadata" is a
-    file with more bytes than the metadata knows of, "short" one with fewer, "no-metadata" one that
-    a broker does not see, "no-file" an entry without a file. With jsonl, csv and tsv the queues
-    are listed, or the segments; json has the index files too.
+    Compares segment files with the metadata: "stale-metadata" is a file with more bytes than the
+    metadata records, "short" one with fewer, "no-metadata" one that a broker does not see,
+    "no-file" an entry without a file. jsonl, csv and tsv list the queues or (with --segments) the
+    segments; json also has the index files.
 
         rmqctl tiered ls /data/tieredstore
         rmqctl tiered ls /data/tieredstore --segments --topic orders

@@ -25,12 +25,12 @@ def command(
     show: MessageOptions,
     out: Out,
 ) -> None:
-    """Show the messages with a key in a tier, by store time.
+    """Find messages by key in a tier, in store time order.
 
-    All index files are searched, uploaded or not, under the hash of 5.1 to 5.3.3 and that of
-    newer brokers; what only shares the hash is left out. A broker searches only files that were
-    made inside the window asked for, and gives what has the hash: --as-broker. With --local the
-    local store is asked first. Exit code 1 when there is none.
+    Searches all index files, uploaded or not, with the hashes of 5.1 to 5.3.3 and of newer brokers;
+    messages that only share the hash are skipped. --as-broker searches only files created in the
+    given time window and returns every hash match, as a broker does. With --local, the local store
+    is searched first. Exit code 1 if there is no such message.
 
         rmqctl tiered query key /mnt/tier --topic orders --key order-4711 --since -30d
     """

@@ -24,8 +24,9 @@ def command(
     offset: Annotated[int | None, typer.Option(
         "--offset", metavar="N", parser=parse_offset, help="Queue offset.")] = None,
     phy: Annotated[int | None, typer.Option(
-        "--phy", metavar="OFFSET", parser=parse_offset, help="Offset in the queue's tiered commit "
-        "log (what physical_offset is in a tier).")] = None,
+        "--phy", metavar="OFFSET", parser=parse_offset,
+        help="Offset in the queue's tiered commit log (what physical_offset is in a "
+             "tier).")] = None,
     around: Annotated[bool, typer.Option(
         "--containing", help="With --phy: the message whose bytes include the offset.")] = False,
     count: Annotated[int, typer.Option(
@@ -42,13 +43,12 @@ def command(
     show: MessageOptions,
     out: Out,
 ) -> None:
-    """Show the message at a queue offset of a tier, or with --phy at an offset of its commit log.
+    """Show the message at a queue offset of a tier, or at an offset of its commit log (--phy).
 
-    A tier has a commit log for every queue, so --phy, too, needs --topic and --queue. Exit code
-    1 when there is none; why is said on stderr.
+    A tier has a commit log for each queue, so --phy also needs --topic and --queue. Exit code 1 if
+    there is no message; stderr says why.
 
         rmqctl tiered query offset /mnt/tier --topic orders --queue 0 --offset 1200
-
         rmqctl tiered query offset /mnt/tier --topic orders --queue 0 --phy 53755
     """
     from rmqctl.ext.tiered.as_broker import router

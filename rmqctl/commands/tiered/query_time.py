@@ -25,12 +25,12 @@ def command(
     show: MessageOptions,
     out: Out,
 ) -> None:
-    """Show the queue offset at a store time in a tier.
+    """Find the queue offset for a store time in a tier.
 
-    The whole queue is searched, by the store times of the messages that are still there. A broker
-    picks a segment by its metadata first, and reads the store time of a message with an IPv6 born
-    host at the wrong place: --as-broker. Where all is older, the answer is the queue's end. Exit
-    code 1 when there is no such queue (or, with --messages, no message).
+    Searches the whole queue by the store times of its remaining messages. --as-broker selects a
+    segment by its metadata first and misreads the store time of messages with an IPv6 born host, as
+    a broker does. If all messages are older, the result is the queue's end. Exit code 1 if the
+    queue does not exist (or, with --messages, if there is no message).
 
         rmqctl tiered query time /mnt/tier --topic orders --queue 0 --time 2024-06-21T19:53:00Z
     """

@@ -25,15 +25,13 @@ def command(
     show: MessageOptions,
     out: Out,
 ) -> None:
-    """Show the messages of a tier, queue after queue, through its consumequeues.
+    """Print the messages of a tier through its consume queues, queue by queue.
 
-    physical_offset is the place in the queue's own tiered commit log. Damage does not end the
-    listing: it is named on stderr, what is intact follows, and the exit code is 1. With --local
-    and --topic the messages are pulled as a consumer gets them from a broker that has both; who
-    had which offsets is said on stderr.
+    physical_offset is the offset in the queue's own tiered commit log. Damage is reported on stderr
+    and skipped, with exit code 1. With --local and --topic, messages are pulled as a broker with
+    both stores serves them; stderr says which store had which offsets.
 
         rmqctl tiered read /mnt/tier --topic orders --queue 0 --offset 1200 --limit 10
-
         rmqctl tiered read /mnt/tier --topic orders --local /data/store --strategy not-in-disk
     """
     from rmqctl.ext.tiered.as_broker.routed import routed_pages, routed_queues

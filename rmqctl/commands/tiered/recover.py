@@ -40,18 +40,15 @@ def command(
     tz: Zone = UTC,
     out: ListedOut,
 ) -> None:
-    """Make a tier whole from its files: shows the plan, and with --apply carries it out.
+    """Repair a tier from its own files.
 
-    Metadata that is lost or stale is made from names and contents; topic ids are found by asking
-    the messages that index items lead to. Consume queues are cut to whole units, and units that
-    are wrong or missing come from the messages. Keys of messages without an index item get one.
-    Sound files stay as they are. Nothing is deleted: `rmqctl undo DIR` brings back what was. The
-    broker must not run.
+    Shows the plan; --apply carries it out. Rebuilds lost or stale metadata from names and contents;
+    topic ids come from messages that index items point to. Cuts consume queues to complete entries,
+    and takes wrong or missing entries from the messages. Adds missing index items. Sound files are
+    not changed. `rmqctl undo DIR` restores what was replaced. The broker must be stopped.
 
         rmqctl tiered recover STORE/tieredstore
-
         rmqctl tiered recover STORE/tieredstore --apply
-
         rmqctl tiered recover DIR --metadata CONFIG/tieredStoreMetadata.json --only metadata
     """
     from rmqctl.commands.shared import applying, plan_page

@@ -26,15 +26,13 @@ def command(
     tier: TierBroker,
     out: Out,
 ) -> None:
-    """Count the messages of a tier: how many, how large, of which time.
+    """Count a tier's messages, bytes and rates.
 
-    Reads the tiered commit logs once. Counted are the messages a consume queue leads to; what it
-    does not lead to (written again after a failure, or no message at all) is counted apart, and
-    so are the uploaded index files. Times and rates are of the messages themselves, not of the
-    metadata.
+    Reads the tiered commit logs once and counts the messages that consume queues point to. Other
+    bytes (messages written again after a failure, or no message) and uploaded index files are
+    counted separately. Times and rates come from the messages, not from the metadata.
 
         rmqctl tiered stats /mnt/tier --by queue
-
         rmqctl tiered stats /mnt/tier --topic orders --by hour --plot
     """
     from rmqctl.ext.tiered.read.stats import Query, collect

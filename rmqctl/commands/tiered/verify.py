@@ -43,14 +43,13 @@ def command(
     tz: Zone = UTC,
     out: ListedOut,
 ) -> None:
-    """Check everything of a tier that can be checked, byte by byte.
+    """Check the integrity of a tier, byte by byte.
 
-    Names against offsets, segments against each other and against the metadata, every message of
-    the tiered commit logs against its unit in the consume queue and its CRC, every slot and item
-    of the index files (uploaded and not) against the keys of messages. What versions of the
-    broker are known to leave behind is named and no damage: bytes that no unit leads to, index
-    files without items, times of IPv6 hosts. Exit code 1 when something is wrong; info findings
-    do not count.
+    Checks names and offsets, segments against each other and the metadata, every message against
+    its consume queue entry and CRC, and every slot and item of index files (uploaded or not)
+    against the messages' keys. Known leftovers of broker versions are listed, but are not damage:
+    bytes without an entry, index files without items, times of IPv6 hosts. Exit code 1 if something
+    is wrong; info findings do not count.
 
         rmqctl tiered verify /data/tieredstore
         rmqctl tiered verify /data/tieredstore --metadata config/tieredStoreMetadata.json

@@ -47,8 +47,9 @@ def command(
     batch_size: Annotated[int, typer.Option(
         "--batch-size", metavar="N", min=1, help="Most messages of a batch.")] = 32,
     on_error: Annotated[str, typer.Option(
-        "--on-error", metavar="stop|skip|collect FILE", help="What a bad line does: end the run, "
-        "be left out, or be left out and kept in a new file that is named there.")] = "stop",
+        "--on-error", metavar="stop|skip|collect FILE",
+        help="What a bad line does: end the run, be left out, or be left out and kept in a new "
+             "file that is named there.")] = "stop",
     keep_queue_offsets: Annotated[bool, typer.Option(
         "--keep-queue-offsets", help="With --as-recorded: recorded queue offsets as they are, even "
         "where the queue does not go on there. Without it such messages are numbered "
@@ -62,13 +63,13 @@ def command(
     store: StoreOptions,
     out: Out,
 ) -> int:
-    """Put many messages into a store that no broker is running on.
+    """Append messages from JSON lines to a store; no broker may run on it.
 
-    Each line is a message object as `rmqctl read -o jsonl` writes it; only topic and body are
-    required. Without --replay or --as-recorded a message is put as if a client had just sent it.
-    An object with a list "messages" is a batch. With -o jsonl (csv, tsv) every result is printed
-    once its message is stored, with --flush sync once it is on the disk: what was printed is
-    never lost. Other formats show a summary. Ctrl-C stops between two messages and flushes.
+    Each line is a message object as `rmqctl read -o jsonl` prints it; only topic and body are
+    required. Without --replay or --as-recorded, messages are put as if a client had just sent them.
+    An object with a list "messages" is a batch. With -o jsonl, csv or tsv each result is printed
+    once its message is stored (with --flush sync: once it is on disk); other formats print a
+    summary. Ctrl-C stops between two messages and flushes.
 
         rmqctl read OLD -o jsonl --body base64 | rmqctl append NEW --as-recorded
     """

@@ -56,17 +56,15 @@ def command(
     store: StoreIndex,
     out: ListedOut,
 ) -> None:
-    """Send a group's dead letters anew: shows what would be put, and with --apply puts it.
+    """Send a group's dead letters again.
 
-    Each becomes a new message as a producer would send it: same body, tag, keys, unique key and
-    own properties, reconsume times 0, in the queue of the message it was first, if that is still
-    here. The property RMQCTL_REQUEUED names the dead letter, so what was requeued is not put
-    again: run it as often as you like. Dead letters stay where they are. A message is put the way
-    `append` does it, while no broker runs; there is no `undo`, but `truncate` takes it back as long
-    as nothing was put behind. Exit code 1 when something was left out.
+    Shows the plan; --apply carries it out while no broker runs. Each becomes a new message with the
+    same body, tag, keys, unique key and properties, reconsume times 0, in its original queue if
+    that still exists. RMQCTL_REQUEUED names the dead letter, so nothing is requeued twice; dead
+    letters stay. There is no `undo`: `truncate` removes the messages until others follow. Exit code
+    1 if any were skipped.
 
         rmqctl dlq requeue STORE --group billing --since -1d
-
         rmqctl dlq requeue STORE --group billing --into retry --apply --yes
     """
     # Refuse options that contradict each other before anything is opened.

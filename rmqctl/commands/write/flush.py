@@ -21,11 +21,11 @@ def command(
     tz: Zone = UTC,
     out: Out,
 ) -> None:
-    """Force a store to disk: commitlog, consumequeues, index, and then the checkpoint.
+    """Flush all files of a store to disk and update the checkpoint.
 
-    What is dirty only the system knows, so every file is forced; a clean one costs nothing. The
-    checkpoint's times then move forward to the newest message that is on disk with its row, and
-    a broker that crashes later has less to recover. After an unclean end they stay.
+    Flushes every file of commitlog, consume queues and index (clean files cost nothing). The
+    checkpoint's times then advance to the newest message that is on disk with its consume queue
+    entry, so a broker recovers faster after a crash. After an unclean shutdown they stay unchanged.
 
         rmqctl flush STORE -o json
     """

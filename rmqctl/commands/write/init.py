@@ -40,12 +40,11 @@ def command(
     engine: Annotated[EngineOptions, pick(NEW_STORE)],
     out: Out,
 ) -> None:
-    """Make an empty store, as a broker leaves one it has written nothing to.
+    """Create an empty store, as a broker leaves it before the first message.
 
-    STORE must be an empty folder or not exist. The sizes and the version are remembered in
-    STORE/.rmqctl/store.json, where the other commands find them; a broker that is to run on the
-    store needs the same sizes in its own configuration. An init that was interrupted is completed
-    by the next one.
+    STORE must be an empty folder or not exist. Sizes and version are stored in
+    STORE/.rmqctl/store.json, where other commands find them; a broker on this store needs the same
+    sizes in its configuration. The next init completes an interrupted one.
 
         rmqctl init STORE --commitlog-file-size 1MiB --index-slots 1000 --index-max 4000
     """

@@ -63,11 +63,11 @@ def command(
     store: StoreFolders,
     out: Out,
 ) -> None:
-    """Enter a topic into config/topics.json, or change one that is there.
+    """Create or change a topic in config/topics.json.
 
-    What is not given stays as the topic has it. All else in the file stays as it is; its old
-    content becomes topics.json.bak. Names and system topics that a broker refuses are refused.
-    The queues themselves are made when messages come. No broker may be running on the store.
+    Settings that are not given keep their values; nothing else in the file changes, and its old
+    content becomes topics.json.bak. Names and system topics that a broker refuses are rejected.
+    Queues are created with their first messages. No broker may run on the store.
 
         rmqctl topic create STORE orders --read-queues 8 --write-queues 8 --perm rw
     """

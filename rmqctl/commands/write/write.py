@@ -64,12 +64,11 @@ def command(
     store: StoreOptions,
     out: Out,
 ) -> None:
-    """Put one message into a store that no broker is running on.
+    """Append one message as a broker would; no broker may run on the store.
 
-    The message goes a broker's whole way: checks, delay rewrite, encoding, the log (with its
-    END_OF_FILE record and the next file), consumequeue and index, flush, checkpoint. What comes
-    back is the broker's answer. A message the store may not take gets its status, exit code 6,
-    and not a byte is written.
+    Runs a broker's whole put path: checks, delay rewrite, encoding, log (with END_OF_FILE record
+    and next file), consume queue and index, flush, checkpoint. Prints the broker's answer. A
+    rejected message gets its status and exit code 6, and nothing is written.
 
         rmqctl write STORE --topic orders --body 'hello' --tag A --key order-17
     """
