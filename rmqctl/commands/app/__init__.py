@@ -1,3 +1,3 @@
-"""How the program is put together: commands found by name and imported when they run, their options
-spelled out for typer, help, and the end of a run. Most of it goes around typer to start fast.
+"""The frame of the program: commands that are found by name and imported when they run, their
+options for typer, help, and the end of a run. Most of it bypasses typer for a fast start.
 """

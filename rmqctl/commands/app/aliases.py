@@ -1,8 +1,8 @@
-"""Other words for commands, which no help lists: those of mqadmin with its options, and short ones.
+"""Other names of commands, which no help lists: those of mqadmin with its options, and short ones.
 
-An alias is its command with some options worded otherwise; it has no code of its own. One that
-leads to a command that reads runs it. All others are answered with the command to type, filled in
-with what was typed. mqadmin does not tell capital letters from small ones.
+An alias is its command with some options spelled differently; it has no code of its own. An alias
+of a reading command runs it. All others are answered with the command to type, completed with the
+given values. mqadmin ignores case.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from rmqctl.commands import STORE_VARIABLE
 from rmqctl.errors import OtherCommandError, UsageError
 
 _ARGUMENT = ""
-"""In the place of an option: its value is an argument."""
+"""In place of an option: its value is an argument."""
 _STORE = "STORE"
 
 Worded = str | tuple[str, ...] | Callable[[str], Sequence[str]] | None
-"""What an option of mqadmin becomes: ours, with the value that follows; `_ARGUMENT`; what a
-function makes of the value; a tuple, for a flag. None, or () for a flag: it has no effect.
+"""The translation of an option of mqadmin: rmqctl's option, followed by the value; `_ARGUMENT`; a
+function of the value; a tuple, for a flag. None, or () for a flag: it has no effect.
 """
 
 
 class Translated(NamedTuple):
-    """The words behind an alias as its command has them; ``ignored``: options without effect."""
+    """The words after an alias, as its command has them; ``ignored``: options without effect."""
 
     kept: list[str]
     arguments: list[str]
@@ -34,11 +34,11 @@ class Translated(NamedTuple):
 
 
 class Alias(NamedTuple):
-    """``name`` as mqadmin spells it, and the ``command`` it stands for.
+    """``name`` as mqadmin spells it, and the ``command`` it means.
 
-    ``first`` and ``last``: what comes before and behind what was typed. With ``says`` the command
-    is not run but named: ``says`` is the reason, and ``needs`` has a placeholder for each argument
-    or option that the command cannot do without.
+    ``first`` and ``last``: words before and after the typed ones. With ``says`` the command is not
+    run but named: ``says`` is the reason, and ``needs`` has a placeholder for each argument or
+    option that the command requires.
     """
 
     name: str
@@ -50,8 +50,8 @@ class Alias(NamedTuple):
     needs: Mapping[str, str] = {}
 
     def words(self, typed: Sequence[str]) -> tuple[list[str], str | None]:
-        """The command's own words for those typed behind the alias, and a note on options that
-        have no effect. UsageError, which is the answer of an alias that is not run.
+        """Return the command's words for those typed after the alias, and a note on options that
+        have no effect. Raises UsageError, which is the answer of an alias that is not run.
         """
         if self.says is not None:
             raise OtherCommandError(self.says, self.answer(typed))
@@ -62,11 +62,11 @@ class Alias(NamedTuple):
             raise UsageError(f"Missing argument 'STORE': name a store, or set {STORE_VARIABLE}")
         is_quiet = {"-q", "-qq", "--quiet"} & set(kept)
         note = None if is_quiet or not ignored else (
-            f"rmqctl: ignored, no effect on a store: {', '.join(dict.fromkeys(ignored))}")
+            f"rmqctl: ignored (no effect on a store): {', '.join(dict.fromkeys(ignored))}")
         return [*self.first, *kept, *arguments, *self.last], note
 
     def answer(self, typed: Sequence[str]) -> str:
-        """The command line to type instead, for a shell. UsageError."""
+        """Return the command line to type instead, for a shell. Raises UsageError."""
         kept, arguments, _ = self._translated(typed)
         is_named = bool(kept) and not kept[0].startswith("-")
         store, options = (kept[0], kept[1:]) if is_named else (_STORE, kept)
@@ -107,7 +107,7 @@ class Alias(NamedTuple):
 
 
 def _if_false(*words: str) -> Callable[[str], Sequence[str]]:
-    """For an option of mqadmin that is true or false."""
+    """Return the translation of a true/false option of mqadmin."""
     return lambda value: words if value.strip().lower() == "false" else ()
 
 
@@ -116,17 +116,19 @@ def _order(value: str) -> Sequence[str]:
 
 
 def _attributes(value: str) -> Sequence[str]:
-    """``+a=b,+c=d`` of updateTopic. UsageError: -e, which takes an attribute away."""
+    """Return the options for ``+a=b,+c=d`` of updateTopic. Raises UsageError for -e, which removes
+    an attribute.
+    """
     words: list[str] = []
     for attribute in filter(None, map(str.strip, value.split(","))):
         if not attribute.startswith("+") or "=" not in attribute:
-            raise UsageError(f"-a {attribute}: rmqctl only sets attributes, as +NAME=VALUE")
+            raise UsageError(f"-a {attribute}: rmqctl can only set attributes, as +NAME=VALUE")
         words += ["--attribute", attribute[1:]]
     return words
 
 
 def _redirected(_value: str) -> Sequence[str]:
-    raise OtherCommandError("-f: the metadata go to standard output",
+    raise OtherCommandError("-f: the metadata is written to standard output",
                             "rmqctl exportMetadata STORE > metadata.json")
 
 
@@ -141,7 +143,7 @@ def _by_tag(value: str) -> Sequence[str]:
 
 
 def _each(names: str, ours: Worded = None) -> dict[str, Worded]:
-    """Several spellings of one option, which have no effect unless ``ours`` is given."""
+    """Return several spellings of one option, which have no effect unless ``ours`` is given."""
     return dict.fromkeys(names.split(), ours)
 
 
@@ -227,7 +229,7 @@ _READ = (
 _ANSWERED = (
     Alias("topicRoute", ("config",), {
         **_each("-t --topic"), **_each("-l --list", ())}, last=("topics",),
-          says="a store contains no routes, but the queues and permissions of its topics"),
+          says="a store contains no routes, only the queues and permissions of its topics"),
     Alias("clusterList", ("info",), {
         **_CLUSTER, **_each("-i --interval"), **_each("-m --moreStats", ())},
           says="a store contains nothing about its cluster, only its own broker's files"),
@@ -246,17 +248,17 @@ _ANSWERED = (
                           "--nameserverAddr")},
           last=("topics", "--output", "json"), says=_EITHER),
     Alias("haStatus", ("diff",), {**_WHERE, **_each("-i --interval")}, last=("SLAVE",),
-          says="files do not say how far a slave is, but two stores can be compared"),
+          says="files do not show how far a slave lags, but two stores can be compared"),
     Alias("getSyncStateSet", ("diff",), {**_WHERE, **_each("-a --controllerAddress -i --interval")},
           last=("SLAVE",),
-          says="files do not say how far a slave is, but two stores can be compared"),
+          says="files do not show how far a slave lags, but two stores can be compared"),
     Alias("DecodeMessageId", ("query", "id"), _ID, needs={_ARGUMENT: "ID"},
-          says="rmqctl finds the message of an id"),
+          says="rmqctl finds a message by its id"),
     Alias("queryMsgTraceById", ("read",), {
         **_each("-i --msgId", "--key"), **_each("-t --traceTopic", "--topic"), **_TIMES,
         **_CLUSTER, **_each("-m --maxNum", "--limit")},
           needs={"--topic": "RMQ_SYS_TRACE_TOPIC", "--key": "ID"},
-          says="traces are messages of the store that has the trace topic"),
+          says="traces are messages in the store that contains the trace topic"),
     Alias("sendMessage", ("write",), {
         **_BROKER, **_TOPIC, **_QUEUE, **_each("-p --body", "--body"), **_each("-k --key", "--key"),
         **_each("-c --tags", "--tag"), **_each("-m --msgTraceEnable")},
@@ -314,11 +316,11 @@ updateControllerConfig updateKvConfig updateNamesrvConfig updateOrderConf
 updateSubGroupList updateUser wipeWritePerm
 """
 _WITHOUT = {name.lower(): name for name in _RUNNING.split()}
-"""mqadmin's words for what no command of rmqctl does."""
+"""Commands of mqadmin without a counterpart in rmqctl."""
 
 
 def find(word: str) -> Alias | None:
-    """The alias that is called so. UsageError: a word of mqadmin for which there is none."""
+    """Return the alias with this name. Raises UsageError for a command of mqadmin without one."""
     name = _WITHOUT.get(word.lower())
     if name is not None:
         raise UsageError(f"rmqctl has no counterpart to mqadmin's {name}: it needs a running "
@@ -327,5 +329,5 @@ def find(word: str) -> Alias | None:
 
 
 def named() -> Iterator[str]:
-    """The names of all aliases, as mqadmin spells them."""
+    """Return the names of all aliases, as mqadmin spells them."""
     return (alias.name for alias in ALIASES.values())

@@ -1,8 +1,8 @@
-"""Turns words of the command line into values without pydantic.
+"""Conversion of command-line words to values without pydantic.
 
-typer converts every value through pydantic, whose import and schema building cost more than a
-query takes. rmqctl's parameters are plain, so a few lines do. The attribute set here is
-typer's own cache of converters: a typer that has none simply goes its own way, and a test says so.
+typer converts every value through pydantic, whose import and schema building cost more than a query
+takes. rmqctl's parameters are plain, so a few lines do. The attribute set here is typer's own cache
+of converters: a typer without it goes its own way, and a test shows that.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _CACHE = "_runtime_param"
 
 
 class _Coercion:
-    """Has the one method typer calls."""
+    """A converter with the one method that typer calls."""
 
     def __init__(self, convert: Callable[[Any], Any], many: bool) -> None:
         self._convert = convert
         self._many = many
 
     def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
-        """The value of ``param``; raises BadParameter with what is wrong and with which option."""
+        """Return the value of ``param``. Raises BadParameter with the problem and the option."""
         if value is None:
             return () if self._many else None
         try:
@@ -39,7 +39,7 @@ class _Coercion:
 
 
 def use_light_coercion(params: Iterable[Any]) -> None:
-    """Give every one of ``params`` that is plain enough its converter."""
+    """Give each of ``params`` that is plain enough its converter."""
     for param in params:
         descriptor = getattr(param, "type_descriptor", None)
         if descriptor is None or getattr(param, _CACHE, "absent") is not None:
@@ -74,14 +74,14 @@ def _converter(annotation: Any, descriptor: Any) -> Callable[[Any], Any] | None:
 def _flag(value: Any) -> bool:
     if isinstance(value, bool):
         return value
-    raise ValueError(f"{value!r} is not true or false")
+    raise ValueError(f"expected true or false, got {value!r}")
 
 
 def _choice(value: str, choices: tuple[str, ...]) -> str:
     for choice in choices:
         if choice == value:
             return choice
-    raise ValueError(f"{value!r} is not one of {', '.join(choices)}")
+    raise ValueError(f"expected one of {', '.join(choices)}, got {value!r}")
 
 
 def _whole_number(value: Any) -> int:
@@ -89,13 +89,13 @@ def _whole_number(value: Any) -> int:
         return value
     digits = ungrouped(value)
     if re.fullmatch("[+-]?[0-9]{1,19}", digits) is None:
-        raise ValueError(f"{value!r} is not a whole number")
+        raise ValueError(f"expected an integer, got {value!r}")
     return int(digits)
 
 
 def _bounded(value: int, least: float | None, most: float | None) -> int:
     if least is not None and value < least:
-        raise ValueError(f"{value} is less than {least}")
+        raise ValueError(f"{value} is less than the minimum {least}")
     if most is not None and value > most:
-        raise ValueError(f"{value} is more than {most}")
+        raise ValueError(f"{value} is more than the maximum {most}")
     return value

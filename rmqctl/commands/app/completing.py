@@ -1,7 +1,7 @@
-"""What a shell offers for topics, groups and names of findings.
+"""Shell completion for topics, groups and names of findings.
 
-It comes from names of folders and from small files of config/ alone. Whatever is wrong with a
-store, nothing is offered then, and nothing said.
+It reads folder names and small files of config/ alone. If anything is wrong with a store, it offers
+nothing and prints nothing.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ from rmqctl.commands import STORE_VARIABLE
 from rmqctl.errors import FormatError
 
 _LARGEST = 4 << 20
-"""Bytes of a file that is read for completion."""
+"""Maximum bytes of a file that is read for completion."""
 _MOST = 500
 _QUEUES = ("consumequeue", "batchconsumequeue")
 
 
 def _quiet(offers: Callable[[str], Iterable[str]]) -> Callable[..., list[str]]:
-    """Those names of a store that begin as the word does, in order; none where anything fails."""
+    """Complete with names of a store that begin with the word, sorted; with none where anything
+    fails.
+    """
 
     @wraps(offers)
     def complete(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -41,7 +43,7 @@ def _quiet(offers: Callable[[str], Iterable[str]]) -> Callable[..., list[str]]:
 
 
 def _root(ctx: typer.Context) -> str:
-    """STORE as far as it is typed, else that of the environment."""
+    """Return STORE as far as it is typed, else that of the environment."""
     for param in ctx.command.params:
         if getattr(param, "envvar", None) == STORE_VARIABLE:
             value: Any = ctx.params.get(param.name or "")
@@ -70,7 +72,7 @@ def _table(root: str, name: str, table: str) -> dict[str, Any]:
 
 @_quiet
 def complete_topics(root: str) -> Iterator[str]:
-    """Topics with queues, and those of topics.json."""
+    """Yield topics with queues, and those of topics.json."""
     for folder in _QUEUES:
         with suppress(OSError), os.scandir(os.path.join(root, folder)) as entries:
             yield from (entry.name for entry in entries
@@ -80,14 +82,14 @@ def complete_topics(root: str) -> Iterator[str]:
 
 @_quiet
 def complete_groups(root: str) -> Iterator[str]:
-    """Consumer groups that are configured, or have offsets."""
+    """Yield consumer groups that are configured or have offsets."""
     yield from _table(root, "subscriptionGroup.json", "subscriptionGroupTable")
     for key in _table(root, "consumerOffset.json", "offsetTable"):
         yield key.partition("@")[2].partition("@")[0]
 
 
 def complete_findings(incomplete: str) -> list[str]:
-    """Names of findings and actions."""
+    """Return names of findings and actions."""
     from rmqctl.checks.explanations import explanations
 
     try:

@@ -31,21 +31,23 @@ GENERAL = ("output", "quiet", "verbose", "no-progress", "tz", "jobs", "broker-co
 NEVER = frozenset({"apply", "yes", "force", "abandon", "drop-orphans", "restart-queue",
                    "update-baseline", "writable"})
 _ASKS_ITSELF = frozenset({"lang"})
-"""RMQCTL_LANG is for screens alone, and no default of an option that data obeys, too."""
-_REFUSED = "is only taken from the command line: what it allows is to be said each time"
+"""RMQCTL_LANG applies to screens alone, and is not the default of an option that data
+follows, too.
+"""
+_REFUSED = "can only be given on the command line"
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 _LARGEST = 1 << 20
 
 
 class Default(NamedTuple):
-    """A value, converted, and where it is from."""
+    """A converted value and its origin."""
 
     value: Any
     origin: str
 
 
 def config_path(environ: Mapping[str, str] = os.environ) -> str:
-    """Where the user's configuration is, if there is one."""
+    """Return the path of the user's configuration, whether it exists or not."""
     base = environ.get("XDG_CONFIG_HOME", "")
     if not os.path.isabs(base):
         base = os.path.join(os.path.expanduser("~"), ".config")
@@ -53,7 +55,7 @@ def config_path(environ: Mapping[str, str] = os.environ) -> str:
 
 
 def key_of(param: Any) -> str | None:
-    """The key of an option: ``fail-on``; None for an argument and for ``--help``."""
+    """Return the key of an option: ``fail-on``; None for an argument and for ``--help``."""
     if param.param_type_name != "option" or param.name == "help":
         return None
     return next((name[2:] for name in param.opts if name.startswith("--")), None)
@@ -66,7 +68,7 @@ def variable(command: Iterable[str], key: str) -> str:
 
 def defaults_of(spec: CommandSpec, params: Iterable[Any], ctx: Any,
                 registry: Iterable[CommandSpec]) -> dict[str, Default]:
-    """The defaults of a command by the names of its parameters. UsageError, StoreIOError."""
+    """Return the defaults of a command by parameter name. Raises UsageError, StoreIOError."""
     by_key = {key: param for param in params if (key := key_of(param)) is not None}
     found: dict[str, Default] = {}
     path = config_path()
@@ -86,7 +88,7 @@ def defaults_of(spec: CommandSpec, params: Iterable[Any], ctx: Any,
 
 
 class _File:
-    """The configuration file. UsageError for all that is wrong with it."""
+    """The configuration file. Raises UsageError for anything wrong in it."""
 
     def __init__(self, path: str, registry: Iterable[CommandSpec]) -> None:
         import tomllib
@@ -105,7 +107,7 @@ class _File:
 
     def defaults(self, spec: CommandSpec, by_key: Mapping[str, Any],
                  ctx: Any) -> dict[str, Default]:
-        """Those for a command; its own table comes before that for all."""
+        """Return the defaults of a command; its own table comes before that for all."""
         found: dict[str, Default] = {}
         own: Any = self._tables
         for word in spec.name:
@@ -130,7 +132,9 @@ class _File:
         return found
 
     def _check_names(self, table: Mapping[str, Any], words: tuple[str, ...]) -> None:
-        """Each table is a command's or of a word before it; outside of them is no option."""
+        """Check that each table belongs to a command or a word before it, with no option
+        outside.
+        """
         for key, value in table.items():
             name = (*words, key)
             if isinstance(value, dict) and name != (FOR_ALL,):
@@ -142,11 +146,11 @@ class _File:
                                      f"{' '.join(name)!r}" + _near(near))
                 self._check_names(value, name)
             elif not isinstance(value, dict) and words not in self._commands:
-                raise UsageError(f"{self._place(words, key)}: {key!r} belongs into a table: "
-                                 f"[{FOR_ALL}] or that of a command, as [verify]")
+                raise UsageError(f"{self._place(words, key)}: {key!r} must be in a table: "
+                                 f"[{FOR_ALL}] or that of a command, such as [verify]")
 
     def _place(self, words: tuple[str, ...], key: str | None) -> str:
-        """``FILE:LINE`` of a key or of its table's head, as far as the lines tell."""
+        """Return ``FILE:LINE`` of a key or of its table's header, as far as the lines show it."""
         head: tuple[str, ...] = ()
         for number, line in enumerate(self._text.splitlines(), 1):
             bracket = re.match(r"\s*\[([^\[\]]+)\]", line)
@@ -165,26 +169,27 @@ def _near(names: Iterable[str]) -> str:
 
 
 def _checked(value: Any, param: Any, origin: str) -> Any:
-    """A value of the file as typer would be given it; UsageError where the type is another."""
+    """Return a value of the file in typer's form. Raises UsageError for the wrong type."""
     described = parameter(param)
     many = value if isinstance(value, list) and described.repeatable else [value]
     for item in many:
         kind = ("true or false" if described.type == "flag" else
-                "a whole number" if described.type in ("integer", "count") else "a text")
-        right = {"true or false": bool, "a whole number": int}.get(kind, (str, int))
+                "an integer" if described.type in ("integer", "count") else "text")
+        right = {"true or false": bool, "an integer": int}.get(kind, (str, int))
         if not isinstance(item, right) or (isinstance(item, bool) and kind != "true or false"):
-            raise UsageError(f"{origin}: {item!r} is not {kind}, as --{key_of(param)} is")
+            raise UsageError(f"{origin}: --{key_of(param)} expects {kind}, got {item!r}")
     texts = [str(item) if described.type not in ("flag", "integer", "count") else item
              for item in many]
     return texts if described.repeatable else texts[0]
 
 
 def _from_text(text: str, param: Any, origin: str) -> Any:
-    """A value of the environment: words, as a shell parts them, for what can be repeated."""
+    """Return a value of the environment; for repeatable options, words split as in a shell."""
     described = parameter(param)
     if described.type == "flag":
         if text.lower() not in (*_TRUE, *_FALSE):
-            raise UsageError(f"{origin}: {text!r} is not one of {', '.join((*_TRUE, *_FALSE))}")
+            raise UsageError(f"{origin}: expected one of {', '.join((*_TRUE, *_FALSE))}, got "
+                             f"{text!r}")
         return text.lower() in _TRUE
     if not described.repeatable:
         return text

@@ -1,4 +1,4 @@
-"""What a command takes, as data: the source of its help, of ``commands`` and of the reference."""
+"""Parameters of a command as data: the source of its help, of ``commands`` and of the reference."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Parameter(NamedTuple):
 
     @property
     def value_name(self) -> str | None:
-        """What stands for the value in help (``SIZE``, ``a|b``); None for flags and counts."""
+        """Placeholder of the value in help (``SIZE``, ``a|b``); None for flags and counts."""
         if self.type in ("flag", "count"):
             return None
         if self.metavar:
@@ -44,14 +44,14 @@ class Parameter(NamedTuple):
         return self.names[0] if self.kind == "argument" else self.type.upper()
 
     def as_row(self) -> dict[str, Any]:
-        """The JSON object of ``rmqctl commands -o json``."""
+        """Return the JSON object of ``rmqctl commands -o json``."""
         row = self._asdict()
         del row["panel"], row["metavar"]
         return row
 
 
 def parameters(command: Any) -> Iterator[Parameter]:
-    """Every visible parameter of a typer command, in order of declaration, help option excepted."""
+    """Yield every visible parameter of a typer command in order, except the help option."""
     for param in command.params:
         if not getattr(param, "hidden", False):
             yield parameter(param)
@@ -84,8 +84,8 @@ def parameter(param: Any) -> Parameter:
 
 
 def former_names(param: Any) -> list[str]:
-    """The names that an option had: its long ones behind the first. They work, and no page or help
-    shows them.
+    """Return the former names of an option: its long names after the first. They work, but neither
+    pages nor help show them.
     """
     return [name for name in param.opts if name.startswith("--")][1:]
 
@@ -107,7 +107,7 @@ def _type_name(param: Any, choices: list[str] | None) -> str:
 
 
 def _default(value: Any) -> Any:
-    """A default as JSON can say it."""
+    """Return a default in JSON form."""
     if isinstance(value, tzinfo | Address):
         return str(value)
     if isinstance(value, list | tuple):

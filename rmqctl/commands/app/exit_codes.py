@@ -1,4 +1,4 @@
-"""How a run ends: exit codes, the line on stderr, signals, and streams that are gone."""
+"""The end of a run: exit codes, the line on stderr, signals, and closed streams."""
 
 from __future__ import annotations
 
@@ -30,11 +30,13 @@ from rmqctl.output.core import say
 _PACKAGE = os.path.dirname(os.path.abspath(rmqctl.__file__))
 _LONGEST_MESSAGE = 500
 own_process = False
-"""Whether the process runs the program alone, and ends with it."""
+"""True if the process runs the program alone, and ends with it."""
 
 
 class Terminated(BaseException):
-    """SIGTERM came. Not an Exception, so that no command takes it for a failure of its own."""
+    """SIGTERM was received. Not an Exception, so that no command takes it for a failure of
+    its own.
+    """
 
 
 _SENT_FOR: dict[type[BaseException], signal.Signals] = {
@@ -45,7 +47,7 @@ _SOON = 0.01
 
 @contextlib.contextmanager
 def terminable() -> Iterator[None]:
-    """Within it, SIGTERM raises Terminated, so that ``finally`` blocks run before the exit."""
+    """Let SIGTERM raise Terminated, so that ``finally`` blocks run before the exit."""
     process = os.getpid()
 
     def handler(_number: int, _frame: FrameType | None) -> NoReturn:
@@ -67,8 +69,8 @@ def terminable() -> Iterator[None]:
 
 
 def _again(unraisable: sys.UnraisableHookArgs) -> None:
-    """A signal that came in the midst of a finaliser or a weak reference's callback is sent again:
-    Python drops what is raised there.
+    """Send a signal again that came during a finaliser or a weak reference's callback: Python drops
+    exceptions there.
     """
     number = _SENT_FOR.get(unraisable.exc_type)
     if number is None:
@@ -80,10 +82,10 @@ def _again(unraisable: sys.UnraisableHookArgs) -> None:
 
 
 def settle_streams() -> None:
-    """Make stdout and stderr take any text, and keep closed descriptors from being reused.
+    """Make stdout and stderr accept any text, and keep closed descriptors from being reused.
 
-    A descriptor 0, 1 or 2 that is closed at the start would go to the next file opened, and
-    whatever a library prints would land in that file.
+    A descriptor 0, 1 or 2 that is closed at the start would go to the next file opened, and the
+    output of a library would be written to that file.
     """
     for descriptor in range(3):
         try:
@@ -99,7 +101,7 @@ def settle_streams() -> None:
 
 
 def silence_stdout(*, discard: bool) -> None:
-    """Flush what is left on stdout; point it at nowhere when that fails or ``discard`` is set.
+    """Flush stdout; redirect it to nowhere when that fails or ``discard`` is set.
 
     Otherwise the interpreter tries again while shutting down and prints an error of its own.
     """
@@ -116,7 +118,7 @@ def silence_stdout(*, discard: bool) -> None:
 
 
 def report(exc: BaseException, args: Sequence[str]) -> int:
-    """Say on stderr what ended the run, and return the exit code for it."""
+    """Report on stderr what ended the run, and return the exit code for it."""
     code, lines = _verdict(exc)
     for line in lines:
         say(line, sys.stderr)
@@ -129,7 +131,7 @@ def report(exc: BaseException, args: Sequence[str]) -> int:
 
 
 def wants_traceback(args: Sequence[str]) -> bool:
-    """Whether the user asked for internals: RMQCTL_DEBUG, or -v given twice."""
+    """Return whether the user asked for tracebacks: RMQCTL_DEBUG, or -v given twice."""
     if os.environ.get("RMQCTL_DEBUG", "") not in ("", "0"):
         return True
     clusters = [a for a in args if a.startswith("-") and a[1:] and not a[1:].strip("qv")]
@@ -144,7 +146,7 @@ def _verdict(exc: BaseException) -> tuple[ExitCode, list[str]]:
     if isinstance(exc, Terminated):
         return ExitCode.TERMINATED, ["rmqctl: terminated"]
     if isinstance(exc, OtherCommandError):  # the line alone, so that it can be copied
-        return ExitCode.USAGE, [_error(f"{exc}; type:"), f"  {exc.command}"]
+        return ExitCode.USAGE, [_error(f"{exc}; run:"), f"  {exc.command}"]
     if isinstance(exc, UsageError):
         return ExitCode.USAGE, [_error(str(exc)), *_pointer(_noted(exc))]
     if isinstance(exc, RmqctlError):
@@ -158,13 +160,13 @@ def _verdict(exc: BaseException) -> tuple[ExitCode, list[str]]:
     if isinstance(exc, OSError):
         return ExitCode.IO, [_error(str(StoreIOError.from_oserror(exc)))]
     if is_lack_of_memory(exc):
-        return ExitCode.IO, [_error("out of memory: the system gave rmqctl no more")]
+        return ExitCode.IO, [_error("out of memory")]
     if isinstance(exc, ModuleNotFoundError) and (name := (exc.name or "").partition(".")[0]
                                                  ) in EXTRAS:
         return _verdict(MissingExtraError(name))
     if isinstance(exc, ModuleNotFoundError) and (exc.name or "").startswith("rmqctl.ext"):
         return ExitCode.NOT_A_STORE, [_error(
-            f"this needs {exc.name}, an extension that is not installed: install rmqctl again")]
+            f"the extension {exc.name} is required but not installed; install rmqctl again")]
     if isinstance(exc, ModuleNotFoundError) and not (exc.name or "rmqctl").startswith("rmqctl"):
         return ExitCode.FAILED, [
             _error(f"the Python package {exc.name!r} is not installed; install rmqctl again")
@@ -189,7 +191,7 @@ def _pointer(command_path: str | None) -> list[str]:
 
 
 def _defect(exc: BaseException) -> list[str]:
-    """Two lines: what a bug report needs, and the request for one."""
+    """Return two lines: the facts for a bug report, and the request for one."""
     message = " ".join(str(exc).split())
     if len(message) > _LONGEST_MESSAGE:
         message = message[:_LONGEST_MESSAGE] + "..."
@@ -197,13 +199,14 @@ def _defect(exc: BaseException) -> list[str]:
     place = _innermost(exc)
     where = f", at {place}" if place else ""
     return [
-        f"rmqctl: error: a defect in rmqctl: {failure} (rmqctl {rmqctl.__version__}{where})",
-        "Please report it with the command you gave; with RMQCTL_DEBUG=1 it shows all it knows.",
+        f"rmqctl: error: internal error: {failure} (rmqctl {rmqctl.__version__}{where})",
+        "This is a bug in rmqctl. Please report it with the command line; RMQCTL_DEBUG=1 prints a "
+        "traceback.",
     ]
 
 
 def _innermost(exc: BaseException) -> str | None:
-    """``rmqctl/store/files.py:120``: the deepest frame that is ours."""
+    """Return the deepest frame in the package, such as ``rmqctl/store/files.py:120``."""
     place = None
     traceback = exc.__traceback__
     while traceback is not None:

@@ -1,4 +1,4 @@
-"""Which extensions this installation has."""
+"""Extensions of this installation."""
 
 from __future__ import annotations
 

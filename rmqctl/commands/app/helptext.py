@@ -1,4 +1,4 @@
-"""How help looks: plain text that is the same everywhere, with coloured headings on a terminal.
+"""The layout of help: plain text that is the same everywhere, with coloured headings on a terminal.
 
 Neither rich nor a command's library is imported for it, which keeps ``--help`` fast.
 """
@@ -27,11 +27,11 @@ COMMON_PANELS = (
 _COMMON = {"--tz", "--jobs", "--help", "--dry-run", "--write-outside"}
 _OWN = {"--apply"}
 ALL_OPTIONS = object()
-"""The context's object where help shows all options of a command."""
+"""Object of the context where help shows all options of a command."""
 
 
 class HelpMixin:
-    """Help methods for a typer command or group (which is the other base class)."""
+    """Help methods for a typer command or group (the other base class)."""
 
     params: Any
     help: str | None
@@ -40,13 +40,15 @@ class HelpMixin:
     listed: Mapping[str, Any] = MappingProxyType({})
 
     def get_help_option(self, ctx: Any) -> Any:
-        """The ``--help`` option, which typer makes by itself and only here can be had."""
+        """Return the ``--help`` option, which typer creates itself and which is available only
+        here.
+        """
         option = super().get_help_option(ctx)  # type: ignore[misc]
         use_light_coercion([option])
         return option
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """``[OPTIONS] STORE [MSGID]``."""
+        """Return the parts of ``[OPTIONS] STORE [MSGID]``."""
         pieces = ["[OPTIONS]"]
         for param in self.params:
             if param.param_type_name == "argument":
@@ -57,7 +59,9 @@ class HelpMixin:
         return pieces
 
     def format_help_text(self, ctx: Any, formatter: Any) -> None:
-        """The docstring: paragraphs are filled, indented ones are examples, a command a line."""
+        """Write the docstring: paragraphs are filled, indented ones are examples, a command
+        a line.
+        """
         for paragraph in re.split(r"\n[ \t]*\n", self.help or ""):
             formatter.write_paragraph()
             if all(line[:1].isspace() for line in paragraph.splitlines()):
@@ -71,9 +75,9 @@ class HelpMixin:
                     formatter.write_text(" ".join(paragraph.split()))
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Arguments, options by panel, and the commands of a group by section.
+        """Write arguments, options by panel, and the commands of a group by section.
 
-        Of a command's options only its own, unless all are asked for.
+        Of a command's options only its own, unless all are requested.
         """
         shows_all = not hasattr(self, "spec") or ctx.find_root().obj is ALL_OPTIONS
         has_more = False
@@ -101,7 +105,7 @@ class HelpMixin:
         self.format_command_list(ctx, formatter)
 
     def format_command_list(self, ctx: Any, formatter: Any) -> None:
-        """The listed commands under the headings of their sections."""
+        """Write the listed commands under the headings of their sections."""
         sections: dict[str, list[tuple[str, str]]] = {}
         for name, command in self.listed.items():
             sections.setdefault(command.rich_help_panel or "Commands", []).append(
@@ -117,7 +121,9 @@ class HelpMixin:
             formatter.write_text(epilog)
 
     def get_help(self, ctx: Any) -> str:
-        """The whole help; its headings are bold when stdout is a terminal that shows colour."""
+        """Return the complete help; its headings are bold when stdout is a terminal that shows
+        colour.
+        """
         text: str = super().get_help(ctx)  # type: ignore[misc]
         if sys.stdout is None or not sys.stdout.isatty() or os.environ.get("NO_COLOR"):
             return text
@@ -154,14 +160,14 @@ def _section(formatter: Any, title: str, rows: list[tuple[str, str]]) -> None:
 
 
 def _spelling(described: Parameter) -> str:
-    """``-o, --output FORMAT``."""
+    """Return the spelling of an option: ``-o, --output FORMAT``."""
     names = sorted(described.names, key=lambda name: (name.startswith("--"), name))
     value = described.value_name
     return ", ".join(names) + (f" {value}" if value else "")
 
 
 def _remarks(described: Parameter) -> str:
-    """The help of a parameter with what else one must know of it in brackets."""
+    """Return the help of a parameter with choices, variable and default in brackets."""
     extra = []
     if described.choices is not None and described.metavar:
         extra.append("one of: " + ", ".join(described.choices))

@@ -1,7 +1,7 @@
 """The bridge from the registry to typer: groups that know their commands without importing them.
 
-A group holds placeholders, which have the name and one line of help. Only when a command is to
-run, complete or show its own help is its module imported and turned into a typer command.
+A group contains placeholders with the name and one line of help. A command's module is imported and
+turned into a typer command only when it runs, completes or shows its own help.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ CONTEXT_SETTINGS: dict[str, Any] = {
 # What a group puts in front of the words meant for its default command; no one can type it.
 _DEFAULT = "\0"
 _YOUNG = 10_000
-"""New objects after which Python looks for cycles among them: a store may make millions."""
+"""Number of new objects after which Python looks for cycles: a store may create millions."""
 
 
 class Command(HelpMixin, typer.core.TyperCommand):
@@ -51,12 +51,12 @@ class Command(HelpMixin, typer.core.TyperCommand):
     _defaults: Mapping[str, Default] = MappingProxyType({})
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse; when the words after the command leave STORE out, put RMQCTL_STORE in front.
+        """Parse; if the words after the command omit STORE, put RMQCTL_STORE in front.
 
-        typer fills arguments from the left and so takes ``query id MSGID`` for a STORE and no
-        MSGID. The environment stands in for the *first* argument, so the line is read again with
-        it in front, when it cannot be read as it is, or when what was taken for STORE is a value
-        of an argument that was then left out (``config topics``, ``query offset 7``).
+        typer fills arguments from the left and so takes ``query id MSGID`` for a STORE without
+        MSGID. The environment provides the *first* argument, so the line is parsed again with it in
+        front if it cannot be parsed as it is, or if the word taken for STORE is a value of an
+        argument that is then missing (``config topics``, ``query offset 7``).
         """
         if ctx.resilient_parsing and self._wants_a_value(args[-1:]):
             args = args[:-1]  # a shell completes its value: else nothing of the line would be read
@@ -115,7 +115,7 @@ class Command(HelpMixin, typer.core.TyperCommand):
         return False
 
     def invoke(self, ctx: Any) -> Any:
-        """Run; a usage error found by the command itself learns which help to point to."""
+        """Run; add the command to a usage error that the command itself raises."""
         for param in self.params:
             if "--commitlog-dir" in param.opts:
                 for folder in ctx.params[param.name] or ():
@@ -144,7 +144,7 @@ class Command(HelpMixin, typer.core.TyperCommand):
 
 
 class Placeholder(typer.core.TyperCommand):
-    """Stands for a command in listings until it is needed."""
+    """A command in listings, until it is needed."""
 
     def __init__(self, spec: CommandSpec) -> None:
         super().__init__(
@@ -161,7 +161,7 @@ class Placeholder(typer.core.TyperCommand):
 class Group(HelpMixin, typer.core.TyperGroup):
     """A group whose commands are imported when they are used.
 
-    ``default`` is the command the group's own name runs when the first word names no
+    ``default`` is the command that the group's own name runs when the first word is not a
     sub-command: ``recover STORE`` beside ``recover table STORE``.
     """
 
@@ -175,9 +175,9 @@ class Group(HelpMixin, typer.core.TyperGroup):
         return [*super().collect_usage_pieces(ctx), "COMMAND [ARGS]..."]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Without any word, show the help. For a group that is a failure, and the help is on
+        """Without any word, show the help. For a group that is a failure, and the help goes to
         stderr: a script that runs ``rmqctl query`` has lost the rest of its line. The bare program
-        was asked by a person who wants to know what there is.
+        was run by a person who wants an overview.
         """
         if not args and not ctx.resilient_parsing:
             is_program = ctx.parent is None
@@ -223,8 +223,8 @@ class Group(HelpMixin, typer.core.TyperGroup):
         return name, command, rest
 
     def _harmless(self, ctx: Any) -> list[str]:
-        """What may be proposed for a word that is no command: what never changes a store. Who
-        pastes a proposal without looking must not write.
+        """Return suggestions for an unknown command: only commands that never change a store,
+        because users paste a suggestion without looking.
         """
         from rmqctl.commands.app.aliases import named
 
@@ -234,7 +234,7 @@ class Group(HelpMixin, typer.core.TyperGroup):
 
 
 def _may_mutate(command: Any) -> bool:
-    """Whether what runs under this word alone changes a store."""
+    """Return whether the command of this word alone may change a store."""
     if isinstance(command, Group):
         default = command.default
         return (default is not None and default.effect == "mutates") or all(

@@ -1,7 +1,7 @@
-"""Memory that the libraries take while they are loaded: asked for beforehand, and no more of it.
+"""Memory for the libraries: requested in advance, and limited.
 
-OpenBLAS, which comes with numpy, ends the process with exit code 1 when it gets none. That would
-read as "findings", so under a limit (``ulimit -v``) the room is tried before.
+OpenBLAS, which comes with numpy, ends the process with exit code 1 when it gets no memory. That
+would read as "findings", so under a limit (``ulimit -v``) the space is tested first.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import os
 import resource
 
 _LIBRARIES = 96 << 20
-"""Bytes of address space that numpy takes, with one thread of OpenBLAS (82 MiB measured)."""
+"""Bytes of address space that numpy needs with one thread of OpenBLAS (82 MiB measured)."""
 
 
 def expect_room() -> None:
-    """Make sure that the libraries can be loaded. MemoryError.
+    """Check that the libraries can be loaded. Raises MemoryError.
 
     rmqctl does no linear algebra: one thread of OpenBLAS, with its buffer of 32 MiB, is enough.
     """
@@ -29,7 +29,7 @@ def expect_room() -> None:
 
 
 def is_lack_of_memory(error: BaseException | None) -> bool:
-    """Whether an error means that the system gave no memory, whatever the words of a library."""
+    """Return whether an error means that the system has no memory left, in any library's words."""
     while error is not None:
         text = str(error)
         if isinstance(error, MemoryError) or (isinstance(error, ImportError) and (

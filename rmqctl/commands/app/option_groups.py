@@ -21,18 +21,18 @@ _NO_DEFAULT = inspect.Parameter.empty
 
 
 class OptionGroup:
-    """What all groups are: frozen dataclasses whose fields are annotated typer parameters."""
+    """Base of all groups: frozen dataclasses whose fields are annotated typer parameters."""
 
     def value(self) -> Any:
-        """What the command receives; the group itself, unless it stands for something else."""
+        """Return the command's value of the group: the group itself, unless overridden."""
         return self
 
     def remarks(self) -> Iterable[str]:
-        """Sentences on what was given, shown as notes before the command runs."""
+        """Return notes on the given options, shown before the command runs."""
         return ()
 
     def warnings(self) -> Iterable[str]:
-        """What of it should be looked at again, shown as warnings."""
+        """Return warnings on the given options."""
         return ()
 
 
@@ -56,9 +56,9 @@ class _Group(NamedTuple):
 
 
 def spelled_out(command: Callable[..., Any]) -> Callable[..., Any]:
-    """``command`` as typer takes it: every option of every group is a parameter of its own.
+    """Return ``command`` in typer's form: every option of every group is a parameter of its own.
 
-    Arguments of groups come before the command's own ones.
+    Arguments of groups come before the command's own arguments.
     """
     arguments: list[inspect.Parameter] = []
     others: list[inspect.Parameter] = []
@@ -101,7 +101,7 @@ def spelled_out(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _group_of(annotation: Any) -> _Group | None:
-    """The group an annotation names: as its type, or in ``Annotated[Made, Group]``."""
+    """Return the group that an annotation names: as its type, or in ``Annotated[Made, Group]``."""
     parts = typing.get_args(annotation) if typing.get_origin(annotation) is Annotated else (
         annotation,)
     kind = next((part for part in parts
@@ -112,7 +112,7 @@ def _group_of(annotation: Any) -> _Group | None:
 
 
 def _flat(prefix: str, group: _Group) -> Iterator[tuple[str, inspect.Parameter, bool]]:
-    """(field, its parameter, whether it is an argument) for each that the command takes."""
+    """Yield (field, its parameter, whether it is an argument) for each that the command has."""
     hints = typing.get_type_hints(group.kind, include_extras=True)
     fields = {field.name: field
               for field in dataclasses.fields(group.kind)}  # type: ignore[arg-type]

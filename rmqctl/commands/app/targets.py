@@ -1,4 +1,4 @@
-"""What a command is to work on: a tier has commands of its own, which stand in for those of stores.
+"""Targets of commands: a tier has commands of its own, which replace those of stores.
 
 ``read DIR`` of a tier is ``tiered read DIR``, for every command in `OF_TIERS`. Those stay, and are
 not listed.
@@ -19,19 +19,19 @@ from rmqctl.errors import RefusedError, RmqctlError
 OF_TIERS: dict[tuple[str, ...], CommandSpec] = {
     spec.name[1:]: spec for spec in REGISTRY if spec.name[0] == "tiered" and spec.name[1:] in {
         other.name for other in REGISTRY} and spec.name[1:] != ("recover",)}
-"""The command of tiers for each command of stores that there is twice."""
+"""The tier command for each store command that has a counterpart."""
 
 
 _OF_THE_DISK = {("du",), ("retention",), ("dump",), ("browse",)}
 _READERS = {("export",), ("report",), ("pipeline", "export"), ("pipeline", "sql")}
-"""Commands that write a new place, and only read the store that is their first argument."""
+"""Commands that write to a new place, and only read the store that is their first argument."""
 _NO_STORES = {"tiered", "restore", "carve", "case"}
-"""Commands whose first argument is no store."""
+"""Commands whose first argument is not a store."""
 _MARKS = {"commitlog", "consumequeue", "config", "index", "checkpoint"}
 
 
 def is_tier(target: str) -> bool:
-    """Return whether a path is a tier and no store: a URL, or a folder with a cluster's folder."""
+    """Return whether a path is a tier, not a store: a URL, or a folder with a cluster's folder."""
     if "://" in target and vfs.archive_of(target) is None:
         return _is_tier_at(target)
     with suppress(OSError, ValueError):  # a name that no system takes
@@ -56,8 +56,8 @@ def _is_tier_at(url: str) -> bool:
 
 
 def refuse_elsewhere(spec: CommandSpec, target: str | None) -> None:
-    """RefusedError for a store behind a URL, or in an archive, which the command would change, or
-    of which it needs the disk.
+    """Raise RefusedError for a store at a URL or in an archive if the command would change it or
+    needs its disk.
     """
     if target is None or spec.name[0] in _NO_STORES or not vfs.is_elsewhere(target):
         return
@@ -66,14 +66,13 @@ def refuse_elsewhere(spec: CommandSpec, target: str | None) -> None:
         from rmqctl.files.remote.reader import without_secrets
 
         named = shlex.quote(without_secrets(target))
-        raise RefusedError(f"{without_secrets(target)}: `rmqctl {name}` needs a store on this "
-                           f"machine: `rmqctl restore {named} FOLDER` copies it into a folder")
+        raise RefusedError(f"{without_secrets(target)}: `rmqctl {name}` requires a local store; "
+                           f"`rmqctl restore {named} FOLDER` copies it into a folder")
 
 
 def target_of(words: Sequence[str], params: Sequence[Any]) -> str | None:
-    """Return the first argument of a command line, else what stands for it in the environment.
-
-    ``params``: of all commands whose options may be among the words.
+    """Return the first argument of a command line, else its value in the environment. ``params``:
+    of all commands whose options may be among the words.
     """
     with_value = {word for param in params if param.param_type_name == "option"
                   and not param.is_flag and not param.count for word in param.opts}

@@ -1,4 +1,4 @@
-"""The command line as it was typed, for the one command that a verdict names as the next."""
+"""The command line as it was typed, for the next command that a verdict recommends."""
 
 from __future__ import annotations
 
@@ -11,20 +11,19 @@ _PROGRAM = "rmqctl"
 _FOLDERS, _FOLDERS_B = "--commitlog-dir", "--commitlog-dir-b"
 _OF_A_STORE = frozenset({_FOLDERS, "--commitlog-file-size", "--consumequeue-file-size",
                          "--index-slots", "--index-max", "--broker-conf", "--broker-version"})
-"""Options that say how a store is to be read, and by which release's rules: another command needs
-them as well."""
+"""Options for the layout of a store and the release to follow: other commands need them as well."""
 _OF_A_TIER = frozenset({"--metadata", "--broker", "--index-slots", "--index-max", "--broker-conf"})
-"""The same for a tier: the sizes are those of its index."""
+"""Those options for a tier: the sizes are those of its index."""
 _LANGUAGE = "--lang"
 _TIERED = "tiered"
 
 words: ContextVar[tuple[str, ...]] = ContextVar("words", default=())
-"""What was typed behind the program's name."""
+"""Return the words that were typed after the program's name."""
 
 
 def again(*more: str, without: Iterable[str] = ()) -> str:
-    """The command that runs, for a shell, with the options ``more`` and ``without`` others (flags
-    without a value).
+    """Return the running command for a shell, with the options ``more`` and ``without`` others
+    (flags without a value).
     """
     left = [word for word in words.get() if word not in without]
     end = left.index("--") if "--" in left else len(left)
@@ -32,22 +31,21 @@ def again(*more: str, without: Iterable[str] = ()) -> str:
 
 
 def other(*command: str, second: bool = False) -> str:
-    """Another ``command`` (its words, with the store or tier) for a shell, with those options that
-    said how the store or tier is to be read, as far as the other command has them.
-
-    ``second``: it is about the second of two stores, which may have folders of its own.
+    """Return another ``command`` (its words, with the store or tier) for a shell, with the given
+    layout options that it also has. ``second``: it is about the second of two stores, which may
+    have folders of its own.
     """
     return shlex.join([_PROGRAM, *command, *_about_the_store(command, second)])
 
 
 def completed(command: str | None) -> str | None:
-    """A ``command`` for a shell, that a library function made, with the options of `other`."""
+    """Return a ``command`` of a library function for a shell, with the options of `other`."""
     return None if command is None else _completed(command, words.get())
 
 
 @lru_cache
 def _completed(command: str, _words: tuple[str, ...]) -> str:
-    """Most findings have the same one."""
+    """A cache, because most findings have the same command."""
     program, *rest = shlex.split(command)
     kept = _about_the_store(rest, second=False) if program == _PROGRAM else []
     return f"{command} {shlex.join(kept)}" if kept else command
@@ -74,7 +72,9 @@ def _about_the_store(command: Sequence[str], second: bool) -> list[str]:
 
 @cache
 def _options(command: tuple[str, ...]) -> frozenset[str]:
-    """The options of the command that begins with these words (at least those of its name)."""
+    """Return the options of the command that begins with these words (at least those of its
+    name).
+    """
     from rmqctl.commands import REGISTRY
     from rmqctl.commands.app.lazy import load
 

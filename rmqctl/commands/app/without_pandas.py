@@ -12,20 +12,20 @@ _PANDAS = "pandas"
 
 
 class _NotFound:
-    """An importer that finds no pandas."""
+    """An importer that does not find pandas."""
 
     @staticmethod
     def find_spec(name: str, _path: Sequence[str] | None, _target: ModuleType | None = None
                   ) -> None:
         if name == _PANDAS:
-            raise ModuleNotFoundError("rmqctl does without pandas", name=name)
+            raise ModuleNotFoundError("rmqctl does not use pandas", name=name)
 
 
 def leave_pandas_out() -> None:
     """Hide pandas from pyarrow and DuckDB in a process of the program.
 
-    Both import it when they meet their first value, wherever that is. To load it takes longer
-    than most queries, and an interrupt that arrives meanwhile is lost and leaves half of it behind.
+    Both import it when they see their first value. Loading it takes longer than most queries, and
+    an interrupt that arrives meanwhile is lost and leaves it half loaded.
     """
     is_out = any(isinstance(finder, _NotFound) for finder in sys.meta_path)
     if exit_codes.own_process and not is_out:

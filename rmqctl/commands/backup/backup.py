@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rmqctl.output import Output
 
 _NOT_OVER = 0.2
-"""Seconds after which a wait looks whether it was interrupted."""
+"""Seconds after which a wait checks for an interrupt."""
 
 
 def command(
@@ -30,22 +30,21 @@ def command(
     store: StoreOptions,
     backup: Annotated[str, typer.Argument(
         metavar="DEST", show_default=False,
-        help="The folder or URL (s3://bucket/name) of the backup: a new one, or that of earlier "
-        "runs.")],
+        help="Folder or URL (s3://bucket/name) of the backup, new or from earlier runs.")],
     every: Annotated[int | None, typer.Option(
         "--every", metavar="SPAN", parser=parse_duration, show_default=False,
-        help="Go on, with a run each SPAN (30s, 5m), until interrupted.")] = None,
+        help="Repeat every SPAN (30s, 5m) until interrupted.")] = None,
     keep: Annotated[int | None, typer.Option(
         "--keep", metavar="SPAN", parser=parse_duration, show_default=False,
-        help="Remove restore points older than SPAN (30d), and files only they need. The newest "
-        "point stays.")] = None,
+        help="Remove restore points older than SPAN (30d), and files that only they need. The "
+             "newest point stays.")] = None,
     incremental: Annotated[bool, typer.Option(
-        "--incremental", help="No effect: a run copies what is new since the one before.",
+        "--incremental", help="No effect: every run copies only what is new.",
         hidden=True)] = False,
     metrics: Annotated[str | None, typer.Option(
         "--format-prometheus", metavar="FILE", show_default=False,
-        help="After each run, write metrics for the textfile collector of node_exporter to "
-             "FILE.")] = None,
+        help="After each run, write metrics to FILE for node_exporter's textfile "
+             "collector.")] = None,
     load: Annotated[CronOptions, pick("limit_rate idle")],
     out: Out,
 ) -> None:
@@ -72,17 +71,17 @@ def command(
         from rmqctl.backup.backup import back_up
     shown = without_secrets(backup)
     if incremental:
-        out.note(Phrase("--incremental has no effect: a run copies what is new"))
+        out.note(Phrase("--incremental has no effect: every run copies only what is new"))
     if load.limit_rate == 0:
-        raise UsageError("--limit-rate 0: nothing would ever be copied")
+        raise UsageError("--limit-rate must be greater than 0")
     if every is not None and every <= 0:
-        raise UsageError("--every: longer than 0 s")
+        raise UsageError("--every must be longer than 0 s")
     if metrics is not None:
         require("prometheus_client")
         refuse_link_of_others(metrics, itself=False)
         if os.path.commonpath(list(map(os.path.realpath, (store.root, metrics)))) == (
                 os.path.realpath(store.root)):
-            raise UsageError(f"--format-prometheus {metrics}: lies in the store, which is only "
+            raise UsageError(f"--format-prometheus {metrics}: is inside the store, which is only "
                              "read")
     if not is_url(backup):
         refuse_link_of_others(backup)
@@ -115,7 +114,7 @@ def command(
 
 
 def _newest(backup: str) -> tuple[int, Point | None]:
-    """(how many restore points there are, the newest)."""
+    """Return (number of restore points, the newest)."""
     if is_url(backup):
         from rmqctl.backup.objects import newest
 
@@ -132,7 +131,7 @@ def _wait(until: float) -> None:
 
 
 def as_document(backup: str, point: Point) -> dict[str, Any]:
-    """What is told of a restore point."""
+    """Return the JSON object of a restore point."""
     copied = sum(part.end - part.start for part in point.parts)
     return {"backup": backup, "point": point.id, "time": point.time, "store": point.store,
             "log_start": point.log_start, "log_end": point.log_end, "messages": point.messages,
@@ -167,17 +166,17 @@ def _show(out: Output, backup: str, point: Point, removed: tuple[int, int],
         where = {"file": os.path.join(point.store, hole.file), "length": hole.length,
                  "offset": hole.offset}
         out.warn(Phrase(
-            "{file}: {length:,} bytes from {offset:,} on are zeros in the store by now, or cannot "
-            "be read; the backup keeps what it has", **where) if hole.kept else Phrase(
+            "{file}: {length:,} bytes from {offset:,} on are now zeros or unreadable in the store; "
+            "the backup keeps its earlier copy", **where) if hole.kept else Phrase(
             "{file}: {length:,} bytes at {offset:,} cannot be read; they are zeros in the backup",
             **where) if hole.unread else Phrase(
-            "{file}: {length:,} bytes at {offset:,} are damaged in the store; they are copied as "
-            "they are", **where))
+            "{file}: {length:,} bytes at {offset:,} are damaged in the store and copied "
+            "unchanged", **where))
     out.conclude(verdict, "bad" if point.damaged else "good")
 
 
 def _measure(path: str, backup: str, point: Point | None, seconds: float) -> None:
-    """Write the metrics of a run; of one that failed the last success stays."""
+    """Write the metrics of a run; after a failure, keep those of the last success."""
     from rmqctl.files.durable import replace_file
     from rmqctl.files.remote.reader import without_secrets
     from rmqctl.output.prometheus import Metric, exposition
@@ -187,16 +186,16 @@ def _measure(path: str, backup: str, point: Point | None, seconds: float) -> Non
         count, last = _newest(backup)
     labels = {"backup": without_secrets(backup)}
     values = {
-        "rmqctl_backup_success": ("Whether the last run ended well", float(point is not None)),
-        "rmqctl_backup_duration_seconds": ("Time that the last run took", seconds),
-        "rmqctl_backup_points": ("Restore points", float(count))}
+        "rmqctl_backup_success": ("1 if the last run succeeded", float(point is not None)),
+        "rmqctl_backup_duration_seconds": ("Duration of the last run", seconds),
+        "rmqctl_backup_points": ("Number of restore points", float(count))}
     if last is not None:
         values["rmqctl_backup_last_success_timestamp_seconds"] = (
-            "When the newest restore point was made", last.time / 1000)
+            "Time of the newest restore point", last.time / 1000)
         values["rmqctl_backup_log_end_bytes"] = (
             "Physical offset up to which the log is copied", float(last.log_end))
         values["rmqctl_backup_damaged_places"] = (
-            "Damaged places that the last run copied", float(len(last.damaged)))
+            "Damaged ranges that the last run copied", float(len(last.damaged)))
     try:
         replace_file(path, exposition([Metric(name, text, [(labels, value)])
                                        for name, (text, value) in values.items()]))

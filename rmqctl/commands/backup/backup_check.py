@@ -1,4 +1,4 @@
-"""``rmqctl backup check``: whether everything in a backup can be restored."""
+"""``rmqctl backup check``: check that a backup can be restored."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SHOWN = 20
 def command(
     *,
     backup: Annotated[str, typer.Argument(
-        metavar="DEST", show_default=False, help="The folder or URL of the backup.")],
+        metavar="DEST", show_default=False, help="Folder or URL of the backup.")],
     load: Annotated[CronOptions, pick("limit_rate idle")],
     out: Out,
 ) -> None:
@@ -52,7 +52,7 @@ def command(
     damaged = sum(len(point.damaged) for point in known)
     verdict = (Phrase("{backup}: {faults}", backup=shown, faults=counted(len(faults), "fault"))
                if faults else
-               Phrase("{backup}: {points}, all as they were copied", backup=shown,
+               Phrase("{backup}: {points}, all unchanged", backup=shown,
                       points=counted(len(known), "restore point")))
     document = {"backup": shown, "ok": not faults, "points": len(known), "bytes": total,
                 "faults": [fault.as_dict() for fault in faults],
@@ -64,7 +64,7 @@ def command(
             page.table([fault.as_dict() for fault in faults[:_SHOWN]],
                        ("point", "file", "start", "end", "reason"))
         if damaged:
-            page.text(Phrase("{places} were damaged in the store when they were copied",
+            page.text(Phrase("{places} were already damaged in the store when they were copied",
                              places=counted(damaged, "place")))
 
     out.document(document, show)

@@ -23,7 +23,7 @@ COLUMNS = ("point", "time", "log_end", "damaged", "messages", "copied", "newest 
 def command(
     *,
     backup: Annotated[str, typer.Argument(
-        metavar="DEST", show_default=False, help="The folder or URL of the backup.")],
+        metavar="DEST", show_default=False, help="Folder or URL of the backup.")],
     tz: Zone = UTC,
     out: Out,
 ) -> None:

@@ -1,4 +1,4 @@
-"""``rmqctl restore``: a store as a broker had it, from a backup."""
+"""``rmqctl restore``: restore a store from a backup."""
 
 from __future__ import annotations
 
@@ -24,24 +24,25 @@ if TYPE_CHECKING:
 def command(
     *,
     backup: Annotated[str, typer.Argument(
-        metavar="DEST", show_default=False, help="The folder or URL of the backup; or a store at "
-        "a URL or in an archive.")],
+        metavar="DEST", show_default=False,
+        help="Folder or URL of the backup, or a store at a URL or in an archive.")],
     target: Annotated[str, typer.Argument(
         metavar="NEWSTORE", show_default=False,
-        help="The store that is made: a folder that is not there, or empty.")],
+        help="The new store: an empty folder, or one that does not exist yet.")],
     until: Annotated[str | None, typer.Option(
         "--until", metavar="TIME", show_default=False,
-        help="Only messages stored up to TIME (ISO-8601, epoch ms, -2h); offsets of the newest "
-             "restore point before it.")] = None,
+        help="Only messages stored up to TIME (ISO-8601, epoch ms, -2h), with the offsets of the "
+             "newest restore point before it.")] = None,
     offset: Annotated[int | None, typer.Option(
         "--until-offset", metavar="OFFSET", parser=parse_offset, show_default=False,
-        help="Only messages before this physical offset, where a record begins.")] = None,
+        help="Only messages before this physical offset, which must be the start of a "
+             "record.")] = None,
     point: Annotated[str | None, typer.Option(
         "--point", metavar="ID", show_default=False,
-        help="The store as at this restore point (`rmqctl backup list DEST`).")] = None,
+        help="Restore this restore point (see `rmqctl backup list DEST`).")] = None,
     seed_slave: Annotated[bool, typer.Option(
-        "--seed-slave", help="For a new slave of the master that was backed up: it goes on from "
-        "there, instead of copying everything from its master.")] = False,
+        "--seed-slave", help="Prepare a new slave of the backed-up master, so that it does not "
+                             "have to copy everything.")] = False,
     load: Annotated[CronOptions, pick("limit_rate idle")],
     tz: Zone = UTC,
     out: Out,
@@ -80,9 +81,9 @@ def command(
     following = f"rmqctl preflight {shlex.quote(target)}"
     verdict = Phrase("{store}: restored up to {end:,}, with the configuration of {point}",
                      store=target, end=done.end, point=done.point.id)
-    slave = Phrase("In the slave's broker.conf: brokerRole=SLAVE, brokerId a number above 0 that "
-                   "is not taken, brokerName and brokerClusterName of the master. The master must "
-                   "still have its log from {end:,} on, so start the slave soon.", end=done.end)
+    slave = Phrase("In the slave's broker.conf, set brokerRole=SLAVE, an unused brokerId above 0, "
+                   "and the master's brokerName and brokerClusterName. The master must still have "
+                   "its log from {end:,} on, so start the slave soon.", end=done.end)
     document = {"backup": without_secrets(backup), "store": target, "point": done.point.id,
                 "point_time": done.point.time, "log_end": done.end, "log_files": done.files,
                 "offsets_lowered": done.lowered, "seed_slave": seed_slave,
@@ -91,7 +92,8 @@ def command(
     def show(page: Human) -> None:
         page.text(verdict, "bad" if done.faults else "good")
         if done.faults:
-            page.text(Phrase("The backup is not as it was copied: {faults}, see the warnings.",
+            page.text(Phrase("The backup has changed since it was copied: {faults}; see the "
+                             "warnings.",
                              faults=counted(done.faults, "fault")), "bad")
         page.blank()
         page.pairs({"log": f"ends at {done.end:,} ({counted(done.files, 'file')})",

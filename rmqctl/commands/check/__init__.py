@@ -1,1 +1,1 @@
-"""The commands that judge a store, and change nothing."""
+"""Commands that check a store without changing it."""

@@ -1,4 +1,4 @@
-"""``rmqctl case``: an evidence folder of a store, a file or an image, and the check of one."""
+"""``rmqctl case``: an evidence folder of a store, a file or an image, and its check."""
 
 from __future__ import annotations
 
@@ -32,13 +32,14 @@ def command(
         help="A store, another folder, a file, a disk image or a block device; with --check an "
         "evidence folder.")],
     target: Annotated[str | None, typer.Option(
-        "--out", metavar="DIR", help="The evidence folder: a new or empty folder outside of PATH.",
+        "--out", metavar="DIR", help="The evidence folder: a new or empty folder outside PATH.",
         show_default=False)] = None,
     check: Annotated[bool, typer.Option(
-        "--check", help="Compare every file of the evidence folder PATH with its sum.")] = False,
+        "--check", help="Compare every file of the evidence folder PATH with its "
+                        "checksum.")] = False,
     redact: Annotated[bool, typer.Option(
         "--redact", help="Replace bodies, keys, property values, addresses and ids by digests, and "
-        "copy no damaged bytes.")] = False,
+                         "do not copy damaged bytes.")] = False,
     layout: LayoutOptions,
     out: SpokenOut,
 ) -> None:
@@ -57,14 +58,14 @@ def command(
 
     if check:
         if target is not None or redact:
-            raise UsageError("--check goes without --out and --redact")
+            raise UsageError("--check cannot be combined with --out or --redact")
         found = checked(path)
         out.document(found.as_dict(), lambda page: _checked(page, found))
         if not found.ok:
             raise typer.Exit(int(ExitCode.FINDINGS))
         return
     if target is None:
-        raise UsageError("--out DIR names the evidence folder; --check checks one")
+        raise UsageError("pass --out DIR to create an evidence folder, or --check to check one")
     result = _collected(out, path, target, layout, redact=redact)
     document = {"out": target, "sha256_of_sums": result.sums, **result.summary}
     out.document(document, lambda page: _show(page, path, document))
@@ -81,13 +82,13 @@ def _collected(out: Output, path: str, target: str, layout: LayoutOptions, *,
 
     # Refuse what would write into what is examined, or mix with something else.
     if is_url(path):
-        raise UsageError(f"{without_secrets(path)}: copy it to this machine first")
+        raise UsageError(f"{without_secrets(path)}: not local; copy it to this machine first")
     if not os.path.exists(path):
         raise StoreIOError(f"{path}: does not exist")
     root, folder = os.path.abspath(path), checked_target(target)
     real = os.path.realpath(root)
     if folder == real or folder.startswith(real.rstrip(os.sep) + os.sep):
-        raise UsageError(f"--out {target} is in {path}, which is to be examined")
+        raise UsageError(f"--out {target} is inside {path}, which is to be examined")
     is_store, log_folders, size = _store(out, root, layout)
 
     def words(*command: str) -> list[str]:
@@ -111,7 +112,7 @@ def _collected(out: Output, path: str, target: str, layout: LayoutOptions, *,
 
 
 def _store(out: Output, root: str, layout: LayoutOptions) -> tuple[bool, list[str], int]:
-    """(whether it is a store, its log's folders, bytes of its files)."""
+    """Return (whether it is a store, its log's folders, bytes of its files)."""
     from rmqctl.scan.source import FileSource
     from rmqctl.store import Store
     from rmqctl.store.info import inventory
@@ -142,8 +143,8 @@ def _show(page: Human, path: str, document: dict[str, Any]) -> None:
         "messages": None if document["messages"] is None else f"{document['messages']:,}",
         "carved": ", ".join(f"{count:,} {name}" for name, count in sorted(
             document["carved"].items())) or None,
-        "damaged places": f"{document['damaged_places']:,}",
-        "sha256 of sums": document["sha256_of_sums"]}
+        "damaged ranges": f"{document['damaged_places']:,}",
+        "sha256 of SHA256SUMS": document["sha256_of_sums"]}
     page.pairs({name: value for name, value in figures.items() if value is not None})
     for problem in document["problems"]:
         page.text(Phrase("missing: {problem}", problem=problem), "bad")
@@ -162,11 +163,11 @@ def _checked(page: Human, found: Check) -> None:
                                   for name in found.changed[:_NAMED]]),
             (len(found.missing), [Phrase("missing: {name}", name=name)
                                   for name in found.missing[:_NAMED]]),
-            (len(found.extra), [Phrase("not in the sums: {name}", name=name)
+            (len(found.extra), [Phrase("not in SHA256SUMS: {name}", name=name)
                                 for name in found.extra[:_NAMED]])):
         for phrase in named:
             page.text(phrase)
         if count > _NAMED:
             page.text(Phrase("and {more:,} more", more=count - _NAMED))
     if found.sums is not None:
-        page.pairs({"sha256 of sums": found.sums})
+        page.pairs({"sha256 of SHA256SUMS": found.sums})

@@ -1,4 +1,4 @@
-"""``rmqctl diff``: two stores compared, message by message."""
+"""``rmqctl diff``: compare two stores, message by message."""
 
 from __future__ import annotations
 
@@ -39,33 +39,32 @@ def command(
     *,
     a: Annotated[str, typer.Argument(
         metavar="A", envvar=STORE_VARIABLE, autocompletion=complete_folders, show_default=False,
-        help="The one store (its root).")],
+        help="The first store (its root).")],
     b: Annotated[str, typer.Argument(
         metavar="B", autocompletion=complete_folders, show_default=False,
-        help="The other store.")],
+        help="The second store.")],
     c: Annotated[str | None, typer.Argument(
         metavar="C", autocompletion=complete_folders, show_default=False,
-        help="A third member of a DLedger group: then entries are compared, nothing else.")] = None,
+        help="A third member of a DLedger group; then only entries are compared.")] = None,
     by: Annotated[Literal["auto", "physical", "queue"], typer.Option(
-        "--by", help="What pairs two messages: the same physical offset (a slave, a backup, before "
-        "and after), or the same topic, queue and queue offset (a rebuilt or migrated store); auto "
-        "looks which it is.")] = "auto",
+        "--by", help="Pair messages by physical offset (slave, backup, before/after) or by topic, "
+                     "queue and queue offset (rebuilt or migrated store). auto: detect.")] = "auto",
     whole: Annotated[bool, typer.Option(
-        "--whole", help="Everything counts: also messages that only one store still has because "
-        "the other one starts later, and configuration files.")] = False,
+        "--whole", help="Also count messages that only one store still has because the other "
+                        "starts later, and configuration files.")] = False,
     strict: Annotated[bool, typer.Option(
-        "--strict", help="Paired by queue, also compare where a message is stored: physical "
-        "offset, store host, record version.")] = False,
+        "--strict", help="With --by queue, also compare physical offset, store host and record "
+                         "version.")] = False,
     view: Annotated[Literal["disk", "broker"], typer.Option(
-        "--view", help="The stores as they lie on disk, with what lies beyond damage, or as far as "
-        "a broker would keep them when it starts.")] = "disk",
+        "--view", help="disk: everything on disk, also after damage. broker: what a broker would "
+                       "keep at startup.")] = "disk",
     max_differences: Annotated[int, typer.Option(
         "--limit", "--max-differences", metavar="N", min=0,
-        help="List at most N; all are counted.")] = 1000,
+        help="List at most N differences; all are counted.")] = 1000,
     layout: Annotated[LayoutOptions, pick("commitlog_dirs")],
     commitlog_dirs_b: Annotated[list[str] | None, typer.Option(
         "--commitlog-dir-b", metavar="DIR", rich_help_panel="Store layout",
-        help="The same for B, where its log lies in other folders; repeatable.")] = None,
+        help="--commitlog-dir for store B, if it differs; repeatable.")] = None,
     sizes: Annotated[LayoutOptions, pick("commitlog_file_size consumequeue_file_size "
                                           "broker_conf")],
     tz: Zone = UTC,
@@ -88,7 +87,8 @@ def command(
 
     show_times_in(tz)
     if strict and by == "physical":
-        raise UsageError("--strict is for --by queue: by physical offset every byte counts anyway")
+        raise UsageError("--strict requires --by queue: by physical offset, every byte is compared "
+                         "anyway")
     with ExitStack() as stack:
         left = stack.enter_context(OpenedStore.open(a, layout.folders, sizes.sizes))
         folders = commitlog_dirs_b or layout.folders
@@ -119,7 +119,7 @@ def _show(out: Output, run: Diff) -> None:
     differences = run.differences
     if differences.total > len(differences.listed):
         more = count_text(differences.total - len(differences.listed))
-        out.warn(f"differences counted, but not listed: {more} (--limit)")
+        out.warn(f"differences counted but not listed: {more} (--limit)")
     rows = [difference.as_dict() for difference in differences.listed]
     following = _next(run)
     document = run.as_dict() | {"next": [] if following is None else [following]}
@@ -128,7 +128,7 @@ def _show(out: Output, run: Diff) -> None:
 
 
 def _first_line(run: Diff) -> tuple[str, str]:
-    """The verdict in a line, and its style."""
+    """Return the verdict in a line, and its style."""
     total = run.differences.total
     return ("no differences", "good") if run.equal else (counted(total, "difference"), "bad")
 
@@ -159,7 +159,7 @@ def _page(page: Human, run: Diff, rows: list[dict[str, Any]]) -> None:
 
 
 def _show_differences(page: Human, listed: Sequence[Difference]) -> None:
-    """A table; of many, a line for each kind and topic."""
+    """Show a table; of many differences, a line for each kind and topic."""
     from rmqctl.checks.diff.differences import runs
 
     styles = {"kind": lambda value: _STYLES.get(value, "bad")}
@@ -187,16 +187,16 @@ def _member(name: str, has: dict[str, Any]) -> dict[str, Any]:
             "entries": "none" if has["last_index"] is None else
             f"{has['first_index']} to {has['last_index']}",
             "terms": ", ".join([*(["..."] if len(has["terms"]) > _TERMS else []), *terms]),
-            "committed": "not known" if has["committed_index"] is None else
+            "committed": "unknown" if has["committed_index"] is None else
             f"to {has['committed_index']}", "lacks": has["behind"] or "",
             "damaged": has["damaged"] or ""}
 
 
 def _entries(found: dict[str, Any]) -> str:
-    same = f"{count_text(found['equal'])} the same in all, {count_text(found['different'])} not"
+    same = f"{count_text(found['equal'])} equal in all, {count_text(found['different'])} different"
     common = found["common"]
     return same if common is None else (
-        f"{same}; the last common one: {common['index']} of term {common['term']}, at "
+        f"{same}; last common entry: {common['index']} of term {common['term']}, at "
         f"{common['offset']}")
 
 
@@ -206,7 +206,7 @@ def _summary(said: dict[str, Any]) -> dict[str, str]:
     for name in ("a", "b"):
         store = said[name]
         spans, size = store["damaged_spans"], size_text(store["bytes_damaged"])
-        damage = f", {counted(spans, 'damaged span')} ({size})" if spans else ""
+        damage = f", {counted(spans, 'damaged range')} ({size})" if spans else ""
         pairs[name] = (
             f"{store['store']}: {count_text(store['messages'])} messages, physical offsets "
             f"{store['min_phy_offset']} to {store['max_phy_offset']}{damage}"
@@ -222,11 +222,11 @@ def _summary(said: dict[str, Any]) -> dict[str, str]:
     )
     queues = said["queues"]
     pairs["consumequeues"] = (
-        f"{queues['compared']} compared, {queues['different']} with other bounds"
+        f"{queues['compared']} compared, {queues['different']} with different ranges"
     )
     pairs["configuration"] = _config(said["config"])
     pairs["committed offsets"] = _offsets(said["offsets"])
-    pairs["checkpoints"] = ", ".join(said["checkpoint"]["different"]) or "the same"
+    pairs["checkpoints"] = ", ".join(said["checkpoint"]["different"]) or "equal"
     pairs["epochs"] = _epochs(said["epochs"])
     # Only two DLedger logs have entries to compare; empty lines are dropped.
     if said["entries"] is not None:
@@ -235,7 +235,7 @@ def _summary(said: dict[str, Any]) -> dict[str, str]:
 
 
 def _next(run: Diff) -> str | None:
-    """The one command to go on with, which only looks; None where nothing differs."""
+    """Return the next command, which only reads; None where nothing differs."""
     if run.suspect is None:
         return None
     name, path = run.suspect
@@ -247,12 +247,12 @@ def _config(counts: dict[str, Any]) -> str:
         ("different", "different:"), ("only_in_a", "only in a:"), ("only_in_b", "only in b:"))
         if counts[name]]
     if not parts:
-        return f"{counts['same']} files, all the same" if counts["same"] else ""
+        return f"{counts['same']} files, all equal" if counts["same"] else ""
     return "; ".join(parts)
 
 
 def _offsets(groups: list[dict[str, Any]]) -> str:
-    """``differ in 2 groups: billing, audit``; empty where they are the same."""
+    """Return ``differ: billing, audit``; empty where all are equal."""
     if not groups:
         return ""
     return Phrase("differ: {names}", names=some_of([group["group"] for group in groups], _GROUPS))
@@ -263,11 +263,11 @@ def _epochs(found: dict[str, Any] | None) -> str:
         return ""
     have = ", ".join(f"{name} has {len(found[name])}" for name in "ab")
     upto = "nothing" if found["consistent_point"] is None else f"up to {found['consistent_point']}"
-    return f"{have}, the first {found['common']} are the same; the same log: {upto}"
+    return f"{have}, the first {found['common']} are equal; same log: {upto}"
 
 
 def _brief(run: Run) -> dict[str, Any]:
-    """A row of the table: one difference, or as many as follow each other."""
+    """Return a row of the table: one difference, or several consecutive ones."""
     first, last = run.first, run.last
     where = first.file or ("" if first.physical_offset is None else str(first.physical_offset))
     if run.count > 1 and first.physical_offset is not None:

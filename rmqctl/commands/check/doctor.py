@@ -1,4 +1,4 @@
-"""``rmqctl doctor``: what is wrong with a store, whom it concerns and what to do, on one screen."""
+"""``rmqctl doctor``: problems of a store, affected consumers and next steps, on one screen."""
 
 from __future__ import annotations
 
@@ -43,8 +43,7 @@ def command(
     disk_used: DiskUsed = None,
     backup: Annotated[str | None, typer.Option(
         "--backup", metavar="DEST", autocompletion=complete_folders, show_default=False,
-        help="A backup of the store, a folder or URL (`rmqctl backup`): named as the first "
-        "cure.")] = None,
+        help="A backup of the store (folder or URL), recommended as the first remedy.")] = None,
     store: StartedStore,
     tz: Zone = UTC,
     out: ListedSpokenOut,
@@ -79,14 +78,16 @@ def command(
     out.document(document, lambda page: _show(page, found, store.root))
     out.conclude(*_first_line(found, store.root))
     if refused:
-        raise StoreIOError(f"{refused[0]}; the diagnosis is made without it")
+        raise StoreIOError(f"{refused[0]}; the diagnosis was made without it")
     if not found.sound:
         raise typer.Exit(int(ExitCode.FINDINGS))
     found.require_judged()
 
 
 def _newest(backup: str) -> int:
-    """When the newest restore point was made (epoch ms). NotAStoreError where there is none."""
+    """Return the time of the newest restore point (epoch ms). Raises NotAStoreError where there is
+    none.
+    """
     if is_url(backup):
         from rmqctl.backup.objects import require_points
     else:
@@ -96,7 +97,7 @@ def _newest(backup: str) -> int:
 
 
 def _first_line(found: Diagnosis, root: str) -> tuple[Phrase, str]:
-    """The verdict in a line, and its style."""
+    """Return the verdict in a line, and its style."""
     return (Phrase("{store}: {verdict}", store=root, verdict=found.verdict),
             "bad" if not found.sound else "good" if found.untold is None else "warn")
 
@@ -109,7 +110,7 @@ def _show(page: Human, found: Diagnosis, root: str) -> None:
     rows = found.damaged
     most = len(rows) if page.every else _KINDS
     if rows:
-        page.heading("What is damaged (rmqctl explain FINDING says more)")
+        page.heading("Damage (rmqctl explain FINDING for details)")
         page.table([{"severity": row.severity, "finding": row.category, "count": row.count,
                      "meaning": row.meaning} for row in rows[:most]],
                    styles={"severity": {"error": "bad", "warning": "warn"}.get})
@@ -131,7 +132,7 @@ def _facts(found: Diagnosis) -> dict[str, str]:
         Phrase("by another process"))
     for name, reason in found.not_judged.items():
         if found.untold != reason:  # the verdict says it
-            facts[Phrase("not judged: {name}", name=name)] = reason
+            facts[Phrase("not checked: {name}", name=name)] = reason
     return facts
 
 
@@ -155,20 +156,20 @@ def _of_messages(found: Diagnosis) -> dict[str, str]:
     # Losses come in order of time: by earlier repairs, already, and by the next start.
     if found.repaired is not None:
         facts["lost in repairs"] = found.repaired
-    facts["lost already"] = lost.unjudged if lost.unread else _counted(
+    facts["already lost"] = lost.unjudged if lost.unread else _counted(
         lost.already, lost.lost_by_topic)
     if found.earlier:
         facts["not delivered"] = found.not_delivered
     if start.positions_unclear:
-        facts["cannot be told"] = Joined("; ", start.position_notes)
+        facts["unknown"] = Joined("; ", start.position_notes)
     loses = Phrase("loses {what}", what=_counted(lost.would_lose, lost.would_lose_by_topic))
     said = {"loses": loses if lost.would_lose else start.loses, "version": start.broker_version}
     # A broker that refuses to start loses nothing, so only the reason is shown.
     why = [told.said for told in start.misled if told.effect == "refuses"] or start.refusals
-    facts["a start"] = (
-        Phrase("does not succeed: {why}", why=Joined("; ", why)) if not start.starts else
-        Phrase("{loses} (a {version} broker, as far as can be judged)", **said)
-        if found.not_judged else Phrase("{loses} (a {version} broker)", **said))
+    facts["startup"] = (
+        Phrase("fails: {why}", why=Joined("; ", why)) if not start.starts else
+        Phrase("{loses} ({version}, as far as can be determined)", **said)
+        if found.not_judged else Phrase("{loses} ({version})", **said))
     old = expiry(start.disk) if start.starts else None
     if old is not None:
         facts["expires"] = old
@@ -180,7 +181,7 @@ def _of_messages(found: Diagnosis) -> dict[str, str]:
 
 
 def _counted(count: int, topics: Mapping[str, int]) -> Phrase:
-    """``14 messages (orders 10, audit 4)``."""
+    """Return ``14 messages (orders 10, audit 4)``."""
     if not count:
         return Phrase("nothing")
     ordered = sorted(topics.items(), key=lambda item: (-item[1], item[0]))

@@ -1,4 +1,4 @@
-"""``rmqctl explain``: what a finding or an action means, and what to do about it."""
+"""``rmqctl explain``: the meaning of a finding or an action, and what to do about it."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def command(
     *,
     name: Annotated[str | None, typer.Argument(
         metavar="[NAME]", show_default=False, autocompletion=complete_findings,
-        help="A finding of verify (body-crc), or an action of a plan (fill). Without it all names "
-        "are listed.")] = None,
+        help="A finding of verify (body-crc) or an action of a plan (fill). Default: list all "
+             "names.")] = None,
     out: SpokenOut,
 ) -> None:
     """Explain a finding or an action, its cause, what brokers do, and what to do about it.
@@ -51,7 +51,7 @@ def _show(page: Human, found: Explanation) -> None:
     page.text(Phrase("{name} ({severity}): {meaning}", name=found.name, severity=found.severity,
                      meaning=found.meaning) if found.meaning else
               Phrase("{name}: an action of a plan", name=found.name), "bold")
-    page.heading("How it comes about" if found.meaning else "What it does")
+    page.heading("Cause" if found.meaning else "What it does")
     page.text(found.cause)
     if found.brokers:
         page.heading("What brokers do")

@@ -23,9 +23,9 @@ from rmqctl.parse_values import Address, parse_address
 
 _FRESH_S = 5.0
 MAX_CONNECTIONS = 32
-"""Kept at once; the oldest is closed for another."""
+"""Connections at a time; the oldest is closed for a new one."""
 MAX_WAIT_S = 10.0
-"""For each part of a request, and for a client to take its answer."""
+"""Seconds for each part of a request, and for a client to read its response."""
 _HERE = Address("127.0.0.1", 9877)
 
 
@@ -34,10 +34,10 @@ def command(
     more: MoreStores = None,
     listen: Annotated[Address, typer.Option(
         "--listen", metavar="HOST:PORT", parser=parse_address,
-        help="Where to answer; :9877 is every address of this machine, port 0 any free "
+        help="Address to listen on; :9877 is every address of this machine, port 0 any free "
              "port.")] = _HERE,
     once: Annotated[bool, typer.Option(
-        "--once", help="Print the metrics, and end: for the textfile collector.")] = False,
+        "--once", help="Print the metrics and exit (for the textfile collector).")] = False,
     store: StoreOptions,
     out: Out,
 ) -> None:
@@ -79,9 +79,9 @@ def command(
 def bound(server: Any) -> None:
     """Let a server keep at most `MAX_CONNECTIONS`, and wait `MAX_WAIT_S` for a part of a request.
 
-    The library's starts a thread for each connection, which waits for ever for what a client that
-    only connects never sends. The oldest connection is closed for a new one: who asks is answered
-    in far less time than it takes to open so many.
+    The library's server starts a thread for each connection, which waits forever for a client that
+    connects and sends nothing. The oldest connection is closed for a new one: a normal request
+    takes far less time than opening so many connections.
     """
     lock = threading.Lock()
     kept: dict[Any, None] = {}
@@ -109,7 +109,7 @@ def bound(server: Any) -> None:
 
 
 def _print(stores: _Stores, out: Output) -> None:
-    """The metrics, once. The code of the first store that cannot be read."""
+    """Print the metrics once; return the code of the first store that cannot be read."""
     metrics = stores.metrics()
     if out.is_data:
         out.rows(({"metric": metric.name, **labels, "value": value}
@@ -125,7 +125,7 @@ def _print(stores: _Stores, out: Output) -> None:
 
 @dataclass(eq=False)
 class _Stores:
-    """Asks the stores, one question at a time."""
+    """Answers requests for metrics, one at a time."""
 
     stores: list[StoreOptions]
     errors: list[RmqctlError] = field(default_factory=list)
@@ -135,7 +135,7 @@ class _Stores:
     _lock: Any = field(default_factory=threading.Lock)
 
     def collect(self) -> Iterator[Any]:
-        """For the library, in one of its threads."""
+        """Serve a request, in a thread of the library."""
         with self._lock:
             if self._ended:
                 return
@@ -145,7 +145,7 @@ class _Stores:
             yield from families(self._last)
 
     def end(self) -> None:
-        """Waits for the thread that is reading; no other one begins."""
+        """Wait for the thread that is reading; no other starts."""
         with self._lock:
             self._ended = True
 

@@ -1,4 +1,4 @@
-"""``rmqctl impact``: what a store's damage, and a broker's start on it, mean for consumers."""
+"""``rmqctl impact``: the effect of a store's damage and of a broker's startup on consumers."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def command(
     *,
     group: Annotated[str | None, typer.Option(
         "--group", "-g", metavar="GROUP", autocompletion=complete_groups,
-        help="This consumer group only, with all its queues.")] = None,
+        help="Only this consumer group, with all its queues.")] = None,
     engine: Annotated[EngineOptions, pick("version")],
     quick: Annotated[bool, typer.Option(
-        "--quick", help="Read no more of the log than a broker does at its start: what is damaged "
-        "in older parts is then not counted.")] = False,
+        "--quick", help="Read only the part of the log that a broker reads at startup; damage in "
+                        "older parts is not counted.")] = False,
     store: StoreOptions,
     out: ListedSpokenOut,
 ) -> None:
@@ -68,8 +68,8 @@ def command(
         found = Consumers((), complete=False, positions_known=False,
                           notes=tuple(told.said for told in predicted.misled))
     if found is None:
-        raise RefusedError(f"{store.root}: there is no commitlog file, so nothing can be told: is "
-                           "the log in other folders (--commitlog-dir), or not mounted?")
+        raise RefusedError(f"{store.root}: no commitlog files found. Is the log in other folders "
+                           "(--commitlog-dir), or not mounted?")
     found = replace(found, notes=tuple(dict.fromkeys((*found.notes, *predicted.notes))))
     if group is not None:
         found = found.of(group)
@@ -78,16 +78,16 @@ def command(
     if out.is_data or not unknown:
         _show(out, found, predicted, all_queues=group is not None)
     if refused:
-        raise StoreIOError(f"{refused[0]}; the figures are made without it")
+        raise StoreIOError(f"{refused[0]}; the figures were computed without it")
     if unknown:
-        out.warn(Phrase("nothing is known here of group {group}", group=group))
+        out.warn(Phrase("unknown group: {group}", group=group))
     if (unknown or found.groups_affected or not (found.positions_known and predicted.starts)
             or (found.queues and not found.complete) or predicted.beside_messages):
         raise typer.Exit(int(ExitCode.FINDINGS))
 
 
 def _show(out: Output, found: Consumers, predicted: Prediction, *, all_queues: bool) -> None:
-    """A document, rows of all queues, or a page with those that are affected."""
+    """Print a document, rows of all queues, or a page with the affected queues."""
     from rmqctl.checks.consumers import COLUMNS
     from rmqctl.checks.losses import MESSAGES
     from rmqctl.checks.repaired import all_in_words
@@ -111,7 +111,7 @@ def _show(out: Output, found: Consumers, predicted: Prediction, *, all_queues: b
                            if loss.what != MESSAGES or loss in beside])
         if found.without_position:
             page.text(Phrase(
-                "no position here: {names} (broadcast consumers keep theirs themselves)",
+                "no consumer offset in this store: {names} (broadcast consumers keep their own)",
                 names=some_of(found.without_position, 5)))
     # State what limits the figures: notes, earlier repairs, uncounted losses, a refused start.
     if not out.is_value:
@@ -123,8 +123,8 @@ def _show(out: Output, found: Consumers, predicted: Prediction, *, all_queues: b
     if not found.complete:
         out.warn(Phrase("more messages are lost than these figures count"))
     if not predicted.starts:
-        out.warn(Phrase("a {version} broker would not start on this store (`rmqctl preflight` says "
-                        "why): what is at risk is told as if nothing were cut off",
+        out.warn(Phrase("a {version} broker would not start on this store (see `rmqctl "
+                        "preflight`): messages at risk are counted as if nothing were truncated",
                         version=predicted.broker_version))
     # A long page ends with the verdict that it began with.
     if (all_queues or found.affected or found.notes or found.without_position

@@ -1,4 +1,4 @@
-"""``rmqctl preflight``: what a broker would do to a store when it starts on it."""
+"""``rmqctl preflight``: predict what a broker would do to a store at startup."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def command(
     *,
     engine: Annotated[EngineOptions, pick("version")],
     quick: Annotated[bool, typer.Option(
-        "--quick", help="Read no more of the log than the broker does; messages without an entry "
-        "are then not looked for in older parts, nor is damage.")] = False,
+        "--quick", help="Read only the part of the log that the broker reads; damage and messages "
+                        "without an entry in older parts are not found.")] = False,
     start_only: Annotated[bool, typer.Option(
-        "--start-only", help="Let the exit code judge this start alone: what is lost already is "
-        "shown, and is 1 only where the start would cut off the entries that tell of it.")] = False,
+        "--start-only", help="Base the exit code on this startup alone: earlier losses count only "
+                             "if the startup would truncate the entries that prove them.")] = False,
     disk_used: DiskUsed = None,
     store: StartedStore,
     tz: Zone = UTC,
@@ -75,7 +75,7 @@ def command(
     out.conclude(*_first_line(predicted))
     # An unreadable file makes the prediction unreliable: fail, but only after showing it.
     if refused:
-        raise StoreIOError(f"{refused[0]}; the prediction is made without it")
+        raise StoreIOError(f"{refused[0]}; the prediction was made without it")
     harmless = predicted.start_is_harmless if start_only else predicted.harmless
     # What queues tell is no less true without the configuration, nor that there is no start.
     if harmless or not (predicted.unopened or set(predicted.not_judged) == {"config"}):
@@ -88,7 +88,7 @@ def _show(page: Human, prediction: Prediction, following: str | None) -> None:
     # Begin with the verdict and everything that limits it.
     page.text(*_first_line(prediction))
     if prediction.not_judged:
-        page.text(Phrase("not judged: {name}", name=Joined(", ", prediction.not_judged)), "warn")
+        page.text(Phrase("not checked: {name}", name=Joined(", ", prediction.not_judged)), "warn")
     if prediction.impact is not None:
         page.text(prediction.impact.in_words())
     for text in (*prediction.refusals, *(told.said for told in prediction.configuration
@@ -132,7 +132,7 @@ def _show(page: Human, prediction: Prediction, following: str | None) -> None:
 
 
 def _first_line(prediction: Prediction) -> tuple[Phrase, str]:
-    """The verdict in a line, and its style."""
+    """Return the verdict in a line, and its style."""
     from rmqctl.checks.preflight.in_words import in_words
 
     return in_words(prediction), ("warn" if prediction.not_judged else
@@ -140,7 +140,7 @@ def _first_line(prediction: Prediction) -> tuple[Phrase, str]:
 
 
 def _is_elsewhere(prediction: Prediction) -> bool:
-    """Whether a log was found where a broker looks only if its configuration says so."""
+    """Return whether the log is where a broker looks only if its configuration says so."""
     assumed = prediction.assumed
     if prediction.conf_path or assumed.get("enableDLegerCommitLog"):
         return False
@@ -177,9 +177,9 @@ def _facts(prediction: Prediction) -> dict[str, Any]:
     if account.replaced_in_words is not None:
         facts["replaced"] = account.replaced_in_words
     if account.unread:
-        facts["lost already"] = account.unjudged
+        facts["already lost"] = account.unjudged
     elif account.already:
-        facts["lost already"] = account.already
+        facts["already lost"] = account.already
         times = (prediction.already_lost_from, prediction.already_lost_to)
         for name, time in zip(("stored from", "stored to"), times, strict=True):
             if time is not None:

@@ -14,12 +14,12 @@ from rmqctl.commands.shared.store_warnings import warn_of_log
 def command(
     *,
     source: Annotated[Literal["log", "consumequeue", "both"], typer.Option(
-        "--source", help="Where the offsets of the JSON come from: the log (for a queue whose "
-        "messages have all expired, its consumequeue), the consumequeues alone (the log is not "
-        "read), or the greater of both.")] = "log",
+        "--source", help="Source of the JSON's offsets: log (for a queue whose messages have all "
+                         "expired, its consume queue), consume queues only (the log is not read), "
+                         "or the larger of both.")] = "log",
     view: Annotated[Literal["disk", "broker"], typer.Option(
-        "--view", help="The log as it lies on disk, with what lies beyond damage, or as far as a "
-        "broker would keep it when it starts.")] = "disk",
+        "--view", help="disk: the log on disk, also after damage. broker: what a broker would keep "
+                       "at startup.")] = "disk",
     jobs: Jobs = 0,
     store: StoreQueues,
     out: Out,
@@ -51,5 +51,5 @@ def command(
         out.rows((row.as_dict() for row in rows), COLUMNS, empty="no messages",
                  styles={"agrees": lambda value: "bad" if value is False else None})
     for text in disagreements(rows):
-        out.warn(f"{text}; `rmqctl verify` says why")
+        out.warn(f"{text}; run `rmqctl verify` for the reason")
     faults.end()

@@ -1,4 +1,4 @@
-"""``rmqctl report``: what is wrong with a store, in one HTML file for people to pass on."""
+"""``rmqctl report``: the problems of a store in one HTML file for people."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ _DAY = 86_400_000
 def command(
     *,
     target: Annotated[str, typer.Option(
-        "--out", metavar="FILE.html", help="A new file, outside of the store. Nothing is ever "
-        "replaced.")],
+        "--out", metavar="FILE.html", help="A new file outside the store; existing files are never "
+                                           "replaced.")],
     redact: Annotated[str | None, typer.Option(
         "--redact", metavar="LIST", show_default=False,
-        help="Mask some of bodies, properties, addresses (with all ids that have one in them), "
-        "topics, groups and paths, comma-separated, or all.")] = None,
+        help="Mask some of bodies, properties, addresses (with all ids that contain one), topics, "
+             "groups and paths, comma-separated, or all.")] = None,
     hashes: Annotated[bool, typer.Option(
-        "--hash/--no-hash", help="The SHA-256 of every file of the store: reads all of them once "
-        "more.")] = True,
+        "--hash/--no-hash", help="Include the SHA-256 of every file of the store (reads all of "
+                                 "them again).")] = True,
     engine: Annotated[EngineOptions, pick("version")],
     jobs: Jobs = 0,
     store: StoreOptions,
@@ -100,14 +100,16 @@ def command(
     document = _document(without_secrets(target), facts, data)
     out.document(document, lambda page: _show(page, facts, document))
     if refused:
-        raise StoreIOError(f"{refused[0]}; the report is made without it")
+        raise StoreIOError(f"{refused[0]}; the report was made without it")
     if not facts.diagnosis.sound:
         raise typer.Exit(int(ExitCode.FINDINGS))
     facts.diagnosis.require_judged()
 
 
 def _paths(opened: Store) -> Iterator[str]:
-    """What else of paths a page shows: what was typed, and folders of the log beside the store."""
+    """Return other paths that a page shows: those typed, and folders of the log beside the
+    store.
+    """
     for typed_word in typed.words.get()[1:]:
         word = typed_word.partition("=")[2] if typed_word.startswith("-") else typed_word
         if os.sep in word or os.path.lexists(word):
@@ -119,7 +121,7 @@ def _paths(opened: Store) -> Iterator[str]:
 
 
 def _commands(root: str, facts: Facts, mask: Any) -> dict[str, str]:
-    """The command lines that give the parts of the page."""
+    """Return the command lines for the parts of the page."""
     from rmqctl.ext.report.drawing import bars
 
     lines = {name: typed.other(*words, root) for name, words in {

@@ -1,4 +1,4 @@
-"""``rmqctl retention``: what a broker's cleaner deletes, and for how long the disk has room."""
+"""``rmqctl retention``: what a broker's cleaner deletes, and when the disk is full."""
 
 from __future__ import annotations
 
@@ -75,16 +75,18 @@ def _show(page: Human, found: Retention, tz: tzinfo) -> None:
     page.pairs({
         "release": found.release,
         "kept for": f"{rules.reserved_hours} h ({found.settings['fileReservedTime']})",
-        "deleted in the hour": f"{rules.delete_when} ({found.settings['deleteWhen']})",
-        "next in that hour": "never: deleteWhen is no hour" if found.next_run is None else
+        "deletion hour": f"{rules.delete_when} ({found.settings['deleteWhen']})",
+        "next deletion hour": "never: deleteWhen is not an hour" if found.next_run is None else
         time_text(found.next_run, tz),
-        "disk in use": f"not judged: {disk.not_judged}" if disk.used_ratio is None
+        "disk in use": f"unknown: {disk.not_judged}" if disk.used_ratio is None
         else f"{disk.used_ratio:.0%}",
-        f"above {rules.expire_ratio:.0%}": "nothing goes, as the cleaner fails" if rules.fails else
-        f"expired files go at once ({found.settings['diskMaxUsedSpaceRatio']})",
-        f"above {rules.clean_ratio:.0%}": "nothing goes, as the cleaner fails" if rules.fails else
-        "the oldest files go, whatever their age" if rules.forces else
-        "no file goes before its time (cleanFileForciblyEnable=false)",
+        f"above {rules.expire_ratio:.0%}": "nothing is deleted: the cleaner "
+                                           "fails" if rules.fails else
+        f"expired files are deleted at once ({found.settings['diskMaxUsedSpaceRatio']})",
+        f"above {rules.clean_ratio:.0%}": "nothing is deleted: the cleaner "
+                                          "fails" if rules.fails else
+        "the oldest files are deleted, whatever their age" if rules.forces else
+        "no file is deleted before it expires (cleanFileForciblyEnable=false)",
         f"above {rules.refuse_ratio:.0%}": "messages are rejected",
         **_outlook(found, found.outlook, tz)})
     # The files, those that go first.
@@ -114,15 +116,15 @@ def _first_line(found: Retention) -> str:
 
 def _what(file: LogFile, tz: tzinfo, *, ends: bool) -> str:
     if file.expires is None:
-        return "stays: the last file in use"
+        return "kept: the last file in use"
     if not file.goes and not ends:
-        return "stays: deleteWhen is no hour"
-    return _WHY[file.goes] if file.goes else f"stays until {time_text(file.expires, tz)}"
+        return "kept: deleteWhen is not an hour"
+    return _WHY[file.goes] if file.goes else f"kept until {time_text(file.expires, tz)}"
 
 
 def _outlook(found: Retention, outlook: Outlook | None, tz: tzinfo) -> dict[str, str]:
     if outlook is None:
-        return {"outlook": f"not told: {found.no_outlook}"}
+        return {"outlook": f"unknown: {found.no_outlook}"}
     names = {"expire_ratio": f"{found.rules.expire_ratio:.0%}", "full": "100%",
              "clean_ratio": f"{found.rules.clean_ratio:.0%}",
              "refuse_ratio": f"{found.rules.refuse_ratio:.0%}"}
@@ -130,10 +132,10 @@ def _outlook(found: Retention, outlook: Outlook | None, tz: tzinfo) -> dict[str,
                f"{names[name]} already"
                for name, hours in outlook.reached_in.items() if hours is not None]
     return {
-        "log grows by": f"{size_text(outlook.bytes_per_day)} a day "
-        f"({time_text(outlook.since, tz)} to {time_text(outlook.until, tz)})",
-        "disk reaches, at the earliest": ", ".join(reached) or (
-            f"never {names['expire_ratio']}, as old files expire"),
+        "log growth": f"{size_text(outlook.bytes_per_day)} per day "
+                        f"({time_text(outlook.since, tz)} to {time_text(outlook.until, tz)})",
+        "earliest disk usage": ", ".join(reached) or (
+            f"never {names['expire_ratio']}: old files expire"),
         "with this fileReservedTime": f"at most {outlook.levels_off_at:.0%} of the disk",
         f"stays below {names['expire_ratio']} with": f"fileReservedTime={outlook.reserved_hours} "
         "or less" if outlook.reserved_hours else "no fileReservedTime: " + (

@@ -1,4 +1,4 @@
-"""``rmqctl verify``: everything of a store that can be checked."""
+"""``rmqctl verify``: check the integrity of a store."""
 
 from __future__ import annotations
 
@@ -39,24 +39,26 @@ def command(
     *,
     more: MoreStores = None,
     only: Annotated[str | None, typer.Option(
-        "--only", metavar="NAMES", help="Check these structures only, comma-separated: "
-        "commitlog, consumequeue, index, checkpoint, config, timer, compaction, store, tiered (a "
-        "tier that lies in the store).")] = None,
+        "--only", metavar="NAMES", help="Check only these structures, comma-separated: commitlog, "
+                                        "consumequeue, index, checkpoint, config, timer, "
+                                        "compaction, store, tiered (a tier inside the "
+                                        "store).")] = None,
     sample: Annotated[float | None, typer.Option(
-        "--sample", metavar="PERCENT", parser=parse_percent, help="Look at a share only: 10%.",
+        "--sample", metavar="PERCENT", parser=parse_percent,
+        help="Check only a random share, such as 10%.",
     )] = None,
     since_last: Annotated[bool, typer.Option(
-        "--since-last", help="Go on where the last run with this option found all well.")] = False,
+        "--since-last", help="Check only what was added since the last clean run.")] = False,
     state: Annotated[str | None, typer.Option(
-        "--state", metavar="FILE", help="Where --since-last keeps its place (outside the store; "
-        "default: below the user's state folder).")] = None,
+        "--state", metavar="FILE", help="State file of --since-last, outside the store (default: "
+                                        "in the user's state folder).")] = None,
     seed: Annotated[int, typer.Option(
-        "--seed", metavar="N", help="Which pieces --sample picks.")] = 0,
+        "--seed", metavar="N", help="Seed of the random choice of --sample.")] = 0,
     max_findings: MaxFindings = 1000,
     spark: Annotated[SparkOptions, pick("engine master")],
     prometheus: Annotated[str | None, typer.Option(
         "--format-prometheus", metavar="FILE",
-        help="Also write metrics for the textfile collector.")] = None,
+        help="Also write metrics to FILE for the textfile collector.")] = None,
     jobs: Jobs = 0,
     cron: CronOptions,
     store: StoreOptions,
@@ -93,10 +95,9 @@ def command(
     options = VerifyOptions(frozenset() if only == "" and tiered else structures(only, STRUCTURES),
                       worker_count(jobs), sample=sample, seed=seed)
     if sample is not None and since_last:
-        raise UsageError("--sample and --since-last cannot be used together: the one looks at "
-                         "pieces of everything, the other at all that is new")
+        raise UsageError("--sample and --since-last are mutually exclusive")
     if spark.engine == "spark" and (sample is not None or since_last):
-        raise UsageError("--sample and --since-last look at parts: that is the local engine's")
+        raise UsageError("--sample and --since-last require --engine local")
     if sample is not None or since_last:
         spark = replace(spark, engine="local")
     cron.check(since_last=since_last)
@@ -109,7 +110,8 @@ def command(
                 (prometheus, cron.baseline))):
         return
     if len(roots) > 1 and state is not None:
-        raise UsageError("--state: the place in one store; several have one each in their folder")
+        raise UsageError("--state cannot be used with several stores: each has a state file of its "
+                         "own")
     # The checks, one store after the other.
     check = _Check(options, max_findings, spark, cron, out, state if since_last else None,
                    since_last, tiered, tier_asked=tiered and only is not None,
@@ -139,7 +141,7 @@ def command(
 
 
 def _file(out: Output, path: str, most: int, fail_on: str, *, given: bool) -> bool:
-    """Checks one file; False where it is of no kind that is checked by itself."""
+    """Check one file; return False for a kind that is not checked by itself."""
     from rmqctl.checks.verify.client_offsets import covered, verdict_of
     from rmqctl.commands.shared.verifying import show
 
@@ -147,8 +149,8 @@ def _file(out: Output, path: str, most: int, fail_on: str, *, given: bool) -> bo
     if found is None:
         return False
     if given:
-        raise UsageError(f"{path}: a file is checked completely; --only, --sample, --since-last, "
-                         "--baseline and --format-prometheus go with a store")
+        raise UsageError(f"{path}: a single file is always checked completely; --only, --sample, "
+                         "--since-last, --baseline and --format-prometheus require a store")
     show(out, found, covered)
     if found.fails(fail_on):
         raise typer.Exit(int(ExitCode.FINDINGS))
@@ -157,8 +159,8 @@ def _file(out: Output, path: str, most: int, fail_on: str, *, given: bool) -> bo
 
 @dataclass
 class _Check:
-    """How each store is checked. ``named``: notes say which store they are about, as there are
-    several; ``tiered``: a tier in it, too. ``baselines`` are those of the stores checked.
+    """The check of each store. ``named``: notes name their store, as there are several; ``tiered``:
+    also check a tier in it. ``baselines`` are those of the stores checked.
     """
 
     options: VerifyOptions
@@ -175,7 +177,7 @@ class _Check:
     _places: list[Callable[[], None]] = field(default_factory=list)
 
     def of(self, store: StoreOptions) -> Verdict[Coverage]:
-        """The verdict on a store. NotAStoreError, StoreIOError, UsageError."""
+        """Return the verdict on a store. Raises NotAStoreError, StoreIOError, UsageError."""
         from rmqctl.checks.preflight.missing import missing
         from rmqctl.checks.verify import state as states
         from rmqctl.checks.verify.verdict import verdict
@@ -195,15 +197,15 @@ class _Check:
                 _outside(opened.root, {"--state": place})
                 before = states.load(place, opened.root)
                 if before is None:
-                    out.note(_of(name, Phrase("no earlier run is known: checking everything")))
+                    out.note(_of(name, Phrase("no earlier run found: checking everything")))
                 elif before.holds(opened):
                     options.since = before.position
-                    out.note(_of(name, Phrase("from physical offset {offset} on",
+                    out.note(_of(name, Phrase("checking from physical offset {offset} on",
                                               offset=options.since)))
                 else:
                     before = None
                     out.warn(_of(name, Phrase(
-                        "the log is not the one of the last run: checking everything")))
+                        "the log is not that of the last run: checking everything")))
             # The checks.
             warn_if_held(out, opened.lock, name or Phrase("the store"))
             size = opened.log.size if opened.layout.reads("commitlog") else 0
@@ -232,24 +234,24 @@ class _Check:
 
     @property
     def _is_whole(self) -> bool:
-        """Whether all of a store is read, as fast as it can be: then its losses are counted."""
+        """True if all of a store is read at full speed: then its losses are counted."""
         options = self.options
         return (options.only is None and options.sample is None and not self.since_last
                 and self.cron.limit_rate is None)
 
     def keep_places(self) -> None:
-        """Writes where the next run with --since-last goes on."""
+        """Save where the next run with --since-last continues."""
         for keep in self._places:
             keep()
 
 
 def _of(store: str | None, text: Phrase) -> Phrase:
-    """What is said of one of several stores names it."""
+    """Return the text, with the store's name if there are several."""
     return text if store is None else Phrase("{what}: {why}", what=store, why=text)
 
 
 def _outside(root: str, files: dict[str, str | None]) -> None:
-    """Refuses to write into the store: this command is read-only, wherever its files should go."""
+    """Refuse output files inside the store: this command is read-only."""
     from rmqctl.files.named import refuse_link_of_others
 
     real = os.path.realpath(root)
@@ -257,7 +259,8 @@ def _outside(root: str, files: dict[str, str | None]) -> None:
         if file is not None:
             refuse_link_of_others(file, itself=False)  # a link there is replaced by the file
         if file is not None and os.path.commonpath([real, os.path.realpath(file)]) == real:
-            raise UsageError(f"{option} {file}: lies in the store, which verify does not write to")
+            raise UsageError(f"{option} {file}: is inside the store, which verify does not write "
+                             "to")
 
 
 def _metrics(path: str, verdicts: Sequence[Verdict[Coverage]]) -> None:
@@ -271,7 +274,7 @@ def _metrics(path: str, verdicts: Sequence[Verdict[Coverage]]) -> None:
     labels = [{"store": verdict.root} for verdict in verdicts]
     covers = [verdict.coverage for verdict in verdicts]
     text = exposition([
-        Metric("rmqctl_verify_ok", "1 when nothing wrong was found.",
+        Metric("rmqctl_verify_ok", "1 if nothing is wrong.",
                [(store, verdict.ok) for store, verdict in zip(labels, verdicts, strict=True)]),
         Metric("rmqctl_verify_findings", "Findings by category and severity.",
                [({**store, "category": category, "severity": severity}, count)
@@ -279,13 +282,13 @@ def _metrics(path: str, verdicts: Sequence[Verdict[Coverage]]) -> None:
                 for (category, severity), count in sorted(verdict.counts.items())]),
         Metric("rmqctl_verify_messages", "Intact messages.",
                [(store, cover.messages) for store, cover in zip(labels, covers, strict=True)]),
-        Metric("rmqctl_verify_bytes", "Commitlog bytes by what they are.",
+        Metric("rmqctl_verify_bytes", "Commitlog bytes by content.",
                [({**store, "kind": kind}, value)
                 for store, cover in zip(labels, covers, strict=True)
                 for kind, value in zip(kinds, (
                     cover.bytes_in_messages, cover.bytes_blank, cover.bytes_zero,
                     cover.bytes_damaged), strict=True)]),
-        Metric("rmqctl_verify_timestamp_seconds", "When this run ended.",
+        Metric("rmqctl_verify_timestamp_seconds", "End time of this run.",
                [(store, time.time()) for store in labels]),
     ])
     # The temporary name does not end in .prom, so the collector never reads it.

@@ -1,1 +1,1 @@
-"""``rmqctl delete``: erases messages, with all copies; deletes topics and groups."""
+"""``rmqctl delete``: erase messages with all copies; delete topics and groups."""

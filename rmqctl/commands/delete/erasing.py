@@ -1,4 +1,4 @@
-"""What the commands of ``rmqctl delete`` share: options, the plan, the certificate, the purge."""
+"""Parts that the commands of ``rmqctl delete`` share: options, plan, certificate, purge."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ _COLUMNS = ("what", "topic", "queue_id", "queue_offset", "physical_offset", "siz
 
 @dataclass(frozen=True, kw_only=True)
 class EraseOptions(OptionGroup):
-    """How far it goes, and what is kept of it."""
+    """Options for the extent of a deletion and its record."""
 
     same_body: Annotated[bool, typer.Option(
-        "--same-body", help="Also erase messages with an erased body and another id.")] = False
+        "--same-body", help="Also erase messages that have an erased body and another id.")] = False
     purge: Annotated[bool, typer.Option(
-        "--purge", help="With --apply: then delete what this and all earlier repairs keep; `undo` "
-        "cannot restore it. Without a terminal it needs --yes.")] = False
+        "--purge", help="With --apply: also delete what this and all earlier repairs keep, so that "
+                        "`undo` cannot restore it. Requires --yes without a terminal.")] = False
     certificate: Annotated[str | None, typer.Option(
         "--certificate", metavar="FILE", show_default=False,
-        help="Write what was erased, by digest, to this new JSON file.")] = None
+        help="Write a JSON file with the digests of everything erased; must be new.")] = None
 
 
 def run(out: Output, store: StoreOptions, name: str, wanted: Wanted, apply: ApplyOptions,
         options: EraseOptions) -> None:
-    """Show the plan of a command, or carry it out; then write the certificate, and purge."""
+    """Show or apply the plan of a command; then write the certificate, and purge."""
     from rmqctl.commands.shared import applying, plan_page
     from rmqctl.export.staging import checked_target
     from rmqctl.repair.erase.erase import plan_erase
@@ -50,7 +50,7 @@ def run(out: Output, store: StoreOptions, name: str, wanted: Wanted, apply: Appl
     # Check the certificate's place before anything is erased.
     certificate = None if options.certificate is None else checked_target(options.certificate)
     if options.purge and apply.apply and not apply.yes and not at_a_terminal():
-        raise UsageError("--purge deletes for good: where nobody can be asked, --apply needs --yes")
+        raise UsageError("--purge deletes permanently; without a terminal, --apply requires --yes")
     # The certificate has what an interrupted deletion erases, too: this one completes it.
     earlier = _interrupted(store.root) if apply.apply and certificate else []
     made: list[Erasure] = []
@@ -78,7 +78,7 @@ def run(out: Output, store: StoreOptions, name: str, wanted: Wanted, apply: Appl
 
 
 def _interrupted(root: str) -> list[dict[str, Any]]:
-    """What a deletion erases that was interrupted. StoreIOError."""
+    """Return what an interrupted deletion erases. Raises StoreIOError."""
     from rmqctl.repair.executor.journal import load, pending, state_of
 
     repair_id = pending(root)
@@ -90,7 +90,7 @@ def _interrupted(root: str) -> list[dict[str, Any]]:
 
 
 def _certify(path: str, name: str, root: str, lines: list[dict[str, Any]]) -> None:
-    """Write the certificate. StoreIOError, RefusedError for a file that exists."""
+    """Write the certificate. Raises StoreIOError, RefusedError for a file that exists."""
     from rmqctl.files.durable import new_whole_file
 
     document = {"command": name, "store": root, "time": now_ms(), "erased": lines}
@@ -98,7 +98,7 @@ def _certify(path: str, name: str, root: str, lines: list[dict[str, Any]]) -> No
 
 
 def _purge(out: Output, root: str) -> None:
-    """Delete what all repairs keep. RefusedError where that of one cannot be."""
+    """Delete what all repairs keep. Raises RefusedError where that is impossible for a repair."""
     from rmqctl.repair.executor.executor import Repair
     from rmqctl.repair.executor.journal import history
     from rmqctl.repair.executor.prune import left_elsewhere, prunable
@@ -107,14 +107,14 @@ def _purge(out: Output, root: str) -> None:
         found = prunable(root, 1 << 62)
         for one in found:
             for folder in left_elsewhere(root, one.entry.id):
-                out.warn(Phrase("repair {id} also keeps things in {folder}, which are not deleted",
+                out.warn(Phrase("repair {id} also keeps files in {folder}, which are not deleted",
                                 id=one.entry.id, folder=folder))
         repair.prune([one.entry.id for one in found])
     stays = [entry.id for entry in history(root)]
     if stays:
-        raise RefusedError(f"{root}: the journal of repair {stays[0]} is damaged, so what it and "
-                           "later ones keep is not deleted; "
-                           f"`rmqctl undo {shlex.quote(root)} --list` shows them")
-    out.note(Phrase("deleted what {count} repair keeps; nothing can be undone any more",
-                    "deleted what {count} repairs keep; nothing can be undone any more",
+        raise RefusedError(f"{root}: the journal of repair {stays[0]} is damaged, so the files of "
+                           "this and later repairs are not deleted; `rmqctl undo "
+                           f"{shlex.quote(root)} --list` shows them")
+    out.note(Phrase("deleted the kept files of {count} repair; it cannot be undone any more",
+                    "deleted the kept files of {count} repairs; they cannot be undone any more",
                     count=len(found)))

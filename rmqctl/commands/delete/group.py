@@ -1,4 +1,4 @@
-"""``rmqctl delete group``: a consumer group with everything of it."""
+"""``rmqctl delete group``: delete a consumer group with everything that belongs to it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rmqctl.commands.shared.options import Out, StoreIndex
 def command(
     *,
     group: Annotated[str, typer.Argument(
-        metavar="GROUP", help="The consumer group.", autocompletion=complete_groups,
+        metavar="GROUP", help="Consumer group.", autocompletion=complete_groups,
         show_default=False)],
     options: EraseOptions,
     apply: ApplyOptions,

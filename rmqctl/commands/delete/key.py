@@ -1,4 +1,4 @@
-"""``rmqctl delete key``: erases the messages with a key."""
+"""``rmqctl delete key``: erase the messages with a key."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from rmqctl.commands.shared.options import Out, StoreIndex, Topic
 
 def command(
     *,
-    key: Annotated[str, typer.Argument(metavar="KEY", help="The key, or the client's id.",
+    key: Annotated[str, typer.Argument(metavar="KEY",
+        help="Message key, or the client's message id.",
                                        show_default=False)],
     topic: Topic = None,
     options: EraseOptions,

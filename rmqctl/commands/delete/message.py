@@ -1,4 +1,4 @@
-"""``rmqctl delete message``: erases messages by id, property or a list."""
+"""``rmqctl delete message``: erase messages by id, property or a list."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ def command(
     *,
     ids: Annotated[list[str] | None, typer.Option(
         "--id", metavar="MSGID", show_default=False,
-        help="The message with this id, of the broker or the client (repeatable).")] = None,
+        help="Message id, the broker's or the client's (repeatable).")] = None,
     key: Annotated[str | None, typer.Option(
-        "--key", "-k", metavar="KEY", help="The messages with this key.")] = None,
+        "--key", "-k", metavar="KEY", help="Message key.")] = None,
     named: Annotated[list[str] | None, typer.Option(
         "--property", metavar="NAME=VALUE", show_default=False,
-        help="The messages with this property (repeatable, all must hold).")] = None,
+        help="Property of the messages (repeatable; all must match).")] = None,
     list_file: Annotated[str | None, typer.Option(
-        "--list", metavar="FILE", help="The messages with these ids, one in each line.",
+        "--list", metavar="FILE", help="File with message ids, one per line.",
         show_default=False)] = None,
     topic: Topic = None,
     options: EraseOptions,
@@ -48,7 +48,7 @@ def command(
     if not (ids or key or named or list_file):
         raise UsageError("pass --id, --key, --property or --list")
     if topic is not None and not (key or named):
-        raise UsageError("--topic goes with --key and --property")
+        raise UsageError("--topic requires --key or --property")
     all_ids = (*(ids or ()), *(read_ids(list_file) if list_file else ()))
     run(out, store, "delete-message", Wanted(
         all_ids, selection(topic, key, named or ()), same_body=options.same_body,

@@ -1,4 +1,4 @@
-"""``rmqctl delete topic``: a topic with everything of it."""
+"""``rmqctl delete topic``: delete a topic with everything that belongs to it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rmqctl.commands.shared.options import Out, StoreIndex
 def command(
     *,
     topic: Annotated[str, typer.Argument(
-        metavar="TOPIC", help="The topic.", autocompletion=complete_topics, show_default=False)],
+        metavar="TOPIC", help="Topic.", autocompletion=complete_topics, show_default=False)],
     options: EraseOptions,
     apply: ApplyOptions,
     store: StoreIndex,
