@@ -1,4 +1,4 @@
-"""``rmqctl serve``: stores behind RocketMQ's remoting protocol."""
+"""``rmqctl serve``: serve stores over RocketMQ's remoting protocol."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ _STARTS = ("stored", "earliest", "latest")
 _NAME = re.compile(r"[%|\w.-]{1,127}", re.ASCII)
 _SMALLEST = 1 << 10
 _LARGEST_KEPT = 1 << 20
-"""Bytes of a buffer: what clients make larger is not kept when they are gone."""
+"""Maximum bytes of a buffer that is kept: larger ones are freed when their clients disconnect."""
 _LIMITS = "Client limits"
 
 
 def _seconds(text: str | int) -> int:
-    """Milliseconds of ``10s``, or of a number of seconds."""
+    """Return the milliseconds of ``10s``, or of a number of seconds."""
     if isinstance(text, str) and text.isascii() and text.isdigit():
         return int(text[:9]) * 1000
     return parse_duration(text)
@@ -49,44 +49,50 @@ def _limit(name: str, text: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class LimitOptions(OptionGroup):
-    """What clients may take, of each connection and together. Without one: what `Limits` has."""
+    """Limits for clients, per connection and in total. Without an option: the default of
+    `Limits`.
+    """
 
     connections: Annotated[int, typer.Option(
         "--max-connections", metavar="N", min=1, rich_help_panel=_LIMITS,
-        help="When all are taken, a connection that is not in use gives way.")] = 1000
+        help="Maximum connections; beyond it, an unused connection is closed for a new "
+             "one.")] = 1000
     frame: Annotated[int | None, _limit(
-        "--max-frame", "Of a request; a connection that sends a larger one is closed  "
-        "[default: 16MiB]")] = None
+        "--max-frame", "Maximum request size; larger requests close the connection  [default: "
+                       "16MiB]")] = None
     unsent: Annotated[int | None, _limit(
-        "--max-unsent", "Answers that a client has not taken, beside the one under way: till it "
-        "takes them, nothing more is read from it  [default: 1MiB]")] = None
+        "--max-unsent", "Stop reading from a client while it has this many bytes of responses "
+                        "unread, not counting the current one  [default: 1MiB]")] = None
     unsent_in_all: Annotated[int | None, _limit(
-        "--max-unsent-total", "The same of all connections together; beyond it the connection that "
-        "has taken nothing for the longest time is closed  [default: 64MiB]")] = None
+        "--max-unsent-total", "--max-unsent for all connections together; beyond it, the "
+                              "connection that has read nothing for the longest time is closed  "
+                              "[default: 64MiB]")] = None
     held: Annotated[int | None, _limit(
-        "--max-unfinished", "Requests of all connections that are not complete; beyond it the "
-        "connection with the oldest one is closed  [default: 64MiB]")] = None
+        "--max-unfinished", "Maximum size of incomplete requests of all connections; beyond it, "
+                            "the connection with the oldest one is closed  [default: "
+                            "64MiB]")] = None
     idle: Annotated[int | None, typer.Option(
         "--max-silence", metavar="DURATION", parser=_seconds, rich_help_panel=_LIMITS,
-        help="A connection that sends nothing, or takes nothing of what waits for it, for so long "
-        "is closed (10s, or seconds)  [default: 2m]")] = None
+        help="Close connections that send nothing, or do not read their responses, for this time "
+             "(10s, or seconds)  [default: 2m]")] = None
     address_share: Annotated[int, typer.Option(
         "--max-address-share", metavar="PERCENT", min=1, max=100, rich_help_panel=_LIMITS,
-        help="The part of each of these limits that one client address may use.")] = 100
+        help="Share of each of these limits that one client address may use.")] = 100
     retry_memory: Annotated[int | None, _limit(
-        "--retry-memory", "Messages that consumers send back, for each store  [default: 64MiB]",
+        "--retry-memory", "Memory for messages that consumers send back, per store  [default: "
+                          "64MiB]",
         )] = None
 
     def checked(self) -> dict[str, Any]:
-        """What was given, as `Limits` has it. UsageError."""
+        """Return the given values by their names in `Limits`. Raises UsageError."""
         for name, value in (("--max-frame", self.frame), ("--max-unsent", self.unsent),
                             ("--max-unsent-total", self.unsent_in_all),
                             ("--max-unfinished", self.held)):
             if value is not None and value < _SMALLEST:
-                raise UsageError(f"{name} {value}: no client could work with less than "
-                                 f"{_SMALLEST} bytes")
+                raise UsageError(f"{name} {value}: must be at least {_SMALLEST} bytes for clients "
+                                 "to work")
         if self.idle is not None and self.idle < 1000:
-            raise UsageError("--max-silence: at least a second")
+            raise UsageError("--max-silence must be at least one second")
         found = {"connections": self.connections, "frame": self.frame, "unsent": self.unsent,
                  "unsent_in_all": self.unsent_in_all, "held": self.held,
                  "part": self.address_share / 100,
@@ -98,56 +104,58 @@ def command(
     *,
     roots: Annotated[list[str] | None, typer.Argument(
         metavar="STORE", envvar=STORE_VARIABLE, autocompletion=complete_folders,
-        show_default=False, help="Store roots; a pattern such as '/backup/*/store' names all that "
-        "match. None with --temp.")] = None,
+        show_default=False, help="Store roots; a pattern such as '/backup/*/store' selects all "
+                                 "matching folders. None with --temp.")] = None,
     listen: Annotated[Address, typer.Option(
         "--listen", metavar="HOST:PORT", parser=parse_address,
-        help="Name server and first broker; further stores get the ports behind it. Port 0: any "
-             "free ones.")] = _HERE,
+        help="Address of name server and first broker; further stores get the following ports. "
+             "Port 0: any free ports.")] = _HERE,
     grpc: Annotated[Address | None, typer.Option(
         "--grpc", metavar="HOST:PORT", parser=parse_address,
-        help="Serve clients of RocketMQ 5 there, too, as its proxy does (usually 127.0.0.1:8081); "
-             "needs the extra `grpc`.")] = None,
+        help="Also serve RocketMQ 5 clients (gRPC) at this address, like its proxy (usually "
+             "127.0.0.1:8081); requires the extra `grpc`.")] = None,
     start: Annotated[str, typer.Option(
         "--from", metavar="stored|earliest|latest|TIME",
-        help="Where a group begins: where it stood, or at a place of the queues, whatever the "
-             "store says.")] = "stored",
+        help="Where consumer groups start: stored offsets, earliest, latest or a "
+             "time.")] = "stored",
     from_stored_offsets: Annotated[bool, typer.Option(
-        "--from-stored-offsets", hidden=True, help="No effect: so does --from stored.")] = False,
+        "--from-stored-offsets", hidden=True,
+        help="No effect: --from stored is the default.")] = False,
     offsets: Annotated[str | None, typer.Option(
-        "--offsets", metavar="FILE", help="Keep what groups commit in FILE, and go on from it; "
-        "else it is forgotten at the end.")] = None,
+        "--offsets", metavar="FILE", help="Keep committed offsets in FILE across runs; otherwise "
+                                          "they are lost at the end.")] = None,
     view: Annotated[Literal["disk", "broker"], typer.Option(
-        "--view", help="What is served: everything readable, or what a broker keeps.")] = "disk",
+        "--view", help="Serve everything readable (disk), or only what a broker would "
+                       "keep.")] = "disk",
     idle_exit: Annotated[int | None, typer.Option(
         "--idle-exit", "--once-idle", metavar="DURATION", parser=_seconds,
-        help="End when no client was connected for so long (10s, or seconds).")] = None,
+        help="Stop when no client was connected for this time (10s, or seconds).")] = None,
     end_with_stdin: Annotated[bool, typer.Option(
-        "--end-with-stdin", help="End when standard input, a pipe, is closed: so nothing is left "
-        "of it when the program that started it is gone. With --temp that program can give orders "
-        "there: faults for its tests.")] = False,
+        "--end-with-stdin", help="Stop when standard input (a pipe) is closed, so that the server "
+                                 "ends with the program that started it. With --temp, that program "
+                                 "can also inject faults through it.")] = False,
     writable: Annotated[bool, typer.Option(
-        "--writable", help="Take messages, too: the store is locked and written as by a broker; "
-        "positions and topics go into its config.")] = False,
+        "--writable", help="Also accept messages: the store is locked and written as by a broker; "
+                           "offsets and topics go to its config/.")] = False,
     write_outside: WriteOutside = None,
     temp: Annotated[bool, typer.Option(
-        "--temp", help="Make an empty store in a temporary folder, writable, which is removed at "
-        "the end; no STORE is given.")] = False,
+        "--temp", help="Serve a new, empty, writable store in a temporary folder, which is removed "
+                       "at the end; no STORE is given.")] = False,
     topic: Annotated[list[str] | None, typer.Option(
         "--topic", "-t", metavar="TOPIC",
-        help="Make a topic with 4 queues, if it is not there; repeatable, with --writable or "
-             "--temp.")] = None,
+        help="Create a topic with 4 queues if it does not exist; repeatable; requires --writable "
+             "or --temp.")] = None,
     key_file: Annotated[list[str] | None, typer.Option(
-        "--key-file", metavar="FILE", help="Answer only who signs as RocketMQ's ACL 1.0 has it, "
-        "with the AccessKey and SecretKey in FILE; repeatable.")] = None,
+        "--key-file", metavar="FILE", help="Require signed requests (RocketMQ's ACL 1.0) with the "
+                                           "AccessKey and SecretKey in FILE; repeatable.")] = None,
     flush: Annotated[Literal["async", "sync"] | None, typer.Option(
-        "--flush", help="Whether an answer to a sender waits for the disk.")] = None,
+        "--flush", help="sync: acknowledge a send only after fsync.")] = None,
     metrics: Annotated[Address | None, typer.Option(
         "--metrics", metavar="HOST:PORT", parser=parse_address,
-        help="Answer Prometheus there; port 0: any free one.")] = None,
+        help="Serve metrics for Prometheus at this address; port 0: any free port.")] = None,
     uvloop: Annotated[bool, typer.Option(
-        "--uvloop", help="Wait for clients by libuv, with a little less work for each request; "
-        "needs the extra `uvloop`.")] = False,
+        "--uvloop", help="Use the uvloop event loop, with slightly less work per request; requires "
+                         "the extra `uvloop`.")] = False,
     limits: LimitOptions,
     layout: LayoutOptions,
     out: Out,
@@ -176,15 +184,15 @@ def command(
 
     # Reject contradictions before any port or store is opened.
     if from_stored_offsets and start != "stored":
-        raise UsageError("--from-stored-offsets and --from contradict each other")
+        raise UsageError("--from-stored-offsets and --from are mutually exclusive")
     if from_stored_offsets:
         out.note("--from-stored-offsets has no effect: groups continue from the stored offsets")
     if temp and roots:
-        raise UsageError("--temp makes a store of its own: no STORE is given with it")
+        raise UsageError("--temp creates its own store and cannot be combined with STORE")
     if not temp and not roots:
-        raise UsageError("which STORE? (or --temp, to serve an empty one)")
+        raise UsageError("no STORE given; pass --temp to serve an empty one")
     if topic and not (temp or writable):
-        raise UsageError("--topic makes topics, and only --writable or --temp takes any")
+        raise UsageError("--topic requires --writable or --temp")
     allowed = Limits(**limits.checked())
     if end_with_stdin:
         _require_pipe()
@@ -217,11 +225,11 @@ def command(
         # Warn about every address that other machines can reach.
         for address in (listen, grpc):
             if address is not None and address.host not in _LOOPBACK:
-                shown.warn(f"{address}: whoever reaches this address can read " + (
-                    "what clients ask and are answered" if key_file else "every message"))
+                shown.warn(f"{address}: anyone who can reach this address can read " + (
+                    "requests and responses of clients" if key_file else "every message"))
         if metrics is not None and metrics.host not in _LOOPBACK:
-            shown.warn(f"{metrics}: whoever reaches this address can read the names of topics and "
-                       "groups")
+            shown.warn(f"{metrics}: anyone who can reach this address can read the names of topics "
+                       "and groups")
         malloc_tuning.keep_freed_memory(_LARGEST_KEPT)
         malloc_tuning.collect_rarely()
         again, at_sigterm = True, signal.getsignal(signal.SIGTERM)
@@ -239,8 +247,8 @@ def command(
                 missing = 0 if broker.source.store.lock.held else broker.source.without_rows()
                 if missing:
                     shown.warn(f"{broker.source.store.root}: {counted(missing, 'message')} at the "
-                               "end of the log have no rows, and are not served; `rmqctl recover` "
-                               "makes them")
+                               "end of the log have no consume queue entry and are not served; run "
+                               "`rmqctl recover`")
             server = Server(brokers, allowed, save, shown.warn,
                             None if idle_exit is None else idle_exit / 1000, fast=fast)
             if grpc is not None:
@@ -261,7 +269,7 @@ def command(
 
 
 def _make_topics(brokers: list[Any], names: list[str]) -> None:
-    """Topics as sending makes them. RefusedError for names that brokers do not take."""
+    """Create topics as sending does. Raises RefusedError for names that brokers reject."""
     try:
         for broker in brokers if names else ():
             for name in names:
@@ -294,10 +302,10 @@ async def _run(server: Any, sockets: list[Any], ready: Callable[[], None],
 
 
 def _require_pipe() -> None:
-    """UsageError where standard input is nothing that somebody could close."""
+    """Raise UsageError where standard input cannot be closed by another program."""
     mode = 0 if sys.stdin is None else os.fstat(_STDIN).st_mode
     if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or (mode and os.isatty(_STDIN))):
-        raise UsageError("--end-with-stdin: standard input is no pipe")
+        raise UsageError("--end-with-stdin requires a pipe as standard input")
 
 
 def _start(text: str) -> str | int:

@@ -1,1 +1,1 @@
-"""The commands that show what is in a store."""
+"""Commands that show the contents of a store."""

@@ -1,4 +1,4 @@
-"""``rmqctl browse``: a store on the screen."""
+"""``rmqctl browse``: browse a store on the screen."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def command(*, store: StoreOptions, decode: Decode = None, tz: Zone = UTC) -> No
         rmqctl browse STORE
     """
     if not has_screen(os.environ):
-        raise UsageError("browse needs a terminal for its input, output and errors; `rmqctl read` "
-                         "and `rmqctl info` write to files and pipes")
+        raise UsageError("browse requires a terminal for input, output and errors; use `rmqctl "
+                         "read` or `rmqctl info` with files and pipes")
     require("textual")
     from rmqctl.ext.browse.app import Browser
     from rmqctl.ext.browse.opened import Opened

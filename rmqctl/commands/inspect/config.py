@@ -1,4 +1,6 @@
-"""``rmqctl config``: the files of ``config/`` with their backups, or data bases in their place."""
+"""``rmqctl config``: the files of ``config/`` with their backups, or the databases in their
+place.
+"""
 
 from __future__ import annotations
 
@@ -47,20 +49,20 @@ _TIMES = ("born_time", "dead_time", "client_version", "pop_time", "last_consume_
           "last_read_time_ms", "timestamp")
 _MOST_NOTES = 20
 _IN_ROCKSDB = ("topics", "groups", "offsets", "metadata")
-"""What a broker with its configuration in RocksDB keeps there."""
+"""The sections that a broker with its configuration in RocksDB keeps there."""
 
 
 def command(
     *,
     section: Annotated[Section | None, typer.Argument(
         metavar="[SECTION]", show_default=False,
-        help="What to show; without it, a listing of the files. metadata: topics and groups in the "
-        "JSON of `mqadmin exportMetadata`, as recover --from takes it. epochs: when masters "
-        "changed in controller mode, from epochFileCheckpoint.")] = None,
+        help="Section to show (default: a listing of the files). metadata: topics and groups in "
+             "the JSON of `mqadmin exportMetadata`, which recover --from accepts. epochs: master "
+             "changes in controller mode (epochFileCheckpoint).")] = None,
     only: Annotated[Literal["topics", "groups"] | None, typer.Option(
-        "--only", help="With metadata: topics or groups alone.")] = None,
+        "--only", help="With metadata: only topics, or only groups.")] = None,
     special: Annotated[bool, typer.Option(
-        "--special", help="With metadata: retry and dead letter topics as well.")] = False,
+        "--special", help="With metadata: also retry and dead letter topics.")] = False,
     tz: Zone = UTC,
     store: StoreFolders,
     out: Out,
@@ -75,7 +77,7 @@ def command(
     from rmqctl.store.config.config import load
 
     if section != "metadata" and (only is not None or special):
-        raise UsageError("--only and --special go with the section metadata")
+        raise UsageError("--only and --special require the section metadata")
     with store.open() as opened:
         # Epochs and metadata have their own readers; all other sections are files of config/.
         if section == "epochs":
@@ -116,7 +118,7 @@ def command(
 
 
 def _epochs(out: Output, store: OpenedStore) -> None:
-    """Shows the epochs of the controller mode, with their ends; exit code 1 where the epoch file is
+    """Show the epochs of the controller mode, with their ends; exit code 1 where the epoch file is
     damaged.
     """
     from rmqctl.store.controller import Span, read_epochs, spans
@@ -127,17 +129,17 @@ def _epochs(out: Output, store: OpenedStore) -> None:
         if copy.fault is not None:
             out.warn(f"{copy.name}: {copy.said}")
     if file.used is file.backup:
-        out.warn(f"showing {file.backup.name} instead, as a broker would take it")
+        out.warn(f"showing {file.backup.name} instead, which a broker would use")
     end = find_end(store).offset if store.layout.reads("commitlog") else None
     out.rows((span._asdict() for span in spans(file.epochs, end)), Span._fields,
-             empty="no epochs: no broker in controller mode became master here")
+             empty="no epochs: no broker in controller mode has become master here")
     if file.main.fault is not None or file.used is file.backup:
         raise typer.Exit(int(ExitCode.FINDINGS))
 
 
 def _metadata(out: Output, store: OpenedStore, parts: tuple[str, ...],
               special: bool, cluster: str | None) -> list[ConfigFile]:
-    """Shows topics and groups as mqadmin exports them; the files they are from."""
+    """Show topics and groups as mqadmin exports them; return the files they come from."""
     from rmqctl.broker.settings import Settings
     from rmqctl.engine.config.metadata import PARTS, metadata
 
@@ -145,7 +147,7 @@ def _metadata(out: Output, store: OpenedStore, parts: tuple[str, ...],
                                cluster=cluster or Settings().cluster, now=now_ms())
     for part, file in zip(parts, files, strict=True):
         if file.used is None and not file.damaged:
-            out.warn(f"config/{file.name} is not there: no {part} are known")
+            out.warn(f"config/{file.name} does not exist: no {part} known")
     out.document(document, lambda page: page.pairs(
         {part: ", ".join(document[PARTS[part][1]]) for part in parts}))
     return files

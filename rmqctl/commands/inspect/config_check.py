@@ -1,4 +1,4 @@
-"""``rmqctl config check``: a broker's configuration file, as the broker reads it."""
+"""``rmqctl config check``: check a broker's configuration file as the broker reads it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def command(
         metavar="FILE", show_default=False, help="The broker's configuration file (broker.conf).")],
     store: Annotated[str | None, typer.Argument(
         metavar="[STORE]", autocompletion=complete_folders, show_default=False,
-        help="The store that the broker is to start on.")] = None,
+        help="The store that the broker will start on.")] = None,
     engine: Annotated[EngineOptions, pick("version")],
     out: SpokenOut,
 ) -> None:
@@ -67,7 +67,7 @@ def command(
 def _show(page: Human, file: str, release: str, findings: list[ConfFinding], ok: bool) -> None:
     troubles = sum(one.finding.is_trouble for one in findings)
     page.text(Phrase("{file}: {verdict} (for a {release} broker)", file=file, release=release,
-                     verdict=Phrase("nothing wrong") if ok else counted(troubles, "finding")),
+                     verdict=Phrase("no problems found") if ok else counted(troubles, "finding")),
               "good" if ok else "bad")
     if findings:
         page.blank()

@@ -27,7 +27,7 @@ def command(
     *,
     group: Annotated[str | None, typer.Option(
         "--group", "-g", metavar="GROUP", autocompletion=complete_groups,
-        help="The dead letters of this consumer group only.",
+        help="Only dead letters of this consumer group.",
     )] = None,
     select: Annotated[SelectOptions, pick(OF_DEAD_LETTERS)],
     view: View = "disk",

@@ -1,4 +1,4 @@
-"""``rmqctl du``: where the bytes of a store are."""
+"""``rmqctl du``: the disk usage of a store."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def command(
 
     faults = Faults(out)
     with store.open() as opened:
-        with out.progress("reading consumequeues", None) as progress:
+        with out.progress("reading consume queues", None) as progress:
             found = space(view_of(opened, view), faults.report, progress.advance)
         kept = [{"id": entry.id, "time": entry.time, "command": entry.command,
                  "state": entry.state, "bytes": bytes_below(repair_folder(store.root, entry.id))}
@@ -76,13 +76,14 @@ def _show(page: Human, document: dict[str, Any], not_told: str, tz: tzinfo) -> N
                    ("topic", "rows", "log", "share", "queues", "on disk"))
         if len(topics) > _SHOWN:
             page.text(f"and {count_text(len(topics) - _SHOWN)} more (-o json has all)")
-        page.text(f"no row leads to {size_text(document['log_bytes_without_row'])} of the log "
-                  "(half messages, rollbacks, blanks, damage)")
+        page.text("no consume queue entry points to "
+                  f"{size_text(document['log_bytes_without_row'])} of the log (half messages, "
+                  "rollbacks, blanks, damage)")
     # Growth is an estimate from the store times of the log.
     growth = document["growth"]
     page.heading("Growth")
     if growth["last_store_timestamp"] is None:
-        page.text("no message can be read, so growth is not known")
+        page.text("growth unknown: no message can be read")
     else:
         page.pairs({
             "messages from": f"{time_text(growth['first_store_timestamp'], tz)} to "
@@ -93,15 +94,15 @@ def _show(page: Human, document: dict[str, Any], not_told: str, tz: tzinfo) -> N
                 f"since {time_text(growth['recent_since'], tz)}":
                 _per_day(growth["recent_bytes_per_day"])})})
     # Show what could be freed, beside what is free.
-    page.heading("Kept and free")
+    page.heading("Kept files and free space")
     repairs = document["repairs"]
     page.pairs({
         "kept by repairs": f"{size_text(sum(row['bytes'] for row in repairs))} "
         f"({len(repairs)}; rmqctl undo STORE --prune 30d)" if repairs else "nothing",
-        "put aside by openings": size_text(document["put_aside_bytes"]),
-        "free on the disk": "not known" if document["disk_free"] is None
+        "moved aside when opened": size_text(document["put_aside_bytes"]),
+        "free on the disk": "unknown" if document["disk_free"] is None
         else size_text(document["disk_free"])})
 
 
 def _per_day(count: int | None) -> str:
-    return "less than a minute, so not told" if count is None else size_text(count)
+    return "unknown: less than a minute" if count is None else size_text(count)

@@ -1,4 +1,4 @@
-"""``rmqctl dump``: one file of any kind, record by record."""
+"""``rmqctl dump``: print a file of any kind, record by record."""
 
 from __future__ import annotations
 
@@ -22,23 +22,26 @@ if TYPE_CHECKING:
 def command(
     *,
     file: Annotated[str, typer.Argument(
-        metavar="FILE", help="A file of a store, or a copy; or the folder of a RocksDB data base.",
+        metavar="FILE", help="A file of a store or a copy of one, or the folder of a RocksDB "
+                             "database.",
         show_default=False)],
     kind: Annotated[str | None, typer.Option(
-        "--kind", metavar="KIND", help="What the file is, where path and content do not tell.",
+        "--kind", metavar="KIND", help="Kind of the file, if path and content do not show it.",
     )] = None,
     hex_: Annotated[bool, typer.Option(
-        "--hex", help="Every field with its place and bytes, as the layout names it; long ones "
-        "whole with -v.")] = False,
+        "--hex", help="Show every field with its offset and bytes; long ones completely with "
+                      "-v.")] = False,
     start: Annotated[int | None, typer.Option(
-        "--from", metavar="N", min=0, help="From record N of the file on.")] = None,
+        "--from", metavar="N", min=0, help="Start at record N of the file.")] = None,
     count: Annotated[int | None, typer.Option(
-        "--limit", "--count", metavar="N", min=0, help="At most N records (1 with --at).")] = None,
+        "--limit", "--count", metavar="N", min=0,
+        help="At most N records (default with --at: 1).")] = None,
     at: Annotated[int | None, typer.Option(
         "--at", metavar="OFFSET", parser=parse_offset,
-        help="The record at this offset, in the file or in the stream its name counts.")] = None,
+        help="Show the record at this offset, in the file or in the stream that the file name "
+             "counts in.")] = None,
     every: Annotated[bool, typer.Option(
-        "--all", help="Unused units, slots and entries too.")] = False,
+        "--all", help="Also show unused units, slots and entries.")] = False,
     body: Body = "auto",
     layout: Annotated[LayoutOptions, pick("index_slots broker_conf")],
     tz: Zone = UTC,
@@ -56,7 +59,7 @@ def command(
     # A database is a folder and has no offsets or fields.
     if os.path.isdir(file) and is_database(file):
         if kind is not None or hex_ or at is not None:
-            raise UsageError("--kind, --hex and --at are for files, this is a RocksDB data base")
+            raise UsageError("--kind, --hex and --at require a file; this is a RocksDB database")
         _entries(out, file, start or 0, count)
         return
     from rmqctl.store.dump.dump import Dump, DumpOptions

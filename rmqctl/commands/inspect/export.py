@@ -1,4 +1,4 @@
-"""``rmqctl export``: messages for other programs, in one file or a folder of files."""
+"""``rmqctl export``: export messages to one file or a folder of files."""
 
 from __future__ import annotations
 
@@ -52,14 +52,17 @@ _IN_ONE = "topic queue from_offset count from_phy to_phy since until tag key whe
 def command(
     *,
     target: Annotated[str, typer.Option(
-        "--out", metavar="FILE|DIR|-", help="A new file, whose name says the format: .parquet, "
-        ".jsonl, .csv (both also .gz, .zst), .avro, .arrow or .xlsx. Another name is a new folder "
-        "of files by partition; - is standard output. Also a URL (s3://…).")],
+        "--out", metavar="FILE|DIR|-", help="New file; its name sets the format: .parquet, .jsonl, "
+                                            ".csv (both also .gz, .zst), .avro, .arrow or .xlsx. "
+                                            "Any other name is a new folder with files by "
+                                            "partition; - is standard output. Also a URL "
+                                            "(s3://…).")],
     stores: Stores = None,
     format: Annotated[  # noqa: A002
         Literal["parquet", "jsonl", "csv", "avro", "arrow", "xlsx"] | None,
-        typer.Option("--format", help="Instead of what the name says; for a folder parquet by "
-                     "default, for standard output jsonl.", show_default=False)] = None,
+        typer.Option("--format", help="Override the format (default: by the name; parquet for a "
+                                      "folder, jsonl for standard "
+                                      "output).", show_default=False)] = None,
     select: Annotated[SelectOptions, pick(_IN_ONE)],
     fields: Fields = None,
     body: Body = "auto",
@@ -68,15 +71,15 @@ def command(
     redact_key: RedactKey = None,
     partition_by: Annotated[str | None, typer.Option(
         "--partition-by", metavar="NAMES",
-        help="Write a folder, with folders in it: any of topic, day (of the store time, in --tz) "
-             "and store, comma-separated, or none. Default for a folder: "
-             "topic,day.", show_default=False)] = None,
+        help="Write a folder with subfolders by any of topic, day (of the store time, in --tz) and "
+             "store, comma-separated, or none (default for a folder: "
+             "topic,day).", show_default=False)] = None,
     provenance: Annotated[bool, typer.Option(
-        "--provenance", help="With where each message was found: store, file, position in the "
-        "file, and the SHA-256 of its record.")] = False,
+        "--provenance", help="Add where each message was found: store, file, offset in the file, "
+                             "and the SHA-256 of its record.")] = False,
     manifest: Annotated[bool, typer.Option(
-        "--manifest", help="Also write FILE.manifest.json: what was exported, what is missing, "
-        "and the SHA-256 of FILE. A folder always has one.")] = False,
+        "--manifest", help="Also write FILE.manifest.json: contents, gaps, and the SHA-256 of "
+                           "FILE. A folder always has one.")] = False,
     view: Compacted = "auto",
     tz: Zone = UTC,
     jobs: Jobs = 0,
@@ -108,9 +111,9 @@ def command(
     form = _form(target, format, partition_by)
     require(*(("pyarrow",) if form is None else form.packages))
     if form is None and select.count is not None:
-        raise UsageError("--limit is for one file: folders are written by many at a time")
+        raise UsageError("--limit requires a single file: folders are written in parallel")
     if select.from_offset is not None and (select.topic is None or select.queue is None):
-        raise UsageError("--offset needs --topic and --queue: each queue counts for itself")
+        raise UsageError("--offset requires --topic and --queue")
     # Build the selection and the fields; bodies are decoded only if a field or option needs it.
     names = named_stores(stores)
     named = None if fields is None else fields.split(",")
@@ -129,7 +132,7 @@ def command(
     # Check the target before the log is read.
     folders = layout.folders_of(names)
     if target == _STREAM and manifest:
-        raise UsageError("--manifest stands beside a file: name one with --out")
+        raise UsageError("--manifest requires a file: pass --out")
     if target != _STREAM and not is_url(target):
         check_place(target, names, folders)
     plans = plan(names, wanted, worker_count(jobs), folders=folders, sizes=layout.sizes,
@@ -155,20 +158,21 @@ def command(
 
 
 def _form(target: str, format: str | None, partition_by: str | None) -> Form | None:  # noqa: A002
-    """The format of one file; None for a folder. UsageError for what does not go together."""
+    """Return the format of one file; None for a folder. Raises UsageError for options that cannot
+    be combined.
+    """
     from rmqctl.export.one_file import Form, form_of
 
     if target == _STREAM:
         if partition_by is not None:
-            raise UsageError("--partition-by makes folders: name one with --out")
+            raise UsageError("--partition-by creates folders: pass --out")
         return Form(_FORMATS[format or "jsonl"])
     by_name = None if target.endswith("/") else form_of(target)
     if by_name is None or partition_by is not None:
         if by_name is not None:
-            raise UsageError(f"--out {target}: a file's name, but --partition-by makes folders")
+            raise UsageError(f"--out {target} is a file name, but --partition-by creates folders")
         if format is not None and _FORMATS[format] not in _FOLDER_FORMATS:
-            raise UsageError(f"--format {format}: only in one file; name one, such as "
-                             f"messages.{format}")
+            raise UsageError(f"--format {format} requires a single file, such as messages.{format}")
         return None
     if format is not None and _FORMATS[format] != by_name.format:
         raise UsageError(f"--out {target} and --format {format} contradict each other")
@@ -176,7 +180,7 @@ def _form(target: str, format: str | None, partition_by: str | None) -> Form | N
 
 
 class _Way(NamedTuple):
-    """``form`` None: a folder. ``most``: at most so many messages."""
+    """Export to ``target``. ``form`` None: a folder. ``most``: maximum number of messages."""
 
     form: Form | None
     most: int | None

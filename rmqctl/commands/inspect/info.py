@@ -1,4 +1,4 @@
-"""``rmqctl info``: one screen on a store."""
+"""``rmqctl info``: one screen about a store."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def command(
 
 
 class _Screen:
-    """The screen for people; with ``full`` nothing is left out."""
+    """The screen for people; with ``full``, nothing is omitted."""
 
     def __init__(self, page: Human, facts: dict[str, Any], lost: str, tz: tzinfo,
                  full: bool) -> None:
@@ -95,7 +95,9 @@ class _Screen:
         self._troubles()
 
     def _layout(self) -> str:
-        """What is not as in most stores: a plain log, files of rows, files of JSON."""
+        """Return the unusual parts of the layout: not a plain log, consume queue files or JSON
+        files.
+        """
         usual = {"commitlog": "plain", "consumequeue": "file", "config": "json"}
         return ", ".join(f"{name} {form}" for name, form in self._facts["layout"].items()
                          if form != usual[name])
@@ -104,15 +106,15 @@ class _Screen:
         evidence = [hint["evidence"] for hint in self._facts["version_hints"]]
         # The strongest evidence is the youngest; the screen has room for a little.
         shown = evidence if self._full else evidence[-2:]
-        return "; ".join(shown) or "nothing speaks for a younger one"
+        return "; ".join(shown) or "no sign of a later version"
 
     def _ending(self, pid: int | None) -> str:
         if not self._facts["abort"]:
-            return "ended cleanly (no abort file)"
+            return "shut down cleanly (no abort file)"
         by = "" if pid is None else f", by process {pid}"
         if self._facts["lock"]["held"]:
             return f"still running (abort file{by})"
-        return f"did not end cleanly (abort file{by})"
+        return f"did not shut down cleanly (abort file{by})"
 
     def _lock(self) -> str:
         lock = self._facts["lock"]
@@ -124,7 +126,7 @@ class _Screen:
     def _log(self) -> str:
         least, most = self._facts["min_phy_offset"], self._facts["max_phy_offset"]
         if most is None:
-            return "not judged"
+            return "unknown"
         files = [file for file in self._facts["files"] if file["kind"] == "commitlog"]
         if not files:
             return "no files"
@@ -143,11 +145,11 @@ class _Screen:
     def _messages(self) -> str:
         topics = self._facts["topics"]
         if self._facts["messages"] is None:
-            return "not judged (rmqctl stats counts what is in the log)" if (
-                self._facts["max_phy_offset"] is not None) else "not judged"
+            return "unknown (rmqctl stats counts the messages in the log)" if (
+                self._facts["max_phy_offset"] is not None) else "unknown"
         queues = sum(len(topic["queues"]) for topic in topics)
         fillers = self._facts["fillers"]
-        of_these = f"; {counted(fillers, 'filler')} for lost bytes in the log" if fillers else ""
+        of_these = f"; {counted(fillers, 'filler')} for lost messages" if fillers else ""
         return (
             f"{count_text(self._facts['messages'])} in {counted(queues, 'queue')} "
             f"of {counted(len(topics), 'topic')}{of_these}"
@@ -164,7 +166,7 @@ class _Screen:
         )
 
     def _checkpoint_offsets(self) -> str:
-        """The two offsets 5.x keeps in the checkpoint, which are 0 in most stores."""
+        """Return the two offsets that 5.x keeps in the checkpoint, which are 0 in most stores."""
         checkpoint = self._facts["checkpoint"] or {}
         return ", ".join(
             f"{name.replace('_', ' ')} {count_text(value)}"
@@ -173,7 +175,7 @@ class _Screen:
         )
 
     def _controller(self) -> str:
-        """Who the controller takes the broker for, and its last epoch."""
+        """Return the broker's identity for the controller, and its last epoch."""
         known = self._facts["controller"]
         if known is None:
             return ""

@@ -1,4 +1,4 @@
-"""``rmqctl offsets``: queue ranges, and how far consumer groups are behind."""
+"""``rmqctl offsets``: queue ranges, and the lag of consumer groups."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def command(
     *,
     group: Annotated[str | None, typer.Option(
         "--group", "-g", metavar="GROUP", autocompletion=complete_groups,
-        help="This consumer group only.")] = None,
+        help="Only this consumer group.")] = None,
     topic: Topic = None,
     view: View = "auto",
     tz: Zone = UTC,
@@ -53,14 +53,14 @@ def command(
         count = _show(out, lag, tz)
     if not count and (group is not None or topic is not None):
         asked = [f"group {group}"] * (group is not None) + [f"topic {topic}"] * (topic is not None)
-        out.warn(f"nothing is known here of {' and '.join(asked)}")
+        out.warn(f"not in this store: {' and '.join(asked)}")
         raise typer.Exit(int(ExitCode.FINDINGS))
     if lag.no_commits:
         raise typer.Exit(int(ExitCode.FINDINGS))
 
 
 def _show(out: Output, lag: Lag, tz: tzinfo) -> int:
-    """Print the rows and totals; the number of rows."""
+    """Print the rows and totals; return the number of rows."""
     from rmqctl.store.config.offsets import COLUMNS
 
     if out.is_value:

@@ -1,4 +1,4 @@
-"""``rmqctl offsets diff``: where the offsets of two stores or files differ."""
+"""``rmqctl offsets diff``: compare the offsets of two stores or files."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def command(
     *,
     a: Annotated[str, typer.Argument(
         metavar="A", envvar=STORE_VARIABLE, autocompletion=complete_folders, show_default=False,
-        help="A store, or a file of offsets: consumerOffset.json, what `offsets export` has "
-        "printed, or the offsets.json of a broadcasting consumer.")],
+        help="A store or a file with offsets: consumerOffset.json, the output of `offsets export`, "
+             "or the offsets.json of a broadcasting consumer.")],
     b: Annotated[str, typer.Argument(
         metavar="B", autocompletion=complete_folders, show_default=False,
-        help="The other one.")],
+        help="The store or file to compare with.")],
     group: Annotated[str | None, typer.Option(
         "--group", "-g", metavar="GROUP", autocompletion=complete_groups,
-        help="This consumer group only.")] = None,
+        help="Only this consumer group.")] = None,
     topic: Topic = None,
     broker: ClientBroker = None,
     out: Out,

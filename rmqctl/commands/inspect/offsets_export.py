@@ -1,4 +1,6 @@
-"""``rmqctl offsets export``: the offsets of consumer groups as a broker's file has them."""
+"""``rmqctl offsets export``: print the offsets of consumer groups in the format of a
+broker's file.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ def command(
     *,
     group: Annotated[str | None, typer.Option(
         "--group", "-g", metavar="GROUP", autocompletion=complete_groups,
-        help="This consumer group only.")] = None,
+        help="Only this consumer group.")] = None,
     topic: Topic = None,
     store: StoreQueues,
     out: Out,
@@ -50,7 +52,7 @@ def command(
 
 
 def _of_client(out: Output, path: str) -> None:
-    """The entries of a client's file, those that can be read of a damaged one."""
+    """Return the entries of a client's file; of a damaged one, the readable entries."""
     from rmqctl.scan.source import FileSource
     from rmqctl.store.config.client_offsets import build, parse, readable
     from rmqctl.store.config.config import MAX_SIZE
@@ -64,10 +66,10 @@ def _of_client(out: Output, path: str) -> None:
     except FormatError as error:
         rows, why = readable(data), str(error)
     if why and not rows:
-        raise RefusedError(f"{path}: {why}: no offset of a client's file can be read in it")
+        raise RefusedError(f"{path}: {why}: no readable offset")
     out.document({"offsets": [row._asdict() for row in rows], "damaged": why or None},
                  lambda page: page.text(build(rows)))
     if why:
-        out.warn(Phrase("{file}: {why}; entries that can be read: {count:,}", file=path, why=why,
+        out.warn(Phrase("{file}: {why}; readable entries: {count:,}", file=path, why=why,
                         count=len(rows)))
         raise typer.Exit(int(ExitCode.FINDINGS))

@@ -21,13 +21,14 @@ def command(
     *,
     group: Annotated[str | None, typer.Option(
         "--group", "-g", metavar="GROUP", autocompletion=complete_groups,
-        help="Deliveries to this consumer group only.")] = None,
+        help="Only deliveries to this consumer group.")] = None,
     topic: Topic = None,
     queue: Queue = None,
     state: Annotated[Literal[
         "invisible", "due", "lost", "orphaned", "undecided"] | None, typer.Option(
-        "--state", show_default=False, help="invisible or due: a broker delivers it again. lost, "
-        "orphaned: it does not. undecided: nobody can tell.")] = None,
+        "--state", show_default=False, help="invisible, due: a broker delivers the message again. "
+                                            "lost, orphaned: it does not. undecided: "
+                                            "unknown.")] = None,
     count: Annotated[int | None, typer.Option(
         "--limit", metavar="N", min=0, help="At most this many messages.")] = None,
     tz: Zone = UTC,
@@ -54,7 +55,7 @@ def command(
     shown = [one for one in found.messages if state is None or one.state == state
              or (state == "orphaned" and one.state in ORPHANED)]
     out.rows((one.as_dict(now) for one in shown[:count]), COLUMNS, brief=_BRIEF,
-             empty="no message that was delivered by POP is unacknowledged",
+             empty="no unacknowledged POP messages",
              render={**dict.fromkeys(("age_ms", "invisible_ms"), duration_text), **dict.fromkeys(
                  ("popped", "visible_at", "store_timestamp"),
                  lambda value: time_text(value, tz))})
@@ -62,6 +63,6 @@ def command(
         out.note(note)
     if found.acknowledged or found.unmatched:
         out.note(f"acknowledgements found: {found.acknowledged} of deliveries, {found.unmatched} "
-                 "without a delivery (acknowledged before, or not known)")
+                 "without a delivery (acknowledged earlier, or unknown)")
     faults.found |= any(one.state in (LOST, UNDECIDED, *ORPHANED) for one in shown)
     faults.end()

@@ -1,4 +1,4 @@
-"""``rmqctl read``: messages through a topic's queues, or the whole log in order."""
+"""``rmqctl read``: print messages of a topic's queues, or the whole log in order."""
 
 from __future__ import annotations
 
@@ -25,18 +25,21 @@ def command(
     select: SelectOptions,
     group: Annotated[str | None, typer.Option(
         "--group", "-g", metavar="GROUP", autocompletion=complete_groups,
-        help="With --unconsumed: which consumer group.")] = None,
+        help="Consumer group of --unconsumed.")] = None,
     unconsumed: Annotated[bool, typer.Option(
-        "--unconsumed", help="Only what the group has not consumed: from its position to the end "
-        "of each queue, its retry topic included.")] = False,
+        "--unconsumed", help="Only messages that --group has not consumed: from its offset to the "
+                             "end of each queue, including its retry topic.")] = False,
     view: Annotated[Literal["auto", "disk", "broker"], typer.Option(
-        "--view", help="disk: all that is intact on disk. broker: only what a broker serves after "
-        "a start. auto: disk, but compaction topics as a broker serves them.")] = "auto",
+        "--view", help="disk: everything intact on disk. broker: only what a broker serves after "
+                       "startup. auto: disk, but compaction topics as a broker serves "
+                       "them.")] = "auto",
     last: Annotated[int | None, typer.Option(
-        "--last", metavar="N", min=0, help="The last N messages in log order, as `rmqctl tail`.",
+        "--last", metavar="N", min=0, help="Print the last N messages in log order, like `rmqctl "
+                                           "tail`.",
         show_default=False)] = None,
     follow: Annotated[bool, typer.Option(
-        "--follow", help="Then go on as messages are appended, until interrupted.")] = False,
+        "--follow", help="Then print new messages as they are appended, until "
+                         "interrupted.")] = False,
     show: MessageOptions,
     store: StoreQueues,
     out: Out,
@@ -63,8 +66,8 @@ def command(
         others = (select.from_offset, select.count, select.from_phy, select.to_phy, select.since,
                   select.until, group)
         if unconsumed or view != "auto" or any(value is not None for value in others):
-            raise UsageError("--last and --follow go with --topic, --queue, --tag, --key and "
-                             "--where alone")
+            raise UsageError("--last and --follow can only be combined with --topic, --queue, "
+                             "--tag, --key and --where")
         from rmqctl.commands.inspect import tail
 
         tail.command(lines=10 if last is None else last, follow=follow, select=select, show=show,
@@ -72,14 +75,14 @@ def command(
         return
     topic, queue, from_offset = select.topic, select.queue, select.from_offset
     if unconsumed != (group is not None):
-        raise UsageError("--group and --unconsumed go together: which group, and that only what it "
-                         "has not consumed is shown")
+        raise UsageError("--group and --unconsumed must be used together")
     if group is not None and from_offset is not None:
-        raise UsageError("--unconsumed begins at the group's positions: it goes without --offset")
+        raise UsageError("--unconsumed starts at the group's offsets and cannot be combined with "
+                         "--offset")
     if topic is None and (queue is not None or from_offset is not None):
-        raise UsageError("--queue and --offset need --topic: every topic has queues of its own")
+        raise UsageError("--queue and --offset require --topic")
     if from_offset is not None and queue is None:
-        raise UsageError("--offset needs --queue: each queue counts for itself")
+        raise UsageError("--offset requires --queue")
     # What to read and what to show of it.
     projection = show.projection(out)
     wanted = select.selection(show.tz, show.decoding)
@@ -117,7 +120,7 @@ def command(
 
 def _unconsumed(out: Output, view: View, wanted: Selection, group: str,
                 faults: Faults) -> Selection:
-    """The queues that a group reads, from its positions on; what is odd of these is told."""
+    """Return the queues that a group reads, from its offsets on; report anything odd about them."""
     from rmqctl.store.groups.unread import Groups, unread
 
     groups = Groups.of(view.store)

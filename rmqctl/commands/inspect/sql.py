@@ -1,4 +1,4 @@
-"""``rmqctl sql``: a query over the tables of stores, in this process."""
+"""``rmqctl sql``: query the tables of stores in this process."""
 
 from __future__ import annotations
 
@@ -74,10 +74,10 @@ def command(
     # Report what the answer does not contain: damage, lost messages, undecoded bodies.
     if session.damaged:
         undecided = session.undecided
-        out.warn(f"{counted(session.damaged, 'damaged place')} of the log left out"
-                 + (f", with {counted(undecided, 'undecided record')}: messages, or bytes in the "
-                    "body of a damaged one" if undecided else "")
-                 + "; `rmqctl verify` says where")
+        out.warn(f"{counted(session.damaged, 'damaged range')} of the log skipped"
+                 + (f", with {counted(undecided, 'undecided record')} (messages, or part of a "
+                    "damaged message's body)" if undecided else "")
+                 + "; `rmqctl verify` shows where")
     if says(text, MESSAGES):
         warn_of_lost(out, stores, folders, damaged=bool(session.damaged))
     if decoding is not None:

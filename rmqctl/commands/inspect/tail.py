@@ -1,4 +1,4 @@
-"""``rmqctl tail``: the last messages, and then the new ones as a broker appends them."""
+"""``rmqctl tail``: print the newest messages, and then new ones as a broker appends them."""
 
 from __future__ import annotations
 
@@ -28,12 +28,13 @@ def command(
     *,
     lines: Annotated[int, typer.Option(
         "--limit", "-n", "--lines", metavar="N", min=0,
-        help="How many of the last messages.")] = 10,
+        help="Number of messages to print from the end.")] = 10,
     follow: Annotated[bool, typer.Option(
-        "--follow", "-f", help="Go on as messages are appended, until interrupted.")] = False,
+        "--follow", "-f", help="Print new messages as they are appended, until "
+                               "interrupted.")] = False,
     interval: Annotated[int, typer.Option(
         "--interval", metavar="MS", min=10, max=60_000,
-        help="Milliseconds between two looks at the store, with --follow.")] = 200,
+        help="Milliseconds between two checks for new messages, with --follow.")] = 200,
     select: Annotated[SelectOptions, pick("topic queue tag key where")],
     show: MessageOptions,
     store: StoreLog,
@@ -52,7 +53,7 @@ def command(
     from rmqctl.store.log.tail import Tail
 
     if follow and out.is_value:
-        raise UsageError("--follow has no end, and so has no JSON array: use -o jsonl")
+        raise UsageError("--follow has no end, so it cannot print a JSON array: use -o jsonl")
     projection = show.projection(out)
     wanted = select.selection(show.tz, show.decoding)
     faults = Faults(out, show)

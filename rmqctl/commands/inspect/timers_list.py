@@ -1,4 +1,4 @@
-"""``rmqctl timers list``: timed messages that wait for their time."""
+"""``rmqctl timers list``: timed messages that are not delivered yet."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def command(
     *,
     topic: Topic = None,
     state: Annotated[Literal["pending", "lost"] | None, typer.Option(
-        "--state", show_default=False, help="pending: only what a broker delivers. lost: only what "
-        "no start delivers.")] = None,
+        "--state", show_default=False, help="pending: only messages that a broker delivers. lost: "
+                                            "only messages that are never delivered.")] = None,
     count: Annotated[int | None, typer.Option(
         "--limit", metavar="N", min=0, help="At most this many messages.")] = None,
     tz: Zone = UTC,

@@ -1,4 +1,4 @@
-"""``rmqctl transactions list``: half messages that nobody committed or rolled back."""
+"""``rmqctl transactions list``: half messages without commit or rollback."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _BRIEF = ("state", "topic", "queue_id", "transaction_id", "note")
 def command(
     *,
     group: Annotated[str | None, typer.Option(
-        "--group", "-g", metavar="GROUP", help="Of this producer group only.")] = None,
+        "--group", "-g", metavar="GROUP", help="Only transactions of this producer group.")] = None,
     older_than: Annotated[int | None, typer.Option(
         "--older-than", metavar="AGE", parser=parse_duration,
-        help="Sent longer ago than this: 1h, 3d.")] = None,
+        help="Only transactions older than this: 1h, 3d.")] = None,
     state: Annotated[Literal["open", "given-up"] | None, typer.Option(
-        "--state", show_default=False, help="open: a broker still asks the producer. "
-        "given-up: it does not any more.")] = None,
+        "--state", show_default=False, help="open: a broker still asks the producer. given-up: it "
+                                            "no longer does.")] = None,
     count: Annotated[int | None, typer.Option(
         "--limit", metavar="N", min=0, help="At most this many transactions.")] = None,
     tz: Zone = UTC,
@@ -52,13 +52,13 @@ def command(
                  and (state is None or (some.state in OPEN) == (state == "open"))]
     rows = (some.as_dict(now) for some in shown[:count])
     out.rows(rows if out.is_data else ({**row, "note": _note(row, tz)} for row in rows), COLUMNS,
-             brief=_BRIEF, empty="no transaction is without an end")
+             brief=_BRIEF, empty="no pending transactions")
     faults.found |= any(some.state != WAITING for some in shown)
     faults.end()
 
 
 def _note(row: Mapping[str, Any], tz: tzinfo) -> Phrase:
-    """What does not fit beside the id: for people."""
+    """Return the details that do not fit beside the id, for people."""
     parts = [Phrase("producer group {group}", group=row["producer_group"])
              ] if row["producer_group"] else []
     if row["age_ms"] is not None:

@@ -1,1 +1,1 @@
-"""``rmqctl pipeline``: the commands for many stores, on threads of one process or on Spark."""
+"""``rmqctl pipeline``: commands for many stores, on threads of one process or on Spark."""

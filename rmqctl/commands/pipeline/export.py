@@ -26,24 +26,25 @@ if TYPE_CHECKING:
 def command(
     *,
     target: Annotated[str, typer.Option(
-        "--out", metavar="PATH", help="The new folder; it must not be there, or be empty.")],
+        "--out", metavar="PATH", help="The new folder; it must be empty or not exist.")],
     stores: Stores = None,
     format: Annotated[  # noqa: A002
         Literal["parquet", "json", "csv", "avro"],
-        typer.Option("--format", help="json: lines, each a message object as `rmqctl read -o "
-                     "jsonl` shows it; csv: its fields; parquet and avro: typed columns."),
+        typer.Option("--format", help="json: a message object per line, as `rmqctl read -o jsonl` "
+                                      "prints it; csv: its fields; parquet and avro: typed "
+                                      "columns."),
     ] = "parquet",
     select: Annotated[SelectOptions, pick(IN_LOG_ORDER)],
     fields: Fields = None,
     body: Body = "auto",
     partition_by: Annotated[str, typer.Option(
         "--partition-by", metavar="NAMES",
-        help="Folders: any of topic, day (of the store time, in --tz) and store, comma-separated, "
-             "or none.")] = "topic,day",
+        help="Subfolders: any of topic, day (of the store time, in --tz) and store, "
+             "comma-separated, or none.")] = "topic,day",
     compression: Annotated[str | None, typer.Option(
         "--compression", metavar="NAME",
-        help="parquet: zstd, snappy, gzip, lz4, none; json and csv: none, gzip, zstd; avro: "
-             "deflate, none. The first is taken by default.")] = None,
+        help="parquet: zstd, snappy, gzip, lz4, none; json, csv: none, gzip, zstd; avro: deflate, "
+             "none (the first is the default).")] = None,
     tz: Zone = UTC,
     dry_run: DryRead = False,
     spark: SparkOptions,
@@ -109,9 +110,9 @@ def _show_plan(page: Human, document: dict[str, Any]) -> None:
     page.pairs({
         "log to read": f"{size_text(document['used_bytes'])} in "
         f"{counted(document['partitions'], 'partition')}",
-        "expected size": f"about {size_text(document['expected_bytes'])} (judged by "
-        f"{size_text(document['sampled_bytes'])} of the log)",
+        "expected size": f"about {size_text(document['expected_bytes'])} (estimated from "
+                         f"{size_text(document['sampled_bytes'])} of the log)",
         "free there": size_text(document["free_bytes"]),
     })
     if document["expected_bytes"] > document["free_bytes"]:
-        page.text("There is not enough room.")
+        page.text("Not enough disk space.")

@@ -1,4 +1,4 @@
-"""``rmqctl pipeline rebuild``: consumequeues and index made anew from the log, on Spark."""
+"""``rmqctl pipeline rebuild``: rebuild consume queues and index from the log on Spark."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def command(
     stores: Stores = None,
     only: Annotated[str | None, typer.Option(
         "--only", metavar="PARTS", parser=parts_of(_STRUCTURES),
-        help="consumequeue or index; both without it.")] = None,
+        help="consumequeue or index (default: both).")] = None,
     topic: Topic = None,
     queue: Queue = None,
     apply: ApplyOptions,
@@ -48,8 +48,8 @@ def command(
                                         engine="spark")],
     scratch: Annotated[str | None, typer.Option(
         "--scratch", metavar="FOLDER", rich_help_panel="Spark",
-        help="Where a plan that is only shown is made: a folder that all workers of a cluster see. "
-             "With --apply it is made below each store.")] = None,
+        help="Folder for a plan without --apply, visible to all workers of a cluster. With "
+             "--apply, files are created below each store.")] = None,
     jobs: Jobs = 0,
     consumequeue: Form = None,
     settings: Annotated[EngineOptions, pick(REBUILD)],
@@ -94,12 +94,12 @@ def command(
 def _refuse(only: str | None, topic: str | None, queue: int | None, *, apply: bool,
             scratch: str | None) -> None:
     if queue is not None and topic is None:
-        raise UsageError("--queue needs --topic")
+        raise UsageError("--queue requires --topic")
     if topic is not None and only not in (None, "consumequeue"):
-        raise UsageError("--topic goes with --only consumequeue")
+        raise UsageError("--topic requires --only consumequeue")
     if scratch is not None and apply:
-        raise UsageError("--scratch is for a plan that is only shown: with --apply the files are "
-                         "made below the store")
+        raise UsageError("--scratch cannot be combined with --apply, which creates the files below "
+                         "the store")
     if scratch is not None:
         from rmqctl.store.inside_store import refuse_in_store
 
@@ -107,7 +107,7 @@ def _refuse(only: str | None, topic: str | None, queue: int | None, *, apply: bo
 
 
 class _Run:
-    """The same for one store after the other."""
+    """Rebuild one store after the other."""
 
     def __init__(self, out: Output, pool: Pool, wishes: RecoverOptions, partitions: int | None,
                  scratch: str | None, apply: ApplyOptions) -> None:
@@ -115,7 +115,7 @@ class _Run:
         self._partitions, self._scratch, self._apply = partitions, scratch, apply
 
     def one(self, out: Output, root: str) -> None:
-        """Shows or carries out the plan for a store."""
+        """Show or apply the plan for a store."""
         from rmqctl.commands.shared import applying
 
         applying.run(out, root, _SCRATCH, lambda scratch: self._propose(root, scratch),
@@ -123,7 +123,7 @@ class _Run:
                      made_anew=True, folders=self._wishes.commitlog_dirs)
 
     def several(self, roots: list[str]) -> RmqctlError | None:
-        """The same for each; one document for all. The first failure."""
+        """Rebuild each store; print one document for all. Return the first failure."""
         first: RmqctlError | None = None
         shown: list[dict[str, Any]] = []
         for root in roots:
@@ -163,7 +163,7 @@ class _Run:
 
 
 class _OneOfMany:
-    """An output whose documents are kept for one that comes at the end, or get a heading."""
+    """An output whose documents are collected for one at the end, or get a heading."""
 
     def __init__(self, out: Output, root: str, shown: list[dict[str, Any]]) -> None:
         self._out, self._root, self._shown = out, root, shown

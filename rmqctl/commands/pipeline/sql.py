@@ -1,4 +1,4 @@
-"""``rmqctl pipeline sql``: a query over the tables of stores and tiers."""
+"""``rmqctl pipeline sql``: query the tables of stores and tiers."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def command(
     arguments: StoresAndQuery,
     file: QueryFile = None,
     out_path: Annotated[str | None, typer.Option(
-        "--out", metavar="PATH", help="Write the rows into a new folder instead of showing them: "
-        "whole, or not at all.")] = None,
+        "--out", metavar="PATH", help="Write the rows to a new folder instead of the screen; it "
+                                      "appears only when complete.")] = None,
     form: Annotated[Literal["parquet", "json", "csv"], typer.Option(
-        "--format", help="What kind of files --out has.")] = "parquet",
+        "--format", help="Format of the files in --out.")] = "parquet",
     limit: Annotated[int | None, typer.Option(
         "--limit", metavar="N", min=0, help="At most N rows.")] = None,
     dry_run: DryRead = False,
@@ -93,8 +93,8 @@ def command(
         progress.hide()
         damaged = sql.damaged(session, stores) if MESSAGES in tables else {}
         for store, count in damaged.items():
-            out.warn(f"{store}: {counted(count, 'damaged place')} of the log left out; `rmqctl "
-                     "verify` says where")
+            out.warn(f"{store}: {counted(count, 'damaged range')} of the log skipped; `rmqctl "
+                     "verify` shows where")
         if {MESSAGES, FRAMES} & tables:
             warn_of_lost(out, stores, (), damaged=bool(damaged))
     if damaged:
@@ -102,7 +102,7 @@ def command(
 
 
 def _only_tiers(text: str, store: str) -> bool:
-    """Whether a query wants nothing but tiers, and ``store`` has one or is one."""
+    """Return whether a query reads only tiers, and ``store`` has one or is one."""
     from rmqctl.ext.spark.source.tiered import has_tier
     from rmqctl.sql.schema import TIERED_MESSAGES, named_tables
 
@@ -110,7 +110,7 @@ def _only_tiers(text: str, store: str) -> bool:
 
 
 def _show_pieces(out: Output, stores: list[str], text: str, options: dict[str, str]) -> None:
-    """What a query would read at most: conditions and columns are only known to Spark."""
+    """Return the most that a query would read: only Spark knows its conditions and columns."""
     from rmqctl.ext.spark.source.planning import estimate
     from rmqctl.ext.spark.source.tiered import holding
     from rmqctl.sql.options import Options
@@ -123,6 +123,6 @@ def _show_pieces(out: Output, stores: list[str], text: str, options: dict[str, s
         pieces, size = estimate(Options.of(given))
         rows.append({"view": table, "stores": len(named), "partitions": pieces, "bytes": size})
     if not rows:
-        out.note("the query names none of the views")
+        out.note("the query reads none of the views")
     out.rows(rows, ("view", "stores", "partitions", "bytes"),
              render={"partitions": count_text, "bytes": size_text})

@@ -32,9 +32,9 @@ def command(
     *,
     stores: Stores = None,
     by: Annotated[Literal[By, "store"], typer.Option(
-        "--by", help="What to count by, in each store.")] = "topic",
+        "--by", help="Count by this key, in each store.")] = "topic",
     together: Annotated[bool, typer.Option(
-        "--together", help="Add the stores up, instead of rows by store.")] = False,
+        "--together", help="Combine all stores instead of one row per store.")] = False,
     figures: StatsOptions,
     spark: Annotated[SparkOptions, pick("engine jobs master partitions conf spark_log",
                                         engine="spark")],
@@ -51,7 +51,7 @@ def command(
     from rmqctl.store.stats import Query
 
     if together and by == "store":
-        raise UsageError("--together leaves nothing to count by store")
+        raise UsageError("--together and --by store are mutually exclusive")
     query = Query("none" if by == "store" else by, figures.topic, *figures.times())
     names = named_stores(stores)
     with ExitStack() as opened:

@@ -1,4 +1,4 @@
-"""``rmqctl pipeline verify``: many stores checked, on Spark or by threads of this process."""
+"""``rmqctl pipeline verify``: check many stores, on Spark or by threads of this process."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ def command(
     *,
     stores: Stores = None,
     only: Annotated[str | None, typer.Option(
-        "--only", metavar="NAMES", help="Check these structures only, comma-separated: "
-        "commitlog, consumequeue, index, checkpoint, config, timer, compaction, store.")] = None,
+        "--only", metavar="NAMES", help="Check only these structures, comma-separated: commitlog, "
+                                        "consumequeue, index, checkpoint, config, timer, "
+                                        "compaction, store.")] = None,
     max_findings: Annotated[int, typer.Option(
         "--limit", "--max-findings", metavar="N", min=0,
-        help="List at most N findings of a store; all are counted.")] = 1000,
+        help="List at most N findings per store; all are counted.")] = 1000,
     dry_run: DryRead = False,
     spark: Annotated[SparkOptions, pick(engine="spark")],
     layout: Annotated[LayoutOptions, pick("commitlog_dirs broker_conf")],

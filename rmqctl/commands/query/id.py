@@ -1,4 +1,4 @@
-"""``rmqctl query id``: the message with an offset message id, or with a client's unique id."""
+"""``rmqctl query id``: find a message by its offset message id or the client's unique id."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 def command(
     *,
     msgid: Annotated[str, typer.Argument(
-        metavar="MSGID", help="A message id, of either kind; several joined by commas, as a batch "
-        "send returns them.", show_default=False)],
+        metavar="MSGID", help="Message id of either kind; several separated by commas, as a batch "
+                              "send returns them.", show_default=False)],
     unique: Annotated[bool, typer.Option(
-        "--unique", help="Only as the id that the client made (UNIQ_KEY).")] = False,
+        "--unique", help="Interpret it only as the client's id (UNIQ_KEY).")] = False,
     topic: Annotated[str | None, typer.Option(
         "--topic", "-t", metavar="TOPIC", autocompletion=complete_topics,
-        help="Look for the client's id in this topic only.",
+        help="Search for the client's id only in this topic.",
     )] = None,
     track: Track = False,
     show: MessageOptions,
@@ -80,8 +80,8 @@ def command(
 
 
 def _by_offset(store: OpenedStore, msgid: str, report: Report) -> tuple[Record | None, str, str]:
-    """The record at the place that an offset message id names; what to say where another host
-    stored it; where there is none, why, unless it is no such id.
+    """Return the record at the offset in an offset message id, a warning if another host stored it,
+    and why there is no record, unless it is no such id.
     """
     from rmqctl.formats.local.message import host_text, parse_message_id
     from rmqctl.store.query.lookup import message_at, where_is
@@ -95,22 +95,22 @@ def _by_offset(store: OpenedStore, msgid: str, report: Report) -> tuple[Record |
     record = message_at(store, physical, report)
     if record is None:
         where = where_is(store, physical)
-        return None, "", f"{msgid} leads to physical offset {physical}: {where}; "
+        return None, "", f"{msgid} points to physical offset {physical}: {where}; "
     if record.store_host != (address, port):
         return record, (
-            f"{msgid} names the store host {host_text(address, port)}, but the message at "
-            f"physical offset {physical} was stored by {host_text(*record.store_host)}: it "
-            "may be another broker's id"), ""
+            f"{msgid} contains the store host {host_text(address, port)}, but the message at "
+            f"physical offset {physical} was stored by {host_text(*record.store_host)}: the id may "
+            "be another broker's"), ""
     return record, "", ""
 
 
 def _no_unique(store: OpenedStore, unique: str, topics: list[str]) -> str:
     if not store.index_listing.files:
-        return (f"no message with the unique key {unique}: the store has no index files; "
-                f"`rmqctl read STORE --where unique_key={unique}` looks at the messages themselves")
+        return (f"no message with the unique key {unique}: the store has no index files; `rmqctl "
+                f"read STORE --where unique_key={unique}` searches the messages themselves")
     if not topics:
-        return (f"cannot look for {unique}: the index needs a topic, and neither queues nor "
-                "config/topics.json name any; give --topic")
-    where = f"topic {topics[0]}" if len(topics) == 1 else f"the {len(topics)} topics known"
-    return (f"no message with the unique key {unique} in {where}; "
-            f"`rmqctl read STORE --where unique_key={unique}` looks at every message")
+        return (f"cannot search for {unique}: the index requires a topic, and neither queues nor "
+                "config/topics.json contain any; pass --topic")
+    where = f"topic {topics[0]}" if len(topics) == 1 else f"the {len(topics)} known topics"
+    return (f"no message with the unique key {unique} in {where}; `rmqctl read STORE --where "
+            f"unique_key={unique}` searches all messages")

@@ -1,4 +1,4 @@
-"""``rmqctl query key``: messages with a key, through the index files."""
+"""``rmqctl query key``: find messages by key with the index files."""
 
 from __future__ import annotations
 
@@ -48,49 +48,49 @@ def command(
         show_found(out, opened, answer.records, projection, show.tz, faults, track=track)
         # Explain why the answer may be shorter than expected.
         if query.most > lookup.MOST <= len(answer.records) + answer.false_hits:
-            out.note(f"a broker gives no more than {lookup.MOST} at a time; ask again with --since "
-                     f"or --until, or use `{_in_the_log(query)}`")
+            out.note(f"a broker returns at most {lookup.MOST} messages; narrow the time with "
+                     f"--since or --until, or use `{_in_the_log(query)}`")
         if answer.behind:
-            out.note(f"left out, because a broker ends its log before: physical offset "
-                     f"{', '.join(map(str, answer.behind))} (--view disk shows what is there)")
+            out.note("not shown, because a broker truncates its log before: physical offset "
+                     f"{', '.join(map(str, answer.behind))} (--view disk shows them)")
         if not answer.records:
             not_found(out, faults, _reason(opened, query, answer))
         # Name index entries without a message, and say whether the index may be incomplete.
         for physical in answer.dangling if answer.records else ():
-            out.note(f"the index also leads to physical offset {physical}: "
+            out.note(f"the index also points to physical offset {physical}: "
                      f"{opened.log.explain(physical)}")
         if answer.records and (faults.found or lookup.is_lagging(opened)):
-            out.note(f"{_why_incomplete(opened, faults)}, so there may be more: "
-                     f"`{_in_the_log(query)}` looks at all messages")
+            out.note(f"{_why_incomplete(opened, faults)}, so messages may be missing; "
+                     f"`{_in_the_log(query)}` searches all messages")
     faults.end()
 
 
 def _why_incomplete(store: OpenedStore, faults: Faults) -> str:
     if store.snapshot is not None and not faults.found:
-        return "the index does not hold the newest messages yet, as a broker is writing"
+        return "the index does not contain the newest messages yet, because a broker is writing"
     return "the index is damaged or lags behind the log"
 
 
 def _in_the_log(query: KeyQuery) -> str:
-    """The command that finds the same without any index."""
+    """Return the command that finds the same without an index."""
     from rmqctl.store.explain import by_the_log
 
     return by_the_log(query.topic, "--key", shlex.quote(query.key))
 
 
 def _reason(store: OpenedStore, query: KeyQuery, answer: KeyAnswer) -> str:
-    """Why there is nothing, as far as it can be told."""
+    """Return why there is no message, as far as known."""
     nothing = query.nothing
-    search = f"`{_in_the_log(query)}` looks at the messages themselves"
+    search = f"`{_in_the_log(query)}` searches the messages themselves"
     if not store.index_listing.files:
         return f"{nothing}: the store has no index files; {search}"
     if answer.behind:
-        return f"{nothing} before the end of the log as a broker sees it"
+        return f"{nothing} before the end of the log in a broker's view"
     if answer.dangling:
         physical = answer.dangling[0]
-        return (f"{nothing} can be read: the index leads to physical offset {physical}: "
+        return (f"{nothing} can be read: the index points to physical offset {physical}: "
                 f"{store.log.explain(physical)}")
     if answer.false_hits:
-        return (f"{nothing}: the {answer.false_hits} found through the index have other keys of "
-                "the same hash (--raw shows them)")
+        return (f"{nothing}: the {answer.false_hits} index hits have other keys with the same hash "
+                "(--raw shows them)")
     return f"{nothing} in the index; {search}"

@@ -1,4 +1,4 @@
-"""``rmqctl query offset``: the message at a physical offset, or at a queue offset."""
+"""``rmqctl query offset``: show the message at a physical offset or at a queue offset."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ def command(
     phy: Annotated[int | None, typer.Option(
         "--phy", metavar="OFFSET", parser=parse_offset, help="Physical offset in the log.")] = None,
     around: Annotated[bool, typer.Option(
-        "--containing", help="With --phy: the message whose bytes include the offset.")] = False,
+        "--containing", help="With --phy: show the message whose bytes include the "
+                             "offset.")] = False,
     track: Track = False,
     show: MessageOptions,
     store: StoreQueues,
@@ -43,12 +44,11 @@ def command(
         rmqctl query offset STORE --phy 536897170
     """
     if (phy is None) == (offset is None):
-        raise UsageError("name either OFFSET (of the queue --topic, --queue) or --phy (of the log)")
+        raise UsageError("pass either OFFSET (with --topic and --queue) or --phy")
     if offset is not None and (topic is None or queue is None or around):
-        raise UsageError("OFFSET needs --topic and --queue, as each queue counts for itself; "
-                         "--containing goes with --phy")
+        raise UsageError("OFFSET requires --topic and --queue; --containing requires --phy")
     if phy is not None and (topic is not None or queue is not None):
-        raise UsageError("--topic and --queue go with the queue's OFFSET, not with --phy")
+        raise UsageError("--topic and --queue cannot be combined with --phy")
     projection = show.projection(out)
     faults = Faults(out, show)
     with store.sampled(out) as opened:
@@ -65,7 +65,7 @@ def command(
 
 def _in_log(store: OpenedStore, phy: int, around: bool,
             report: Report) -> tuple[Record | None, str]:
-    """The record, or why there is none."""
+    """Return the record, or why there is none."""
     from rmqctl.store.query.lookup import containing, message_at, where_is
 
     record = containing(store, phy) if around else message_at(store, phy, report)
@@ -75,7 +75,9 @@ def _in_log(store: OpenedStore, phy: int, around: bool,
 
 def _in_queue(store: OpenedStore, topic: str, queue: int, offset: int,
               report: Report) -> tuple[Record | None, str]:
-    """The same for a queue. A batch is found by the offset of each message in it."""
+    """Return the record at a queue offset, or why there is none. A batch is found by the offset of
+    each of its messages.
+    """
     from rmqctl.broker.get_message import offset_note
     from rmqctl.broker.view import view_of
     from rmqctl.store.explain import missing_queue
@@ -88,4 +90,4 @@ def _in_queue(store: OpenedStore, topic: str, queue: int, offset: int,
         return record, ""
     return None, (missing_queue(store, topic, queue) or
                   f"no message at offset {offset} of {topic}/{queue}: "
-                  f"{offset_note(view, topic, queue, offset) or 'nothing readable is there'}")
+                  f"{offset_note(view, topic, queue, offset) or 'nothing readable at that offset'}")

@@ -1,4 +1,4 @@
-"""``rmqctl query time``: the queue offset at a time, as a broker answers it."""
+"""``rmqctl query time``: find the queue offset for a time, as a broker does."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def command(
 
     version = version_of(query.like)
     if version.nearest_in_time and query.upper:
-        raise UsageError(f"--broker-version {query.like} knows no boundary: it gives the message "
+        raise UsageError(f"--broker-version {query.like} has no --boundary: it returns the message "
                          "nearest in time")
     when = query.when(show.tz)
     faults = Faults(out, show)
@@ -52,8 +52,8 @@ def command(
             pages = faults.judged(selector.pages()) if missing is None else ()
             rows = rows_of(out, pages, projection)
             if not show_rows(out, rows, projection, show.tz, empty="") and missing is None:
-                missing = (f"nothing is at offset {answer.queue_offset}: the queue has the "
-                           f"offsets {answer.min_offset} to {answer.max_offset - 1}"
+                missing = (f"no message at offset {answer.queue_offset}: the queue has offsets "
+                           f"{answer.min_offset} to {answer.max_offset - 1}"
                            if answer.min_offset < answer.max_offset else "the queue is empty")
         else:
             words = time_in_words(answer, when, show.tz, "physical offset {}")
