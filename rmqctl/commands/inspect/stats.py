@@ -24,7 +24,7 @@ from rmqctl.commands.shared.stats import (
 
 def command(
     *,
-    by: Annotated[By, typer.Option("--by", help="What to count by.")] = "topic",
+    by: Annotated[By, typer.Option("--by", help="Count by this key.")] = "topic",
     figures: StatsOptions,
     spark: Annotated[SparkOptions, pick("jobs engine master partitions conf spark_log",
                                         engine="local")],

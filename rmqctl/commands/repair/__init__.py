@@ -1,1 +1,1 @@
-"""The commands that repair a store, or take something out of it."""
+"""Commands that repair a store or remove parts of it."""

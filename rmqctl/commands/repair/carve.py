@@ -1,4 +1,4 @@
-"""``rmqctl carve``: messages out of any bytes, by content alone."""
+"""``rmqctl carve``: carve messages out of any bytes, by content alone."""
 
 from __future__ import annotations
 
@@ -46,22 +46,22 @@ def command(
         help="Files, disk images, block devices, or folders with all files below them.")],
     out_store: Annotated[str | None, typer.Option(
         "--out", metavar="NEWSTORE",
-        help="Write the messages into a new store here instead of listing them.")] = None,
+        help="Write the messages to a new store here instead of listing them.")] = None,
     summary: Annotated[bool, typer.Option(
-        "--summary", help="Only count what is there.")] = False,
+        "--summary", help="Only count the messages.")] = False,
     misplaced: Annotated[bool, typer.Option(
-        "--misplaced/--no-misplaced", help="With --out: whether misplaced messages go into the new "
-        "store too.")] = True,
+        "--misplaced/--no-misplaced", help="With --out: also write misplaced messages to the new "
+                                           "store.")] = True,
     doubtful: Annotated[bool, typer.Option(
-        "--doubtful/--no-doubtful", help="With --out: whether messages that may lie in the body of "
-        "a damaged one go into the new store too.")] = True,
+        "--doubtful/--no-doubtful", help="With --out: also write messages that may be part of a "
+                                         "damaged message's body.")] = True,
     embedded: Annotated[bool, typer.Option(
-        "--embedded", help="Also intact records inside of damaged ones: copies in their bodies, "
-        "mostly.")] = False,
+        "--embedded", help="Also show intact records inside damaged ones (mostly copies in their "
+                           "bodies).")] = False,
     damaged: Annotated[bool, typer.Option(
-        "--damaged", help="Also records whose body does not match its CRC.")] = False,
+        "--damaged", help="Also show records with a body CRC mismatch.")] = False,
     duplicates: Annotated[bool, typer.Option(
-        "--duplicates", help="Also what is found a second time.")] = False,
+        "--duplicates", help="Also show duplicates.")] = False,
     select: Annotated[SelectOptions, pick(IN_LOG_ORDER)],
     show: MessageOptions,
     engine: Annotated[EngineOptions, pick("version")],
@@ -119,34 +119,34 @@ def _check(out_store: str | None, paths: list[str], *, summary: bool, misplaced:
            doubtful: bool, damaged: bool, duplicates: bool, redact: bool) -> None:
     if out_store is None:
         if not misplaced:
-            raise UsageError("--no-misplaced goes with --out; without it `placement` tells them "
-                             "apart")
+            raise UsageError("--no-misplaced requires --out; in a listing, see the field "
+                             "`placement`")
         if not doubtful:
-            raise UsageError("--no-doubtful goes with --out; without it `placement` tells them "
-                             "apart")
+            raise UsageError("--no-doubtful requires --out; in a listing, see the field "
+                             "`placement`")
         return
     if summary or damaged or duplicates:
-        raise UsageError("--out takes each intact message once: neither --summary, --damaged nor "
-                         "--duplicates goes with it")
+        raise UsageError("--out writes each intact message once and cannot be combined with "
+                         "--summary, --damaged or --duplicates")
     if redact:
-        raise UsageError("--out writes messages as they are; --redact is for what is listed")
+        raise UsageError("--out writes messages unchanged and cannot be combined with --redact")
     target = os.path.realpath(out_store)
     for path in paths:
         inside = os.path.realpath(path)
         if target == inside or target.startswith(inside.rstrip(os.sep) + os.sep):
-            raise UsageError(f"--out {out_store} lies in {path}, which is to be carved")
+            raise UsageError(f"--out {out_store} is inside {path}, which is to be carved")
 
 
 def _inputs(out: Output, paths: list[str]) -> list[Input]:
-    """The files to carve; what is left out of folders is told."""
+    """Return the files to carve; report those that are skipped."""
     from rmqctl.repair.carve.sources import inputs
 
     skipped: list[str] = []
     sources = list(inputs(paths, lambda path, why: skipped.append(f"{path}: {why}")))
     for text in skipped[:_SKIPPED]:
-        out.warn(Phrase("{text}; left out", text=text))
+        out.warn(Phrase("{text}; skipped", text=text))
     if len(skipped) > _SKIPPED:
-        out.warn(Phrase("and {some} more were left out", some=len(skipped) - _SKIPPED))
+        out.warn(Phrase("and {some} more skipped", some=len(skipped) - _SKIPPED))
     return sources
 
 
@@ -174,8 +174,8 @@ def _list(out: Output, carving: Carving, projection: Projection, tz: Any, *,
 
 def _rows(carving: Carving, projection: Projection, columns: Sequence[str],
           more: Sequence[str]) -> Iterator[Mapping[str, Any]]:
-    """Rows with the fields ``columns``, in that order. ``more``: those that tell where a message
-    was found, which a page of messages does not know.
+    """Yield rows with the fields ``columns``, in that order. ``more``: fields for the source of a
+    message, which a page of messages does not contain.
     """
     own = replace(projection, fields=[name for name in projection.fields if name not in more])
     for carved in carving.found():
@@ -215,17 +215,17 @@ def _show(page: Human, counts: Mapping[str, Any]) -> None:
 
 def _end(out: Output, tally: CarveTally, wanted: CarveOptions, maker: StoreMaker | None,
          left_out: set[str]) -> None:
-    """What is to be said in the end, and the exit code."""
+    """Report the result, and return the exit code."""
     from rmqctl.repair.carve.store import remarks
 
     for text in remarks(tally, wanted, None if maker is None else maker.written, left_out):
         out.note(text)
     if maker is not None:
         for text in maker.reasons():
-            out.warn(Phrase("refused: {text}", text=text))
+            out.warn(Phrase("rejected: {text}", text=text))
         if maker.written.vanished:
-            out.warn(Phrase("{some} messages were no longer there when they were to be written: "
-                            "something changes the source", some=maker.written.vanished))
+            out.warn(Phrase("{some} messages disappeared before they were written: another process "
+                            "is changing the source", some=maker.written.vanished))
     if tally.unreadable_bytes or tally.unreadable_sources:
         raise typer.Exit(int(ExitCode.IO))
     lost = maker is not None and (maker.written.refused or maker.written.vanished)

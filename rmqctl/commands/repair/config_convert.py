@@ -1,4 +1,4 @@
-"""``rmqctl config convert``: topics, groups and positions in another form."""
+"""``rmqctl config convert``: convert topics, groups and offsets to another form."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 def command(
     *,
     to: Annotated[Literal["json", "rocksdb-v1", "rocksdb-v2"], typer.Option(
-        "--to", show_default=False, help="JSON files; a data base each for topics, groups and "
-        "positions (storeType=defaultRocksDB); one for all (configManagerVersion=v2).")],
+        "--to", show_default=False, help="json: JSON files; rocksdb-v1: a database each for "
+                                         "topics, groups and offsets (storeType=defaultRocksDB); "
+                                         "rocksdb-v2: one for all (configManagerVersion=v2).")],
     apply: ApplyOptions,
     store: StoreFolders,
     out: ListedOut,

@@ -1,4 +1,4 @@
-"""``rmqctl config merge``: takes over topics, groups and the like that a store lacks."""
+"""``rmqctl config merge``: add topics, groups and similar entries that a store lacks."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def command(
     *,
     source: Annotated[str, typer.Option(
         "--from", metavar="SOURCE", show_default=False,
-        help="A store (a master, or a copy), a folder with configuration files, one of them, or "
-             "the output of mqadmin exportMetadata.")],
+        help="A store (a master or a copy), a folder with configuration files, one of these files, "
+             "or the output of mqadmin exportMetadata.")],
     replace: Annotated[bool, typer.Option(
-        "--replace", help="Where both have an entry and they differ, that of SOURCE.")] = False,
+        "--replace", help="If both have an entry and they differ, use that of SOURCE.")] = False,
     apply: ApplyOptions,
     store: StoreQueues,
     out: ListedOut,

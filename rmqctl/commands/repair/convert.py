@@ -1,4 +1,4 @@
-"""``rmqctl convert``: consumequeues in another form, or a new store with a plain log."""
+"""``rmqctl convert``: convert consume queues, or create a new store with a plain log."""
 
 from __future__ import annotations
 
@@ -36,23 +36,22 @@ def command(
     *,
     commitlog: Annotated[Literal["plain", "multi-path"] | None, typer.Option(
         "--commitlog", show_default=False,
-        help="plain: the log in one folder, without DLedger; multi-path: in the folders of "
-        "--into. With --out.")] = None,
+        help="With --out. plain: one folder, without DLedger; multi-path: several folders "
+             "(--into).")] = None,
     into: Annotated[list[str] | None, typer.Option(
         "--into", metavar="FOLDER", show_default=False,
-        help="With --commitlog multi-path: a folder of the new log, relative to NEWSTORE or "
-        "absolute; give two or more.")] = None,
+        help="Folder of the new log for --commitlog multi-path, relative to NEWSTORE or absolute; "
+             "pass two or more.")] = None,
     consumequeue: Annotated[Literal["file", "rocksdb"] | None, typer.Option(
         "--consumequeue", show_default=False,
-        help="The form of the consumequeues: file for storeType=default, rocksdb for "
-        "storeType=defaultRocksDB (5.2.0 and later; needs the extra [rocksdb]).")] = None,
+        help="Form of the consume queues: file (storeType=default) or rocksdb "
+             "(storeType=defaultRocksDB; 5.2.0 and later; requires the extra [rocksdb]).")] = None,
     release: Annotated[str | None, typer.Option(
         "--for", metavar="RELEASE", show_default=False,
-        help="Prepare the store for brokers of this older release, as 4.9.3.")] = None,
+        help="Prepare the store for brokers of this older release, such as 4.9.3.")] = None,
     target: Annotated[str | None, typer.Option(
         "--out", metavar="NEWSTORE", show_default=False,
-        help="Make a new store here, a folder that is empty or not there, and leave STORE as it "
-        "is.")] = None,
+        help="Create a new store here (an empty or new folder) and leave STORE unchanged.")] = None,
     apply: ApplyOptions,
     jobs: Jobs = 0,
     engine: Annotated[EngineOptions, pick(_ENGINE)],
@@ -82,18 +81,17 @@ def command(
     """
     given = store.over_conf(engine.given(_ENGINE))
     if release is not None and (commitlog or consumequeue):
-        raise UsageError("one after the other: --for converts consume queues, too, where the "
-                         "release needs that; --commitlog plain comes first")
+        raise UsageError("--for cannot be combined with --consumequeue or --commitlog: it converts "
+                         "consume queues itself; run --commitlog plain first")
     if (commitlog == "multi-path") != bool(into):
-        raise UsageError("--commitlog multi-path goes with two or more --into FOLDER")
+        raise UsageError("--commitlog multi-path requires two or more --into FOLDER")
     # A log without DLedger gets other physical offsets, so it is always a new store.
     if commitlog is not None:
         if target is None:
-            raise UsageError(f"--commitlog {commitlog} makes a new store: --out NEWSTORE says "
-                             "where")
+            raise UsageError(f"--commitlog {commitlog} requires --out NEWSTORE")
         if consumequeue == "rocksdb":
-            raise UsageError("one after the other: --commitlog plain --out NEWSTORE, then "
-                             "`rmqctl convert NEWSTORE --consumequeue rocksdb`")
+            raise UsageError("run --commitlog plain --out NEWSTORE first, then `rmqctl convert "
+                             "NEWSTORE --consumequeue rocksdb`")
         with store.open() as opened:
             in_folders = commitlog == "multi-path" or opened.layout.commitlog == "multi-path"
         if in_folders:
@@ -102,8 +100,7 @@ def command(
             _without_dledger(out, store, target, given)
         return
     if consumequeue is None and release is None:
-        raise UsageError("say what is wanted: --consumequeue file or rocksdb, --commitlog plain, "
-                         "--for RELEASE")
+        raise UsageError("pass --consumequeue file or rocksdb, --commitlog plain, or --for RELEASE")
     from rmqctl.commands.shared import applying, plan_page
     from rmqctl.repair.convert.queues import WRITES, ConvertOptions, plan_convert
     from rmqctl.repair.convert.release import plan_for, target_release
@@ -125,7 +122,7 @@ def command(
             copy_store(opened, target, progress.advance, signals.check)
             if older is not None:
                 remember(target, {**opened.remembered, "version": older})
-        out.note(Phrase("{store} is a copy of {source}; it is converted now", store=target,
+        out.note(Phrase("converting {store}, a copy of {source}", store=target,
                         source=root))
         root, apply = target, replace(apply, apply=True, yes=True)
 
@@ -139,12 +136,12 @@ def command(
         applying.run(out, root, "convert", propose, apply, writes=writes)
     except RmqctlError:
         if target is not None:
-            out.warn(Phrase("{store} is a copy that was not converted", store=target))
+            out.warn(Phrase("{store} is an unconverted copy", store=target))
         raise
 
 
 def _for_release(made: ForRelease, release: str) -> Proposal:
-    """The plan with what it cannot convert, and what to do about that."""
+    """Return the plan with what it cannot convert, and the remedies."""
     from rmqctl.checks.losses import summed
     from rmqctl.commands.shared.plan_page import Proposal
 
@@ -160,14 +157,14 @@ def _for_release(made: ForRelease, release: str) -> Proposal:
         also=None if others is None else Phrase("{what} not converted", what=others),
         listed=((Phrase("Cannot be converted"), [
             {**row, "topic": cut(row["topic"] or "", _TOPIC)} for row in rows], _LEFT),
-                (Phrase("Settings that are dropped"), settings, _SETTINGS)))
+                (Phrase("Dropped settings"), settings, _SETTINGS)))
 
 
 def _in_folders(out: Output, store: StoreOptions, target: str, into: Sequence[str]) -> None:
     from rmqctl.repair.convert.folders import READ_ONLY, SETTING, InFolders
 
     if len(into) == 1:
-        raise UsageError("--commitlog multi-path goes with two or more --into FOLDER")
+        raise UsageError("--commitlog multi-path requires two or more --into FOLDER")
     with store.open() as opened, DeferredSignals() as signals:
         conversion = InFolders(opened, target, into)
         with out.progress("copying", conversion.size) as progress:
@@ -177,15 +174,15 @@ def _in_folders(out: Output, store: StoreOptions, target: str, into: Sequence[st
     def show(page: Human) -> None:
         page.pairs({"new store": done.store, "log copied": size_text(done.bytes_copied),
                     SETTING: done.setting})
-        page.heading(Phrase("Folders of the log"))
+        page.heading(Phrase("Log folders"))
         page.table(({"folder": folder, "files": count}
                     for folder, count in done.folders.items()), ("folder", "files"))
         page.heading(Phrase("What next"))
         page.text(document["next"][0])
 
     out.document(document, show)
-    out.note(Phrase("a broker on the new store needs {setting}={value} in its configuration, and "
-                    "no {other}", setting=SETTING, value=done.setting, other=READ_ONLY))
+    out.note(Phrase("a broker on the new store needs {setting}={value} in its configuration, "
+                    "without {other}", setting=SETTING, value=done.setting, other=READ_ONLY))
 
 
 def _without_dledger(out: Output, store: StoreOptions, target: str, given: dict[str, Any]) -> None:
@@ -200,7 +197,7 @@ def _without_dledger(out: Output, store: StoreOptions, target: str, given: dict[
     for note in conversion.notes:
         out.note(note)
     for text, count in done.refused.most_common():
-        out.warn(f"{count_text(count)} refused: {text}")
+        out.warn(f"{count_text(count)} rejected: {text}")
     if not done.is_whole:
         raise typer.Exit(int(ExitCode.FINDINGS))
 
@@ -212,11 +209,12 @@ def _show(page: Human, document: Mapping[str, Any]) -> None:
         "messages": count_text(document["messages"]),
         "log copied": size_text(document["bytes_copied"]),
         "log written": size_text(document["bytes_written"]),
-        **({"left out": f"{count_text(document['left_out'])} damaged, at "
-            f"{', '.join(map(str, places))}; fillers for them: {count_text(document['fillers'])}"}
+        **({"skipped": f"{count_text(document['left_out'])} damaged, at "
+                        f"{', '.join(map(str, places))}; replaced by "
+                        f"{count_text(document['fillers'])} fillers"}
            if places else {}),
-        **({"not renamed": f"{count_text(document['unmapped'])} commits or rollbacks of half "
-            "messages that are not in the log"} if document["unmapped"] else {}),
+        **({"unmapped": f"{count_text(document['unmapped'])} commits or rollbacks of half "
+                           "messages that are not in the log"} if document["unmapped"] else {}),
         "physical offsets": document["mapping"],
     })
     page.heading("What next")

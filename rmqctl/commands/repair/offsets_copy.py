@@ -1,4 +1,4 @@
-"""``rmqctl offsets copy``: gives a consumer group the offsets of another one, offline."""
+"""``rmqctl offsets copy``: copy the offsets of a consumer group to another, offline."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def command(
     *,
     from_group: Annotated[str, typer.Option(
         "--from-group", metavar="GROUP", autocompletion=complete_groups,
-        show_default=False, help="The group whose offsets are taken.")],
+        show_default=False, help="The group to copy offsets from.")],
     to_group: Annotated[str, typer.Option(
         "--to-group", metavar="GROUP", autocompletion=complete_groups,
-        show_default=False, help="The group that gets them.")],
+        show_default=False, help="The group to copy offsets to.")],
     topic: Topic = None,
     view: View = "auto",
     tz: Zone = UTC,

@@ -1,4 +1,4 @@
-"""``rmqctl offsets import``: takes over offsets from a file or another store, offline."""
+"""``rmqctl offsets import``: import offsets from a file or another store, offline."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ def command(
     *,
     source: Annotated[str, typer.Argument(
         metavar="SOURCE", show_default=False,
-        help="A consumerOffset.json, a backup of one, what `offsets export` has printed, a store "
-             "(a slave, or an older copy), or the offsets.json of a broadcasting consumer.")],
+        help="A consumerOffset.json or its backup, the output of `offsets export`, a store (a "
+             "slave or an older copy), or the offsets.json of a broadcasting consumer.")],
     group: Annotated[str | None, typer.Option(
         "--group", "-g", metavar="GROUP", autocompletion=complete_groups,
-        help="This consumer group only.")] = None,
+        help="Only this consumer group.")] = None,
     topic: Topic = None,
     broker: ClientBroker = None,
     larger: Annotated[bool, typer.Option(
-        "--max", help="Where both have an offset, the larger one: nothing is delivered "
-        "again.")] = False,
+        "--max", help="If both have an offset, use the larger one: nothing is delivered "
+                      "again.")] = False,
     smaller: Annotated[bool, typer.Option(
-        "--min", help="Where both have an offset, the smaller one: none is skipped.")] = False,
+        "--min", help="If both have an offset, use the smaller one: nothing is skipped.")] = False,
     replace: Annotated[bool, typer.Option(
-        "--replace", help="Where both have an offset, that of SOURCE.")] = False,
+        "--replace", help="If both have an offset, use that of SOURCE.")] = False,
     view: View = "auto",
     tz: Zone = UTC,
     apply: ApplyOptions,
@@ -59,11 +59,11 @@ def command(
 
     show_times_in(tz)
     if larger + smaller + replace > 1:
-        raise UsageError("pass one of --max, --min and --replace")
+        raise UsageError("--max, --min and --replace are mutually exclusive")
     rule: Rule = "max" if larger else "min" if smaller else "replace" if replace else "missing"
     offsets = narrowed(committed(source, group, broker), group, topic)
     if not offsets:
-        raise RefusedError(f"{source}: there are no offsets of what was asked for")
+        raise RefusedError(f"{source}: contains no matching offsets")
 
     def propose(scratch: Scratch) -> Proposal:
         with store.open() as opened:

@@ -1,4 +1,4 @@
-"""``rmqctl offsets reset``: sets a consumer group's offsets, offline."""
+"""``rmqctl offsets reset``: set a consumer group's offsets, offline."""
 
 from __future__ import annotations
 
@@ -22,22 +22,24 @@ def command(
     *,
     group: Annotated[str, typer.Option(
         "--group", "-g", metavar="GROUP", autocompletion=complete_groups,
-        show_default=False, help="The consumer group.")],
+        show_default=False, help="Consumer group.")],
     topic: Topic = None,
     queue: Queue = None,
     to: Annotated[str | None, typer.Option(
         "--to", metavar="earliest|latest|N|TIME", show_default=False,
-        help="To the first message there is, after the last, to queue offset N, or to the first "
-        "message stored at TIME or later (ISO-8601, -2h).")] = None,
+        help="earliest, latest, a queue offset N, or the first message stored at TIME or later "
+             "(ISO-8601, -2h).")] = None,
     time: Annotated[str | None, typer.Option(
-        "--time", metavar="TIME", help="To the first message stored then or later: ISO-8601, epoch "
-        "ms or s, yyyyMMdd, relative (-2h).")] = None,
+        "--time", metavar="TIME", help="Reset to the first message stored at this time or later: "
+                                       "ISO-8601, epoch ms or s, yyyyMMdd, relative "
+                                       "(-2h).")] = None,
     shift_by: Annotated[int | None, typer.Option(
         "--shift-by", metavar="N", show_default=False,
-        help="On by N messages in each queue, or back by N: --shift-by -100.")] = None,
+        help="Move forward by N messages in each queue, or back with a negative N: --shift-by "
+             "-100.")] = None,
     beyond_end: Annotated[bool, typer.Option(
         "--beyond-end", help="Move offsets beyond the end of a queue to its end; keep all others. "
-        "Skips no unread message.")] = False,
+                             "Skips no unread message.")] = False,
     view: View = "auto",
     tz: Zone = UTC,
     apply: ApplyOptions,
@@ -65,7 +67,7 @@ def command(
     if sum((time is not None, to is not None, shift_by is not None, beyond_end)) != 1:
         raise UsageError("pass one of --to, --time, --shift-by and --beyond-end")
     if queue is not None and topic is None:
-        raise UsageError("--queue needs --topic")
+        raise UsageError("--queue requires --topic")
     wanted: Reset = Reset(group, _place(to, time, shift_by, tz), topic, queue)
 
     def propose(scratch: Scratch) -> plan_page.Proposal:
@@ -79,7 +81,7 @@ def command(
 
 def _place(to: str | None, time: str | None, shift_by: int | None,
            tz: tzinfo) -> int | Number | Literal["earliest", "latest", "beyond-end"]:
-    """What the options ask for; ``beyond-end`` without any. UsageError."""
+    """Return the reset that the options request; ``beyond-end`` without any. Raises UsageError."""
     from rmqctl.repair.offsets.reset import Number
 
     if shift_by is not None:

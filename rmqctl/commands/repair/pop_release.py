@@ -1,4 +1,4 @@
-"""``rmqctl pop release``: makes messages visible again that were delivered by POP."""
+"""``rmqctl pop release``: make messages visible again that POP delivered."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def command(
     topic: Topic = None,
     queue: Queue = None,
     undecided: Annotated[bool, typer.Option(
-        "--undecided", help="Also those of which damage hides whether they were acknowledged: "
-        "they may come twice.")] = False,
+        "--undecided", help="Also release messages whose acknowledgement is unknown because of "
+                            "damage; they may be delivered twice.")] = False,
     tz: Zone = UTC,
     apply: ApplyOptions,
     store: StoreQueues,

@@ -1,4 +1,4 @@
-"""``rmqctl recover``: makes a damaged store whole, or leaves what a broker's start would leave."""
+"""``rmqctl recover``: repair a damaged store, or do what a broker's startup would do."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _STRUCTURES = ("commitlog", "consumequeue", "index", "checkpoint", "topic-queue-
 
 def _parse_fillers(text: str) -> str:
     if text not in ("in-place", "none", "topic"):  # topic: what it was, without effect
-        raise UsageError(f"--fillers {text}: in-place or none")
+        raise UsageError(f"--fillers {text}: expected in-place or none")
     return text
 
 
@@ -50,51 +50,49 @@ def command(
     *,
     only: Annotated[str | None, typer.Option(
         "--only", metavar="PARTS", parser=parts_of(_STRUCTURES),
-        help="Some of commitlog, consumequeue, index, checkpoint, topic-queue-table, timer, config "
-             "(comma-separated). Naming config also recreates config files that have no "
-             "backup.")] = None,
+        help="Repair only these parts (comma-separated): commitlog, consumequeue, index, "
+             "checkpoint, topic-queue-table, timer, config. Naming config also recreates config "
+             "files that have no backup.")] = None,
     strategy: Annotated[Literal["salvage", "broker"], typer.Option(
-        "--strategy", help="salvage keeps every intact message; broker leaves what a broker's own "
-        "start would leave, which ends the log at the first damage.")] = "salvage",
+        "--strategy", help="salvage: keep every intact message. broker: do what a broker does at "
+                           "startup, which truncates the log at the first damage.")] = "salvage",
     topic: Topic = None,
     queue: Queue = None,
     missing_file: Annotated[Literal["fillers", "blank"], typer.Option(
-        "--missing-file", help="What stands for a commitlog file that is missing between others: "
-        "fillers of the messages known of it, or one blank record.")] = "fillers",
+        "--missing-file", help="How to replace a missing commitlog file: with fillers for the "
+                               "known messages, or with one blank record.")] = "fillers",
     ambiguous: Annotated[Literal["leave-out", "keep"] | None, typer.Option(
-        "--ambiguous", help="keep: treat all undecided records after damage as messages; "
-        "leave-out: none of them. Required with --apply if records are undecided.")] = None,
+        "--ambiguous", help="What to do with undecided records after damage: keep treats them as "
+                            "messages, leave-out discards them. Required with --apply if there are "
+                            "any.")] = None,
     max_message_size: Annotated[int | None, typer.Option(
         "--max-message-size", metavar="SIZE", parser=parse_size, show_default=False,
         help="Size of the largest record in this store  [default: maxMessageSize of --broker-conf "
         "or 4 MiB, or the largest record with an entry, plus 64 KiB]")] = None,
     correct: Annotated[Literal["bit", "byte", "off"], typer.Option(
-        "--correct", help="Correct a message that does not match its CRC if exactly one change "
-        "explains it: one flipped bit, or one byte (up to 4 at known places). off: never.",
+        "--correct", help="Correct a body CRC mismatch if exactly one change explains it: one "
+                          "flipped bit, or one byte (up to 4 at known places). off: never.",
     )] = "byte",
     keep_damaged: Annotated[bool, typer.Option(
-        "--keep-damaged", help="A body that cannot be corrected is delivered as it is, instead of "
-        "a filler: its CRC is set anew, and the property RMQCTL=damaged tells consumers.")] = False,
+        "--keep-damaged", help="Deliver damaged bodies as they are instead of a filler; recompute "
+                               "the CRC and set the property RMQCTL=damaged.")] = False,
     fillers: Annotated[str, typer.Option(
         "--fillers", metavar="in-place|none", parser=_parse_fillers,
-        help="What consumers meet where a message is lost: in-place, a filler in its topic. none: "
-        "refuse a repair that needs one.")] = "in-place",
+        help="in-place: replace lost messages by fillers in their topics. none: refuse a repair "
+             "that needs fillers.")] = "in-place",
     sources: Annotated[list[str] | None, typer.Option(
         "--from", metavar="SOURCE", autocompletion=complete_folders,
-        help="What else has the same log, only read: a slave's store, an older copy, another "
-             "disk's; a file of its commitlog; its messages as JSON lines (`read -o jsonl`) or "
-             "Parquet (`pipeline export`), or in a tier. What is damaged or missing is copied from "
-             "it where it proves to hold the same; repeatable, in this order. Or what mqadmin "
-             "exportMetadata wrote, for lost topics and groups, and a saved consumerOffset.json or "
-             "delayOffset.json for lost positions.")] = None,
+        help="Another copy of the same log to take messages from (read-only; repeatable, in this "
+             "order): a store, a commitlog file, messages as JSON lines or Parquet, or a tier. Or "
+             "the output of mqadmin exportMetadata for lost topics and groups, or a "
+             "consumerOffset.json or delayOffset.json for lost offsets.")] = None,
     prefer: Annotated[str | None, typer.Option(
         "--prefer", metavar="SOURCE", autocompletion=complete_folders,
-        help="Which is right where a SOURCE has other intact messages at the same place (split "
-             "brain): one of those of --from, or ours. Without it ours stay, and the exit code is "
-             "1.")] = None,
+        help="Which copy wins where a SOURCE has a different intact message at the same offset: "
+             "one of --from, or ours. Default: ours, with exit code 1.")] = None,
     explain: Annotated[int | None, typer.Option(
         "--explain", metavar="OFFSET", min=0, show_default=False,
-        help="Show verdict, planned repair and evidence for one physical offset.")] = None,
+        help="Only show verdict, planned repair and evidence for one physical offset.")] = None,
     consumequeue: Form = None,
     complete: Complete = None,
     apply: ApplyOptions,
@@ -127,7 +125,8 @@ def command(
     # Refuse options that contradict each other before the store is opened.
     show_times_in(tz)
     if fillers == "topic":
-        out.note(Phrase("--fillers topic has no effect: a filler is in the lost message's topic"))
+        out.note(Phrase("--fillers topic has no effect: fillers are always in the lost message's "
+                        "topic"))
     _refuse(only, strategy, topic, queue)
     _refuse_sources(strategy, topic, sources or (), prefer)
     # Collect all options in one object for the planner.
@@ -175,7 +174,7 @@ def command(
 
 
 def _tail(plan: Plan, store: StoreOptions) -> Tail | None:
-    """The damaged end of the log that a plan fills, and that can be truncated instead."""
+    """Return the damaged end of the log that a plan fills, and that can be truncated instead."""
     from rmqctl.repair.outlook import damaged_tail
 
     with store.open() as opened:
@@ -189,7 +188,7 @@ def _explain(out: Output, store: StoreOptions, wishes: RecoverOptions, offset: i
     from rmqctl.repair.scratch import Scratch
 
     if apply.apply:
-        raise UsageError("--explain only tells: it goes without --apply")
+        raise UsageError("--explain and --apply are mutually exclusive")
     with Scratch(None, f"rmqctl-{uuid.uuid4().hex}") as scratch:
         plan = plan_recover(store.root, scratch, wishes, out.watch)
     with store.open() as opened:
@@ -206,7 +205,7 @@ def _explain(out: Output, store: StoreOptions, wishes: RecoverOptions, offset: i
 
 
 def _is_undecided(plan: Plan, ambiguous: str | None) -> bool:
-    """Whether a plan is not carried out before its user has decided about records."""
+    """Return whether a plan needs a decision about undecided records first."""
     return bool(plan.ambiguous) and ambiguous is None
 
 
@@ -218,26 +217,24 @@ def _undecided(count: int) -> str:
 
 def _refuse(only: str | None, strategy: str, topic: str | None, queue: int | None) -> None:
     if strategy == "broker" and (only or topic):
-        raise UsageError("a broker's recovery is done wholly: --strategy broker goes without "
-                         "--only and --topic")
+        raise UsageError("--strategy broker cannot be combined with --only or --topic")
     if queue is not None and topic is None:
-        raise UsageError("--queue needs --topic")
+        raise UsageError("--queue requires --topic")
     if topic is not None and only not in (None, "consumequeue"):
-        raise UsageError("--topic goes with --only consumequeue")
+        raise UsageError("--topic requires --only consumequeue")
 
 
 def _refuse_sources(strategy: str, topic: str | None, sources: Sequence[str],
                     prefer: str | None) -> None:
     if sources and (strategy == "broker" or topic):
-        raise UsageError("--from brings back what the log has lost: it goes with --strategy "
-                         "salvage, and without --topic")
+        raise UsageError("--from cannot be combined with --strategy broker or --topic")
     if prefer is None:
         return
     if not sources:
-        raise UsageError("--prefer goes with --from")
+        raise UsageError("--prefer requires --from")
     named = {os.path.realpath(name) for name in sources}
     if prefer != "ours" and os.path.realpath(prefer) not in named:
-        raise UsageError(f"--prefer {prefer}: is ours, or one of those given with --from")
+        raise UsageError(f"--prefer {prefer}: expected ours, or one of the --from sources")
 
 
 def _as_broker(out: Output, store: StoreOptions, wishes: RecoverOptions, version: str | None,

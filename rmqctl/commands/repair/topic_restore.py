@@ -1,4 +1,4 @@
-"""``rmqctl topic restore``: a topic that is missing from the configuration, offline."""
+"""``rmqctl topic restore``: restore a topic that is missing from the configuration, offline."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def command(
     *,
-    name: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.", show_default=False)],
+    name: Annotated[str, typer.Argument(metavar="TOPIC", help="Topic.", show_default=False)],
     apply: ApplyOptions,
     store: StoreQueues,
     out: ListedOut,

@@ -1,4 +1,4 @@
-"""``rmqctl transactions commit``."""
+"""``rmqctl transactions commit``: commit pending transactions."""
 
 from __future__ import annotations
 

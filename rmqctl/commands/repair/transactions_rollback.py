@@ -1,4 +1,4 @@
-"""``rmqctl transactions rollback``."""
+"""``rmqctl transactions rollback``: roll back pending transactions."""
 
 from __future__ import annotations
 

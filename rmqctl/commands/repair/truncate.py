@@ -1,4 +1,4 @@
-"""``rmqctl truncate``: cuts the log and everything derived from it."""
+"""``rmqctl truncate``: truncate the log and everything derived from it."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def command(
     *,
     to_phy: Annotated[int, typer.Option(
         "--to-phy", metavar="OFFSET", parser=parse_offset, show_default=False,
-        help="Where the log ends then: the physical offset at which a record begins (or a blank, "
-        "or a damaged part).")],
+        help="New end of the log: the physical offset where a record, a blank or a damaged range "
+             "starts.")],
     apply: ApplyOptions,
     engine: Annotated[EngineOptions, pick("version")],
     store: StoreOptions,
@@ -53,7 +53,8 @@ def command(
         with store.open() as opened:
             generation = (version_of(engine.version).generation if engine.version
                           else opened.generation)
-            with out.progress("reading what is cut", max(opened.log.end - to_phy, 0)) as progress:
+            with out.progress("reading the part to "
+                              "remove", max(opened.log.end - to_phy, 0)) as progress:
                 cut = truncate(opened, to_phy, generation, progress.advance, scratch)
         by_topic = [f"{topic} {count_text(count)}"
                     for topic, count in list(cut.lost_by_topic.items())[:_TOPICS]]
@@ -62,7 +63,8 @@ def command(
             cut.plan,
             {"truncate_to": to_phy, "log_end": cut.log_end, "messages_lost_total": cut.lost,
              "lost_by_topic": cut.lost_by_topic},
-            {"log ends at": f"{to_phy} (now {cut.log_end})", "messages cut": count_text(cut.lost),
+            {"log ends at": f"{to_phy} (now {cut.log_end})",
+                "messages removed": count_text(cut.lost),
              **({"of": ", ".join(by_topic) + (f" and {more} more topics" if more > 0 else "")}
                 if by_topic else {})}, impact=cut.impact, is_repair=True)
 

@@ -1,4 +1,4 @@
-"""``rmqctl undo``: takes a repair back."""
+"""``rmqctl undo``: undo a repair."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rmqctl.output import Human, Output
 
 _SHOWN = 20
-_FOR_GOOD = "They can then not be undone any more."
+_FOR_GOOD = "They cannot be undone any more."
 
 
 def command(
@@ -31,36 +31,37 @@ def command(
         str | None,
         typer.Argument(
             metavar="[ID]",
-            help="The repair to take back; the newest that is not undone, unless given.",
+            help="The repair to undo (default: the newest that is not undone).",
             show_default=False,
         ),
     ] = None,
     list_all: Annotated[bool, typer.Option(
-        "--list", help="Only list the repairs of STORE, the newest first.")] = False,
+        "--list", help="Only list the repairs of STORE, newest first.")] = False,
     force: Annotated[bool, typer.Option(
-        "--force", help="Also where files were changed since; what is there now is kept beside the "
-        "rest.")] = False,
+        "--force", help="Undo even if files were changed since; their current versions are kept, "
+                        "too.")] = False,
     moved: Annotated[list[str] | None, typer.Option(
         "--moved", metavar="OLD=NEW", show_default=False,
-        help="For a store that was moved or copied: a folder outside of it in which the repair "
-        "changed files, and where it is now for STORE.")] = None,
+        help="For a moved or copied store: a folder outside it in which the repair changed files, "
+             "and its new location.")] = None,
     write_outside: Annotated[list[str] | None, typer.Option(
         "--write-outside", metavar="FOLDER", show_default=False,
-        help="Also write in this folder outside STORE, where the repair changed files.")] = None,
+        help="Also write to this folder outside STORE, in which the repair changed files.")] = None,
     abandon: Annotated[bool, typer.Option(
-        "--abandon", help="Give an interrupted repair up: STORE stays as it is, and so does what "
-        "is kept.")] = False,
+        "--abandon", help="Give up an interrupted repair: STORE and the kept files stay as they "
+                          "are.")] = False,
     prune: Annotated[int | None, typer.Option(
         "--prune", metavar="AGE", parser=parse_duration, show_default=False,
-        help="Free the space of the repairs made so long ago: 30d, 12h. What they keep is deleted, "
-        "and they can not be undone any more. Shows which; --apply does it.")] = None,
+        help="Delete the kept files of repairs older than AGE (30d, 12h); they cannot be undone "
+             "any more. Lists them; --apply deletes.")] = None,
     forget: Annotated[bool, typer.Option(
-        "--forget", help="With --prune: also delete the notes of what the repairs lost.")] = False,
+        "--forget", help="With --prune: also delete the records of what the repairs "
+                         "lost.")] = False,
     apply: Annotated[bool, typer.Option(
-        "--apply", help="Accepted, for undo needs none. With --prune: delete what they "
-        "keep, for good.")] = False,
+        "--apply", help="With --prune: delete the kept files permanently. Otherwise no effect: "
+                        "undo does not need it.")] = False,
     yes: Annotated[bool, typer.Option(
-        "--yes", "-y", help="Do not ask, though there is a terminal.")] = False,
+        "--yes", "-y", help="Do not ask for confirmation, even on a terminal.")] = False,
     dry_run: DryRun = False,
     tz: Zone = UTC,
     out: Out,
@@ -92,21 +93,21 @@ def command(
         _check_root(store.root)
     if list_all:
         if id is not None or force or abandon or moved:
-            raise UsageError("--list goes with no ID, --force, --moved or --abandon")
+            raise UsageError("--list cannot be combined with ID, --force, --moved or --abandon")
         _list(out, store.root)
         return
     if prune is not None:
         if id is not None or force or abandon or moved or (apply and dry_run):
-            raise UsageError("--prune goes with no ID, --force, --moved or --abandon, and --apply "
-                             "without --dry-run")
+            raise UsageError("--prune cannot be combined with ID, --force, --moved or --abandon, "
+                             "nor --apply with --dry-run")
         _prune(out, store.root, prune, forget=forget, apply=apply, yes=yes)
         return
     if forget:
-        raise UsageError("--forget goes with --prune")
+        raise UsageError("--forget requires --prune")
     if apply and dry_run:
         raise UsageError("--dry-run and --apply are mutually exclusive")
     if abandon and (force or moved or id is None):
-        raise UsageError("--abandon needs the ID and goes without --force and --moved")
+        raise UsageError("--abandon requires an ID and cannot be combined with --force or --moved")
     # What would be taken back, and what was changed since.
     named = [*(write_outside or ()), *_around_tier(store.root)]
     seen = preview(store.root, id, moved or (), named)
@@ -123,14 +124,14 @@ def command(
     look = (typed.other("tiered", "verify", store.root)
             if seen.entry.command.startswith("tiered ") else typed.other("doctor", store.root))
     # The answer of whoever runs it, then the work.
-    verb = "Give up" if abandon else "Take back"
+    verb = "Give up" if abandon else "Undo"
     if not yes and at_a_terminal():
-        out.tell("Nothing is deleted: what the repair made is kept in "
+        out.tell("Nothing is deleted: the repair's own files are kept in "
                  f"{os.path.join(store.root, '.rmqctl', 'repairs', seen.entry.id, 'undone')}")
     ask(out, f"{verb} {seen.entry.command} {seen.entry.id} ({_count(seen.entry.files)})?",
         yes=yes)
     with (
-        out.progress("taking back", seen.entry.files, unit="steps") as progress,
+        out.progress("undoing", seen.entry.files, unit="steps") as progress,
         Repair(store.root, "undo", progress=progress.advance, finish=False,
                named=named) as repair,
     ):
@@ -141,20 +142,20 @@ def command(
             done = repair.undo(seen.entry.id, force=force, moved=moved or ())
             document |= {"state": "undone", "undone": True, "next": [look], "steps": _then(look)}
             if done.already:
-                out.note(f"{done.id} had been taken back before; nothing was changed")
+                out.note(f"{done.id} was already undone; nothing was changed")
     _show(out, store.root, document)
 
 
 def _then(look: str) -> list[dict[str, Any]]:
-    """The one step after an undo, as JSON has it."""
+    """Return the next step after an undo, in JSON form."""
     from rmqctl.checks.advice import Step
 
     return [Step(look, Phrase("checks the store again")).as_dict()]
 
 
 def _prune(out: Output, root: str, age: int, *, forget: bool, apply: bool, yes: bool) -> None:
-    """Shows which repairs are older, and with ``apply`` deletes what they keep; with ``forget``
-    also the notes of what they lost.
+    """Show which repairs are older; with ``apply``, delete their kept files; with ``forget``, also
+    the records of what they lost.
     """
     from rmqctl.commands.shared.applying import ask, at_a_terminal
     from rmqctl.repair.executor.executor import Repair
@@ -162,7 +163,7 @@ def _prune(out: Output, root: str, age: int, *, forget: bool, apply: bool, yes: 
 
     # Pruning cannot be undone, so it always needs consent.
     if apply and not yes and not at_a_terminal():
-        raise UsageError("--prune deletes for good: where nobody can be asked, --apply needs --yes")
+        raise UsageError("--prune deletes permanently; without a terminal, --apply requires --yes")
     # Collect what would be deleted; the document is the same for a plan and its application.
     before = now_ms() - age
     found = prunable(root, before)
@@ -175,13 +176,12 @@ def _prune(out: Output, root: str, age: int, *, forget: bool, apply: bool, yes: 
     # Nothing proves that kept files in other folders belong to this store, so they stay.
     for one in found:
         for folder in left_elsewhere(root, one.entry.id):
-            out.warn(f"repair {one.entry.id} also keeps things in {folder}, made when this store "
-                     "lay elsewhere: they stay")
+            out.warn(f"repair {one.entry.id} also keeps files in {folder}, from when this store "
+                     "was elsewhere; they are not deleted")
     # Ask with the size, then delete under the store's lock.
     if (found or notes) and apply:
         count = f"{len(found)} repair{'' if len(found) == 1 else 's'}"
-        ask(out, f"Delete what {count} keep{'s' if len(found) == 1 else ''} "
-            f"({size_text(total)})? {_FOR_GOOD}", yes=yes)
+        ask(out, f"Delete the kept files of {count} ({size_text(total)})? {_FOR_GOOD}", yes=yes)
         with (out.progress("deleting", len(found), unit="repairs") as progress,
               Repair(root, "undo", progress=progress.advance, finish=False) as repair):
             repair.prune([one.entry.id for one in found], notes)
@@ -193,12 +193,12 @@ def _show_pruned(page: Human, document: dict[str, Any]) -> None:
     rows = document["repairs"]
     # Notes can be deleted even if no repair is old enough.
     if notes := document["forgets"]:
-        page.text(f"{'Deleted' if document['applied'] else 'Deletes'} the notes of what "
+        page.text(f"{'Deleted' if document['applied'] else 'Would delete'} the records of what "
                   f"{len(notes)} repair{'' if len(notes) == 1 else 's'} lost: "
                   f"{', '.join(notes[:_SHOWN])}")
         if not rows:
             if not document["applied"]:
-                page.text("Nothing was changed. --apply deletes them.")
+                page.text("Plan only; nothing was changed. Run again with --apply to delete them.")
             return
     if not rows:
         page.text(f"no repair was made before {time_text(document['before'])}")
@@ -213,21 +213,20 @@ def _show_pruned(page: Human, document: dict[str, Any]) -> None:
     # State the consequence: space if applied, and what can no longer be restored.
     logs = sum(row["log_files"] for row in rows)
     if document["applied"]:
-        page.text(f"Deleted: {size_text(document['bytes'])}. These repairs can not be undone any "
+        page.text(f"Deleted: {size_text(document['bytes'])}. These repairs cannot be undone any "
                   "more.")
         return
-    page.text(f"Nothing was changed. --apply frees {size_text(document['bytes'])}: what these "
-              f"repairs keep is then deleted. {_FOR_GOOD}")
+    page.text("Plan only; nothing was changed. --apply deletes the kept files of these repairs "
+              f"({size_text(document['bytes'])}). {_FOR_GOOD}")
     if logs:
-        page.text(f"Among it {'is' if logs == 1 else 'are'} {logs} whole "
-                  f"file{'' if logs == 1 else 's'} of the log that these repairs took away; their "
-                  "messages may be nowhere else.")
+        page.text(f"They include {logs} complete log file{'' if logs == 1 else 's'} that these "
+                  "repairs moved aside, whose messages may exist nowhere else.")
     page.heading("What next")
     page.text(document["next"][0])
 
 
 def _check_root(root: str) -> None:
-    """NotAStoreError where neither a store nor a tier is."""
+    """Raise NotAStoreError where neither a store nor a tier is."""
     from rmqctl.store import Store as OpenedStore
 
     try:
@@ -242,7 +241,7 @@ def _check_root(root: str) -> None:
 
 
 def _around_tier(root: str) -> list[str]:
-    """What may be written around a tier; nothing around a store."""
+    """Return the folders around a tier that may be written; none around a store."""
     if not has("tiered"):
         return []
     from rmqctl.ext.tiered.files.metadata_file import writable_around

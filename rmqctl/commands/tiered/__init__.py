@@ -1,1 +1,1 @@
-"""``rmqctl tiered``: the commands for what a broker moved to tiered storage."""
+"""``rmqctl tiered``: commands for tiered storage."""

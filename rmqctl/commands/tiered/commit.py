@@ -1,4 +1,4 @@
-"""``rmqctl tiered commit``: completes what an upload that was killed left half done."""
+"""``rmqctl tiered commit``: complete an interrupted upload."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def command(
     from rmqctl.ext.tiered.dispatch.resume import Committed, commit_tier
 
     if _is_empty(tier.root):
-        out.rows([], _COLUMNS, empty="nothing was half done: the tier is empty")
+        out.rows([], _COLUMNS, empty="nothing to complete: the tier is empty")
         return ExitCode.OK
     committed: list[Committed] = []
     with DeferredSignals() as signals, closing(
@@ -54,15 +54,15 @@ def command(
             out.warn(f"{queue.queue.name.path}: {queue.done.fault}")
         for path, size, kept_as in queue.done.cut:
             where = f"kept as {kept_as}" if kept_as else "would be cut"
-            out.note(f"{path}: {size} bytes cut off, {where}")
+            out.note(f"{path}: {size} bytes cut, {where}")
     if dry_run:
         out.note("dry run: nothing was changed")
-    out.rows([queue.as_dict() for queue in committed], _COLUMNS, empty="nothing was half done")
+    out.rows([queue.as_dict() for queue in committed], _COLUMNS, empty="nothing to complete")
     return ExitCode.FINDINGS if any(queue.done.fault for queue in committed) else ExitCode.OK
 
 
 def _is_empty(root: str) -> bool:
-    """Whether nothing was ever uploaded: the folder is there, and no cluster's folder in it."""
+    """Return whether nothing was ever uploaded: the folder exists, without a cluster's folder."""
     try:
         return set(os.listdir(root)) <= {"config", ".rmqctl"}
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""``rmqctl tiered compact``: local index files, rearranged and uploaded."""
+"""``rmqctl tiered compact``: rearrange local index files and upload them."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ def command(
     *,
     root: Annotated[str | None, typer.Argument(
         metavar="DIR", autocompletion=complete_folders, show_default=False,
-        help="Tier root, or a store that has it as tieredstore/, or a URL for fsspec.")] = None,
+        help="Tier root, a store with a tieredstore/ folder, or a URL for fsspec.")] = None,
     everything: Annotated[bool, typer.Option(
-        "--all/--full", help="All files, also the newest, which could still receive items: as a "
-        "broker from 5.3.1 on does at a clean shutdown. Or only full ones, as while it "
-        "runs.")] = True,
+        "--all/--full", help="Include the newest file, which could still receive items, as a "
+                             "broker from 5.3.1 on does at a clean shutdown. Default: only full "
+                             "files, as while it runs.")] = True,
     dry_run: DryRun = False,
     write_outside: WriteOutside = None,
     metadata: MetadataFile = None,
     broker: Broker = None,
     cluster: Annotated[str | None, typer.Option(
         "--cluster", metavar="NAME", rich_help_panel=_TIER,
-        help="The broker's cluster (brokerClusterName), where the tier has several.")] = None,
+        help="The broker's cluster (brokerClusterName), if the tier has several.")] = None,
     index_slots: TieredIndexSlots = None,
     index_max: TieredIndexMax = None,
     broker_conf: TieredConf = None,
@@ -58,7 +58,7 @@ def command(
         help="Only rearrange this open index file; no tier is needed or changed.")] = None,
     to: Annotated[str | None, typer.Option(
         "--out", metavar="FILE", rich_help_panel=_ONE,
-        help="The new file for the rearranged form, with --file.")] = None,
+        help="New file for the rearranged form, with --file.")] = None,
     tz: Zone = UTC,
     out: Out,
 ) -> None:
@@ -81,11 +81,11 @@ def command(
     tier = tier.value()
     if file is not None or to is not None:
         if file is None or to is None or root is not None:
-            raise UsageError("--file and --out belong together, and need no DIR")
+            raise UsageError("--file and --out must be used together, without DIR")
         _one(out, file, to, tier.index_slots, tier.index_max, dry_run=dry_run)
         return
     if root is None:
-        raise UsageError("name the tier root DIR, or --file and --out")
+        raise UsageError("pass the tier root DIR, or --file and --out")
     from rmqctl.ext.tiered.index.compaction import CompactRequest
 
     request = CompactRequest(root, tier.metadata, tier.cluster, tier.broker, everything,
@@ -104,8 +104,8 @@ def _rows(out: Output, request: CompactRequest, *, dry_run: bool) -> Iterator[di
         for done in (plan_local if dry_run else upload_local)(request, now_ms, out.note):
             progress.advance(1)
             if not done.sound:
-                out.warn(f"{done.source}: its chains did not lead to all items; they were put to "
-                         "their slots by their hashes")
+                out.warn(f"{done.source}: its chains did not reach all items; those were assigned "
+                         "to slots by their hashes")
             yield _row(done)
 
 
@@ -127,7 +127,7 @@ def _one(out: Output, file: str, to: str, slots: int | None, max_items: int | No
         if not dry_run:
             write(done, to)
     if not done.sound:
-        out.warn(f"{file}: its chains do not lead to all items; they were put to their slots by "
+        out.warn(f"{file}: its chains do not reach all items; those were assigned to slots by "
                  "their hashes")
     out.document(_document(done, file, to))
 

@@ -1,4 +1,4 @@
-"""``rmqctl tiered dispatch``: uploads a local store's messages to a tier, as a broker does."""
+"""``rmqctl tiered dispatch``: upload a local store's messages to a tier, as a broker does."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ Metadata = Annotated[
     str | None,
     typer.Option(
         "--metadata", metavar="FILE",
-        help="tieredStoreMetadata.json, if not the one in STORE/config: a file that is there or "
-        "not yet. The index files that are not uploaded are then in tiered_index_file/ of its "
-        "local root, not of STORE.",
+        help="tieredStoreMetadata.json (default: in STORE/config), new or existing. Index files "
+             "that are not uploaded are then in tiered_index_file/ of its local root, not of "
+             "STORE.",
     ),
 ]
 Broker = Annotated[
     str | None,
     typer.Option("--broker", metavar="NAME", rich_help_panel=_BROKER,
-                 help="brokerName, where neither the tier nor a brokerIdentity file tells it."),
+                 help="brokerName, if neither the tier nor a brokerIdentity file contains it."),
 ]
 Cluster = Annotated[
     str | None,
     typer.Option("--cluster", metavar="NAME", rich_help_panel=_BROKER,
-                 help="brokerClusterName, where the tier does not tell (else DefaultCluster)."),
+                 help="brokerClusterName, if the tier does not contain it (else DefaultCluster)."),
 ]
 
 
 def _size(option: str, default: str, meaning: str) -> Any:
     return typer.Option(option, metavar="SIZE", parser=parse_size, rich_help_panel=_BROKER,
-                        help=f"{meaning} (default {default}, or what the tier was first fed with).")
+                        help=f"{meaning} (default {default}, or that of the tier's first upload).")
 
 
 def command(
@@ -61,14 +61,14 @@ def command(
         "--topic", "-t", metavar="TOPIC", help="Only this topic; repeatable.")] = None,
     start: Annotated[str, typer.Option(
         "--start", metavar="earliest|broker|TIME",
-        help="Where a queue begins that is not in the tier yet: at its first message, two minutes "
-             "ago as a broker does (what is older is never uploaded), or at a time.")] = "earliest",
+        help="Where to start a queue that is not in the tier yet: its first message, two minutes "
+             "ago as a broker does (older messages are never uploaded), or a time.")] = "earliest",
     only_due: Annotated[bool, typer.Option(
-        "--only-due", help="Only what a broker would upload now: queues whose oldest message waits "
-        "long enough, or that have enough of them.")] = False,
+        "--only-due", help="Only upload what a broker would upload now: queues whose oldest "
+                           "message has waited long enough, or with enough messages.")] = False,
     restart_queue: Annotated[bool, typer.Option(
-        "--restart-queue", help="A tiered queue that the local one does not continue is moved "
-        "aside and begun anew. A broker deletes it.")] = False,
+        "--restart-queue", help="Move aside and restart a tiered queue that the local queue does "
+                                "not continue. (A broker deletes it.)")] = False,
     commit_log_max: Annotated[
         int | None, _size("--commitlog-max-size", "1GiB", "tieredStoreCommitLogMaxSize")] = None,
     consume_queue_max: Annotated[
@@ -87,22 +87,22 @@ def command(
         help="tieredStoreGroupCommitTimeout (default 30s).")] = None,
     rolling_interval: Annotated[int | None, typer.Option(
         "--rolling-interval", metavar="AGE", parser=parse_duration, rich_help_panel=_BROKER,
-        help="commitLogRollingInterval (default 24h): an older segment is ended.")] = None,
+        help="commitLogRollingInterval (default 24h): older segments are closed.")] = None,
     rolling_min_size: Annotated[int | None, typer.Option(
         "--rolling-min-size", metavar="SIZE", parser=parse_size, rich_help_panel=_BROKER,
-        help="commitLogRollingMinimumSize (default 16MiB): no smaller one is.")] = None,
+        help="commitLogRollingMinimumSize (default 16MiB): smaller segments stay open.")] = None,
     no_index: Annotated[bool, typer.Option(
-        "--no-index", help="Make no index (messageIndexEnable=false).")] = False,
+        "--no-index", help="Do not create an index (messageIndexEnable=false).")] = False,
     seal_index: Annotated[bool, typer.Option(
         "--seal-index",
-        help="Upload the open index file, too, as a broker does when it is shut down.")] = False,
+        help="Also upload the open index file, as a broker does at shutdown.")] = False,
     verify_after: Annotated[bool, typer.Option(
-        "--verify-after", help="Read back what was uploaded, compare it with STORE, and verify the "
-        "whole of this broker's tier.")] = False,
+        "--verify-after", help="Read back the upload, compare it with STORE, and verify this "
+                               "broker's whole tier.")] = False,
     dry_run: DryRun = False,
     write_outside: WriteOutside = None,
     now: Annotated[str | None, typer.Option(
-        "--now", metavar="TIME", help="The time it is taken to be.")] = None,
+        "--now", metavar="TIME", help="The current time to assume.")] = None,
     store: StoreQueues,
     out: Out,
 ) -> int:
@@ -138,7 +138,7 @@ def command(
          "rolling_min_size": rolling_min_size},
         store.folders, store.sizes, tuple(write_outside or ()))
     if seal_index and no_index:
-        raise UsageError("--seal-index goes not with --no-index")
+        raise UsageError("--seal-index cannot be combined with --no-index")
     result = _rehearsed(request, clock) if dry_run else _run(out, request, clock)
     _show(out, result, dry_run=dry_run)
     return ExitCode.FINDINGS if result.is_fault else ExitCode.OK
@@ -169,7 +169,7 @@ def _run(out: Output, request: Request, clock: Callable[[], int]) -> Result:
             progress.hide()
             _show(out, result, dry_run=False)
             if result.stopped:
-                out.warn("interrupted: what was uploaded stays, the next run goes on there")
+                out.warn("interrupted: uploaded messages stay, and the next run continues there")
             signals.check()
     return result
 
@@ -201,8 +201,8 @@ def _page(page: Human, result: Result) -> None:
         "size": size_text(sum(outcome.bytes for outcome in result.outcomes)),
         "index": f"{count_text(result.items)} items, {plural(result.index_files, 'file')} uploaded",
         **({} if result.checked is None else
-           {"read back": f"{count_text(result.checked.messages)} messages are as in the store",
-            "verified": "no finding" if not result.checked.findings else "see the warnings"}),
+           {"read back": f"{count_text(result.checked.messages)} messages equal to the store",
+            "verified": "no findings" if not result.checked.findings else "see the warnings"}),
     })
     rows = [blank_for_none(outcome.as_dict()) for outcome in result.outcomes]
     if rows:

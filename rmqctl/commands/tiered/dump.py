@@ -1,4 +1,4 @@
-"""``rmqctl tiered dump``: one file of a tier, record by record."""
+"""``rmqctl tiered dump``: print a file of a tier, record by record."""
 
 from __future__ import annotations
 
@@ -17,22 +17,24 @@ Type = Literal["commit-log", "consume-queue", "index", "metadata"]
 def command(
     *,
     file: Annotated[str, typer.Argument(
-        metavar="FILE", help="A segment, an index file (uploaded or not), or "
-        "tieredStoreMetadata.json; or a copy of one.", show_default=False)],
+        metavar="FILE", help="A segment, an index file (uploaded or not), "
+                             "tieredStoreMetadata.json, or a copy of one.", show_default=False)],
     type_: Annotated[Type | None, typer.Option(
-        "--kind", "--type", help="What the file is, where path and content do not tell.")] = None,
+        "--kind", "--type", help="Kind of the file, if path and content do not show it.")] = None,
     hex_: Annotated[bool, typer.Option(
-        "--hex", help="Every field with its place and bytes, as the layout names it; long ones "
-        "whole with -v.")] = False,
+        "--hex", help="Show every field with its offset and bytes; long ones completely with "
+                      "-v.")] = False,
     start: Annotated[int | None, typer.Option(
-        "--from", metavar="N", min=0, help="From record N of the file on.")] = None,
+        "--from", metavar="N", min=0, help="Start at record N of the file.")] = None,
     count: Annotated[int | None, typer.Option(
-        "--limit", "--count", metavar="N", min=0, help="At most N records (1 with --at).")] = None,
+        "--limit", "--count", metavar="N", min=0,
+        help="At most N records (default with --at: 1).")] = None,
     at: Annotated[int | None, typer.Option(
         "--at", metavar="OFFSET", parser=parse_offset,
-        help="The record at this offset, in the file or in the flat file its name counts "
+        help="Show the record at this offset, in the file or in the flat file that its name counts "
              "in.")] = None,
-    every: Annotated[bool, typer.Option("--all", help="Units, slots and items of zeros too.")] = (
+    every: Annotated[bool, typer.Option("--all",
+        help="Also show units, slots and items of zeros.")] = (
         False),
     body: Body = "auto",
     index_slots: TieredIndexSlots = None,

@@ -1,4 +1,4 @@
-"""``rmqctl tiered expire``: takes expired files of a tier away as the broker would."""
+"""``rmqctl tiered expire``: remove expired files of a tier as the broker would."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def command(
     *,
     older_than: Annotated[int, typer.Option(
         "--older-than", metavar="AGE", parser=parse_duration, show_default=False,
-        help="Messages so old expire: 72h, 7d, 1d12h (tieredStoreFileReservedTime; a broker's "
-        "default is 72h). A topic that has a reserve time of its own keeps to that.")],
+        help="Expire messages older than this: 72h, 7d, 1d12h (tieredStoreFileReservedTime; a "
+             "broker's default is 72h). A topic's own reserve time takes precedence.")],
     topic: Topic = None,
     now: Annotated[str | None, typer.Option(
         "--now", metavar="TIME", show_default=False,
-        help="The time from which ages count back; now, unless given.")] = None,
+        help="The time from which ages are counted (default: now).")] = None,
     tier: Annotated[TierOptions, pick("metadata cluster broker broker_conf")],
     apply: ApplyOptions,
     tz: Zone = UTC,
@@ -57,7 +57,7 @@ def command(
     with open_tier(tier.root, tier.metadata) as opened:
         place, scope = opened.name, scope_of(opened, tier.cluster, tier.broker)
         if topic is not None and next(opened.queues(topic, broker=scope.broker), None) is None:
-            raise UsageError(f"{place}: there is no queue of topic {topic!r}")
+            raise UsageError(f"{place}: contains no queue of topic {topic!r}")
 
     # Open the tier again: the plan that is applied is made under the lock.
     def propose(_: Scratch) -> plan_page.Proposal:

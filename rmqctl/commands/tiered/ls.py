@@ -1,4 +1,4 @@
-"""``rmqctl tiered ls``: what is in a tier."""
+"""``rmqctl tiered ls``: list the contents of a tier."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _STYLES = {"ok": "good", "empty": "dim", "stale-metadata": "warn", "no-metadata"
 def command(
     *,
     segments: Annotated[bool, typer.Option(
-        "--segments", help="A row per segment: its file, and what the metadata says of it.",
+        "--segments", help="List each segment: its file, and its entry in the metadata.",
     )] = False,
     topic: Topic = None,
     tier: TierIndex,
@@ -64,7 +64,7 @@ def command(
 
 def _warn_of(out: Any, tier: Tier) -> None:
     if tier.metadata_path is None:
-        out.warn("no tieredStoreMetadata.json was found (--metadata names it)")
+        out.warn("no tieredStoreMetadata.json found; pass --metadata")
     elif tier.metadata_error is not None:
         out.warn(tier.metadata_error)
     for problem in tier.problems[:20]:
@@ -72,7 +72,7 @@ def _warn_of(out: Any, tier: Tier) -> None:
 
 
 def _page(page: Human, document: dict[str, Any], kind: str, tz: Any) -> None:
-    """For people: what fits beside each other, and no column that says the same in every row."""
+    """Return the columns for people: those that fit, and none with the same value in every row."""
     def moment(value: int) -> str:
         return time_text(value, tz)
 

@@ -1,4 +1,4 @@
-"""``rmqctl tiered query key``: messages with a key, through a tier's index files."""
+"""``rmqctl tiered query key``: find messages by key with a tier's index files."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def command(
 
     local.check()
     if as_broker and (query.raw or query.kind):
-        raise UsageError("--as-broker gives what a broker gives: not with --raw or --type")
+        raise UsageError("--as-broker cannot be combined with --raw or --type")
     projection = show.projection(out)
     since, until = query.window(show.tz)
     faults = Faults(out, show)
@@ -76,24 +76,25 @@ def command(
 
 def _reason(files: IndexFiles, query: KeyQuery, answer: KeyAnswer | None,
             false_hits: int) -> str:
-    """Why there is nothing, as far as it can be told."""
+    """Return why there is no message, as far as known."""
     nothing = query.nothing
     if not files.files and answer is not None:
         return f"{nothing}: the tier has no index files"
     if answer is not None and answer.unreadable:
         queue, offset, reason = answer.dangling[0]
-        return (f"{nothing} can be read: the index leads to offset {offset} of queue {queue}'s "
+        return (f"{nothing} can be read: the index points to offset {offset} of queue {queue}'s "
                 f"commit log: {reason}")
     false_hits += 0 if answer is None else answer.false_hits
     if false_hits:
-        return (f"{nothing}: the {false_hits} found through the index have other keys of the same "
-                "hash (--raw shows them)")
+        return (f"{nothing}: the {false_hits} index hits have other keys with the same hash (--raw "
+                "shows them)")
     return (f"{nothing} in the index; `rmqctl tiered read DIR --topic {query.topic} --key "
-            f"{query.key}` looks at the messages themselves")
+            f"{query.key}` searches the messages themselves")
 
 
 def _say_dangling(out: Output, answer: KeyAnswer) -> None:
     for queue, offset, reason in answer.dangling[:5]:
-        out.note(f"the index also leads to offset {offset} of queue {queue}'s commit log: {reason}")
+        out.note(f"the index also points to offset {offset} of queue {queue}'s commit log: "
+                 f"{reason}")
     if answer.unreadable > 5:
         out.note(f"and to {answer.unreadable - 5} more places without a message")

@@ -1,4 +1,6 @@
-"""``rmqctl tiered query offset``: the message at a queue offset, or at a place of a tiered log."""
+"""``rmqctl tiered query offset``: show the message at a queue offset or at an offset of a tiered
+log.
+"""
 
 from __future__ import annotations
 
@@ -25,16 +27,16 @@ def command(
         "--offset", metavar="N", parser=parse_offset, help="Queue offset.")] = None,
     phy: Annotated[int | None, typer.Option(
         "--phy", metavar="OFFSET", parser=parse_offset,
-        help="Offset in the queue's tiered commit log (what physical_offset is in a "
-             "tier).")] = None,
+        help="Offset in the queue's tiered commit log (the physical_offset in a tier).")] = None,
     around: Annotated[bool, typer.Option(
-        "--containing", help="With --phy: the message whose bytes include the offset.")] = False,
+        "--containing", help="With --phy: show the message whose bytes include the "
+                             "offset.")] = False,
     count: Annotated[int, typer.Option(
         "--limit", "--count", metavar="N", min=1,
-        help="With --as-broker: how many messages are asked for.")] = 32,
+        help="With --as-broker: number of messages that are requested.")] = 32,
     as_broker: Annotated[bool, typer.Option(
-        "--as-broker", help="With --offset: what a pull is answered by a 5.3.3 broker, as status, "
-        "next offset, bounds and offsets.")] = False,
+        "--as-broker", help="With --offset: show a 5.3.3 broker's response to a pull: status, next "
+                            "offset, queue range and offsets.")] = False,
     tag: Annotated[str | None, typer.Option(
         "--tag", metavar="TAG", help="With --as-broker: a consumer's tag expression ('A || B').",
     )] = None,
@@ -56,13 +58,13 @@ def command(
     from rmqctl.ext.tiered.read import messages
 
     if (offset is None) == (phy is None):
-        raise UsageError("name either --offset (of the queue) or --phy (of its tiered commit log)")
+        raise UsageError("pass either --offset (of the queue) or --phy (of its tiered commit log)")
     if phy is not None and (as_broker or local.root is not None):
-        raise UsageError("--phy is a place in the tier: not with --as-broker or --local")
+        raise UsageError("--phy cannot be combined with --as-broker or --local")
     if around and phy is None:
-        raise UsageError("--containing goes with --phy")
+        raise UsageError("--containing requires --phy")
     if tag is not None and (not as_broker or local.root is not None):
-        raise UsageError("--tag goes with --as-broker, and without --local")
+        raise UsageError("--tag requires --as-broker and cannot be combined with --local")
     local.check()
     projection = show.projection(out)
     faults = Faults(out, show)

@@ -1,4 +1,4 @@
-"""``rmqctl tiered query time``: the queue offset at a time, in a tier."""
+"""``rmqctl tiered query time``: find the queue offset for a time in a tier."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def command(
 
     local.check()
     if query.like == "5.2.0" and (as_broker or local.root is not None):
-        raise UsageError("--broker-version is for the tier alone: not with --as-broker or --local")
+        raise UsageError("--broker-version cannot be combined with --as-broker or --local")
     topic, queue, when = query.topic, query.queue, query.when(show.tz)
     projection = show.projection(out)
     faults = Faults(out, show)
@@ -60,17 +60,17 @@ def command(
                         pulled = routed_pages(router, topic, wanted, faults.report)
                         rows = rows_of(out, faults.judged(pulled), projection)
                         if not show_rows(out, rows, projection, show.tz, empty=""):
-                            missing = f"nothing is at queue offset {answer.queue_offset}"
+                            missing = f"no message at queue offset {answer.queue_offset}"
         except FormatError as error:
             missing = f"a broker fails to answer: {error}"
         # The messages from there on (those of a routed query are shown already), or the answer.
         if answer is None:
-            missing = missing or f"there is no queue {queue} of topic {topic}"
+            missing = missing or f"topic {topic} has no queue {queue}"
         elif query.messages and local.root is None:
             wanted = Selection(topic, queue, answer.queue_offset, query.count)
             in_tier = faults.judged(pages(opened, wanted, tier.broker, faults.report))
             if not show_rows(out, rows_of(out, in_tier, projection), projection, show.tz, empty=""):
-                missing = f"nothing is at queue offset {answer.queue_offset}"
+                missing = f"no message at queue offset {answer.queue_offset}"
         elif not query.messages:
             side = "tier" if answer.side == "tier" else "local log"
             words = time_in_words(answer, when, show.tz, f"offset {{}} in the {side}")

@@ -1,4 +1,4 @@
-"""``rmqctl tiered read``: the messages of a tier, alone or together with the local store."""
+"""``rmqctl tiered read``: print the messages of a tier, optionally with the local store."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def command(
     # Queue offsets have a meaning only within one queue.
     if topic is None and (
             queue is not None or from_offset is not None or local.root is not None):
-        raise UsageError("--queue, --offset and --local need --topic")
+        raise UsageError("--queue, --offset and --local require --topic")
     if from_offset is not None and queue is None:
-        raise UsageError("--offset needs --queue: each queue counts for itself")
+        raise UsageError("--offset requires --queue")
     local.check()
     # Resolve the options before the tier is opened.
     projection = show.projection(out)
@@ -61,7 +61,7 @@ def command(
                 known = routed_queues(router, topic)
             if not shown:
                 out.note("no messages" if known and queue in (None, *known) else
-                         f"neither the tier nor the store has {_named(topic, queue)}")
+                         f"neither the tier nor the store contains {_named(topic, queue)}")
         else:
             # From the tier alone, read the chosen queues one after another.
             chosen = list(opened.queues(topic, queue, broker))
@@ -87,15 +87,15 @@ def _missing(tier: Tier, topic: str | None, queue: int | None, broker: str | Non
         return "the tier has no queues"
     numbers = [str(flat_queue.name.queue_id) for flat_queue in tier.queues(topic, None, broker)]
     if numbers:
-        return f"topic {topic} has no queue {queue} in the tier; there are: {named(numbers)}"
+        return f"topic {topic} has no queue {queue} in the tier; its queues: {named(numbers)}"
     topics = sorted({flat_queue.name.topic for flat_queue in tier.queues(broker=broker)})
     return f"topic {topic} is not in the tier; " + (
-        f"there are: {named(topics)}" if topics else "it has no queues at all")
+        f"its topics: {named(topics)}" if topics else "the tier has no queues at all")
 
 
 def _say_offset(out: Output, tier: Tier, offset: int | None, topic: str | None, queue: int | None,
                 broker: str | None) -> None:
-    """What a broker's tier says of a queue offset where it has no message."""
+    """Return what a broker's tier answers for a queue offset without a message."""
     from rmqctl.broker.get_message import Answer, meaning
     from rmqctl.ext.tiered.as_broker import get_message
 

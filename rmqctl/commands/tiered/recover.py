@@ -1,4 +1,4 @@
-"""``rmqctl tiered recover``: repairs a tier from its files alone."""
+"""``rmqctl tiered recover``: repair a tier from its own files."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ if TYPE_CHECKING:
 def command(
     *,
     only: Annotated[str | None, typer.Option(
-        "--only", metavar="PARTS", help="Some of metadata, queues, index, with commas between. "
-        "With index alone an index of which no file is left is made anew.")] = None,
+        "--only", metavar="PARTS", help="Repair only these parts (comma-separated): metadata, "
+                                        "queues, index. With index alone, an index without any "
+                                        "file left is rebuilt.")] = None,
     drop_orphans: Annotated[bool, typer.Option(
-        "--drop-orphans", help="Cut messages at the end of commit logs to which no consume queue "
-        "leads, instead of giving them units. Those further in front stay where they "
-        "are.")] = False,
+        "--drop-orphans", help="Cut messages without a consume queue entry at the end of commit "
+                               "logs, instead of adding entries. Earlier ones stay.")] = False,
     ambiguous: Annotated[Literal["leave-out", "keep"], typer.Option(
-        "--ambiguous", help="Whole records beyond damage that may be messages, or lie in a damaged "
-        "message's body where somebody put them: neither consume queue nor index tells. keep makes "
-        "them messages.")] = "leave-out",
+        "--ambiguous", help="What to do with records after damage that no entry confirms and that "
+                            "may be part of a message body. keep: treat them as messages; "
+                            "leave-out: discard them.")] = "leave-out",
     tier: TierOptions,
     consumequeue_max_size: Annotated[int | None, typer.Option(
         "--consumequeue-max-size", metavar="SIZE", parser=parse_size,
-        help="tieredStoreConsumeQueueMaxSize of files that are made, where neither the tier's "
-        "other files nor its metadata tell it (default 100 MiB).")] = None,
+        help="tieredStoreConsumeQueueMaxSize of new files (default: from the tier's files or "
+             "metadata, else 100 MiB).")] = None,
     complete: Complete = None,
     apply: ApplyOptions,
     tz: Zone = UTC,

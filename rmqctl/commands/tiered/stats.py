@@ -21,7 +21,7 @@ By = Literal["topic", "queue", "broker", "tag", "key", "hour", "day", "minute", 
 
 def command(
     *,
-    by: Annotated[By, typer.Option("--by", help="What to count by.")] = "topic",
+    by: Annotated[By, typer.Option("--by", help="Count by this key.")] = "topic",
     options: StatsOptions,
     tier: TierBroker,
     out: Out,
@@ -93,8 +93,7 @@ def _show(out: Output, counted: Figures, by: str, options: StatsOptions) -> None
     else:
         stats.show(out, figures, options)
     if counted.orphans or counted.bytes_other:
-        out.note(f"{counted.orphans:,} messages ({counted.bytes_orphaned:,} bytes) and "
-                 f"{counted.bytes_other:,} other bytes that no consume queue leads to are not in "
-                 "it")
+        out.note(f"not counted: {counted.orphans:,} messages ({counted.bytes_orphaned:,} bytes) "
+                 f"and {counted.bytes_other:,} other bytes without a consume queue entry")
     out.note(f"{plural(counted.index_files, 'uploaded index file')}: {counted.index_items:,} "
              f"items, {counted.index_bytes:,} bytes")

@@ -1,4 +1,4 @@
-"""``rmqctl tiered verify``: everything of a tier that can be checked."""
+"""``rmqctl tiered verify``: check the integrity of a tier."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 def command(
     *,
     local: Annotated[str | None, typer.Option(
-        "--local", metavar="STORE", help="Also hold the tier against this local store: what is "
-        "uploaded, what is in neither, whether both copies are equal.",
+        "--local", metavar="STORE", help="Also compare the tier with this local store: uploaded "
+                                         "messages, messages in neither, differences.",
         autocompletion=complete_folders)] = None,
     only: Annotated[str | None, typer.Option(
-        "--only", metavar="NAMES", help="Check these only, comma-separated: tier (names, gaps), "
-        "metadata, commitlog, consumequeue, index, local.")] = None,
+        "--only", metavar="NAMES", help="Check only these, comma-separated: tier (names, gaps), "
+                                        "metadata, commitlog, consumequeue, index, local.")] = None,
     max_findings: MaxFindings = 1000,
     jobs: Jobs = 0,
     tier: TierIndex,
@@ -68,7 +68,7 @@ def command(
     show_times_in(tz)
     wanted = structures(only, STRUCTURES)
     if local is None and wanted is not None and LOCAL in wanted:
-        raise UsageError("--only local needs --local STORE")
+        raise UsageError("--only local requires --local STORE")
     options = Options(wanted, tier.broker, tier.index_slots, tier.index_max, worker_count(jobs))
     # A running broker may change the tier during the check, so warn about it.
     with ExitStack() as stack:
@@ -85,7 +85,7 @@ def command(
 
 
 def covered(verdict: Verdict[Coverage]) -> dict[str, str]:
-    """What was covered of a tier, for people."""
+    """Show what was covered of a tier."""
     from rmqctl.checks.verify.common import plural
 
     # Lines about repairs and undecided records appear only if there are any.
@@ -95,9 +95,9 @@ def covered(verdict: Verdict[Coverage]) -> dict[str, str]:
         "messages": count_text(cover.messages),
         **({"undecided": f"{count_text(cover.messages_undecided)} (messages, or part of a damaged "
                          "message's body)"} if cover.messages_undecided else {}),
-        **({"replaced": f"{count_text(cover.messages_replaced)} (a repair put them in place of "
-                        "lost ones, or kept a damaged body)"} if cover.messages_replaced else {}),
-        **({"lost already": counted(verdict.already_lost, "message")}
+        **({"replaced": f"{count_text(cover.messages_replaced)} (fillers for lost messages, or "
+                        "kept damaged bodies)"} if cover.messages_replaced else {}),
+        **({"already lost": counted(verdict.already_lost, "message")}
            if verdict.already_lost else {}),
         **({"lost in repairs": count_text(cover.messages_lost_in_repairs)}
            if cover.messages_lost_in_repairs else {}),
@@ -105,7 +105,7 @@ def covered(verdict: Verdict[Coverage]) -> dict[str, str]:
                        f"messages + {size_text(cover.bytes_orphaned)} orphans + "
                        f"{size_text(cover.bytes_coda)} codas + "
                        f"{size_text(cover.bytes_zero + cover.bytes_damaged)} no message",
-        "consume queue units": f"{count_text(cover.consumequeue_rows)}, "
+        "consume queue entries": f"{count_text(cover.consumequeue_rows)}, "
                                f"{count_text(cover.rows_expired)} expired",
         "index": f"{count_text(cover.index_items)} items in "
                  f"{plural(cover.index_files, 'file')}, {count_text(cover.items_proven)} proven by "

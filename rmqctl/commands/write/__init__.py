@@ -1,1 +1,1 @@
-"""The commands that put something into a store."""
+"""Commands that write to a store."""

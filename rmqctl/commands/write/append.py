@@ -1,4 +1,4 @@
-"""``rmqctl append``: many messages, from message objects in JSON lines."""
+"""``rmqctl append``: append messages from message objects in JSON lines."""
 
 from __future__ import annotations
 
@@ -32,31 +32,32 @@ _MANNERS = ("stop", "skip", "collect")
 def command(
     *,
     file: Annotated[str, typer.Argument(
-        metavar="[FILE]", show_default=False, help="JSON lines; - is stdin.")] = "-",
+        metavar="[FILE]", show_default=False, help="JSON lines file; - is stdin.")] = "-",
     collect: Annotated[str | None, typer.Argument(
-        metavar="[COLLECT]", help="With --on-error collect: where bad lines go.")] = None,
+        metavar="[COLLECT]", help="File for bad lines, with --on-error collect.")] = None,
     as_recorded: Annotated[bool, typer.Option(
-        "--as-recorded", help="Store each object as the record it was: times, hosts, topic, queue, "
-        "flags and properties as given, nothing rewritten.")] = False,
+        "--as-recorded", help="Store each object exactly as recorded: times, hosts, topic, queue, "
+                              "flags and properties.")] = False,
     replay: Annotated[bool, typer.Option(
-        "--replay", help="The whole put path with the recorded clock and hosts: the same input "
-        "gives a broker's bytes.")] = False,
+        "--replay", help="Use the normal put path with the recorded clock and hosts, for the same "
+                         "bytes as a broker's.")] = False,
     batch: Annotated[bool, typer.Option(
         "--batch",
-        help="Put neighbours that share topic, queue, times and hosts as one batch.")] = False,
+        help="Put consecutive messages with the same topic, queue, times and hosts as one "
+             "batch.")] = False,
     batch_size: Annotated[int, typer.Option(
-        "--batch-size", metavar="N", min=1, help="Most messages of a batch.")] = 32,
+        "--batch-size", metavar="N", min=1, help="Maximum number of messages in a batch.")] = 32,
     on_error: Annotated[str, typer.Option(
         "--on-error", metavar="stop|skip|collect FILE",
-        help="What a bad line does: end the run, be left out, or be left out and kept in a new "
-             "file that is named there.")] = "stop",
+        help="What to do with a bad line: stop the run, skip it, or collect it in the new "
+             "FILE.")] = "stop",
     keep_queue_offsets: Annotated[bool, typer.Option(
-        "--keep-queue-offsets", help="With --as-recorded: recorded queue offsets as they are, even "
-        "where the queue does not go on there. Without it such messages are numbered "
-        "anew.")] = False,
+        "--keep-queue-offsets", help="With --as-recorded: keep recorded queue offsets even if they "
+                                     "do not continue the queue. Default: renumber such "
+                                     "messages.")] = False,
     auto_create_topic: Annotated[bool, typer.Option(
-        "--auto-create-topic", help="Enter topics that are not known into config/topics.json, as a "
-        "broker does.")] = False,
+        "--auto-create-topic", help="Add unknown topics to config/topics.json, as a broker "
+                                    "does.")] = False,
     engine: Annotated[EngineOptions, pick(PUT_MANY)],
     write_outside: WriteOutside = None,
     dry_run: DryRun = False,
@@ -77,12 +78,11 @@ def command(
     from rmqctl.engine.input.lines import open_lines
 
     if engine.warm and not engine.mapped:
-        raise UsageError("--warm is for memory maps: it goes with --mapped")
+        raise UsageError("--warm requires --mapped")
     if engine.transient_pool and (engine.mapped or engine.flush == "sync"):
-        raise UsageError("--transient-pool goes with neither --mapped nor --flush sync")
+        raise UsageError("--transient-pool cannot be combined with --mapped or --flush sync")
     if as_recorded + replay + batch * as_recorded > 1:
-        raise UsageError("--as-recorded stores records as they are: neither --replay nor --batch "
-                         "goes with it")
+        raise UsageError("--as-recorded cannot be combined with --replay or --batch")
     manner, file, collect = _manner(on_error, file, collect)
     more: dict[str, Any] = {"broker_checks": False if replay else None}
     if as_recorded:
@@ -113,31 +113,31 @@ def command(
 
 
 def _manner(on_error: str, file: str, collect: str | None) -> tuple[str, str, str | None]:
-    """(what to do with a bad line, the input, the file for bad lines)."""
+    """Return (what to do with a bad line, the input, the file for bad lines)."""
     manner, _, named = on_error.partition("=")
     if manner not in _MANNERS or (named and manner != "collect"):
-        raise UsageError(f"--on-error is {', '.join(_MANNERS[:2])} or collect FILE, not "
+        raise UsageError(f"--on-error: expected {', '.join(_MANNERS[:2])} or collect FILE, got "
                          f"{on_error!r}")
     if manner != "collect" or named:
         if collect is not None:
-            raise UsageError(f"a second file, {collect!r}, goes with --on-error collect only")
+            raise UsageError(f"a second file, {collect!r}, requires --on-error collect")
         return manner, file, named or None
     if collect is None:
         # `append STORE --on-error collect FILE`: the only file is the one behind the option.
         if file == "-":
-            raise UsageError("--on-error collect needs a file: --on-error collect FILE")
+            raise UsageError("--on-error collect requires a file: --on-error collect FILE")
         return manner, "-", file
     return manner, file, collect
 
 
 class RejectFile:
-    """The file for bad lines; it is made when the first one comes."""
+    """The file for bad lines; it is created with the first one."""
 
     def __init__(self, path: str | None) -> None:
         if path is not None and os.path.lexists(path):
-            raise UsageError(f"{path} exists already; bad lines go to a new file")
+            raise UsageError(f"{path} already exists; bad lines must go to a new file")
         if path is not None and not os.path.isdir(os.path.dirname(path) or "."):
-            raise StoreIOError(f"cannot make {path}: no such folder")
+            raise StoreIOError(f"cannot create {path}: no such folder")
         if path is not None:
             from rmqctl.files.named import refuse_link_of_others
 
@@ -146,7 +146,9 @@ class RejectFile:
         self._file: IO[bytes] | None = None
 
     def add(self, line: bytes) -> None:
-        """Keeps a line. StoreIOError; a file that came into being meanwhile is never touched."""
+        """Keep a line. Raises StoreIOError; a file that another process created meanwhile is never
+        touched.
+        """
         if self._path is None:
             return
         try:
@@ -218,7 +220,7 @@ class _Run:
             self._out.warn(str(fault))
 
     def report(self) -> None:
-        """The summary, and what the user should know besides."""
+        """Print the summary and warnings."""
         tally = self._appender.tally
         if self._bad_lines > _NAMED:
             self._out.warn(f"and {self._bad_lines - _NAMED} more bad lines")
@@ -243,7 +245,7 @@ def _show(page: Human, tally: dict[str, Any]) -> None:
 
 
 def _size(fd: int) -> int | None:
-    """Bytes of a regular file; None for a pipe, whose end nobody knows."""
+    """Return the bytes of a regular file; None for a pipe, whose length is unknown."""
     try:
         about = os.fstat(fd)
     except OSError:

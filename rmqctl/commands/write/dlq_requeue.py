@@ -1,4 +1,4 @@
-"""``rmqctl dlq requeue``: dead letters sent anew, to their topic, another store, or a file."""
+"""``rmqctl dlq requeue``: send dead letters again, to their topic, another store, or a file."""
 
 from __future__ import annotations
 
@@ -36,19 +36,20 @@ def command(
     *,
     group: Annotated[str, typer.Option(
         "--group", "-g", metavar="GROUP", autocompletion=complete_groups, show_default=False,
-        help="The consumer group whose dead letters they are.")],
+        help="Consumer group of the dead letters.")],
     select: Annotated[SelectOptions, pick(OF_DEAD_LETTERS)],
     into: Annotated[Literal["original", "retry"], typer.Option(
-        "--into", help="original: the topic it came from, which all its groups read. retry: the "
-        "retry topic of the group, which no other group reads.")] = "original",
+        "--into", help="original: the original topic, which all its groups read. retry: the "
+                       "group's retry topic, which no other group reads.")] = "original",
     again: Annotated[bool, typer.Option(
-        "--again", help="Also what was requeued before.")] = False,
+        "--again", help="Also requeue dead letters that were requeued before.")] = False,
     to: Annotated[str | None, typer.Option(
-        "--to", metavar="STORE2", show_default=False, help="Put them into this store instead.",
+        "--to", metavar="STORE2", show_default=False,
+        help="Put the messages into this store instead.",
     )] = None,
     file: Annotated[str | None, typer.Option(
         "--out", metavar="FILE", show_default=False,
-        help="Write them into this new file instead, as the JSON lines that `append` takes.",
+        help="Write the messages to this new file instead, as JSON lines for `append`.",
     )] = None,
     view: View = "disk",
     tz: Zone = UTC,
@@ -69,9 +70,9 @@ def command(
     """
     # Refuse options that contradict each other before anything is opened.
     if to is not None and file is not None:
-        raise UsageError("--to and --out: give one of them")
+        raise UsageError("--to and --out are mutually exclusive")
     if file is not None and apply.apply:
-        raise UsageError("--out writes a new file at once: it goes without --apply")
+        raise UsageError("--out cannot be combined with --apply: it writes the new file at once")
     check_options(out, apply)
     from rmqctl.broker.view import view_of
     from rmqctl.engine.input.append_stream import open_session
@@ -92,7 +93,7 @@ def command(
     folders = () if to else store.folders
     # Ask before the target is locked.
     if apply.apply:
-        ask(out, f"Send the dead letters of {group} anew?", yes=apply.yes or out.is_data)
+        ask(out, f"Send the dead letters of {group} again?", yes=apply.yes or out.is_data)
     # Lock the target for the complete run; with a file as the target, nothing is locked.
     with ExitStack() as stack:
         signals = stack.enter_context(DeferredSignals())
@@ -131,7 +132,7 @@ def _opened(root: str) -> OpenedStore:
 
 
 def _warn_of_others(out: Output, store: OpenedStore, group: str, into: str) -> None:
-    """Who else reads the topics from which the group takes: they get the messages once more."""
+    """Warn of other groups that read the same topics: they receive the messages again."""
     from rmqctl.formats.local.properties import RETRY_PREFIX
     from rmqctl.store.config.progress import ConsumerProgress, named
 
@@ -143,12 +144,12 @@ def _warn_of_others(out: Output, store: OpenedStore, group: str, into: str) -> N
                     if name != group and own & topics.keys())
     if others:
         out.warn(f"{named(others)} read{'s' if len(others) == 1 else ''} the same topics and "
-                 f"get{'s' if len(others) == 1 else ''} these messages once more; --into retry "
-                 f"gives them to {group} alone")
+                 f"receive{'s' if len(others) == 1 else ''} these messages again; --into retry "
+                 f"sends them to {group} alone")
 
 
 def _written(path: str, letters: Iterable[Made]) -> Iterator[dict[str, Any]]:
-    """Writes message objects into a new file; what became of each. StoreIOError."""
+    """Write message objects to a new file; yield the result of each. Raises StoreIOError."""
     from rmqctl.engine.input.requeue import line
 
     try:
@@ -163,7 +164,7 @@ def _written(path: str, letters: Iterable[Made]) -> Iterator[dict[str, Any]]:
 
 def _counted(rows: Iterable[dict[str, Any]], tally: Counter[str], places: list[int],
              signals: DeferredSignals) -> Iterator[Any]:
-    """The rows; a signal ends them between two messages. ``places`` gets the first one's place."""
+    """Yield the rows; a signal stops between two messages. ``places`` receives the first offset."""
     for row in rows:
         place, status = row["physical_offset"], row["status"]
         tally[_SENT if place is not None or status == _WRITTEN else status] += 1
@@ -181,16 +182,16 @@ def _end(out: Output, faults: Faults, tally: Counter[str], places: list[int], ro
     already = tally.pop(ALREADY, 0)
     stored = tally.pop(_SENT, 0)
     if already:
-        out.note(f"{already} requeued before, and left alone (--again sends them once more)")
+        out.note(f"{already} were requeued before and are skipped (--again sends them again)")
     if file is not None:
-        out.note(f"{stored} written to {file}; `rmqctl append STORE {file}` puts them")
+        out.note(f"{stored} written to {file}; `rmqctl append STORE {file}` appends them")
     elif applied and stored:
-        out.note(f"{stored} put; as long as nothing is put behind them, "
-                 f"`{typed.other('truncate', root, '--to-phy', str(places[0]))}` takes them back")
+        out.note(f"{stored} put; until other messages follow, "
+                 f"`{typed.other('truncate', root, '--to-phy', str(places[0]))}` removes them")
     elif stored:
         out.note(f"nothing was changed; --apply puts {stored}")
     if tally:
-        out.warn(f"{sum(tally.values())} left out, see status and reason")
+        out.warn(f"{sum(tally.values())} skipped; see status and reason")
     faults.found |= bool(tally) or not (stored or already)
     faults.end()
 

@@ -1,4 +1,4 @@
-"""``rmqctl flush``: every dirty file of a store to disk, then the checkpoint."""
+"""``rmqctl flush``: flush every file of a store to disk, then update the checkpoint."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def command(
     show_times_in(tz)
     settings = settings_from(store.root, commitlog_dirs=store.folders,
                              **store.over_conf({}))
-    with out.progress("forcing to disk", unit="files") as progress:
+    with out.progress("flushing", unit="files") as progress:
         done = flush_store(store.root, settings, store.folders, dry_run=dry_run,
                            progress=progress.advance)
     for said in done.notes:
         out.note(said)
     if dry_run:
-        out.note("dry run: nothing was forced to disk")
+        out.note("dry run: nothing was flushed")
     document = done.as_dict()
     out.document(document, lambda page: _show(page, document))
 
@@ -54,6 +54,6 @@ def _show(page: Human, done: dict[str, Any]) -> None:
         "files": ", ".join(f"{name} {count_text(count)}" for name, count in files.items())
         or "none",
         **({"log ends at": done["flushed_to"]} if done["flushed_to"] is not None else {}),
-        "checkpoint": f"{moved} forward" if done["checkpoint_moved"] else "stays as it is",
+        "checkpoint": f"{moved} forward" if done["checkpoint_moved"] else "unchanged",
         **{f"  {name}": time_or_zero(value) for name, value in times.items()},
     })

@@ -1,4 +1,4 @@
-"""``rmqctl init``: an empty store."""
+"""``rmqctl init``: create an empty store."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ def command(
         help="Size of a commitlog file, 1KiB or more  [default: 1GiB]")] = None,
     consumequeue_file_size: Annotated[int | None, typer.Option(
         "--consumequeue-file-size", metavar="SIZE", parser=parse_size,
-        help="Size of a consumequeue file, rounded up to whole units of 20 bytes  [default: "
-        "6000000]")] = None,
+        help="Size of a consume queue file, rounded up to whole entries of 20 bytes  [default: "
+             "6000000]")] = None,
     index_slots: Annotated[int | None, typer.Option(
         "--index-slots", metavar="N",
         help="Hash slots of an index file  [default: 5000000]")] = None,
     index_max: Annotated[int | None, typer.Option(
         "--index-max", metavar="N",
-        help="Entries an index file has room for  [default: 20000000]")] = None,
+        help="Maximum number of entries of an index file  [default: 20000000]")] = None,
     commitlog_dirs: Annotated[list[str] | None, typer.Option(
         "--commitlog-dir", metavar="DIR", autocompletion=complete_folders,
-        help="A folder of a multi-path commitlog, relative to STORE or absolute; "
-        "repeatable.")] = None,
+        help="Folder of a multi-path commitlog, relative to STORE or absolute; "
+             "repeatable.")] = None,
     dry_run: DryRun = False,
     engine: Annotated[EngineOptions, pick(NEW_STORE)],
     out: Out,
@@ -58,7 +58,7 @@ def command(
     for note in created.notes:
         out.note(note)
     if dry_run:
-        out.note("dry run: nothing was made")
+        out.note("dry run: nothing was created")
     document = {**created.as_dict(), "dry_run": dry_run}
     out.document(document, lambda page: _show(page, document))
 
@@ -66,7 +66,7 @@ def command(
 def _show(page: Human, created: dict[str, Any]) -> None:
     sizes = {
         "commitlog file": created["commitlog_file_size"],
-        "consumequeue file": created["consumequeue_file_size"],
+        "consume queue file": created["consumequeue_file_size"],
     }
     options = [name.replace("_", " ") for name in (
         "consumequeue_ext", "lmq", "multi_dispatch", "append_properties_crc") if created[name]

@@ -1,4 +1,4 @@
-"""``rmqctl topic create``: a topic in ``config/topics.json``."""
+"""``rmqctl topic create``: create or change a topic in ``config/topics.json``."""
 
 from __future__ import annotations
 
@@ -24,9 +24,8 @@ _LETTERS = {"w": 2, "r": 4}
 
 
 def parse_perm(text: str | int) -> int:
-    """``2`` (write), ``4`` (read), ``6`` (both), or letters as brokers show them: ``rw``, ``R--``.
-
-    UsageError for anything else.
+    """Parse ``2`` (write), ``4`` (read), ``6`` (both), or letters as brokers show them: ``rw``,
+    ``R--``. Raises UsageError for anything else.
     """
     if isinstance(text, int):
         return text
@@ -36,27 +35,27 @@ def parse_perm(text: str | int) -> int:
     letters = word.replace("-", "")
     if letters and set(letters) <= _LETTERS.keys() and len(set(letters)) == len(letters):
         return sum(_LETTERS[letter] for letter in letters)
-    raise UsageError(f"{text!r} is no permission; write 2 (w), 4 (r) or 6 (rw)")
+    raise UsageError(f"invalid permission {text!r}; expected 2 (w), 4 (r) or 6 (rw)")
 
 
 def command(
     *,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The topic.", show_default=False)],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Topic.", show_default=False)],
     read_queues: Annotated[int | None, typer.Option(
         "--read-queues", metavar="N", min=1, max=(1 << 31) - 1,
-        help="Queues to read from  [default for a new topic: 8]")] = None,
+        help="Number of read queues  [default for a new topic: 8]")] = None,
     write_queues: Annotated[int | None, typer.Option(
         "--write-queues", metavar="N", min=1, max=(1 << 31) - 1,
-        help="Queues to write to  [default for a new topic: 8]")] = None,
+        help="Number of write queues  [default for a new topic: 8]")] = None,
     perm: Annotated[int | None, typer.Option(
         "--perm", metavar="PERM", parser=parse_perm,
-        help="2 (w), 4 (r) or 6 (rw)  [default for a new topic: 6]")] = None,
+        help="Permission: 2 (w), 4 (r) or 6 (rw)  [default for a new topic: 6]")] = None,
     attribute: Annotated[list[FieldValue] | None, typer.Option(
         "--attribute", metavar="NAME=VALUE", parser=parse_field_value,
-        help="A topic attribute of 5.x (queue.type, cleanup.policy, message.type, reserve.time); "
-        "repeatable.")] = None,
+        help="Topic attribute of 5.x (queue.type, cleanup.policy, message.type, reserve.time); "
+             "repeatable.")] = None,
     order: Annotated[bool | None, typer.Option(
-        "--order/--no-order", help="Whether it is an ordered topic.")] = None,
+        "--order/--no-order", help="Mark the topic as ordered, or not.")] = None,
     write_outside: WriteOutside = None,
     dry_run: DryRun = False,
     engine: Annotated[EngineOptions, pick("version")],
@@ -109,14 +108,14 @@ def _warn_of_loss(out: Output, change: Change) -> None:
     before = change.before or {}
     old, new = before.get("readQueueNums"), change.after["readQueueNums"]
     if isinstance(old, int) and old > new:
-        out.warn(f"{change.topic} had {old} read queues: consumers no longer see what lies in "
-                 f"queue {new} and above")
+        out.warn(f"{change.topic} had {old} read queues: consumers no longer see messages in queue "
+                 f"{new} and above")
 
 
 def _show(page: Human, document: dict[str, Any]) -> None:
     from rmqctl.store.config.rows import perm_text
 
-    words = {"create": "new topic", "change": "topic changed", "none": "topic as it was"}
+    words = {"create": "new topic", "change": "topic changed", "none": "topic unchanged"}
     after = document["after"]
     perm, attributes = after["perm"], after.get("attributes")
     page.pairs({

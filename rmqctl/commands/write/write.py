@@ -1,4 +1,4 @@
-"""``rmqctl write``: one message, put the way a broker puts it."""
+"""``rmqctl write``: append one message as a broker would."""
 
 from __future__ import annotations
 
@@ -29,35 +29,36 @@ def command(
     topic: RequiredTopic,
     queue: Annotated[int, typer.Option("--queue", "-i", metavar="N", help="Queue id.")] = 0,
     body: Annotated[str | None, typer.Option(
-        "--body", metavar="TEXT", help="Body, as UTF-8 text.")] = None,
+        "--body", metavar="TEXT", help="Body as UTF-8 text.")] = None,
     body_file: Annotated[str | None, typer.Option(
-        "--body-file", metavar="FILE", help="Body from a file; - is stdin.")] = None,
+        "--body-file", metavar="FILE", help="File with the body; - is stdin.")] = None,
     tag: Annotated[str | None, typer.Option(
-        "--tag", metavar="TAG", help="The TAGS property.")] = None,
+        "--tag", metavar="TAG", help="Tag (property TAGS).")] = None,
     key: Annotated[list[str] | None, typer.Option(
-        "--key", "-k", metavar="KEY", help="A key; repeatable.")] = None,
+        "--key", "-k", metavar="KEY", help="Key; repeatable.")] = None,
     properties: Annotated[list[str] | None, typer.Option(
-        "--property", metavar="NAME=VALUE", help="A property; repeatable.")] = None,
+        "--property", metavar="NAME=VALUE", help="Property; repeatable.")] = None,
     delay_level: Annotated[int | None, typer.Option(
-        "--delay-level", metavar="N", min=0, help="Delay level: the DELAY property.")] = None,
+        "--delay-level", metavar="N", min=0, help="Delay level (property DELAY).")] = None,
     flag: Annotated[int, typer.Option(
-        "--flag", metavar="N", parser=parse_integer, help="The client's flag.")] = 0,
+        "--flag", metavar="N", parser=parse_integer, help="Client flag.")] = 0,
     sys_flag: Annotated[int, typer.Option(
         "--sys-flag", metavar="N", parser=parse_integer,
-        help="The sysFlag bits, decimal or 0x…; the address bits follow from the hosts.")] = 0,
+        help="sysFlag bits, decimal or 0x…; address bits are set from the hosts.")] = 0,
     transaction: Annotated[Literal["prepared", "commit", "rollback"] | None, typer.Option(
         "--transaction", help="Transaction type, set in the sysFlag.")] = None,
     prepared_offset: Annotated[int, typer.Option(
         "--prepared-offset", metavar="OFFSET", min=0,
         help="preparedTransactionOffset of a commit or rollback.")] = 0,
     born_host: Annotated[str | None, typer.Option(
-        "--born-host", metavar="HOST:PORT", help="Who sent it [default: 127.0.0.1:0]")] = None,
+        "--born-host", metavar="HOST:PORT",
+        help="Address of the sender [default: 127.0.0.1:0]")] = None,
     store_host: Annotated[str | None, typer.Option(
         "--store-host", metavar="HOST:PORT",
         help="The broker's address, part of the message id [default: 127.0.0.1:10911]")] = None,
     auto_create_topic: Annotated[bool, typer.Option(
-        "--auto-create-topic", help="Enter a topic that is not known into config/topics.json, as a "
-        "broker does.")] = False,
+        "--auto-create-topic", help="Add an unknown topic to config/topics.json, as a broker "
+                                    "does.")] = False,
     engine: Annotated[EngineOptions, pick(PUT, flush="sync")],
     write_outside: WriteOutside = None,
     dry_run: DryRun = False,
@@ -96,12 +97,12 @@ def command(
         result = session.put([message])[0]
     # What a broker will make of it.
     if session.unknown:
-        out.note(f"config/topics.json does not know {topic}: a broker will not let clients use it "
-                 "(--auto-create-topic enters it)")
+        out.note(f"config/topics.json does not contain {topic}: a broker rejects its clients "
+                 "(--auto-create-topic adds it)")
     if dry_run:
         out.note("dry run: nothing was written")
     if result.stored and _is_delayed(message):
-        out.note(f"delayed: it waits in {SCHEDULE_TOPIC} until a broker delivers it")
+        out.note(f"delayed: the message waits in {SCHEDULE_TOPIC} until a broker delivers it")
     document = result.as_dict()
     has_row = has_consume_queue_row(message.sys_flag)
     out.document(document, lambda page: _show(page, document, has_row=has_row))
@@ -110,7 +111,7 @@ def command(
 
 
 def _show(page: Human, result: dict[str, Any], *, has_row: bool) -> None:
-    """What was stored; of a refused message the error line says all there is."""
+    """Show what was stored; for a rejected message, the error line is enough."""
     if result["physical_offset"] is None:
         return
     page.pairs({
@@ -119,7 +120,7 @@ def _show(page: Human, result: dict[str, Any], *, has_row: bool) -> None:
         "physical offset": f"{result['physical_offset']} ({count_text(result['wrote_bytes'])} "
         "bytes)",
         "queue offset": result["queue_offset"] if has_row
-        else "none (this transaction type has no row in a consumequeue)",
+        else "none (this transaction type has no consume queue entry)",
         "stored": time_text(result["store_timestamp"]),
     })
 
@@ -135,7 +136,7 @@ def _is_delayed(message: Outgoing) -> bool:
 
 def _body(text: str | None, file: str | None) -> bytes:
     if (text is None) == (file is None):
-        raise UsageError("a body is needed: --body TEXT or --body-file FILE (one of them)")
+        raise UsageError("pass either --body TEXT or --body-file FILE")
     if text is not None:
         return os.fsencode(text)
     assert file is not None
@@ -175,4 +176,4 @@ def _host(text: str | None, option: str) -> Host | None:
     try:
         return host_bytes(text)
     except ValueError as error:
-        raise UsageError(f"{option}: {text!r} is no HOST:PORT ({error})") from None
+        raise UsageError(f"{option}: expected HOST:PORT, got {text!r} ({error})") from None
