@@ -1,3 +1,3 @@
-"""What several commands share: groups of options, and how plans, messages, figures and verdicts are
-shown.
+"""Parts that several commands share: option groups, and output of plans, messages, figures and
+verdicts.
 """
