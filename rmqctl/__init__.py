@@ -1,4 +1,4 @@
-"""rmqctl: read, query and verify Apache RocketMQ store directories, offline.
+"""rmqctl: inspect, verify, repair and serve Apache RocketMQ store directories without a broker.
 
 ``rmqctl.open(path)`` opens a store for a Python program (`rmqctl.api`, docs/python.md).
 """
@@ -21,7 +21,7 @@ __path__ = [os.path.abspath(folder) for folder in __path__]
 
 
 def __getattr__(name: str) -> Any:
-    """The way in, loaded when it is used: the command line does without."""
+    """The entry point for programs, loaded on first use: the command line does not need it."""
     if name == "open":
         from rmqctl.api import open as opened
 

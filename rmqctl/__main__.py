@@ -7,8 +7,8 @@ import sys
 def run() -> int:
     """Run rmqctl with the process's arguments and return the exit code.
 
-    A tenth of a short run would go into looking for cycles among modules: Python does so while
-    they are loaded, and three times when it ends. `cli` looks again once its command is loaded.
+    Looking for cycles among modules would take a tenth of a short run: Python does so while they
+    are loaded, and three times at the end. `cli` enables it again once its command is loaded.
     """
     gc.disable()
     from rmqctl.cli import main

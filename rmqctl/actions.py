@@ -1,4 +1,4 @@
-"""One line of a plan: what a repair would do, or what a broker does at its start."""
+"""One line of a plan: an action of a repair, or of a broker at startup."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from typing import Any
 from rmqctl.parse_values import time_or_zero
 
 Value = int | str | Mapping[str, int] | None
-"""A number, a file's name, or numbers by what they are; None where there is none."""
+"""A number, a file's name, or numbers by their meaning; None where there is nothing."""
 _TIME = "_timestamp"
-"""How the names of numbers end that are times (epoch ms)."""
+"""Suffixes of the names of numbers that are times (epoch ms)."""
 _PLURALS = {"entry": "entries"}
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """``target`` is relative to the store root where it lies in it (``commitlog/000…``,
-    ``consumequeue/TopicTest/0``, ``checkpoint``).
+    """An action on ``target``, which is relative to the store root where it is inside it
+    (``commitlog/000…``, ``consumequeue/TopicTest/0``, ``checkpoint``).
 
-    ``before`` and ``after`` (JSON: ``from``, ``to``) are what is there and what will be, as data.
+    ``before`` and ``after`` (JSON: ``from``, ``to``) are the old and the new state, as data.
     ``unit`` is what they count (``byte``, ``entry``); "": they are offsets (of the end of a queue,
-    or of the log), names, or a byte (``0x41``). ``offset`` and ``length``: the bytes of the log it
-    is about, None for all of the target. ``reason`` says why, in words; ``proof`` is what speaks
-    for it, as data. ``action`` is a verb of two or three words at most: ``truncate``,
-    ``move aside``, ``rebuild``, ``fill`` …
+    or of the log), names, or a byte (``0x41``). ``offset`` and ``length``: the bytes of the log
+    that are affected, None for all of the target. ``reason`` says why, in words; ``proof`` is the
+    evidence, as data. ``action`` is a verb of at most three words: ``truncate``, ``move aside``,
+    ``rebuild``, ``fill`` …
     """
 
     action: str
@@ -45,7 +45,7 @@ class Action:
                 "proof": None if self.proof is None else dict(self.proof)}
 
     def in_words(self) -> dict[str, str | int]:
-        """The row of a table for people: action, target, from, to, reason."""
+        """Return the row of a table for people: action, target, from, to, reason."""
         before = self._cell(self.before)
         if self.offset is not None:
             before = (f"{self.length or 0:,} bytes from {self.offset}" if self.before is None

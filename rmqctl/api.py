@@ -1,9 +1,10 @@
-"""rmqctl from Python: a store opened to be read, and its messages as objects or in columns.
+"""rmqctl for Python programs: a store opened for reading, and its messages as objects or in
+columns.
 
-`rmqctl.open` is the way in. What stands in `__all__` stays as it is within a major version; the
-rest of the package is rmqctl's own. Nothing here writes but `RepairPlan.apply`, and nothing is read
-before it is asked for. Errors are `rmqctl.errors.RmqctlError`, and damage does not end a reading:
-it is in `Messages.problems`.
+`rmqctl.open` is the entry point. The names in `__all__` stay compatible within a major version; the
+rest of the package is internal. Nothing here writes except `RepairPlan.apply`, and nothing is read
+before it is needed. Errors are `rmqctl.errors.RmqctlError`; damage does not end a reading: see
+`Messages.problems`.
 """
 
 from __future__ import annotations
@@ -65,15 +66,15 @@ _NAMES = tuple(name for name in FIELDS if name not in _WITHOUT)
 _VIEWS = ("disk", "broker", "auto")
 _FIRST, _LAST = 0, (1 << 63) - 1
 _SHOWN, _WIDTH = 10, 80
-"""Messages that a notebook shows, and characters of a value."""
+"""Number of messages that a notebook shows, and characters of a value."""
 Time = datetime | int | str
 
 
 class Message(TypedDict, total=False):
-    """A message: the fields of the JSON message object, with the body as bytes, as it is stored.
+    """A message: the fields of the JSON message object, with the stored bytes of the body.
 
-    Times are epoch milliseconds. ``property.NAME``, where asked for, is one property, ``body.NAME``
-    a field of the decoded body. The last three are there with ``decode``.
+    Times are epoch milliseconds. ``property.NAME``, if requested, is a property, ``body.NAME`` a
+    field of the decoded body. The last three fields exist with ``decode``.
     """
 
     physical_offset: int
@@ -106,7 +107,7 @@ class Message(TypedDict, total=False):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Queue(Row):
-    """A consume queue: its first queue offset, the one after its last, None where it cannot be
+    """A consume queue: its first queue offset and the one after its last, None where it cannot be
     read. ``kind``: ``simple``, or ``batch`` for a batch consume queue.
     """
 
@@ -120,7 +121,7 @@ class Queue(Row):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Topic(Row):
-    """A topic, the messages of its queues, and these."""
+    """A topic, the number of messages in its queues, and the queues."""
 
     topic: str
     messages: int
@@ -129,9 +130,11 @@ class Topic(Row):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class GroupOffset(Row):
-    """What a consumer group has read of a queue; ``group`` None where no group reads the topic.
-    ``diff``: messages it has not consumed; ``last_store_timestamp``: epoch milliseconds, of the
-    message read last; ``unread_since``: of the oldest one not read.
+    """The progress of a consumer group in a queue; ``group`` is None where no group reads the
+    topic.
+
+    ``diff``: number of messages that it has not consumed; ``last_store_timestamp``: epoch
+    milliseconds of the last consumed message; ``unread_since``: of the oldest one not consumed.
     """
 
     group: str | None
@@ -148,10 +151,10 @@ class GroupOffset(Row):
 
 def open(path: str | os.PathLike[str], *, commitlog_dirs: Iterable[str] = (),  # noqa: A001
          broker_conf: str | os.PathLike[str] | None = None) -> Store:
-    """Opens the store root at ``path``, to be read. Raises NotAStoreError or StoreIOError.
+    """Open the store root at ``path`` for reading. Raises NotAStoreError or StoreIOError.
 
     ``commitlog_dirs`` names the folders of a multi-path log where they cannot be found;
-    ``broker_conf`` is the broker's own configuration file.
+    ``broker_conf`` is the path of the broker's configuration file.
     """
     sizes = Sizes()
     if broker_conf is not None:
@@ -163,7 +166,7 @@ def open(path: str | os.PathLike[str], *, commitlog_dirs: Iterable[str] = (),  #
 
 
 class Store:
-    """A store, opened to be read. A context manager; made by `open`."""
+    """A store, opened for reading. A context manager; created by `open`."""
 
     def __init__(self, opened: OpenedStore, folders: Sequence[str] = ()) -> None:
         self._store, self._folders = opened, folders
@@ -192,34 +195,35 @@ class Store:
                  from_phy: int | None = None, to_phy: int | None = None,
                  fields: Sequence[str] | None = None, decode: str | None = None,
                  tz: tzinfo = UTC, view: str = "disk") -> Messages:
-        """Messages as `rmqctl read` gives them: of a topic through its consumequeue, else of the
+        """Return messages as `rmqctl read` does: of a topic through its consume queue, else of the
         whole log in physical order.
 
-        ``offset`` is a queue offset. ``topics`` are several, in log order. ``since`` and ``until``
-        are store times, inclusive: datetime, epoch milliseconds, or any text the command takes
-        (``"-2h"``). ``where`` are conditions as of ``--where``. ``fields`` are those of `Message`.
-        ``decode`` is what ``--decode`` takes: the message gets ``decoded``, ``decoded_as`` and
-        ``internal``; fields ``body.NAME`` need none. ``view="broker"`` ends where a broker would
-        end the log. Raises UsageError for what there is not.
+        ``offset`` is a queue offset. ``topics`` are several topics, in log order. ``since`` and
+        ``until`` are store times, inclusive: datetime, epoch milliseconds, or any text that the
+        command accepts (``"-2h"``). ``where`` contains conditions as for ``--where``. ``fields``
+        are those of `Message`. ``decode`` is the value of ``--decode``: messages get ``decoded``,
+        ``decoded_as`` and ``internal``; fields ``body.NAME`` do not need it. ``view="broker"``
+        stops where a broker would truncate the log. Raises UsageError for unknown names and invalid
+        values.
         """
         from rmqctl.ext.payloads.decoding import AUTO, Decoding
 
         _one_of("view", view, _VIEWS)
-        _of_type(str, "one name; topics=[…] takes several", topic=topic)
-        _of_type(str, "a text", tag=tag, key=key, decode=decode)
-        _of_type(int, "a whole number", queue=queue, offset=offset, limit=limit, from_phy=from_phy,
-                 to_phy=to_phy)
+        _of_type(str, "expected one name; use topics=[…] for several", topic=topic)
+        _of_type(str, "expected a string", tag=tag, key=key, decode=decode)
+        _of_type(int, "expected an integer", queue=queue, offset=offset, limit=limit,
+                 from_phy=from_phy, to_phy=to_phy)
         if topics is not None:
             _names("topics", topics)
         _names("where", [where] if isinstance(where, str) else where)
         _names("fields", fields or ())
         if topics is not None and (not topics or (topic, queue, offset) != (None, None, None)):
-            raise UsageError("topics names at least one, and goes without topic, queue and offset")
+            raise UsageError("topics must not be empty, and cannot be combined with topic, queue "
+                             "or offset")
         if (queue is not None and topic is None) or (offset is not None and queue is None):
-            raise UsageError("queue needs topic, and offset needs queue: each queue counts for "
-                             "itself")
+            raise UsageError("queue requires topic, and offset requires queue")
         if limit is not None and limit < 0:
-            raise UsageError(f"limit={limit}: 0 or more")
+            raise UsageError(f"limit={limit}: expected 0 or more")
         decoding = Decoding(decode or AUTO)
         conditions = [read_condition(text, tz, lambda: decoding) for text in (
             [where] if isinstance(where, str) else where)]
@@ -235,40 +239,42 @@ class Store:
                         decoding if any(map(is_decoded, names)) else None, view)
 
     def topics(self) -> list[Topic]:
-        """The topics with their queues and offsets, as in `rmqctl info -o json`."""
+        """Return the topics with their queues and offsets, as in `rmqctl info -o json`."""
         return [Topic(found["topic"], found["messages"],
                       [Queue(found["topic"], **queue) for queue in found["queues"]])
                 for found in self.info()["topics"]]
 
     def info(self) -> StoreInfo:
-        """What is in the store: the document of `rmqctl info -o json`."""
+        """Return the contents of the store: the document of `rmqctl info -o json`."""
         facts = store_facts(self._store, view_of(self._store, "auto"))
         messages = facts["messages"]
         return StoreInfo.of("info", self.path, None, counted(messages or 0, "message"), facts)
 
     def offsets(self, group: str | None = None, topic: str | None = None) -> list[GroupOffset]:
-        """Queue ranges, consumer offsets and their lag: the rows of `rmqctl offsets -o jsonl`."""
+        """Return queue ranges, consumer offsets and lag: the rows of `rmqctl offsets -o jsonl`."""
         from rmqctl.store.config.offsets import Lag
 
-        _of_type(str, "one name", group=group, topic=topic)
+        _of_type(str, "expected one name", group=group, topic=topic)
         rows = Lag(self._store, view_of(self._store, "auto"), group, topic).rows()
         return [GroupOffset(**row) for row in rows]
 
     def queues(self, topic: str | None = None) -> list[Queue]:
-        """The consume queues with their offsets, as in `rmqctl info`, each with its topic."""
-        _of_type(str, "one name", topic=topic)
+        """Return the consume queues with their offsets, as in `rmqctl info`, each with its
+        topic.
+        """
+        _of_type(str, "expected one name", topic=topic)
         return [queue for found in self.topics() if topic in (None, found.topic)
                 for queue in found.queues]
 
     def query_key(self, topic: str, key: str, *, since: Time | None = None,
                   until: Time | None = None, most: int = 32, tz: tzinfo = UTC,
                   view: str = "auto") -> list[Message]:
-        """Messages with a key, through the index, as a broker's queryMessage gives them."""
+        """Return messages with a key, through the index, as a broker's queryMessage does."""
         from rmqctl.store.query.lookup import by_key
 
         _one_of("view", view, _VIEWS)
         _of_type(str, "a text", topic=topic, key=key)
-        _of_type(int, "a whole number", most=most)
+        _of_type(int, "expected an integer", most=most)
         begin, end = _millis(since, tz), _millis(until, tz)
         answer = by_key(view_of(self._store, view), topic, key, most=most,
                         begin=_FIRST if begin is None else begin,
@@ -276,8 +282,8 @@ class Store:
         return list(_as_objects(RecordPage(answer.records), _NAMES))
 
     def sql(self, query: str) -> list[dict[str, Any]]:
-        """The rows of a query over messages, consumequeue, index, offsets and findings, as
-        `rmqctl sql` gives them. Needs rmqctl[sql].
+        """Return the rows of a query over messages, consumequeue, index, offsets and findings, as
+        `rmqctl sql` does. Requires rmqctl[sql].
         """
         require("duckdb", "pyarrow")
         from rmqctl.sql.session import Session
@@ -287,8 +293,8 @@ class Store:
             return list(session.ask(query).rows)
 
     def verify(self, *, most: int = 1000) -> VerifyReport:
-        """Checks everything, byte by byte: the document of `rmqctl verify -o json`, which lists the
-        first ``most`` findings.
+        """Check everything, byte by byte: the document of `rmqctl verify -o json`, with the first
+        ``most`` findings.
         """
         from rmqctl.checks.preflight.missing import missing
         from rmqctl.checks.verify.verdict import verdict
@@ -309,7 +315,9 @@ class Store:
                                result.as_dict(), result.findings)
 
     def _tier(self) -> Tier | None:
-        """The tier in the store; None also where the extension that reads tiers is missing."""
+        """Return the tier in the store; None also where the extension that reads tiers is
+        missing.
+        """
         from rmqctl.formats.tiered.names import promise_tier
 
         with suppress(ModuleNotFoundError, OSError):
@@ -320,7 +328,7 @@ class Store:
         return None
 
     def preflight(self, broker_version: str | None = None) -> PreflightReport:
-        """What a broker would do at its start: the document of `rmqctl preflight -o json`."""
+        """Predict what a broker would do at startup: the document of `rmqctl preflight -o json`."""
         from rmqctl.checks.advice import with_next
         from rmqctl.checks.preflight.around import around
         from rmqctl.checks.preflight.preflight import preflight
@@ -337,11 +345,13 @@ class Store:
                       f"{broker} would not start" if not found.starts else
                       f"{broker} would start and lose {counted(lost, 'message')}" if lost else
                       f"{broker} would start and lose nothing" if found.harmless else
-                      f"{broker} would start; the document says what is lost",
+                      f"{broker} would start; see the document for the losses",
                       with_next(found, self.path))
 
     def doctor(self, broker_version: str | None = None) -> DoctorReport:
-        """What is wrong, who is affected, what a start would lose: `rmqctl doctor -o json`."""
+        """Diagnose the store: problems, affected groups, losses of a startup: `rmqctl doctor -o
+        json`.
+        """
         from rmqctl.checks.doctor import KEPT, diagnose
         from rmqctl.checks.preflight.around import around_in_use
         from rmqctl.repair.outlook import advised
@@ -361,7 +371,7 @@ class Store:
 
     def diff(self, other: Store | str | os.PathLike[str], *,
              by: Literal["auto", "physical", "queue"] = "auto", most: int = 1000) -> DiffReport:
-        """Compares with another store, message by message: `rmqctl diff -o json`, with the first
+        """Compare with another store, message by message: `rmqctl diff -o json`, with the first
         ``most`` differences. ``by``: physical, queue, or auto.
         """
         from rmqctl.checks.diff.diff import Diff, DiffOptions
@@ -381,10 +391,11 @@ class Store:
                 correct: Literal["bit", "byte", "off"] = "byte", keep_damaged: bool = False,
                 max_message_size: int | None = None,
                 consumequeue: Literal["file", "rocksdb"] | None = None) -> RepairPlan:
-        """The plan of `rmqctl recover`, which its `apply` carries out; nothing is changed here.
+        """Return the plan of `rmqctl recover`, which its `apply` carries out; nothing is changed
+        here.
 
-        The arguments are the options of the command: ``sources`` is ``--from``. Raises
-        RefusedError where the store cannot be repaired as it is.
+        The arguments are the options of the command: ``sources`` is ``--from``. Raises RefusedError
+        where the store cannot be repaired as it is.
         """
         from rmqctl.reports import recover_plan
 
@@ -410,7 +421,7 @@ class Store:
 
 
 def source_readers() -> Readers:
-    """What reads messages in Parquet, and of a tier, as the source of a repair."""
+    """Return the readers of Parquet messages and of a tier, as sources of a repair."""
     from rmqctl.repair.sources.opening import Readers
 
     def parquet(path: str, unused: Unused) -> Iterator[tuple[str, bytes]]:
@@ -429,11 +440,11 @@ def source_readers() -> Readers:
 
 @dataclass(slots=True, repr=False)
 class Messages:
-    """Messages that are read as they are asked for, each time anew.
+    """Messages that are read lazily, from the start each time.
 
-    Iterate over them, or take them in columns: `to_arrow`, `to_pandas`, `to_polars`, and whatever
-    takes Arrow streams (``duckdb``, ``polars.DataFrame``, ``pyarrow.table``) takes them as they
-    are. Columns have Arrow's types: times are timestamps.
+    Iterate over them, or use columns: `to_arrow`, `to_pandas`, `to_polars`, or any library that
+    accepts Arrow streams (``duckdb``, ``polars.DataFrame``, ``pyarrow.table``). Columns have
+    Arrow's types: times are timestamps.
     """
 
     _store: OpenedStore = field(repr=False)
@@ -442,7 +453,7 @@ class Messages:
     decoding: Decoding | None = field(default=None, repr=False)
     view: str = "disk"
     problems: list[Problem] = field(default_factory=list)
-    """What the last reading met: damage, holes, rows that lead nowhere."""
+    """Problems of the last reading: damage, gaps, entries that point to nothing."""
 
     def __iter__(self) -> Iterator[Message]:
         for some in self._pages():
@@ -462,7 +473,7 @@ class Messages:
                                              one.items()} for one in first])
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Arrow record batches, one for each stretch of the log. Needs rmqctl[data]."""
+        """Yield Arrow record batches, one for each range of the log. Requires rmqctl[data]."""
         require("pyarrow")
         from rmqctl.store.page_columns import page_columns
 
@@ -472,31 +483,32 @@ class Messages:
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns' names and types. Needs rmqctl[data]. UsageError for fields of decoded
-        bodies, which have no type.
+        """Return the columns' names and types. Requires rmqctl[data].
+
+        Raises UsageError for fields of decoded bodies, which have no type.
         """
         require("pyarrow")
         of_bodies = [name for name in self.fields if is_decoded(name)]
         if of_bodies:
-            raise UsageError(f"{', '.join(of_bodies)}: fields of decoded bodies are no columns; "
+            raise UsageError(f"{', '.join(of_bodies)}: fields of decoded bodies cannot be columns; "
                              "iterate over the messages")
         from rmqctl.store.page_columns import schema
 
         return schema(self.fields)
 
     def to_arrow(self) -> pa.Table:
-        """All of them as a table of pyarrow."""
+        """Return all messages as a table of pyarrow."""
         require("pyarrow")
         import pyarrow as pa
 
         return pa.Table.from_batches(self.batches(), self.schema)
 
     def to_pandas(self) -> pd.DataFrame:
-        """All of them as a data frame of pandas."""
+        """Return all messages as a data frame of pandas."""
         return self.to_arrow().to_pandas()
 
     def to_polars(self) -> pl.DataFrame:
-        """All of them as a data frame of polars."""
+        """Return all messages as a data frame of polars."""
         import polars as pl
 
         frame = pl.from_arrow(self.to_arrow())
@@ -504,7 +516,7 @@ class Messages:
         return frame
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        """Arrow's stream interface for other libraries."""
+        """Return Arrow's stream interface for other libraries."""
         require("pyarrow")
         import pyarrow as pa
 
@@ -521,7 +533,7 @@ class Messages:
 
 def _as_objects(some: Page, names: Sequence[str],
                 decoding: Decoding | None = None) -> Iterator[Message]:
-    """The messages of a page, with bodies as they are stored."""
+    """Yield the messages of a page, with bodies as they are stored."""
     rows: Iterator[Any] = Projection(names, "none", decoding=decoding).rows(some)
     if _BODY not in names:
         yield from rows
@@ -533,7 +545,7 @@ def _as_objects(some: Page, names: Sequence[str],
 
 def _one_of(name: str, value: object, known: Sequence[object]) -> None:
     if value not in known:
-        raise UsageError(f"{name}={value!r}: {', '.join(map(repr, known))}")
+        raise UsageError(f"{name}={value!r}: expected one of {', '.join(map(repr, known))}")
 
 
 def _of_type(kind: type, what: str, **given: object) -> None:
@@ -545,7 +557,7 @@ def _of_type(kind: type, what: str, **given: object) -> None:
 def _names(name: str, value: object) -> None:
     if isinstance(value, str) or not isinstance(value, Iterable) or not all(
             isinstance(one, str) for one in value):
-        raise UsageError(f"{name}={value!r}: a list of texts")
+        raise UsageError(f"{name}={value!r}: expected a list of strings")
 
 
 def _millis(moment: Time | None, tz: tzinfo) -> int | None:
@@ -554,5 +566,5 @@ def _millis(moment: Time | None, tz: tzinfo) -> int | None:
     if isinstance(moment, datetime):
         known = moment if moment.tzinfo is not None else moment.replace(tzinfo=tz)
         return round(known.timestamp() * 1000)
-    _of_type(str, "a datetime, milliseconds since 1970, or a text", time=moment)
+    _of_type(str, "expected a datetime, milliseconds since 1970, or a string", time=moment)
     return parse_time(moment, tz=tz)

@@ -1,4 +1,4 @@
-"""The program: builds the typer application, runs it, and turns every end into an exit code.
+"""The program: build the typer application, run it, and turn every end into an exit code.
 
 Nothing heavy is imported here, and no command: see ``rmqctl.commands``.
 """
@@ -33,15 +33,16 @@ from rmqctl.errors import StoreIOError
 
 _PROGRAM = "rmqctl"
 _COMPLETING = "_RMQCTL_COMPLETE"
-"""Set by the completion script of a shell."""
+"""Variable that a shell's completion script sets."""
 _EPILOG = (
-    "Exit codes: 0 done, 1 findings, 2 usage, 3 not a store, 4 held by another process, 5 I/O, "
-    "6 failed, 70 a defect in rmqctl. 'rmqctl COMMAND --help' says what a command does to STORE."
+    "Exit codes: 0 done, 1 findings, 2 usage error, 3 not a store, 4 held by another process, 5 "
+    "I/O error, 6 failed, 70 internal error. 'rmqctl COMMAND --help' shows what a command does to "
+    "STORE."
 )
 
 
 def build() -> Group:
-    """The application: every registered command, none of them imported."""
+    """Return the application: every registered command, none of them imported."""
     app = typer.Typer(
         name=_PROGRAM,
         cls=Group,
@@ -76,15 +77,15 @@ def _root(
 ) -> None:
     """Inspect, verify, repair and serve Apache RocketMQ store directories without a broker.
 
-    Something wrong? rmqctl doctor STORE
+    Something wrong? Run: rmqctl doctor STORE
     """
 
 
 def main(argv: Sequence[str] | None = None, *, own_process: bool = False) -> int:
     """Run rmqctl with ``argv`` (default: the process's arguments) and return the exit code.
 
-    Never lets an exception out; prints a traceback only with RMQCTL_DEBUG=1 or -vv.
-    ``own_process``: the process ends with this run.
+    Never raises; prints a traceback only with RMQCTL_DEBUG=1 or -vv. ``own_process``: the process
+    ends with this run.
     """
     exit_codes.own_process |= own_process
     if os.environ.get(_COMPLETING):
@@ -106,14 +107,14 @@ def main(argv: Sequence[str] | None = None, *, own_process: bool = False) -> int
 
 
 def _complete() -> int:
-    """What a shell offers for a line. It is never told why there is nothing."""
+    """Print what a shell offers for a line; never an error."""
     with contextlib.suppress(SystemExit, Exception):
         build().main(args=[], prog_name=_PROGRAM)
     return 0
 
 
 def _spelled(args: list[str]) -> list[str]:
-    """``help COMMAND`` and ``version`` as the options that they stand for."""
+    """Replace ``help COMMAND`` and ``version`` by the options that they stand for."""
     if args[:1] == ["help"] and args[1:2] != ["options"]:
         return [*args[1:], "--help"]
     return ["--version"] if args == ["version"] else args

@@ -1,8 +1,8 @@
-"""Exceptions that carry the exit code they lead to.
+"""Exceptions with their exit codes.
 
-Every room may raise them; only ``cli.main`` turns them into a line on stderr and an exit code.
-The text of an exception is what the user reads: one line, in plain words, naming the file.
-This module imports nothing heavy because everything imports it.
+Every part may raise them; only ``cli.main`` turns them into a line on stderr and an exit code. The
+user reads the text of an exception: one line, in plain words, naming the file. This module imports
+nothing heavy because everything imports it.
 """
 
 from __future__ import annotations
@@ -54,43 +54,43 @@ class ExitCode(IntEnum):
 
     @property
     def meaning(self) -> str:
-        """What the code says, in the words of the reference."""
+        """Meaning of the code, in the words of the reference."""
         return _MEANINGS[self]
 
 
 _MEANINGS: dict[ExitCode, str] = {
-    ExitCode.OK: "done; nothing wrong found",
+    ExitCode.OK: "done; no problems found",
     ExitCode.FINDINGS: (
-        "done; findings: damage (`verify`), differences (`diff`), nothing matched (`query`), "
-        "data loss predicted (`preflight`)"
+        "done; findings: damage (`verify`), differences (`diff`), no match (`query`), predicted "
+        "data loss (`preflight`)"
     ),
-    ExitCode.USAGE: "usage: bad option or argument",
+    ExitCode.USAGE: "usage error: invalid option or argument",
     ExitCode.NOT_A_STORE: (
         "not a store, a file of unknown kind, or an unsupported version or layout"),
-    ExitCode.HELD: "refused: the store is held by another process",
-    ExitCode.IO: "I/O error, out of space, out of memory, permission denied",
-    ExitCode.FAILED: "failed for another stated reason",
-    ExitCode.INTERNAL: "a defect in rmqctl: please report it",
+    ExitCode.HELD: "refused: another process holds the store",
+    ExitCode.IO: "I/O error, no space left, out of memory, permission denied",
+    ExitCode.FAILED: "failed for another reason, which is printed",
+    ExitCode.INTERNAL: "internal error of rmqctl: please report it",
     ExitCode.INTERRUPTED: "interrupted (SIGINT, Ctrl-C) at a safe point",
-    ExitCode.PIPE_CLOSED: "the reader of stdout went away, as `head` does; said without a word",
+    ExitCode.PIPE_CLOSED: "the reader of stdout exited, as `head` does; nothing is printed",
     ExitCode.TERMINATED: "terminated (SIGTERM) at a safe point",
 }
 
 
 class RmqctlError(Exception):
-    """Failed for a stated reason. Base class of all errors a user is meant to read."""
+    """Failure with a stated reason. Base class of all errors for users."""
 
     exit_code: ClassVar[ExitCode] = ExitCode.FAILED
 
 
 class UsageError(RmqctlError):
-    """A bad option or argument that only the command itself could judge."""
+    """An invalid option or argument that only the command itself can judge."""
 
     exit_code: ClassVar[ExitCode] = ExitCode.USAGE
 
 
 class OtherCommandError(UsageError):
-    """Another ``command``, a line for a shell, does what was asked for; the text says why."""
+    """Another ``command``, a line for a shell, does what was requested; the text says why."""
 
     def __init__(self, reason: str, command: str) -> None:
         super().__init__(reason)
@@ -98,13 +98,13 @@ class OtherCommandError(UsageError):
 
 
 class NotAStoreError(RmqctlError):
-    """The path is no store directory, or a file of unknown kind."""
+    """The path is not a store directory, or the file is of unknown kind."""
 
     exit_code: ClassVar[ExitCode] = ExitCode.NOT_A_STORE
 
 
 class UnsupportedError(RmqctlError):
-    """A known kind of file in a version or variant rmqctl does not read."""
+    """A known kind of file in a version or variant that rmqctl does not read."""
 
     exit_code: ClassVar[ExitCode] = ExitCode.NOT_A_STORE
 
@@ -114,17 +114,17 @@ EXTRAS: dict[str, tuple[str, str]] = {
     "fastavro": ("data", "Avro"),
     "xlsxwriter": ("data", "Excel"),
     "duckdb": ("data", "SQL"),
-    "textual": ("tui", "a screen to browse on"),
+    "textual": ("tui", "`rmqctl browse`"),
     "pyspark": ("spark", "Spark"),
     "google.protobuf": ("decode", "Protobuf"),
-    "grpc": ("grpc", "serving clients of RocketMQ 5"),
-    "uvloop": ("uvloop", "another event loop"),
+    "grpc": ("grpc", "serving RocketMQ 5 clients"),
+    "uvloop": ("uvloop", "the uvloop event loop"),
     "fsspec": ("url", "a tier or backup at a URL"),
     "jinja2": ("report", "a report"),
     "matplotlib": ("report", "the charts of a report"),
-    "rocksdict": ("rocksdb", "a RocksDB data base"),
+    "rocksdict": ("rocksdb", "a RocksDB database"),
 }
-"""Packages that not every installation has: the extra that brings each, and what it is for."""
+"""Optional packages: the extra that provides each, and its purpose."""
 
 
 class MissingExtraError(RmqctlError):
@@ -136,8 +136,8 @@ class MissingExtraError(RmqctlError):
         from rmqctl.installation import command_for
 
         extra, subject = EXTRAS[package]
-        super().__init__(f"{subject} needs the Python package {package}, which is not installed: "
-                         f"{command_for(extra)}")
+        super().__init__(f"{subject} requires the Python package {package}, which is not "
+                         f"installed: {command_for(extra)}")
         self.package = package
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -145,7 +145,7 @@ class MissingExtraError(RmqctlError):
 
 
 def require(*packages: str) -> None:
-    """Says before any work is done that a package (of `EXTRAS`) is missing: MissingExtraError."""
+    """Raise MissingExtraError before any work is done if a package (of `EXTRAS`) is missing."""
     from importlib.util import find_spec
 
     for package in packages:
@@ -158,11 +158,11 @@ def require(*packages: str) -> None:
 
 
 class FormatError(RmqctlError):
-    """Bytes that are not what their format says.
+    """Bytes that do not match their format.
 
     ``file`` is the path as the user named it (None while only a buffer is known), ``offset`` the
     absolute byte offset in that file, ``path`` the field path in the layout ("header.magic"),
-    ``reason`` one sentence without a full stop.
+    ``reason`` a sentence without a full stop.
     """
 
     exit_code: ClassVar[ExitCode] = ExitCode.NOT_A_STORE
@@ -182,7 +182,7 @@ class FormatError(RmqctlError):
         self.path = path
 
     def __str__(self) -> str:
-        """One line: ``FILE @OFFSET field PATH: reason``, without the parts that are unknown."""
+        """Return one line: ``FILE @OFFSET field PATH: reason``, without the unknown parts."""
         where = []
         if self.file is not None:
             where.append(self.file)
@@ -214,13 +214,13 @@ class StoreIOError(RmqctlError):
 
     exit_code: ClassVar[ExitCode] = ExitCode.IO
     errno: int | None = None
-    """What the system said; None where it was not the system that failed."""
+    """The system's error number; None if the system did not fail."""
 
     @classmethod
     def from_oserror(
         cls, exc: OSError, path: str | os.PathLike[str] | None = None, doing: str | None = None
     ) -> StoreIOError:
-        """Say what failed, naming the path and the reason in plain words.
+        """Return an error that names the path and the reason in plain words.
 
         ``path`` wins over the name in ``exc``; ``doing`` is a verb phrase ("read", "list").
         """
@@ -247,14 +247,14 @@ _refused: ContextVar[list[str] | None] = ContextVar("refused", default=None)
 
 
 class CopyLimitError(StoreIOError):
-    """A database is not read because copies of its logs would be too large: no damage of it."""
+    """A database is not read because copies of its logs would be too large; it is not damaged."""
 
 
 @contextmanager
 def noting_refusals() -> Iterator[list[str]]:
-    """What the system refused while this is open, also where whoever asked went on without it.
+    """Collect what the system refused while this is open, even if the caller continued without it.
 
-    That something is not there is no refusal. For who must not act on half a view: a file that
+    A missing file is not a refusal. For code that must not act on an incomplete view: a file that
     cannot be read for a moment looks like a damaged one.
     """
     refusals: list[str] = []
@@ -266,47 +266,47 @@ def noting_refusals() -> Iterator[list[str]]:
 
 
 class JobError(RmqctlError):
-    """The work itself could not be done: workers were killed, a cluster failed.
+    """The work itself failed: workers were killed, a cluster failed.
 
-    It says nothing about the store, so nobody may take it for a finding: no StoreIOError.
+    It is not about the store and must not be taken for a finding, so it is not a StoreIOError.
     """
 
     exit_code: ClassVar[ExitCode] = ExitCode.IO
 
 
 class RefusedError(RmqctlError):
-    """rmqctl will not do this, and says why (a message the store may not take, for example)."""
+    """rmqctl refuses to do this, and says why (for example, a message that the store rejects)."""
 
     exit_code: ClassVar[ExitCode] = ExitCode.FAILED
 
 
 class InternalError(RmqctlError):
-    """A state that cannot be: a defect in rmqctl itself."""
+    """An impossible state: a defect in rmqctl itself."""
 
     exit_code: ClassVar[ExitCode] = ExitCode.INTERNAL
 
 
 _ERRNO_WORDS: dict[int, str] = {
     errno.EACCES: "permission denied",
-    errno.EPERM: "the system does not permit it",
+    errno.EPERM: "operation not permitted",
     errno.ENOENT: "no such file or directory",
     errno.ENOTDIR: "a part of the path is not a directory",
     errno.EISDIR: "is a directory, not a file",
-    errno.EEXIST: "exists already",
+    errno.EEXIST: "already exists",
     errno.ENOTEMPTY: "the directory is not empty",
     errno.ENOSPC: "no space left on the device",
-    errno.EDQUOT: "the disk quota is used up",
+    errno.EDQUOT: "disk quota exceeded",
     errno.EROFS: "the file system is read-only",
-    errno.EIO: "input/output error: the device could not deliver or take the data",
-    errno.EFBIG: "the file would be larger than allowed here",
+    errno.EIO: "input/output error: the device could not read or write the data",
+    errno.EFBIG: "the file would exceed the size limit",
     errno.EMFILE: "too many files are open in this process (see `ulimit -n`)",
     errno.ENFILE: "too many files are open on this system",
     errno.ENOMEM: "out of memory",
     errno.ELOOP: "too many symbolic links, or a loop of them",
     errno.ENAMETOOLONG: "the name is too long",
-    errno.ESTALE: "stale handle: the file went away on the file server",
-    errno.ENXIO: "no such device, or a pipe nobody writes to",
-    errno.ENODEV: "this kind of file cannot be used like that",
+    errno.ESTALE: "stale handle: the file server deleted or moved the file",
+    errno.ENXIO: "no such device, or a pipe that nobody writes to",
+    errno.ENODEV: "this kind of file does not support the operation",
     errno.EBADF: "not open",
     errno.EXDEV: "is on another file system",
     errno.EBUSY: "is in use",
@@ -315,7 +315,7 @@ _ERRNO_WORDS: dict[int, str] = {
 
 
 def interruption(error: BaseException) -> BaseException | None:
-    """What interrupted a library that made an error of its own of it: a signal's exception."""
+    """Return a signal's exception that a library replaced by an error of its own."""
     seen: list[BaseException] = []
     cause: BaseException | None = error
     while cause is not None and cause not in seen:

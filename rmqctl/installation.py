@@ -1,4 +1,4 @@
-"""How the rmqctl that runs was installed, and the command that adds an extra to it."""
+"""The installation of the running rmqctl, and the command that adds an extra to it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ IMAGE = "RMQCTL_IMAGE"
 
 def command_for(extra: str, *, prefix: str | None = None, is_frozen: bool | None = None,
                 in_image: bool | None = None) -> str:
-    """Return the command, or the sentence, that says how to add ``extra`` where rmqctl runs.
+    """Return the command or sentence for adding ``extra`` to the running rmqctl.
 
     ``prefix``, ``is_frozen`` and ``in_image`` are those of this process if None: its environment's
     folder, whether it is the one-file executable, whether it runs in the project's image.

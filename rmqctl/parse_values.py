@@ -1,7 +1,7 @@
-"""Text of options -> values, for command lines and for options of the data source.
+"""Conversion of option texts to values, for command lines and for options of the data source.
 
-Every refusal is a UsageError that shows the text. The functions also take values that are parsed
-already and hand them back, because typer passes defaults through the same door.
+Every rejection is a UsageError that contains the text. The functions also accept parsed values and
+return them, because typer passes defaults through the same path.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ _UTC_OFFSET = re.compile(r"(?:utc|gmt)?([+-])([0-9]{1,2})(?::?([0-5][0-9]))?", r
 
 
 _LONG_MAX_TEXT = str(_LONG_MAX)
-"""What mqadmin hands over as "no end" of a range of times (``Long.MAX_VALUE``)."""
+"""mqadmin's value for "no end" of a range of times (``Long.MAX_VALUE``)."""
 _DATES_OF_DIGITS = {8: "yyyyMMdd", 14: "yyyyMMddHHmmss"}
 _SECONDS_DIGITS, _MILLIS_DIGITS = 10, 13
 """Digits of epoch seconds and milliseconds from September 2001 to the year 2286."""
 
 
 def ungrouped(text: str) -> str:
-    """``text`` without the commas that group the digits of a number, as rmqctl prints them.
+    """Return ``text`` without the commas that group the digits of a number, as rmqctl prints them.
 
-    ``1,048,576 B`` becomes ``1048576 B``; commas in other places stay, to be refused.
+    ``1,048,576 B`` becomes ``1048576 B``; commas in other places stay and are rejected later.
     """
     stripped = text.strip()
     grouped = _GROUPED.match(stripped)
@@ -52,7 +52,8 @@ def ungrouped(text: str) -> str:
 
 
 def parse_size(text: str | int) -> int:
-    """Bytes of ``64KiB``, ``1.5GiB``, ``10MB`` (10,000,000), ``4K`` (4096) or a plain number.
+    """Return the bytes of ``64KiB``, ``1.5GiB``, ``10MB`` (10,000,000), ``4K`` (4096) or a plain
+    number.
 
     A unit alone (``K``) or with ``iB`` counts in 1024, with ``B`` in 1000, in any case.
     """
@@ -60,7 +61,8 @@ def parse_size(text: str | int) -> int:
         return text
     match = _SIZE.fullmatch(ungrouped(text))
     if match is None:
-        raise UsageError(f"{text!r} is not a size; write 1073741824, 64KiB, 1GiB or 10MB")
+        raise UsageError(f"invalid size {text!r}; expected, for example, 1073741824, 64KiB, 1GiB "
+                         "or 10MB")
     number, unit, suffix = match.groups()
     base = 1000 if unit and (suffix or "").lower() == "b" else 1024
     whole, _, decimals = number.partition(".")
@@ -68,14 +70,14 @@ def parse_size(text: str | int) -> int:
     divisor: int = 10 ** len(decimals)
     size, rest = divmod(int(whole + decimals) * factor, divisor)
     if rest:
-        raise UsageError(f"{text!r} is not a whole number of bytes")
+        raise UsageError(f"size {text!r} is not an integer number of bytes")
     if size > _LONG_MAX:
-        raise UsageError(f"{text!r} is larger than any file can be")
+        raise UsageError(f"size {text!r} exceeds the maximum file size")
     return size
 
 
 def parse_offset(text: str | int) -> int:
-    """A file, physical or queue offset: decimal or ``0x`` hexadecimal, 0 to 2**63-1."""
+    """Return a file, physical or queue offset: decimal or ``0x`` hexadecimal, 0 to 2**63-1."""
     if isinstance(text, int):
         return text
     stripped = ungrouped(text).lower()
@@ -84,25 +86,24 @@ def parse_offset(text: str | int) -> int:
     elif re.fullmatch("0x[0-9a-f]+", stripped):
         value = int(stripped, 16)
     else:
-        raise UsageError(f"{text!r} is not an offset; write 4096 or 0x1000")
+        raise UsageError(f"invalid offset {text!r}; expected, for example, 4096 or 0x1000")
     if value > _LONG_MAX:
-        raise UsageError(f"{text!r} is beyond the largest offset there is (2**63-1)")
+        raise UsageError(f"offset {text!r} exceeds the maximum (2**63-1)")
     return value
 
 
 def now_ms() -> int:
-    """Epoch milliseconds of now."""
+    """Return the current time in epoch milliseconds."""
     return time.time_ns() // 1_000_000
 
 
 def parse_time(text: str | int, *, tz: tzinfo = UTC, clock: Callable[[], int] = now_ms) -> int:
-    """Epoch milliseconds of a point in time.
+    """Return the epoch milliseconds of a point in time.
 
     ``2023-11-14T22:13:20.004+08:00`` or with ``Z`` is exact; ``2023-11-14 22:13``, ``2023-11-14
-    22:13:20,004`` (as a broker's own log has it) and ``2023-11-14`` (midnight) are in ``tz``;
-    ``-2h``, ``-1d12h`` (units ms s m h d w), ``+5m``, ``now`` and ``now-2h`` are relative to
-    ``clock``, which returns epoch milliseconds. What is only digits is told by their number: see
-    `_of_digits`.
+    22:13:20,004`` (as in a broker's own log) and ``2023-11-14`` (midnight) are in ``tz``; ``-2h``,
+    ``-1d12h`` (units ms s m h d w), ``+5m``, ``now`` and ``now-2h`` are relative to ``clock``,
+    which returns epoch milliseconds. For digits only, their number decides: see `_of_digits`.
     """
     if isinstance(text, int):
         return text
@@ -119,8 +120,8 @@ def parse_time(text: str | int, *, tz: tzinfo = UTC, clock: Callable[[], int] = 
         return _epoch_ms(datetime.fromisoformat(stripped), tz)
     except (ValueError, OverflowError) as exc:
         raise UsageError(
-            f"{text!r} is not a time; write ISO-8601 (2023-11-14T22:13:20Z, 2023-11-14), epoch "
-            "milliseconds (1700000000000) or relative to now (-2h, -7d)"
+            f"invalid time {text!r}; expected ISO-8601 (2023-11-14T22:13:20Z, 2023-11-14), epoch "
+            "milliseconds (1700000000000) or a relative time (-2h, -7d)"
         ) from exc
 
 
@@ -128,19 +129,20 @@ _shown_in: ContextVar[tzinfo] = ContextVar("shown_in", default=UTC)
 
 
 def show_times_in(zone: tzinfo) -> None:
-    """`time_text` shows times in ``zone`` from here on, where it is given no other.
+    """Let `time_text` show times in ``zone`` from here on, unless it gets another.
 
-    Sentences are made deep in the library, where no option reaches. It holds for the command that
-    says so and for the threads that work for it (each command runs in a context of its own).
+    Sentences are built deep in the library, where no option reaches. It applies to the command that
+    calls this and to its threads (each command runs in a context of its own).
     """
     _shown_in.set(zone)
 
 
 def time_text(millis: int, tz: tzinfo | None = None) -> str:
-    """Epoch milliseconds as ISO-8601 with milliseconds and zone: ``2023-11-14T22:13:20.004Z``.
+    """Return epoch milliseconds as ISO-8601 with milliseconds and zone:
+    ``2023-11-14T22:13:20.004Z``.
 
     ``tz`` None: the zone of `show_times_in`, else UTC. A number outside the calendar (years 1 to
-    9999), as damage produces them, is shown as it is.
+    9999), as damage produces them, is returned as it is.
     """
     try:
         moment = (_EPOCH + timedelta(milliseconds=millis)).astimezone(tz or _shown_in.get())
@@ -151,14 +153,16 @@ def time_text(millis: int, tz: tzinfo | None = None) -> str:
 
 
 def time_or_zero(millis: int, tz: tzinfo | None = None) -> str:
-    """`time_text` of a field in which 0 stands for "never": ``0`` stays what it is."""
+    """Return `time_text` of a field in which 0 means "never": ``0`` stays as it is."""
     return time_text(millis, tz) if millis else "0"
 
 
 def _of_digits(digits: str, tz: tzinfo) -> int:
-    """Epoch milliseconds of 8 digits (yyyyMMdd), 10 (epoch seconds), 13 (epoch milliseconds) or
-    14 (yyyyMMddHHmmss); ``0`` and Java's ``Long.MAX_VALUE`` are the ends of all times. Anything
-    else of digits could be meant in more than one way, and is refused.
+    """Return the epoch milliseconds of 8 digits (yyyyMMdd), 10 (epoch seconds), 13 (epoch
+    milliseconds) or 14 (yyyyMMddHHmmss).
+
+    ``0`` and Java's ``Long.MAX_VALUE`` are the limits of all times. Any other digits are ambiguous
+    and are rejected.
     """
     if digits in ("0", _LONG_MAX_TEXT) or len(digits) == _MILLIS_DIGITS:
         return int(digits)
@@ -167,13 +171,13 @@ def _of_digits(digits: str, tz: tzinfo) -> int:
     form = _DATES_OF_DIGITS.get(len(digits))
     if form is None:
         raise UsageError(
-            f"{digits[:40]!r} is not a time: of digits only, epoch milliseconds have 13, epoch "
-            "seconds 10, yyyyMMdd has 8 and yyyyMMddHHmmss 14")
+            f"invalid time {digits[:40]!r}: epoch milliseconds have 13 digits, epoch seconds 10, "
+            "yyyyMMdd has 8 and yyyyMMddHHmmss 14")
     try:
         return _epoch_ms(datetime.fromisoformat("T".join(filter(None, (digits[:8], digits[8:])))),
                          tz)
     except (ValueError, OverflowError) as exc:
-        raise UsageError(f"{digits!r} is not a time: there is none when it is read as {form}"
+        raise UsageError(f"invalid time {digits!r}: does not exist as {form}"
                          ) from exc
 
 
@@ -184,61 +188,64 @@ def _epoch_ms(moment: datetime, tz: tzinfo) -> int:
 
 
 class FieldValue(NamedTuple):
-    """A condition ``FIELD=VALUE``; the value is text, compared by whoever knows the field."""
+    """A condition ``FIELD=VALUE``; the value is text, compared by code that knows the field."""
 
     field: str
     value: str
 
 
 def parse_percent(text: str | float) -> float:
-    """A share above 0 and up to 1 from ``10%`` or ``0.5%``."""
+    """Return a share above 0 and up to 1 from ``10%`` or ``0.5%``."""
     if isinstance(text, int | float):
         return float(text)
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) *%", text.strip())
     if match is None:
-        raise UsageError(f"{text!r} is not a percentage; write 10%")
+        raise UsageError(f"invalid percentage {text!r}; expected, for example, 10%")
     share = float(match.group(1)) / 100
     if not 0 < share <= 1:
-        raise UsageError(f"{text!r} is not above 0% and at most 100%")
+        raise UsageError(f"{text!r} must be above 0% and at most 100%")
     return share
 
 
 def parse_watermark(text: str | float) -> float:
-    """The share of a disk above which puts are refused: ``90%`` up to ``100%`` (never)."""
+    """Return the share of a disk above which messages are rejected: ``90%`` up to ``100%``
+    (never).
+    """
     if isinstance(text, int | float):
         return float(text)
     number = text.strip().removesuffix("%").strip()
     if number.isascii() and number.replace(".", "", 1).isdigit() and 0 < float(number) <= 100:
         return float(number) / 100
-    raise UsageError(f"{text!r} is not a share of the disk; write 90%, or 100% for no limit")
+    raise UsageError(f"invalid disk usage {text!r}; expected, for example, 90%, or 100% for no "
+                     "limit")
 
 
 def parse_field_value(text: str | FieldValue) -> FieldValue:
-    """``FIELD=VALUE``; the value may be empty and may hold further ``=``."""
+    """Parse ``FIELD=VALUE``; the value may be empty and may contain further ``=``."""
     if isinstance(text, FieldValue):
         return text
     field, equals, value = text.partition("=")
     if not equals or not field.strip():
-        raise UsageError(f"{text!r} is not of the form FIELD=VALUE")
+        raise UsageError(f"expected FIELD=VALUE, got {text!r}")
     return FieldValue(field.strip(), value)
 
 
 def parse_integer(text: str | int) -> int:
-    """A whole number: decimal, or ``0x`` and hexadecimal digits."""
+    """Parse an integer: decimal, or ``0x`` and hexadecimal digits."""
     if isinstance(text, int):
         return text
     digits = ungrouped(text)
     try:
         return int(digits, 16 if digits.lower().removeprefix("-").startswith("0x") else 10)
     except ValueError:
-        raise UsageError(f"{text!r} is not a whole number") from None
+        raise UsageError(f"expected an integer, got {text!r}") from None
 
 
 def parse_property(text: str) -> tuple[str, str]:
-    """``NAME=VALUE`` of a message's property; the value may hold further ``=``."""
+    """Parse ``NAME=VALUE`` of a message's property; the value may contain further ``=``."""
     name, separator, value = text.partition("=")
     if not separator or not name:
-        raise UsageError(f"{text!r} is not NAME=VALUE")
+        raise UsageError(f"expected NAME=VALUE, got {text!r}")
     return name, value
 
 
@@ -251,20 +258,22 @@ class RawCondition(NamedTuple):
 
 
 def parse_condition(text: str | RawCondition) -> RawCondition:
-    """``FIELD=VALUE`` with one of ``= != < <= > >= ~ !~``; UsageError shows the text."""
+    """Parse ``FIELD=VALUE`` with one of ``= != < <= > >= ~ !~``. Raises UsageError with the
+    text.
+    """
     if isinstance(text, RawCondition):
         return text
     match = _CONDITION.fullmatch(text)
     if match is None or not match.group(1).strip():
-        raise UsageError(f"{text!r} is not of the form FIELD=VALUE; the comparisons are = != < <= "
-                         "> >= and ~ !~ (regular expression)")
+        raise UsageError(f"expected FIELD=VALUE, got {text!r}; comparisons are = != < <= > >= and "
+                         "~ !~ (regular expression)")
     field, operator, value = match.groups()
     return RawCondition(field.strip(), "=" if operator == "==" else operator, value)
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where something listens, as text ``127.0.0.1:9876``."""
+    """An address to listen on, as text ``127.0.0.1:9876``."""
 
     host: str
     port: int
@@ -275,40 +284,43 @@ class Address:
 
 
 def parse_address(text: str | Address) -> Address:
-    """``127.0.0.1:9876``, ``[::1]:9876``, or ``:9876`` for every address of this machine."""
+    """Parse ``127.0.0.1:9876``, ``[::1]:9876``, or ``:9876`` for every address of this machine."""
     if isinstance(text, Address):
         return text
     found = re.fullmatch(r"(?:\[([0-9a-fA-F:.]+)\]|([^\s:\[\]/]*)):([0-9]{1,5})", text.strip())
     if found is None or int(found[3]) > _LARGEST_PORT:
-        raise UsageError(f"{text!r} is not HOST:PORT; write 127.0.0.1:9876 or [::1]:9876")
+        raise UsageError(f"expected HOST:PORT, got {text!r}; for example 127.0.0.1:9876 or "
+                         "[::1]:9876")
     return Address(found[1] or found[2] or _EVERYWHERE, int(found[3]))
 
 
 def is_url(target: str) -> bool:
-    """Return whether a place is one for fsspec: ``memory://…``, ``s3://…``."""
+    """Return whether a location is for fsspec: ``memory://…``, ``s3://…``."""
     return "://" in target
 
 
 def parse_duration(text: str | int) -> int:
-    """Milliseconds of ``72h``, ``7d``, ``1d12h`` (units ms s m h d w)."""
+    """Return the milliseconds of ``72h``, ``7d``, ``1d12h`` (units ms s m h d w)."""
     if isinstance(text, int):
         return text
     spans = re.fullmatch(r"(?:[0-9]+(?:ms|[smhdw]))+", text.strip().lower())
     if spans is None:
-        raise UsageError(f"{text!r} is not a span of time; write 72h, 7d or 1d12h")
+        raise UsageError(f"invalid duration {text!r}; expected, for example, 72h, 7d or 1d12h")
     return _millis_of(spans.group())
 
 
 def _millis_of(spans: str) -> int:
-    """Milliseconds of ``1d12h``. UsageError when it is longer than a Java long can say."""
+    """Return the milliseconds of ``1d12h``. Raises UsageError if they exceed a Java long."""
     length = sum(int(digits[:30]) * _SPAN_MS[unit] for digits, unit in _SPAN.findall(spans))
     if length > _LONG_MAX >> 1:
-        raise UsageError(f"{spans[:40]!r} is longer than any time there is")
+        raise UsageError(f"duration {spans[:40]!r} is too long")
     return length
 
 
 def parse_zone(text: str | tzinfo) -> tzinfo:
-    """A time zone: ``UTC``, ``local``, an offset (``+08:00``) or a name (``Asia/Shanghai``)."""
+    """Return a time zone: ``UTC``, ``local``, an offset (``+08:00``) or a name
+    (``Asia/Shanghai``).
+    """
     if isinstance(text, tzinfo):
         return text
     name = text.strip()
@@ -319,7 +331,7 @@ def parse_zone(text: str | tzinfo) -> tzinfo:
         sign, hours, minutes = offset.groups()
         span = timedelta(hours=int(hours), minutes=int(minutes or 0))
         if span >= timedelta(hours=24):
-            raise UsageError(f"{text!r} is not a time zone: an offset is less than 24 hours")
+            raise UsageError(f"invalid time zone {text!r}: an offset must be less than 24 hours")
         return timezone(-span if sign == "-" else span)
     from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
@@ -329,12 +341,13 @@ def parse_zone(text: str | tzinfo) -> tzinfo:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError) as exc:
         raise UsageError(
-            f"{text!r} is not a time zone known here; write UTC, local, +08:00 or Asia/Shanghai"
+            f"unknown time zone {text!r}; expected, for example, UTC, local, +08:00 or "
+            "Asia/Shanghai"
         ) from exc
 
 
 def _local_zone() -> tzinfo:
-    """The zone of this machine with its whole history, not only the offset of today."""
+    """Return the zone of this machine with its whole history, not only the offset of today."""
     from zoneinfo import ZoneInfo
 
     name = os.environ.get("TZ", "").removeprefix(":")
@@ -349,13 +362,13 @@ def _local_zone() -> tzinfo:
 
 def parse_time_range(since: str | None, until: str | None, *, tz: tzinfo = UTC,
                      clock: Callable[[], int] = now_ms) -> tuple[int | None, int | None]:
-    """``--since`` and ``--until`` as epoch milliseconds, None where not given.
+    """Return ``--since`` and ``--until`` as epoch milliseconds, None where not given.
 
-    Both are read against the same "now". Raises UsageError when the range is empty.
+    Both are relative to the same "now". Raises UsageError if the range is empty.
     """
     now = clock()
     begin = None if since is None else parse_time(since, tz=tz, clock=lambda: now)
     end = None if until is None else parse_time(until, tz=tz, clock=lambda: now)
     if begin is not None and end is not None and begin > end:
-        raise UsageError(f"--since {since} is after --until {until}: no time lies between them")
+        raise UsageError(f"--since {since} is after --until {until}")
     return begin, end

@@ -1,9 +1,8 @@
-"""Sentences for people that remember what they are made of, so that they can be said in another
-language.
+"""Sentences for people that keep their template and values, so that they can be translated.
 
-A `Phrase` is its English text, wherever it goes: JSON, journals, logs. Only who shows it to people
-asks for it in another language (`rmqctl.output.language`), and gives a catalog: English template ->
-template, with the same names in braces.
+A `Phrase` is its English text wherever it goes: JSON, journals, logs. Only output for people
+translates it (`rmqctl.output.language`), with a catalog: English template -> template, with the
+same names in braces.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ Catalog = Mapping[str, str]
 
 
 class Phrase(str):
-    """``Phrase("{count:,} message is lost", "{count:,} messages are lost", count=14)``.
+    """A sentence: ``Phrase("{count:,} message is lost", "{count:,} messages are lost", count=14)``.
 
-    The second template is taken unless the value ``count`` is 1; it is the name in a catalog where
-    there are two. Values may be phrases themselves; whatever else they are, they are data, and the
-    same in every language. Without values the text is taken as it is, braces and all.
+    The second template is used unless the value ``count`` is 1; it is the key in a catalog where
+    there are two. Values may be phrases themselves; all others are data, and the same in every
+    language. Without values the text is used as it is, including braces.
     """
 
     __slots__ = ("template", "values")
@@ -33,7 +32,7 @@ class Phrase(str):
         return made
 
     def said(self, catalog: Catalog) -> str:
-        """The text in the language of ``catalog``; in English where that does not have it."""
+        """Return the text in the language of ``catalog``; in English if the catalog lacks it."""
         template = catalog.get(self.template)
         if template is None:
             return str(self)
@@ -42,7 +41,7 @@ class Phrase(str):
 
 
 class Joined(Phrase):
-    """Texts with a separator between them, which may be another one in another language."""
+    """Texts with a separator, which may differ in another language."""
 
     __slots__ = ()
 
@@ -61,17 +60,19 @@ class Joined(Phrase):
 
 
 def said(value: Any, catalog: Catalog) -> Any:
-    """A phrase in the language of ``catalog``; anything else as it is."""
+    """Return a phrase in the language of ``catalog``; any other value unchanged."""
     return value.said(catalog) if isinstance(value, Phrase) else value
 
 
 def counted(count: int, one: str, many: str = "") -> Phrase:
-    """A count with its noun: ``1 file``, ``1,901 files``; ``many`` where an s does not do."""
+    """Return a count with its noun: ``1 file``, ``1,901 files``; ``many`` is an irregular
+    plural.
+    """
     return Phrase(f"{{count:,}} {one}", f"{{count:,}} {many or one + 's'}", count=count)
 
 
 def some_of(names: Sequence[str], most: int) -> Phrase:
-    """``audit, billing and 3 more``: at most so many of them."""
+    """Return ``audit, billing and 3 more``: at most ``most`` names."""
     listed = Joined(", ", names[:most])
     return listed if len(names) <= most else Phrase(
         "{names} and {more:,} more", names=listed, more=len(names) - most)

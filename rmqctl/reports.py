@@ -1,5 +1,5 @@
-"""What `rmqctl.open` answers of a whole store: a report, which is the JSON document of the command
-of that name with a verdict, and the plan of a repair, which can be carried out.
+"""Reports on a whole store for `rmqctl.open`: the JSON document of the command with a verdict, and
+the plan of a repair, which can be applied.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _CELL = "padding:0 1em 0 0;text-align:left"
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Document(Mapping[str, Any]):
-    """What a command prints as JSON: a mapping, its principal fields also as attributes."""
+    """The JSON output of a command: a mapping, its principal fields also as attributes."""
 
     document: Mapping[str, Any]
 
@@ -51,13 +51,13 @@ class Document(Mapping[str, Any]):
 
 
 class Row(Mapping[str, Any]):
-    """The base of a dataclass whose fields can be taken by their names, too."""
+    """Base of a dataclass whose fields are also available by name."""
 
     __slots__ = ()
     __match_args__: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """The fields by their names."""
+        """Return the fields by their names."""
         return {name: [one.as_dict() for one in value] if isinstance(value, list) else value
                 for name, value in self.items()}
 
@@ -75,10 +75,10 @@ class Row(Mapping[str, Any]):
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Report(Document):
-    """What a command found of a store.
+    """The result of a command on a store.
 
-    ``ok``: nothing is wrong (exit code 0), None where that cannot be judged. ``verdict``: the same
-    in a sentence. ``findings``: the first ones, where the command lists any.
+    ``ok``: no problems (exit code 0), None where that is unknown. ``verdict``: the result in a
+    sentence. ``findings``: the first ones, where the command lists any.
     """
 
     command: str
@@ -90,7 +90,7 @@ class Report(Document):
     @classmethod
     def of(cls, command: str, store: str, ok: bool | None, verdict: str,
            document: Mapping[str, Any], findings: Sequence[Finding] = ()) -> Self:
-        """A report whose further fields are those of that name in the document."""
+        """Return a report whose further fields are those of that name in the document."""
         own = {one.name: document[one.name] for one in fields(cls)
                if one.name not in Report.__dataclass_fields__}
         return cls(command=command, store=store, ok=ok, verdict=verdict, document=document,
@@ -107,7 +107,7 @@ class Report(Document):
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class StoreInfo(Report):
-    """What `Store.info` tells. Offsets are physical offsets, times epoch milliseconds."""
+    """The result of `Store.info`. Offsets are physical offsets, times epoch milliseconds."""
 
     messages: int | None
     min_phy_offset: int | None
@@ -118,7 +118,7 @@ class StoreInfo(Report):
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class VerifyReport(Report):
-    """What `Store.verify` found. ``coverage``: what was read, in bytes, messages and entries."""
+    """The result of `Store.verify`. ``coverage``: what was read, in bytes, messages and entries."""
 
     findings_total: int
     coverage: Mapping[str, int]
@@ -127,7 +127,7 @@ class VerifyReport(Report):
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class PreflightReport(Report):
-    """What a broker would do at its start. ``truncate_to``: where it would end the log."""
+    """The prediction of a broker's startup. ``truncate_to``: where it would truncate the log."""
 
     broker_version: str
     starts: bool
@@ -141,8 +141,8 @@ class PreflightReport(Report):
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class DoctorReport(Report):
-    """What is wrong with a store. ``would_lose``: messages that a broker's start would cut off,
-    ``already_lost`` those that are gone.
+    """The diagnosis of a store. ``would_lose``: number of messages that a broker's startup would
+    truncate, ``already_lost``: of those that are gone.
     """
 
     sound: bool
@@ -157,7 +157,7 @@ class DoctorReport(Report):
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class DiffReport(Report):
-    """What differs between two stores."""
+    """The differences between two stores."""
 
     equal: bool
     summary: Mapping[str, Any]
@@ -165,12 +165,12 @@ class DiffReport(Report):
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class RepairPlan(Document):
-    """What `rmqctl recover` would do. `apply` does it.
+    """The plan of `rmqctl recover`. `apply` carries it out.
 
-    ``lost``: messages that only fillers, or nothing, will stand for. ``undecided``: records that
-    may be messages; a plan with such is only applied once ``ambiguous`` says what they are.
-    ``next``: the commands that go on in a shell. ``room``: bytes needed and free on each file
-    system that is written to.
+    ``lost``: number of messages that only fillers, or nothing, will replace. ``undecided``: number
+    of records that may be messages; such a plan can only be applied with ``ambiguous``. ``next``:
+    the commands to continue with in a shell. ``room``: bytes needed and free on each file system
+    that is written to.
     """
 
     store: str
@@ -184,16 +184,16 @@ class RepairPlan(Document):
     carry_out: Callable[[], Mapping[str, Any]]
 
     def __bool__(self) -> bool:
-        """Whether there is anything to do."""
+        """True if there is nothing to do."""
         return bool(self.actions)
 
     def apply(self) -> dict[str, Any]:
-        """Plan once more under the store's lock, and carry that out: what is replaced is moved
-        aside, and `rmqctl undo` restores it.
+        """Plan again under the store's lock, and carry it out.
 
-        Returns the document of what was done, with ``id`` of the repair (None: there was nothing
-        to do) and ``kept``, the folder with what was replaced. StoreHeldError where a broker runs,
-        RefusedError where a decision is missing or the store cannot be written, StoreIOError.
+        Replaced files are moved aside, and `rmqctl undo` restores them. Returns the document of the
+        repair, with its ``id`` (None: there was nothing to do) and ``kept``, the folder with the
+        replaced files. Raises StoreHeldError where a broker runs, RefusedError where a decision is
+        missing or the store cannot be written, StoreIOError.
         """
         return dict(self.carry_out())
 
@@ -204,7 +204,7 @@ class RepairPlan(Document):
     def _in_words(self) -> str:
         return (f"{counted(len(self.actions), 'action')}, {counted(self.lost, 'message')} lost, "
                 f"{counted(self.undecided, 'record')} undecided"
-                if self.actions or self.undecided else "there is nothing to do")
+                if self.actions or self.undecided else "nothing to do")
 
     def _repr_html_(self) -> str:
         return page(f"recover {self.store}", self._in_words, [
@@ -213,8 +213,8 @@ class RepairPlan(Document):
 
 
 def recover_plan(root: str, options: RecoverOptions, *, decided: bool) -> RepairPlan:
-    """The plan of a repair of the store at ``root``. ``decided``: somebody said what undecided
-    records are. Raises as `rmqctl.repair.recover.plan_recover`.
+    """Return the plan of a repair of the store at ``root``. ``decided``: undecided records are
+    decided. Raises as `rmqctl.repair.recover.plan_recover`.
     """
     from rmqctl.repair.executor.check_plan import check, moved_aside
     from rmqctl.repair.executor.relocated import interrupted
@@ -231,7 +231,7 @@ def recover_plan(root: str, options: RecoverOptions, *, decided: bool) -> Repair
         plan = propose(scratch)
         room = rooms(root, check(root, plan.steps, named))
     if refused:
-        raise StoreIOError(f"{refused[0]}; a plan made without it is not carried out")
+        raise StoreIOError(f"{refused[0]}; a plan that was made without it cannot be applied")
 
     def carry_out() -> Mapping[str, Any]:
         _refuse(root, plan, decided=decided)
@@ -253,7 +253,7 @@ def recover_plan(root: str, options: RecoverOptions, *, decided: bool) -> Repair
 
 
 def _steps_to(plan: Plan, options: RecoverOptions, *, decided: bool) -> list[Step]:
-    """The commands that carry a plan out in a shell, one for each choice that is left."""
+    """Return the commands that apply a plan in a shell, one for each remaining choice."""
     from rmqctl.checks.advice import Step
 
     if plan.empty:
@@ -282,7 +282,7 @@ def _steps_to(plan: Plan, options: RecoverOptions, *, decided: bool) -> list[Ste
 
 
 def _steps_after(plan: Plan) -> list[Step]:
-    """What to do once a plan is carried out."""
+    """Return the steps after a plan is applied."""
     from rmqctl.checks.advice import Step, to_the_end
 
     beyond = () if plan.consumers is None else {
@@ -293,7 +293,7 @@ def _steps_after(plan: Plan) -> list[Step]:
 
 
 def _refuse(root: str, plan: Plan, *, decided: bool) -> None:
-    """RefusedError for a plan that lacks a decision of its user."""
+    """Raise RefusedError for a plan that lacks a decision of its user."""
     if plan.ambiguous and not decided:
         raise RefusedError(f"{root}: {plan.ambiguous:,} records are undecided. Nothing was "
                            "changed. Pass ambiguous='keep' or ambiguous='leave-out'")
@@ -305,7 +305,7 @@ def _refuse(root: str, plan: Plan, *, decided: bool) -> None:
 
 def _carried_out(root: str, options: RecoverOptions, propose: Callable[[Scratch], Plan], *,
                  decided: bool) -> Mapping[str, Any]:
-    """Plans and applies under the lock, as ``rmqctl recover --apply`` does."""
+    """Plan and apply under the lock, as ``rmqctl recover --apply`` does."""
     from rmqctl.repair.executor.executor import Repair
     from rmqctl.repair.executor.planned import planned
     from rmqctl.store import Store
@@ -326,7 +326,9 @@ def _carried_out(root: str, options: RecoverOptions, propose: Callable[[Scratch]
 
 
 def store_facts(store: Store, view: View) -> dict[str, Any]:
-    """The JSON document of `rmqctl info`. What only a walk of the whole log tells is None."""
+    """Return the JSON document of `rmqctl info`. Values that need a scan of the whole log
+    are None.
+    """
     from rmqctl.broker.view import cut_by_broker
     from rmqctl.repair.fillers import fillers_left
     from rmqctl.store.info import collect
@@ -345,7 +347,7 @@ def silent(_label: str, _total: int) -> Iterator[Callable[[int], None]]:
 
 
 def page(title: str, verdict: str, rows: Sequence[Mapping[str, Any]]) -> str:
-    """A heading, a sentence and a table, as notebooks show it."""
+    """Return a heading, a sentence and a table for notebooks."""
     parts = [f"<b>rmqctl {html.escape(title)}</b><br>{html.escape(verdict)}"]
     if rows:
         heads = "".join(f'<th style="{_CELL}">{html.escape(name)}</th>' for name in rows[0])

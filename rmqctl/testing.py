@@ -1,9 +1,9 @@
 """RocketMQ for the tests of a program: a server of its own with an empty store, without Java.
 
-With pytest, ``pytest_plugins = ["rmqctl.testing"]`` in ``conftest.py`` brings the fixture
-`rocketmq`; elsewhere `RocketMQ` is a context manager. The server is a process, so that clients
-which hold the interpreter while they wait can be tested, too. It ends with the block, and when the
-program that started it ends, however that ends. pytest is needed for the fixture alone.
+With pytest, ``pytest_plugins = ["rmqctl.testing"]`` in ``conftest.py`` provides the fixture
+`rocketmq`; elsewhere `RocketMQ` is a context manager. The server is a process, so that clients that
+hold the interpreter while they wait can be tested, too. It ends with the block, and when the
+program that started it ends, however that ends. pytest is needed only for the fixture.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ _START_S = 30.0
 _END_S = 10.0
 _TOPIC_S = 0.02
 _NOT_AVAILABLE = 14
-"""A status that producers answer by trying again."""
+"""A status on which producers retry."""
 _FOUND = 0
 _READ_AND_WRITE = 6
 _NOT_OURS = "RMQCTL_"
-"""Defaults of options from the environment are not those of a test's server."""
+"""Environment variables for option defaults must not affect a test's server."""
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message as it lies in a topic; ``body`` is unpacked where its producer packed it."""
+    """A message as stored in a topic; ``body`` is decompressed if its producer compressed it."""
 
     topic: str
     queue_id: int
@@ -54,25 +54,25 @@ class Message:
     body: bytes
     properties: dict[str, str]
     stored: int = 0
-    """When it was stored (ms)."""
+    """Store time (epoch ms)."""
 
     @property
     def tags(self) -> str | None:
-        """The message's tag."""
+        """Tag of the message."""
         return self.properties.get(props.TAGS)
 
     @property
     def keys(self) -> list[str]:
-        """The message's keys."""
+        """Keys of the message."""
         return self.properties.get(props.KEYS, "").split()
 
 
 class RocketMQ:
-    """A name server and broker with an empty store, from ``with`` on until its end.
+    """A name server and broker with an empty store, within ``with``.
 
-    ``options``: more of those that ``rmqctl serve`` has. ``address``: what clients take as their
-    name server, ``HOST:PORT``; ``grpc``: the endpoint of clients of RocketMQ 5, where ``--grpc`` is
-    one of the options.
+    ``options``: further options of ``rmqctl serve``. ``address``: the name server for clients,
+    ``HOST:PORT``; ``grpc``: the endpoint for RocketMQ 5 clients, if ``--grpc`` is one of the
+    options.
     """
 
     def __init__(self, *options: str) -> None:
@@ -98,7 +98,7 @@ class RocketMQ:
             threading.Thread(target=_read_on, args=(process.stdout, self._answers),
                              daemon=True).start()
             if not first:
-                raise RmqctlError("rmqctl serve did not start; what it said is on stderr")
+                raise RmqctlError("rmqctl serve did not start; see its output on stderr")
             ready = json.loads(first)
             self.address, self.grpc = ready["ready"], ready["grpc"] or ""
         except BaseException:
@@ -112,7 +112,7 @@ class RocketMQ:
         self.close()
 
     def close(self) -> None:
-        """Ends the server, and waits until its store is gone."""
+        """Stop the server, and wait until its store is removed."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -130,7 +130,7 @@ class RocketMQ:
     # -- topics and messages ------------------------------------------------------------------
 
     def topic(self, name: str | None = None, queues: int = 4) -> str:
-        """Makes a topic; its name, one that nobody else has where none is given."""
+        """Create a topic and return its name; without a name, a unique one."""
         name = name or f"test-{uuid.uuid4().hex}"
         self._ask("UPDATE_AND_CREATE_TOPIC", topic=name, defaultTopic="TBW102",
                   readQueueNums=queues, writeQueueNums=queues, perm=_READ_AND_WRITE,
@@ -138,13 +138,15 @@ class RocketMQ:
         return name
 
     def topics(self) -> list[str]:
-        """The names of all topics, those of the system among them."""
+        """Return the names of all topics, including system topics."""
         return sorted(self._topics())
 
     def send(self, topic: str, body: bytes | str, *, tags: str = "", keys: str = "",
              queue_id: int = 0, delay_level: int = 0, properties: Mapping[str, str] | None = None
              ) -> None:
-        """Sends a message; a topic that is not there is made. ``keys`` are parted by spaces."""
+        """Send a message; create the topic if it does not exist. ``keys`` are separated by
+        spaces.
+        """
         given = {props.TAGS: tags, props.KEYS: keys, props.DELAY: str(delay_level or "")}
         known = {name: value for name, value in given.items() if value} | dict(properties or {})
         self._ask("SEND_MESSAGE", body.encode() if isinstance(body, str) else body,
@@ -153,12 +155,14 @@ class RocketMQ:
                   flag=0, properties=props.build(known), reconsumeTimes=0, unitMode=False)
 
     def messages(self, topic: str) -> list[Message]:
-        """All messages of a topic, queue by queue. UsageError where there is no such topic."""
+        """Return all messages of a topic, queue by queue. Raises UsageError if there is no such
+        topic.
+        """
         return self._messages(topic, dict.fromkeys(range(self._queues(topic)), 0))
 
     def wait_for(self, topic: str, count: int, timeout: float = 10.0) -> list[Message]:
-        """Waits until a topic has so many messages, and returns all it has. The topic may be made
-        meanwhile. TimeoutError.
+        """Wait until a topic has ``count`` messages, and return all of them. The topic may be
+        created meanwhile. Raises TimeoutError.
         """
         end = time.monotonic() + timeout
         while topic not in self._topics() and time.monotonic() < end:
@@ -183,7 +187,7 @@ class RocketMQ:
         return found
 
     def delayed(self) -> list[Message]:
-        """Messages whose time has not come, with the topic and queue that they are for."""
+        """Return messages that are not due yet, with their target topic and queue."""
         levels = self._ask("GET_ALL_DELAY_OFFSET").json()["offsetTable"]
         offsets = dict.fromkeys(range(self._topics().get(props.SCHEDULE_TOPIC, 0)), 0) | {
             int(level) - 1: offset for level, offset in levels.items()}
@@ -202,8 +206,8 @@ class RocketMQ:
     # -- consumer groups ----------------------------------------------------------------------
 
     def lag(self, group: str, topic: str | None = None) -> int:
-        """How many messages a group has not consumed yet, in a topic or in all that it consumes.
-        UsageError where there is no such group.
+        """Return the number of messages that a group has not consumed, in a topic or in all that it
+        consumes. Raises UsageError for an unknown group.
         """
         return sum(queue["brokerOffset"] - queue["consumerOffset"]
                    for name in self._topics_of(group, topic)
@@ -212,8 +216,8 @@ class RocketMQ:
 
     def reset(self, group: str, topic: str | None = None,
               to: Literal["earliest", "latest"] | int = "earliest") -> None:
-        """Has a group consume again from the first message, from the next one, or from the first
-        one stored at a time (ms); in a topic or in all that it consumes. UsageError.
+        """Reset a group to the first message, to the next one, or to the first one stored at a time
+        (ms), in a topic or in all that it consumes. Raises UsageError.
         """
         when = {"earliest": 0, "latest": -1}[to] if isinstance(to, str) else to
         for name in self._topics_of(group, topic):
@@ -221,7 +225,7 @@ class RocketMQ:
                       isForce=True)
 
     def dead_letters(self, group: str) -> list[Message]:
-        """Messages that a group's consumers gave up. UsageError where there is no such group."""
+        """Return the dead letters of a group. Raises UsageError for an unknown group."""
         topic = props.DLQ_PREFIX + group
         if topic in self._topics():
             return self.messages(topic)
@@ -232,34 +236,34 @@ class RocketMQ:
 
     def refuse_sends(self, times: int | None = None, *, topic: str | None = None,
                      code: int = _NOT_AVAILABLE) -> Fault:
-        """Refuses the next ``times`` sends, or all until the fault ends; of one topic, or of any.
+        """Reject the next ``times`` sends, or all until the fault ends; of one topic, or of any.
         Producers get ``code`` of the remoting protocol.
         """
         return self._fault(partial(self._order, "refuse_sends", times=0), "refuse_sends",
                            times=-1 if times is None else times, topic=topic, code=code)
 
     def slow(self, seconds: float) -> Fault:
-        """Each answer comes so much later, until the fault ends."""
+        """Delay each response until the fault ends."""
         return self._fault(partial(self._order, "slow", ms=0), "slow", ms=seconds * 1000)
 
     def pause(self) -> Fault:
-        """Nobody is answered or heard until `resume`; connections stay."""
+        """Stop reading and answering requests until `resume`; connections stay."""
         return self._fault(self.resume, "pause")
 
     def resume(self) -> None:
-        """Ends `pause`."""
+        """End `pause`."""
         self._order("resume")
 
     def stop(self) -> Fault:
-        """Ends the server as a broker ends; its store stays, and its port is free until `start`."""
+        """Stop the server like a broker; its store stays, and its port is free until `start`."""
         return self._fault(self.start, "stop")
 
     def start(self) -> None:
-        """Starts the server again after `stop`, at the same address."""
+        """Start the server again after `stop`, at the same address."""
         self._order("start")
 
     def restart(self) -> None:
-        """`stop` and `start`; clients have to connect again."""
+        """Stop and start the server; clients have to connect again."""
         self.stop().end()
 
     def _fault(self, end: Callable[[], None], order: str, **values: object) -> Fault:
@@ -269,7 +273,7 @@ class RocketMQ:
     def _order(self, order: str, **values: object) -> None:
         process = self._process
         if process is None or process.stdin is None:
-            raise RmqctlError("only the program that started a server can give it orders")
+            raise RmqctlError("only the program that started the server can control it")
         with self._ordering, suppress(BrokenPipeError, Empty):
             process.stdin.write(json.dumps({"order": order, **values}).encode() + b"\n")
             process.stdin.flush()
@@ -277,7 +281,7 @@ class RocketMQ:
             if answer["order"] == order:
                 return
             raise RmqctlError(f"{order}: {answer.get('problem', 'the server has ended')}")
-        raise RmqctlError(f"{order}: the server does not answer")
+        raise RmqctlError(f"{order}: no response from the server")
 
     # -- over the server's protocol -----------------------------------------------------------
 
@@ -292,7 +296,7 @@ class RocketMQ:
         return answer
 
     def _topics(self) -> dict[str, int]:
-        """Topics, and how many queues each has to read."""
+        """Return the topics with the number of their read queues."""
         table = self._ask("GET_ALL_TOPIC_CONFIG").json()["topicConfigTable"]
         return {name: config["readQueueNums"] for name, config in table.items()}
 
@@ -303,7 +307,7 @@ class RocketMQ:
         return topics[topic]
 
     def _topics_of(self, group: str, topic: str | None) -> list[str]:
-        """The topics that a group consumes, or the only one that is asked for."""
+        """Return the topics that a group consumes, or the given one."""
         if topic is not None:
             self._queues(topic)
         found = set(self._ask("QUERY_TOPICS_BY_CONSUMER", group=group).json()["topicList"])
@@ -317,7 +321,7 @@ class RocketMQ:
         return [topic] if topic is not None else sorted(found & self._topics().keys())
 
     def _messages(self, topic: str, offsets: Mapping[int, int]) -> list[Message]:
-        """The messages of a topic's queues, each from a queue offset on."""
+        """Yield the messages of a topic's queues, each from a queue offset on."""
         found = []
         with self._client() as client:
             for queue_id, first in sorted(offsets.items()):
@@ -333,7 +337,7 @@ class RocketMQ:
 
 
 class Fault:
-    """Something that goes wrong on purpose until the block ends, or until `end`."""
+    """A fault that is injected until the block ends, or until `end`."""
 
     def __init__(self, end: Callable[[], None]) -> None:
         self.end = end
@@ -353,12 +357,12 @@ class Fault:
 
 def _unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
     similar = get_close_matches(name, known)
-    return UsageError(f"there is no {kind} {name}" + (
+    return UsageError(f"no such {kind}: {name}" + (
         f"; similar: {', '.join(similar)}" if similar else ""))
 
 
 def _read_on(events: IO[bytes], answers: SimpleQueue[dict[str, Any]]) -> None:
-    """Takes what the server says, until its end."""
+    """Read the server's output until it ends."""
     with events:
         for line in events:
             if (event := json.loads(line)).get("event") == "order":
@@ -382,19 +386,19 @@ def _twin(method: Callable[Concatenate[RocketMQ, _P], _T]
 
 
 class AsyncRocketMQ:
-    """`RocketMQ` with methods that are awaited: ``async with AsyncRocketMQ() as server``."""
+    """`RocketMQ` with awaitable methods: ``async with AsyncRocketMQ() as server``."""
 
     def __init__(self, *options: str) -> None:
         self.server = RocketMQ(*options)
 
     @property
     def address(self) -> str:
-        """What clients take as their name server."""
+        """The name server address for clients."""
         return self.server.address
 
     @property
     def grpc(self) -> str:
-        """The endpoint of clients of RocketMQ 5."""
+        """The endpoint of RocketMQ 5 clients."""
         return self.server.grpc
 
     async def __aenter__(self) -> Self:
@@ -430,6 +434,6 @@ except ImportError:
 else:
     @pytest.fixture(scope="session")
     def rocketmq() -> Iterator[RocketMQ]:
-        """A server for all tests of a run; under pytest-xdist each worker has its own."""
+        """Provide a server for all tests of a run; under pytest-xdist one per worker."""
         with RocketMQ() as server:
             yield server

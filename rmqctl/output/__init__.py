@@ -1,8 +1,7 @@
-"""Every way of showing rows, documents, messages and progress. The only package that prints.
+"""Output of rows, documents, messages and progress. The only package that prints.
 
 Commands need four names: :class:`Output`, :class:`Human` (for annotations), :data:`FLUSH` and
-:class:`Encoded`.
-The formats are imported when they are used, so that a JSON run never loads rich.
+:class:`Encoded`. The formats are imported when they are used, so that a JSON run never loads rich.
 """
 
 from __future__ import annotations

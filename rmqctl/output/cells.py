@@ -1,4 +1,4 @@
-"""Rows on their way into a table: pages, columns, the text of one cell, column widths."""
+"""Parts of a table: pages, columns, the text of a cell, column widths."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ FLUSH: Final[Row] = MappingProxyType({})
 
 
 class Encoded(NamedTuple):
-    """Rows that are JSON in UTF-8 already, a line feed behind each and none within."""
+    """Rows that are already JSON in UTF-8, with a line feed after each and none inside."""
 
     lines: bytes | memoryview
     rows: int
 
 
 class Layout(NamedTuple):
-    """How rows are laid out; all of it but ``columns`` is for people only. See `Output.rows`."""
+    """The layout of rows; everything except ``columns`` is for people only. See `Output.rows`."""
 
     columns: Sequence[str] | None
     brief: Sequence[str] | None
@@ -46,16 +46,16 @@ class Layout(NamedTuple):
     language: Language | None = None
 
     def header(self, column: str) -> str:
-        """What stands above a column."""
+        """Return the header of a column."""
         return column if self.language is None else self.language.caption(column)
 
     def say(self, value: Any) -> Any:
-        """The value of a cell, as it is shown."""
+        """Return the value of a cell as it is shown."""
         return value if self.language is None else self.language.say(value)
 
 
 _SENTENCES = 1000
-"""Characters that the longest explanation in a cell stays below."""
+"""Maximum characters of an explanation in a cell."""
 PAGE_ROWS = 500
 _PAGE_SECONDS = 0.5
 
@@ -63,9 +63,9 @@ _PAGE_SECONDS = 0.5
 def pages(
     rows: Iterable[Row], size: int = PAGE_ROWS, clock: Callable[[], float] = time.monotonic
 ) -> Iterator[list[Row]]:
-    """Cut ``rows`` into lists of at most ``size``; sooner at a FLUSH or after half a second.
+    """Divide ``rows`` into lists of at most ``size``; earlier at a FLUSH or after half a second.
 
-    Memory is bounded by one page, however many rows come.
+    Memory is bounded by one page, for any number of rows.
     """
     page: list[Row] = []
     started = clock()
@@ -83,20 +83,20 @@ def pages(
 
 
 def peek(stream: Iterator[list[Row]]) -> tuple[list[Row], Iterator[list[Row]]]:
-    """Return the first page (empty when there are no rows) and the stream with it put back."""
+    """Return the first page (empty without rows) and the stream with it put back."""
     first = next(stream, [])
     return first, chain([first], stream) if first else stream
 
 
 def columns_of(page: Sequence[Row]) -> list[str]:
-    """Every key of the rows of ``page``, in order of first appearance."""
+    """Return every key of the rows of ``page``, in order of first appearance."""
     return list(dict.fromkeys(key for row in page for key in row))
 
 
 def refuse_bytes(value: Any) -> None:
-    """Raise TypeError for bytes: how they are shown is decided by the command, never here."""
+    """Raise TypeError for bytes: the command decides how they are shown, not this module."""
     if isinstance(value, bytes | bytearray | memoryview):
-        raise TypeError("a row holds bytes; commands hand over text")
+        raise TypeError("a row contains bytes; commands must pass text")
 
 
 def plain_value(value: Any) -> Any:
@@ -109,23 +109,25 @@ def plain_value(value: Any) -> Any:
         return item()
     if isinstance(value, set | frozenset):
         return sorted(value)
-    raise TypeError(f"a row holds a {type(value).__name__}, which no output format knows")
+    raise TypeError(f"a row contains a {type(value).__name__}, which no output format supports")
 
 
 def compact_json(value: Any) -> str:
-    """Nested values inside a cell: JSON without spaces, non-ASCII characters as they are."""
+    """Return nested values inside a cell: JSON without spaces, non-ASCII characters unchanged."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=plain_value)
 
 
 def simple(value: Any) -> int | float | str:
-    """What is no text as text formats show it: a finite number stays one, others are empty."""
+    """Return a value that is not text for text formats: a finite number stays a number, others are
+    empty.
+    """
     if isinstance(value, bool):
         return "true" if value else "false"
     return value if value is not None and math.isfinite(value) else ""
 
 
 def cell_text(value: Any) -> str:
-    """The text of a value in a table for people, safe for a terminal, on one line."""
+    """Return the text of a value in a table for people, safe for a terminal, on one line."""
     if isinstance(value, str):
         return visible(value)
     if value is None or isinstance(value, int | float):
@@ -139,11 +141,13 @@ def cell_text(value: Any) -> str:
 _ADDRESSES = re.compile(
     r".*(offset|_id|_crc|hash|flag|code|magic|port|version|timestamp)|"
     r"(id|pid|position|value|hex|number|record|crc|begin|end|epoch|term)")
-"""Columns whose numbers are copied, or are none: they have no separators."""
+"""Columns whose numbers are copied or are ids: without separators."""
 
 
 def number_text(name: str, value: Any) -> str:
-    """The text of a value called ``name``: counts and sizes with separators, else `cell_text`."""
+    """Return the text of a value called ``name``: counts and sizes with separators, else
+    `cell_text`.
+    """
     if (isinstance(value, int) and not isinstance(value, bool)
             and not _ADDRESSES.fullmatch(name)):
         return f"{value:,}"
@@ -151,12 +155,12 @@ def number_text(name: str, value: Any) -> str:
 
 
 def not_shown(columns: Sequence[str]) -> Phrase:
-    """What stands below a table that has no room for some columns."""
-    return Phrase("no room for: {columns} (-o json shows them)", columns=Joined(", ", columns))
+    """Return the note below a table that has no space for some columns."""
+    return Phrase("columns not shown: {columns} (-o json has them)", columns=Joined(", ", columns))
 
 
 def page_cells(page: Iterable[Row], columns: Sequence[str], layout: Layout) -> list[list[str]]:
-    """Cell texts of a page, row by row; columns may have their own way to show a value."""
+    """Return the cell texts of a page, row by row; columns may have a renderer of their own."""
     show = [(name, (layout.render or {}).get(name)) for name in columns]
     return [
         [
@@ -170,7 +174,7 @@ def page_cells(page: Iterable[Row], columns: Sequence[str], layout: Layout) -> l
 
 
 def numeric_columns(page: Sequence[Row], columns: Sequence[str]) -> list[bool]:
-    """Which columns hold numbers only (they are aligned to the right and never cut)."""
+    """Return which columns contain only numbers (they are right-aligned and never cut)."""
     return [
         any(row.get(name) is not None for row in page)
         and all(
@@ -183,9 +187,9 @@ def numeric_columns(page: Sequence[Row], columns: Sequence[str]) -> list[bool]:
 
 
 def cut(text: str, limit: int, mark: str = "…") -> str:
-    """Shorten data to about ``limit`` characters, saying how many were left out.
+    """Shorten data to about ``limit`` characters, with the number of omitted ones.
 
-    Sentences, which have spaces, are shown whole; only texts far longer than any are cut, too.
+    Sentences, which contain spaces, are shown completely; only extremely long ones are cut.
     """
     if " " in text[:limit]:
         limit = max(limit, _SENTENCES)
@@ -195,7 +199,9 @@ def cut(text: str, limit: int, mark: str = "…") -> str:
 
 
 def display_width(text: str) -> int:
-    """Terminal columns ``text`` takes: two for wide East Asian characters, none for combining."""
+    """Return the terminal columns of ``text``: two for wide East Asian characters, none for
+    combining ones.
+    """
     if text.isascii():
         return len(text)
     return sum(
@@ -205,7 +211,7 @@ def display_width(text: str) -> int:
 
 
 def padded(text: str, width: int, *, right: bool = False) -> str:
-    """``text`` in ``width`` terminal columns, to the left or ``right``."""
+    """Return ``text`` padded to ``width`` terminal columns, left- or ``right``-aligned."""
     blanks = " " * (width - display_width(text))
     return blanks + text if right else text + blanks
 
@@ -215,11 +221,11 @@ _UNITS = re.compile("\uff08*(?:[\u1100-\uff07\uff09-\uffef]|[^\u1100-\uffef]+)"
 
 
 def folded(text: str, width: int, indent: str = "") -> list[str]:
-    """``text`` in lines of at most ``width`` columns, later ones with ``indent``.
+    """Return ``text`` in lines of at most ``width`` columns, later lines with ``indent``.
 
-    Lines end between words, and between characters of East Asian scripts, before whose commas
-    and full stops they do not. A word that is longer than a line is broken, after a slash where
-    it has one.
+    Lines end between words, and between characters of East Asian scripts, but not before their
+    commas and full stops. A word that is longer than a line is broken, after a slash where it has
+    one.
     """
     start = text.lstrip(" ")
     lines, line = [], " " * (len(text) - len(start))
@@ -240,7 +246,7 @@ def folded(text: str, width: int, indent: str = "") -> list[str]:
 
 
 def _head_of(word: str, room: int) -> str:
-    """As much of a word as has room, at least a character; up to a slash in its second half."""
+    """Return as much of a word as fits, at least a character; up to a slash in its second half."""
     fits = 1
     while fits < len(word) and display_width(word[: fits + 1]) <= room:
         fits += 1
@@ -252,7 +258,7 @@ _SHELL_WORD = re.compile(r"""(?:'[^']*'|"[^"]*"|[^\s'"])+""")
 
 
 def folded_command(text: str, width: int) -> list[str]:
-    """A command in lines that a shell takes for one: each but the last ends with a backslash.
+    """Return a command in lines that a shell reads as one: each but the last ends with a backslash.
 
     Lines end between words, never within quotes; a longer word without quotes is broken.
     """

@@ -33,18 +33,18 @@ if TYPE_CHECKING:
 
 ENGLISH = "en"
 _MESSAGE_INDENT = "  "
-"""Before the later lines of a message on stderr."""
+"""Indent of the later lines of a message on stderr."""
 
 
 def _language(name: str) -> Language:
-    """One that is not English, with its catalog."""
+    """A language other than English, with its catalog."""
     from rmqctl.output.language import language
 
     return language(name)
 
 
 class Output:
-    """All a command may do to be seen. Data goes to stdout, everything else to stderr."""
+    """The output of a command. Data goes to stdout, everything else to stderr."""
 
     def __init__(self, fmt: str, *, quiet: int, verbose: int, no_progress: bool,
                  stdout: IO[str] | None, stderr: IO[str] | None,
@@ -72,12 +72,11 @@ class Output:
              no_progress: bool = False, stdout: IO[str] | None = None,
              stderr: IO[str] | None = None, environ: Mapping[str, str] | None = None,
              lang: str = ENGLISH, every: bool = False) -> Output:
-        """An output in format ``fmt``; None means ``table`` on a terminal, else ``plain``.
+        """Return an output in format ``fmt``; None means ``table`` on a terminal, else ``plain``.
 
-        ``lang``: the language people are spoken to in. ``every``: pages list each thing, be there
-        many that are alike.
-        ``quiet`` 1 silences notes and progress, 2 warnings too; ``verbose`` 1 shows debug lines.
-        The streams default to those of the process (which may be closed).
+        ``lang``: the language of texts for people. ``every``: pages list each of many similar
+        things. ``quiet`` 1 silences notes and progress, 2 also warnings; ``verbose`` 1 shows debug
+        lines. The streams default to those of the process (which may be closed).
         """
         out = sys.stdout if stdout is None else stdout
         return cls(
@@ -94,27 +93,27 @@ class Output:
 
     @property
     def is_data(self) -> bool:
-        """Whether the format is for programs (json, jsonl, csv, tsv) rather than people."""
+        """True if the format is for programs (json, jsonl, csv, tsv) rather than people."""
         return self._format.is_data
 
     @property
     def is_flat(self) -> bool:
-        """Whether it has cells only (csv, tsv, and the tables for people): nothing lies in them."""
+        """True if it has only cells (csv, tsv, and the tables for people), without nesting."""
         return self._format.is_flat or not self._format.is_data
 
     @property
     def is_value(self) -> bool:
-        """Whether all that is shown is one value (json), which ends before anybody can read it."""
+        """True if the whole output is one value (json), which is complete only at the end."""
         return self._format.is_data and not self._format.streams
 
     @property
     def streams(self) -> bool:
-        """Whether each row stands for itself as soon as it is written (jsonl, csv, tsv)."""
+        """True if each row is usable as soon as it is written (jsonl, csv, tsv)."""
         return self._format.streams
 
     @property
     def is_json(self) -> bool:
-        """Whether rows become JSON objects (json, jsonl), and may come as `Encoded`."""
+        """True if rows become JSON objects (json, jsonl), and may come as `Encoded`."""
         return self._format.is_json
 
     # -- data ---------------------------------------------------------------------------------
@@ -143,17 +142,17 @@ class Output:
     ) -> None:
         """Show one object: as JSON, as ``key,value`` records (csv, tsv), or to people by ``human``.
 
-        ``human`` gets a :class:`~rmqctl.output.human.Human` to write on; without it the object is
-        laid out generically.
+        ``human`` gets a :class:`~rmqctl.output.human.Human` to write on; without it the object gets
+        a generic layout.
         """
         self._writer().document(document, human)
 
     def listing(self, document: Mapping[str, Any], human: Callable[[Human], None], *,
                 rows: Iterable[Row], columns: Sequence[str]) -> None:
-        """A document that is a list with a summary, in what form the format can hold.
+        """Show a document that is a list with a summary, in a form that the format supports.
 
-        json shows ``document``, people see ``human``; jsonl, csv and tsv have the ``rows`` of the
-        list and nothing else: one kind of row to a stream.
+        json shows ``document``, people see ``human``; jsonl, csv and tsv get only the ``rows`` of
+        the list: one kind of row per stream.
         """
         if self.streams:
             self.rows(rows, columns)
@@ -161,11 +160,11 @@ class Output:
             self.document(document, human)
 
     def human(self) -> Human:
-        """The page for people in this format (table, plain or markdown)."""
+        """Return the page for people in this format (table, plain or markdown)."""
         return cast(PageWriter, self._writer()).page()
 
     def conclude(self, verdict: str, style: str | None = None) -> None:
-        """The verdict that began a page once more, as the last line; for people only."""
+        """Repeat the verdict of a page as the last line; for people only."""
         if not self.is_data:
             page = self.human()
             page.blank()
@@ -183,38 +182,40 @@ class Output:
             self._every))
 
     def binary(self) -> Raw:
-        """Standard output for bytes of a format of their own: not for a terminal (UsageError)."""
+        """Return standard output for bytes of a format of their own. Raises UsageError for a
+        terminal.
+        """
         if self._terminal:
-            raise UsageError("this is for a file or a program, not for a terminal")
+            raise UsageError("this format is for a file or a program, not for a terminal")
         return Raw(self._sink)
 
     @property
     def takes_a_line(self) -> bool:
-        """Whether whoever reads standard output keeps up: else a line would have to wait."""
+        """Return whether the reader of standard output keeps up; otherwise a line would block."""
         return takes_a_line(self._stdout)
 
     def flush(self) -> None:
-        """Hand all data written so far to the system."""
+        """Pass all data written so far to the system."""
         self._sink.flush()
 
     # -- messages -----------------------------------------------------------------------------
 
     def note(self, text: str) -> None:
-        """A remark on stderr; silenced by -q."""
+        """Print a note on stderr; silenced by -q."""
         if self.quiet < 1:
             self._say(f"rmqctl: {visible(self._said(text))}")
 
     def tell(self, text: str) -> None:
-        """What a question on stderr needs; never silenced."""
+        """Print a line that a question on stderr needs; never silenced."""
         self._say(f"rmqctl: {visible(self._said(text))}")
 
     def warn(self, text: str) -> None:
-        """A warning on stderr; silenced by -qq."""
+        """Print a warning on stderr; silenced by -qq."""
         if self.quiet < 2:
             self._say(f"rmqctl: warning: {visible(self._said(text))}")
 
     def debug(self, text: str) -> None:
-        """A detail on stderr; shown with -v."""
+        """Print a detail on stderr; shown with -v."""
         if self.verbose >= 1:
             self._say(f"rmqctl: debug: {visible(text)}")
 
@@ -232,8 +233,8 @@ class Output:
     # -- progress -----------------------------------------------------------------------------
 
     def screen(self) -> Screen | None:
-        """The terminal as a whole, where there is one to draw on and no other format, quiet or
-        --no-progress is asked for.
+        """Return the whole terminal, if there is one to draw on and no other format, quiet or --no-
+        progress was requested.
         """
         if self.format != "table" or self.quiet or self._no_progress or not has_screen(
                 self._environ) or self._stdout is None:
@@ -243,9 +244,9 @@ class Output:
         return Screen(self._stdout, self._environ, self._language)
 
     def progress(self, label: str, total: int | None = None, *, unit: str = "bytes") -> Progress:
-        """A context manager to report progress with; ``total`` in bytes, or in ``unit``.
+        """Return a context manager that reports progress; ``total`` in bytes, or in ``unit``.
 
-        A bar is drawn only when stderr is a terminal, and not with --no-progress or -q. Within
+        A bar is drawn only when stderr is a terminal, and not with --no-progress or -q. Inside
         another one it is a phase of that.
         """
         if (
@@ -272,16 +273,15 @@ class Output:
 
     @contextlib.contextmanager
     def watch(self, label: str, total: int) -> Iterator[Callable[[int], None]]:
-        """The same for a library function with stages of its own: gives its ``advance``."""
+        """Report progress of a library function with stages of its own: yields its ``advance``."""
         with self.progress(label, total) as progress:
             yield progress.advance
 
 
 def say(line: str, stream: IO[str] | None, environ: Mapping[str, str] | None = None) -> None:
-    """Write a message to ``stream`` (stderr), folded where that has a width. A line that is a
-    command stays one that can be copied.
+    """Write a message to ``stream`` (stderr), folded to its width.
 
-    A closed or broken stream is not worth failing for.
+    A line that is a command can still be copied. A closed or broken stream is ignored.
     """
     width = known_width(stream, os.environ if environ is None else environ)
     text = visible_lines(line)

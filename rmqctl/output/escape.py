@@ -1,7 +1,7 @@
-"""Keeps the bytes of messages from steering a terminal or a spreadsheet.
+"""Escapes that keep the bytes of messages from controlling a terminal or a spreadsheet.
 
-A body or a key may hold anything: escape sequences, carriage returns, right-to-left overrides,
-half surrogates, spreadsheet formulas. Each output format asks this module before it prints text.
+A body or a key may contain anything: escape sequences, carriage returns, right-to-left overrides,
+half surrogates, spreadsheet formulas. Each output format calls this module before it prints text.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PLAIN_NUMBER = r" *[+-]?[0-9]+(\.[0-9]+)? *"
 
 @cache
 def _pattern(text: str) -> re.Pattern[str]:
-    """Compiled when it is needed: a run needs one or two of them."""
+    """A pattern, compiled on first use: a run needs one or two of them."""
     return re.compile(text)
 
 
@@ -52,7 +52,7 @@ def visible(text: str) -> str:
 
 
 def visible_lines(text: str) -> str:
-    """Like :func:`visible`, but line feeds stay: for text rmqctl itself lays out in lines."""
+    """Like :func:`visible`, but keep line feeds: for text that rmqctl itself breaks into lines."""
     return _pattern(_UNSAFE_BUT_NEWLINE).sub(_escape, text)
 
 
@@ -69,9 +69,9 @@ def _json_escape(match: re.Match[str]) -> str:
 
 
 def spreadsheet_safe(text: str) -> str:
-    """Return ``text`` such that a spreadsheet takes it as text: a formula gets a leading ``'``.
+    """Return ``text`` such that a spreadsheet reads it as text: a formula gets a leading ``'``.
 
-    Texts which are plain numbers are left alone: they mean the same as a number.
+    Plain numbers are unchanged: they mean the same as a number.
     """
     if _pattern(_FORMULA).match(text) and not _pattern(_PLAIN_NUMBER).fullmatch(text):
         return "'" + text

@@ -1,6 +1,6 @@
-"""A table in the columns of a terminal: which of its columns are shown, how wide, and where.
+"""The layout of a table in a terminal: visible columns, their widths and positions.
 
-Pure functions over the texts of cells; `richtable` and `human` draw what they decide.
+Pure functions over the texts of cells; `richtable` and `human` draw the result.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from rmqctl.output.cells import cut, display_width, folded, padded
 GAP = 2
 """Blank columns between two table columns."""
 LEAST_WIDTH = 12
-"""A text column is not made narrower than this to fit the terminal."""
+"""Minimum width of a text column when fitting to the terminal."""
 _CELL_LINES = 6
-"""A cell has at most about so many lines: data is cut, texts need more room."""
+"""Approximate maximum lines of a cell: data is cut, texts get more space."""
 _SENTENCE_LINES = 3
-"""A sentence with more of them is written below its row."""
+"""Number of lines beyond which a sentence is written below its row."""
 _LONGEST_WORD = 40
-"""Longer ones are data, and may be broken."""
+"""Length of a word beyond which it is data and may be broken."""
 _NAMES = frozenset({"file", "target", "path", "source", "folder", "store", "structure", "topic",
                      "where"})
 """Columns whose words are copied from the screen: never broken."""
 _DATA = {"body": LEAST_WIDTH, "hex": LEAST_WIDTH, "value": LEAST_WIDTH + 2}
-"""Columns of data, which is broken anywhere, and the least width of each."""
+"""Columns of data, which may be broken anywhere, with their minimum widths."""
 _WHOLE = frozenset({"hex"})
-"""Data that is never cut: it was shortened before, or all of it is asked for."""
+"""Data that is never cut: it was shortened before, or all of it was requested."""
 _SENTENCES = frozenset({"cause", "detail", "error", "meaning", "note", "reason", "why"})
 """Columns of sentences: one of them may be written below each row."""
 _KEPT = frozenset({
@@ -34,7 +34,7 @@ _KEPT = frozenset({
     "fields", "folder", "group", "hex", "key", "kind", "lost", "meaning", "messages", "name",
     "offset", "queue", "reason", "severity", "source", "store", "structure", "target", "topic",
     "value", "verdict", "where"})
-"""Columns that are left out only after all others."""
+"""Columns that are omitted last."""
 _ANY = 1 << 20
 _INDENT = 4
 """Blanks before a sentence that is written below its row."""
@@ -42,8 +42,8 @@ _INDENT = 4
 
 @dataclass
 class Fit:
-    """How a table lies: the columns side by side, their widths, and the one whose text is written
-    below each row; ``dropped`` are those that are not shown. Columns are numbers.
+    """The layout of a table: columns side by side, their widths, and the one whose text is written
+    below each row; ``dropped`` are not shown. Columns are numbers.
     """
 
     columns: list[int]
@@ -54,10 +54,10 @@ class Fit:
 
 def fitted(names: Sequence[str], headers: Sequence[str], cells: Sequence[Sequence[str]],
            numeric: Sequence[bool], width: int) -> Fit | None:
-    """The layout of a table within ``width``; None where not even two columns have room.
+    """Return the layout of a table within ``width``; None where not even two columns fit.
 
-    In this order: sentences fold, empty columns go, a sentence is written below its row, and
-    columns are left out, the less important first.
+    In this order: fold sentences, omit empty columns, write a sentence below its row, and omit
+    columns, the least important first.
     """
     measured = _Measured(names, headers, cells, numeric)
     found = Fit(list(range(len(names))))
@@ -82,14 +82,14 @@ def fitted(names: Sequence[str], headers: Sequence[str], cells: Sequence[Sequenc
 
 def refitted(before: Fit, names: Sequence[str], headers: Sequence[str],
              cells: Sequence[Sequence[str]], numeric: Sequence[bool], width: int) -> Fit | None:
-    """The same for a later page of the table: its columns are those of the first."""
+    """Return the layout of a later page of the table, with the columns of the first."""
     measured = _Measured(names, headers, cells, numeric)
     after = Fit(before.columns, before.widths, before.below, before.dropped)
     return after if _settle(after, measured, width) else None
 
 
 class _Measured:
-    """The widths that the cells of a page want, and need."""
+    """Return the preferred and minimum widths of the cells of a page."""
 
     def __init__(self, names: Sequence[str], headers: Sequence[str],
                  cells: Sequence[Sequence[str]], numeric: Sequence[bool]) -> None:
@@ -107,8 +107,8 @@ class _Measured:
 
 
 def _settle(found: Fit, measured: _Measured, width: int) -> bool:
-    """Give the columns their widths; False where they do not fit, or a sentence would run down a
-    narrow column.
+    """Set the widths of the columns; return False where they do not fit, or a sentence would run
+    down a narrow column.
     """
     natural = [measured.natural[column] for column in found.columns]
     least = [measured.least[column] for column in found.columns]
@@ -128,7 +128,7 @@ def _settle(found: Fit, measured: _Measured, width: int) -> bool:
 
 
 def _by_importance(columns: Sequence[int], names: Sequence[str]) -> list[int]:
-    """The columns that may be left out, the first to go first; two are always kept."""
+    """Return the columns that may be omitted, in order; two are always kept."""
     kept = set(columns[:1]) | set([c for c in columns if names[c] in _KEPT][:1])
     if len(kept) < 2:
         kept |= set([c for c in columns if c not in kept][:1])
@@ -138,7 +138,7 @@ def _by_importance(columns: Sequence[int], names: Sequence[str]) -> list[int]:
 
 
 def header_lines(text: str) -> list[str]:
-    """A header in lines that may stand above each other: ``queue_`` and ``offset``."""
+    """Return a header in lines that may be stacked: ``queue_`` and ``offset``."""
     lines: list[str] = []
     for part in text.replace("_", "_\0").replace(" ", "\0").split("\0"):
         if lines and display_width(lines[-1] + part) < LEAST_WIDTH // 2:
@@ -149,7 +149,7 @@ def header_lines(text: str) -> list[str]:
 
 
 def header_cells(text: str, width: int) -> list[str]:
-    """The lines of a header in a column of this width."""
+    """Return the lines of a header in a column of this width."""
     if display_width(text) <= width:
         return [text]
     lines: list[str] = []
@@ -163,7 +163,7 @@ def header_cells(text: str, width: int) -> list[str]:
 
 
 def _least_width(name: str, text: str) -> int:
-    """The narrowest column in which no word of a text is broken that should not be."""
+    """Return the narrowest column that breaks no unbreakable word of a text."""
     if name in _DATA or not text:
         return min(_DATA.get(name, 0), _cell_width(text))
     words = list(map(_cell_width, text.split()))
@@ -174,7 +174,7 @@ def _least_width(name: str, text: str) -> int:
 
 
 def total(widths: Sequence[int]) -> int:
-    """The width of a table of columns of these widths."""
+    """Return the width of a table with columns of these widths."""
     return sum(widths) + GAP * (len(widths) - 1)
 
 
@@ -184,10 +184,10 @@ def _cell_width(text: str) -> int:
 
 
 def fit(natural: Sequence[int], least: Sequence[int], width: int) -> list[int]:
-    """Column widths between ``least`` and ``natural`` whose sum with gaps is within ``width``.
+    """Return column widths between ``least`` and ``natural`` whose sum with gaps is within
+    ``width``.
 
-    The widest columns that can give way shrink first. Wider than ``width`` where the least does
-    not fit.
+    The widest shrinkable columns shrink first. Wider than ``width`` where the minimum does not fit.
     """
     widths = list(natural)
     room = width - GAP * (len(widths) - 1)
@@ -208,7 +208,7 @@ def fit(natural: Sequence[int], least: Sequence[int], width: int) -> list[int]:
 
 
 def fold_cell(name: str, text: str, width: int, mark: str) -> list[str]:
-    """The lines of a cell; much data is cut, and it is said how much is not shown."""
+    """Return the lines of a cell; long data is cut, with the number of omitted characters."""
     limit = width * _CELL_LINES
     if len(text) > limit and name not in _WHOLE:
         text = cut(text, max(limit - 12, 8), mark)
@@ -217,7 +217,7 @@ def fold_cell(name: str, text: str, width: int, mark: str) -> list[str]:
 
 def lines_of(names: Sequence[str], cells: Sequence[str], found: Fit, width: int, mark: str
              ) -> list[list[tuple[int, str, str]]]:
-    """A row as lines of parts: (column, text, blanks to fill its place with)."""
+    """Yield a row as lines of parts: (column, text, padding)."""
     texts = [fold_cell(names[column], cells[column], room, mark)
              for column, room in zip(found.columns, found.widths, strict=True)]
     lines: list[list[tuple[int, str, str]]] = []
@@ -235,13 +235,15 @@ def lines_of(names: Sequence[str], cells: Sequence[str], found: Fit, width: int,
 
 
 def plain_line(parts: Sequence[tuple[int, str, str]], numeric: Sequence[bool]) -> str:
-    """A line of a row without colour."""
+    """Return a line of a row without colour."""
     return (" " * GAP).join(blanks + text if numeric[column] else text + blanks
                             for column, text, blanks in parts).rstrip(" ")
 
 
 def header_of(headers: Sequence[str], found: Fit, numeric: Sequence[bool]) -> list[str]:
-    """The lines above a table; that of a sentence below its row is indented as it is."""
+    """Yield the header lines of a table; that of a sentence below its row is indented like the
+    sentence.
+    """
     texts = [header_cells(headers[column], room)
              for column, room in zip(found.columns, found.widths, strict=True)]
     height = max(map(len, texts))

@@ -1,4 +1,4 @@
-"""The formats in which data is shown, by name: what each is like, and which module writes it.
+"""The output formats by name: their properties, and the modules that write them.
 
 A new format is a module with a ``writer`` and a line here.
 """
@@ -16,30 +16,30 @@ if TYPE_CHECKING:
 
 
 class Writer(Protocol):
-    """Writes one format onto one stream."""
+    """A writer of one format to one stream."""
 
     def rows(self, rows: Iterable[Row], layout: Layout) -> int:
-        """Rows as they come, a bounded number of them in memory; returns how many there were."""
+        """Write rows as they come, a bounded number of them in memory; return their number."""
 
     def document(self, document: Mapping[str, Any],
                  human: Callable[[Human], None] | None) -> None:
-        """One object; ``human`` words it for people."""
+        """Write an object; ``human`` formats it for people."""
 
 
 class PageWriter(Writer, Protocol):
-    """One for people."""
+    """Return a page for people."""
 
     def page(self) -> Human:
-        """What a command writes on."""
+        """A target that a command writes to."""
 
 
 class Format(NamedTuple):
-    """What a command may know of a format.
+    """Properties of a format for commands.
 
-    ``is_data``: for programs rather than people, whole and in UTF-8. ``is_flat``: a row has only
-    cells, so that of a document with a list the list alone is shown. ``streams``: every row stands
-    for itself as soon as it is written. ``is_json``: a row is a JSON object. ``module`` has a
-    function ``writer(name, target)``.
+    ``is_data``: for programs rather than people, complete and in UTF-8. ``is_flat``: a row has only
+    cells, so a document with a list shows only the list. ``streams``: every row is usable as soon
+    as it is written. ``is_json``: a row is a JSON object. ``module`` has a function ``writer(name,
+    target)``.
     """
 
     module: str

@@ -1,7 +1,7 @@
-"""What a command says to a person about one object: headings, pairs, tables, text.
+"""Pages for people about one object: headings, pairs, tables, text.
 
-A command writes against :class:`Human` and does not know whether it speaks to a terminal, a
-file or a Markdown page.
+A command writes to :class:`Human` and does not know whether the target is a terminal, a file or a
+Markdown page.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 _VALUE_LIMIT = 2000
 _LEAST_ROOM = 30
-"""Columns a value gets, however narrow the terminal."""
+"""Minimum columns of a value, however narrow the terminal."""
 _UNICODE_SAMPLE = "…─│█▁"
 
 # Longest text shown in one cell; what is left out is counted in the cell. The data formats
@@ -62,10 +62,10 @@ _HEADER_PADDING = 2
 
 
 class Human(ABC):
-    """The page a command writes on.
+    """The page that a command writes to.
 
-    ``width`` is in columns; ``unicode`` says whether block and box characters can be shown,
-    ``colour`` whether styles have an effect, ``every`` whether each of many alike is to be listed.
+    ``width`` is in columns; ``unicode``: block and box characters can be shown; ``colour``: styles
+    have an effect; ``every``: each of many similar things is listed.
     """
 
     def __init__(self, sink: Sink, *, width: int, unicode: bool, language: Language | None,
@@ -86,7 +86,9 @@ class Human(ABC):
         self._heading(visible(self._language.caption(text)))
 
     def pairs(self, mapping: Mapping[str, Any], *, styles: Mapping[str, str] | None = None) -> None:
-        """Names and values, one pair per line; ``styles`` names a style for some of the values."""
+        """Write names and values, one pair per line; ``styles`` names a style for some of the
+        values.
+        """
         self._started = True
         texts = {
             visible(self._language.caption(key)): cut(
@@ -99,9 +101,9 @@ class Human(ABC):
     def table(self, rows: Iterable[Row], columns: Sequence[str] | None = None,
               title: str | None = None, *, render: Render | None = None,
               styles: Styles | None = None) -> int:
-        """Rows as a table, streamed; returns how many.
+        """Write rows as a table, streamed; return their number.
 
-        ``render`` words the values of a column; ``styles`` colours them by value.
+        ``render`` formats the values of a column; ``styles`` colours them by value.
         """
         if title:
             self._gap()
@@ -109,16 +111,16 @@ class Human(ABC):
         return self._table(rows, Layout(columns, None, title, render, styles, self._language))
 
     def text(self, text: str, style: str | None = None) -> None:
-        """Lines as they are (a sentence, a plot); ``style``: good, warn, bad, dim, bold."""
+        """Write lines unchanged (a sentence, a plot); ``style``: good, warn, bad, dim, bold."""
         self._started = True
         self._text(visible_lines(self._language.say(text)), style)
 
     def blank(self) -> None:
-        """One empty line."""
+        """Write an empty line."""
         self._sink.write("\n")
 
     def _lines(self, text: str) -> str:
-        """Sentences folded between their words; a command stays one that can be copied."""
+        """Write sentences folded between words; a command can still be copied."""
         if self._limit is None:
             return text
         return "\n".join(part for line in text.split("\n") for part in self._folded(line))
@@ -134,7 +136,9 @@ class Human(ABC):
         return folded(line, limit, indent)
 
     def _pair_lines(self, texts: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
-        """(name, name or blanks in its column, part of the value) of each line of the pairs."""
+        """Yield (name, name or blanks in its column, part of the value) for each line of the
+        pairs.
+        """
         width = max(map(display_width, texts))
         room = None if self._limit is None else self._limit - width - 2
         for key, value in texts.items():
@@ -170,7 +174,7 @@ class Human(ABC):
 
 
 class PlainHuman(Human):
-    """For files and pipes: aligned text without colours."""
+    """Pages for files and pipes: aligned text without colours."""
 
     style = "plain"
 
@@ -194,7 +198,7 @@ class PlainHuman(Human):
 
 
 class MarkdownHuman(PlainHuman):
-    """For a report or a ticket: GitHub-flavoured Markdown, whose lines are as long as they are."""
+    """Pages for a report or a ticket: GitHub-flavoured Markdown, with lines of any length."""
 
     style = "markdown"
 
@@ -216,7 +220,7 @@ class MarkdownHuman(PlainHuman):
 
 
 class RichHuman(Human):
-    """For a terminal: colours and rich tables."""
+    """Pages for a terminal: colours and rich tables."""
 
     def __init__(self, sink: Sink, canvas: Canvas, language: Language | None) -> None:
         super().__init__(sink, width=canvas.width, unicode=canvas.unicode, language=language,
@@ -253,7 +257,7 @@ class RichHuman(Human):
 
 
 def describe(human: Human, document: Mapping[str, Any]) -> None:
-    """Show an object nobody wrote a page for: scalars as pairs, lists of objects as tables."""
+    """Show an object without a page of its own: scalars as pairs, lists of objects as tables."""
     plain: dict[str, Any] = {}
     tables: dict[str, list[Mapping[str, Any]]] = {}
     for key, value in document.items():
@@ -275,11 +279,11 @@ def describe(human: Human, document: Mapping[str, Any]) -> None:
 
 def _write_tabulated(sink: Sink, style: str, rows: Iterable[Row], layout: Layout, mark: str,
                      limit: int | None) -> int:
-    """Stream ``rows`` as a ``plain`` or ``markdown`` table; returns how many.
+    """Stream ``rows`` as a ``plain`` or ``markdown`` table; return their number.
 
-    The header stands once. Column widths are those of the first page; a page with longer cells
-    is wider, never narrower, so that columns stay in line in all but freak cases. From the first
-    page on that is wider than ``limit``, the table is laid out within it.
+    The header is printed once. Column widths are those of the first page; a page with longer cells
+    is wider, never narrower, so that columns stay aligned in nearly all cases. From the first page
+    that exceeds ``limit`` on, the table is laid out within it.
     """
     # The first page decides the columns and which of them are right-aligned.
     first, stream = peek(pages(rows))
@@ -322,7 +326,7 @@ def _write_tabulated(sink: Sink, style: str, rows: Iterable[Row], layout: Layout
 
 def _is_wider(widths: Sequence[int], cells: Sequence[Sequence[str]], headers: Sequence[str],
               limit: int) -> bool:
-    """Whether a page of a plain table has lines that are wider than ``limit``."""
+    """Return whether a page of a plain table has lines that are wider than ``limit``."""
     if total(widths) <= limit:
         return False
     end = sum(widths[:-1]) + GAP * (len(widths) - 1)  # the last column is not filled up
@@ -332,7 +336,7 @@ def _is_wider(widths: Sequence[int], cells: Sequence[Sequence[str]], headers: Se
 
 
 class _Narrow:
-    """The pages of a plain table within a width; ``hidden`` are columns it has no room for."""
+    """Yield the pages of a plain table within a width; ``hidden``: columns that do not fit."""
 
     def __init__(self, names: Sequence[str], headers: Sequence[str], numeric: Sequence[bool],
                  width: int, mark: str) -> None:
@@ -343,7 +347,7 @@ class _Narrow:
         self.hidden: set[int] = set()
 
     def lines(self, cells: Sequence[Sequence[str]]) -> list[str]:
-        """The lines of a page; the first has the header above it."""
+        """Yield the lines of a page; the first has the header above it."""
         if not self._started:
             self._fit = fitted(self._names, self._headers, cells, self._numeric, self.width)
         elif self._fit is not None:
@@ -394,7 +398,7 @@ def _layout(style: str, headers: Sequence[str], cells: Sequence[Sequence[str]],
 
 
 class Pages:
-    """Writes a format for people: a table for rows, a page for a document."""
+    """Writer of a format for people: a table for rows, a page for a document."""
 
     def __init__(self, name: str, target: Target) -> None:
         self._name, self._target = name, target
@@ -433,5 +437,5 @@ class Pages:
 
 
 def writer(name: str, target: Target) -> Pages:
-    """The writer of ``table``, ``plain`` or ``markdown``."""
+    """Return the writer of ``table``, ``plain`` or ``markdown``."""
     return Pages(name, target)

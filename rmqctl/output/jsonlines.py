@@ -22,7 +22,7 @@ _COMPACT = json.JSONEncoder(
 )
 
 _FEW = 256
-"""Rows for which it is not worth while to load another encoder."""
+"""Number of rows below which another encoder is not worth loading."""
 _SCALARS = frozenset({str, int, bool, type(None)})
 _CONTAINERS = frozenset({dict, list, tuple})
 
@@ -31,7 +31,7 @@ _LINE_CHARS = 100
 
 
 def _finite(value: Any) -> Any:
-    """A copy of ``value`` with NaN and the infinities as None, which JSON can say."""
+    """Return a copy of ``value`` with NaN and the infinities as None, as JSON requires."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -49,7 +49,9 @@ def _encode(value: Any) -> str:
 
 
 def _encode_row(row: Row) -> str:
-    """As `_encode`, several times faster for rows of texts, whole numbers and flat containers."""
+    """Encode like `_encode`, several times faster for rows of texts, integers and flat
+    containers.
+    """
     values = row.values()
     kinds = set(map(type, values))
     nested = kinds & _CONTAINERS
@@ -68,14 +70,14 @@ def _encode_row(row: Row) -> str:
 
 @cache
 def _fast() -> Any:
-    """Msgspec's encoder, and what puts the spaces there; imported where rows are to be encoded."""
+    """Return msgspec's encoder, and the function that inserts spaces; imported on first use."""
     from msgspec import json as fast
 
     return fast.Encoder().encode, fast.format
 
 
 def _indented(value: Any, margin: str = "") -> str:
-    """JSON text in lines, for reading: short flat objects and lists stay on one line."""
+    """Return JSON text in lines, for reading: short flat objects and lists stay on one line."""
     if isinstance(value, Mapping):
         items = [_lead(str(key)) for key in value]
         values = list(value.values())
@@ -99,12 +101,12 @@ def _indented(value: Any, margin: str = "") -> str:
 
 @lru_cache(maxsize=1024)
 def _lead(name: str) -> str:
-    """What stands before the value of a name."""
+    """Return the text before the value of a name."""
     return f"{_encode(name)}: "
 
 
 class JsonLines:
-    """One object per line, written at once after a pause or a FLUSH."""
+    """Writer of one object per line, written at once after a pause or a FLUSH."""
 
     def __init__(self, target: Target) -> None:
         self._sink, self._terminal = target.sink, target.terminal
@@ -120,11 +122,11 @@ class JsonLines:
 
 
 class Json(JsonLines):
-    """One array, one object per line within it; a document in lines, for people."""
+    """Writer of one array, one object per line within it; a document in lines, for people."""
 
     def rows(self, rows: Iterable[Row | Encoded], layout: Layout) -> int:
-        """When ``rows`` raises, the array stays open: a reader cannot take half a listing for a
-        whole one.
+        """Write the rows. If ``rows`` raises, the array stays open, so that a reader rejects the
+        incomplete list.
         """
         self._sink.write("[")
         count = _stream(self._sink, rows, ",", "", self._terminal)
@@ -136,7 +138,7 @@ class Json(JsonLines):
 
 
 def writer(name: str, target: Target) -> JsonLines:
-    """The writer of ``json`` or ``jsonl``."""
+    """Return the writer of ``json`` or ``jsonl``."""
     return (Json if name == "json" else JsonLines)(target)
 
 

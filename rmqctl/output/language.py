@@ -1,7 +1,8 @@
-"""In which language people are spoken to: English, or one that has a catalog here (``zh.toml``).
+"""Languages of the output: English, or one with a catalog here (``zh.toml``).
 
-Data (json, jsonl, csv, tsv) is the same whatever the language, and so is what one types or looks
-for: names of commands, findings, actions, severities, fields, topics and files, units, times.
+Data (json, jsonl, csv, tsv) is the same in every language, and so is everything that users type or
+search for: names of commands, findings, actions, severities, fields, topics and files, units,
+times.
 """
 
 from __future__ import annotations
@@ -20,29 +21,33 @@ ENGLISH, CHINESE = "en", "zh"
 
 @dataclass(frozen=True, slots=True)
 class Language:
-    """``name``: as in ``--lang``. ``catalog``: English template -> template; English has none."""
+    """A language. ``name``: as in ``--lang``. ``catalog``: English template -> template; empty for
+    English.
+    """
 
     name: str = ENGLISH
     catalog: Catalog = field(default_factory=dict)
 
     def say(self, value: Any) -> Any:
-        """A `Phrase` in this language; anything else is data, and stays as it is."""
+        """Return a `Phrase` in this language; anything else is data, and unchanged."""
         return said(value, self.catalog)
 
     def caption(self, text: str) -> str:
-        """The name of a section, column or value in this language; names are never data."""
+        """Return the name of a section, column or value in this language; names are never data."""
         return str(self.say(self.catalog.get(text, text)))
 
 
 def chosen(given: str | None, environ: Mapping[str, str]) -> str:
-    """``given``, else what the first variable that is set says; English for what has no catalog."""
+    """Return ``given``, else the language of the first variable that is set; English without a
+    catalog.
+    """
     name = given or next(filter(None, map(environ.get, _VARIABLES)), ENGLISH)
     return CHINESE if name.lower().startswith(CHINESE) else ENGLISH
 
 
 @cache
 def language(name: str) -> Language:
-    """The language called ``name``; its catalog is read now."""
+    """Return the language called ``name``; its catalog is read here."""
     if name == ENGLISH:
         return Language()
     import tomllib

@@ -18,10 +18,11 @@ def _number(value: float) -> str:
 
 def bars(items: Iterable[tuple[str, float]], *, width: int = 80, unicode: bool = True,
          show: Callable[[float], str] = _number) -> str:
-    """Horizontal bars, one line per ``(label, value)``, the value written at the end of its line.
+    """Return horizontal bars, one line per ``(label, value)``, with the value at the end of the
+    line.
 
-    The longest bar fills ``width`` columns; values must not be negative. Without ``unicode``
-    bars are made of ``#``. A value above zero always shows a mark. Empty items give ``""``.
+    The longest bar fills ``width`` columns; values must not be negative. Without ``unicode`` bars
+    are made of ``#``. A value above zero always shows a mark. Empty items give ``""``.
     """
     pairs = [
         (cut(visible(label), _LONGEST_LABEL, "…" if unicode else "..."), value)
@@ -52,7 +53,7 @@ def _bar(share: float, room: int, unicode: bool) -> str:
 
 def columns(values: Sequence[float], *, first: str, last: str, width: int = 80, height: int = 8,
             unicode: bool = True, show: Callable[[float], str] = _number) -> str:
-    """A series over time as columns, ``height`` lines high, with an axis.
+    """Return a series over time as columns, ``height`` lines high, with an axis.
 
     ``first`` and ``last`` label the two ends of the axis. More values than columns are summed in
     neighbouring groups of equal number (the scale is then per column); fewer are drawn one per
@@ -84,7 +85,9 @@ def columns(values: Sequence[float], *, first: str, last: str, width: int = 80, 
 
 
 def _column_cell(left: int, unicode: bool) -> str:
-    """The cell of one column at one level, ``left`` steps of it being above the level's floor."""
+    """Return the cell of a column at a level; ``left`` is the number of steps above the level's
+    floor.
+    """
     if left <= 0:
         return " "
     return _EIGHTHS_UP[min(left, 8)] if unicode else "#"

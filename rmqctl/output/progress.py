@@ -15,9 +15,9 @@ from rmqctl.output.units import count_text, rate_text, size_text
 
 _REDRAW_SECONDS = 0.25
 _SURE_SECONDS = 2.0
-"""So long a rate is not trusted: no time left is named."""
+"""Seconds before a rate is trusted: until then, no time left is shown."""
 _STALLED_SECONDS = 10.0
-"""After so long without any progress a rate says nothing of what is left."""
+"""Seconds without progress after which no time left is shown."""
 _ENDING = (signal.SIGINT, signal.SIGTERM)
 _LEAST_BAR = 8
 _MOST_BAR = 40
@@ -25,9 +25,9 @@ _SPINNER = "|/-\\"
 
 
 class Progress:
-    """The silent kind, and the interface of both: use as a context manager.
+    """Silent progress, and the interface of both kinds: use as a context manager.
 
-    ``advance`` may be called as often as one likes, from any thread: it costs an addition.
+    ``advance`` may be called any number of times, from any thread: it costs an addition.
     """
 
     def __enter__(self) -> Self:
@@ -38,26 +38,26 @@ class Progress:
         """End the display; never swallows an exception."""
 
     def advance(self, amount: int) -> None:
-        """``amount`` more units (bytes, or whatever the total counts) are done."""
+        """Add ``amount`` units (bytes, or those of the total)."""
 
     def total(self, amount: int) -> None:
-        """The total is now known, or another one."""
+        """Set the total."""
 
     def label(self, text: str) -> None:
-        """What is being done now."""
+        """Set the label of the current work."""
 
     def phase(self, text: str, total: int | None = None) -> None:
-        """Another piece of work begins, of ``total`` units, or of no one knows how many."""
+        """Start another phase, of ``total`` units, or of an unknown number."""
 
     def hide(self) -> None:
         """Clear the line from the screen, because something else is about to be printed."""
 
 
 class BarProgress(Progress):
-    """A line that is drawn again four times a second, whatever the work does.
+    """A line that is redrawn four times a second, whatever the work does.
 
-    It comes up only after a moment, so that quick commands never flash. The time left is that of
-    the phase which the line names, at the rate that it has had.
+    It appears only after a moment, so that quick commands never flash. The time left is that of the
+    phase that the line names, at its rate so far.
     """
 
     def __init__(self, label: str, total: int | None, stream: IO[str], *, unit_bytes: bool = True,
@@ -109,7 +109,7 @@ class BarProgress(Progress):
         self.begin(text, total, unit_bytes=True)
 
     def begin(self, text: str, total: int | None, *, unit_bytes: bool) -> None:
-        """A phase of that unit."""
+        """Return a phase of that unit."""
         with self._lock:
             self._label, self._total, self._done = text, total, 0
             self._unit_bytes = unit_bytes
@@ -117,11 +117,11 @@ class BarProgress(Progress):
 
     @property
     def is_running(self) -> bool:
-        """Whether it has begun and not ended."""
+        """True if it has started and not ended."""
         return self._drawer is not None and not self._ended.is_set()
 
     def hide(self) -> None:
-        """Clear the line; it comes back a moment later, if the work goes on."""
+        """Clear the line; it comes back a moment later if the work continues."""
         with self._lock:
             self._show_at = self._clock() + self._delay
             if self._shown:
@@ -134,7 +134,7 @@ class BarProgress(Progress):
             self.draw()
 
     def draw(self) -> None:
-        """Draw the line as it is now, unless it is too early."""
+        """Draw the line in its current state, unless it is too early."""
         with self._lock:
             if self._clock() < self._show_at:
                 return
@@ -150,7 +150,7 @@ class BarProgress(Progress):
             self._ended.set()
 
     def line(self) -> str:
-        """The line within the width: the less important parts go first."""
+        """Return the line within the width: less important parts are dropped first."""
         now = self._clock()
         total = self._total
         # All is read, and the work goes on: a full bar would say that it is over.
@@ -186,7 +186,7 @@ class BarProgress(Progress):
         return text
 
     def _rate(self, now: float) -> float | None:
-        """Units a second since the phase began; None where too little is known of it."""
+        """Return the units per second since the phase began; None while too little is known."""
         spent = now - self._phase_began
         if spent < _SURE_SECONDS or not self._done or now - self._moved > _STALLED_SECONDS:
             return None
@@ -202,7 +202,7 @@ class BarProgress(Progress):
 
 
 class Nested(Progress):
-    """A phase of the progress around it, whose line it shares."""
+    """A phase of the enclosing progress, whose line it shares."""
 
     def __init__(self, around: BarProgress, label: str, total: int | None, *, unit_bytes: bool
                  ) -> None:

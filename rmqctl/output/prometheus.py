@@ -1,5 +1,5 @@
-"""Metrics as Prometheus reads them: from a page, or from a file for node_exporter's textfile
-collector, which who has the text puts in place with `rmqctl.files.durable.replace_file`.
+"""Metrics in Prometheus's format: for a page, or for a file of node_exporter's textfile collector,
+which the caller writes with `rmqctl.files.durable.replace_file`.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 
 class Metric(NamedTuple):
-    """One metric; ``samples`` are (labels, value). One whose name ends with ``_total`` only goes
-    up, others may go down, too.
+    """A metric; ``samples`` are (labels, value). A name that ends with ``_total`` is a counter,
+    others are gauges.
     """
 
     name: str
@@ -19,7 +19,7 @@ class Metric(NamedTuple):
 
 
 def families(metrics: Iterable[Metric]) -> Iterator[Any]:
-    """The metrics as the library's own; a label that is no UTF-8 is written with escapes."""
+    """Yield the metrics as the library's own; a label that is not UTF-8 is written with escapes."""
     from prometheus_client.core import Metric as Family
 
     for metric in metrics:
@@ -34,7 +34,7 @@ def families(metrics: Iterable[Metric]) -> Iterator[Any]:
 
 
 def exposition(metrics: Iterable[Metric]) -> bytes:
-    """The text exposition format."""
+    """Return the text exposition format."""
     from prometheus_client import generate_latest
 
     class _Collected:

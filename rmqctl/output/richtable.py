@@ -1,8 +1,8 @@
 """Tables on a terminal, coloured by rich, page by page. Imported only when one is drawn.
 
-How a table lies in the width is decided in `fitting`. rich renders into a string which then goes
-through the sink like everything else: data is never taken for markup, and a vanished reader is
-handled in one place.
+`fitting` decides the layout within the width. rich renders into a string, which then goes through
+the sink like everything else: data is never taken for markup, and a closed reader is handled in one
+place.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ STYLES = {
 
 
 class _Paper(io.StringIO):
-    """A string to draw on that tells rich the encoding of the real stream (for box characters)."""
+    """A string to draw on that reports the encoding of the real stream (for box characters)."""
 
     def __init__(self, encoding: str) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class _Paper(io.StringIO):
 
 @dataclass(frozen=True)
 class Canvas:
-    """How to draw for one stream: width in columns, colour or not, and its encoding."""
+    """Drawing settings of a stream: width in columns, colour or not, and its encoding."""
 
     width: int
     colour: bool
@@ -81,11 +81,11 @@ class Canvas:
 
     @property
     def unicode(self) -> bool:
-        """Whether box drawing and block characters can be shown."""
+        """True if box drawing and block characters can be shown."""
         return self.encoding.lower().replace("-", "").startswith("utf")
 
     def paint(self, text: str, style: str) -> str:
-        """``text`` in one of :data:`STYLES`, as it is without colour."""
+        """Return ``text`` in one of :data:`STYLES`, unchanged without colour."""
         if not self.colour or not text or not style:
             return text
         return Style.parse(STYLES[style]).render(text, color_system=ColorSystem.STANDARD)
@@ -109,12 +109,12 @@ class Canvas:
 
 
 def write_rich_table(sink: Sink, canvas: Canvas, rows: Iterable[Row], layout: Layout) -> int:
-    """Stream ``rows`` as one table, never wider than the terminal; returns how many.
+    """Stream ``rows`` as one table, never wider than the terminal; return their number.
 
-    The first page settles columns and widths; longer text on a later page folds unless there is
-    room. Numbers, names and words are neither broken nor cut. Columns for which there is no room
-    are left out, and named below the table. Where hardly any has room, each row is a list of its
-    values below each other, from that page on.
+    The first page sets columns and widths; longer text on a later page folds unless it fits.
+    Numbers, names and words are neither broken nor cut. Columns that do not fit are omitted and
+    listed below the table. Where hardly any fits, each row is a list of its values, from that page
+    on.
     """
     # The first page decides the columns.
     first, stream = peek(pages(rows))
@@ -157,9 +157,7 @@ def write_rich_table(sink: Sink, canvas: Canvas, rows: Iterable[Row], layout: La
 
 def _stacked(names: Sequence[str], headers: Sequence[str], cells: Sequence[str], canvas: Canvas,
              styles: Mapping[int, str]) -> str:
-    """A row as its values below each other, and a blank line; values that are empty are left
-    out.
-    """
+    """Return a row as a list of its values and a blank line; empty values are omitted."""
     wide = max(map(display_width, headers))
     room = max(canvas.width - wide - GAP, LEAST_WIDTH)
     mark = "…" if canvas.unicode else "..."
@@ -181,7 +179,7 @@ def _stacked(names: Sequence[str], headers: Sequence[str], cells: Sequence[str],
 
 
 def _header(canvas: Canvas, headers: Sequence[str], found: Fit, numeric: Sequence[bool]) -> str:
-    """The header and the rule below it."""
+    """Return the header and the rule below it."""
     lines = [Text(line, style="bold") for line in header_of(headers, found, numeric)]
     wide = max(total(found.widths), *(line.cell_len for line in lines))
     if not canvas.unicode:
@@ -200,7 +198,7 @@ def _row_styles(row: Row, names: Sequence[str], styles: Styles | None) -> dict[i
 
 def _line(names: Sequence[str], cells: Sequence[str], found: Fit, numeric: Sequence[bool],
           canvas: Canvas, styles: Mapping[int, str]) -> str:
-    """One row, on several lines where a cell folds."""
+    """Return a row, on several lines where a cell folds."""
     mark = "…" if canvas.unicode else "..."
     lines = []
     for parts in lines_of(names, cells, found, canvas.width, mark):

@@ -1,4 +1,4 @@
-"""A screen that is drawn anew now and then, for commands that go on until they are ended."""
+"""A screen that is redrawn at intervals, for commands that run until they are stopped."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 
 class Screen:
-    """The whole terminal, from ``with`` on until its end: then what stood there before is back.
+    """The whole terminal, within ``with``: afterwards its previous content is back.
 
-    A terminal that takes nothing is left as it is until it does: nobody waits for it.
+    If a terminal does not accept output, drawing is skipped until it does: nothing waits for it.
     """
 
     def __init__(self, stream: IO[str], environ: Mapping[str, str], language: Language | None
@@ -46,11 +46,11 @@ class Screen:
 
     @property
     def height(self) -> int:
-        """Lines that can be seen."""
+        """Number of visible lines."""
         return self._console.size.height
 
     def show(self, page: Callable[[Human], None]) -> None:
-        """Draws a page in place of the last one; nothing where that is still under way."""
+        """Draw a page in place of the last one; nothing while that is still being drawn."""
         if self._drawn is not None and not self._drawn.done():
             return
         size = self._console.size
@@ -64,7 +64,7 @@ class Screen:
 
 
 def drawn(page: Callable[[Human], None], canvas: Canvas, language: Any = None) -> str:
-    """A page as text with escape sequences."""
+    """Return a page as text with escape sequences."""
     paper = io.StringIO()
     page(RichHuman(Sink(paper, "utf-8"), canvas, language))
     return paper.getvalue()

@@ -23,9 +23,9 @@ _SEPARATORS = {"csv": ",", "tsv": "\t"}
 
 
 class _Lines:
-    """Collects the records of a csv writer, ending each with a line feed alone.
+    """Collector of the records of a csv writer, ending each with a line feed alone.
 
-    The writer must believe in CR LF: it quotes a carriage return within a field only then.
+    The writer must be set to CR LF: it quotes a carriage return within a field only then.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class _Lines:
 
 
 def _field(value: Any) -> Any:
-    """A value as the csv module takes it; numbers stay numbers."""
+    """Return a value for the csv module; numbers stay numbers."""
     if isinstance(value, str):
         return spreadsheet_safe(value)
     if value is None or isinstance(value, int | float):
@@ -51,16 +51,18 @@ def _field(value: Any) -> Any:
 
 
 class Separated:
-    """Records of one separator. On a terminal control characters are escaped; in a file or pipe
-    the text is exact.
+    """Writer of records with a separator. On a terminal control characters are escaped; in a file
+    or pipe the text is exact.
     """
 
     def __init__(self, name: str, target: Target) -> None:
         self._name, self._target = name, target
 
     def rows(self, rows: Iterable[Row], layout: Layout) -> int:
-        """Without columns, those are the keys of the first page of rows. A key that turns up later
-        has no column; it is named once on stderr, for nothing may go missing silently.
+        """Write rows. Without columns, those are the keys of the first page of rows.
+
+        A later new key has no column; it is reported once on stderr, so that nothing is lost
+        silently.
         """
         columns, sink, terminal = layout.columns, self._target.sink, self._target.terminal
         first, stream = peek(pages(rows))
@@ -84,7 +86,7 @@ class Separated:
                     for name in [key for key in row if key not in known]:
                         known.add(name)
                         self._target.warn(f"the {self._name.upper()} header has no column "
-                                          f"{visible(name)!r}: left out")
+                                          f"{visible(name)!r}; its values are not written")
             count += len(page)
             sink.write(lines.take())
             sink.flush()
@@ -92,13 +94,13 @@ class Separated:
         return count
 
     def document(self, document: Mapping[str, Any], human: object) -> None:
-        """``key,value`` records, one per leaf (see :func:`flatten`)."""
+        """Write ``key,value`` records, one per leaf (see :func:`flatten`)."""
         rows = ({"key": key, "value": value} for key, value in flatten(document))
         self.rows(rows, Layout(("key", "value"), None, None, None, None))
 
 
 def writer(name: str, target: Target) -> Separated:
-    """The writer of ``csv`` or ``tsv``."""
+    """Return the writer of ``csv`` or ``tsv``."""
     return Separated(name, target)
 
 

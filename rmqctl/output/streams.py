@@ -1,7 +1,7 @@
-"""The two streams: what is known of them, and how text gets onto them.
+"""The two streams: their properties, and how text is written to them.
 
 Formats write through a :class:`Sink`, which encodes itself, so that data formats are UTF-8 under
-every locale and no character ever fails to encode.
+every locale and every character can be encoded.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FALLBACK_WIDTH = 100
 
 
 def is_terminal(stream: Any) -> bool:
-    """Whether ``stream`` is a terminal; closed and missing streams are none."""
+    """Return whether ``stream`` is a terminal; False for closed and missing streams."""
     try:
         return stream is not None and bool(stream.isatty())
     except ValueError:  # closed
@@ -32,13 +32,15 @@ def is_terminal(stream: Any) -> bool:
 
 
 def has_screen(environ: Mapping[str, str]) -> bool:
-    """Whether this process has a terminal to draw on and to read keys from."""
+    """Return whether this process has a terminal to draw on and to read keys from."""
     return environ.get("TERM") != "dumb" and all(
         map(is_terminal, (sys.stdin, sys.stdout, sys.stderr)))
 
 
 def wants_colour(stream: Any, environ: Mapping[str, str]) -> bool:
-    """Whether to colour ``stream``: NO_COLOR (https://no-color.org), then FORCE_COLOR, then tty."""
+    """Return whether to colour ``stream``: NO_COLOR (https://no-color.org), then FORCE_COLOR, then
+    tty.
+    """
     if environ.get("NO_COLOR"):
         return False
     if environ.get("FORCE_COLOR"):
@@ -47,8 +49,8 @@ def wants_colour(stream: Any, environ: Mapping[str, str]) -> bool:
 
 
 def known_width(stream: Any, environ: Mapping[str, str]) -> int | None:
-    """Columns that there are: COLUMNS, else the terminal's width; None for a file or a pipe, in
-    which a line may be as long as it is.
+    """Return the available columns: COLUMNS, else the terminal's width; None for a file or a pipe,
+    whose lines may have any length.
     """
     columns = environ.get("COLUMNS", "")
     if columns.isdecimal() and int(columns) > 0:
@@ -62,13 +64,13 @@ def known_width(stream: Any, environ: Mapping[str, str]) -> int | None:
 
 
 def terminal_width(stream: Any, environ: Mapping[str, str]) -> int:
-    """Columns to lay out for: those that there are, else 100."""
+    """Return the columns for the layout: those available, else 100."""
     return known_width(stream, environ) or _FALLBACK_WIDTH
 
 
 def takes_a_line(stream: Any) -> bool:
-    """Whether a line of up to 4096 bytes (PIPE_BUF) can be written without waiting for whoever
-    reads ``stream``.
+    """Return whether a line of up to 4096 bytes (PIPE_BUF) can be written without waiting for the
+    reader of ``stream``.
     """
     try:
         number = stream.fileno()
@@ -80,7 +82,7 @@ def takes_a_line(stream: Any) -> bool:
 
 
 def can_encode(stream: Any, sample: str) -> bool:
-    """Whether the encoding of ``stream`` holds every character of ``sample``."""
+    """Return whether the encoding of ``stream`` contains every character of ``sample``."""
     try:
         sample.encode(getattr(stream, "encoding", None) or "utf-8")
     except (UnicodeEncodeError, LookupError):
@@ -89,12 +91,12 @@ def can_encode(stream: Any, sample: str) -> bool:
 
 
 class Sink:
-    """Encoded writing onto a text stream; ``encoding`` None takes the stream's own.
+    """Encoded writing to a text stream; ``encoding`` None uses the stream's own.
 
-    Characters an encoding lacks become backslash escapes. For JSON in UTF-8 these can only be
-    lone surrogates, whose escape is at the same time the JSON escape.
-    ``before_write`` is called first, each time: it clears a progress bar from the screen.
-    Raises BrokenPipeError where the reader went away and StoreIOError for every other failure.
+    Characters that an encoding lacks become backslash escapes. For JSON in UTF-8 these can only be
+    lone surrogates, whose escape is also the JSON escape. ``before_write`` is called before each
+    write: it clears a progress bar from the screen. Raises BrokenPipeError if the reader exited and
+    StoreIOError for every other failure.
     """
 
     def __init__(self, stream: IO[str] | None, encoding: str | None = None) -> None:
@@ -106,7 +108,7 @@ class Sink:
             self._guard(stream.flush)  # whatever was written as text stands before our bytes
 
     def write(self, text: str | bytes | memoryview) -> None:
-        """Write all of ``text``, which may be encoded already."""
+        """Write all of ``text``, which may already be encoded."""
         if self._stream is None:
             raise StoreIOError("cannot write to standard output: it is closed")
         if self.before_write is not None:
@@ -119,7 +121,7 @@ class Sink:
             self._guard(self._write_all, data)
 
     def _write_all(self, data: bytes | memoryview) -> None:
-        """Where stdout is not buffered, a signal may cut a write to a full pipe short."""
+        """Write to an unbuffered stdout, where a signal may cut a write to a full pipe short."""
         assert self._buffer is not None
         rest = memoryview(data)
         while rest:
@@ -131,7 +133,7 @@ class Sink:
             rest = rest[len(rest) if done is None else done:]
 
     def flush(self) -> None:
-        """Hand everything written so far to the system."""
+        """Pass everything written so far to the system."""
         if self._stream is not None:
             self._guard((self._buffer or self._stream).flush)
 
@@ -147,7 +149,7 @@ class Sink:
 
 
 class Raw(io.RawIOBase):
-    """A `Sink` as a binary file that is only written to."""
+    """A `Sink` as a write-only binary file."""
 
     def __init__(self, sink: Sink) -> None:
         super().__init__()
@@ -157,7 +159,7 @@ class Raw(io.RawIOBase):
         return True
 
     def write(self, data: Any) -> int:
-        """All of it, always."""
+        """Write all of it, always."""
         view = memoryview(data).cast("B")
         self._sink.write(view)
         self._at += len(view)
@@ -171,9 +173,9 @@ class Raw(io.RawIOBase):
 
 
 class Target(NamedTuple):
-    """Where a writer's data goes, and what there is to know of the place.
+    """The target of a writer, and its properties.
 
-    ``terminal``: somebody watches, and control characters would act. ``warn`` speaks on stderr.
+    ``terminal``: a person watches, and control characters would act. ``warn`` writes to stderr.
     ``language``: that of pages for people, None for English. ``every``: see `Output.open`.
     """
 
@@ -187,20 +189,20 @@ class Target(NamedTuple):
 
     @property
     def width(self) -> int:
-        """Columns to lay out for."""
+        """Columns for the layout."""
         return terminal_width(self.stream, self.environ)
 
     @property
     def limit(self) -> int | None:
-        """Columns that no line may exceed; None for a file or a pipe."""
+        """Maximum columns of a line; None for a file or a pipe."""
         return known_width(self.stream, self.environ)
 
 
 def wait(seconds: float) -> None:
-    """Sleep; raise BrokenPipeError as soon as whoever reads stdout has gone.
+    """Sleep; raise BrokenPipeError as soon as the reader of stdout has exited.
 
-    Without it ``tail -f | head -1`` on a quiet store would stay for ever: a write is what
-    usually tells, and there is nothing to write. A terminal or a file never goes away.
+    Without it ``tail -f | head -1`` on a quiet store would never end: usually a write fails, and
+    there is nothing to write. A terminal or a file never goes away.
     """
     until = time.monotonic() + seconds
     try:

@@ -1,4 +1,4 @@
-"""Numbers as people read them: sizes, times, durations, counts. Pure functions, text out."""
+"""Numbers for people: sizes, times, durations, counts. Pure functions, text out."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 
 def size_text(count: int) -> str:
-    """Bytes with a binary unit: ``0 B``, ``1023 B``, ``1.0 KiB``, ``4.0 GiB``."""
+    """Return bytes with a binary unit: ``0 B``, ``1023 B``, ``1.0 KiB``, ``4.0 GiB``."""
     value = float(count)
     unit = _BINARY[0]
     for unit in _BINARY:
@@ -23,12 +23,14 @@ def size_text(count: int) -> str:
 
 
 def count_text(count: int) -> str:
-    """A count with thousands separators: ``1,901,788``."""
+    """Return a count with thousands separators: ``1,901,788``."""
     return f"{count:,}"
 
 
 def duration_text(millis: int) -> str:
-    """A span of time in its largest units: ``850 ms``, ``12.3 s``, ``2 h 5 min``, ``3 d 4 h``."""
+    """Return a duration in its largest units: ``850 ms``, ``12.3 s``, ``2 h 5 min``, ``3 d 4
+    h``.
+    """
     if millis < 0:
         return "-" + duration_text(-millis)
     if millis < 1000:
@@ -46,7 +48,7 @@ def duration_text(millis: int) -> str:
 
 
 def rate_text(count: float, unit: str = "/s") -> str:
-    """A rate with a fitting number of digits: ``0.25/s``, ``12.5/s``, ``1,250/s``."""
+    """Return a rate with a suitable number of digits: ``0.25/s``, ``12.5/s``, ``1,250/s``."""
     if count >= 100:
         return f"{count:,.0f}{unit}"
     return f"{count:.1f}{unit}" if count >= 10 else f"{count:.2f}{unit}"
