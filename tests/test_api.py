@@ -205,7 +205,7 @@ def test_a_plan_is_applied_and_undone(golden_copy: Any, rmqctl: Runner) -> None:
         again = opened.recover()
     assert not again
     assert again.next == []
-    assert repr(again).endswith("there is nothing to do>")
+    assert repr(again).endswith("nothing to do>")
     assert not again.apply()["applied"]
     assert rmqctl("undo", store, "--apply", "--yes").code == 0
 

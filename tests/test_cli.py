@@ -176,7 +176,7 @@ def test_lack_of_memory_is_no_finding_and_no_defect(tiny):
                               capture_output=True, text=True, cwd=ROOT)
         assert done.returncode in (0, 5), (limit, done.stderr)
         assert done.returncode == 0 or done.stderr == (
-            "rmqctl: error: out of memory: the system gave rmqctl no more\n")
+            "rmqctl: error: out of memory\n")
         assert done.returncode == 5 or limit > 60 << 20
 
 
@@ -254,7 +254,7 @@ def test_a_relative_time_is_a_value_and_no_option(capsys, monkeypatch, args):
         (["no-such-thing"], "No such command 'no-such-thing'"),
         (["--frobnicate"], "No such option: --frobnicate"),
         (["commands", "--outptu", "json"], "--output"),
-        (["commands", "-o", "xml"], "'xml' is not one of table, json, jsonl, csv, tsv, markdown"),
+        (["commands", "-o", "xml"], "expected one of table, json, jsonl, csv, tsv, markdown"),
         (["commands", "surplus"], "surplus"),
         (["commands", "-o"], "requires an argument"),
     ],

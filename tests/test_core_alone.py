@@ -78,8 +78,8 @@ def test_a_missing_extension_is_said_in_a_sentence(rmqctl, monkeypatch, tmp_path
         monkeypatch.setitem(sys.modules, f"rmqctl.ext.{name}", None)
     done = rmqctl(*(tmp_path / "out" if word == "OUT" else word for word in words))
     assert done.code == 3, done.describe()
-    assert re.fullmatch(r"rmqctl: error: this needs rmqctl\.ext(\.\w+)*, an extension that is not "
-                        r"installed: install rmqctl again\n", done.err), done.describe()
+    assert re.fullmatch(r"rmqctl: error: the extension rmqctl\.ext(\.\w+)* is required but not "
+                        r"installed; install rmqctl again\n", done.err), done.describe()
     assert (done.out, list(tmp_path.iterdir())) == ("", [])
 
 

@@ -60,7 +60,7 @@ def test_the_playbook_fails_for_a_damaged_store_alone(golden_copy: GoldenFolder,
              "ANSIBLE_NOCOLOR": "1", "LC_ALL": "C.UTF-8"}, timeout=300)
     recap = dict(re.findall(r"^(\w+) +: .*failed=(\d)", done.stdout, re.MULTILINE))
     assert recap == {"sound": "0", "damaged": "1"}, done.stdout + done.stderr
-    assert "the body does not match its CRC" in done.stdout
+    assert "body CRC mismatch" in done.stdout
     assert done.returncode == 2
 
 

@@ -455,7 +455,7 @@ def test_a_table_is_never_wider_than_the_terminal_and_breaks_no_name(rows, width
         for name, value in row.items():
             if name == "detail":  # its words are all there, none is broken
                 assert set(str(value).split()) <= set(words.split())
-            elif name != "body" and name not in words.partition("no room for: ")[2]:
+            elif name != "body" and name not in words.partition("columns not shown: ")[2]:
                 assert number_text(name, value) in text
     assert "…" not in text or "body" in rows[0]
 
@@ -474,7 +474,7 @@ def test_a_column_goes_before_a_row_is_folded_into_lines(fmt, width):
     assert all("TP_ship_evt-x" in lines[number] for number in at)
     shorter = " ".join(text.split())
     assert SENTENCE in shorter or width == 120
-    named = shorter.partition("no room for: ")[2].replace(" (-o json shows them)", "")
+    named = shorter.partition("columns not shown: ")[2].replace(" (-o json has them)", "")
     hidden = named.split(", ") if named else []
     assert "empty" not in hidden
     assert set(hidden) == {name for name, value in row.items() if value is not None

@@ -159,19 +159,19 @@ def test_times_without_a_zone_are_in_the_given_one():
                                   "20231114221", "202311142213", "202311142213200",
                                   "20231114221320004", "9223372036854775806", "1" * 5000])
 def test_digits_that_could_mean_anything_are_no_time(text):
-    with pytest.raises(UsageError, match="epoch milliseconds have 13, epoch seconds 10"):
+    with pytest.raises(UsageError, match="epoch milliseconds have 13 digits, epoch seconds 10"):
         parse_time(text)
 
 
 @pytest.mark.parametrize("text", ["20231314", "20230229", "20231114246060", "00000101"])
 def test_digits_that_name_no_day_are_no_time(text):
-    with pytest.raises(UsageError, match="is not a time: there is none when it is read as yyyy"):
+    with pytest.raises(UsageError, match="does not exist as yyyy"):
         parse_time(text)
 
 
 @pytest.mark.parametrize("text", ["-" + "9" * 5000 + "h", "-99999999999999999999w"])
 def test_a_distance_has_an_end(text):
-    with pytest.raises(UsageError, match="longer than any time"):
+    with pytest.raises(UsageError, match="is too long"):
         parse_time(text)
 
 
@@ -180,7 +180,7 @@ def test_a_distance_has_an_end(text):
     ["", "yesterday", "-2", "2h", "-2y", "2023-13-01", "2023-11-14T25:00", "-", "99999-1-1", "-h"],
 )
 def test_bad_times(text):
-    with pytest.raises(UsageError, match="is not a time"):
+    with pytest.raises(UsageError, match="invalid time"):
         parse_time(text, clock=lambda: NOW)
 
 

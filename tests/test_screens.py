@@ -186,7 +186,7 @@ def test_the_question_says_that_nothing_is_deleted_and_how_to_undo(folder, monke
     with snapshot.assert_unchanged(folder / "d" / "commitlog"):
         done = cli.run(*words, "--apply", "--ambiguous", "keep", stdin=b"n\n").expect(1) if (
             words[0] == "recover") else cli.run(*words, "--apply", stdin=b"n\n").expect(1)
-    before, asked, _ = done.err.partition("Carry this out?")
+    before, asked, _ = done.err.partition("Apply this plan?")
     assert asked
     assert "Nothing is deleted" in before
     assert "d/.rmqctl/repairs" in before

@@ -59,7 +59,7 @@ public final class RocketMQExtension implements BeforeAllCallback, AfterAllCallb
         }
     }
 
-    /** What clients take as their name server. */
+    /** The name server address for clients. */
     public String address() {
         return field(ready, "ready");
     }

@@ -25,7 +25,7 @@ from tests.support.holder import held
 READERS = (("info",), ("offsets",), ("stats",), ("read", "--fields", "topic"),
            ("read", "--topic", "orders", "--fields", "topic"),
            ("query", "key", "--topic", "orders", "--key", "hot"))
-FINE = ("moving picture", "no consumequeue for queue 3", "as a broker is writing")
+FINE = ("being written to", "no consumequeue for queue 3", "because a broker is writing")
 """What may be said: a queue to which nothing was sent, an index some messages behind."""
 
 

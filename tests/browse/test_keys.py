@@ -45,7 +45,7 @@ def test_going_places(golden):
         assert "key order-320" in screen.text
         assert all("order-320" in row.cells["keys"] for row in rows.rows)
         for keys, said in ((("colon", ":@99999999"), "beyond the end of the log"),
-                           (("colon", ":x"), "is not an offset"), (("t", ":-2h"), "times are of"),
+                           (("colon", ":x"), "invalid offset"), (("t", ":-2h"), "times are of"),
                            (("K", ":nosuchkey"), "no message with the key")):
             await screen.press(*keys)
             assert said in screen.text
@@ -230,7 +230,7 @@ def test_places_have_safe_names():
 
 def test_without_a_terminal(rmqctl, tiny):
     done = rmqctl("browse", tiny.root).expect(2)
-    assert "browse needs a terminal" in done.err
+    assert "browse requires a terminal" in done.err
 
 
 def test_without_its_extra(rmqctl, tiny, monkeypatch):

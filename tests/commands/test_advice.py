@@ -151,7 +151,7 @@ def test_messages_that_share_a_queue_offset_remain_and_are_named(rmqctl: Runner,
     assert [(one["category"], one["count"]) for one in said["remains"]] == [("message-fields", 5)]
     assert "queue offset" in said["remains"][0]["why"]
     page = rmqctl("doctor", root).expect(1).out
-    assert "What no command repairs" in page
+    assert "Not repairable by any command" in page
 
 
 def test_another_copy_comes_first_where_messages_are_lost(golden_copy: GoldenFolder,

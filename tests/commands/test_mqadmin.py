@@ -51,7 +51,7 @@ def test_an_alias_is_hidden_and_changes_nothing(alias, rmqctl: Runner) -> None:
 def test_an_answer_is_one_sentence_with_a_command_that_exists(alias, rmqctl: Runner) -> None:
     for typed in ((), ("-n", "localhost:9876"), ("S", "--namesrvAddr=localhost:9876")):
         error, command = rmqctl(alias.name.upper(), *typed).expect(2).err.splitlines()
-        assert error == f"rmqctl: error: {alias.says}; type:"
+        assert error == f"rmqctl: error: {alias.says}; run:"
         line = command.removeprefix("  rmqctl ")
         assert unknown(line) is None
         assert ("S" if "S" in typed else "STORE") in line.split()
@@ -63,7 +63,7 @@ def test_a_long_answer_stays_one_command_on_a_narrow_terminal(rmqctl: Runner) ->
     words = ("sendMessage", "S", "-t", "orders", "-p", "a  body of some length", "-k", "key-17",
              "-c", "tag", "-i", "3")
     wide = rmqctl(*words).expect(2).err.splitlines()[1:]
-    narrow = rmqctl(*words, env={"COLUMNS": "50"}).expect(2).err.partition("type:\n")[2]
+    narrow = rmqctl(*words, env={"COLUMNS": "50"}).expect(2).err.partition("run:\n")[2]
     assert len(narrow.splitlines()) > 1
     assert shlex.split(narrow.replace("\\\n", "")) == shlex.split(*wide)
 
@@ -166,9 +166,9 @@ def test_a_file_needs_no_store(golden: GoldenFolder, rmqctl: Runner) -> None:
     ("queryMsgByld S -i 1", "Did you mean 'queryMsgById'"),
     ("queryMsgById S -i", "requires an argument"),
     ("queryMsgById -n localhost:9876 -i 1", "name a store, or set RMQCTL_STORE"),
-    ("updateTopic S -t T -a -message.type", "only sets attributes"),
-    ("exportMetadata S -f /tmp", "type:\n  rmqctl exportMetadata STORE > metadata.json\n"),
-    ("printMsgByQueue S -t T -i 0 -f true", "type:\n  rmqctl stats STORE --by tag --topic TOPIC\n"),
+    ("updateTopic S -t T -a -message.type", "can only set attributes"),
+    ("exportMetadata S -f /tmp", "run:\n  rmqctl exportMetadata STORE > metadata.json\n"),
+    ("printMsgByQueue S -t T -i 0 -f true", "run:\n  rmqctl stats STORE --by tag --topic TOPIC\n"),
     ("wipewriteperm -b broker-a", "no counterpart to mqadmin's wipeWritePerm: it needs a running"),
     ("frobnicate S", "No such command"),
 ])
@@ -179,7 +179,7 @@ def test_what_is_no_alias(rmqctl: Runner, words: str, said: str) -> None:
 def test_what_has_no_effect_is_named_once_and_not_with_quiet(golden: GoldenFolder,
                                                               rmqctl: Runner) -> None:
     words = ("brokerStatus", golden("5.3.3/basic/store"), "-n", "h:1", "-b", "h:2", "-n", "h:3")
-    note = "rmqctl: ignored, no effect on a store: -n, -b\n"
+    note = "rmqctl: ignored (no effect on a store): -n, -b\n"
     assert rmqctl(*words).expect(0).err.startswith(note)
     assert "ignored" not in rmqctl(*words, "-q").expect(0).err
 

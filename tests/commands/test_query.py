@@ -70,7 +70,7 @@ def test_why_there_is_no_such_key(tiny: tiny_stores.Tiny, rmqctl: Runner) -> Non
     file, position = tiny.place(placed.start)
     damage.zero(tiny.root, file, position, len(placed.raw))
     done = rmqctl(*words, "k3").expect(1)
-    assert f"leads to physical offset {placed.start}" in done.err
+    assert f"points to physical offset {placed.start}" in done.err
     damage.remove(tiny.root, f"index/{tiny_stores.INDEX_NAME}")
     done = rmqctl(*words, "k1").expect(1)
     assert "no index files" in done.err
@@ -81,13 +81,13 @@ def test_an_index_that_lags_may_not_know_all(tmp_path: Path, rmqctl: Runner) -> 
     specs = [tiny_stores.Spec("t", 0, b"x", {"KEYS": "same"}) for _ in range(20)]
     tiny = tiny_stores.build(tmp_path / "s", specs, index_max=200)
     words = ["query", "key", tiny.root, "--topic", "t", "--key", "same", "-o", "jsonl"]
-    assert "there may be more" not in rmqctl(*words).expect(0).err
+    assert "messages may be missing" not in rmqctl(*words).expect(0).err
     # The index as it was when the first 13 had been written.
     older = tiny_stores.build(tmp_path / "older", specs[:13], index_max=200)
     name = f"index/{tiny_stores.INDEX_NAME}"
     (tiny.root / name).write_bytes((older.root / name).read_bytes())
     done = rmqctl(*words).expect(0)
-    assert "there may be more: `rmqctl read STORE --where topic=t --key same`" in done.err
+    assert "messages may be missing; `rmqctl read STORE --where topic=t --key same`" in done.err
 
 
 def test_what_a_broker_would_not_show_is_said(golden: GoldenFolder, rmqctl: Runner) -> None:
@@ -95,7 +95,7 @@ def test_what_a_broker_would_not_show_is_said(golden: GoldenFolder, rmqctl: Runn
     row = next(row for row in reversed(read(rmqctl, root)) if row["crc_ok"])
     words = ["query", "key", root, "--topic", row["topic"], "--key", row["unique_key"]]
     done = rmqctl(*words).expect(1)
-    assert f"a broker ends its log before: physical offset {row['physical_offset']}" in done.err
+    assert f"a broker truncates its log before: physical offset {row['physical_offset']}" in done.err
     assert rmqctl(*words, "--view", "disk", "-o", "jsonl").expect(0).jsonl() == [row]
 
 
@@ -107,7 +107,7 @@ def test_more_than_a_broker_gives(tmp_path: Path, rmqctl: Runner) -> None:
     done = rmqctl(*words, "--max", "100").expect(0)
     # The newest 64, oldest first.
     assert [row["queue_offset"] for row in done.jsonl()] == list(range(6, 70))
-    assert "no more than 64" in done.err
+    assert "at most 64" in done.err
 
 
 # -- id -------------------------------------------------------------------------------------------
@@ -156,7 +156,7 @@ def test_unique_ids(golden: GoldenFolder, rmqctl: Runner) -> None:
     done = rmqctl(*words, "--topic", "nix").expect(1)
     assert "in topic nix" in done.err
     missing = rmqctl("query", "id", root, "F" * 32, "--unique").expect(1)
-    assert "topics known" in missing.err
+    assert "known topics" in missing.err
 
 
 def test_ids_that_are_none(tiny: tiny_stores.Tiny, rmqctl: Runner) -> None:

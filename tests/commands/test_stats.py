@@ -82,7 +82,7 @@ def test_damage_is_said_once(tiny: tiny_stores.Tiny, rmqctl: Runner) -> None:
     damage.zero(tiny.root, *tiny.place(bad.start), 8)
     done = rmqctl("stats", tiny.root, "-o", "json").expect(1)
     assert done.json()["damaged_bytes"] == len(bad.raw)
-    assert f"{len(bad.raw)} bytes in 1 damaged span passed over" in done.err
+    assert f"{len(bad.raw)} bytes in 1 damaged range skipped" in done.err
     assert "rmqctl verify" in done.err
 
 

@@ -159,7 +159,7 @@ def test_it_writes_nothing_into_the_store(words: list[str], tiny: tiny_stores.Ti
                                           rmqctl) -> None:
     before = sorted(path for path in tiny.root.rglob("*"))
     run = rmqctl("verify", tiny.root, *words[:-1], tiny.root / words[-1]).expect(2)
-    assert "lies in the store" in run.err
+    assert "inside the store" in run.err
     assert sorted(path for path in tiny.root.rglob("*")) == before
 
 

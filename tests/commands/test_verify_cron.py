@@ -22,7 +22,7 @@ def test_what_is_known_stays_quiet_and_what_is_new_does_not(golden_copy: GoldenF
     options = ("--baseline", known, "--quiet-if-ok")
     assert "no such file" in rmqctl("verify", store, *options).expect(5).err.lower()
     first = rmqctl("verify", store, *options, "--update-baseline").expect(1)
-    assert "1 finding known from now on" in first.err
+    assert "1 finding accepted from now on" in first.err
     quiet = rmqctl("verify", store, *options).expect(0)
     assert (quiet.out, quiet.err) == ("", "")
     told = rmqctl("verify", store, "--baseline", known, "-o", "json").expect(0).json()
@@ -73,10 +73,10 @@ def test_the_idle_class_of_the_disk(golden: GoldenFolder, rmqctl: Runner,
 
 @pytest.mark.parametrize(("options", "code", "words"), [
     (("--update-baseline",), 2, "--baseline"),
-    (("--baseline", "{tmp}/k", "--since-last"), 2, "cannot be used together"),
-    (("--limit-rate", "0"), 2, "nothing would ever be read"),
+    (("--baseline", "{tmp}/k", "--since-last"), 2, "mutually exclusive"),
+    (("--limit-rate", "0"), 2, "greater than 0"),
     (("--limit-rate", "fast"), 2, "fast"),
-    (("--baseline", "{store}/known.json", "--update-baseline"), 2, "lies in the store"),
+    (("--baseline", "{store}/known.json", "--update-baseline"), 2, "inside the store"),
     (("--baseline", "{tmp}/none", "--update-baseline", "--fail-on", "info"), 2, "info"),
 ])
 def test_what_cannot_be(options: tuple[str, ...], code: int, words: str, golden: GoldenFolder,
@@ -135,7 +135,7 @@ def test_one_list_of_known_findings_for_several_stores(golden_copy: GoldenFolder
                                                        tmp_path: Path) -> None:
     first, second, known = golden_copy(DAMAGED), golden_copy(DAMAGED), tmp_path / "known.json"
     options = ("--baseline", known, "--quiet-if-ok")
-    assert "2 findings known from now on" in rmqctl(
+    assert "2 findings accepted from now on" in rmqctl(
         "verify", first, second, *options, "--update-baseline").expect(1).err
     quiet = rmqctl("verify", first, second, *options).expect(0)
     assert (quiet.out, quiet.err) == ("", "")
@@ -151,5 +151,5 @@ def test_each_store_has_a_place_of_its_own(golden_copy: GoldenFolder, rmqctl: Ru
     assert rmqctl("verify", *stores, "--since-last").expect(0).err.count("no earlier run") == 2
     again = rmqctl("verify", *stores, "--since-last").expect(0)
     assert again.err.count("from physical offset") == 2
-    assert "several have one each" in rmqctl(
+    assert "each has a state file of its own" in rmqctl(
         "verify", *stores, "--since-last", "--state", tmp_path / "x").expect(2).err

@@ -276,7 +276,7 @@ def test_things_are_moved_aside_and_never_onto_something(tmp_path):
     target = tmp_path / "x" / "y"
     durable.move(str(tmp_path / "a"), str(target))
     assert target.read_text() == "1"
-    with pytest.raises(StoreIOError, match="exists already"):
+    with pytest.raises(StoreIOError, match="already exists"):
         durable.move(str(tmp_path / "b"), str(target))
     assert target.read_text() == "1"
     assert (tmp_path / "b").read_text() == "2"

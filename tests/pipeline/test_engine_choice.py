@@ -41,7 +41,7 @@ def test_stores_by_patterns(tmp_path):
     (tmp_path / "b3").touch()
     names = named_stores([f"{tmp_path}/b?", f"{tmp_path}/b1/", f"{tmp_path}/[odd]"])
     assert names == [f"{tmp_path}/b1", f"{tmp_path}/b2", f"{tmp_path}/[odd]"]
-    with pytest.raises(NotAStoreError, match="no folder matches"):
+    with pytest.raises(NotAStoreError, match="no matching folder"):
         named_stores([f"{tmp_path}/c*"])
 
 

@@ -320,11 +320,11 @@ def test_a_failed_query_leaves_nothing(spark, root, tmp_path):
 
 
 @pytest.mark.parametrize(("arguments", "words"), [
-    (["{root}"], "the query is missing"),
-    (["{root}", "{root}"], "the query is missing"),
+    (["{root}"], "no query"),
+    (["{root}", "{root}"], "no query"),
     (["SELECT 1 AS a"], "name a store, or set RMQCTL_STORE"),
-    (["{root}", "SELECT 1 AS a", "--file", "{file}"], "one of them"),
-    (["{root}", "--file", "{empty}"], "no query in it"),
+    (["{root}", "SELECT 1 AS a", "--file", "{file}"], "mutually exclusive"),
+    (["{root}", "--file", "{empty}"], "contains no query"),
 ])
 def test_what_is_asked_for_must_be_clear(arguments, words, root, tmp_path, rmqctl: Runner):
     (tmp_path / "a b.sql").write_text("SELECT count(*) AS n FROM messages\n")

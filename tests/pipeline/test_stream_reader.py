@@ -263,7 +263,7 @@ def test_where_a_query_starts(tmp_path, text, first):
     ({"startingOffsets": '{"/x": true}'}, "neither a physical offset"),
     ({"startingOffsets": '{"/x": 5}'}, "none of the stores"),
     ({"maxBytesPerTrigger": "0"}, "at least one byte"),
-    ({"maxBytesPerTrigger": "x"}, "not a size"),
+    ({"maxBytesPerTrigger": "x"}, "invalid size"),
     ({"table": "frames"}, "only messages"),
     ({"numPartitions": "3"}, "cut by splitSize"),
     ({"maxBytes": "5"}, "unknown option")])

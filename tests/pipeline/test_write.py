@@ -131,7 +131,7 @@ REFUSED = {
     "no body": ("topic string", {}, "a column is missing: body"),
     "not recorded": ("topic string, body string", {"asRecorded": "true"}, "columns are missing"),
     "unknown option": ("topic string, body string", {"commitlogSize": "1"}, "unknown option"),
-    "no size": ("topic string, body string", {"commitlogFileSize": "big"}, "is not a size"),
+    "no size": ("topic string, body string", {"commitlogFileSize": "big"}, "invalid size"),
     "no version": ("topic string, body string", {"brokerVersion": "3.2"}, "3.2"),
     "too small": ("topic string, body string", {"commitlogFileSize": "10"}, "too small"),
 }

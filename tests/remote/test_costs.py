@@ -97,7 +97,7 @@ def test_what_is_read(command: list[str], most: int, requests: int, large: Path,
         assert there.json()["max_phy_offset"] == here.json()["max_phy_offset"]
     else:
         assert there.out == here.out
-    assert ("found by samples" in there.err.replace("\n", " ")) == (command[0] != "read")
+    assert ("found by sampling" in there.err.replace("\n", " ")) == (command[0] != "read")
 
 
 @pytest.mark.parametrize("place", range(0, COUNT // QUEUES * 20, 4096))

@@ -422,7 +422,7 @@ def test_what_is_refused(golden_copy: GoldenFolder, tmp_path: Path) -> None:
     log.write_bytes(b"\xff" * 60 + log.read_bytes()[60:])
     out = run("convert", root, *CONFIG, "--out", tmp_path / "new").expect(6)
     assert "damaged" in out.err
-    assert "not converted" in out.err
+    assert "unconverted copy" in out.err
 
 
 @pytest.mark.parametrize("words", [("--for", OLD), ("--consumequeue", "rocksdb")], ids=" ".join)

@@ -129,7 +129,7 @@ def test_the_entry_of_a_message(tmp_path: Path) -> None:
         "entry_index", "term", "pos", "size", "magic", "channel", "chain_crc", "body_crc")
             ] == wanted[:8]
     shown = run("query", "offset", store, "--phy", str(place)).expect(0).out
-    assert "Entries of DLedger's log" in shown
+    assert "DLedger entries" in shown
     plain = run("query", "id", store, row["msg_id"], "--track", "-o", "json").expect(0).json()
     assert plain[0]["entry"] == row["entry"]
 

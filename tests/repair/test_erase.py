@@ -310,7 +310,7 @@ def test_what_purge_leaves_is_named(root: Path) -> None:
     [journal] = (root / ".rmqctl/repairs").glob("*/journal.jsonl")
     journal.write_bytes(b"{}\n" + journal.read_bytes())
     done = run("delete", "key", root, "k2", "--purge", "--apply", "--yes").expect(6)
-    assert "is not deleted" in done.err or "damaged" in done.err
+    assert "are not deleted" in done.err or "damaged" in done.err
 
 
 def test_bytes_of_an_earlier_use_are_counted(root: Path) -> None:

@@ -103,7 +103,7 @@ def test_import_from_a_store_of_one_group(store: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("text", "what"), [
     ("{", "@"), ('{"a": 1}', "no offsetTable"), ('{"offsetTable": {"a@b": {"x": 1}}}', "odd"),
-    ('{"offsetTable": {}}', "no offsets")])
+    ('{"offsetTable": {}}', "no matching offsets")])
 def test_import_refuses_what_is_none(store: Path, tmp_path: Path, text: str, what: str) -> None:
     path = tmp_path / "f.json"
     path.write_text(text)

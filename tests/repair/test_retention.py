@@ -255,4 +255,4 @@ def test_the_next_time_is_shown(root: Path, rmqctl: Runner) -> None:
     said = rmqctl(*words, "-o", "json").expect(0, 1).json()
     assert datetime.fromtimestamp(said["next_run"] / 1000, ZoneInfo("Asia/Shanghai")).hour == 4
     assert "+08:00" in next(line for line in rmqctl(*words).out.splitlines()
-                            if line.startswith("next in that hour"))
+                            if line.startswith("next deletion hour"))

@@ -70,7 +70,8 @@ def test_a_plan_changes_nothing_and_is_what_apply_does(which: int, golden_copy: 
 def test_people_learn_how_to_go_on(golden_copy: GoldenFolder, rmqctl: Run) -> None:
     root = golden_copy("5.3.3/basic/store")
     words = commands(root)[0]
-    assert "\nNothing was changed. --apply carries this out.\n" in rmqctl(*words).expect(0).out
+    assert ("\nPlan only; nothing was changed. Run again with --apply to carry it out.\n"
+            in rmqctl(*words).expect(0).out)
     said = rmqctl(*words, "--apply", "--yes").expect(0).out
     assert f"rmqctl undo {root} " in said
     assert "messages lost" in said
@@ -120,10 +121,10 @@ def test_at_a_terminal_it_asks(golden_copy: GoldenFolder) -> None:
     words = [*commands(root)[0], "--apply"]
     before = content(root)
     no = at_terminal(words, b"n\n")
-    assert (no.returncode, b"Carry this out?" in no.stderr) == (1, True)
-    assert b"Nothing is deleted" in no.stderr.partition(b"Carry this out?")[0]
-    assert b"rmqctl undo" in no.stderr.partition(b"Carry this out?")[0]
-    assert b"not carried out: nothing was changed" in no.stderr
+    assert (no.returncode, b"Apply this plan?" in no.stderr) == (1, True)
+    assert b"Nothing is deleted" in no.stderr.partition(b"Apply this plan?")[0]
+    assert b"rmqctl undo" in no.stderr.partition(b"Apply this plan?")[0]
+    assert b"cancelled; nothing was changed" in no.stderr
     assert before.differences(content(root)) == []
     assert not (root / ".rmqctl" / "repairs").exists()
     yes = at_terminal(words, b"y\n")

@@ -142,7 +142,7 @@ def test_messages_without_rows_are_told_of(golden: GoldenFolder) -> None:
     with _started(str(root), "--idle-exit", "100ms") as process:
         _, err = process.communicate(timeout=20)
     assert process.returncode == 0
-    assert "at the end of the log have no rows, and are not served" in err
+    assert "at the end of the log have no consume queue entry and are not served" in err
 
 
 def test_a_disk_that_takes_no_more_ends_it() -> None:
@@ -174,10 +174,10 @@ def test_a_store_for_a_while(golden: GoldenFolder) -> None:
 
 
 @pytest.mark.parametrize(("args", "code", "words"), [
-    ([], 2, "which STORE"),
-    (["STORE", "--temp"], 2, "no STORE is given"),
+    ([], 2, "no STORE given"),
+    (["STORE", "--temp"], 2, "cannot be combined with STORE"),
     (["no-such-store"], 3, "not a store"),
-    (["STORE", "--from", "earliest", "--from-stored-offsets"], 2, "contradict"),
+    (["STORE", "--from", "earliest", "--from-stored-offsets"], 2, "mutually exclusive"),
     (["STORE", "--from", "soon"], 2, "soon"),
     (["STORE", "--offsets", "STORE/config/x.json"], 2, "lies in the store"),
     (["STORE", "--listen", "203.0.113.7:9876"], 5, "listen on")])

@@ -379,8 +379,8 @@ def test_the_example_for_jest(golden_base: Path, program: dict[str, str]) -> Non
 
 
 @pytest.mark.parametrize(("args", "words"), [
-    (["--temp", "--end-with-stdin"], "no pipe"),
-    (["STORE", "--topic", "t"], "takes any"),
+    (["--temp", "--end-with-stdin"], "requires a pipe"),
+    (["STORE", "--topic", "t"], "requires --writable"),
     (["--temp", "--topic", "a b"], "characters")])
 def test_what_is_refused(args: list[str], words: str) -> None:
     done = subprocess.run([sys.executable, "-m", "rmqctl", "serve", "--idle-exit", "1", "--listen",

@@ -14,7 +14,7 @@ import pytest
 
 from tests.support import cli
 
-MISSING = "an extension that is not installed"
+MISSING = "is required but not installed"
 ROOT = Path(__file__).parents[2]
 _EXTENSION = re.compile(r"^(?:from|import) rmqctl\.(?:ext|pipeline|testing)\b", re.MULTILINE)
 _OF_TESTS = re.compile(r"^from (tests[\w.]*) import ([\w, ]+)", re.MULTILINE)

@@ -57,7 +57,7 @@ def test_the_metadata_of_the_original_is_not_that_of_a_copy(apart, tmp_path, rmq
     shutil.copytree(tier, copy)
     before = (store / METADATA).read_bytes()
     said = rmqctl("tiered", "commit", copy, "--broker-conf", conf)
-    assert f"is of the tier in {tier}, not of {copy}" in said.err
+    assert f"belongs to the tier in {tier}, not to {copy}" in said.err
     assert (store / METADATA).read_bytes() == before
 
 

@@ -127,7 +127,7 @@ def test_lost_ways_are_found_by_the_hashes(golden_copy, golden, rmqctl) -> None:
     raw[28:28 + 64 * 8] = bytes(64 * 8)
     path.write_bytes(raw)
     done = rmqctl("tiered", "compact", store, "--all", "--index-slots", "64", "-o", "json")
-    assert "did not lead to all items" in done.expect(0).err
+    assert "did not reach all items" in done.expect(0).err
     assert done.json()[0]["chains_sound"] is False
     stands_as_the_engine_left_it(store, golden)
 

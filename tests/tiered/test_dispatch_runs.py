@@ -69,7 +69,7 @@ def test_a_signal_ends_it_between_two_windows(monkeypatch, store, root, tmp_path
         patch.setattr(Dispatch, "prepare", prepare)
         done = cli.run("tiered", "dispatch", store, root, "--broker", "broker-a", *SMALL)
     assert done.code in (130, 143)
-    assert "the next run goes on" in done.err
+    assert "the next run continues" in done.err
     bounds = assert_consistent(store, root)
     assert 0 < sum(end for _, end in bounds.values()) < 60
     assert index_items(store, root, 16, 40) == wanted_items(store, root)

@@ -201,6 +201,6 @@ def test_what_is_not_there(golden: GoldenFolder, rmqctl: Runner) -> None:
     words = ["tiered", "query", "time", root, "--topic", flat["topic"]]
     assert "no queue 99" in rmqctl(*words, "--queue", "99", "--time", "0").expect(1).err
     late = rmqctl(*words, "--queue", str(flat["queueId"]), "--time", "9999999999999", "--messages")
-    assert f"nothing is at queue offset {flat['cqCommit']}" in late.expect(1).err
+    assert f"no message at queue offset {flat['cqCommit']}" in late.expect(1).err
     rmqctl(*words, "--queue", "0", "--time", "0", "--like", "5.2.0", "--as-broker").expect(2)
     rmqctl(*words, "--queue", "0").expect(2)

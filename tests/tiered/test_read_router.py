@@ -265,7 +265,7 @@ def test_query_commands_with_a_local_store(golden: GoldenFolder, expired: Path,
            "--in-memory-from", "5").expect(2)
     shutil.rmtree(expired / "consumequeue")
     assert rmqctl("tiered", "read", expired, "--topic", "nobody", "--local", expired).expect(
-        0).err.startswith("rmqctl: neither the tier nor the store has topic nobody")
+        0).err.startswith("rmqctl: neither the tier nor the store contains topic nobody")
 
 
 @pytest.mark.parametrize("strategy", ["force", "not-in-disk"])

@@ -76,7 +76,7 @@ def test_orphans_are_counted_apart(tmp_path: Path, rmqctl: Runner) -> None:
     assert found["total"]["messages"] == 3
     assert found["orphans"] == {"messages": 1, "bytes": lost.total_size,
                                 "bytes_no_message": 50 + 16 + 16}
-    assert "no consume queue leads to" in rmqctl("tiered", "stats", tmp_path).expect(0).err
+    assert "without a consume queue entry" in rmqctl("tiered", "stats", tmp_path).expect(0).err
 
 
 def test_more_groups_than_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ export interface Message {
 export class RocketMQ {
   private constructor();
   static start(...options: string[]): Promise<RocketMQ>;
-  /** What clients take as their name server. */
+  /** The name server address for clients. */
   readonly address: string;
   /** The endpoint of clients of RocketMQ 5, with the option `--grpc`. */
   readonly grpc: string | null;

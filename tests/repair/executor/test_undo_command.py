@@ -75,7 +75,7 @@ def test_undo(root, rmqctl):
     assert [step["command"] for step in document["steps"]] == document["next"]
     assert not differences(state(root), old)
     again = rmqctl("undo", root, done.id, "-o", "json").expect(0)
-    assert "had been taken back before" in again.err
+    assert "was already undone" in again.err
     assert not differences(state(root), old)
 
 
