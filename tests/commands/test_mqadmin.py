@@ -97,7 +97,7 @@ def test_an_answer_can_be_typed(tiny: tiny_stores.Tiny, rmqctl: Runner, mqadmin:
     (root / "config" / "consumerOffset.json").write_text(
         json.dumps({"offsetTable": {"TopicTest@billing": {"0": 0}}}))
     said = rmqctl(*(root if word == "S" else word for word in shlex.split(mqadmin))).expect(2).err
-    words = shlex.split(said.partition("; type:\n  rmqctl ")[2])
+    words = shlex.split(said.partition("; run:\n  rmqctl ")[2])
     assert [("S" if word == str(root) else word) for word in words] == shlex.split(ours)
     plan = ["--dry-run"] if "--dry-run" in rmqctl("help", "options", *words).out else []
     rmqctl(*words, *plan).expect(0)
