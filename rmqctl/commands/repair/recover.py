@@ -68,7 +68,7 @@ def command(
     max_message_size: Annotated[int | None, typer.Option(
         "--max-message-size", metavar="SIZE", parser=parse_size, show_default=False,
         help="Size of the largest record in this store  [default: maxMessageSize of --broker-conf "
-        "or 4 MiB, or the largest record with an entry, plus 64 KiB]")] = None,
+             "or 4 MiB, or the largest record with an entry, plus 64 KiB]")] = None,
     correct: Annotated[Literal["bit", "byte", "off"], typer.Option(
         "--correct", help="Correct a body CRC mismatch if exactly one change explains it: one "
                           "flipped bit, or one byte (up to 4 at known places). off: never.",
@@ -82,10 +82,9 @@ def command(
              "that needs fillers.")] = "in-place",
     sources: Annotated[list[str] | None, typer.Option(
         "--from", metavar="SOURCE", autocompletion=complete_folders,
-        help="Another copy of the same log to take messages from (read-only; repeatable, in this "
-             "order): a store, a commitlog file, messages as JSON lines or Parquet, or a tier. Or "
-             "the output of mqadmin exportMetadata for lost topics and groups, or a "
-             "consumerOffset.json or delayOffset.json for lost offsets.")] = None,
+        help="Another copy of the log (read-only; repeatable, in this order): a store, a commitlog "
+             "file, messages as JSON lines or Parquet, or a tier. Also exportMetadata output, "
+             "consumerOffset.json or delayOffset.json.")] = None,
     prefer: Annotated[str | None, typer.Option(
         "--prefer", metavar="SOURCE", autocompletion=complete_folders,
         help="Which copy wins where a SOURCE has a different intact message at the same offset: "
