@@ -93,9 +93,9 @@ def _start(log: CommitLog, first: int, units: UnitReader) -> tuple[int, str]:
             unit = units.of(np.array([head.entry_index]))[0]
             if (unit["magic"], unit["pos"], unit["size"], unit["term"]) == (
                     head.magic, head.pos, head.size, head.term):
-                return number, Phrase("the third file from the end, or the first before it whose "
-                                      "first entry agrees with DLedger's index")
-    return first, Phrase("the first file of DLedger's data")
+                return number, Phrase("the third-last file, or the nearest before it whose first "
+                                      "entry matches the DLedger index")
+    return first, Phrase("the first DLedger data file")
 
 
 class _Entries(NamedTuple):
@@ -130,7 +130,7 @@ class _HeadWalk:
                 yield entries
             if self.stop:
                 return
-        self.stop = Phrase("the last file is closed")
+        self.stop = Phrase("the last file is complete")
 
     def _file(self, source: Source) -> Iterator[_Entries]:
         position = 0
@@ -152,9 +152,9 @@ class _HeadWalk:
                 return
             head = whole_entry(source, spot)
             if head is None or head.magic != dledger.MAGIC_ENTRY or not head.body_length:
-                self.stop = Phrase("no entry of DLedger's is at {where}", where=self.end) if any(
+                self.stop = Phrase("no DLedger entry at {where}", where=self.end) if any(
                     source.read(spot, source.head)) else Phrase(
-                        "nothing was written from {where} on", where=self.end)
+                        "nothing was written after {where}", where=self.end)
                 return
             # An entry without a message must follow the previous entry like any other.
             one = _Entries(*(np.array([value], np.int64) for value in (
@@ -200,7 +200,7 @@ class _HeadWalk:
         return entries
 
     def _broken(self) -> str:
-        return Phrase("the head of the entry at {where} is not that of the next one",
+        return Phrase("the entry header at {where} is not that of the next entry",
                       where=self.end)
 
     def _look_up(self, entries: _Entries) -> None:
@@ -240,10 +240,10 @@ class RecordWalk(RecoveryWalk):
             if batch.spans:
                 spot = batch.spans[0].offset - source.base
                 if not is_blank(source, spot):
-                    self.stop = Phrase("no record that a broker takes is at {where}",
+                    self.stop = Phrase("no record that a broker accepts at {where}",
                                        where=batch.spans[0].offset)
                 return
-        self.stop = Phrase("the file ends without a blank at {end}", end=self.end)
+        self.stop = Phrase("the file has no end-of-file record at {end}", end=self.end)
 
 
 def record_walk(store: Store, log: CommitLog, version: BrokerVersion) -> tuple[RecordWalk, str]:

@@ -181,18 +181,17 @@ def compacted_answer(queue: CompactionQueue, offset: int, max_messages: int) -> 
 
 def meaning(answer: Answer, offset: int) -> str:
     """An answer without messages: the broker's word for it, and what it means."""
-    span = f"the queue has the offsets {answer.min} to {answer.max - 1}"
+    span = f"the queue has offsets {answer.min} to {answer.max - 1}"
     if answer.min >= answer.max:
-        span = f"the queue has no messages, its next offset is {answer.max}"
+        span = f"the queue is empty; its next offset is {answer.max}"
     words = {
-        NO_MESSAGE: "the queue has no messages",
-        TOO_SMALL: f"offset {offset} is gone: {span}",
-        OVERFLOW_ONE: f"offset {offset} is the next to be written: {span}",
-        OVERFLOW_BADLY: f"offset {offset} is beyond the end: {span}",
-        FOUND_NULL: f"the consumequeue file with offset {offset} is missing: {span}",
-        REMOVING: f"the records of the offsets {offset} to {answer.next_begin - 1} are not in "
-                  "the log",
-        NO_MATCH: f"no row at offset {offset} leads to a message: {span}",
+        NO_MESSAGE: "the queue is empty",
+        TOO_SMALL: f"offset {offset} was deleted: {span}",
+        OVERFLOW_ONE: f"offset {offset} is the next to be written; {span}",
+        OVERFLOW_BADLY: f"offset {offset} is beyond the end; {span}",
+        FOUND_NULL: f"the consume queue file with offset {offset} is missing; {span}",
+        REMOVING: f"the log has no records for offsets {offset} to {answer.next_begin - 1}",
+        NO_MATCH: f"no entry at offset {offset} points to a message; {span}",
     }
     return f"{answer.status}: {words.get(answer.status, span)}"
 

@@ -60,9 +60,9 @@ def require_proven(store: Store) -> None:
     """
     if is_unproven(store) and not is_likely_file(store):
         raise RefusedError(
-            f"{store.root}: no consume queues are left, and the checkpoint speaks for RocksDB: a "
-            "broker with RocksDB does not see consume queues in files. Create them first: "
-            f"`rmqctl recover {shlex.quote(store.root)} --consumequeue rocksdb` (or file)")
+            f"{store.root}: there are no consume queues, and the checkpoint indicates RocksDB. A "
+            "broker with RocksDB ignores consume queue files. Create the queues first: `rmqctl "
+            f"recover {shlex.quote(store.root)} --consumequeue rocksdb` (or file)")
 
 
 def _is_told(sizes: Sizes) -> bool:

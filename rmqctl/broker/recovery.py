@@ -48,9 +48,9 @@ from rmqctl.store.log.cut_off import CutOff
 from rmqctl.store.store import Store
 
 _NORMAL_FILES = 3
-_BODY_CRC = Phrase("its body does not match its CRC")
-_RECORD_CRC = Phrase("it does not match its appended CRC (forceVerifyPropCRC)")
-_NO_CRC = Phrase("it has no appended CRC (forceVerifyPropCRC)")
+_BODY_CRC = Phrase("body CRC mismatch")
+_RECORD_CRC = Phrase("appended CRC mismatch (forceVerifyPropCRC)")
+_NO_CRC = Phrase("no appended CRC (forceVerifyPropCRC)")
 _HEAD_SIZE = 256
 _HEAD = reader(Blank)
 _LATEST: list[tuple[Batch, Properties]] = []
@@ -141,15 +141,15 @@ def start_file(store: Store, log: CommitLog, version: BrokerVersion, max_physic:
     count, clean = len(log.files), not store.has_abort if clean is None else clean
     if clean and not version.normal_by_queues:
         number = max(0, count - _NORMAL_FILES)
-        return number, (Phrase("the third file from the end") if number else
+        return number, (Phrase("the third-last file") if number else
                         Phrase("the first file"))
     if clean or by_rows(store, version):
         for number in range(count - 1, 0, -1):
             if log.files[number].base <= max_physic and (
                     clean or _first_time(log, number, version) is not None):
                 return number, Phrase(
-                    "the consumequeues reach up to {max_physic}", max_physic=max_physic)
-        return 0, Phrase("the consumequeues reach into no later file")
+                    "the consume queues end at {max_physic}", max_physic=max_physic)
+        return 0, Phrase("the consume queues end in this file")
     return number_by_time(store, log, version, checkpoint(store))
 
 
@@ -168,9 +168,9 @@ def number_by_time(store: Store, log: CommitLog, version: BrokerVersion, saved: 
                 "its first message was stored at {stored}, not after the checkpoint's {limit}",
                 stored=time_or_zero(stored), limit=time_or_zero(limit))
     if not limit:
-        return first, Phrase("the checkpoint says nothing")
+        return first, Phrase("the checkpoint has no time")
     return first, Phrase(
-        "no file's first message was stored by {limit}, the checkpoint's time",
+        "no file begins with a message stored by {limit}, the checkpoint's time",
         limit=time_text(limit))
 
 
@@ -220,7 +220,7 @@ class RecoveryWalk:
             yield from self._file(self._log.source(number))
             if self.stop:
                 return
-        self.stop = Phrase("the last file ends with a blank")
+        self.stop = Phrase("the last file ends with an end-of-file record")
 
     def _file(self, source: Source) -> Iterator[Batch]:
         """The accepted records of one file; ``end`` goes along. ``stop`` "" at a blank."""
@@ -245,7 +245,7 @@ class RecoveryWalk:
                     break
             # Apply the broker's own test where the walk found no valid record.
             if spot is None:
-                self.stop = Phrase("the file ends without a blank at {end}", end=self.end)
+                self.stop = Phrase("the file has no end-of-file record at {end}", end=self.end)
                 return
             size, self.stop = judge(source, spot, self._version)
             if size is None or self.stop:
@@ -253,12 +253,12 @@ class RecoveryWalk:
             # Brokers accept a record whose physical offset is wrong, and continue after it.
             alone = misplaced(source, spot, size)
             if alone is None:
-                self.stop = Phrase("the lengths of the record at {end} do not add up", end=self.end)
+                self.stop = Phrase("the lengths in the record at {end} do not add up", end=self.end)
                 return
             good, why = self._accepted(alone)
             if not good:
                 self.stop = Phrase(
-                    "{why} (it says another physical offset than its own, {end})", why=why,
+                    "{why} (its physicalOffset does not match its place, {end})", why=why,
                     end=self.end)
                 return
             self.misplaced.append(self.end)
@@ -278,14 +278,14 @@ class RecoveryWalk:
             newer = np.flatnonzero(batch.column("magic") == MAGIC_V2)
             if len(newer):
                 reasons.setdefault(int(newer[0]), Phrase(
-                    "it is a v2 record, unknown to this version"))
+                    "v2 record, which this version does not know"))
         for row in bad_numbers(batch, self._version.generation)[:1].tolist():
-            reasons.setdefault(row, Phrase("a property of it that must be a number is none"))
+            reasons.setdefault(row, Phrase("non-numeric value in a numeric property"))
         if not reasons:
             return len(batch), ""
         first = min(reasons)
         return first, Phrase(
-            "the record at {where} is refused: {why}", where=int(batch.offset[first]),
+            "the broker rejects the record at {where}: {why}", where=int(batch.offset[first]),
             why=reasons[first])
 
 
@@ -346,25 +346,26 @@ def judge(source: Source, position: int, version: BrokerVersion, *,
     head = source.read(position, _HEAD.size)
     if len(head) < _HEAD.size:
         return None, Phrase(
-            "at {where} no more than {rest} bytes of the file are left", where=where, rest=rest)
+            "only {rest} bytes of the file are left at {where}", where=where, rest=rest)
     total, magic = _HEAD.unpack(head)
     if magic == MAGIC_BLANK:
         if version.blank_must_fit and total > rest:
             return None, Phrase(
-                "the blank at {where} names more than the rest of its file", where=where)
+                "the end-of-file record at {where} is longer than the rest of its "
+                "file", where=where)
         return None, ""
     if not any(head):
-        return None, Phrase("nothing was written from {where} on", where=where)
+        return None, Phrase("nothing was written after {where}", where=where)
     # Check magic and lengths first, because the CRCs are read from places that depend on them.
     if magic not in (MAGIC_V1, MAGIC_V2):
-        return None, Phrase("what lies at {where} is no record", where=where)
+        return None, Phrase("no record at {where}", where=where)
     if magic == MAGIC_V2 and not version.message_v2:
         return None, Phrase(
-            "the record at {where} is a v2 record, unknown to this version", where=where)
+            "the record at {where} is a v2 record, which this version does not know", where=where)
     record = _decoded(source, position, total) if MIN_SIZE <= total <= min(rest,
                                                                            MAX_RECORD) else None
     if record is None:
-        return None, Phrase("the lengths of the record at {where} do not add up", where=where)
+        return None, Phrase("the lengths in the record at {where} do not add up", where=where)
     # With forceVerifyPropCRC the CRC property covers the whole record and replaces the body CRC.
     why = ""
     if check_crc and version.forces_property_crc:
@@ -372,7 +373,7 @@ def judge(source: Source, position: int, version: BrokerVersion, *,
     elif check_crc and record.body and not record.crc_ok:
         why = _BODY_CRC
     if why:
-        return None, Phrase("the record at {where} is refused: {why}", where=where, why=why)
+        return None, Phrase("the broker rejects the record at {where}: {why}", where=where, why=why)
     return total, ""
 
 

@@ -121,18 +121,18 @@ def checked(settings: Settings) -> tuple[Settings, list[str]]:
     """(the settings with sizes rounded up as needed, what was rounded in words). UsageError."""
     profile = settings.profile
     _bounded("a commitlog file", settings.commitlog_file_size, LEAST_COMMITLOG)
-    _bounded("a consumequeue file", settings.consumequeue_file_size, 1)
-    _bounded("a batch consumequeue file", settings.batch_consumequeue_file_size, 1)
-    _bounded("a consumequeue ext file", settings.consumequeue_ext_file_size, LEAST_EXT)
+    _bounded("a consume queue file", settings.consumequeue_file_size, 1)
+    _bounded("a batch consume queue file", settings.batch_consumequeue_file_size, 1)
+    _bounded("a consume queue ext file", settings.consumequeue_ext_file_size, LEAST_EXT)
     for unit, count in (("slots", settings.index_slots), ("entries", settings.index_max)):
         if count < LEAST_INDEX:
-            raise UsageError(f"an index file has at least {LEAST_INDEX} {unit}, not {count}")
+            raise UsageError(f"an index file has at least {LEAST_INDEX} {unit}, got {count}")
     size = Shape(settings.index_slots, settings.index_max).file_size
     if size > MAX_INT:
         raise UsageError(f"an index file of {settings.index_slots} slots and {settings.index_max} "
-                         f"entries would have {size} bytes, a broker allows {MAX_INT}")
+                         f"entries has {size} bytes; a broker allows {MAX_INT}")
     if settings.append_properties_crc and profile.generation < _SEALING:
-        raise UsageError("a CRC is appended from 5.2.0 on, this store is to be for "
+        raise UsageError("brokers append a CRC from 5.2.0 on; this store is for "
                          f"{settings.version}")
     try:
         delay.parse_levels(settings.message_delay_level)
@@ -143,22 +143,22 @@ def checked(settings: Settings) -> tuple[Settings, list[str]]:
 
 def _bounded(setting: str, size: int, least: int) -> None:
     if size < least:
-        raise UsageError(f"{setting} of {size} bytes is too small; {least} is the least")
+        raise UsageError(f"{setting} of {size} bytes is too small; the minimum is {least}")
     if size > MAX_INT:
-        raise UsageError(f"{setting} of {size} bytes is too large; a broker allows {MAX_INT}")
+        raise UsageError(f"{setting} of {size} bytes is too large; the maximum is {MAX_INT}")
 
 
 def _rounded(settings: Settings) -> tuple[Settings, list[str]]:
     notes = []
     for name, unit, meaning in (
-            ("consumequeue_file_size", consume_queue.UNIT_SIZE, "consumequeue"),
-            ("batch_consumequeue_file_size", batch_consume_queue.UNIT_SIZE, "batch consumequeue")):
+            ("consumequeue_file_size", consume_queue.UNIT_SIZE, "consume queue"),
+            ("batch_consumequeue_file_size", batch_consume_queue.UNIT_SIZE, "batch consume queue")):
         asked = getattr(settings, name)
         size = -(-asked // unit) * unit
         if size != asked:
             _bounded(f"a {meaning} file", size, unit)
-            notes.append(f"a {meaning} file gets {size} bytes instead of {asked}: it holds whole "
-                         f"units of {unit}")
+            notes.append(f"a {meaning} file gets {size} bytes instead of {asked}, a multiple of "
+                         f"its {unit}-byte units")
             settings = replace(settings, **{name: size})
     return settings, notes
 
@@ -198,13 +198,13 @@ def resolve(store: Store, given: Mapping[str, Any], *, shown: Mapping[str, Any] 
               if value is not None and not store.sizes.is_refuted(name, value)}
     known = store.settings_file
     if known.notes:
-        raise RefusedError(f"{known.notes[0]}; nothing is written as long as it is not known what "
-                           "the store was made for (mend or remove this file)")
+        raise RefusedError(f"{known.notes[0]}; refusing to write while the store's settings are "
+                           "unknown (repair or remove this file)")
     remembered = {name: value for name, value in known.values.items() if name in _NAMES}
     version = remembered.get("version")
     if "version" not in chosen and version is not None and not is_release(version):
-        raise RefusedError(f"{path_of(store.root)}: {version!r} is no released version that this "
-                           "rmqctl knows; name one (--broker-version)")
+        raise RefusedError(f"{path_of(store.root)}: {version!r} is not a release that this rmqctl "
+                           "knows; pass --broker-version")
     if not set(_SHAPE) <= chosen.keys() | remembered.keys():
         remembered = {name: value for name, value in remembered.items() if name not in _SHAPE}
     sizes = _sizes_of_files(store, remembered.keys() | chosen.keys()) if files else {}
@@ -283,17 +283,17 @@ def contradictions(store: Store, conf: BrokerConf) -> list[str]:
                                     **_shape_of_files(store, {})[0]}.items()
                  if conf.values.get(name, size) != size]
     if conf.store_type == "defaultRocksDB" and layout.consumequeue == "file":
-        texts.append("storeType=defaultRocksDB, but the consumequeues are files")
+        texts.append("storeType=defaultRocksDB, but the consume queues are files")
     elif layout.consumequeue == "rocksdb" and conf.store_type in (None, "default"):
-        texts.append(f"storeType={conf.store_type or 'default (it is not set)'}, but the "
-                     "consumequeues are a RocksDB data base")
+        texts.append(f"storeType={conf.store_type or 'default (it is not set)'}, but the consume "
+                     "queues are in RocksDB")
     is_dledger = layout.is_dledger
     if conf.dledger and not is_dledger and not conf.dledger_paths:
-        texts.append("enableDLegerCommitLog=true, but the log is no DLedger one")
+        texts.append("enableDLegerCommitLog=true, but this is not a DLedger log")
     elif is_dledger and not conf.dledger:
-        texts.append("enableDLegerCommitLog is not true, but the log is a DLedger one")
+        texts.append("enableDLegerCommitLog is not true, but this is a DLedger log")
     if not conf.multi_path and layout.commitlog == "multi-path":
-        texts.append("storePathCommitLog does not name several folders, but the log lies in "
+        texts.append("storePathCommitLog does not name several folders, but the log is in "
                      f"{', '.join(store.log_folders)}")
     return [f"{conf.path} and the store differ: {text}" for text in texts]
 

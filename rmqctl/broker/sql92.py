@@ -78,7 +78,7 @@ def compile_filter(text: str) -> Filter:
     parser refuses it, and where it is longer or deeper than `MAX_TEXT`, `MAX_DEPTH`.
     """
     if len(text) > MAX_TEXT:
-        raise UsageError(f"a filter of {len(text)} characters: {MAX_TEXT} are allowed")
+        raise UsageError(f"the filter has {len(text)} characters; {MAX_TEXT} are allowed")
     return _Compiler(text).compiled()
 
 
@@ -138,7 +138,7 @@ class _Compiler:
         return Filter(self._steps)
 
     def _refuse(self, at: int, why: str) -> NoReturn:
-        raise UsageError(f"the filter does not compile, at character {at + 1}: {why}")
+        raise UsageError(f"invalid filter at character {at + 1}: {why}")
 
     # Tokens, one ahead
 
@@ -152,8 +152,8 @@ class _Compiler:
             else:
                 found = _TOKEN.match(self._text, at)
             if found is None:
-                self._refuse(at, f"nothing begins with {self._text[at]!r}"
-                             if self._text[at] != "'" else "a text without an end")
+                self._refuse(at, f"unexpected character {self._text[at]!r}"
+                             if self._text[at] != "'" else "unterminated string")
             self._position = found.end()
             kind, word = found.lastgroup, found[0]
             if kind == "name" and word.upper() in _KEYWORDS:
@@ -165,8 +165,8 @@ class _Compiler:
         """The next token, which must be of one of these kinds."""
         token = self._token
         if kinds and token.kind not in kinds:
-            wanted = " or ".join("a text in quotes" if kind == "text" else kind for kind in kinds)
-            self._refuse(token.at, f"{wanted} is expected, not {_shown(token)}")
+            wanted = " or ".join("a quoted string" if kind == "text" else kind for kind in kinds)
+            self._refuse(token.at, f"expected {wanted}, got {_shown(token)}")
         self._token = self._read()
         return token
 
@@ -233,10 +233,10 @@ class _Compiler:
         right = self._expression(_COMPARISON)
         for each in left, right:
             if each.kind == "constant" and each.value is None:
-                self._refuse(each.at, "NULL cannot be compared: IS NULL asks for it")
+                self._refuse(each.at, "NULL cannot be compared; use IS NULL")
         if (left.kind == right.kind == "constant" and isinstance(left.value, bool)
                 and not isinstance(right.value, bool)):
-            self._refuse(left.at, "TRUE and FALSE cannot be compared with a number or a text")
+            self._refuse(left.at, "TRUE and FALSE cannot be compared with a number or a string")
         self._steps.append(("two", values.equal if token.kind == "=" else values.not_equal))
         return _Term("condition", left.at)
 
@@ -252,7 +252,7 @@ class _Compiler:
             self._between(left, negated)
         elif token.kind == "IN":
             if left.kind != "property":
-                self._refuse(token.at, "a property is expected before IN")
+                self._refuse(token.at, "expected a property before IN")
             self._steps.append(("one", partial(values.is_in, self._list(), negated)))
         else:
             text = self._take_text()
@@ -289,7 +289,7 @@ class _Compiler:
         self._steps.append(("two", values.second))
         if (not negated and low.kind == high.kind == "constant"
                 and values.ordered(operator.gt, low.value, high.value)):
-            self._refuse(low.at, "BETWEEN from a number to a smaller one")
+            self._refuse(low.at, "the second number of BETWEEN is smaller than the first")
 
     def _operand(self) -> _Term:
         """A constant, a property, or what stands in parentheses, with the signs before it."""
@@ -299,8 +299,8 @@ class _Compiler:
             signs.append(self._take())
             self._check_depth(signs[-1], len(signs))
         if self._token.kind not in _OPERANDS:
-            self._refuse(self._token.at, "a property, a number, a text in quotes or a parenthesis "
-                         f"is expected, not {_shown(self._token)}")
+            self._refuse(self._token.at, "expected a property, a number, a quoted string or a "
+                                         f"parenthesis, got {_shown(self._token)}")
         # Parse the operand that the signs belong to.
         token = self._take()
         if token.kind == "(":
@@ -334,30 +334,30 @@ class _Compiler:
         if token.kind == "whole":
             digits = token.text.rstrip("lL")
             if len(digits) > 19 or int(digits) >= 1 << 63:
-                self._refuse(token.at, "a whole number has at most 64 bits")
+                self._refuse(token.at, "an integer has at most 64 bits")
             return int(digits)
         value = float(token.text)
         if not 0 < value < math.inf:
-            self._refuse(token.at, "a number with a point must be above 0 and no larger than a "
-                         "double can be (write 0 for 0.0)")
+            self._refuse(token.at, "a decimal number must be above 0 and fit into a double (write "
+                                   "0 for 0.0)")
         return value
 
     # What may stand where
 
     def _check_depth(self, token: _Token, signs: int) -> None:
         if self._depth + signs > MAX_DEPTH:
-            self._refuse(token.at, f"more than {MAX_DEPTH} parentheses or signs within each other")
+            self._refuse(token.at, f"more than {MAX_DEPTH} nested parentheses or signs")
 
     def _check_ordered(self, term: _Term) -> None:
         if term.kind == "condition" or (term.kind == "constant" and not term.is_number):
-            self._refuse(term.at, "only numbers and properties have an order")
+            self._refuse(term.at, "<, >, <= and >= compare only numbers and properties")
 
     def _as_condition(self, term: _Term) -> None:
         if term.kind == "property":
             self._steps.append(("one", values.property_as_condition))
         elif term.kind == "negative" or (term.kind == "constant"
                                          and not isinstance(term.value, bool | None)):
-            self._refuse(term.at, "a condition is expected, not a number or a text")
+            self._refuse(term.at, "expected a condition, got a number or a string")
 
 
 def _unquoted(token: _Token) -> str:

@@ -131,34 +131,39 @@ class Difference:
 
 
 DIFFERENCES = (
-    Difference("4.0.0", "4.3.1", "after an unclean end, a record whose lengths do not add up is "
-               "taken for valid, and after a clean end no consumequeue is cut"),
-    Difference("4.0.0", "4.4.0", "a file of another size silently ends what is loaded"),
+    Difference("4.0.0", "4.3.1", "after an unclean shutdown it accepts a record whose lengths do "
+                                 "not add up; after a clean shutdown it truncates no consume "
+                                 "queue"),
+    Difference("4.0.0", "4.4.0", "loading silently stops at a file of the wrong size"),
     Difference("4.0.0", "4.4.0",
-               "entries that the consumequeues lack after a clean end stay missing",
+               "missing consume queue entries are not recreated after a clean shutdown",
                {"reput_from_queues": False}),
-    Difference("4.9.2", "4.9.2", "a file of another size silently ends what is loaded"),
-    Difference("4.0.0", "4.9.1", "entries of delayed messages that recovery makes carry their "
-               "deliver time, and the delay service's positions are not set into their queues",
+    Difference("4.9.2", "4.9.2", "loading silently stops at a file of the wrong size"),
+    Difference("4.0.0", "4.9.1", "recovery creates entries of delayed messages with their delivery "
+                                 "time, and delay offsets outside their queues are not corrected",
                {"delay_levels_late": False, "clamps_delay_offsets": False}),
-    Difference("5.0.0", "5.0.0", "a v2 record ends the log, and a folder in the commitlog keeps "
-               "the broker from starting", {"message_v2": False, "skips_folders": False}),
-    Difference("5.0.0", "5.1.0", "the offset at a time is that of the entry nearest in time",
+    Difference("5.0.0", "5.0.0", "it truncates the log at a v2 record, and does not start with a "
+                                 "folder in the "
+                                 "commitlog", {"message_v2": False, "skips_folders": False}),
+    Difference("5.0.0", "5.1.0", "the offset at a time is that of the entry with the nearest time",
                {"nearest_in_time": True}),
-    Difference("5.0.0", "5.1.4", "after an unclean end the records of a DLedger log are not walked",
+    Difference("5.0.0", "5.1.4", "after an unclean shutdown it does not check the records of a "
+                                 "DLedger log",
                {"walks_dledger": False}),
-    Difference("5.0.0", "5.1.4", "consumequeues in RocksDB are not known", {
+    Difference("5.0.0", "5.1.4", "it has no consume queues in RocksDB", {
         "rocksdb_queues": False}),
-    Difference("5.0.0", "5.1.4", "forceVerifyPropCRC is not known", {"property_crc": False}),
-    Difference("5.0.0", "5.3.1", "with forceVerifyPropCRC an appended CRC of 0 ends the log",
+    Difference("5.0.0", "5.1.4", "it has no forceVerifyPropCRC", {"property_crc": False}),
+    Difference("5.0.0", "5.3.1", "with forceVerifyPropCRC it truncates the log at an appended CRC "
+                                 "of 0",
                {"property_crc_of_zero": False}),
-    Difference("5.0.0", "5.1.2", "an empty last file keeps the broker from starting",
+    Difference("5.0.0", "5.1.2", "it does not start with an empty last file",
                {"deletes_empty_last": False}),
-    Difference("5.0.0", "5.3.1", "after a clean end the walk starts with the third file from the "
-               "end and makes no entries", {"normal_by_queues": False}),
-    Difference("5.0.0", "5.3.1", "a blank that names more than the rest of its file ends it",
+    Difference("5.0.0", "5.3.1", "after a clean shutdown it checks the log from the third-last "
+                                 "file on and creates no entries", {"normal_by_queues": False}),
+    Difference("5.0.0", "5.3.1", "an end-of-file record longer than the rest of its file ends the "
+                                 "file",
                {"blank_must_fit": False}),
-    Difference("5.3.4", "5.4.0", "what these releases changed since 5.3.3 is not known to rmqctl"),
+    Difference("5.3.4", "5.4.0", "rmqctl does not know the changes of this release since 5.3.3"),
 )
 
 
@@ -172,8 +177,8 @@ def release_of(text: str) -> str:
         line = [name for name in RELEASES if name.startswith(f"{wanted}.")]
         if line:
             return line[-1]
-    raise UsageError(f"{text!r} is no release of RocketMQ that rmqctl knows; there are "
-                     f"{RELEASES[0]} to {RELEASES[-1]}, and a line as 4.9 means its newest")
+    raise UsageError(f"{text!r} is not a RocketMQ release that rmqctl knows; expected "
+                     f"{RELEASES[0]} to {RELEASES[-1]}, or a line such as 4.9 for its newest")
 
 
 def is_release(name: object) -> bool:
@@ -198,9 +203,9 @@ def profile_note(release: str) -> str | None:
         return None
     followed = [difference.words for difference in _differences(release) if difference.rules]
     other = [difference.words for difference in _differences(release) if not difference.rules]
-    return (f"a {release} broker is followed by the profile of {version_of(release).name}"
-            + (f"; otherwise: {'; '.join(followed)}" if followed else "")
-            + (f"; not followed: {'; '.join(other)}" if other else ""))
+    return (f"a {release} broker follows the rules of {version_of(release).name}"
+            + (f"; except: {'; '.join(followed)}" if followed else "")
+            + (f"; not covered: {'; '.join(other)}" if other else ""))
 
 
 def _differences(release: str) -> Iterator[Difference]:

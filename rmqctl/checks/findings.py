@@ -190,56 +190,56 @@ CATEGORIES: dict[str, Category] = {
         WARNING, "a message without an appended property CRC among others that have one",
         _of_log),
     "record-damaged": Category(
-        ERROR, "bytes inside the log that are no record; intact ones follow", _of_log),
-    "physical-offset": Category(ERROR, "a whole record that says it lies elsewhere", _of_log),
+        ERROR, "invalid bytes in the log, followed by intact records", _of_log),
+    "physical-offset": Category(ERROR, "an intact record with a wrong physical offset", _of_log),
     "ambiguous": Category(
-        WARNING, "whole records beyond damage that may be messages or not", _diagnose),
-    "cut-off": Category(INFO, "bytes beyond the end at which a repair has ended the log"),
-    "torn-tail": Category(ERROR, "the log ends in the middle of a record", _preflight),
+        WARNING, "records after damage that may belong to a message body", _diagnose),
+    "cut-off": Category(INFO, "bytes after the offset at which a repair truncated the log"),
+    "torn-tail": Category(ERROR, "last record is incomplete", _preflight),
     "garbage-tail": Category(
-        ERROR, "bytes beyond the end of the log that are no record", _preflight),
+        ERROR, "invalid bytes after the last record", _preflight),
     "dledger-entry": Category(
-        ERROR, "the head of a DLedger entry is damaged, the message in it is not", _preflight),
+        ERROR, "DLedger entry header damaged; the message inside is intact", _preflight),
     "dledger-chain": Category(
-        ERROR, "index or term of a DLedger entry do not follow those before", _preflight),
+        ERROR, "index or term of a DLedger entry is not the next in sequence", _preflight),
     "dledger-cut": Category(
-        ERROR, "a DLedger log ends before the last entry that its checkpoint names", _preflight),
+        ERROR, "a DLedger log ends before the last entry in its checkpoint", _preflight),
     "dledger-index": Category(
-        WARNING, "units of DLedger's index do not lead to the entries", _preflight),
-    "dledger-index-missing": Category(WARNING, "a DLedger log without its index", _preflight),
-    "dledger-checkpoint": Category(WARNING, "DLedger's checkpoint cannot be read", _preflight),
+        WARNING, "DLedger index units do not point to the entries", _preflight),
+    "dledger-index-missing": Category(WARNING, "the index of a DLedger log is missing", _preflight),
+    "dledger-checkpoint": Category(WARNING, "the DLedger checkpoint cannot be read", _preflight),
     "dledger-uncommitted": Category(
-        INFO, "entries that DLedger had not noted as committed yet"),
+        INFO, "DLedger entries not yet marked as committed"),
     "dledger-left-over": Category(
-        INFO, "entries of an older time behind the end of a DLedger log that was cut"),
-    "zero-gap": Category(ERROR, "zeros inside the log; intact records follow", _of_log),
+        INFO, "stale DLedger entries after the end of the log"),
+    "zero-gap": Category(ERROR, "zeroed range in the log, followed by intact records", _of_log),
     "not-judged": Category(
-        INFO, "a structure lies in a form that is not read, or twice; or what belongs there "
-        "cannot be told"),
+        INFO, "unsupported, duplicate or ambiguous structure"),
     "log-cut": Category(
-        ERROR, "the log ends before what consumequeue or index lead to", _preflight),
+        ERROR, "the log ends before messages that consume queue or index entries point "
+               "to", _preflight),
     "log-start": Category(
-        WARNING, "log files before the first one are missing, but not as a broker deletes them",
+        WARNING, "the first log files are missing, and no broker deleted them",
         _preflight),
     "message-fields": Category(
         ERROR, "a consume queue entry contradicts topic, queue or queue offset", _by_topic_table),
     "fillers": Category(
-        INFO, "messages that `recover` put in place of lost bytes", _read_fillers),
+        INFO, "fillers that `recover` wrote in place of lost messages", _read_fillers),
     "kept-damaged": Category(
         INFO, "damaged messages that `recover` kept", _read_kept),
     "lost-in-repair": Category(
-        INFO, "messages or undecided records that an earlier repair dropped", _list_repairs),
+        INFO, "messages or undecided records that an earlier repair discarded", _list_repairs),
     "header-born-port": Category(
-        ERROR, "a born port that is none: clients drop it and what follows in a pull",
+        ERROR, "invalid born port: clients discard this message and the rest of the pull",
         _of_log),
     "header-store-port": Category(
-        ERROR, "a store port that is none: clients drop it and what follows in a pull",
+        ERROR, "invalid store port: clients discard this message and the rest of the pull",
         _of_log),
     "header-sys-flag": Category(
-        ERROR, "system flags name a compression that no version knows: clients give up there",
+        ERROR, "unknown compression: clients discard this message and the rest of the pull",
         _of_log),
     "property-number": Category(
-        ERROR, "a property that brokers read as a number is none: they cut the log off there",
+        ERROR, "non-numeric value in a numeric property: brokers truncate the log here",
         _of_log),
     "header-flag-bits": Category(
         WARNING, "system flags with bits that no known release uses",
@@ -249,186 +249,191 @@ CATEGORIES: dict[str, Category] = {
     "header-reconsume-times": Category(
         WARNING, "an implausible number of deliveries: negative or above 65,536", _of_log),
     "header-prepared-offset": Category(
-        WARNING, "the half message that a message ends would lie after it", _of_log),
+        WARNING, "preparedTransactionOffset is after the message itself", _of_log),
     "header-queue-id": Category(
-        ERROR, "a message in a queue with a negative number: no consumer asks for that one",
+        ERROR, "negative queue id: no consumer reads the message",
         _of_log),
     "header-queue-offset": Category(
-        WARNING, "a queue offset in a prepared or rolled back message, which has none",
+        WARNING, "a prepared or rolled back message has a queue offset",
         _of_log),
     "header-store-time": Category(
-        WARNING, "a store time before there were brokers, or years after its neighbours",
+        WARNING, "store time is before 2012, or years after the neighboring messages",
         _of_log),
     "early-times": Category(
-        INFO, "messages stored before there were brokers: the clock was wrong"),
+        INFO, "store times before 2012: the clock was wrong"),
     "clock-back": Category(
         INFO, "store times go back by half a year or more: the clock was wrong"),
     "header-store-host": Category(
-        INFO, "a single message that another host than its neighbours' stored"),
-    "file-missing": Category(ERROR, "a file of a sequence is missing", _of_log),
-    "file-size": Category(ERROR, "a file has not the size of its structure", _of_log),
-    "file-empty": Category(WARNING, "a file of length zero", _derived),
+        INFO, "the store host of one message differs from its neighbors"),
+    "file-missing": Category(ERROR, "a file in a sequence is missing", _of_log),
+    "file-size": Category(ERROR, "wrong file size", _of_log),
+    "file-empty": Category(WARNING, "empty file", _derived),
     "file-name": Category(
-        WARNING, "something in a structure's folder that does not belong there", _or_info),
+        WARNING, "unexpected file or folder in the store", _or_info),
     "file-unreadable": Category(ERROR, "a file or folder cannot be read", _derived),
-    "file-changed": Category(WARNING, "a file shrank or vanished while it was read", _derived),
+    "file-changed": Category(WARNING, "a file shrank or disappeared while it was being "
+                                      "read", _derived),
     "in-progress": Category(INFO, "the last record is being written by a running broker"),
     "cq-earlier": Category(
-        INFO, "messages of a queue that was deleted and created again: no entry leads to them"),
-    "cq-missing": Category(ERROR, "a queue has messages in the log but no consumequeue", _derived),
+        INFO, "messages of a queue that was deleted and recreated: no entry points to them"),
+    "cq-missing": Category(ERROR, "a queue has messages in the log but no consume queue", _derived),
     "cq-missing-entry": Category(
-        ERROR, "messages in the log have no entry in their consumequeue", _derived),
-    "cq-behind": Category(ERROR, "the consumequeue ends before the log does", _derived),
+        ERROR, "messages in the log have no consume queue entry", _derived),
+    "cq-behind": Category(ERROR, "the consume queue ends before the log", _derived),
     "cq-ahead": Category(ERROR, "entries point beyond the end of the log", _diagnose),
-    "cq-wrong-offset": Category(ERROR, "an entry points to a place without its message", _derived),
-    "cq-wrong-size": Category(ERROR, "the size in an entry does not match its message", _derived),
+    "cq-wrong-offset": Category(ERROR, "an entry does not point to its message", _derived),
+    "cq-wrong-size": Category(ERROR, "entry size differs from the message's size", _derived),
     "cq-wrong-time": Category(
-        WARNING, "an entry in RocksDB does not match its message's store time", _derived),
+        WARNING, "store time in a RocksDB entry differs from the message's", _derived),
     "cq-wrong-tag": Category(
-        ERROR, "the tags code of an entry does not match its message", _derived),
-    "cq-duplicate": Category(ERROR, "an entry repeats another entry's message", _derived),
+        ERROR, "entry tags code does not match the message", _derived),
+    "cq-duplicate": Category(ERROR, "two entries point to the same message", _derived),
     "cq-after-gap": Category(
-        INFO, "the log lacks queue offsets; later entries are where a broker puts them"),
+        INFO, "queue offsets are missing in the log; later entries are where a broker puts them"),
     "cq-out-of-order": Category(
-        ERROR, "an entry points to the message of another queue offset", _derived),
-    "cq-ext": Category(ERROR, "an extension unit is missing or contradicts its message", _derived),
+        ERROR, "an entry points to a message with another queue offset", _derived),
+    "cq-ext": Category(ERROR, "an extension unit is missing or does not match its "
+                              "message", _derived),
     "cq-batch": Category(
-        ERROR, "an entry of a batch consumequeue is damaged or contradicts its message", _derived),
+        ERROR, "a batch consume queue entry is damaged or does not match its message", _derived),
     "cq-lost": Category(INFO, "entries that point to damaged or missing messages", _diagnose),
     "cq-database": Category(
-        ERROR, "the data base of consumequeues is damaged, or a part of it", _diagnose),
+        ERROR, "the consume queue database is damaged", _diagnose),
     "cq-last": Category(
-        ERROR, "what is noted as the last entry of a queue in RocksDB is not its last", _derived),
+        ERROR, "RocksDB has a wrong last entry for a queue", _derived),
     "cq-copy": Category(
-        WARNING, "the copy of the consumequeues in RocksDB says something else than their files"),
+        WARNING, "the RocksDB copy of the consume queues differs from their files"),
     "cq-gap": Category(
-        WARNING, "a queue in RocksDB has no entries between others, and no message for them",
+        WARNING, "a gap in a RocksDB queue, with no messages for it in the log",
         _derived),
-    "index-missing": Category(WARNING, "there are keys in the log but no index file", _derived),
-    "index-header": Category(ERROR, "an index header contradicts the entries", _derived),
+    "index-missing": Category(WARNING, "messages have keys, but there is no index file", _derived),
+    "index-header": Category(ERROR, "an index header does not match its entries", _derived),
     "index-chain": Category(ERROR, "a hash chain is broken", _derived),
-    "index-slot": Category(ERROR, "a hash slot does not lead to its newest entry", _derived),
+    "index-slot": Category(ERROR, "a hash slot does not point to its newest entry", _derived),
     "index-entry": Category(
-        ERROR, "an entry belongs to no key of the message it leads to", _derived),
-    "index-ahead": Category(WARNING, "entries lead beyond the end of the log", _diagnose),
+        ERROR, "an index entry matches no key of its message", _derived),
+    "index-ahead": Category(WARNING, "index entries point beyond the end of the log", _diagnose),
     "index-behind": Category(WARNING, "the newest keys are not in the index", _derived),
-    "index-key-missing": Category(WARNING, "keys between indexed ones have no entry", _derived),
-    "index-time": Category(WARNING, "an entry's time is not its message's", _derived),
-    "index-unreadable": Category(ERROR, "an index file cannot be understood", _derived),
-    "checkpoint-missing": Category(INFO, "there is no checkpoint", _diagnose),
+    "index-key-missing": Category(WARNING, "some keys have no index entry", _derived),
+    "index-time": Category(WARNING, "index entry time differs from the message's store "
+                                    "time", _derived),
+    "index-unreadable": Category(ERROR, "unreadable index file", _derived),
+    "checkpoint-missing": Category(INFO, "the checkpoint is missing", _diagnose),
     "checkpoint-damaged": Category(
-        ERROR, "the checkpoint cannot be what a broker wrote", _diagnose),
+        ERROR, "the checkpoint is invalid", _diagnose),
     "checkpoint-zero": Category(
-        INFO, "the checkpoint is all zero though there are messages", _diagnose),
+        INFO, "the checkpoint is all zeros although there are messages", _diagnose),
     "checkpoint-ahead": Category(
         WARNING, "the checkpoint is newer than the newest message", _diagnose),
     "unclean-shutdown": Category(
-        INFO, "the abort file is there: the last run did not end cleanly", _preflight),
+        INFO, "the abort file exists: the last shutdown was unclean", _preflight),
     "config-unreadable": Category(ERROR, "a configuration file cannot be read"),
-    "config-backup": Category(WARNING, "only the backup copy of a configuration file is good"),
+    "config-backup": Category(WARNING, "a configuration file is damaged; its backup is intact"),
     "config-oddity": Category(
-        INFO, "a configuration file is readable but not as a broker writes it"),
+        INFO, "a configuration file differs from what brokers write"),
     "config-database": Category(
-        ERROR, "a RocksDB data base with configuration is damaged or missing"),
+        ERROR, "a RocksDB configuration database is damaged or missing"),
     "config-entry": Category(
-        WARNING, "an entry of a configuration in RocksDB cannot be understood"),
+        WARNING, "an entry in a RocksDB configuration database is invalid"),
     "config-import": Category(
-        WARNING, "a JSON file beside a RocksDB configuration is taken over, or not, at a start"),
+        WARNING, "a start imports, or ignores, a JSON file next to a RocksDB configuration"),
     "conf-name": Category(
-        WARNING, "a name in broker.conf that the broker does not read", _by_hand),
+        WARNING, "broker.conf has a setting that the broker does not read", _by_hand),
     "conf-value": Category(
-        ERROR, "a value in broker.conf that the broker reads differently than it looks", _by_hand),
+        ERROR, "the broker reads a value in broker.conf differently than it looks", _by_hand),
     "conf-path": Category(WARNING, "a folder in broker.conf does not exist", _by_hand),
-    "conf-store": Category(ERROR, "broker.conf contradicts the store", _by_hand),
+    "conf-store": Category(ERROR, "broker.conf does not fit the store", _by_hand),
     "conf-default": Category(
-        INFO, "a setting that broker.conf leaves at its default", _by_hand),
+        INFO, "broker.conf does not set this; the default applies", _by_hand),
     "config-topic": Category(
         WARNING, "a topic has messages but no configuration: clients get TOPIC_NOT_EXIST"),
     "config-emptied": Category(
-        ERROR, "a configuration file lost all entries that its .bak or the store has"),
+        ERROR, "a configuration file lost all the entries that its .bak or the store has"),
     "config-older": Category(
         WARNING, "a configuration file lacks entries of its .bak, or is older than it"),
     "config-offset": Category(
         WARNING, "a committed offset is beyond the end of its queue"),
     "config-read-queues": Category(
         WARNING, "readQueueNums or perm keeps consumers from reading messages"),
-    "timer-log": Category(ERROR, "a timer log unit is damaged or leads nowhere"),
-    "timer-wheel": Category(ERROR, "a timer wheel slot contradicts the timer log"),
-    "timer-check": Category(ERROR, "the timer checkpoint contradicts the timer log"),
+    "timer-log": Category(ERROR, "a timer log unit is damaged or points to no message"),
+    "timer-wheel": Category(ERROR, "a timer wheel slot does not match the timer log"),
+    "timer-check": Category(ERROR, "the timer checkpoint does not match the timer log"),
     "compaction": Category(ERROR, "a compaction log or its queue is damaged"),
     "epoch-file": Category(
         ERROR, "the epoch file does not match its CRC or count, or its entries are not in order",
         _epochs),
     "epoch-start": Category(
-        ERROR, "an epoch begins beyond the end of the log, or where no record does", _epochs),
-    "small-file": Category(WARNING, "a small file has not the content a broker writes"),
+        ERROR, "an epoch starts beyond the end of the log or inside a record", _epochs),
+    "small-file": Category(WARNING, "a small file does not contain what a broker writes"),
     "tiered-name": Category(
-        ERROR, "a name in a tier has not the hash of what it names", _look_into_tier),
+        ERROR, "the hash in a tiered name does not match the name", _look_into_tier),
     "tiered-stray": Category(
-        WARNING, "something in a tier that does not belong there", _look_into_tier),
+        WARNING, "unexpected file or folder in the tier", _look_into_tier),
     "tiered-gap": Category(
-        ERROR, "bytes between two segments of a flat file are missing", _look_into_tier),
+        ERROR, "bytes are missing between two segments of a flat file", _look_into_tier),
     "tiered-overlap": Category(
-        WARNING, "a segment goes on beyond the start of the next one", _look_into_tier),
+        WARNING, "a segment overlaps the next segment", _look_into_tier),
     "tiered-metadata-missing": Category(
-        WARNING, "there is no metadata, or only its backup", _recover_tier),
+        WARNING, "the metadata is missing, or only its backup exists", _recover_tier),
     "tiered-metadata-damaged": Category(
-        ERROR, "the metadata or an entry of it cannot be read", _recover_tier),
+        ERROR, "the metadata, or an entry in it, cannot be read", _recover_tier),
     "tiered-metadata-entry": Category(
-        WARNING, "metadata and files disagree on what there is", _recover_tier),
+        WARNING, "metadata and files list different segments", _recover_tier),
     "tiered-metadata-size": Category(
-        WARNING, "metadata has not the size of a segment", _recover_tier),
+        WARNING, "the size in the metadata differs from the segment's", _recover_tier),
     "tiered-segment-missing": Category(
-        ERROR, "a segment that metadata has bytes for is not there", _look_into_tier),
+        ERROR, "a segment with bytes in the metadata is missing", _look_into_tier),
     "tiered-segment-short": Category(
-        ERROR, "a segment has fewer bytes than were committed", _look_into_tier),
+        ERROR, "a segment has fewer bytes than committed", _look_into_tier),
     "tiered-segment-time": Category(
-        WARNING, "times in metadata that no message of the segment has", _recover_tier),
+        WARNING, "no message in the segment has the times in the metadata", _recover_tier),
     "tiered-cq-missing": Category(
         ERROR, "a tiered commit log has messages but no consume queue", _recover_tier),
-    "tiered-cq-torn": Category(ERROR, "a tiered consume queue is cut inside a unit", _recover_tier),
+    "tiered-cq-torn": Category(ERROR, "a tiered consume queue ends inside a unit", _recover_tier),
     "tiered-cq-behind": Category(
-        WARNING, "a tiered consume queue ends long before its messages do", _recover_tier),
+        WARNING, "a tiered consume queue ends long before its messages", _recover_tier),
     "tiered-cq-ahead": Category(
-        ERROR, "units lead beyond the end of the tiered commit log", _recover_tier),
+        ERROR, "units point beyond the end of the tiered commit log", _recover_tier),
     "tiered-cq-unit": Category(
-        ERROR, "a unit leads to no message, or not to its own", _recover_tier),
+        ERROR, "a unit does not point to its message", _recover_tier),
     "tiered-cq-order": Category(
-        ERROR, "units lead backwards in the tiered commit log", _recover_tier),
+        ERROR, "units point backwards in the tiered commit log", _recover_tier),
     "tiered-cq-wrong-tag": Category(
-        WARNING, "a unit has not its message's tags code", _recover_tier),
-    "tiered-cq-expired": Category(INFO, "units of messages that are expired", _look_into_tier),
+        WARNING, "unit tags code does not match the message", _recover_tier),
+    "tiered-cq-expired": Category(INFO, "units of expired messages", _look_into_tier),
     "tiered-message-fields": Category(
-        ERROR, "a tiered message is of another queue or queue offset", _look_into_tier),
-    "tiered-record": Category(ERROR, "a unit leads to bytes that are no record", _look_into_tier),
+        ERROR, "a tiered message belongs to another queue or queue offset", _look_into_tier),
+    "tiered-record": Category(ERROR, "a unit points to invalid bytes", _look_into_tier),
     "tiered-body-crc": Category(
-        ERROR, "the body of a tiered message does not match its CRC", _look_into_tier),
+        ERROR, "tiered message body CRC mismatch", _look_into_tier),
     "tiered-shifted": Category(
-        ERROR, "messages lie after their place: a broker repeated a torn write", _look_into_tier),
+        ERROR, "messages are after their place: a broker repeated a partial "
+               "write", _look_into_tier),
     "tiered-orphans": Category(
-        INFO, "bytes of a tiered commit log that no unit leads to", _recover_tier),
+        INFO, "no unit points to these bytes of a tiered commit log", _recover_tier),
     "tiered-index-unreadable": Category(
-        ERROR, "a tiered index file cannot be understood", _rebuild_tier_index),
+        ERROR, "unreadable tiered index file", _rebuild_tier_index),
     "tiered-index-header": Category(
-        ERROR, "the header of a tiered index file contradicts its items", _rebuild_tier_index),
+        ERROR, "the header of a tiered index file does not match its items", _rebuild_tier_index),
     "tiered-index-slot": Category(
-        ERROR, "a slot of a tiered index file does not lead to its items", _rebuild_tier_index),
+        ERROR, "a slot of a tiered index file does not point to its items", _rebuild_tier_index),
     "tiered-index-chain": Category(
-        ERROR, "a chain of an open index file is broken", _rebuild_tier_index),
+        ERROR, "a hash chain in an open index file is broken", _rebuild_tier_index),
     "tiered-index-hash": Category(
-        ERROR, "an item of a tiered index file lies in another hash's slot", _rebuild_tier_index),
+        ERROR, "an item of a tiered index file is in the slot of another "
+               "hash", _rebuild_tier_index),
     "tiered-index-item": Category(
-        WARNING, "an item leads to no message with its key", _rebuild_tier_index),
+        WARNING, "an item does not point to a message with its key", _rebuild_tier_index),
     "tiered-index-time": Category(
-        WARNING, "an item's time is not its message's", _rebuild_tier_index),
+        WARNING, "item time differs from the message's", _rebuild_tier_index),
     "tiered-index-expired": Category(
-        INFO, "items of messages that are expired or removed", _look_into_tier),
+        INFO, "items of expired or deleted messages", _look_into_tier),
     "tiered-index-missing": Category(
-        INFO, "keys of tiered messages that no index file has", _recover_tier),
+        INFO, "keys of tiered messages are in no index file", _recover_tier),
     "tiered-lost": Category(
-        WARNING, "messages that neither the tier nor the local store has", _look_into_tier),
+        WARNING, "messages missing in both the tier and the local store", _look_into_tier),
     "tiered-differs": Category(
-        ERROR, "a message in the tier is not the one in the local store", _look_into_tier),
+        ERROR, "the tier and the local store have different messages", _look_into_tier),
     "tiered-oddity": Category(
-        INFO, "what some version of a broker leaves over; harmless", _look_into_tier),
+        INFO, "leftover of a specific broker version; harmless", _look_into_tier),
 }

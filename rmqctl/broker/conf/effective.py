@@ -75,14 +75,14 @@ class Effective:
             said = Phrase("{name}={value}", name=known, value=shown(text))
             if self.given(name) is not None:
                 return said
-            return Phrase("{setting} is not a number for Java, so the default counts",
+            return Phrase("{setting} is not a number for Java; the broker uses the default",
                           setting=said)
         for other in self.conf.texts:
             if other != known and meant(other, self.release) == known and (
                     not is_read(other, self.release)):
-                return Phrase("{name} is not set ({other} is not read by {release}), so the "
-                              "default counts", name=known, other=other, release=self.release)
-        return Phrase("{name} is not set, so the default counts", name=known)
+                return Phrase("{name} is not set ({release} does not read {other}); the broker "
+                              "uses the default", name=known, other=other, release=self.release)
+        return Phrase("{name} is not set; the broker uses the default", name=known)
 
 
 def shown(text: str) -> str:

@@ -181,12 +181,12 @@ class _Follower:
         layout, origin = self._store.layout, self._settings.origin(_STORE_TYPE)
         if self._makes_rocksdb:
             self._tell(_STORE_TYPE, "differs", Phrase(
-                "{setting}: the broker builds the consume queues again, in RocksDB",
+                "{setting}: the broker rebuilds the consume queues in RocksDB",
                 setting=origin))
         elif not self._in_rocksdb and layout.consumequeue == "rocksdb":
             self._tell(_STORE_TYPE, "differs", Phrase(
-                "{setting}: the broker does not read the consume queues in RocksDB and builds "
-                "them again as files", setting=origin))
+                "{setting}: the broker ignores the consume queues in RocksDB and rebuilds them as "
+                "files", setting=origin))
         self._configuration()
         return self._version if self._in_rocksdb else replace(self._version, rocksdb_queues=False)
 
@@ -216,8 +216,8 @@ class _Follower:
 
     def _elsewhere(self, where: Places) -> None:
         self._tell(ROOT, "loses", Phrase(
-            "{setting}: the broker uses {folder}, not {store}: it reads no consume queue, topic "
-            "or offset of this store", setting=self._settings.origin(ROOT),
+            "{setting}: the broker uses {folder}, not {store}, and reads no consume queue, topic "
+            "or offset here", setting=self._settings.origin(ROOT),
             folder="~/store" if where.root is None else repr(where.root)
             if where.root != where.root.strip() or not where.root else where.root,
             store=self._store.root))
@@ -229,8 +229,8 @@ class _Follower:
         root = vfs.realpath(self._store.root)
         if any(vfs.realpath(folder) == root for folder in seen.log_folders):
             self._tell(where.setting, "refuses", Phrase(
-                "{setting} is the root of the store: the broker takes checkpoint and lock for log "
-                "files, and does not start", setting=self._settings.origin(where.setting)))
+                "{setting} is the root of the store: the broker reads checkpoint and lock as log "
+                "files and does not start", setting=self._settings.origin(where.setting)))
         # Compare the log files that the broker would open with the files that belong to this store.
         opened = {vfs.realpath(file.path) for file in seen.log.files}
         missing = [file for file in there if vfs.realpath(file.path) not in opened]
@@ -327,7 +327,7 @@ class _Follower:
             return
         self._tell(name, "refuses", Phrase(
             "{setting}: the broker expects {what} files of {expected:,} bytes, these have "
-            "{there:,}, and it does not start", setting=self._settings.origin(name), what=what,
+            "{there:,}; it does not start", setting=self._settings.origin(name), what=what,
             expected=expected, there=there))
 
     def _index_shape(self, seen: Store) -> None:
@@ -340,7 +340,7 @@ class _Follower:
             if has not in (expected, option):
                 self._tell(name, "loses", Phrase(
                     "{setting}: the broker expects {expected:,} in an index file, these have "
-                    "{there:,}, and it finds no message by key in them",
+                    "{there:,}; key lookups find nothing in them",
                     setting=self._settings.origin(name), expected=expected, there=has))
 
     # -- controller mode --------------------------------------------------------------------------
@@ -357,10 +357,10 @@ class _Follower:
             value = get(name)
             if value is None:
                 self._tell(name, "differs", Phrase(
-                    "{name} is not set: the broker takes the name of its host, and registers only "
-                    "as {identity}, which the file brokerIdentity names", name=name, identity=has))
+                    "{name} is not set: the broker uses its host name, but the file brokerIdentity "
+                    "lets it register only as {identity}", name=name, identity=has))
             elif value != has:
                 self._tell(name, "unserved", Phrase(
                     "{setting}, but the file brokerIdentity names {identity}: the broker never "
-                    "registers with the controller and serves nobody",
+                    "registers with the controller and serves no client",
                     setting=self._settings.origin(name), identity=has))
