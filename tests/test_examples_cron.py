@@ -129,7 +129,7 @@ def test_what_is_lost_already_is_said_and_refused_while_rows_tell_of_it(script, 
     for mode, code in (("warn", 0), ("refuse", 1)):
         done = script("preflight.sh", mode, store=torn)
         assert done.returncode == code
-        assert "20 messages are lost already (orders 20)" in done.stdout
+        assert "20 messages are already lost (orders 20)" in done.stdout
         assert "1 group would stand beyond the end" in done.stdout
     writer.rows["orders", 0] = {at: unit for at, unit in writer.rows["orders", 0].items()
                                 if at < 40}
@@ -138,7 +138,7 @@ def test_what_is_lost_already_is_said_and_refused_while_rows_tell_of_it(script, 
         done = script("preflight.sh", mode, store=cut)
         assert done.returncode == 0
         assert "this start costs nothing more" in done.stdout
-        assert "20 messages are lost already" in done.stdout
+        assert "20 messages are already lost" in done.stdout
 
 
 def test_the_version_of_the_broker_counts(script, record):

@@ -91,13 +91,13 @@ def test_chinese_is_chinese():
 
 
 def test_a_phrase_is_its_english_text_and_can_be_said():
-    lost = Phrase("{count:,} message is lost already", "{count:,} messages are lost already",
+    lost = Phrase("{count:,} message is already lost", "{count:,} messages are already lost",
                   count=1)
-    assert lost == "1 message is lost already"
+    assert lost == "1 message is already lost"
     assert language("zh").say(lost) == "已有 1 条消息丢失"
     assert language("en").say(lost) == lost
     both = Phrase("sound: {what}", what=Joined("; ", [lost, "topic; {x}"]))
-    assert both == "sound: 1 message is lost already; topic; {x}"
+    assert both == "sound: 1 message is already lost; topic; {x}"
     assert language("zh").say(both) == "完好：已有 1 条消息丢失；topic; {x}"
     for other in (copy.deepcopy(both), pickle.loads(pickle.dumps(both))):
         assert other == both

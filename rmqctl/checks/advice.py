@@ -142,9 +142,9 @@ _INDEX = Phrase(
     "index entry and message contradict each other and nothing proves which one is damaged: "
     "compare with a replica")
 _SHAPE = Phrase(
-    "the number of slots and entries of the index files is unknown: pass "
-    "--index-slots and --index-max (the broker's maxHashSlotNum and maxIndexNum, by default "
-    "5000000 and 20000000), or --broker-conf, to `rmqctl recover`")
+    "unknown number of index slots and entries: pass --index-slots and --index-max (the broker's "
+    "maxHashSlotNum and maxIndexNum, by default 5000000 and 20000000), or --broker-conf, to "
+    "`rmqctl recover`")
 _BY_HAND: dict[str, Phrase] = {
     "message-fields": Phrase(
         "where another message has the queue offset of such a message, consumers never get it: "
@@ -152,19 +152,19 @@ _BY_HAND: dict[str, Phrase] = {
         "consume queue's folder was renamed or copied, move the wrong one out of the store while "
         "no broker runs"),
     "epoch-file": Phrase(
-        "epochs cannot be rebuilt from the log: copy epochFileCheckpoint from a replica with the "
+        "epochs cannot be rebuilt from the log: copy epochFileCheckpoint from a replica of the "
         "same log"),
     "epoch-start": Phrase(
-        "epochs cannot be rebuilt from the log: copy epochFileCheckpoint from a replica with the "
+        "epochs cannot be rebuilt from the log: copy epochFileCheckpoint from a replica of the "
         "same log"),
     "file-unreadable": Phrase(
         "the file cannot be opened: check its permissions and what it is (a directory, a link, a "
         "bad sector), restore it from a copy, then run `rmqctl doctor` again"),
     "small-file": Phrase(
-        "compare the file with a copy: a broker creates lock and a replica's epoch again, so these "
-        "may be moved away while no broker runs; abort must stay"),
+        "compare the file with a copy. A broker recreates lock and a replica's epoch, so you may "
+        "move these away while no broker runs; abort must stay"),
     "dledger-checkpoint": Phrase(
-        "move the file away while no broker runs, or put its copy checkpoint.bak in its place: "
+        "move the file away while no broker runs, or replace it with its copy checkpoint.bak: "
         "DLedger writes it again, and nothing is lost"),
     "config-database": Phrase(
         "the log does not contain topics, groups and offsets: restore the folder from a copy of "
@@ -173,21 +173,21 @@ _BY_HAND: dict[str, Phrase] = {
         "brokers do not rebuild the compaction log: restore the folder compaction/ from a copy of "
         "the store; `rmqctl read` shows the messages that are in the commit log"),
     "file-missing": Phrase(
-        "nothing in this store has what the file contained: restore it from a copy of the store"),
+        "this store cannot provide the content of the file: restore it from a copy of the store"),
     "log-start": Phrase(
-        "the first log files were deleted by hand or lost, and only a copy has their messages: "
-        "without one nothing needs to be done, a broker deletes the entries a minute after its "
+        "the first log files were deleted by hand or lost, and only a copy has their messages. "
+        "Without a copy nothing needs to be done: a broker deletes the entries a minute after its "
         "start"),
     "config-read-queues": _IN_ROCKSDB,
     "config-topic": _IN_ROCKSDB,
     "config-backup": Phrase(
-        "brokers use the .bak, or start with an empty table without it, and write the file again: "
+        "brokers read the .bak, or start with an empty table without it, and write the file again: "
         "restore it from a copy if its content matters"),
     "property-damaged": Phrase(
-        "consumers get the message, and the body is intact: damaged properties cannot be restored, "
+        "consumers receive the message with its intact body. Its properties cannot be restored, "
         "and the record has no space to mark it; a replica may have the message"),
     "config-oddity": Phrase(
-        "a part of the file has the wrong form: correct the file by hand while no broker runs, or "
+        "part of the file has the wrong format: correct it by hand while no broker runs, or "
         "restore it from a copy"),
     "cq-out-of-order": _GAPS,
     "cq-behind": _GAPS,
@@ -199,7 +199,7 @@ _BY_HAND: dict[str, Phrase] = {
     "index-entry": _INDEX, "index-key-missing": _INDEX,
 }
 _OFFSETS_GONE = Phrase(
-    "nothing in this store says how far groups had read: restore config/consumerOffset.json from a "
+    "this store does not show how far groups had read: restore config/consumerOffset.json from a "
     "copy, set offsets with `rmqctl offsets reset` (--topic, --time), or accept consumeFromWhere")
 _FROM_COPY = " --from COPY"
 """How a step ends that needs another copy, which comes first."""
@@ -209,8 +209,7 @@ _OF_A_HEADER = Phrase(
     "no broker writes this value, and the right one is unknown: `recover` leaves it, and "
     "consumers get the message; compare with a replica if the field matters")
 _OF_A_TIER = Phrase(
-    "nothing in the tier has what this file contained: restore the file from a copy of the tier, "
-    "if there is one")
+    "the tier cannot provide the content of this file: restore it from a copy of the tier")
 _OF_A_MEMBER = Phrase("only another member of the DLedger group has these bytes: pass --from")
 
 
@@ -307,7 +306,7 @@ def _after(start: Prediction, root: str) -> Step | None:
 def of_the_form(root: str) -> Step:
     """What settles which consume queues a broker reads, where a store has two kinds."""
     return Step(f"rmqctl doctor {shlex.quote(root)} --broker-conf FILE", Phrase(
-        "storeType in the broker's configuration file says which consume queues it reads"))
+        "storeType in the broker's configuration file determines which consume queues it reads"))
 
 
 def to_the_end(root: str, groups: Iterable[str]) -> Iterator[Step]:
@@ -325,7 +324,7 @@ def of_the_queues(start: Prediction, root: str) -> Iterator[Step]:
         if told.setting == "storeType" and told.effect == "differs" and start.unreachable:
             form = "rocksdb" if (told.value or "").casefold() == "defaultrocksdb" else "file"
             yield Step(f"rmqctl convert {root} --consumequeue {form}", Phrase(
-                "converts the consume queues to the form that broker.conf asks for, all of them"),
+                "converts all consume queues to the form that broker.conf requires"),
                 "reversible")
 
 
@@ -344,7 +343,7 @@ def of_metadata(start: Prediction, root: str) -> Iterator[Step]:
     """What restores topics, groups and committed offsets."""
     for command in commands(start.metadata.defects):
         yield Step(command.replace("STORE", root, 1), _PLAN if command.startswith("rmqctl recover ")
-                   else Phrase("configures the topic again, so that clients can use it"),
+                   else Phrase("recreates the topic's configuration, so that clients can use it"),
                    "reversible")
     if any(defect.category == "log-start" for defect in start.metadata.defects):
         yield Step(f"rmqctl recover {root}{_FROM_COPY}", _COPY, "reversible")
@@ -398,8 +397,8 @@ def _of_kind(category: str) -> Phrase:
     if category.startswith("header-"):
         return _OF_A_HEADER
     return Phrase(
-        "`recover` finds nothing in this store to repair it from: a replica or a backup may have "
-        "it (`--from COPY`); `rmqctl explain {category}` says what it means", category=category)
+        "this store has nothing to repair it from; a replica or a backup may (`recover --from "
+        "COPY`). `rmqctl explain {category}` shows what it means", category=category)
 
 
 def _on_the_disk(start: Prediction) -> Iterator[Remaining]:
@@ -433,6 +432,6 @@ def _beside(damaged: Sequence[tuple[str, int]], start: Prediction,
         found.insert(0, Remaining("refused", 1, outlook.refused))
     if not found and (lost := start.account.known):
         found.append(Remaining("messages", lost, Phrase(
-            "nothing in this store brings them back: restore them from a replica or a backup "
-            "(`rmqctl recover --from COPY`), or start the broker without them")))
+            "this store cannot restore them: use a replica or a backup (`rmqctl recover --from "
+            "COPY`), or start the broker without them")))
     return found

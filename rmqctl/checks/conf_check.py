@@ -82,15 +82,15 @@ class _Check:
         except ValueError:
             default = DEFAULTS.get(name)
             yield self._found("conf-value", name, Phrase(
-                "{name}={value} is not a number for Java: the default counts", **values)
+                "{name}={value} is not a number for Java: the broker uses the default", **values)
                 if default is None else Phrase(
-                "{name}={value} is not a number for Java: the default {default} counts",
+                "{name}={value} is not a number for Java: the broker uses the default, {default}",
                 default=default, **values))
             return
         if kind == "boolean":
             if text.lower() not in ("true", "false"):
                 yield self._found("conf-value", name, Phrase(
-                    "{name}={value} is false for Java: only true is true", **values))
+                    "Java reads {name}={value} as false: only \"true\" is true", **values))
         elif kind == "String":
             yield from self._text(name, text, value)
 
@@ -98,7 +98,8 @@ class _Check:
         values = {"name": name, "value": shown(text)}
         if name in _ENUMS and value not in _ENUMS[name]:
             yield self._found("conf-value", name, Phrase(
-                "{name}={value} is none of {names}: the default counts", names=", ".join(
+                "{name}={value} is not one of {names}: the broker uses the "
+                "default", names=", ".join(
                     _ENUMS[name]), **values))
         elif value != java.trim(text):
             yield self._found("conf-value", name, Phrase(
@@ -106,7 +107,7 @@ class _Check:
                 release=self._release, **values))
         elif text != value:
             yield self._found("conf-value", name, Phrase(
-                "{name}={value}: {release} cuts off the blanks; releases before 5.2.0 keep them",
+                "{name}={value}: {release} strips the blanks; releases before 5.2.0 keep them",
                 release=self._release, **values), INFO)
         if len(value) > 1 and value[0] == value[-1] and value[0] in "\"'":
             yield self._found("conf-value", name, Phrase(
@@ -121,7 +122,7 @@ class _Check:
     def _twice(self) -> Iterator[ConfFinding]:
         for name, lines in self._conf.repeated.items():
             yield self._found("conf-value", name, Phrase(
-                "{name} is in lines {lines}: the last one counts", name=name,
+                "{name} is in lines {lines}: the last line counts", name=name,
                 lines=", ".join(map(str, lines))))
 
     # -- folders, and the store -------------------------------------------------------------------
@@ -159,10 +160,11 @@ class _Check:
         settings = self._settings
         if settings.given(ROOT) is None:
             yield self._found("conf-default", ROOT, Phrase(
-                "{name} is not set: ~/store of the broker's user", name=ROOT))
+                "{name} is not set: the broker uses ~/store of its user", name=ROOT))
         if settings.given(LOG) is None and not is_from(self._release, DERIVES_SINCE):
             yield self._found("conf-default", LOG, Phrase(
-                "{name} is not set: ~/store/commitlog, whatever {root} says (up to 4.9.3)",
+                "{name} is not set: the broker uses ~/store/commitlog, regardless of {root} (up to "
+                "4.9.3)",
                 name=LOG, root=ROOT))
         for name in _MATTER:
             if settings.text(name) is None:

@@ -163,12 +163,14 @@ class Consumers:
         groups = len({queue.group for queue in self.queues})
         names = list(dict.fromkeys(queue.group for queue in self.affected))
         if not groups:
-            return Phrase("no group has a position here")
+            return Phrase("no consumer offsets in this store")
         if not names:
-            return Phrase("none of {count} group is affected", "none of {count} groups is affected",
+            return Phrase("no consumer group affected ({count} "
+                          "checked)",
+                "no consumer group affected ({count} checked)",
                           count=groups) if self.complete else Phrase(
-                "none of {count} group is known to be affected",
-                "none of {count} groups is known to be affected", count=groups)
+                "no consumer group known to be affected ({count} checked)",
+                "no consumer group known to be affected ({count} checked)", count=groups)
         # What happens to these, the worst first.
         parts = []
         lost = sum(queue.lost_after for queue in self.affected)
@@ -185,8 +187,8 @@ class Consumers:
             parts.append(Phrase("{some:,} skipped", some=skipped))
         beyond = sum(bool(queue.beyond_end) for queue in self.affected)
         if beyond:
-            parts.append(Phrase("{count:,} position beyond the end",
-                                "{count:,} positions beyond the end", count=beyond))
+            parts.append(Phrase("{count:,} offset beyond the end",
+                                "{count:,} offsets beyond the end", count=beyond))
         return Phrase("{some:,} of {count:,} group affected ({names}): {what}",
                       "{some:,} of {count:,} groups affected ({names}): {what}", some=len(names),
                       count=groups, names=some_of(names, _NAMED), what=Joined(", ", parts))
@@ -244,8 +246,8 @@ def consumers(store: Store, losses: Mapping[QueueKey, QueueLosses], situation: S
     notes = [*_notes(store, situation, losses, unread), *_waiting(made)]
     if unplaced:
         notes.insert(0, Phrase(
-            "{count:,} lost message is of a queue that nothing tells, and in no group's figures",
-            "{count:,} lost messages are of a queue that nothing tells, and in no group's figures",
+            "{count:,} lost message belongs to an unknown queue and is not counted per group",
+            "{count:,} lost messages belong to unknown queues and are not counted per group",
             count=unplaced))
     return Consumers(made, tuple(sorted(groups - commits.keys())),
                      not unplaced and all(losses[key].complete for key in losses), tuple(notes),
@@ -322,32 +324,34 @@ def _waiting(queues: Iterable[QueueImpact]) -> Iterable[str]:
     waiting = sorted({queue.group for queue in queues
                       if queue.topic == RETRY_PREFIX + queue.group and queue.twice_at_most})
     if waiting:
-        yield Phrase("messages wait in the retry topics of {names}: one that lies behind the "
-                     "position in its own topic comes from both; which ones is not looked for",
+        yield Phrase("messages wait in the retry topics of {names}: those after the consumer "
+                     "offset of their own topic are delivered from both; rmqctl does not check "
+                     "which",
                      names=some_of(waiting, _NAMED))
 
 
 def _notes(store: Store, situation: Situation, losses: Mapping[QueueKey, QueueLosses],
            unread: list[str]) -> Iterable[str]:
     if unread:
-        yield Phrase("{names}: no copy can be read, so positions are not known (`rmqctl config` "
-                     "says what is wrong)",
+        yield Phrase("{names}: no copy can be read, so consumer offsets are unknown (`rmqctl "
+                     "config` shows why)",
                      names=Joined(" and ", unread))
     offsets = load_one(store, "consumerOffset.json")
     if offsets.fell_back:
-        yield Phrase("positions are those of config/consumerOffset.json.bak, written 5 s before "
-                     "the file itself, or longer")
+        yield Phrase("consumer offsets are from config/consumerOffset.json.bak, which is at least "
+                     "5 s older than the file itself")
     if situation.running:
-        yield Phrase("a broker runs: positions are those of at most 5 s ago, and whether one "
-                     "lies beyond the end cannot be told")
+        yield Phrase("a broker is running: consumer offsets may be up to 5 s old, so offsets "
+                     "beyond the end cannot be checked")
     elif situation.unclean and store.has_abort:
-        yield Phrase("the last end was unclean: positions are written every 5 s, so messages "
-                     "behind them may have been consumed already and be delivered twice "
-                     "(`twice_at_most`); which of them cannot be told")
+        yield Phrase("the last shutdown was unclean: consumer offsets are written every 5 s, so "
+                     "messages after them may have been consumed already and be delivered twice "
+                     "(`twice_at_most`); which ones is unknown")
     if any(topic.startswith(REVIVE_PREFIX) for topic, _ in losses):
-        yield Phrase("the store was used with POP: a position says what was handed out, so "
-                     "messages lost before it may not have been acknowledged")
+        yield Phrase("the store was used with POP: a consumer offset includes invisible messages "
+                     "(delivered, not yet acknowledged), so messages lost before it may not have "
+                     "been acknowledged")
     if any(topic.startswith(LMQ_PREFIX) for topic, _ in losses) and (
             load_one(store, "lmqConsumerOffset.json").used is None and situation.generation < 5):
-        yield Phrase("light queues: their positions are in config/lmqConsumerOffset.json, which "
-                     "is not there; how far they were read cannot be told")
+        yield Phrase("light queues: their consumer offsets are in config/lmqConsumerOffset.json, "
+                     "which is missing, so how far they were read is unknown")

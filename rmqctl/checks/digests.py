@@ -84,8 +84,7 @@ def file_digest(root: str, name: str, size: int, most_holes: int | None = None, 
                     holes += max(data_at - position, 0)
                 if holes > most:
                     return FileDigest(name, size, None, (
-                        f"{path}: not hashed, as more than {most >> 30} GiB of it are "
-                        "holes"))
+                        f"{path}: not hashed, because more than {most >> 30} GiB of it are holes"))
                 digest.update(block)
                 position += len(block)
     except StoreIOError as error:

@@ -76,5 +76,5 @@ def explain(name: str, lang: str = "en") -> Explanation:
     if len(begun) == 1:
         return known[begun[0]]
     near = difflib.get_close_matches(wanted, known, n=3, cutoff=0.5)
-    raise UsageError(f"nothing is called {name!r}" + (
+    raise UsageError(f"no finding or action is named {name!r}" + (
         f"; did you mean {' or '.join(near)}?" if near else "; `rmqctl explain` lists all names"))

@@ -212,12 +212,12 @@ class Losses:
     @property
     def unjudged(self) -> Phrase:
         """Why these are not counted, where they are named beside it."""
-        return Phrase("not judged: {names} cannot be read", names=", ".join(self.unread))
+        return Phrase("not checked: {names} cannot be read", names=", ".join(self.unread))
 
     @property
     def unjudged_losses(self) -> Phrase:
         """The same as a sentence of its own."""
-        return Phrase("lost messages not judged: {names} cannot be read",
+        return Phrase("lost messages not counted: {names} cannot be read",
                       names=", ".join(self.unread))
 
     @property
@@ -263,8 +263,8 @@ class Losses:
     @property
     def replaced_in_words(self) -> Phrase | None:
         """What fillers stand for; None where there is none."""
-        return Phrase("{count:,} message was lost earlier: `recover` put a filler in its place",
-                      "{count:,} messages were lost earlier: `recover` put fillers in their places",
+        return Phrase("{count:,} message was lost earlier: `recover` replaced it with a filler",
+                      "{count:,} messages were lost earlier: `recover` replaced them with fillers",
                       count=self.all_replaced) if self.all_replaced else None
 
     @property
@@ -299,10 +299,10 @@ class Losses:
     def lost_in_words(self, count: int) -> Phrase:
         """The sentence for so many of the messages that are lost already."""
         if self.at_least:
-            return Phrase("at least {count:,} message is lost already",
-                          "at least {count:,} messages are lost already", count=count)
-        return Phrase("{count:,} message is lost already",
-                      "{count:,} messages are lost already", count=count)
+            return Phrase("at least {count:,} message is already lost",
+                          "at least {count:,} messages are already lost", count=count)
+        return Phrase("{count:,} message is already lost",
+                      "{count:,} messages are already lost", count=count)
 
     def in_words(self) -> list[Phrase]:
         """A sentence for each kind of loss; none where nothing is lost."""

@@ -20,18 +20,19 @@ from rmqctl.store.store import Store
 
 HELP = {
     "rmqctl_store_up": "1: the store could be read.",
-    "rmqctl_store_messages": "Messages that the consumequeues lead to.",
+    "rmqctl_store_messages": "Messages with a consume queue entry.",
     "rmqctl_store_min_phy_offset": "First physical offset of the commitlog.",
     "rmqctl_store_max_phy_offset": "End of the commitlog.",
     "rmqctl_store_last_message_timestamp_seconds": "Store time of the newest message.",
-    "rmqctl_store_abort": "1: the abort file is there.",
+    "rmqctl_store_abort": "1: the abort file exists.",
     "rmqctl_store_held": "1: a process holds the lock.",
-    "rmqctl_store_troubles": "Things that could not be read.",
+    "rmqctl_store_troubles": "Files and entries that could not be read.",
     "rmqctl_store_bytes": "Bytes on the disk by structure.",
-    "rmqctl_store_free_bytes": "Free bytes of the disk that the store lies on.",
-    "rmqctl_topic_messages": "Messages of a topic that its consumequeues lead to.",
-    "rmqctl_group_diff": "Messages a group has not consumed; negative: it is beyond the end.",
-    "rmqctl_store_timestamp_seconds": "When this was read.",
+    "rmqctl_store_free_bytes": "Free bytes on the disk of the store.",
+    "rmqctl_topic_messages": "Messages of a topic with a consume queue entry.",
+    "rmqctl_group_diff": "Messages a group has not consumed; negative: its offset is beyond the "
+                         "end.",
+    "rmqctl_store_timestamp_seconds": "Time of this reading.",
 }
 Sample = tuple[str, Mapping[str, str], float]
 

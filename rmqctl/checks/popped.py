@@ -95,7 +95,7 @@ class CheckPoint(_Named, frozen=True):
         if not self.queueOffsetDiff:
             return [self.startOffset + number for number in range(self.num)]
         if len(self.queueOffsetDiff) < self.num:
-            raise FormatError("no check point: it has fewer queue offsets than messages")
+            raise FormatError("not a check point: it has fewer queue offsets than messages")
         return [self.startOffset + each for each in self.queueOffsetDiff[:self.num]]
 
 
@@ -302,7 +302,7 @@ def _records(store: Store, notes: list[str]) -> Iterator[Delivery]:
     try:
         found = Database.open(folder)
     except RmqctlError as error:
-        notes.append(f"{RECORDS} is not read: {error}")
+        notes.append(f"cannot read {RECORDS}: {error}")
         return
     with found as database:
         for key, value in database.items(small_stores.POP_STATE):

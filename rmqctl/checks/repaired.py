@@ -16,14 +16,14 @@ def findings(losses: RepairLosses) -> Iterator[Finding]:
     for loss in losses.losses:
         yield Finding("lost-in-repair", "commitlog", in_words(loss), count=max(loss.total, 1))
     if losses.more:
-        yield Finding("lost-in-repair", "commitlog", f"{losses.more:,} more notes of repairs are "
-                      "not read", count=losses.more)
+        yield Finding("lost-in-repair", "commitlog", f"{losses.more:,} more repair records are not "
+                                                     "read", count=losses.more)
 
 
 def in_words(loss: RepairLoss) -> Phrase:
     """``22 messages were lost in repair ID``; an id begins with the date."""
     if loss.messages is None:
-        return Phrase("what repair {id} lost is unknown: its note is damaged", id=loss.id)
+        return Phrase("the losses of repair {id} are unknown: its record is damaged", id=loss.id)
     parts = []
     if loss.messages:
         parts.append(Phrase("{count:,} message was lost in repair {id}",

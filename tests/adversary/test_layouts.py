@@ -179,7 +179,7 @@ def test_preflight_judges_the_log_under_rocksdb(tmp_path: Path) -> None:
     assert (found["starts"], found["truncate_to"], found["messages"]) == (True, end, 60)
     assert (found["messages_lost"], found["impact"], found["actions"]) == (0, None, [])
     said = run("preflight", store).expect(3).out.splitlines()
-    assert said[0] == ("as far as can be judged, a 5.3.3 broker would start and cut no message off "
+    assert said[0] == ("as far as known, a 5.3.3 broker would start and cut no message off "
                        "the log")
     assert said[1] == "not judged: consumequeue, index"
     # An unclean end, and a file that no broker loads.
@@ -213,7 +213,7 @@ def test_preflight_under_rocksdb_says_what_is_sure_and_what_may_be(tmp_path: Pat
     assert "cuts off 0 intact messages" in notes
     assert "1 place of the log is damaged" in notes
     said = run("preflight", tmp_path / "open").expect(3).out
-    assert "would start and maybe cut messages off the log" in said
+    assert "would start and possibly truncate messages" in said
 
 
 @pytest.mark.usefixtures("no_library")

@@ -74,7 +74,7 @@ def test_the_headline_names_the_counts(tmp_path: Path) -> None:
     torn(writer, 110)
     done = run("preflight", writer.write(tmp_path / "s"), *SIZES).expect(1)
     first = done.out.splitlines()[0]
-    assert first == ("10 messages are lost already (orders 7, pays 3); a 5.3.3 broker would start "
+    assert first == ("10 messages are already lost (orders 7, pays 3); a 5.3.3 broker would start "
                      "and delete the entries that prove this loss; "
                      "1 group would stand beyond the end")
 

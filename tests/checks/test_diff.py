@@ -55,7 +55,7 @@ def test_the_same_damage_is_no_difference(by: str, pair: tuple[Tiny, Tiny]) -> N
     run = diff(pair[0].root, pair[1].root, by)
     assert run.equal
     assert run.summary["damaged_alike"] == 1
-    assert run.remarks == ["damaged alike in both: 1 span"]
+    assert run.remarks == ["the same damage in both: 1 span"]
     assert counts(run) == (7, 0, 0, 0)
 
 

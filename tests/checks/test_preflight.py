@@ -334,7 +334,7 @@ def test_the_command(golden):
     held = cli.run("preflight", str(golden("5.3.3/crash-shortfile/before")))
     assert held.code == 1
     assert held.out.splitlines()[0].endswith("; a 5.3.3 broker would not start")
-    assert held.out.startswith("17 messages are lost already (TP_bill_Event9 10, TP_pay_Topic 7)")
+    assert held.out.startswith("17 messages are already lost (TP_bill_Event9 10, TP_pay_Topic 7)")
 
 
 @pytest.mark.long

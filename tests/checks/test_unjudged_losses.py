@@ -36,7 +36,7 @@ def test_no_command_says_that_nothing_is_lost(tmp_path: Path,
     assert said["already_lost"] is said["messages_already_lost"] is None
     assert "consumequeue" in [one["structure"] for one in said["not_judged"]]
     assert "nothing is lost" not in said["verdict"]
-    assert "lost messages not judged: consumequeue cannot be read" in said["verdict"]
+    assert "lost messages not counted: consumequeue cannot be read" in said["verdict"]
     assert run("preflight", root, *JSON).expect(1, 3).json()["messages_already_lost"] is None
     verified = run("verify", root, *JSON).expect(1, 3).json()
     assert verified["coverage"]["messages_already_lost"] is None

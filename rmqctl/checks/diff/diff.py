@@ -139,15 +139,15 @@ class Diff:
         by = self.options.by
         if self.c is not None:
             if not are_members(self._stores):
-                raise UsageError(f"{self.c.root}: a third store is compared where all are members "
-                                 "of a DLedger group, each with its own store")
+                raise UsageError(f"{self.c.root}: a third store requires that all three are "
+                                 "members of a DLedger group, each with its own store")
             self.summary["by"] = "entry"
             return sum(store.log.size for store in self._stores)
         if by == "auto":
             by = "physical" if shares_offsets(self._a, self._b) else "queue"
             if by == "queue":
-                self.remarks.append("the logs do not share their physical offsets: messages are "
-                                    "paired by topic, queue and queue offset")
+                self.remarks.append("the logs have different physical offsets: messages are "
+                                    "matched by topic, queue and queue offset")
         self.summary["by"] = by
         spans = [(side.start, side.end) for side in (self._a, self._b)]
         if by == "queue":
@@ -169,7 +169,7 @@ class Diff:
         compared = compare(self._a, self._b)
         if compared["damaged_alike"]:
             spans = plural(compared["damaged_alike"], "span")
-            self.remarks.append(f"damaged alike in both: {spans}")
+            self.remarks.append(f"the same damage in both: {spans}")
         count = QueueCount()
         for difference in queue_differences(self._a.view, self._b.view, count,
                                             whole=self.options.whole):
@@ -216,12 +216,12 @@ class Diff:
         found = agreement(ours, theirs, *ends)
         if found.conflict is not None:
             self.differences.add(Difference(
-                "epoch", "store", file=EPOCHS, detail=f"epoch {found.conflict} begins at other "
-                "physical offsets in a and in b"))
+                "epoch", "store", file=EPOCHS, detail=f"epoch {found.conflict} starts at different "
+                                                      "physical offsets in a and b"))
         if found.consistent_point != max(ends):
-            self.remarks.append("by their epochs the logs have nothing in common"
+            self.remarks.append("by their epochs, the logs have nothing in common"
                                 if found.consistent_point is None else
-                                "by their epochs the logs are the same up to "
+                                "by their epochs, the logs are the same up to "
                                 f"{found.consistent_point}")
         return {name: [span._asdict() for span in spans(epochs, end)]
                 for name, epochs, end in zip("ab", (ours, theirs), ends, strict=True)
@@ -239,8 +239,8 @@ class Diff:
                 count = self._head(job, side, other, upto)
                 outside.append({"store": side.name, "where": "before", "from": side.start,
                                 "to": upto, "messages": count})
-                self.remarks.append(f"{other.name} starts at {other.start}, {side.name} has "
-                                    f"{plural(count, 'message')} before, from {side.start} on")
+                self.remarks.append(f"{other.name} starts at {other.start}; {side.name} has "
+                                    f"{plural(count, 'message')} before that, from {side.start} on")
         job.compare(end)
         for side, other in ((a, b), (b, a)):
             if side.end > max(end, start):
@@ -249,7 +249,7 @@ class Diff:
                 if count:
                     outside.append({"store": side.name, "where": "beyond", "from": position,
                                     "to": side.end, "messages": count})
-                    self.remarks.append(f"{other.name} ends at {other.end}, {side.name} goes on "
+                    self.remarks.append(f"{other.name} ends at {other.end}; {side.name} continues "
                                         f"to {side.end}: {plural(count, 'message')}")
         return {"compared": {"from": start, "to": max(start, end)}, "outside": outside,
                 **asdict(job.tally)}
@@ -414,7 +414,7 @@ def compare_config(a: Store, b: Store) -> ConfigCount:
 
 def config_differences(count: ConfigCount) -> Iterator[Difference]:
     """One difference for each file that is not the same, or not there, on both sides."""
-    for names, said in ((count.different, "not the same in a and b"),
+    for names, said in ((count.different, "different in a and b"),
                         (count.only_in_a, "only in a"), (count.only_in_b, "only in b")):
         for name in names:
             yield Difference("config", "config", file=f"{FOLDER}/{name}", detail=said)

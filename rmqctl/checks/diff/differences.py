@@ -210,7 +210,7 @@ def _properties(a: bytes, b: bytes, *, exact: bool) -> dict[str, tuple[Any, Any]
 
 def _in_words(a: Record, b: Record, differing: Mapping[str, tuple[Any, Any]]) -> str:
     bad = [name for name, record in (("a", a), ("b", b)) if record.body and not record.crc_ok]
-    words = [f"the body in {' and in '.join(bad)} does not match its CRC"] if bad else []
+    words = [f"body CRC mismatch in {' and in '.join(bad)}"] if bad else []
     words += [_pair(name, left, right)
               for name, (left, right) in list(differing.items())[:_NAMED_FIELDS]]
     if len(differing) > _NAMED_FIELDS:
@@ -229,7 +229,7 @@ def _pair(name: str, left: Any, right: Any) -> str:
                  shorter)
     size = f"{len(left)} bytes" if len(left) == len(right) else (
         f"{len(left)} / {len(right)} bytes")
-    return (f"{name} of {size}, other from byte {first} on: "
+    return (f"{name} of {size}, different from byte {first} on: "
             f"{left[first:first + _BYTES].hex() or 'end'} / "
             f"{right[first:first + _BYTES].hex() or 'end'}")
 

@@ -119,7 +119,7 @@ class Run(NamedTuple):
                      if other < number and kind == self.kinds[other] == WHOLE
                      and self.groups[other] == self.groups[number]]
             said.append(f"{NAMES[number]}: " + (
-                "expired" if kind == BEFORE else "not there" if kind == BEYOND else
+                "expired" if kind == BEFORE else "missing" if kind == BEYOND else
                 "damaged" if kind in (HOLE, DAMAGED) else
                 f"as {alike[0]}" if alike else f"term {term}"))
         count = self.last - self.first + 1
@@ -127,7 +127,7 @@ class Run(NamedTuple):
         whole = [group for kind, group in zip(self.kinds, self.groups, strict=True)
                  if kind == WHOLE]
         more = "" if self.parted or len(set(whole)) < 2 else (
-            "; their bytes are not the same, and no CRC tells which is damaged")
+            "; their bytes differ, and no CRC shows which is damaged")
         return f"{which}: {', '.join(said)}{more}"
 
 
@@ -339,40 +339,40 @@ class Members:
         top = newest[0]
         # Where the logs part, and which of them the group keeps.
         if self.common is None:
-            yield "no entry is the same in all: these are hardly members of one group"
+            yield "no entry is the same in all: these are probably not members of one group"
         elif parted is not None:
             terms = ", ".join(f"{member.name} has term {term}" for member, kind, term in zip(
                 self.members, parted.kinds, parted.terms, strict=True) if kind == WHOLE)
-            yield f"the logs part at entry {parted.first}, at {parted.pos}: {terms}"
+            yield f"the logs diverge at entry {parted.first}, at {parted.pos}: {terms}"
             names = " and ".join(member.name for member in newest)
-            yield (f"the newest log is that of {names} (entry {top.last} of term {top.last_term}); "
-                   "the group keeps what most of its members have, and cuts the others where they "
-                   "part from it")
+            yield (f"{names} has the newest log (entry {top.last} of term {top.last_term}); the "
+                   "group keeps what most of its members have, and truncates the others where they "
+                   "diverge")
             if self.electable is not None:
                 names = " and ".join(self.electable)
-                yield f"of these three {names} can be elected leader by the others' logs"
+                yield f"of these three, {names} can be elected leader, judging by the others' logs"
             if committed is not None and committed >= parted.first:
                 who = " and ".join(member.name for member in self.members
                                    if (member.committed or -1) >= parted.first)
-                yield (f"entries from {parted.first} on are noted as committed in {who}: a group "
-                       "does not part there, so one of these is of another group, or was restored "
-                       "from a copy")
+                yield (f"entries from {parted.first} on are marked as committed in {who}: members "
+                       "of a group never diverge there, so one of these belongs to another group "
+                       "or was restored from a copy")
         elif self.count:
-            yield f"the logs do not part; the last entry that all have is {self.common[0]}"
+            yield f"the logs do not diverge; the last entry that all have is {self.common[0]}"
         # What each member lacks.
         for member in self.members:
             if member.behind:
                 short = max(0, min(committed or -1, top.last) - member.last)
                 yield (f"{member.name} ends with entry {member.last}: it lacks "
-                       f"{plural(member.behind, 'entry', 'entries')}, {short} of them noted as "
+                       f"{plural(member.behind, 'entry', 'entries')}, {short} of them marked as "
                        "committed; a running leader sends them")
             if member.damaged:
                 yield (f"{member.name} has {plural(member.damaged, 'entry', 'entries')} damaged "
-                       "that another has")
+                       "that another member has intact")
         # What may still be given up.
         if committed is not None and committed < top.last and top.last_term > 0:
-            yield (f"{plural(top.last - committed, 'entry', 'entries')} behind {committed} in "
-                   f"{top.name} are not noted as committed in any of them")
+            yield (f"{plural(top.last - committed, 'entry', 'entries')} after {committed} in "
+                   f"{top.name} are not marked as committed in any of them")
 
     def differences(self) -> Iterator[Difference]:
         """One for each run."""

@@ -55,14 +55,14 @@ def emptied(predicted: Prediction, store: Store, loading: Load) -> None:
     for file in loading.emptied:
         predicted.doomed.append(target := relative(store, file.path))
         predicted.actions.append(Action(
-            DELETE, target, 0, None, Phrase("a last file without a byte"), "byte"))
+            DELETE, target, 0, None, Phrase("empty last file"), "byte"))
 
 
 def abort(predicted: Prediction) -> None:
     """The abort file goes, in the end."""
     predicted.actions.append(Action(
         "remove", "abort", None, None,
-        Phrase("the last end was unclean; it goes when the broker has stopped cleanly")))
+        Phrase("the last shutdown was unclean; a clean shutdown deletes it")))
 
 
 def cut_log(predicted: Prediction, store: Store, log: CommitLog) -> None:
@@ -83,8 +83,8 @@ def cut_log(predicted: Prediction, store: Store, log: CommitLog) -> None:
         used = used_size(log.source(number))
         predicted.actions.append(Action(
             DELETE, target, used, None,
-            Phrase("it was created ahead and never used") if not used else
-            Phrase("it lies beyond the end of the log at {end}: {why}", end=end,
+            Phrase("created ahead and never used") if not used else
+            Phrase("beyond the end of the log at {end}: {why}", end=end,
                    why=predicted.stop_reason), "byte"))
 
 
@@ -114,7 +114,7 @@ def _queue(predicted: Prediction, store: Store, state: QueueState) -> None:
         cut = max(0, state.found_end - state.end)
         predicted.rows_cut += cut
         why = [Phrase("the last entries point beyond the end of the log") if cut
-               else Phrase("what follows them is no entry")]
+               else Phrase("invalid bytes after the last entries")]
         if doomed:
             why.append(Phrase("files deleted: {some}", some=len(doomed)))
         predicted.actions.append(Action("cut", state.target, state.found_end, state.end,
@@ -126,7 +126,7 @@ def _queue(predicted: Prediction, store: Store, state: QueueState) -> None:
         if doomed:
             said.append(Phrase("files deleted before: {some}", some=len(doomed)))
         if state.blanked:
-            said.append(Phrase("{rows} before them not made again",
+            said.append(Phrase("{rows} before them not recreated",
                                rows=counted(state.blanked, "entry", "entries")))
         if state.misplaced:
             said.append(Phrase("{rows} of these at a wrong queue offset",
@@ -150,8 +150,8 @@ def discarded(predicted: Prediction, store: Store, index: Index) -> None:
         entries = loaded.header.entries if loaded.header else 0
         predicted.actions.append(Action(
             DELETE, target, entries, None,
-            Phrase("it ends after the checkpoint's index time, which is not trusted after an "
-                   "unclean end"), "entry"))
+            Phrase("it ends after the checkpoint's index time; after an unclean shutdown brokers "
+                   "do not trust it"), "entry"))
     predicted.index_discarded = len(index.discarded)
 
 
@@ -163,20 +163,20 @@ def _index(predicted: Prediction, store: Store, index: Index,
     predicted.index_entries, predicted.index_duplicates = index.entries, index.duplicates
     if predicted.index_lost:
         predicted.notes.append(
-            Phrase("{count:,} index entry does not come back: the affected messages are no longer "
+            Phrase("{count:,} index entry is not recreated: the affected messages are no longer "
                    "found by key",
-                   "{count:,} index entries do not come back: the affected messages are no longer "
+                   "{count:,} index entries are not recreated: the affected messages are no longer "
                    "found by key", count=predicted.index_lost))
     predicted.index_uncounted = len(index.uncounted)
     for loaded in index.uncounted:
         predicted.notes.append(Phrase(
-            "{file} cannot be understood: how many of its entries do not come back cannot be told",
+            "{file} is unreadable: the number of its entries that are not recreated is unknown",
             file=relative(store, loaded.file.path)))
     if index.entries or index.created:
         said = [Phrase("{keys} of messages that are dispatched again",
                        keys=counted(index.entries, "key"))]
         if index.duplicates:
-            said.append(Phrase("{count:,} is there already", "{count:,} are there already",
+            said.append(Phrase("{count:,} already in the index", "{count:,} already in the index",
                                count=index.duplicates))
         predicted.actions.append(Action(
             "add entries", "index", len(index.kept), len(index.kept) + index.created,
@@ -202,17 +202,18 @@ def _checkpoint(predicted: Prediction, store: Store, log: CommitLog, version: Br
             None if store.checkpoint is None else differing(store.checkpoint, after),
             differing(after, saved),
             Phrase(
-                "in controller mode it is where the confirmed log ends") if store.layout.controller
+                "in controller mode it records the end of the confirmed "
+                "log") if store.layout.controller
             and after[:CLASSIC_FIELDS] == saved[:CLASSIC_FIELDS]
             else _checkpoint_reason(saved, after)))
 
 
 def _checkpoint_reason(saved: CheckpointRecord, after: CheckpointRecord) -> str:
     if after == saved:
-        return Phrase("there is none")
+        return Phrase("it is missing")
     if after[:CLASSIC_FIELDS] == saved[:CLASSIC_FIELDS]:
-        return Phrase("recovery notes where the last message starts")
-    return Phrase("it follows what was dispatched again")
+        return Phrase("recovery records where the last message starts")
+    return Phrase("updated to the messages dispatched again")
 
 
 def differences(predicted: Prediction, loading: Load, conf: BrokerConf) -> list[str]:
@@ -224,18 +225,18 @@ def differences(predicted: Prediction, loading: Load, conf: BrokerConf) -> list[
     # What keeps one version from starting, and another not.
     if loading.wrong_size:
         out.append(Phrase(
-            "a file of the wrong size: up to 4.4.0, and in 4.9.2, it and the files after it are "
-            "left out and the broker starts; 4.5.1 to 4.9.1 and 4.9.3 on refuse"))
+            "a file of the wrong size: up to 4.4.0 and in 4.9.2 the broker starts without it and "
+            "the files after it; 4.5.1 to 4.9.1 and from 4.9.3 on it does not start"))
     if loading.folders:
         out.append(Phrase(
-            "folders among the files are skipped from 5.1.0 on; older brokers refuse"))
+            "folders among the files: skipped from 5.1.0 on; older brokers do not start"))
     if loading.emptied:
         out.append(Phrase(
-            "a last file without a byte is deleted from 5.1.3 on; older brokers refuse"))
+            "an empty last file: deleted from 5.1.3 on; older brokers do not start"))
     if any("correctMinOffset" in reason for reason in predicted.refusals):
         out.append(Phrase(
-            "a queue whose last file has no entry keeps brokers from 5.0.0 on from starting; older "
-            "ones go on with it"))
+            "a queue whose last file has no entry: brokers from 5.0.0 on do not start; older "
+            "brokers continue"))
     if not predicted.starts:
         return out
     # What they make of the queues and of the log's end.
@@ -243,30 +244,31 @@ def differences(predicted: Prediction, loading: Load, conf: BrokerConf) -> list[
     lagging = predicted.rows_added > 0
     if predicted.rows_lost:
         out.append(Phrase(
-            "consumequeues are destroyed with an empty log after a clean end since 4.5.1; older "
-            "brokers did it only after an unclean one"))
+            "with an empty log, brokers from 4.5.1 on delete the consume queues after a clean "
+            "shutdown; older brokers only after an unclean one"))
     if clean and lagging:
         out.append(Phrase(
-            "after a clean end missing entries come back in 4.5.1 to 4.9.8 and from 5.3.2 on; in "
-            "5.0.0 to 5.3.1 they stay missing"))
+            "after a clean shutdown 4.5.1 to 4.9.8 and 5.3.2 on recreate missing entries; 5.0.0 to "
+            "5.3.1 do not"))
     if clean and (predicted.messages_lost or predicted.rows_cut):
         out.append(Phrase(
-            "after a clean end the walk starts with the third file from the end up to 5.3.1, and "
-            "where the consumequeues end in 5.3.2 and 5.3.3: damage between the two is seen by the "
-            "one and not by the other"))
+            "after a clean shutdown brokers up to 5.3.1 check the log from the third-last file on, "
+            "5.3.2 and 5.3.3 from where the consume queues end: damage between the two is detected "
+            "only by one of them"))
     if not clean and "do not add up" in predicted.stop_reason:
         out.append(Phrase(
-            "up to 4.3.1 a record whose lengths do not add up is taken for valid after an unclean "
-            "end"))
+            "up to 4.3.1 brokers accept a record whose lengths do not add up after an unclean "
+            "shutdown"))
     if "v2 record" in predicted.stop_reason:
         out.append(Phrase(
-            "v2 records are known from 5.1.0 on; every older broker cuts the log at the first"))
-    if "blank" in predicted.stop_reason and "names more" in predicted.stop_reason:
+            "v2 records are known from 5.1.0 on; every older broker truncates the log at the "
+            "first"))
+    if "end-of-file record" in predicted.stop_reason and "longer" in predicted.stop_reason:
         out.append(Phrase(
-            "before 5.3.2 such a blank ends its file, and the walk goes on with the next"))
+            "before 5.3.2 such a record ends its file, and brokers continue with the next file"))
     if predicted.index_discarded and not conf.path:
         out.append(Phrase(
-            "with messageIndexSafe=true the walk starts earlier and more keys come back (all "
+            "with messageIndexSafe=true recovery starts earlier and recreates more keys (all "
             "versions; off by default)"))
     if conf.values.get("multi_dispatch") is None and any(
             action.action == "add rows" and action.target.startswith(
@@ -277,6 +279,6 @@ def differences(predicted: Prediction, loading: Load, conf: BrokerConf) -> list[
     if not clean and any(action.action == "add rows" and action.target.startswith(
             f"consumequeue/{props.SCHEDULE_TOPIC}/") for action in predicted.actions):
         out.append(Phrase(
-            "entries of delayed messages that recovery makes carry no deliver time in 4.9.2 to "
-            "4.9.8 (they are delivered at once); they are right in all other versions"))
+            "in 4.9.2 to 4.9.8 recovery creates entries of delayed messages without a delivery "
+            "time, so they are delivered at once; all other versions are correct"))
     return out

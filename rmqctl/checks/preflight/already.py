@@ -197,16 +197,16 @@ class AlreadyLost:
         if predicted.undecodable:
             predicted.notes.append(
                 Phrase(
-                    "{count:,} intact message has a head that clients cannot decode, the first at "
-                    "{first}: a consumer never gets these, nor what follows them in the same pull",
-                    "{count:,} intact messages have a head that clients cannot decode, the first "
-                    "at {first}: a consumer never gets these, nor what follows them in the same "
-                    "pull", count=predicted.undecodable, first=min(self._undecodable)))
+                    "{count:,} intact message at {first} has a header that clients cannot decode; "
+                    "consumers lose it and the rest of that pull",
+                    "{count:,} intact messages, the first at {first}, have a header that clients "
+                    "cannot decode; consumers lose them and the rest of those "
+                    "pulls", count=predicted.undecodable, first=min(self._undecodable)))
         if not log.files and any(state.found_end for state in self._queues.states):
             predicted.notes.append(
                 Phrase(
-                    "consume queue entries point to messages, and the log has no file: is it in "
-                    "other folders (--commitlog-dir), or not mounted?"))
+                    "consume queue entries point to messages, but there are no log files: is the "
+                    "log elsewhere (--commitlog-dir) or not mounted?"))
         unclear = 0 if counts_only else self._note_earlier_life(predicted, log)
         predicted.messages_undecided = self._undecided.count + unclear
         # Where the log ended when all of it was there.
@@ -217,9 +217,9 @@ class AlreadyLost:
             if predicted.messages_lost:
                 predicted.notes.append(
                     Phrase(
-                        "the last clean stop left a checkpoint with this very end of the log: the "
-                        "intact messages beyond it were cut off by an earlier start, unless the "
-                        "damage is newer than that stop; which of the two cannot be told"))
+                        "the checkpoint of the last clean shutdown has exactly this end of the "
+                        "log: either an earlier start truncated the intact messages beyond it, or "
+                        "the damage is newer than that shutdown; which is unknown"))
         tail, tail_from = (0, 0) if running else self._lost_at_the_end(
             may_be_undecided=cut_off or predicted.messages_undecided > 0)
         self._settle(log, up_to_end=running or cut_off)
@@ -260,8 +260,8 @@ class AlreadyLost:
         predicted.lost_at_least = bool(predicted.lost_at_end) and not self._store.nodes
         if predicted.lost_at_least:
             predicted.notes.append(Phrase(
-                "the checkpoint is later than every message of the log: at least one message at "
-                "the end is lost, and nothing says how many"))
+                "the checkpoint is later than every message in the log: at least one message at "
+                "the end is lost; how many is unknown"))
         if predicted.messages_already_lost and not counts_only:
             self._times(predicted, log, places, times)
             if log.files:
@@ -287,12 +287,14 @@ class AlreadyLost:
         if found:
             predicted.notes.append(
                 Phrase(
-                    "{count:,} whole record between damage, at {first}, may be of an earlier life "
-                    "of the file: it is counted as a message, but was stored before what is around "
-                    "it, and neither consumequeue nor index tells",
-                    "{count:,} whole records between damage, from {first} on, may be of an earlier "
-                    "life of the file: they are counted as messages, but were stored before what "
-                    "is around them, and neither consumequeue nor index tells",
+                    "{count:,} intact record between damaged places, at {first}, may be a stale "
+                    "record from an earlier use of the file: it counts as a message, but was "
+                    "stored before the messages around it, and no consume queue or index entry "
+                    "points to it",
+                    "{count:,} intact records between damaged places, from {first} on, may be "
+                    "stale records from an earlier use of the file: they count as messages, but "
+                    "were stored before the messages around them, and no consume queue or index "
+                    "entry points to them",
                     count=len(found), first=found[0].physical_offset))
         return len(found)
 
@@ -306,12 +308,11 @@ class AlreadyLost:
                 found += [record for records in amid(located[0], places) for record in records]
         if found:
             predicted.notes.append(Phrase(
-                "{count:,} whole record at {first} is counted as a message, but consume queues and "
-                "index know other messages there: an earlier use of the file left it, or they are "
-                "wrong",
-                "{count:,} whole records from {first} on are counted as messages, but consume "
-                "queues and index know other messages there: an earlier use of the file left them, "
-                "or they are wrong", count=len(found), first=found[0].physical_offset))
+                "{count:,} intact record at {first} counts as a message, but consume queues and "
+                "index point to other messages there: it is stale, or they are wrong",
+                "{count:,} intact records from {first} on count as messages, but consume queues "
+                "and index point to other messages there: they are stale, or the entries are "
+                "wrong", count=len(found), first=found[0].physical_offset))
         return len(found)
 
     def _is_confirmed(self) -> bool:
@@ -336,10 +337,10 @@ class AlreadyLost:
         if count:
             predicted.notes.append(
                 Phrase(
-                    "{count:,} entry points beyond the end of the log, which the last clean stop "
-                    "has confirmed: an earlier recovery cut their messages off",
-                    "{count:,} entries point beyond the end of the log, which the last clean stop "
-                    "has confirmed: an earlier recovery cut their messages off", count=count))
+                    "{count:,} entry points beyond the end of the log, which the last clean "
+                    "shutdown confirmed: an earlier recovery truncated the message",
+                    "{count:,} entries point beyond the end of the log, which the last clean "
+                    "shutdown confirmed: an earlier recovery truncated the messages", count=count))
 
     def _settle(self, log: CommitLog, *, up_to_end: bool) -> None:
         """Brings the places without anything intact into one ascending list."""
@@ -491,9 +492,8 @@ class AlreadyLost:
         if len(beyond):
             predicted.notes.append(
                 Phrase(
-                    "the index points to {messages} at {first} and beyond, which nothing else "
-                    "knows: the index is that of another log, or the messages were lost earlier; "
-                    "they are not counted as lost",
+                    "only the index points to {messages} from {first} on: it belongs to another "
+                    "log, or the messages were lost earlier; they are not counted as lost",
                     messages=plural(len(beyond), 'message'), first=int(beyond[0])))
             unknown, times = unknown[unknown < limit], times if len(places) else []
         return unknown, (min(times), max(times) + _SECOND - 1) if times else None
@@ -566,9 +566,9 @@ class AlreadyLost:
         if not inside.all():
             predicted.notes.append(
                 Phrase(
-                    "{messages} would lie in files which the log does not have: are these in "
-                    "another folder (--commitlog-dir), or were the consumequeues copied later than "
-                    "the log?", messages=plural(int((~inside).sum()), 'lost message')))
+                    "{messages} would be in missing log files: are these in another folder "
+                    "(--commitlog-dir), or were the consume queues copied later than the "
+                    "log?", messages=plural(int((~inside).sum()), 'lost message')))
 
 
 def _matched(places: Array, gaps: list[Gap]) -> int:

@@ -32,7 +32,7 @@ clock: Callable[[Store], int] = lambda _store: now_ms()  # noqa: E731 - tests re
 def around(store: Store, disk_used: float | str | None = None) -> Around:
     """The machine's own clock and disk, but for a ratio (0 to 1) or `IGNORE`."""
     if disk_used == IGNORE:
-        return Around(clock(store), no_disk=Phrase("disk not judged (--disk-used ignore)"))
+        return Around(clock(store), no_disk=Phrase("disk not checked (--disk-used ignore)"))
     if disk_used is not None:
         return Around(clock(store), float(disk_used))
     if _read_only(store.root):

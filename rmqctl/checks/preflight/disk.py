@@ -73,9 +73,9 @@ class Rules(NamedTuple):
         if odd is None:
             return None
         if not hours:
-            return Phrase("deleteWhen={value} is not an hour (04, or 04;16): the cleaner fails at "
-                          "it each time, and deletes no log file, however old it is and however "
-                          "full the disk", value=self.delete_when)
+            return Phrase("deleteWhen={value} is not an hour (04, or 04;16): the cleaner fails "
+                          "each time and deletes no log file, however old it is and however full "
+                          "the disk is", value=self.delete_when)
         return Phrase("deleteWhen={value} has \"{odd}\", which is not an hour: the cleaner fails "
                       "there each time and deletes log files only in the hours before it ({hours}),"
                       " however full the disk", value=self.delete_when, odd=odd,

@@ -73,7 +73,7 @@ def judge_downgrade(predicted: Prediction, store: Store) -> None:
         predicted.incurable += 1
     if unread:
         predicted.notes.append(Phrase(
-            "`rmqctl convert STORE --for {release}` shows what can be kept for such a broker",
+            "`rmqctl convert STORE --for {release}` shows what such a broker can keep",
             release=predicted.broker_version))
 
 

@@ -16,7 +16,7 @@ def in_words(prediction: Prediction) -> Phrase:
     # Begin with the subject of the sentence, and with what is already lost without any start.
     broker = Phrase("a {version} broker", version=prediction.broker_version)
     if prediction.not_judged:
-        broker = Phrase("as far as can be judged, {broker}", broker=broker)
+        broker = Phrase("as far as known, {broker}", broker=broker)
     gone, account = [], prediction.account
     if account.known:
         lost = account.lost_in_words(account.known)
@@ -37,29 +37,29 @@ def in_words(prediction: Prediction) -> Phrase:
                             "not read {count:,} intact messages", count=account.cut))
     elif account.cut:
         costs.append(Phrase(
-            "cut {count:,} message off the log, {undecided:,} of them undecided",
-            "cut {count:,} messages off the log, {undecided:,} of them undecided",
+            "truncate {count:,} message, {undecided:,} of them undecided",
+            "truncate {count:,} messages, {undecided:,} of them undecided",
             count=account.cut, undecided=account.cut_undecided) if account.cut_undecided else
-            Phrase("cut {count:,} intact message off the log",
-                   "cut {count:,} intact messages off the log", count=account.cut))
+            Phrase("truncate {count:,} intact message",
+                   "truncate {count:,} intact messages", count=account.cut))
     if account.without_entry:
-        costs.append(Phrase("leave {count:,} message in the log without an entry in the queue",
-                            "leave {count:,} messages in the log without an entry in the queue",
+        costs.append(Phrase("leave {count:,} message without a consume queue entry",
+                            "leave {count:,} messages without a consume queue entry",
                             count=account.without_entry))
     if prediction.shadowed:
-        costs.append(Phrase("maybe not find {count:,} message in log files that are there twice",
-                            "maybe not find {count:,} messages in log files that are there twice",
+        costs.append(Phrase("possibly not find {count:,} message in duplicate log files",
+                            "possibly not find {count:,} messages in duplicate log files",
                             count=prediction.shadowed))
     if prediction.undecodable:
-        costs.append(Phrase("serve {count:,} message at which clients give up",
-                            "serve {count:,} messages at which clients give up",
+        costs.append(Phrase("serve {count:,} message that clients cannot decode",
+                            "serve {count:,} messages that clients cannot decode",
                             count=prediction.undecodable))
     if prediction.rows_lost:
-        costs.append(Phrase("destroy all consumequeues ({rows:,} entries)",
+        costs.append(Phrase("delete all consume queues ({rows:,} entries)",
                             rows=prediction.rows_lost))
     if prediction.second_start is not None:
-        costs.append(Phrase("keep {count:,} message that its next start loses",
-                            "keep {count:,} messages that its next start loses",
+        costs.append(Phrase("keep {count:,} message that the next start loses",
+                            "keep {count:,} messages that the next start loses",
                             count=prediction.second_start.messages_lost))
     if account.known and prediction.rows_cut and not costs:
         costs.append(Phrase("delete the entries that prove this loss"))
@@ -68,16 +68,17 @@ def in_words(prediction: Prediction) -> Phrase:
         costs.append(Phrase("lose {what}", what=also))
     # Without any cost, say so; how certain this is depends on what could be judged.
     costless = Phrase("lose nothing more") if gone and also is None else (
-        prediction.costless if not prediction.not_judged else Phrase("cut no message off the log")
-        if prediction.truncate_to is not None else Phrase("maybe cut messages off the log"))
+        prediction.costless if not prediction.not_judged else Phrase("truncate no message")
+        if prediction.truncate_to is not None else Phrase("possibly truncate messages"))
     # Add what costs no message but needs attention.
     beyond = []
     if prediction.refuses_writes:
         beyond.append(Phrase("the broker rejects messages: its disk is full"))
     groups = {offset.group for offset in prediction.offsets_beyond_end}
     if groups:
-        beyond.append(Phrase("{count:,} group would stand beyond the end",
-                             "{count:,} groups would stand beyond the end", count=len(groups)))
+        beyond.append(Phrase("{count:,} group would be beyond the end of its queue",
+                             "{count:,} groups would be beyond the end of their "
+                             "queues", count=len(groups)))
     if prediction.messages_damaged:
         beyond.append(Phrase("{count:,} message has damaged properties",
                              "{count:,} messages have damaged properties",

@@ -215,7 +215,7 @@ def _size(store: Store, version: BrokerVersion, loading: Load, file: StoreFile,
         loading.wrong_size = True
         loading.refuse(relative(store, file.path),
                        Phrase(
-                           "it has {size} bytes where files have {expected}", size=file.size,
+                           "it has {size} bytes, expected {expected}", size=file.size,
                            expected=expected))
 
 
@@ -226,8 +226,8 @@ def _batch_types(store: Store, loading: Load) -> None:
     batch = batch_topics(store)
     for topic in sorted({topic for topic, _ in store.batch_queues} - batch):
         loading.refuse(f"batchconsumequeue/{topic}", Phrase(
-            "topic {topic} is configured with plain queues or not at all; `rmqctl topic create` "
-            "with --attribute queue.type=BatchCQ corrects that", topic=topic))
+            "topic {topic} is not configured, or with plain queues; `rmqctl topic create` with "
+            "--attribute queue.type=BatchCQ corrects that", topic=topic))
     for topic in sorted({topic for topic, _ in store.queues} & batch):
         loading.refuse(f"consumequeue/{topic}", Phrase(
             "topic {topic} is configured with queue.type=BatchCQ; `rmqctl topic create` with "

@@ -46,8 +46,8 @@ def judge_log(store: Store, version: BrokerVersion, predicted: Prediction, loadi
     reason = store.layout.unread[QUEUES]
     predicted.not_judged = {
         QUEUES: reason,
-        "index": "which keys are indexed again follows from where recovery begins, which the "
-                 "consumequeues tell"}
+        "index": "the keys that are indexed again depend on where recovery begins, which only the "
+                 "consume queues show"}
     if not store.layout.reads(CONFIG):
         predicted.not_judged[CONFIG] = store.layout.unread[CONFIG]
     predicted.unreachable = None
@@ -82,7 +82,7 @@ def _look(predicted: Prediction, log: CommitLog) -> str | None:
             first = min(bad)
     count.fill(predicted)
     return None if first is None else (
-        f"{plural(places, 'place')} of the log {'is' if places == 1 else 'are'} damaged, the first "
+        f"{plural(places, 'place')} in the log {'is' if places == 1 else 'are'} damaged, the first "
         f"at {first}")
 
 
@@ -108,13 +108,13 @@ def _recover(store: Store, version: BrokerVersion, predicted: Prediction, log: C
     if len(ends) == 1:
         predicted.truncate_to, predicted.stop_reason = ends[0].offset, ends[0].why
     else:
-        predicted.notes.append("where recovery begins is told by what is not read, and with it "
-                               "where the log ends: " + "; ".join(
+        predicted.notes.append("where recovery begins, and so where the log ends, depends on files "
+                               "that rmqctl does not read: " + "; ".join(
                                    _case(store, log, end, cost)
                                    for end, cost in zip(ends, costs, strict=True)))
     if any(cost.total for cost in costs):
-        predicted.notes.append("intact messages beyond the end of the log may have been cut off by "
-                               "an earlier start already; only the consumequeues tell")
+        predicted.notes.append("an earlier start may already have truncated the intact messages "
+                               "beyond the end of the log; only the consume queues show it")
 
 
 def possible_ends(log: CommitLog, starts: list[int], version: BrokerVersion) -> list[End]:
@@ -137,7 +137,7 @@ def possible_ends(log: CommitLog, starts: list[int], version: BrokerVersion) -> 
 def _case(store: Store, log: CommitLog, end: End, cost: Cut) -> str:
     names = [relative(store, log.files[number].path) for number in (end.first, end.last)]
     where = names[0] if names[0] == names[1] else f"{names[0]} to {names[1]}"
-    return (f"begun in {where}, the log ends at {end.offset} ({end.why}), which cuts off "
+    return (f"starting in {where}, the log ends at {end.offset} ({end.why}), which truncates "
             f"{plural(cost.total, 'intact message')}")
 
 
@@ -150,7 +150,7 @@ def _actions(store: Store, predicted: Prediction, log: CommitLog, loading: Load)
     actions.discarded(predicted, store, Index(store, not store.has_abort,
                                               saved.index_msg_timestamp))
     predicted.notes.append(
-        "there is no checkpoint: recovery makes one" if store.checkpoint is None else
-        "what recovery writes into the checkpoint follows from the consumequeues")
+        "the checkpoint is missing: recovery creates it" if store.checkpoint is None else
+        "what recovery writes to the checkpoint depends on the consume queues")
     if store.has_abort:
         actions.abort(predicted)

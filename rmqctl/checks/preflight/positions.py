@@ -113,24 +113,24 @@ class Positions:
         if alone:
             queues = len({one.number for one in alone})
             yield Phrase(
-                "groups stand beyond the end of {queues} of which nothing else says that there was "
-                "more ({named}): messages are lost, or the offsets were set by hand, or are those "
-                "of a topic that was made again; they are not counted as lost",
+                "group offsets are beyond the end of {queues}, and nothing else shows more "
+                "messages ({named}): messages are lost, or the offsets were set by hand or belong "
+                "to a topic that was recreated; nothing is counted as lost",
                 queues=plural(queues, 'queue'), named=_named(alone))
         if without_room:
             yield Phrase(
-                "whether messages are lost before the position of {named}, cannot be told: so many "
-                "have no room in the {room:,} bytes that the log may lack. A position like this "
-                "was set by hand, is damaged, or is that of another store or of a topic that was "
-                "made again; nothing is counted as lost for it", named=_named(without_room),
+                "unknown whether messages are lost before the offset of {named}: the log lacks at "
+                "most {room:,} bytes, too few for so many. Such an offset was set by hand, is "
+                "damaged, or belongs to another store or to a topic that was recreated; nothing is "
+                "counted as lost for it", named=_named(without_room),
                 room=room)
         if furthest:
             count = sum(one.missing for one in furthest)
             yield Phrase(
-                "{count:,} lost message is known by nothing but the position of {named}: they were "
-                "never there if it was set by hand or comes from elsewhere",
-                "{count:,} lost messages are known by nothing but the position of {named}: they "
-                "were never there if it was set by hand or comes from elsewhere",
+                "{count:,} lost message is known only from the offset of {named}: it never existed "
+                "if the offset was set by hand or comes from elsewhere",
+                "{count:,} lost messages are known only from the offset of {named}: they never "
+                "existed if the offset was set by hand or comes from elsewhere",
                 count=count, named=_named(furthest))
 
     def _end_of(self, numbers: dict[tuple[str, int], int],

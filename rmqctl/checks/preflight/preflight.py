@@ -107,8 +107,7 @@ def _of_log_and_queues(store: Store, release: str, version: BrokerVersion, full:
     running = holder.held and holder.pid != os.getpid()
     if running:
         predicted.notes.append(Phrase(
-            "a broker runs on this store now: this is what one would do that starts on the files "
-            "as they are at this moment"))
+            "a broker is running; this predicts a start on the current files"))
     if not store.layout.reads(LOG):  # which of several it is cannot be told
         predicted.not_judged = dict.fromkeys((LOG, QUEUES, "index"), store.layout.unread[LOG])
         predicted.unreachable = None
@@ -283,16 +282,16 @@ class _Start:
         if log.files[-1].base - ledger.end > log.file_size:
             predicted.starts = False
             predicted.refusals.append(Phrase(
-                "DLedger would cut off more than a file of its data ({end} is where they end for "
-                "it), and ends the broker instead", end=ledger.end))
+                "DLedger would have to truncate more than one file (after {end}); the broker exits "
+                "instead", end=ledger.end))
         if ledger.units:
             predicted.actions.append(Action(
                 "write", f"{store.nodes[0].name}/index" if store.nodes else "index", None,
-                ledger.units, Phrase("DLedger's index does not lead to these entries"), "entry"))
+                ledger.units, Phrase("the DLedger index does not point to these entries"), "entry"))
         if ledger.last is not None and ledger.last.term > 0 and ledger.committed < ledger.end:
             predicted.notes.append(Phrase(
-                "what lies from {committed} on was not noted as committed: another leader of the "
-                "group may write over it", committed=ledger.committed))
+                "entries from {committed} on are not marked as committed: another leader of the "
+                "group may overwrite them", committed=ledger.committed))
         # Then the broker walks the records, after an unclean end of some releases.
         reach, before = self.queues.max_physic, self.queues.positions()
         with closing(ledger.log(log)) as kept:
@@ -321,8 +320,8 @@ class _Start:
                 self.unreachable.cut(log, ledger.end)
                 if cut < ledger.end:
                     predicted.notes.append(Phrase(
-                        "the broker takes the log for {bytes} shorter than it is, as it leaves out "
-                        "the heads of DLedger's entries: the consumequeues are cut at {cut}",
+                        "the broker does not count the headers of DLedger entries, so it takes the "
+                        "log to be {bytes} shorter: it truncates the consume queues at {cut}",
                         bytes=plural(ledger.end - cut, "byte"), cut=cut))
 
     def _table(self) -> None:
@@ -336,8 +335,8 @@ class _Start:
                 predicted.starts = False
                 predicted.refusals.append(
                     Phrase(
-                        "{file}: the last file of its queue, and no entry in it: an "
-                        "IllegalArgumentException in correctMinOffset, once recovery is over",
+                        "{file}: the last file of its queue has no entry: an "
+                        "IllegalArgumentException in correctMinOffset after recovery",
                         file=relative(self.store, file.path)))
 
     def _reput(self, predicted: Prediction) -> None:
@@ -373,10 +372,10 @@ class _Start:
             if walk.stuck is not None:
                 self.made.starts = False
                 self.made.refusals.append(Phrase(
-                    "it waits for ever at physical offset {stuck}: the log has no file for it, and "
-                    "start-up ends only when all of the log was dispatched", stuck=walk.stuck))
+                    "start-up hangs at physical offset {stuck}: no file covers it, and dispatch "
+                    "must reach the end of the log", stuck=walk.stuck))
             self.made.notes += [Phrase(
-                "what lies from {offset} to the end of its file cannot be read and gets no entries",
+                "{offset} to the end of its file is unreadable and gets no entries",
                 offset=position) for position in walk.skipped]
             self.skipped = walk.skipped if self.clean else []
         self.reput_start = min(start, end)
@@ -416,8 +415,8 @@ class _Start:
         if self.cut is not None:
             predicted.notes.append(
                 Phrase(
-                    "{messages} and {bytes} in all lie beyond the end of the log at {end}, where a "
-                    "repair has ended it: they were cut off then",
+                    "a repair truncated the log at {end}: {messages} ({bytes} in all) after that "
+                    "are no longer part of it",
                     messages=plural(lost.total + lost.superseded, 'intact message'),
                     bytes=plural(self.cut.used - self.cut.end, 'byte'), end=self.cut.end))
         else:
@@ -462,12 +461,12 @@ class _Start:
         for duplicate in duplicate_files(self.log, predicted.truncate_to or 0):
             predicted.shadowed += duplicate.differing
             said = [Phrase(
-                "{names} have the same name: a broker reads by physical offset from the first and "
-                "writes to the last, and which is which depends on how the paths of their folders "
-                "hash", names=Joined(", ", [relative(self.store, file.path)
+                "{names} have the same name: a broker reads from the first and writes to the last, "
+                "and their order depends on the hash of their folder "
+                "paths", names=Joined(", ", [relative(self.store, file.path)
                                             for file in duplicate.files]))]
             if duplicate.differing:
-                said.append(Phrase("not all of them hold {some} of the messages",
+                said.append(Phrase("{some} of the messages are not in all of them",
                                    some=duplicate.differing))
             predicted.notes.append(Joined("; ", said))
 
@@ -477,34 +476,35 @@ class _Start:
         epochs = read_epochs(self.store)
         if epochs.main.fault is not None or epochs.used is epochs.backup:
             predicted.notes.append(Phrase(
-                "{main} cannot be used: a broker takes the epochs of {backup}",
+                "{main} cannot be used: a broker reads the epochs from {backup}",
                 main=epochs.main.name, backup=epochs.backup.name) if epochs.used else Phrase(
-                "neither {main} nor its backup can be read: a broker starts without its epochs",
+                "neither {main} nor its backup can be read: a broker starts without epochs",
                 main=epochs.main.name))
         if predicted.truncate_to is not None and self.index.end_phy > predicted.truncate_to:
             predicted.notes.append(Phrase(
-                "the index says it reaches to {end_phy}, beyond the end of the log at "
-                "{truncate_to}: messages that are written before that physical offset get no index "
+                "the index header has the end {end_phy}, beyond the end of the log at "
+                "{truncate_to}: messages written before that physical offset get no index "
                 "entry", end_phy=self.index.end_phy, truncate_to=predicted.truncate_to))
         # Records, and consume queues in RocksDB.
         if walk is not None and walk.misplaced:
             predicted.notes.append(Phrase(
-                "{count:,} record says another physical offset than its own, the first at {first}; "
-                "a broker takes such a record, and its entry points to no message",
-                "{count:,} records say another physical offset than theirs, the first at {first}; "
-                "a broker takes such a record, and its entry points to no message",
+                "{count:,} record has a wrong physicalOffset, at {first}; a broker accepts such a "
+                "record, and its consume queue entry points to nothing",
+                "{count:,} records have a wrong physicalOffset, the first at {first}; a broker "
+                "accepts such records, and their consume queue entries point to nothing",
                 count=len(walk.misplaced), first=walk.misplaced[0]))
         unread = self.queues.rocksdb_trouble
         if unread:
             predicted.notes.append(Phrase(
-                "a part of the data base of consumequeues cannot be read: a broker starts on it, "
-                "and does not deliver what needs that part ({why})", why=unread))
+                "part of the consume queue database is unreadable: a broker starts, but does not "
+                "deliver the messages of that part ({why})", why=unread))
         cleaned = topics_cleaned(self.store)[2] if self.queues.in_rocksdb else []
         if cleaned:
             predicted.notes.append(Phrase(
                 "{topics} is not configured: 10 minutes after its start a broker deletes the "
-                "queues of that topic from consumequeue/", "{topics} are not configured: 10 minutes"
-                " after its start a broker deletes the queues of these topics from consumequeue/",
+                "consume queues of that topic",
+                    "{topics} are not configured: 10 minutes after its start a broker deletes the "
+                    "consume queues of these topics",
                 count=len(cleaned), topics=some_of(cleaned, _TOPICS)))
         left = self.queues.left_beyond(predicted.truncate_to)
         if left:
@@ -517,17 +517,17 @@ class _Start:
         # What was not lost now, or not looked for.
         if predicted.superseded:
             predicted.notes.append(Phrase(
-                "{count:,} intact message beyond the end of the log was cut off earlier: others "
-                "have these queue offsets",
-                "{count:,} intact messages beyond the end of the log were cut off earlier: others "
-                "have these queue offsets", count=predicted.superseded))
+                "{count:,} intact message beyond the end of the log was truncated earlier: another "
+                "message has its queue offset",
+                "{count:,} intact messages beyond the end of the log were truncated earlier: other "
+                "messages have their queue offsets", count=predicted.superseded))
         if self.log.files and not self.store.index_listing.files and not self.index.entries and (
                 not vfs.lacks(self.store.root, "index")):
             predicted.notes.append(Phrase(
-                "there is no index, and it is not made again: no message can be found by its key"))
+                "the index is missing and is not rebuilt: no message can be found by its key"))
         if not self.full and self.log.files:
             predicted.notes.append(Phrase(
-                "messages without an entry were looked for only where the broker reads"))
+                "messages without an entry were counted only where the broker reads"))
 
     def _read(self, batch: Batch) -> None:
         if self.progress is not None:

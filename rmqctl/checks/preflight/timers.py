@@ -81,8 +81,8 @@ def _losses(start: TimerStart) -> list[Loss]:
         losses.append(Loss(TIMERS, start.skipped, Phrase(
             "overdue by more than 7 days: a start skips timed messages due before {time}",
             time=time_text(start.read_from)), "timerlog", by_hand=Phrase(
-            "no broker delivers timed messages that are so late: `rmqctl read STORE --topic "
-            "rmq_sys_wheel_timer` shows them; send again what is still needed")))
+            "no broker delivers timed messages this late: `rmqctl read STORE --topic "
+            "rmq_sys_wheel_timer` shows them; send again those that are still needed")))
     if start.unreachable:
         losses.append(Loss(TIMERS, start.unreachable, Phrase(
             "the timer wheel is missing: a start rebuilds it only from the last timer log file")

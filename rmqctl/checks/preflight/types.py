@@ -289,8 +289,8 @@ class Prediction:
     def undecided(self) -> list[Phrase]:
         """Where nothing proves the release and that decides the outcome: what the others do."""
         return [Phrase(
-            "nothing proves the broker's release: a {version} broker {does} (--broker-version "
-            "settles it)", version=other.broker_version, does=other.does)
+            "the broker's release is unknown: a {version} broker {does} (pass "
+            "--broker-version)", version=other.broker_version, does=other.does)
             for other in self.others if other.outcome != self.outcome]
 
     @property
@@ -306,7 +306,7 @@ class Prediction:
             return Phrase("does not start")
         if self.is_so_alone:
             return Phrase("loses nothing")
-        return Phrase("loses messages, or the entries that lead to them")
+        return Phrase("loses messages, or the entries that point to them")
 
     def look_at_configuration(self, root: str) -> str:
         """The command that says what is wrong with the broker's configuration file."""
@@ -346,10 +346,10 @@ class Prediction:
         for what, count, cause, file, already in (
                 # The start also cuts the entries that show the loss: a repair needs them.
                 (MESSAGES, self.messages_already_lost, Phrase(
-                    "consume queues, index, offsets or the checkpoint know them, the log does "
-                    "not have them"),
+                    "consume queues, index, offsets or the checkpoint show them, but they are not "
+                    "in the log"),
                  "commitlog", not (self.rows_cut or self.rows_lost)),
-                (MESSAGES, self.messages_lost, Phrase("the start leaves them out of the log")
+                (MESSAGES, self.messages_lost, Phrase("the start drops them from the log")
                  if end is None else Phrase("the start truncates the log at {offset}", offset=end),
                  "commitlog", False),
                 (MESSAGES, 0 if second is None else second.messages_lost, Phrase(
@@ -428,7 +428,7 @@ class Prediction:
         """UnsupportedError, in one sentence, where not all of the store could be judged."""
         if self.not_judged:
             reason = next(iter(self.not_judged.values()))
-            raise UnsupportedError(f"{root}: not judged: {', '.join(self.not_judged)}; {reason}")
+            raise UnsupportedError(f"{root}: not checked: {', '.join(self.not_judged)}; {reason}")
 
     @property
     def cut_impact(self) -> Impact | None:
