@@ -129,7 +129,7 @@ def test_verify_tells_of_each_byte_once(golden_copy, jobs, harm):
         list(Verification(store, options, told.append, phase=phases.append).findings())
         assert sum(told) == store.log.size
         assert min(told) >= 0
-    assert phases == ["comparing consumequeues and index", "checking the other files"]
+    assert phases == ["comparing consume queues and index", "checking the other files"]
 
 
 @pytest.mark.long

@@ -351,8 +351,8 @@ def judge(source: Source, position: int, version: BrokerVersion, *,
     if magic == MAGIC_BLANK:
         if version.blank_must_fit and total > rest:
             return None, Phrase(
-                "the end-of-file record at {where} is longer than the rest of its "
-                "file", where=where)
+                "the end-of-file record at {where} is longer than the rest of its file",
+                where=where)
         return None, ""
     if not any(head):
         return None, Phrase("nothing was written after {where}", where=where)

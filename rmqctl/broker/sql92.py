@@ -300,7 +300,7 @@ class _Compiler:
             self._check_depth(signs[-1], len(signs))
         if self._token.kind not in _OPERANDS:
             self._refuse(self._token.at, "expected a property, a number, a quoted string or a "
-                                         f"parenthesis, got {_shown(self._token)}")
+                         f"parenthesis, got {_shown(self._token)}")
         # Parse the operand that the signs belong to.
         token = self._take()
         if token.kind == "(":
@@ -339,7 +339,7 @@ class _Compiler:
         value = float(token.text)
         if not 0 < value < math.inf:
             self._refuse(token.at, "a decimal number must be above 0 and fit into a double (write "
-                                   "0 for 0.0)")
+                         "0 for 0.0)")
         return value
 
     # What may stand where

@@ -98,8 +98,8 @@ class _Check:
         values = {"name": name, "value": shown(text)}
         if name in _ENUMS and value not in _ENUMS[name]:
             yield self._found("conf-value", name, Phrase(
-                "{name}={value} is not one of {names}: the broker uses the "
-                "default", names=", ".join(
+                "{name}={value} is not one of {names}: the broker uses the default",
+                names=", ".join(
                     _ENUMS[name]), **values))
         elif value != java.trim(text):
             yield self._found("conf-value", name, Phrase(

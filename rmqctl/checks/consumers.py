@@ -165,9 +165,8 @@ class Consumers:
         if not groups:
             return Phrase("no consumer offsets in this store")
         if not names:
-            return Phrase("no consumer group affected ({count} "
-                          "checked)",
-                "no consumer group affected ({count} checked)",
+            return Phrase("no consumer group affected ({count} checked)",
+                          "no consumer group affected ({count} checked)",
                           count=groups) if self.complete else Phrase(
                 "no consumer group known to be affected ({count} checked)",
                 "no consumer group known to be affected ({count} checked)", count=groups)

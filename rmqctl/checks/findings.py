@@ -216,8 +216,8 @@ CATEGORIES: dict[str, Category] = {
     "not-judged": Category(
         INFO, "unsupported, duplicate or ambiguous structure"),
     "log-cut": Category(
-        ERROR, "the log ends before messages that consume queue or index entries point "
-               "to", _preflight),
+        ERROR, "the log ends before messages that consume queue or index entries point to",
+        _preflight),
     "log-start": Category(
         WARNING, "the first log files are missing, and no broker deleted them",
         _preflight),
@@ -271,8 +271,8 @@ CATEGORIES: dict[str, Category] = {
     "file-name": Category(
         WARNING, "unexpected file or folder in the store", _or_info),
     "file-unreadable": Category(ERROR, "a file or folder cannot be read", _derived),
-    "file-changed": Category(WARNING, "a file shrank or disappeared while it was being "
-                                      "read", _derived),
+    "file-changed": Category(WARNING, "a file shrank or disappeared while it was being read",
+                             _derived),
     "in-progress": Category(INFO, "the last record is being written by a running broker"),
     "cq-earlier": Category(
         INFO, "messages of a queue that was deleted and recreated: no entry points to them"),
@@ -292,8 +292,8 @@ CATEGORIES: dict[str, Category] = {
         INFO, "queue offsets are missing in the log; later entries are where a broker puts them"),
     "cq-out-of-order": Category(
         ERROR, "an entry points to a message with another queue offset", _derived),
-    "cq-ext": Category(ERROR, "an extension unit is missing or does not match its "
-                              "message", _derived),
+    "cq-ext": Category(ERROR, "an extension unit is missing or does not match its message",
+                       _derived),
     "cq-batch": Category(
         ERROR, "a batch consume queue entry is damaged or does not match its message", _derived),
     "cq-lost": Category(INFO, "entries that point to damaged or missing messages", _diagnose),
@@ -315,8 +315,8 @@ CATEGORIES: dict[str, Category] = {
     "index-ahead": Category(WARNING, "index entries point beyond the end of the log", _diagnose),
     "index-behind": Category(WARNING, "the newest keys are not in the index", _derived),
     "index-key-missing": Category(WARNING, "some keys have no index entry", _derived),
-    "index-time": Category(WARNING, "index entry time differs from the message's store "
-                                    "time", _derived),
+    "index-time": Category(WARNING, "index entry time differs from the message's store time",
+                           _derived),
     "index-unreadable": Category(ERROR, "unreadable index file", _derived),
     "checkpoint-missing": Category(INFO, "the checkpoint is missing", _diagnose),
     "checkpoint-damaged": Category(
@@ -407,8 +407,8 @@ CATEGORIES: dict[str, Category] = {
     "tiered-body-crc": Category(
         ERROR, "tiered message body CRC mismatch", _look_into_tier),
     "tiered-shifted": Category(
-        ERROR, "messages are after their place: a broker repeated a partial "
-               "write", _look_into_tier),
+        ERROR, "messages are after their place: a broker repeated a partial write",
+        _look_into_tier),
     "tiered-orphans": Category(
         INFO, "no unit points to these bytes of a tiered commit log", _recover_tier),
     "tiered-index-unreadable": Category(
@@ -420,8 +420,8 @@ CATEGORIES: dict[str, Category] = {
     "tiered-index-chain": Category(
         ERROR, "a hash chain in an open index file is broken", _rebuild_tier_index),
     "tiered-index-hash": Category(
-        ERROR, "an item of a tiered index file is in the slot of another "
-               "hash", _rebuild_tier_index),
+        ERROR, "an item of a tiered index file is in the slot of another hash",
+        _rebuild_tier_index),
     "tiered-index-item": Category(
         WARNING, "an item does not point to a message with its key", _rebuild_tier_index),
     "tiered-index-time": Category(

@@ -31,7 +31,7 @@ HELP = {
     "rmqctl_store_free_bytes": "Free bytes on the disk of the store.",
     "rmqctl_topic_messages": "Messages of a topic with a consume queue entry.",
     "rmqctl_group_diff": "Messages a group has not consumed; negative: its offset is beyond the "
-                         "end.",
+    "end.",
     "rmqctl_store_timestamp_seconds": "Time of this reading.",
 }
 Sample = tuple[str, Mapping[str, str], float]

@@ -17,7 +17,7 @@ def findings(losses: RepairLosses) -> Iterator[Finding]:
         yield Finding("lost-in-repair", "commitlog", in_words(loss), count=max(loss.total, 1))
     if losses.more:
         yield Finding("lost-in-repair", "commitlog", f"{losses.more:,} more repair records are not "
-                                                     "read", count=losses.more)
+                      "read", count=losses.more)
 
 
 def in_words(loss: RepairLoss) -> Phrase:

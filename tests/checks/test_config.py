@@ -86,7 +86,7 @@ def test_a_main_file_nobody_can_read(data: bytes, offset: int, root: Path) -> No
     damage.remove(root, BACKUP)
     found, what = one_of(check(root), root)
     assert (what, found.severity) == (("config-unreadable", MAIN, offset), "error")
-    assert "a broker starts without what was in it" in found.detail
+    assert "a broker starts without its content" in found.detail
     assert not _refused(root)
     damage.config(root, NAME, data, backup=b"{\x00")
     found, what = one_of(check(root), root)

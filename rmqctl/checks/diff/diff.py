@@ -217,7 +217,7 @@ class Diff:
         if found.conflict is not None:
             self.differences.add(Difference(
                 "epoch", "store", file=EPOCHS, detail=f"epoch {found.conflict} starts at different "
-                                                      "physical offsets in a and b"))
+                "physical offsets in a and b"))
         if found.consistent_point != max(ends):
             self.remarks.append("by their epochs, the logs have nothing in common"
                                 if found.consistent_point is None else

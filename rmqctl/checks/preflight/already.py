@@ -200,8 +200,8 @@ class AlreadyLost:
                     "{count:,} intact message at {first} has a header that clients cannot decode; "
                     "consumers lose it and the rest of that pull",
                     "{count:,} intact messages, the first at {first}, have a header that clients "
-                    "cannot decode; consumers lose them and the rest of those "
-                    "pulls", count=predicted.undecodable, first=min(self._undecodable)))
+                    "cannot decode; consumers lose them and the rest of those pulls",
+                    count=predicted.undecodable, first=min(self._undecodable)))
         if not log.files and any(state.found_end for state in self._queues.states):
             predicted.notes.append(
                 Phrase(
@@ -311,8 +311,8 @@ class AlreadyLost:
                 "{count:,} intact record at {first} counts as a message, but consume queues and "
                 "index point to other messages there: it is stale, or they are wrong",
                 "{count:,} intact records from {first} on count as messages, but consume queues "
-                "and index point to other messages there: they are stale, or the entries are "
-                "wrong", count=len(found), first=found[0].physical_offset))
+                "and index point to other messages there: they are stale, or the entries are wrong",
+                count=len(found), first=found[0].physical_offset))
         return len(found)
 
     def _is_confirmed(self) -> bool:
@@ -567,8 +567,8 @@ class AlreadyLost:
             predicted.notes.append(
                 Phrase(
                     "{messages} would be in missing log files: are these in another folder "
-                    "(--commitlog-dir), or were the consume queues copied later than the "
-                    "log?", messages=plural(int((~inside).sum()), 'lost message')))
+                    "(--commitlog-dir), or were the consume queues copied later than the log?",
+                    messages=plural(int((~inside).sum()), 'lost message')))
 
 
 def _matched(places: Array, gaps: list[Gap]) -> int:

@@ -77,8 +77,8 @@ def in_words(prediction: Prediction) -> Phrase:
     groups = {offset.group for offset in prediction.offsets_beyond_end}
     if groups:
         beyond.append(Phrase("{count:,} group would be beyond the end of its queue",
-                             "{count:,} groups would be beyond the end of their "
-                             "queues", count=len(groups)))
+                             "{count:,} groups would be beyond the end of their queues",
+                             count=len(groups)))
     if prediction.messages_damaged:
         beyond.append(Phrase("{count:,} message has damaged properties",
                              "{count:,} messages have damaged properties",

@@ -47,7 +47,7 @@ def judge_log(store: Store, version: BrokerVersion, predicted: Prediction, loadi
     predicted.not_judged = {
         QUEUES: reason,
         "index": "the keys that are indexed again depend on where recovery begins, which only the "
-                 "consume queues show"}
+        "consume queues show"}
     if not store.layout.reads(CONFIG):
         predicted.not_judged[CONFIG] = store.layout.unread[CONFIG]
     predicted.unreachable = None

@@ -462,8 +462,8 @@ class _Start:
             predicted.shadowed += duplicate.differing
             said = [Phrase(
                 "{names} have the same name: a broker reads from the first and writes to the last, "
-                "and their order depends on the hash of their folder "
-                "paths", names=Joined(", ", [relative(self.store, file.path)
+                "and their order depends on the hash of their folder paths",
+                names=Joined(", ", [relative(self.store, file.path)
                                             for file in duplicate.files]))]
             if duplicate.differing:
                 said.append(Phrase("{some} of the messages are not in all of them",
@@ -483,8 +483,8 @@ class _Start:
         if predicted.truncate_to is not None and self.index.end_phy > predicted.truncate_to:
             predicted.notes.append(Phrase(
                 "the index header has the end {end_phy}, beyond the end of the log at "
-                "{truncate_to}: messages written before that physical offset get no index "
-                "entry", end_phy=self.index.end_phy, truncate_to=predicted.truncate_to))
+                "{truncate_to}: messages written before that physical offset get no index entry",
+                end_phy=self.index.end_phy, truncate_to=predicted.truncate_to))
         # Records, and consume queues in RocksDB.
         if walk is not None and walk.misplaced:
             predicted.notes.append(Phrase(
@@ -503,8 +503,8 @@ class _Start:
             predicted.notes.append(Phrase(
                 "{topics} is not configured: 10 minutes after its start a broker deletes the "
                 "consume queues of that topic",
-                    "{topics} are not configured: 10 minutes after its start a broker deletes the "
-                    "consume queues of these topics",
+                "{topics} are not configured: 10 minutes after its start a broker deletes the "
+                "consume queues of these topics",
                 count=len(cleaned), topics=some_of(cleaned, _TOPICS)))
         left = self.queues.left_beyond(predicted.truncate_to)
         if left:

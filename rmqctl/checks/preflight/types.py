@@ -289,8 +289,8 @@ class Prediction:
     def undecided(self) -> list[Phrase]:
         """Where nothing proves the release and that decides the outcome: what the others do."""
         return [Phrase(
-            "the broker's release is unknown: a {version} broker {does} (pass "
-            "--broker-version)", version=other.broker_version, does=other.does)
+            "the broker's release is unknown: a {version} broker {does} (pass --broker-version)",
+            version=other.broker_version, does=other.does)
             for other in self.others if other.outcome != self.outcome]
 
     @property

@@ -101,7 +101,7 @@ class AtStart:
         of_end_time = (finding.category, finding.offset) == ("index-header", _END_TIME)
         if not right.severity or (of_end_time and right.entries_lost):
             return finding
-        does = "discards the file" + (" and makes it anew" if self._indexed else "")
+        does = "discards the file" + (" and rebuilds it" if self._indexed else "")
         return replace(finding, severity=INFO, detail=finding.detail + right.index_words(does))
 
     @property

@@ -37,7 +37,7 @@ class Baseline:
         """UsageError for a file that is none; StoreIOError where it cannot be read."""
         try:
             if vfs.getsize(path) > _LARGEST:
-                raise UsageError(f"{path}: too large to be a list of known findings")
+                raise UsageError(f"{path}: too large for a baseline file")
             with vfs.open_bytes(path) as source:
                 rows = json.load(source)["findings"]
             known = frozenset(tuple(row[name] for name in _FIELDS) for row in rows
@@ -45,7 +45,7 @@ class Baseline:
         except OSError as error:
             raise StoreIOError.from_oserror(error, path, "read") from None
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            raise UsageError(f"{path}: no list of known findings; --update-baseline writes one"
+            raise UsageError(f"{path}: not a baseline file; --update-baseline writes one"
                              ) from None
         return cls(root, known, store)
 
@@ -67,7 +67,7 @@ class Baseline:
     def rows(self) -> list[dict[str, Any]]:
         """What was seen, as the list has it. RefusedError for more than anybody knows."""
         if len(self._seen) >= _MOST:
-            raise RefusedError(f"more than {_MOST:,} findings: too many to be called known")
+            raise RefusedError(f"more than {_MOST:,} findings: too many for a baseline")
         store = {} if self.store is None else {"store": self.store}
         return [store | dict(zip(_FIELDS, key, strict=True))
                 for key in sorted(self._seen, key=repr)]

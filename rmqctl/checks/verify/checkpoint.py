@@ -55,8 +55,8 @@ def _checkpoint(store: Store, last: int | None, log_end: int, held: bool) -> Ite
     path = store.path("checkpoint")
     if not vfs.lexists(path):
         if last is not None:
-            yield _finding("checkpoint-missing", store, "there is no checkpoint: after a crash a "
-                           "broker would walk the whole log", 0)
+            yield _finding("checkpoint-missing", store,
+                           "missing: after a crash a broker checks the whole log", 0)
         return
     try:
         data, size = read_start(path, _MOST)
@@ -67,9 +67,9 @@ def _checkpoint(store: Store, last: int | None, log_end: int, held: bool) -> Ite
         # As with zeros, a broker walks the whole log; of an index time alone it does not.
         left = layout.parse(data.ljust(layout.PAGE_SIZE, b"\0"))
         healed = not left.min_timestamp
-        yield _finding("checkpoint-damaged", store, f"has {size} bytes, the fields end at "
-                       f"{layout.CLASSIC_SIZE}: what is missing counts as 0" + (
-                           ", and after a crash a broker would walk the whole log"
+        yield _finding("checkpoint-damaged", store, f"has {size} bytes, but the fields end at "
+                       f"{layout.CLASSIC_SIZE}: missing fields count as 0" + (
+                           ", and after a crash a broker checks the whole log"
                            if healed else ""), size,
                        layout.PAGE_SIZE - size, INFO if healed else "")
         return
@@ -83,7 +83,7 @@ def _checkpoint(store: Store, last: int | None, log_end: int, held: bool) -> Ite
     used = rest.rstrip(b"\0")
     if used:
         first = len(rest) - len(rest.lstrip(b"\0"))
-        yield _finding("checkpoint-damaged", store, "something stands after the fields, where a "
+        yield _finding("checkpoint-damaged", store, "non-zero bytes after the fields, where a "
                        "broker writes zeros", CHECKPOINT.size + first, len(used) - first)
     yield from _values(store, layout.parse(data), last, log_end, held)
 
@@ -92,25 +92,27 @@ def _values(store: Store, checkpoint: CheckpointRecord, last: int | None, log_en
             held: bool) -> Iterator[Finding]:
     values = checkpoint._asdict()
     if last is not None and checkpoint.physic_msg_timestamp == checkpoint.logics_msg_timestamp == 0:
-        yield _finding("checkpoint-zero", store, "all zero, though there are messages: after a "
-                       "crash a broker would walk the whole log (the first minute of a broker "
-                       "looks like this)", 0, 2 * CHECKPOINT.field(_TIMES[0]).size)
+        yield _finding("checkpoint-zero", store, "all zeros although there are messages: after a "
+                       "crash a broker checks the whole log (normal in a broker's first minute)",
+                       0, 2 * CHECKPOINT.field(_TIMES[0]).size)
     for name in _TIMES:
         value = values[name]
         if not 0 <= value < layout.YEAR_3000:
-            yield _field("checkpoint-damaged", store, name, f"{value} is no store time")
+            yield _field("checkpoint-damaged", store, name, f"{value} is not a valid store time")
         elif last is not None and value > last + (_DRIFT_MS if held else 0):
             yield _field("checkpoint-ahead", store, name,
-                         f"says {time_or_zero(value)}, the newest message was stored at "
+                         f"{time_or_zero(value)} is after the newest message, stored at "
                          f"{time_text(last)}")
     for name in _OFFSETS:
         value = values[name]
         if value < _NOT_SET:
-            yield _field("checkpoint-damaged", store, name, f"{value} is no physical offset")
+            yield _field("checkpoint-damaged", store, name,
+                         f"{value} is not a valid physical offset")
         elif last is not None and value > log_end + (_DRIFT_BYTES if held else 0):
             # The master's offset may lie ahead of a slave's own log: told, but no trouble.
-            yield _field("checkpoint-ahead", store, name, f"says {value}, the log ends at "
-                         f"{log_end}", INFO if name == "master_flushed_offset" else "")
+            yield _field("checkpoint-ahead", store, name,
+                         f"{value} is beyond the end of the log, {log_end}",
+                         INFO if name == "master_flushed_offset" else "")
 
 
 def _field(category: str, store: Store, name: str, detail: str, severity: str = "") -> Finding:
@@ -124,8 +126,8 @@ def _abort(store: Store, held: bool) -> Iterator[Finding]:
         return
     path = store.path("abort")
     if not held:
-        yield Finding("unclean-shutdown", "store", "the abort file is there: the last run did not "
-                      "end cleanly, or the store was copied while a broker ran", file=path)
+        yield Finding("unclean-shutdown", "store", "the abort file exists: unclean shutdown, or "
+                      "the store was copied while a broker ran", file=path)
     yield from _small(path, abort_format.parse)
 
 

@@ -65,8 +65,8 @@ def verdict_of(path: str, most: int) -> Verdict[Entries] | None:
         for oddity in found.oddities:
             tell("config-oddity", oddity.detail, oddity.offset)
         if found.faults:
-            tell("config-oddity", f"{plural(len(found.faults), 'entry', 'entries')} of the wrong "
-                 f"shape: {found.faults[0]}", None, WARNING)
+            tell("config-oddity", f"{plural(len(found.faults), 'entry', 'entries')} with the wrong "
+                 f"format: {found.faults[0]}", None, WARNING)
     rows = [] if found is None else found.rows
     counts = Counter((one.category, one.severity) for one in findings)
     return Verdict(path, not any(one.is_trouble for one in findings), tuple(findings[:most]),

@@ -42,8 +42,8 @@ def bounded(findings: Iterable[Finding], *, by_folder: bool = False,
         count = finding.count + (before.count if before else 0)
         over[key] = replace(before or finding, count=count)
     for first in over.values():
-        yield replace(first, detail=f"{first.count} more of this kind are only counted, the first "
-                      f"of them here: {first.detail}")
+        yield replace(first, detail=f"{first.count} more findings of this kind (only counted); the "
+                      f"first: {first.detail}")
 
 
 def runs(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:

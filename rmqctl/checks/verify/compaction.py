@@ -111,7 +111,7 @@ class _Queue:
                     present = log or queue
                     assert present is not None
                     part = LOG if log is None else QUEUE
-                    yield self._tell("the file is missing, its counterpart is there",
+                    yield self._tell("the file is missing, its counterpart exists",
                                      os.path.join(self._folders[part], present.name),
                                      category="file-missing")
                 continue
@@ -151,9 +151,9 @@ class _Queue:
         other = ~text.topics(batch).equal(self._topic.encode("utf-8", "surrogateescape"))
         size = batch.column("total_size")
         for words, mask in (
-                ("the body does not match its CRC", ~batch.crc_ok()),
-                ("the message is of another topic", other),
-                ("the message is of another queue", batch.column("queue_id") != self._queue)):
+                ("body CRC mismatch", ~batch.crc_ok()),
+                ("the message belongs to another topic", other),
+                ("the message belongs to another queue", batch.column("queue_id") != self._queue)):
             for row in np.flatnonzero(mask).tolist():
                 yield self._tell(words, file.path, int(batch.offset[row]) - file.base,
                                  int(size[row]), row=int(batch.column("queue_offset")[row]))
@@ -194,10 +194,11 @@ class _Queue:
         base = rows["msg_base_offset"].astype(np.int64)
         led |= np.isin(columns["msg_base_offset"], base[~led_to])
         wrong: list[tuple[str, str, Array]] = [
-            ("physical_offset", f"leads to no message of {log.name}",
+            ("physical_offset", f"does not point to a message of {log.name}",
              ~led_to & ~walked.in_damage(physical))]
         if len(led):
-            wrong += [(name, "is not the message's", led_to & (rows[name] != columns[name][index]))
+            wrong += [(name, "does not match the message",
+                       led_to & (rows[name] != columns[name][index]))
                       for name in _COLUMNS[1:]]
         wrong += [("batch_size", "is not 1", rows["batch_size"] != 1),
                   ("compacted_offset", f"is not {NOT_COMPACTED}",
@@ -213,7 +214,8 @@ class _Queue:
             before = np.concatenate([[self._newest], base[sound][:-1]])
             self._newest = int(base[sound[-1]])
             yield from self._tell_rows(file, position, rows, sound[base[sound] <= before],
-                                       "msg_base_offset", "is not after the entry before")
+                                       "msg_base_offset",
+                                       "is not greater than in the previous entry")
 
     def _tell_rows(self, file: StoreFile, start: int, rows: Array, which: Array, name: str,
                    words: str) -> Iterator[Finding]:
@@ -246,7 +248,7 @@ def _used(source: FileSource) -> Iterator[tuple[int, Array | str]]:
         if len(filled):
             for first, count in gaps.add(first_row + filled, valid(rows[filled])):
                 yield first * UNIT_SIZE, (
-                    f"{plural(count, 'entry', 'entries')} of zeros, entries follow")
+                    f"{plural(count, 'entry', 'entries')} zeroed, followed by more entries")
         for first, count in runs(filled.tolist()):
             yield (first_row + first) * UNIT_SIZE, rows[first:first + count]
         if len(stop):
@@ -266,7 +268,7 @@ def _positions(store: Store, held: bool) -> Iterator[Finding]:
             yield from _entries(path, main)
         return
     good = isinstance(backup, dict)
-    backup_state = "its backup is good" if good else "it has no good backup"
+    backup_state = "its backup is intact" if good else "it has no intact backup"
     if isinstance(main, StoreIOError):
         yield unreadable("compaction", path, main)
     elif not held:
@@ -281,7 +283,7 @@ def _json(store: Store, name: str) -> dict[str, object] | FormatError | StoreIOE
         value = config_json.parse(store.read_small(FOLDER, name, most=_MOST_JSON)).value
     except (FormatError, StoreIOError) as error:
         return error
-    return value if isinstance(value, dict) else FormatError("no JSON object", offset=0)
+    return value if isinstance(value, dict) else FormatError("not a JSON object", offset=0)
 
 
 def _entries(path: str, value: dict[str, object]) -> Iterator[Finding]:
@@ -291,5 +293,5 @@ def _entries(path: str, value: dict[str, object]) -> Iterator[Finding]:
         odd = [key for key, offset in table.items()
                if not isinstance(offset, int) or isinstance(offset, bool) or offset < -1]
     if odd:
-        yield Finding("config-oddity", "compaction", f"{plural(len(odd), 'entry', 'entries')} of "
-                      f"the wrong shape: {odd[0]}", file=path, severity=WARNING, next=LOOK)
+        yield Finding("config-oddity", "compaction", f"{plural(len(odd), 'entry', 'entries')} with "
+                      f"the wrong format: {odd[0]}", file=path, severity=WARNING, next=LOOK)

@@ -85,8 +85,8 @@ def check(store: Store, *, live: bool | None = None,
         return None if end is None else max(end, logged.get((topic, queue_id), 0))
 
     for beyond in offsets_beyond(store, end_of):
-        yield Finding("config-offset", "config", f"offset {beyond.offset} of {beyond.group}: the "
-                      f"queue ends at {beyond.max_offset}",
+        yield Finding("config-offset", "config", f"offset {beyond.offset} of {beyond.group} is "
+                      f"beyond the end of the queue, {beyond.max_offset}",
                       file=store.path(FOLDER, "consumerOffset.json"), topic=beyond.topic,
                       queue_id=beyond.queue_id, next="rmqctl offsets reset STORE --group "
                       f"{shlex.quote(beyond.group)} --beyond-end")
@@ -118,8 +118,8 @@ def judge(store: Store, file: ConfigFile, *, known: bool = True,
 
     # The state of the main file, then what a backup helps.
     if main.size > MAX_SIZE:
-        yield tell("config-oddity", main, f"{main.size} bytes: larger than what is read of such a "
-                   "file, so nobody knows what is in it", WARNING)
+        yield tell("config-oddity", main, f"{main.size} bytes: too large to be read, so its "
+                   "content is unknown", WARNING)
     elif main.state == UNREADABLE and main.offset is None:
         yield tell("file-unreadable", main, f"{main.reason}; {_of_backup(backup)}")
     elif main.state in (EMPTY, UNREADABLE):
@@ -129,7 +129,7 @@ def judge(store: Store, file: ConfigFile, *, known: bool = True,
         else:
             yield tell("config-unreadable", main, f"{reason}; {_of_backup(backup)}: " + (
                 "a broker does not start with it" if file.stops_broker
-                else "a broker starts without what was in it"))
+                else "a broker starts without its content"))
     elif main.state == MISSING:
         if backup.usable:
             yield tell("config-backup", main, f"missing; {_of_backup(backup)}")
@@ -142,13 +142,13 @@ def judge(store: Store, file: ConfigFile, *, known: bool = True,
 def _readable(file: ConfigFile, tell: Callable[..., Finding]) -> Iterator[Finding]:
     main, backup = file.main, file.backup
     if main.damaged:
-        yield tell("config-oddity", main, f"{main.reason}: not every broker reads such a file; "
+        yield tell("config-oddity", main, f"{main.reason}: some brokers do not read such a file; "
                    f"{_of_backup(backup)}", WARNING)
     elif main.reason:
         yield tell("config-oddity", main, main.reason)
     if file.faults:
-        yield tell("config-oddity", main, f"{plural(len(file.faults), 'entry', 'entries')} of the "
-                   f"wrong shape: {file.faults[0]}", WARNING)
+        yield tell("config-oddity", main, f"{plural(len(file.faults), 'entry', 'entries')} with "
+                   f"the wrong format: {file.faults[0]}", WARNING)
     if backup.state == UNREADABLE and backup.size <= MAX_SIZE:
         yield tell("config-oddity", backup, f"the backup is unreadable: {backup.reason}", INFO)
 
@@ -156,11 +156,11 @@ def _readable(file: ConfigFile, tell: Callable[..., Finding]) -> Iterator[Findin
 def _of_backup(backup: Copy) -> str:
     name = os.path.basename(backup.path)
     if backup.usable:
-        return f"{name} is good"
+        return f"{name} is intact"
     if backup.state in (EMPTY, MISSING):
         return f"{name} is {backup.state}"
     position = "" if backup.offset is None else f" at {backup.offset}"
-    return f"{name} is no better ({backup.reason}{position})"
+    return f"{name} is damaged too ({backup.reason}{position})"
 
 
 def check_queues(store: Store, log_end: int | None = None, *, live: bool | None = None,

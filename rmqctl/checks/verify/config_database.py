@@ -36,8 +36,9 @@ def check(store: Store) -> Iterator[Finding]:
 def _judge(store: Store, file: ConfigFile) -> Iterator[Finding]:
     main, folder = file.main, store.path(file.main.path)
     if main.state == MISSING:
-        yield Finding("config-database", "config", f"is not there, and others are: a broker makes "
-                      f"an empty one and goes on without {_LEFT[file.name]}", file=folder)
+        yield Finding("config-database", "config", "missing, while the other databases exist: a "
+                      f"broker creates an empty one and starts without {_LEFT[file.name]}",
+                      file=folder)
     elif main.value is None:
         yield Finding("config-database", "config", f"{main.reason}; a broker does not start",
                       file=folder)
@@ -45,8 +46,8 @@ def _judge(store: Store, file: ConfigFile) -> Iterator[Finding]:
         yield Finding("config-database", "config", main.reason, file=folder)
     if file.faults:
         count = plural(len(file.faults), "entry is", "entries are")
-        yield Finding("config-entry", "config", f"{count} no configuration of {file.kind} and left "
-                      f"out: {file.faults[0]}", file=folder, count=len(file.faults))
+        yield Finding("config-entry", "config", f"{count} not a valid configuration of {file.kind} "
+                      f"and skipped: {file.faults[0]}", file=folder, count=len(file.faults))
 
 
 def _beside(store: Store, file: ConfigFile) -> Iterator[Finding]:
@@ -61,17 +62,18 @@ def _beside(store: Store, file: ConfigFile) -> Iterator[Finding]:
         return
     ours, theirs = (_counter(value) for value in (file.main.value, old.value))
     if theirs > ours:
-        yield Finding("config-import", "config", f"its data version has the counter {theirs}, that "
-                      f"of {file.main.path} {ours}: a broker of 5.3.1 or later takes its entries "
-                      "over when it starts", file=path)
+        yield Finding("config-import", "config", f"its data version has counter {theirs}, "
+                      f"{file.main.path} has {ours}: a broker of 5.3.1 or later imports its "
+                      "entries at startup", file=path)
     elif file.name == _OFFSETS:
         have, had = (_groups(value) for value in (file.main.value, old.value))
         lost = sorted(had - have)
         if lost:
             yield Finding(
-                "config-import", "config", f"has positions of {some_of(lost, _NAMED)}, which "
-                f"{file.main.path} has not, and its counter {theirs} is not above {ours}: they are "
-                "not taken over, and the groups begin anew", file=path, count=len(lost),
+                "config-import", "config", f"has offsets of {some_of(lost, _NAMED)} that "
+                f"{file.main.path} lacks, and its counter {theirs} is not above {ours}: a broker "
+                "does not import them, and the groups lose their offsets",
+                file=path, count=len(lost),
                 severity=INFO if have else WARNING)
 
 
@@ -95,8 +97,8 @@ def _without_topic(store: Store) -> Iterator[Finding]:
     if topics:
         yield Finding(
             "config-topic", "config", f"{plural(len(topics), 'topic has', 'topics have')} queues "
-            f"and no configuration ({some_of(topics, _NAMED)}): 10 minutes after its start a "
-            "broker deletes their queues from consumequeue/", file=store.path(file.main.path),
+            f"but no configuration ({some_of(topics, _NAMED)}): 10 minutes after its start a "
+            "broker deletes them", file=store.path(file.main.path),
             count=len(topics), severity="" if known or file.main.database else INFO)
 
 

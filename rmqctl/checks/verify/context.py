@@ -54,16 +54,15 @@ class PutRight(NamedTuple):
             return f"; {self.unflushed}" if self.unflushed else ""
         if not self.not_by:
             return f"; a broker's start {what} ({', '.join(self.by)})"
-        return (f"; a start of {' or '.join(self.by)} {what}, one of {' or '.join(self.not_by)} "
-                "does not")
+        return (f"; {' or '.join(self.by)} {what} at startup, {' or '.join(self.not_by)} does not")
 
     def index_words(self, what: str) -> str:
         """`words` about the index, with what the start costs of it."""
         words = self.words(what)
         if words and self.entries_lost:
             count = self.entries_lost
-            words += (f"; {plural(count, 'entry', 'entries')} of what it discards "
-                      f"{'does' if count == 1 else 'do'} not come back")
+            words += (f"; {plural(count, 'discarded entry is', 'discarded entries are')} not "
+                      "recreated")
         return words
 
 

@@ -47,15 +47,15 @@ def _epochs(store: Store, log_end: int | None, live: bool,
     main, good = file.main, bool(file.backup.epochs)
     path = store.path(EPOCHS)
     if main.fault is not None:
-        state = f"{BACKUP} " + ("is good" if good else "does not help: a broker starts without "
-                                "its epochs")
+        state = f"{BACKUP} " + ("is intact" if good else "is unusable: a broker starts without "
+                                "epochs")
         if isinstance(main.fault, StoreIOError):
             yield Finding("file-unreadable", "store", f"{main.said}; {state}", file=path)
         else:
             yield Finding("epoch-file", "store", f"{main.said}; {state}", file=path,
                           offset=main.fault.offset, severity=WARNING if good else "")
     elif not main.epochs and good:
-        yield Finding("epoch-file", "store", f"missing; {BACKUP} is good", file=path,
+        yield Finding("epoch-file", "store", f"missing; {BACKUP} is intact", file=path,
                       severity=WARNING)
     if file.used is not None:
         yield from _entries(store, store.path(file.used.name), file.epochs, log_end, live,
@@ -68,20 +68,20 @@ def _entries(store: Store, path: str, epochs: Sequence[Epoch], log_end: int | No
     number = disorder(epochs)
     if number is not None:
         before, one = epochs[number - 1], epochs[number]
-        yield Finding("epoch-file", "store", f"epoch {one.epoch} from {one.start_offset} on stands "
-                      f"behind epoch {before.epoch} from {before.start_offset} on: both numbers "
-                      "only grow", file=path)
+        yield Finding("epoch-file", "store", f"epoch {one.epoch} at {one.start_offset} follows "
+                      f"epoch {before.epoch} at {before.start_offset}: both numbers must increase",
+                      file=path)
     if log_end is None or not store.layout.reads("commitlog"):
         return
     for one in epochs[-_LOOKED_AT:]:
         start = one.start_offset
         if start > log_end:
             if not live:
-                yield Finding("epoch-start", "store", f"epoch {one.epoch} begins at {start}, the "
-                              f"log ends at {log_end}: no later epoch that begins before is "
-                              "noted", file=path)
+                yield Finding("epoch-start", "store", f"epoch {one.epoch} starts at {start}, but "
+                              f"the log ends at {log_end}: no epoch can be added before it",
+                              file=path)
         elif store.log.min_offset <= start < log_end and not in_damage(start):
             border = store.log.record_border(start)
             if border is not None and border != start:
-                yield Finding("epoch-start", "store", f"epoch {one.epoch} begins at {start}, "
-                              f"within a record: the next one begins at {border}", file=path)
+                yield Finding("epoch-start", "store", f"epoch {one.epoch} starts at {start}, "
+                              f"inside a record; the next record is at {border}", file=path)

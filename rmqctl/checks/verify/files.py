@@ -68,8 +68,8 @@ def _commitlog(store: Store) -> Iterator[Finding]:
     for folder in store.log_folders:
         if not vfs.lexists(folder):
             if any(queue.exists for queue in store.known_queues.values()):
-                yield place.finding("file-missing", "the folder of the log is missing: a broker "
-                                    "deletes all consumequeues when it starts like this", folder)
+                yield place.finding("file-missing", "the log folder is missing: a broker that "
+                                    "starts now deletes all consume queues", folder)
             continue
         log_listing = listing(folder)
         yield from strange(place, folder, log_listing, nested=_nested(store))
@@ -86,7 +86,8 @@ def _commitlog(store: Store) -> Iterator[Finding]:
     if len(files) == 1 and store.sizes.commitlog_file is None and files[0].base % size:
         # Its own name says that it never had this length.
         file = files[0]
-        yield place.finding("file-size", f"has {file.size} bytes, of which its name is no multiple",
+        yield place.finding("file-size", f"has {file.size} bytes, and its name is not a multiple "
+                            "of that",
                             file.path, base=file.base, position=file.size)
         return
     yield from check_sequence(place, files, size, taken=sorted(taken), aligned=votes.sure(size))
@@ -96,10 +97,10 @@ def _only_odd(place: Place, files: list[StoreFile]) -> Iterator[Finding]:
     """Files none of which has a possible length: nothing says how long they should be."""
     for file in files:
         if file.size:
-            yield place.finding("file-size", f"has {file.size} bytes, which no broker gives a file "
+            yield place.finding("file-size", f"has {file.size} bytes, a size that no broker uses "
                                 "here", file.path, base=file.base, position=file.size)
         else:
-            yield place.finding("file-empty", "length zero, as are all files here", file.path,
+            yield place.finding("file-empty", "empty file, like all files here", file.path,
                                 base=file.base, position=0)
 
 
@@ -162,10 +163,10 @@ def _queue_id(name: str) -> int | None:
 def _queue_name(place: Place, path: str, name: str, queue: int | None) -> Iterator[Finding]:
     """A folder that is no queue to a broker: it is skipped (consumequeue.md §1)."""
     if queue is None:
-        yield place.finding("file-name", "the name is no queue id: a broker skips the folder",
+        yield place.finding("file-name", "the name is not a queue id: a broker skips the folder",
                             path, severity=INFO)
     elif str(queue) != name or queue < 0:
-        yield place.finding("file-name", f"a broker reads the name as queue {queue} and looks for "
+        yield place.finding("file-name", f"a broker reads the name as queue {queue} and opens "
                             "another folder", path, severity=INFO)
 
 
@@ -176,11 +177,11 @@ def _not_a_folder(place: Place, folder: str, entries: Listing, meaning: str,
         if trouble.unreadable:
             yield place.finding("file-unreadable", trouble.reason, trouble.path)
         elif known is None or not known.fullmatch(name):
-            yield place.finding("file-name", f"not the folder of a {meaning}: a broker skips it",
+            yield place.finding("file-name", f"not a {meaning} folder: a broker skips it",
                                 trouble.path, severity=INFO)
     for file in entries.files:
-        yield place.finding("file-name", f"a file in {os.path.basename(folder)}, where folders of "
-                            f"a {meaning} belong: a broker skips it", file.path, severity=INFO)
+        yield place.finding("file-name", f"a file in {os.path.basename(folder)}, which contains "
+                            f"{meaning} folders: a broker skips it", file.path, severity=INFO)
 
 
 # -- timer log and index ---------------------------------------------------------------------
@@ -204,7 +205,7 @@ def _timerlog(store: Store) -> Iterator[Finding]:
     else:
         for file in timer_listing.files:
             # Other implementations make the first file when they start and fill it later.
-            yield place.finding("file-empty", "length zero: no timer message was ever written",
+            yield place.finding("file-empty", "empty file: no timer message was ever written",
                                 file.path, base=file.base, position=0, severity=INFO)
 
 
@@ -235,16 +236,16 @@ def _index(store: Store) -> Iterator[Finding]:
         alone = count > 1 and file.size < common in (later.size
                                                      for later in index_listing.files[number:])
         if file.size == 0:
-            yield place.finding("file-empty", "length zero: a broker makes an index without "
-                                "entries of it", file.path, position=0)
+            yield place.finding("file-empty", "empty file: a broker turns it into an index without "
+                                "entries", file.path, position=0)
         elif file.size != expected is not None or alone:
             wanted = expected or common
             yield place.finding(
-                "file-size", f"has {file.size} bytes, the index files of this store have {wanted}",
+                "file-size", f"has {file.size} bytes, expected {wanted}",
                 file.path, position=min(file.size, wanted), length=abs(file.size - wanted))
         elif not _can_be_index(file.size):
-            yield place.finding("file-size", f"has {file.size} bytes, which no number of slots and "
-                                "entries makes", file.path, position=file.size)
+            yield place.finding("file-size", f"has {file.size} bytes, which fits no number of "
+                                "slots and entries", file.path, position=file.size)
 
 
 def _index_size(store: Store) -> int | None:
@@ -333,8 +334,8 @@ def strange(place: Place, folder: str, entries: Listing, *, allowed: tuple[str, 
         if trouble.unreadable or _in_sequence(name):
             yield place.finding("file-unreadable", trouble.reason, trouble.path)
         elif not (name.endswith(".delete") and allowed):
-            yield place.finding("file-name", f"{trouble.reason}: a broker does not start with "
-                                "such a name in this folder", trouble.path)
+            yield place.finding("file-name", f"{trouble.reason}: a broker does not start with this "
+                                "name in the folder", trouble.path)
     for name in entries.folders:
         path = os.path.join(folder, name)
         if _in_sequence(name):
@@ -369,11 +370,11 @@ def check_sequence(place: Place, files: list[StoreFile], size: int, *, unit: int
         last = number == len(files) - 1
         yield from _length(place, file, size, unit, last)
         if aligned and file.base % size:
-            yield place.finding("file-name", f"{file.base} is no multiple of the file size {size}: "
-                                "a broker never gives this name", file.path, base=file.base,
+            yield place.finding("file-name", f"{file.base} is not a multiple of the file size "
+                                f"{size}: no broker uses this name", file.path, base=file.base,
                                 position=0)
         elif known and file.base == known[-1].base:
-            yield place.finding("file-name", f"the same name as {known[-1].path}", file.path,
+            yield place.finding("file-name", f"same name as {known[-1].path}", file.path,
                                 base=file.base, position=0, severity=ERROR)
         else:
             known.append(file)
@@ -384,17 +385,17 @@ def check_sequence(place: Place, files: list[StoreFile], size: int, *, unit: int
 
 def _length(place: Place, file: StoreFile, size: int, unit: int, last: bool) -> Iterator[Finding]:
     if file.size == 0 and last:
-        yield place.finding("file-empty", "length zero: brokers before 5.1.3 do not start with "
-                            "it, later ones delete it", file.path, base=file.base, position=0,
+        yield place.finding("file-empty", "empty file: brokers before 5.1.3 do not start with it, "
+                            "later ones delete it", file.path, base=file.base, position=0,
                             length=size)
     elif file.size != size:
         position = min(file.size, size)
         yield place.finding(
-            "file-size", f"has {file.size} bytes, the files of this store have {size}: a broker "
-            "does not start with it", file.path, base=file.base, position=position,
+            "file-size", f"has {file.size} bytes, expected {size}: a broker does not start with it",
+            file.path, base=file.base, position=position,
             length=abs(file.size - size))
     elif size % unit:
-        yield place.finding("file-size", f"{file.size} bytes are no whole number of {unit}-byte "
+        yield place.finding("file-size", f"{file.size} bytes are not a multiple of the {unit}-byte "
                             "units", file.path, base=file.base, position=size - size % unit,
                             length=size % unit)
 

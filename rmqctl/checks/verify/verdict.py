@@ -143,7 +143,7 @@ class Verdict(Generic[C]):
             parts.append(Phrase("{rows:,} entries of {of:,} messages are missing", rows=rowless,
                                 of=messages or 0))
         elif rowless:
-            parts.append(Phrase("{some:,} of {of:,} messages have no entry in their queue",
+            parts.append(Phrase("{some:,} of {of:,} messages have no consume queue entry",
                                 some=rowless, of=messages or 0))
         bodies = _count(troubles, _BODIES)
         if bodies:
@@ -202,7 +202,7 @@ class Verdict(Generic[C]):
         """UnsupportedError, in one sentence, where nothing was wrong but not all was judged."""
         if self.ok and self.not_judged:
             reason = next(iter(self.not_judged.values()))
-            raise UnsupportedError(f"{self.root}: not judged: {', '.join(self.not_judged)}; "
+            raise UnsupportedError(f"{self.root}: not checked: {', '.join(self.not_judged)}; "
                                    f"{reason}")
 
     def as_dict(self) -> dict[str, Any]:

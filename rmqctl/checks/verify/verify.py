@@ -191,7 +191,7 @@ class Verification:
             for first, count in going.values():
                 yield first if count == 1 else replace(
                     first, count=count,
-                    detail=f"the first of {count:,} like it in this file: {first.detail}")
+                    detail=f"the first of {count:,} similar findings in this file: {first.detail}")
 
     def _all(self) -> Iterator[Finding]:
         full_store, cut = self.store, ended_by_repair(self.store)
@@ -204,7 +204,7 @@ class Verification:
             for finding in self._structures():
                 yield finding if finding.category not in _BEYOND else replace(
                     finding, severity=INFO,
-                    detail=f"{finding.detail}; a repair has ended the log there")
+                    detail=f"{finding.detail}; a repair truncated the log there")
         self.store = full_store
         if self.options.wants("commitlog"):
             yield _left(full_store, cut)
@@ -233,7 +233,7 @@ class Verification:
                     self.seen = result
             except StoreIOError as error:
                 yield Finding("file-unreadable", "commitlog", str(error))
-            self._begin("comparing consumequeues and index")
+            self._begin("comparing consume queues and index")
             context = self._context(result, live)
             yield from self._log(context, ends)
         # The files that are small.
@@ -378,9 +378,9 @@ def _left(store: Store, cut: CutOff) -> Finding:
     file = store.log.file_of(cut.end)
     count = sum(int(batch.crc_ok().sum()) for batch in store.log.walk(cut.end, cut.used))
     return Finding(
-        "cut-off", "commitlog", f"a repair has ended the log at {cut.end}: "
-        f"{plural(count, 'intact message')} beyond it {'is' if count == 1 else 'are'} no part of "
-        "it any more", file=None if file is None else file.path, offset=cut.end,
+        "cut-off", "commitlog", f"a repair truncated the log at {cut.end}: "
+        f"{plural(count, 'intact message')} after that {'is' if count == 1 else 'are'} no longer "
+        "part of it", file=None if file is None else file.path, offset=cut.end,
         length=cut.used - cut.end, position=None if file is None else cut.end - file.base,
         count=max(count, 1))
 

@@ -47,9 +47,8 @@ def index_findings(context: Context) -> Iterator[Finding]:
     if not tally.files and context.result.keyed:
         right = context.keys_put_right(context.store.log.min_offset)
         yield Finding(
-            "index-missing", "index", f"{context.result.keyed} messages have keys, but there is "
-            f"no index (a broker with messageIndexEnable=false writes none)"
-            f"{right.index_words('makes them')}",
+            "index-missing", "index", f"{context.result.keyed} messages have keys, but the index "
+            f"is missing (or off: messageIndexEnable=false){right.index_words('recreates them')}",
             file=context.store.path("index"), offset=0, count=context.result.keyed,
             severity=right.severity)
         return
@@ -58,8 +57,8 @@ def index_findings(context: Context) -> Iterator[Finding]:
     yield from _missing(context)
     for physical, when, place in tally.late[:SINGLE]:
         yield _entry(tally.files, place, "index-time", "time_diff",
-                     f"says {time_text(when)} (in whole seconds), the message at {physical} was "
-                     "stored at another time")
+                     f"time {time_text(when)} (in whole seconds) differs from the store time of "
+                     f"the message at {physical}")
 
 
 def _extra(context: Context) -> Iterator[Finding]:
@@ -75,20 +74,20 @@ def _extra(context: Context) -> Iterator[Finding]:
             broken_entries += 1
             if broken_entries <= SINGLE:
                 yield _entry(tally.files, place, "index-entry", "physical_offset",
-                             f"leads to {physical} with hash {key_hash}, which is no key of a "
-                             "message there")
+                             f"points to {physical} with hash {key_hash}; no message there has "
+                             "such a key")
     # What was only counted lies behind the log too, if the first of it does.
     unlisted_ahead = tally.unlisted_extra if tally.unlisted_from >= context.log_end else 0
     more = max(broken_entries - SINGLE, 0) + tally.unlisted_extra - unlisted_ahead
     if more:
-        yield Finding("index-entry", "index", f"{more} more entries belong to no key (only "
-                      "counted)", count=more)
+        yield Finding("index-entry", "index", f"{more} more entries match no key (only counted)",
+                      count=more)
     if ahead:
         physical, place = min(ahead)
         count = len(ahead) + unlisted_ahead
         yield _entry(tally.files, place, "index-ahead", "physical_offset",
-                     f"{plural(count, 'entry leads', 'entries lead')} to {physical} and beyond, "
-                     f"where the log has ended ({context.log_end})", count)
+                     f"{plural(count, 'entry points', 'entries point')} to {physical} and beyond; "
+                     f"the log ends at {context.log_end}", count)
 
 
 def _belongs(context: Context, physical: int, key_hash: int) -> bool:
@@ -130,17 +129,18 @@ def _missing(context: Context) -> Iterator[Finding]:
     between = [pair for pair in missing if oldest <= pair[0] < newest]
     if before:
         yield _keys(tally, "index-key-missing", before,
-                    f"older than the oldest index file ({oldest}), so they cannot be queried "
-                    "any more", INFO)
+                    f"are older than the oldest index file ({oldest}) and can no longer be queried",
+                    INFO)
     if between or tally.unlisted_missing:
         right = context.keys_put_right(min((physical for physical, _ in between), default=None))
-        yield _keys(tally, "index-key-missing", between, "have no entry, though later ones have"
-                    f"{right.index_words('makes them')}", right.severity, tally.unlisted_missing)
+        yield _keys(tally, "index-key-missing", between,
+                    f"have no entry, but later keys do{right.index_words('recreates them')}",
+                    right.severity, tally.unlisted_missing)
     if behind:
         right = context.keys_put_right(min(physical for physical, _ in behind))
         yield _keys(tally, "index-behind", behind,
-                    f"newer than the newest index entry ({newest})"
-                    f"{right.index_words('makes them')}",
+                    "are newer than the newest index entry "
+                    f"({newest}){right.index_words('recreates them')}",
                     INFO if context.live else right.severity)
 
 
@@ -153,7 +153,7 @@ def _keys(tally: KeyTally, category: str, pairs: list[tuple[int, int]], words: s
     older = [file for file in tally.files if file.header.begin_phy_offset <= first]
     file = (older or tally.files)[-1 if older else 0]
     behind = category == "index-behind"
-    return Finding(category, "index", f"{plural(count, 'key')} of messages at {first} to {last}: "
+    return Finding(category, "index", f"{plural(count, 'key')} of messages at {first} to {last} "
                    f"{words}", file=file.path,
                    offset=file.shape.entry_position(file.header.entries + 1) if behind else None,
                    count=count, severity=severity)
@@ -186,14 +186,15 @@ def _file(store: Store, index: IndexFile, counting: _Counting) -> Iterator[Findi
     shape, header, file = index.shape, index.header, index.file
     if header.index_count < 0 or header.index_count > shape.max_entries:
         yield _finding("index-header", file, "index_count",
-                       f"says {header.index_count} entries, there is room for "
-                       f"{shape.max_entries}")
+                       f"is {header.index_count}, but there is space for {shape.max_entries} "
+                       "entries")
     entries = max(0, min(header.entries, (index.source.size - shape.entry_position(1))
                          // ENTRY.size))
     if entries and (header.begin_phy_offset > header.end_phy_offset
                     or header.begin_phy_offset < 0):
         yield _finding("index-header", file, "begin_phy_offset",
-                       f"begins at {header.begin_phy_offset}, ends at {header.end_phy_offset}")
+                       f"{header.begin_phy_offset} is invalid (end_phy_offset "
+                       f"{header.end_phy_offset})")
     yield from _ends(store, index, entries)
     yield from _chains(index, entries, counting)
     yield from _behind(index, entries)
@@ -214,18 +215,18 @@ def _ends(store: Store, index: IndexFile, entries: int) -> Iterator[Finding]:
             continue
         if entry.physical_offset != phy:
             yield _finding("index-header", index.file, place,
-                           f"says {phy}, entry {number} leads to {entry.physical_offset}")
+                           f"is {phy}, but entry {number} points to {entry.physical_offset}")
             continue
         record = store.log.record_at(phy)
         if record is not None and record.store_timestamp != when:
             yield _finding("index-header", index.file, time,
-                           f"says {time_text(when)}, the message at {phy} was stored at "
+                           f"is {time_text(when)}, but the message at {phy} was stored at "
                            f"{time_text(record.store_timestamp)}")
 
 
 def _finding(category: str, file: StoreFile, field: str, detail: str) -> Finding:
     place = HEADER.field(field)
-    return Finding(category, "index", f"{field}: {detail}", file=file.path, offset=place.offset,
+    return Finding(category, "index", f"{field} {detail}", file=file.path, offset=place.offset,
                    length=place.size)
 
 
@@ -297,7 +298,7 @@ def _chains(index: IndexFile, entries: int, counting: _Counting) -> Iterator[Fin
         slot_of[start:start + len(page)] = page["key_hash"] % shape.slots
         first_hash_bad += (np.flatnonzero(page["key_hash"] < 0) + start).tolist()[:SINGLE_IN_FILE]
     for negative in first_hash_bad[:SINGLE_IN_FILE]:
-        yield _entry_finding(index, "index-entry", negative, "key_hash", "the key hash is negative")
+        yield _entry_finding(index, "index-entry", negative, "key_hash", "negative key hash")
     broken_entries = 0
     for start in range(1, entries + 1, _PAGE):
         page = _page(source, shape, start, min(_PAGE, entries + 1 - start))
@@ -330,9 +331,10 @@ def _chains(index: IndexFile, entries: int, counting: _Counting) -> Iterator[Fin
                                   strict=True):
                 broken_slots += 1
                 if broken_slots <= SINGLE_IN_FILE:
-                    yield _slot(index, slot, f"leads to entry {head}, which is not of this slot")
+                    yield _slot(index, slot, f"points to entry {head}, which belongs to another "
+                                "slot")
     if broken_slots > SINGLE_IN_FILE:
-        yield Finding("index-slot", "index", f"{broken_slots - SINGLE_IN_FILE} more slots lead to "
+        yield Finding("index-slot", "index", f"{broken_slots - SINGLE_IN_FILE} more slots point to "
                       "entries of other slots", file=index.file.path,
                       count=broken_slots - SINGLE_IN_FILE)
     yield from counting.judged(index, used, entries)
@@ -351,13 +353,13 @@ class _Counting:
     def judged(self, index: IndexFile, used: int, entries: int) -> Iterator[Finding]:
         counted = index.header.hash_slot_count
         finding = _finding("index-header", index.file, "hash_slot_count",
-                           f"says {counted}; {used} slots are used by {entries} entries")
+                           f"is {counted}, but {used} slots are used by {entries} entries")
         if not used <= counted <= max(entries, used):
             yield finding
         elif used < counted < entries:
             yield finding if self._since or self._is_newer(index) else replace(
-                finding, severity=INFO, detail=f"{finding.detail}: right only where a broker of up "
-                "to 4.7.0 began the file")
+                finding, severity=INFO, detail=f"{finding.detail}; correct only if a broker up to "
+                "4.7.0 created the file")
         self._since |= counted == used < entries
 
     def _is_newer(self, index: IndexFile) -> bool:
@@ -370,10 +372,10 @@ class _Counting:
 
 def _link_words(previous: int, number: int) -> str:
     if previous < 0:
-        return f"the link leads to entry {previous}"
+        return f"links to entry {previous}"
     if previous >= number:
-        return f"the link leads to entry {previous}, which is not older: a cycle"
-    return f"the link leads to entry {previous} of another slot"
+        return f"links to entry {previous}, which is not older: a cycle"
+    return f"links to entry {previous}, which belongs to another slot"
 
 
 def _slot(index: IndexFile, slot: int, detail: str) -> Finding:
@@ -388,14 +390,14 @@ def _reached(index: IndexFile, reached: _Reached, slots: Array, slot_of: Array,
                          return_counts=True)
     for number in twice[:SINGLE_IN_FILE].tolist():
         yield _entry_finding(index, "index-chain", number, "previous",
-                     "the entry is reached from more than one place")
+                             "several links or slots point to this entry")
     never = np.flatnonzero(reached.seen[1:] == 0) + 1
     if not len(never) or (broken and len(twice) == 0 and len(never) <= SINGLE_IN_FILE):
         return  # the broken links already named are why these are out of reach
     for number in never[:SINGLE_IN_FILE].tolist():
         slot = int(slot_of[number])
         head = int(slots[slot])
-        yield _slot(index, slot, f"leads to entry {head} and does not reach entry {number}")
+        yield _slot(index, slot, f"points to entry {head} and does not reach entry {number}")
 
 
 def _entry_finding(index: IndexFile, category: str, number: int, field: str,
@@ -417,6 +419,6 @@ def _behind(index: IndexFile, entries: int) -> Iterator[Finding]:
         return
     data = index.source.read(position, ENTRY.size)
     if len(data) == ENTRY.size and any(data):
-        yield Finding("index-header", "index", f"index_count: says {entries} entries, but entry "
+        yield Finding("index-header", "index", f"index_count is {entries}, but entry "
                       f"{entries + 1} is in use", file=index.file.path, offset=position,
                       length=ENTRY.size)

@@ -107,7 +107,7 @@ class EntryTally:
             self._break(last, link.number, link.term, link.pos, link.end - link.pos)
 
     def _break(self, before: Link, index: int, term: int, pos: int, size: int) -> None:
-        self._note("dledger-chain", pos, size, f"index {index} in term {term} behind index "
+        self._note("dledger-chain", pos, size, f"index {index} in term {term} follows index "
                    f"{before.number} in term {before.term}")
 
     def _units(self, units: UnitReader, index: Array, term: Array, pos: Array,
@@ -118,8 +118,8 @@ class EntryTally:
             rows["entry_index"] == index) & (rows["term"] == term)
         for row in np.flatnonzero(~agree).tolist():
             unit = rows[row]
-            why = "there is no unit" if not there[row] else (
-                f"its unit says index {int(unit['entry_index'])}, term {int(unit['term'])}, "
+            why = "its unit is missing" if not there[row] else (
+                f"its unit has index {int(unit['entry_index'])}, term {int(unit['term'])}, "
                 f"{int(unit['size'])} bytes at {int(unit['pos'])}")
             self._note("dledger-index", int(pos[row]), int(size[row]),
                        f"entry {int(index[row])}: {why}")
@@ -157,11 +157,12 @@ def entry_findings(store: Store, tally: EntryTally, log_end: int, *, live: bool,
     if named:
         detail, pos = min(named.items(), key=lambda item: item[1])
         yield _finding(store, "dledger-index", detail if len(named) == 1 else
-                       f"{plural(len(named), 'unit')} do not fit, the first: {detail}", pos, None,
+                       f"{plural(len(named), 'unit')} not matching their entries, the first: "
+                       f"{detail}", pos, None,
                        len(named))
     if tally.unlisted:
-        yield Finding("dledger-entry", "commitlog", f"{tally.unlisted} more entries that do not "
-                      "fit (only counted)", count=tally.unlisted)
+        yield Finding("dledger-entry", "commitlog", f"{tally.unlisted} more damaged entries (only "
+                      "counted)", count=tally.unlisted)
     left = store.left_over
     # The end of the log, its index, and the checkpoint.
     if left is not None:
@@ -170,8 +171,9 @@ def entry_findings(store: Store, tally: EntryTally, log_end: int, *, live: bool,
     for node in store.nodes:
         yield from _index_files(node)
         if not node.index_listing.files and tally.last is not None:
-            yield Finding("dledger-index-missing", "commitlog", "there is no index of the "
-                          f"{plural(tally.last.number + 1, 'entry', 'entries')}",
+            yield Finding("dledger-index-missing", "commitlog",
+                          f"the index of the {plural(tally.last.number + 1, 'entry', 'entries')} "
+                          "is missing",
                           file=os.path.join(node.folder, "index"))
         if whole and not live:
             yield from _against_checkpoint(store, node, tally, log_end)
@@ -180,8 +182,8 @@ def entry_findings(store: Store, tally: EntryTally, log_end: int, *, live: bool,
 def _index_files(node: Node) -> Iterator[Finding]:
     for file in node.index_listing.files:
         if file.size != dledger.INDEX_FILE_SIZE:
-            yield Finding("file-size", "commitlog", f"a file of DLedger's index has {file.size} "
-                          f"bytes, not {dledger.INDEX_FILE_SIZE}: a broker does not start on it",
+            yield Finding("file-size", "commitlog", f"a DLedger index file has {file.size} bytes, "
+                          f"expected {dledger.INDEX_FILE_SIZE}: a broker does not start with it",
                           file=file.path, position=file.size)
 
 
@@ -196,13 +198,15 @@ def _against_checkpoint(store: Store, node: Node, tally: EntryTally, log_end: in
         yield Finding("dledger-checkpoint", "commitlog", f"{error.path}: {error.reason}", file=path)
         return
     if isinstance(node.own_checkpoint, FormatError):
-        yield Finding("dledger-checkpoint", "commitlog", f"{node.own_checkpoint.path}: "
-                      f"{node.own_checkpoint.reason}; its copy is good, but DLedger does not read "
-                      "it: what is committed is known again once there is a leader", file=path)
+        yield Finding("dledger-checkpoint", "commitlog",
+                      f"{node.own_checkpoint.path}: {node.own_checkpoint.reason}; DLedger does not "
+                      "read the intact backup and learns what is committed from the next leader",
+                      file=path)
     if saved is None:
         if tally.last is not None:
-            yield Finding("dledger-checkpoint", "commitlog", "there is no checkpoint of DLedger's: "
-                          "what is committed is known again once there is a leader", file=path,
+            yield Finding("dledger-checkpoint", "commitlog",
+                          "missing: DLedger learns what is committed from the next leader",
+                          file=path,
                           severity=INFO)
         return
     # What was written and is gone; what nobody may have committed.
@@ -211,16 +215,16 @@ def _against_checkpoint(store: Store, node: Node, tally: EntryTally, log_end: in
         lost = end - last
         some = max(0, min(committed, end) - last)
         yield Finding(
-            "dledger-cut", "commitlog", f"the log ends with entry {last}, and DLedger had written "
-            f"up to {end} and committed up to {committed}: {plural(lost, 'entry', 'entries')} "
-            f"{'is' if lost == 1 else 'are'} gone, {some} of them committed", count=lost,
+            "dledger-cut", "commitlog", f"the log ends with entry {last}, but DLedger had written "
+            f"{end} and committed {committed}: {plural(lost, 'entry', 'entries')} "
+            f"{'is' if lost == 1 else 'are'} lost, {some} of them committed", count=lost,
             **_place(store, log_end))
     elif tally.last is not None and committed < last and tally.last.term > 0:
         count = last - committed
         yield Finding(
-            "dledger-uncommitted", "commitlog", f"{plural(count, 'entry', 'entries')} behind index "
-            f"{committed}, which the checkpoint names as the last one committed (it is up to 3 "
-            "seconds old): another leader may write over them", file=path, count=count)
+            "dledger-uncommitted", "commitlog", f"{plural(count, 'entry', 'entries')} after index "
+            f"{committed}, the last one marked as committed (up to 3 s ago): another leader may "
+            "overwrite them", file=path, count=count)
 
 
 def _finding(store: Store, category: str, detail: str, pos: int, size: int | None,

@@ -26,10 +26,10 @@ from rmqctl.store.problems import ambiguity, earlier_life
 from rmqctl.store.problems import contradicted as words_of
 
 _NAMED = 3
-_EARLIER = ("; a broker's last start has ended the log here (checkpoint), so what follows was cut "
-            "off then, unless this is newer than that start")
+_EARLIER = ("; by the checkpoint, the last start truncated the log here, unless this damage is "
+            "newer")
 _OF_THE_END = frozenset({"log-cut", "cq-ahead"})
-_GAP = "zeros to the end of the file, though the log goes on in a later one"
+_GAP = "zeros to the end of the file, but the log continues in a later file"
 
 
 def log_findings(context: Context, log_end: int, queue_findings: list[Finding]) -> Iterator[
@@ -43,21 +43,21 @@ def log_findings(context: Context, log_end: int, queue_findings: list[Finding]) 
     for finding in sorted(findings, key=lambda finding: finding.offset or 0):
         if ahead and finding.offset == log_end:  # the damage that ended the log says what it cost
             ahead = []
-            yield replace(finding, detail=f"{finding.detail}; {gone} consume queue entries "
-                          "lead beyond it: their messages are gone")
+            yield replace(finding, detail=f"{finding.detail}; {gone} consume queue entries point "
+                          "beyond it: messages lost")
         else:
             yield finding
     for name in context.result.shrunk:
-        yield Finding("file-changed", "commitlog", "the file shrank while it was read: run this "
-                      "again when nobody writes to the store", file=name)
+        yield Finding("file-changed", "commitlog", "the file shrank while it was being read: run "
+                      "this again when nothing writes to the store", file=name)
     if context.result.unlisted:
         yield Finding("record-damaged", "commitlog", f"{context.result.unlisted} more damaged "
                       "places (only counted)", count=context.result.unlisted)
     if ahead and (gone > 1 or _index_agrees(context)):
         queues = len({(finding.topic, finding.queue_id) for finding in ahead})
         yield Finding(
-            "log-cut", "commitlog", f"the log ends at {log_end}, but {gone} entries of "
-            f"{queues} consumequeues lead beyond it: their messages are gone",
+            "log-cut", "commitlog", f"the log ends at {log_end}; {gone} entries of {queues} "
+            "consume queues point beyond it: messages lost",
             **_place(context, log_end), count=gone)
 
 
@@ -126,7 +126,7 @@ def _spans(context: Context, log_end: int, gone: int) -> Iterator[Finding]:
         if rows:
             topic, queue_id, queue_offset = rows[0]
             where = {"topic": topic, "queue_id": queue_id, "queue_offset": queue_offset}
-            detail += f"; the consumequeues know of {len(rows)} message" + (
+            detail += f"; consume queues point to {len(rows)} message" + (
                 "s" if len(rows) > 1 else "") + " there"
         category = _category(context, span, behind, log_end)
         # A write that a crash cut off, of which nothing was dispatched: a broker drops it.
@@ -203,9 +203,9 @@ def _bad_records(context: Context) -> Iterator[Finding]:
         body = bad.field == "body"
         yield Finding(
             "body-crc" if body else "property-damaged" if bad.why else "property-crc", "commitlog",
-            "the body does not match its CRC" if body else
+            "body CRC mismatch" if body else
             f"the properties contain {bad.why}" if bad.why else
-            "the record does not match its appended property CRC",
+            "appended property CRC mismatch",
             length=bad.size, topic=bad.topic.decode("utf-8", "surrogateescape"),
             queue_id=bad.queue_id, queue_offset=bad.queue_offset,
             **_place(context, bad.offset))
@@ -217,7 +217,7 @@ def _without_crc(context: Context) -> Iterator[Finding]:
         yield Finding(
             "property-crc-missing", "commitlog",
             f"{plural(run.messages, 'message has', 'messages have')} no appended property CRC; the "
-            "messages before do", length=run.end - run.start, count=run.messages,
+            "messages before it do", length=run.end - run.start, count=run.messages,
             **_place(context, run.start))
 
 
@@ -228,25 +228,25 @@ def _bad_number(record: Record) -> str:
 
 
 _NEWEST = 5
-_DROPPED = "clients cannot decode it, and drop what follows in the same pull"
+_DROPPED = "clients discard this message and the rest of the pull"
 _HEADERS: dict[str, tuple[str, Callable[[Record], object]]] = {
     rules.BORN_PORT: ("born port {}: " + _DROPPED, lambda record: record.born_host[1]),
     rules.STORE_PORT: ("store port {}: " + _DROPPED, lambda record: record.store_host[1]),
-    rules.SYS_FLAG: ("system flags {}, a compression that no version knows: " + _DROPPED,
+    rules.SYS_FLAG: ("system flags {} with an unknown compression: " + _DROPPED,
                      lambda record: record.sys_flag),
-    rules.FLAG_BITS: ("system flags {}: bits that no release uses are set",
+    rules.FLAG_BITS: ("system flags {} have bits that no release uses",
                       lambda record: f"{record.sys_flag & 0xFFFFFFFF:#x}"),
-    rules.RECONSUME: ("it was consumed {} times", lambda record: record.reconsume_times),
-    rules.PREPARED: ("the half message that it ends would lie at {}, after itself",
+    rules.RECONSUME: ("delivered {} times", lambda record: record.reconsume_times),
+    rules.PREPARED: ("preparedTransactionOffset {} is after the message itself",
                      lambda record: record.prepared_transaction_offset),
-    rules.QUEUE_OFFSET: ("queue offset {} of a prepared or rolled back message, which has none",
+    rules.QUEUE_OFFSET: ("a prepared or rolled back message has queue offset {}",
                          lambda record: record.queue_offset),
-    rules.QUEUE_ID: ("its queue is number {}", lambda record: record.queue_id),
-    rules.STORE_TIME: ("stored at {}, which its neighbours contradict by years",
+    rules.QUEUE_ID: ("queue id {}", lambda record: record.queue_id),
+    rules.STORE_TIME: ("stored at {}, years from its neighbors",
                        lambda record: time_text(record.store_timestamp)),
-    rules.STORE_HOST: ("stored by {}, and the messages before and after it by another host",
+    rules.STORE_HOST: ("stored by {}; the messages before and after it by another host",
                        lambda record: host_text(*record.store_host)),
-    rules.NUMBER: ("its property {} is no number: a broker refuses it, and cuts the log off there",
+    rules.NUMBER: ("property {} is not a number: a broker truncates the log here",
                    _bad_number),
 }
 
@@ -277,21 +277,21 @@ def _headers(context: Context) -> Iterator[Finding]:
             "negative or years after the store time", count=headers.odd_born,
             **_place(context, headers.first_odd_born or 0))
     if headers.unlisted:
-        yield Finding(rules.BORN_PORT, "commitlog", f"{headers.unlisted} more records with a head "
-                      "that no broker can have written (only counted)", count=headers.unlisted)
+        yield Finding(rules.BORN_PORT, "commitlog", f"{headers.unlisted} more records with an "
+                      "impossible header (only counted)", count=headers.unlisted)
     elif headers.early > single:
         yield Finding(
-            rules.EARLY, "commitlog", f"{plural(headers.early, 'message says', 'messages say')} to "
-            "have been stored before 2012, when there was no broker yet: the clock was wrong, and "
-            "queries by time and the expiry of files go by it", count=headers.early,
+            rules.EARLY, "commitlog", f"{plural(headers.early, 'message has', 'messages have')} a "
+            "store time before 2012: the clock was wrong; expiry and queries by time use it",
+            count=headers.early,
             **_place(context, headers.first_early or 0))
 
 
     if headers.back:
         yield Finding(
-            rules.BACK, "commitlog", f"store times go back by half a year or more in "
-            f"{plural(headers.back, 'place')}: the clock was wrong, and queries by time miss "
-            "messages around it", count=headers.back, **_place(context, headers.first_back or 0))
+            rules.BACK, "commitlog", "store times go back by half a year or more in "
+            f"{plural(headers.back, 'place')}: queries by time miss messages there",
+            count=headers.back, **_place(context, headers.first_back or 0))
 
 
 def _fillers(context: Context) -> Iterator[Finding]:
@@ -300,7 +300,7 @@ def _fillers(context: Context) -> Iterator[Finding]:
     kept = context.result.kept_damaged
     if kept and context.result.first_kept is not None:
         yield Finding("kept-damaged", "commitlog",
-                      f"{plural(kept, 'damaged message was', 'damaged messages were')} kept "
+                      f"{plural(kept, 'damaged message', 'damaged messages')} kept "
                       "(RMQCTL=damaged), the first at "
                       f"{context.result.first_kept}", count=kept,
                       **_place(context, context.result.first_kept))
@@ -310,6 +310,6 @@ def _fillers(context: Context) -> Iterator[Finding]:
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     topics = ", ".join(f"{topic or '(no topic)'} {many}" for topic, many in ordered[:_NAMED])
     more = f" and {len(ordered) - _NAMED} more topics" if len(ordered) > _NAMED else ""
-    yield Finding("fillers", "commitlog", f"{plural(count, 'filler stands', 'fillers stand')} for "
-                  f"lost bytes ({topics}{more}), the first at {first}", count=count,
+    yield Finding("fillers", "commitlog", f"{plural(count, 'filler', 'fillers')} for "
+                  f"lost messages ({topics}{more}), the first at {first}", count=count,
                   **_place(context, first))

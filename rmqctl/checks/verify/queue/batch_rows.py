@@ -93,7 +93,9 @@ class _Rows:
                             yield self._gap(*unfinished)
                             unfinished = None
                         for first, count in gaps.add(first_row + filled, real):
-                            words = f"{plural(count, 'entry', 'entries')} of zeros, entries follow"
+                            words = (
+                                f"{plural(count, 'entry', 'entries')} zeroed, followed by more "
+                                "entries")
                             yield self._tell(file, first, (
                                 "cq-missing-entry", "physical_offset", words), count=count)
                         yield from self._page(file, rows, first_row + filled)
@@ -103,7 +105,7 @@ class _Rows:
                 yield unreadable(STRUCTURE, file.path, error)
 
     def _gap(self, file: StoreFile, row: int) -> Finding:
-        words = "zeros up to the end of the file, though entries follow in a later one"
+        words = "zeros to the end of the file, followed by entries in a later file"
         return self._tell(file, row, ("cq-missing-entry", "physical_offset", words),
                           count=(file.size - row * UNIT_SIZE) // UNIT_SIZE)
 
@@ -129,13 +131,13 @@ class _Rows:
 
     def _alone(self, rows: Array) -> list[tuple[Wrong, Array]]:
         return [
-            (("cq-wrong-offset", "physical_offset", "is negative"), rows["physical_offset"] < 0),
-            (("cq-wrong-size", "size", "is no size of a message"), rows["size"] <= 0),
-            (("cq-out-of-order", "msg_base_offset", "is negative"), rows["msg_base_offset"] < 0),
-            (("cq-batch", "batch_size", "is no number of messages"), rows["batch_size"] <= 0),
-            (("cq-batch", "compacted_offset", f"is not {NOT_COMPACTED}"),
+            (("cq-wrong-offset", "physical_offset", "negative"), rows["physical_offset"] < 0),
+            (("cq-wrong-size", "size", "not a valid message size"), rows["size"] <= 0),
+            (("cq-out-of-order", "msg_base_offset", "negative"), rows["msg_base_offset"] < 0),
+            (("cq-batch", "batch_size", "not a valid number of messages"), rows["batch_size"] <= 0),
+            (("cq-batch", "compacted_offset", f"not {NOT_COMPACTED}"),
              rows["compacted_offset"] != NOT_COMPACTED),
-            (("cq-batch", "reserved", "is not 0"), rows["reserved"] != 0),
+            (("cq-batch", "reserved", "not 0"), rows["reserved"] != 0),
         ]
 
     def _ahead(self, file: StoreFile, rows: Array, index: Array, good: Array) -> Iterator[Finding]:
@@ -170,11 +172,11 @@ class _Rows:
         self._last_physical, self._next = int(physical[-1]), int(ends[-1])
         for row in np.flatnonzero((physical <= before) | (base < behind)).tolist():
             if physical[row] == before[row]:
-                words = "repeats the message of the entry before"
+                words = "points to the same message as the previous entry"
                 yield row, ("cq-duplicate", "physical_offset", words)
             else:
-                words = (f"{int(base[row])} at {int(physical[row])}, the entry before goes up to "
-                         f"{int(behind[row])} at {int(before[row])}")
+                words = (f"{int(base[row])} (message at {int(physical[row])}), the previous entry "
+                         f"ends at {int(behind[row])} (message at {int(before[row])})")
                 yield row, ("cq-out-of-order", "msg_base_offset", words)
 
     def _messages(self, rows: Array, number: Array) -> Iterator[tuple[int, Wrong]]:
@@ -199,8 +201,8 @@ class _Rows:
                                                   "missing file")
         record = (self._store.log.record_at(physical) if self._asked <= _SINGLE else None)
         if record is None:
-            return "cq-wrong-offset", "physical_offset", f"no message is at {physical}"
-        return "cq-wrong-size", "size", (f"{int(row['size'])}, the message at {physical} has "
+            return "cq-wrong-offset", "physical_offset", f"no message at {physical}"
+        return "cq-wrong-size", "size", (f"{int(row['size'])}, but the message at {physical} has "
                                          f"{record.total_size}")
 
     def _compare(self, rows: Array, number: Array, batch: Batch) -> Iterator[tuple[int, Wrong]]:
@@ -225,9 +227,9 @@ class _Rows:
             good &= ~bad
             for row in np.flatnonzero(bad).tolist():
                 value = int(rows_of_batch[row][name])
-                words = (f"leads to a message of another queue ({value})"
+                words = (f"points to a message of another queue ({value})"
                          if name == "physical_offset"
-                         else f"{value}, the message says {int(column[row])}")
+                         else f"{value}, but the message has {int(column[row])}")
                 yield int(number[row]), (category, name, words)
 
 
@@ -242,8 +244,8 @@ def batch_forward(context: Context) -> Iterator[Finding]:
         if queue is None or not queue.exists:
             right = context.rows_put_right(key, expected[0][0], _end(expected))
             yield _finding(context, key, "cq-missing", expected, None,
-                           f"{plural(len(expected), 'record')} in the log, no batch consumequeue"
-                           f"{right.words('makes it')}", right.severity)
+                           f"{plural(len(expected), 'record')} in the log, but no batch consume "
+                           f"queue{right.words('recreates it')}", right.severity)
             continue
         try:
             yield from _queue(context, key, queue, expected)
@@ -262,13 +264,13 @@ def _queue(context: Context, key: QueueKey, queue: BatchQueue, expected: Expecte
     behind = [message for message in missing if message[0] > newest]
     if between:
         yield _finding(context, key, "cq-missing-entry", between, queue,
-                       f"{plural(len(between), 'record has', 'records have')} no entry, though "
-                       f"later ones have; the first is at {between[0][0]}")
+                       f"{plural(len(between), 'record has', 'records have')} no entry, but later "
+                       f"records do; the first is at {between[0][0]}")
     if behind:
         right = context.rows_put_right(key, behind[0][0], _end(expected))
         yield _finding(context, key, "cq-behind", behind, queue,
-                       f"the entries end, the log goes on: {plural(len(behind), 'record')} from "
-                       f"{behind[0][0]} on without an entry{right.words('makes the entries')}",
+                       f"the entries end before the log: {plural(len(behind), 'record')} from "
+                       f"{behind[0][0]} on without an entry{right.words('recreates the entries')}",
                        INFO if context.live else right.severity)
 
 

@@ -139,7 +139,7 @@ def _file(file: StoreFile, topic: str, queue: int, end: int | None) -> Iterator[
                 continue
             # A broker steps on by the size, whatever the bit map says; one of the two is right.
             way = window.way_on(position, size, HEAD_SIZE + bits)
-            yield tell(f"a unit of {size} bytes with a bit map of {bits}", position,
+            yield tell(f"unit size {size} does not fit its bit map size {bits}", position,
                        source.size - position if way is None else way)
             if way is None:
                 return  # nothing says where the next unit starts
@@ -150,12 +150,13 @@ def _file(file: StoreFile, topic: str, queue: int, end: int | None) -> Iterator[
             return  # an end mark may stand where no head has room any more
         follows = _next_used(source, position)
         if follows is not None:
-            yield tell("zeros where a unit should be; others follow", position, follows - position)
+            yield tell("zeros instead of a unit, followed by more units",
+                       position, follows - position)
         elif end is None:
-            yield tell("the units end without an end mark, though another file follows", position,
+            yield tell("no end mark after the last unit, although another file follows", position,
                        source.size - position)
         else:
-            yield tell("zeros where a unit should be: consume queue entries point there",
+            yield tell("zeros instead of a unit that consume queue entries point to",
                        position,
                        end - position)
 

@@ -27,8 +27,8 @@ from rmqctl.store.queue.consume_queue import ConsumeQueue
 SINGLE = 20_000
 """Left-over rows of one queue that are looked at one by one; the rest is counted."""
 _OFF = "stored while enableMultiDispatch was off and enableLmq on"
-_OR_LOST = ("or the entries are lost: unknown which. --broker-conf FILE with "
-            "enableMultiDispatch=false says the former, and recover --multi-dispatch makes entries")
+_OR_LOST = ("or the entries are lost; unknown which. In the first case pass --broker-conf FILE "
+            "with enableMultiDispatch=false; recover --multi-dispatch creates the entries")
 _GAP = 1 << 20
 """So many queue offsets are not missing before a queue's last message: its field is damaged."""
 _MOST = (1 << 63) // UNIT_SIZE
@@ -225,22 +225,22 @@ class QueueReconciler(LeftOver):
             count = self.tally.wrong_times
             yield self.finding(
                 "cq-wrong-time", f"{plural(count, 'entry', 'entries')} "
-                f"{'has' if count == 1 else 'have'} another store time than the message, the first "
-                f"{noted}, not {real}", row, count=count)
+                f"{'has' if count == 1 else 'have'} a wrong store time, the first {noted} instead "
+                f"of {real}", row, count=count)
         # Entries that lead beyond the log, or nowhere.
         for first, end in self._beyond():
             unit = self.queue.unit(first)
             where = unit.physical_offset if unit else self.context.log_end
             yield self.finding(
-                "cq-ahead", f"{plural(end - first, 'entry', 'entries')} from queue "
-                f"offset {first} on point to {where} and beyond, where the log has ended "
-                f"({self.context.log_end})", first, count=end - first)
+                "cq-ahead", f"{plural(end - first, 'entry', 'entries')} from queue offset {first} "
+                f"on point to {where} and beyond; the log ends at {self.context.log_end}",
+                first, count=end - first)
         for first, count in self._impossible:
             unit = self.queue.unit(first)
             where = unit.physical_offset if unit else self.context.log_end
             yield self.finding(
-                "cq-wrong-offset", f"{plural(count, 'entry', 'entries')}, the first points to "
-                f"{where}: no message is there, other entries contradict it", first, count=count)
+                "cq-wrong-offset", f"{plural(count, 'entry', 'entries')}, the first to {where}: no "
+                "message there, and other entries contradict it", first, count=count)
         # Gaps, and entries of lost messages.
         for start, count, by in self._gaps:
             yield self.finding(
@@ -258,7 +258,7 @@ class QueueReconciler(LeftOver):
                 self.tally, self.queue.first_index, self.end))
         if self._unseen:
             yield self.finding(
-                "cq-wrong-offset", f"{self._unseen} more entries belong to no message of the log "
+                "cq-wrong-offset", f"{self._unseen} more entries point to no message of the log "
                 "(only counted)", None, count=self._unseen)
 
     def _beyond(self) -> Iterator[tuple[int, int]]:
@@ -321,9 +321,9 @@ class QueueReconciler(LeftOver):
                 (taken if self.tally_covers(claim.queue_offset) else left).append(claim)
         self.tally.claims = left
         if taken:
-            yield self._switched(taken, f"whose entry another message has, rightly: {_OFF}")
+            yield self._switched(taken, f"whose entry correctly points to another message: {_OFF}")
         if without:
-            yield self._switched(without, f"and no entry: {_OFF}, {_OR_LOST}")
+            yield self._switched(without, f"but no entry: {_OFF}, {_OR_LOST}")
 
     def _switched(self, claims: list[Claim], words: str) -> Finding:
         places = [claim.physical_offset for claim in claims]
@@ -360,8 +360,8 @@ class QueueReconciler(LeftOver):
                 still.append(claim)
             else:
                 yield self.finding(
-                    "message-fields", f"the message says queue offset {claim.queue_offset}, where "
-                    f"its queue ends at {self.end}", claim.queue_offset, structure="commitlog",
+                    "message-fields", f"the message has queue offset {claim.queue_offset}, but its "
+                    f"queue ends at {self.end}", claim.queue_offset, structure="commitlog",
                     offset=claim.physical_offset)
         # Where entries cannot be read, none is missing.
         unread = [claim for claim in missing if self.queue.is_unread(claim.queue_offset)]
@@ -378,7 +378,7 @@ class QueueReconciler(LeftOver):
     def _unread(self, claims: list[Claim]) -> Finding:
         rows = _ranges([claim.queue_offset for claim in claims])
         return self.finding(
-            "cq-database", f"the entries of {plural(len(claims), 'message')} cannot be read, queue "
+            "cq-database", f"cannot read the entries of {plural(len(claims), 'message')}, queue "
             f"offset {rows}: {self.queue.why_unread}", claims[0].queue_offset, count=len(claims))
 
     def _also_in(self, claim: Claim, topic: str, _queue_id: int) -> bool:
@@ -393,9 +393,9 @@ class QueueReconciler(LeftOver):
             return
         self.context.reported.add(claim.physical_offset)
         yield self.finding(
-            "message-fields", f"the message says topic {self.queue.topic}, queue "
+            "message-fields", f"the message has topic {self.queue.topic}, queue "
             f"{self.queue.queue_id}, queue offset {claim.queue_offset}, but entry {row} of topic "
-            f"{key[0]}, queue {key[1]} leads to it", row, structure="commitlog",
+            f"{key[0]}, queue {key[1]} points to it", row, structure="commitlog",
             offset=claim.physical_offset)
 
     def _behind(self, claims: list[Claim]) -> Finding:
@@ -404,7 +404,7 @@ class QueueReconciler(LeftOver):
         place = min((c.physical_offset for c in claims), default=None)
         right = self.context.rows_put_right(self.key, place)
         return self.finding(
-            "cq-behind", f"the queue ends at {self.end}, the log goes on: "
+            "cq-behind", f"the queue ends at {self.end}, before the log: "
             f"{plural(count, 'message')} from queue offset {first} (physical offset {place}) "
             f"{_have(count)} no entry{right.words(_makes(count))}", first, count=count,
             severity=INFO if self.context.live else right.severity)
@@ -432,7 +432,7 @@ class QueueReconciler(LeftOver):
         if count:
             yield self.finding(
                 "cq-earlier", f"{plural(count, 'message')} of an earlier queue, at physical offset "
-                f"{first} to {last}: its queue offsets began again with 0 at {self.tally.begun}",
+                f"{first} to {last}: queue offsets restart at 0 at {self.tally.begun}",
                 0, count=count)
 
     def _explain(self, claim: Claim, unit: UnitRecord) -> Iterator[Finding]:
@@ -441,7 +441,7 @@ class QueueReconciler(LeftOver):
         if unit.physical_offset == claim.physical_offset:
             self._loose.pop(row, None)
             yield self.finding(
-                "cq-wrong-size", f"entry says {unit.size} bytes, the message at "
+                "cq-wrong-size", f"entry has size {unit.size}, but the message at "
                 f"{claim.physical_offset} has {claim.size}", row)
             return
         # The entry is another message's.
@@ -463,17 +463,17 @@ class QueueReconciler(LeftOver):
         if other is not None and self._same_queue(other):
             if self.tally_covers(other.queue_offset):
                 yield self.finding(
-                    "cq-duplicate", f"entry repeats the message of queue offset "
-                    f"{other.queue_offset} ({unit.physical_offset}); its own lies at "
+                    "cq-duplicate", "entry points to the message of queue offset "
+                    f"{other.queue_offset} ({unit.physical_offset}) again; its own is at "
                     f"{claim.physical_offset}", row)
             else:
                 yield self.finding(
-                    "cq-out-of-order", f"entry holds the message of queue offset "
-                    f"{other.queue_offset} ({unit.physical_offset}); its own lies at "
+                    "cq-out-of-order", "entry points to the message of queue offset "
+                    f"{other.queue_offset} ({unit.physical_offset}); its own is at "
                     f"{claim.physical_offset}", row)
             return
         yield self.finding(
-            "cq-wrong-offset", f"entry points to {unit.physical_offset}, its message lies at "
+            "cq-wrong-offset", f"entry points to {unit.physical_offset}, but its message is at "
             f"{claim.physical_offset}", row)
 
     def tally_covers(self, row: int) -> bool:
@@ -487,13 +487,13 @@ class QueueReconciler(LeftOver):
         self._loose.pop(row, None)
         self.context.reported.add(claim.physical_offset)
         return self.finding(
-            "message-fields", f"the message says queue offset {claim.queue_offset}, but entry "
-            f"{row} leads to it", row, structure="commitlog", offset=claim.physical_offset)
+            "message-fields", f"the message has queue offset {claim.queue_offset}, but entry {row} "
+            "points to it", row, structure="commitlog", offset=claim.physical_offset)
 
     def _row_taken(self, claim: Claim, unit: UnitRecord) -> Finding:
         return self.finding(
-            "message-fields", f"the message says queue offset {claim.queue_offset}, whose entry "
-            f"leads to another message at {unit.physical_offset}", claim.queue_offset,
+            "message-fields", f"the message has queue offset {claim.queue_offset}, but that entry "
+            f"points to another message at {unit.physical_offset}", claim.queue_offset,
             structure="commitlog", offset=claim.physical_offset)
 
     def _loose_rows_left(self) -> Iterator[Finding]:
@@ -508,20 +508,20 @@ class QueueReconciler(LeftOver):
                     f"{self.context.store.log.explain(unit.physical_offset)}", row)
             elif record.total_size != unit.size:
                 yield self.finding(
-                    "cq-wrong-offset", f"entry points to {unit.physical_offset} with a size of "
-                    f"{unit.size}; the message there has {record.total_size}", row)
+                    "cq-wrong-offset", f"entry points to {unit.physical_offset} with size "
+                    f"{unit.size}, but the message there has {record.total_size}", row)
             elif dispatched_to(record, self.queue.topic) or is_kept_damaged(record):
                 continue
             elif self._same_queue(record) and self.tally_covers(record.queue_offset):
                 yield self.finding(
-                    "cq-duplicate", f"entry repeats the message of queue offset "
-                    f"{record.queue_offset} ({unit.physical_offset})", row)
+                    "cq-duplicate", "entry points to the message of queue offset "
+                    f"{record.queue_offset} ({unit.physical_offset}) again", row)
             else:
                 topic = record.topic.decode("utf-8", "surrogateescape")
                 self.context.reported.add(unit.physical_offset)
                 yield self.finding(
-                    "message-fields", f"entry {row} points to a message that says topic {topic}, "
-                    f"queue {record.queue_id}, queue offset {record.queue_offset}", row,
+                    "message-fields", f"entry {row} points to a message of topic {topic}, queue "
+                    f"{record.queue_id}, queue offset {record.queue_offset}", row,
                     structure="commitlog", offset=unit.physical_offset)
 
     def _tags(self) -> Iterator[Finding]:
@@ -532,8 +532,8 @@ class QueueReconciler(LeftOver):
             if record is not None and is_kept_damaged(record):
                 continue  # the row has what the message has lost
             yield self.finding(
-                "cq-wrong-tag", f"entry has the tags code {row}, the message at "
-                f"{claim.physical_offset} makes {claim.tags_code}", claim.queue_offset)
+                "cq-wrong-tag", f"entry has tags code {row}, but the message at "
+                f"{claim.physical_offset} has {claim.tags_code}", claim.queue_offset)
 
 
 def _is_flip(run: Shift, *more: Shift) -> bool:
@@ -566,9 +566,9 @@ def missing_queue(context: Context, key: QueueKey, tally: QueueTally) -> Iterato
             context.reported.add(tally.first_phy)
             file = context.store.log.file_of(tally.first_phy)
             yield Finding(
-                "message-fields", "commitlog", f"the message says topic {topic}, queue "
-                f"{queue_id}, but entry {loose[1]} of topic {loose[0][0]}, queue {loose[0][1]} "
-                "leads to it", file=file.path if file else None, offset=tally.first_phy,
+                "message-fields", "commitlog", f"the message has topic {topic}, queue {queue_id}, "
+                f"but entry {loose[1]} of topic {loose[0][0]}, queue {loose[0][1]} points to it",
+                file=file.path if file else None, offset=tally.first_phy,
                 position=tally.first_phy - file.base if file else None, topic=loose[0][0],
                 queue_id=loose[0][1], queue_offset=loose[1])
         return
@@ -576,7 +576,7 @@ def missing_queue(context: Context, key: QueueKey, tally: QueueTally) -> Iterato
             context.store.light_queues.switched):
         yield Finding(
             "not-judged", "consumequeue", f"{plural(tally.messages, 'message')} "
-            f"{_have(tally.messages)} a queue offset here and there is no consumequeue: {_OFF}, "
+            f"{_have(tally.messages)} a queue offset here, but there is no consume queue: {_OFF}, "
             f"{_OR_LOST}", file=context.store.path("consumequeue", topic, str(queue_id)),
             topic=topic, queue_id=queue_id, queue_offset=0, count=tally.messages)
         return
@@ -585,13 +585,13 @@ def missing_queue(context: Context, key: QueueKey, tally: QueueTally) -> Iterato
     in_rocksdb = context.store.layout.consumequeue == "rocksdb"
     folder = ("consumequeue",) if in_rocksdb else ("consumequeue", topic, str(queue_id))
     gone = deleted(topic, context.known_topics)
-    detail = f"{tally.messages} messages in the log, no consumequeue"
+    detail = f"{tally.messages} messages in the log, but no consume queue"
     right = PutRight()
     if gone:
         detail += "; the topic is not in topics.json, so it may have been deleted"
     else:
         right = context.rows_put_right(key, tally.first_phy)
-        detail += right.words("makes it")
+        detail += right.words("recreates it")
     yield Finding("cq-missing", "consumequeue", detail,
                   file=context.store.path(*folder), offset=None if in_rocksdb else 0,
                   topic=topic, queue_id=queue_id, queue_offset=0, count=tally.messages,
@@ -599,7 +599,7 @@ def missing_queue(context: Context, key: QueueKey, tally: QueueTally) -> Iterato
 
 
 def _makes(count: int) -> str:
-    return "makes it" if count == 1 else "makes them"
+    return "recreates it" if count == 1 else "recreates them"
 
 
 def _have(count: int) -> str:

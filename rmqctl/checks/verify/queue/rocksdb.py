@@ -39,9 +39,8 @@ def check(context: Context) -> Iterator[Finding]:
                       f"that no broker writes: {', '.join(database.odd)}", file=database.folder,
                       severity=WARNING, count=database.odd_count)
     if not database.queues and context.result.queues:
-        yield Finding("cq-database", STRUCTURE, "no entry is on the disk yet, as in a database "
-                      "that a broker was writing to when it was killed: entries are not written "
-                      "through",
+        yield Finding("cq-database", STRUCTURE, "no entry on disk, as after a kill before the "
+                      "first flush: brokers keep new entries in memory",
                       file=database.folder, severity=INFO)
     for queue in database.queues.values():
         try:
@@ -60,7 +59,7 @@ def check_copy(store: Store) -> Iterator[Finding]:
     try:
         database = store.rocksdb
     except RmqctlError as error:
-        yield Finding("cq-copy", STRUCTURE, f"the copy in RocksDB cannot be read: {error}",
+        yield Finding("cq-copy", STRUCTURE, f"cannot read the copy in RocksDB: {error}",
                       file=folder, severity=INFO)
         return
     # Queue by queue, page by page.
@@ -82,16 +81,16 @@ def check_copy(store: Store) -> Iterator[Finding]:
             if len(wrong):
                 at = int(wrong[0])
                 yield Finding(
-                    "cq-copy", STRUCTURE, f"{plural(len(wrong), 'entry', 'entries')} of the copy "
-                    f"in RocksDB say something else than the files, the first points to "
+                    "cq-copy", STRUCTURE, f"{plural(len(wrong), 'entry', 'entries')} different in "
+                    "the RocksDB copy and the files, the first pointing to "
                     f"{held[at]['physical_offset']}, not {rows[at]['physical_offset']}",
                     file=folder, topic=key[0], queue_id=key[1], queue_offset=first + at,
                     count=len(wrong))
         queue.close()
     if missing:
-        yield Finding("cq-copy", STRUCTURE, "the copy in RocksDB lacks "
-                      f"{plural(missing, 'entry', 'entries')} that the files have, as after a "
-                      "kill, or from before it was switched on",
+        yield Finding("cq-copy", STRUCTURE, "the RocksDB copy lacks "
+                      f"{plural(missing, 'entry', 'entries')} that the files have: the broker was "
+                      "killed, or the copy was enabled later",
                       file=folder, severity=INFO, count=missing)
 
 
@@ -108,25 +107,24 @@ def _last(context: Context, database: RocksQueues, queue: RocksQueue) -> Iterato
     if last is None and queue.why_unnoted:
         return  # said of the data base
     if last is None:
-        yield tell(f"no last entry is noted, but there are entries up to {end - 1}: a broker sees "
-                   "no message here", end - 1)
+        yield tell(f"no last entry is recorded, but there are entries up to {end - 1}: a broker "
+                   "sees no message here", end - 1)
         return
     unit = queue.unit(last.queue_offset)
     if last.queue_offset + 1 < end:
         yield tell(
-            f"entry {last.queue_offset} is noted as the last, but entries up to {end - 1} point to "
-            "their messages: a broker does not deliver these, and gives their queue offsets "
-            "away again",
+            f"entry {last.queue_offset} is recorded as the last, but entries up to {end - 1} are "
+            "valid: a broker does not deliver these and reuses their queue offsets",
             last.queue_offset + 1, end - 1 - last.queue_offset)
     elif unit is None or not unit.size:
         # `recover` notes the log's first place for a queue without messages that goes on here.
         expired = last.physical_offset <= context.store.log.min_offset
         if not expired and not queue.is_unread(last.queue_offset):
-            yield tell(f"entry {last.queue_offset} is noted as the last, and is not there",
+            yield tell(f"entry {last.queue_offset} is recorded as the last, but is missing",
                        last.queue_offset)
     elif unit.physical_offset != last.physical_offset:
-        yield tell(f"entry {last.queue_offset} is noted as the last, for a message at "
-                   f"{last.physical_offset}; it leads to {unit.physical_offset}",
+        yield tell(f"entry {last.queue_offset} is recorded as the last, for a message at "
+                   f"{last.physical_offset}, but points to {unit.physical_offset}",
                    last.queue_offset)
 
 
@@ -155,7 +153,7 @@ def gaps(context: Context, queue: ConsumeQueue, tally: QueueTally,
 
 def _gap(queue: ConsumeQueue, first: int, end: int, before: UnitRecord) -> Finding:
     return Finding("cq-gap", STRUCTURE, f"{plural(end - first, 'queue offset')} from {first} on "
-                   f"{'has' if end - first == 1 else 'have'} no entry and no message, though entry "
-                   f"{first - 1} leads to {before.physical_offset} and others follow: a broker's "
-                   "answers end there", file=queue.folder, topic=queue.topic,
+                   f"{'has' if end - first == 1 else 'have'} no entry and no message, but entry "
+                   f"{first - 1} points to {before.physical_offset} and more follow: pulls end "
+                   "there", file=queue.folder, topic=queue.topic,
                    queue_id=queue.queue_id, queue_offset=first, count=end - first)

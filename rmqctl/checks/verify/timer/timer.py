@@ -79,8 +79,8 @@ def _check(store: Store, records: Records, held: bool) -> Iterator[Finding]:
         flushed = progress[0].last_timer_log_flush_pos if progress else 0
         yield from _units(log, records, wheel, flushed, held)
     elif wheel is not None and wheel.used:
-        yield Finding("timer-log", "timer", f"the timer log is missing, though "
-                      f"{plural(wheel.used, 'slot')} of the wheel lead into it",
+        yield Finding("timer-log", "timer", "the timer log is missing, but "
+                      f"{plural(wheel.used, 'slot')} of the wheel point to it",
                       file=store.path("timerlog"))
     yield from _progress(store, log, progress)
 
@@ -117,7 +117,7 @@ def _timercheck(store: Store, records: list[TimerCheckRecord]) -> Iterator[Findi
     if not timer_check.rest_is_zero(data):
         rest = data[TIMER_CHECK.size:].rstrip(b"\0")
         first = len(rest) - len(rest.lstrip(b"\0"))
-        yield tell("something stands after the fields, where a broker writes zeros",
+        yield tell("non-zero bytes after the fields, where a broker writes zeros",
                    TIMER_CHECK.size + first, len(rest) - first)
     for name, value in record._asdict().items():
         most = _YEAR_3000 if name in ("last_read_time_ms", "timestamp") else 1 << 62
@@ -132,7 +132,7 @@ def _progress(store: Store, log: TimerLog, records: list[TimerCheckRecord]) -> I
     path = store.path("config", "timercheck")
     if not records:
         if log.end > log.start and not vfs.lexists(path):
-            yield Finding("timer-check", "timer", "missing, though the timer log has units: a "
+            yield Finding("timer-check", "timer", "missing, although the timer log has units: a "
                           "broker reads the whole timer log again", file=path, severity=WARNING)
         return
     limits = {"last_timer_log_flush_pos": (log.end, "the timer log ends")}
@@ -177,8 +177,8 @@ def _units(log: TimerLog, records: Records, wheel: Wheel | None, flushed: int,
     yield from records.left_over()
     if wheel is not None and not has_wheel and log.end > log.start:
         # Some backups leave this sparse file out on purpose: a broker copes, at a price.
-        yield Finding("timer-wheel", "timer", "the wheel is missing, though the timer log has "
-                      "units: a broker makes a new one and fills it from the end of the log",
+        yield Finding("timer-wheel", "timer", "missing, although the timer log has units: a broker "
+                      "rebuilds it from the end of the log",
                       file=wheel.path, severity=INFO)
     yield from chains.judge()
 
@@ -191,16 +191,16 @@ def _wrong(log: TimerLog, page: Page, records: Records) -> list[tuple[str, str, 
     back = (previous >= 0) & (previous < page.position) & log.is_place(previous)
     size = units["message_size"].astype(np.int64)
     return [
-        ("size", "is no unit", units["size"] != timer_log.UNIT_SIZE),
-        ("magic", "is no timer magic", (magic & ~_MAGICS != 0)
+        ("size", "is not the size of a unit", units["size"] != timer_log.UNIT_SIZE),
+        ("magic", "is not a timer magic", (magic & ~_MAGICS != 0)
          | (magic & timer_log.MAGIC_DEFAULT == 0)),
-        ("prev_pos", "leads to where no earlier unit is", (previous != _NEVER) & ~back),
-        ("curr_write_time", "is no time", (units["curr_write_time"] <= 0)
+        ("prev_pos", "does not point to an earlier unit", (previous != _NEVER) & ~back),
+        ("curr_write_time", "is not a valid time", (units["curr_write_time"] <= 0)
          | (units["curr_write_time"] >= _YEAR_3000)),
-        ("delay_time", "makes no time", slot_time(units) <= 0),
-        ("message_size", "is no size of a message", size < MIN_SIZE),
-        ("physical_offset", "is no physical offset", physical < 0),
-        ("physical_offset", f"leads beyond the end of the commitlog ({records.log_end})",
+        ("delay_time", "results in an invalid time", slot_time(units) <= 0),
+        ("message_size", "is not a valid message size", size < MIN_SIZE),
+        ("physical_offset", "is not a valid physical offset", physical < 0),
+        ("physical_offset", f"points beyond the end of the commitlog ({records.log_end})",
          physical > records.log_end - size),
     ]
 
@@ -288,7 +288,7 @@ class Records:
         late = direct & (due >= 0) & (slot // precision != due // precision)
         for row in np.flatnonzero(late).tolist():
             yield int(rows[row]), "delay_time", (
-                f"makes the slot {int(slot[row])}, the message is due at {int(due[row])}")
+                f"results in slot {int(slot[row])}, but the message is due at {int(due[row])}")
 
     # -- no message is there --------------------------------------------------------------------
 
@@ -304,7 +304,7 @@ class Records:
             record = self._store.log.record_at(
                 int(units[row]["physical_offset"])) if self._asked <= _SINGLE else None
             if record is None:
-                yield row, "physical_offset", "leads to where no message is"
+                yield row, "physical_offset", "does not point to a message"
             else:
                 yield row, *_unfit(record.topic == _TOPIC, record.total_size)
 
@@ -338,14 +338,14 @@ class Records:
         if self._lost_count:
             places = ", ".join(map(str, self._lost)) + (
                 ", …" if self._lost_count > len(self._lost) else "")
-            yield Finding("timer-log", "timer", "units lead to damaged or missing messages: "
+            yield Finding("timer-log", "timer", "units point to damaged or missing messages: "
                           f"physical offset {places}", file=self._store.path("timerlog"),
                           count=self._lost_count, severity=INFO)
 
 
 def _unfit(is_timer: bool, size: int) -> tuple[str, str]:
     if not is_timer:
-        return "physical_offset", f"leads to a message that is none of {TIMER_TOPIC}"
+        return "physical_offset", f"points to a message of another topic than {TIMER_TOPIC}"
     return "message_size", f"is not the message's size ({size})"
 
 

@@ -131,7 +131,7 @@ class TimerLog:
         if end:
             self.end = file.base + end * UNIT_SIZE
         for first, count in runs(unused[unused < (len(used) if followed else behind)].tolist()):
-            yield Finding("timer-log", "timer", "zeros where units should be; units follow",
+            yield Finding("timer-log", "timer", "zeros instead of units, followed by more units",
                           file=file.path, offset=first * UNIT_SIZE, length=count * UNIT_SIZE,
                           count=count, next=LOOK)
 
@@ -145,7 +145,7 @@ class TimerLog:
             tail = layout.parse_tail(raw)
             rest = source.size - places
             if (tail.size, tail.prev_pos) != (rest, 0):
-                raise FormatError(f"the end mark says {tail.size} bytes, {rest} are left",
+                raise FormatError(f"the end mark has {tail.size} bytes, but {rest} are left",
                                   offset=0, path="size")
         except FormatError as error:
             yield Finding("timer-log", "timer", f"{error.path}: {error.reason}", file=file.path,

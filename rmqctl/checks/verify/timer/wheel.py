@@ -46,12 +46,12 @@ class Wheel:
         """Reads the file; what is wrong with slots by themselves. StoreIOError."""
         with FileSource(self.path) as source:
             if source.size == 0:
-                yield self._finding("file-empty", "length zero: a broker starts with an empty "
-                                    "wheel", 0, FILE_SIZE)
+                yield self._finding("file-empty", "empty file: a broker starts with an empty wheel",
+                                    0, FILE_SIZE)
             elif source.size != FILE_SIZE:
                 yield self._finding(
-                    "file-size", f"has {source.size} bytes, a wheel has {FILE_SIZE}: a broker "
-                    "does not start with it", min(source.size, FILE_SIZE),
+                    "file-size", f"has {source.size} bytes, expected {FILE_SIZE}: a broker does "
+                    "not start with it", min(source.size, FILE_SIZE),
                     abs(source.size - FILE_SIZE))
             for first_slot, data in pages(source, SLOT_SIZE, _PAGE, SLOTS):
                 yield from self._page(data, first_slot, log)
@@ -68,8 +68,8 @@ class Wheel:
         wrong = (
             ("magic", "the magic is not 0", slots["magic"] != 0),
             ("time", "the time belongs to another slot", (time <= 0) | (time % SLOTS != number)),
-            ("first_pos", "the first unit lies after the last", first > last),
-            ("first_pos", "leads to where no unit can start", ~places),
+            ("first_pos", "the first unit is after the last", first > last),
+            ("first_pos", "points to where no unit can start", ~places),
         )
         part = slice(first_slot, first_slot + len(slots))
         self.time[part], self.first[part], self.last[part] = time, first, last
@@ -119,7 +119,7 @@ class Wheel:
         used = np.flatnonzero(self.sound)
         ahead = used[self.last[used] >= log.end]
         yield from self.tell(ahead, "last_pos",
-                             f"leads beyond the end of the timer log ({log.end})")
+                             f"points beyond the end of the timer log ({log.end})")
 
     def mismatches(self, log: TimerLog) -> Iterator[tuple[str, Array, Array]]:
         """(field, slots, positions they lead to) where a unit of another time is.
@@ -200,24 +200,26 @@ class Chains:
                    and unit_position in suspects}
         for unit_position in sorted(guilty):
             yield self._tell(unit_position, "delay_time",
-                             f"the slot {suspects[unit_position] * self._log.precision} "
-                             "which it makes is not the one that leads to this unit")
+                             f"its slot {suspects[unit_position] * self._log.precision} is not the "
+                             "slot that points to this unit")
         # Other breaks of a chain are the chain's own.
         for unit_position, before in self._broken:
             if unit_position not in guilty and before not in guilty:
-                yield self._tell(unit_position, "prev_pos", f"{before} is a unit of another time")
+                yield self._tell(unit_position, "prev_pos",
+                                 f"the unit at {before} has another time")
         if wheel is None:
             return
         # Slots of other units, and units that no slot leads to.
         for name, slots, places in wrong_slots:
             free = ~np.isin(places, list(guilty))
-            yield from wheel.tell(slots[free], name, "is not the time of the slot's units"
-                                  if name == "time" else "leads to a unit of another time")
+            yield from wheel.tell(slots[free], name, "does not match the units of the slot"
+                                  if name == "time" else "points to a unit with another time")
         left = [suspect for suspect in suspects.items() if suspect[0] not in guilty]
         position, time = (np.array(column, np.int64) for column in (zip(*left, strict=True)
                                                                     if left else ((), ())))
-        yield from wheel.tell(wheel.lost(position, time), "last_pos", "does not lead to the "
-                              "newest unit of the slot: its message is never delivered")
+        yield from wheel.tell(wheel.lost(position, time), "last_pos",
+                              "does not point to the newest unit of the slot: its message is never "
+                              "delivered")
 
     def _wrong_slots(self, wheel: Wheel) -> Iterator[tuple[str, Array, Array]]:
         """(field, slots, positions of their units) of slots that disagree with their units.
