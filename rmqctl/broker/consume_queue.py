@@ -34,14 +34,13 @@ LAST_FILES = 3
 
 @dataclass(slots=True)
 class QueueState:
-    """One queue. ``end`` is the queue offset behind its last row (for a batch queue: rows).
+    """One queue. ``end`` is the queue offset after its last row (for a batch queue: rows).
 
     ``max_physic``: how far it says the log was dispatched, -1 without a row. ``found_end`` is
-    ``end`` as it was on disk, ``added`` the rows that dispatching again adds, the first of them
-    for the record at ``first_added``; ``blanked`` rows before it are fillers, ``misplaced`` ones
-    are written at another queue offset than their message's. ``touched``: any message of it is
-    dispatched again.
-    ``doomed`` are files that go away.
+    ``end`` as it was on disk, ``added`` the rows that dispatching again adds, the first of them for
+    the record at ``first_added``; ``blanked`` rows before it are fillers, ``misplaced`` ones are
+    written at another queue offset than their message's. ``touched``: any message of it is
+    dispatched again. ``doomed`` are files that go away.
     """
 
     key: QueueKey
@@ -67,7 +66,7 @@ class QueueState:
 
     @property
     def empty_last(self) -> StoreFile | None:
-        """The last file, if it stays, holds no row and is not the queue's very first.
+        """Return the last file, if it stays, holds no row and is not the queue's very first.
 
         `ConsumeQueue.correctMinOffset` of 5.x then asks for the unit before the file's start, and
         gets an IllegalArgumentException.
@@ -81,7 +80,9 @@ class QueueState:
 
 
 def loaded(files: list[StoreFile], version: BrokerVersion) -> list[StoreFile]:
-    """The files of a sequence that a broker works on: an empty last one may be deleted first."""
+    """Return the files of a sequence that a broker works on: an empty last one may be deleted
+    first.
+    """
     if not version.deletes_empty_last:
         return files
     return [file for file in files if file.size or file.name != files[-1].name]
@@ -116,13 +117,14 @@ class InRocksdb(NamedTuple):
 
     @property
     def trouble(self) -> str:
-        """What of them could not be read until now, the first of it; "" for nothing."""
+        """Return what of them could not be read until now, the first of it; "" for nothing."""
         return next(chain(self.damage, filter(None, (
             queue.why_unread for queue in self.queues.values()))), "")
 
 
 def rocksdb_of(store: Store, version: BrokerVersion) -> InRocksdb | None:
-    """The consumequeues in RocksDB, where such a broker reads them; None where it has files.
+    """Return the consume queues in RocksDB, where such a broker reads them; None where it has
+    files.
 
     UnsupportedError where they cannot be read.
     """
@@ -135,7 +137,7 @@ def rocksdb_of(store: Store, version: BrokerVersion) -> InRocksdb | None:
 
 
 def dispatched_to(store: Store, version: BrokerVersion) -> int:
-    """How far the log was dispatched by the consumequeues' own account; -1 without any.
+    """Return how far the log was dispatched by the consume queues' own account; -1 without any.
     StoreIOError.
     """
     rocksdb = rocksdb_of(store, version)
@@ -145,7 +147,9 @@ def dispatched_to(store: Store, version: BrokerVersion) -> int:
 
 
 def recovered_in_rocksdb(queue: RocksQueue) -> QueueState:
-    """The state after loading: what is noted of the last row is believed (spec: rocksdb.md §4)."""
+    """Return the state after loading: what is noted of the last row is believed (spec: rocksdb.md
+    §4).
+    """
     state = QueueState((queue.topic, queue.queue_id), PLAIN, queue, has_file=True)
     if queue.last is not None:
         state.end = state.found_end = queue.last.queue_offset + 1
@@ -168,7 +172,7 @@ def truncated_in_rocksdb(state: QueueState, log_end: int) -> None:
 
 
 def recovered(key: QueueKey, queue: ConsumeQueue) -> QueueState:
-    """The state after ``recover()``: the last three files, unit by unit."""
+    """Return the state after ``recover()``: the last three files, unit by unit."""
     state = QueueState(key, PLAIN, queue, has_file=bool(queue.files))
     position = 0
     for number in range(max(0, len(queue.files) - LAST_FILES), len(queue.files)):
@@ -214,7 +218,7 @@ def long(number: int) -> int:
 def truncated_after_adding(state: QueueState, queue: ConsumeQueue, log_end: int) -> None:
     """TruncateDirtyLogicFiles on a queue that got rows, all of them before the log's end.
 
-    It tests the units of the last file anew, and takes what was left behind the new rows.
+    It tests the units of the last file again, and accepts what was left after the new rows.
     """
     present = [file for file in queue.files if file not in state.doomed]
     last = layout.byte_offset(state.end - 1)
@@ -242,7 +246,7 @@ def truncated_after_adding(state: QueueState, queue: ConsumeQueue, log_end: int)
 
 
 def recovered_batch(key: QueueKey, queue: BatchQueue) -> QueueState:
-    """The state of a batch queue after ``recover()``."""
+    """Return the state of a batch queue after ``recover()``."""
     state = QueueState(key, BATCH, queue)
     position = 0
     for number in range(max(0, len(queue.files) - LAST_FILES), len(queue.files)):
@@ -278,8 +282,8 @@ def truncated_batch(state: QueueState, queue: BatchQueue, log_end: int) -> None:
 
 
 class Put(NamedTuple):
-    """What becomes of the first rows of a run: ``skipped`` are there already, or else ``taken``
-    are written at the queue's end. ``astray``: that is not where their queue offsets belong.
+    """The outcome for the first rows of a run: ``skipped`` are there already, or else ``taken`` are
+    written at the queue's end. ``astray``: that is not where their queue offsets belong.
     """
 
     skipped: int
@@ -288,7 +292,7 @@ class Put(NamedTuple):
 
 
 def put_rule(offset: int, count: int, end: int) -> Put:
-    """The put algorithm (spec §4) for ``count`` rows from queue offset ``offset`` on, which
+    """Return the put algorithm (spec §4) for ``count`` rows from queue offset ``offset`` on, which
     follow each other and lead beyond what was dispatched.
 
     ``end`` is where the queue stands: the queue offset of its next row. A queue without a file
@@ -303,7 +307,7 @@ def put_rule(offset: int, count: int, end: int) -> Put:
 
 
 def batch_topics(store: Store) -> frozenset[str]:
-    """The topics with ``queue.type=BatchCQ`` in config/topics.json."""
+    """Return the topics with ``queue.type=BatchCQ`` in config/topics.json."""
     topics = set()
     for topic, config in (topic_table(store) or {}).items():
         given = config.get("attributes") if isinstance(config, dict) else None

@@ -31,7 +31,7 @@ _DTYPE = dledger.ENTRY_HEAD.dtype()
 
 
 class Entry(NamedTuple):
-    """The last entry that was taken: its index, term, and the physical offset behind it."""
+    """The last entry that was taken: its index, term, and the physical offset after it."""
 
     number: int
     term: int
@@ -39,10 +39,10 @@ class Entry(NamedTuple):
 
 
 class Ledger(NamedTuple):
-    """A log as DLedger leaves it. ``number``: of the file of the log with which its walk began,
-    and ``why``; ``end``: the physical offset behind the last entry, and ``stop`` why there;
-    ``committed``: that behind the last entry known to be committed; ``units``: of how many entries
-    the unit of the index is written anew.
+    """A log as DLedger leaves it. ``number``: of the file of the log with which its walk began, and
+    ``why``; ``end``: the physical offset after the last entry, and ``stop`` why there;
+    ``committed``: that after the last entry known to be committed; ``units``: of how many entries
+    the unit of the index is rewritten.
     """
 
     number: int
@@ -54,7 +54,7 @@ class Ledger(NamedTuple):
     last: Entry | None
 
     def log(self, log: CommitLog) -> CommitLog:
-        """What it leaves of the log. To be closed."""
+        """Return what it leaves of the log. To be closed."""
         return CommitLog(log_files([file for file in log.files if file.base <= self.end],
                                    self.end), log.file_size)
 
@@ -86,7 +86,9 @@ def _committed(store: Store) -> int:
 
 
 def _start(log: CommitLog, first: int, units: UnitReader) -> tuple[int, str]:
-    """With which file the walk begins: the first from the third last back that its index knows."""
+    """Return the file at which the walk begins: from the third-last back, the first that its index
+    knows.
+    """
     for number in range(len(log.files) - _LAST_FILES, first, -1):
         head = whole_entry(log.source(number), 0)
         if head is not None and head.magic == dledger.MAGIC_ENTRY:
@@ -167,7 +169,7 @@ class _HeadWalk:
         self.stop = Phrase("the file ends at {where}", where=self.end)
 
     def _taken(self, batch: Batch) -> Generator[_Entries, None, bool]:
-        """The entries of a batch up to the first that is not the next; True where all are."""
+        """Yield the entries of a batch up to the first that is not the next; True where all are."""
         if not len(batch):
             return True
         heads = gather(batch.data, batch.start - batch.head, batch.head).view(_DTYPE)
@@ -186,7 +188,7 @@ class _HeadWalk:
         return True
 
     def _follows(self, entries: _Entries) -> Array:
-        """Which entries have the index and term that follow the one before (bool)."""
+        """Return which entries have the index and term that follow the one before (bool)."""
         good: Array = np.ones(len(entries.number), bool)
         good[1:] = (np.diff(entries.number) == 1) & (np.diff(entries.term) >= 0)
         if self.last is not None:
@@ -204,7 +206,7 @@ class _HeadWalk:
                       where=self.end)
 
     def _look_up(self, entries: _Entries) -> None:
-        """From the first unit that differs on all are written anew."""
+        """Rewrite all units from the first one that differs on."""
         if self.units:
             self.units += len(entries.number)
             return
@@ -223,7 +225,7 @@ class RecordWalk(RecoveryWalk):
 
     @property
     def path(self) -> str:
-        """The file it begins with."""
+        """Return the file it begins with."""
         return self._log.files[self._number].path
 
     def _file(self, source: Source) -> Iterator[Batch]:
@@ -247,7 +249,7 @@ class RecordWalk(RecoveryWalk):
 
 
 def record_walk(store: Store, log: CommitLog, version: BrokerVersion) -> tuple[RecordWalk, str]:
-    """The walk over the data among the files of ``log``, and why it begins where it does."""
+    """Return the walk over the data among the files of ``log``, and why it begins where it does."""
     first = next(number for number, file in enumerate(log.files) if file.head)
     number, why = number_by_time(store, log, version, checkpoint(store), first)
     return RecordWalk(log, number, version), why

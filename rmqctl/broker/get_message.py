@@ -1,4 +1,4 @@
-"""What a broker's getMessage would answer for a queue offset (spec: recovery.md §13).
+"""Prediction of a broker's getMessage answer for a queue offset (spec: recovery.md §13).
 
 The answer of a master, for one group without a filter, everything in memory. Kept apart from
 `select`, which shows what is there: this shows what a consumer is told, oddities included.
@@ -50,7 +50,7 @@ class Answer:
 
 
 class _Unit(NamedTuple):
-    """A row: the queue offset behind it, its record's place and size, messages it stands for."""
+    """A row: the queue offset after it, its record's place and size, number of its messages."""
 
     next_offset: int
     physical: int
@@ -60,7 +60,7 @@ class _Unit(NamedTuple):
 
 def get_message(view: View, topic: str, queue_id: int, offset: int,
                 max_messages: int = MAX_COUNT) -> Answer:
-    """The answer for one pull. ``view.generation`` picks 4.9.3's or 5.3.3's rules.
+    """Return the answer for one pull. ``view.generation`` picks 4.9.3's or 5.3.3's rules.
 
     StoreIOError where a file of the queue cannot be read.
     """
@@ -79,7 +79,7 @@ def get_message(view: View, topic: str, queue_id: int, offset: int,
 
 
 def outside(offset: int, least: int, most: int, generation: int) -> Answer | None:
-    """The answer for an offset outside of ``[least, most)``, None inside."""
+    """Return the answer for an offset outside of ``[least, most)``, None inside."""
     if most == 0:
         return Answer(NO_MESSAGE, 0, least, most)
     if offset < least:
@@ -125,7 +125,7 @@ def _batch_answer(view: View, queue: BatchQueue, offset: int, max_messages: int)
 
 def _collected(view: View, units: Iterator[_Unit], offset: int, least: int, most: int,
                max_messages: int) -> Answer:
-    """Takes rows until the answer is full; rows without a record are passed over."""
+    """Take rows until the answer is full; rows without a record are skipped."""
     status, next_begin = NO_MATCH, offset
     places: list[int] = []
     total = messages = 0
@@ -150,7 +150,9 @@ def _collected(view: View, units: Iterator[_Unit], offset: int, least: int, most
 
 
 def _readable(view: View) -> Callable[[int, int], bool]:
-    """Whether a broker delivers ``size`` bytes at a place: it looks at bounds, not at bytes."""
+    """Return whether a broker delivers ``size`` bytes at a place: it looks at bounds, not at
+    bytes.
+    """
     log = view.store.log
     limit = view.log_end
 
@@ -164,8 +166,8 @@ def _readable(view: View) -> Callable[[int, int], bool]:
 
 
 def compacted_answer(queue: CompactionQueue, offset: int, max_messages: int) -> Answer:
-    """The answer of a compacted topic: the index is sparse, so reading starts at the first kept
-    message at or after ``offset``, and an answer ends with its file.
+    """Return the answer of a compacted topic: the index is sparse, so reading starts at the first
+    kept message at or after ``offset``, and an answer ends with its file.
     """
     least, most = queue.bounds
     if offset == most:
@@ -197,7 +199,7 @@ def meaning(answer: Answer, offset: int) -> str:
 
 
 def offset_note(view: View, topic: str, queue_id: int, offset: int) -> str | None:
-    """What a broker says of a queue offset where no message is; None where one is."""
+    """Return what a broker says of a queue offset where no message is; None where one is."""
     queues = served_rows(view.store, topic, queue_id, view)
     if not queues:  # said by the reading itself
         return None

@@ -26,7 +26,7 @@ StoreTime = Callable[[int], int]
 
 @dataclass(frozen=True, slots=True)
 class TimeAnswer:
-    """``queue_offset`` and the queue's bounds; ``record`` is what lies there, if anything."""
+    """``queue_offset`` and the queue's bounds; ``record`` is what is there, if anything."""
 
     queue_offset: int
     min_offset: int
@@ -36,11 +36,11 @@ class TimeAnswer:
 
 def offset_by_time(view: View, topic: str, queue_id: int, when: int, *, upper: bool = False,
                    like: str = NEWEST) -> TimeAnswer | None:
-    """The answer for a store time in epoch ms; None where there is no such queue.
+    """Return the answer for a store time in epoch ms; None without such a queue.
 
-    ``like`` names the version that answers: with the row nearest in time, or with the first at
-    or after ``when``, or with ``upper`` the last at or before it. UsageError for a version that
-    is not known, StoreIOError where the queue cannot be read.
+    ``like`` names the version that answers: with the row nearest in time, or with the first at or
+    after ``when``, or with ``upper`` the last at or before it. UsageError for a version that is not
+    known, StoreIOError where the queue cannot be read.
     """
     queue = view.store.queue(topic, queue_id)
     if queue is not None:
@@ -85,7 +85,7 @@ def _batch(view: View, queue: BatchQueue, when: int, upper: bool) -> TimeAnswer:
 
 def _nearest(queue: ConsumeQueue, when: int, first: int, end: int, log_min: int,
             store_time: StoreTime) -> int:
-    """The queue offset a 4.9.3 broker gives: the row nearest in time, earlier on a tie.
+    """Return the queue offset a 4.9.3 broker gives: the row nearest in time, earlier on a tie.
 
     ``first`` and ``end`` bound the queue's rows (min offset, max offset).
     """
@@ -118,7 +118,7 @@ def _nearest(queue: ConsumeQueue, when: int, first: int, end: int, log_min: int,
 
 def _clamped_boundary(queue: ConsumeQueue, when: int, first: int, end: int, upper: bool,
                       log_min: int, store_time: StoreTime) -> int:
-    """The queue offset a 5.3.3 broker gives, clamped to [first, end].
+    """Return the queue offset a 5.3.3 broker gives, clamped to [first, end].
 
     lower: the first row stored at or after ``when``; upper: the last row stored at or before.
     """
@@ -166,7 +166,7 @@ def _boundary(queue: ConsumeQueue, when: int, first: int, end: int, upper: bool,
 
 
 class _Search(NamedTuple):
-    """How a broker's search over the rows of a file ended.
+    """Result of a broker's search over the rows of a file.
 
     ``equal`` is a row of just that time. Without one ``left`` and ``right`` are the rows it was
     between, each with its store time; -1 what was never met. A row of an expired record is a
@@ -182,7 +182,9 @@ class _Search(NamedTuple):
 
 def _search(queue: ConsumeQueue, when: int, low: int, high: int, log_min: int,
             store_time: StoreTime) -> _Search | None:
-    """The search by halves that all versions have; None where it meets a row without a record."""
+    """Return the search by halves that all versions have; None where it meets a row without a
+    record.
+    """
     left = right = left_time = right_time = -1
     while low <= high:
         middle = (low + high) // 2
@@ -206,7 +208,7 @@ def _search(queue: ConsumeQueue, when: int, low: int, high: int, log_min: int,
 
 def _equal_run(row: int, low: int, high: int, when: int, upper: bool,
                time_of: Callable[[int], int]) -> int:
-    """The outermost row of the run of equal times around ``row``."""
+    """Return the outermost row of the run of equal times around ``row``."""
     step, limit = (1, high) if upper else (-1, low)
     while row != limit and time_of(row + step) == when:
         row += step
@@ -215,11 +217,12 @@ def _equal_run(row: int, low: int, high: int, when: int, upper: bool,
 
 def _batch_boundary(queue: BatchQueue, when: int, upper: bool, first: int, end: int,
                    log_end: int | None = None) -> int:
-    """The queue offset a 5.3.3 broker gives for a batch consumequeue, clamped to [first, end].
+    """Return the queue offset a 5.3.3 broker gives for a batch consumequeue, clamped to [first,
+    end].
 
     The base offset of the first row stored at or after ``when``, in the last file that begins
-    before; its last row where all are older. With ``upper`` the same row is wanted, but the
-    engine walks there another way and may miss it: that ends at ``first``.
+    before; its last row where all are older. With ``upper`` the same row is wanted, but the engine
+    walks there another way and may miss it: that ends at ``first``.
     """
     files = [rows for number in range(len(queue.files))
              if len(rows := queue.used(number, log_end))]

@@ -1,4 +1,4 @@
-"""Whether the form of consume queues is known, for a store that has none of them left.
+"""Form of the consume queues of a store that has none left: known or not.
 
 A broker of 5.2.0 or later keeps them in files or in RocksDB (``storeType``). Without any queue the
 files show the form only through the configuration that was stored in the same form. A broker that
@@ -66,7 +66,7 @@ def require_proven(store: Store) -> None:
 
 
 def _is_told(sizes: Sizes) -> bool:
-    """Whether an option or the configuration file says it. Only files have a size."""
+    """Return whether an option or the configuration file says it. Only files have a size."""
     return bool(sizes.conf.path) or sizes.conf.store_type is not None or (
         sizes.consumequeue_file is not None)
 

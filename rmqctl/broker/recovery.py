@@ -57,7 +57,9 @@ _LATEST: list[tuple[Batch, Properties]] = []
 
 
 def as_configured(store: Store, version: BrokerVersion) -> BrokerVersion:
-    """The rules of a version with what the store's broker.conf says of them, where it is known."""
+    """Return the rules of a version with what the store's broker.conf says of them, where it is
+    known.
+    """
     forced = bool(store.sizes.conf.force_property_crc) and version.property_crc
     return replace(version, forces_property_crc=forced)
 
@@ -73,7 +75,7 @@ class RecoveredLog(NamedTuple):
 
 
 def default_version(store: Store) -> BrokerVersion:
-    """The version the store was made for, else that of the generation that wrote it."""
+    """Return the version the store was made for, else that of the generation that wrote it."""
     return version_of(default_release(store))
 
 
@@ -83,7 +85,9 @@ def default_release(store: Store) -> str:
 
 
 def recover_log(store: Store, version: BrokerVersion) -> RecoveredLog:
-    """What a broker of this version makes of the log when it starts on ``store``. StoreIOError."""
+    """Return what a broker of this version makes of the log when it starts on ``store``.
+    StoreIOError.
+    """
     version = as_configured(store, version)
     with closing(loaded_log(store, version)) as log:
         if not log.files:
@@ -98,7 +102,7 @@ def recover_log(store: Store, version: BrokerVersion) -> RecoveredLog:
 
 
 def ended_by_repair(store: Store) -> CutOff | None:
-    """Where a repair has ended the log, if a broker ends it there, too: a note alone proves
+    """Return where a repair has ended the log, if a broker ends it there, too: a note alone proves
     nothing, and a newer version may take what an older one refused. None otherwise.
     """
     cut = store.cut_off
@@ -111,12 +115,12 @@ def ended_by_repair(store: Store) -> CutOff | None:
 
 
 def loaded_log(store: Store, version: BrokerVersion) -> CommitLog:
-    """The files of the log that a broker works on. To be closed."""
+    """Return the files of the log that a broker works on. To be closed."""
     return CommitLog(loaded(store.log.files, version), store.log.file_size)
 
 
 def checkpoint(store: Store) -> CheckpointRecord:
-    """The checkpoint as a broker maps it: what is missing reads as zeros."""
+    """Return the checkpoint as a broker maps it: what is missing reads as zeros."""
     try:
         return page.parse(store.read_small("checkpoint", most=CHECKPOINT.size).ljust(
             CHECKPOINT.size, b"\0"))
@@ -125,8 +129,8 @@ def checkpoint(store: Store) -> CheckpointRecord:
 
 
 def by_rows(store: Store, version: BrokerVersion) -> bool:
-    """Whether recovery begins where the consumequeues end: after a clean end (5.3.2+), and where
-    they are in RocksDB always, as rows are not written through.
+    """Return whether recovery begins where the consume queues end: after a clean end (5.3.2+), and
+    where they are in RocksDB always, as rows are not written through.
     """
     return version.normal_by_queues if not store.has_abort else (
         store.layout.reads("consumequeue") and rocksdb_of(store, version) is not None)
@@ -134,9 +138,9 @@ def by_rows(store: Store, version: BrokerVersion) -> bool:
 
 def start_file(store: Store, log: CommitLog, version: BrokerVersion, max_physic: int, *,
                clean: bool | None = None) -> tuple[int, str]:
-    """(number of the file in which recovery starts, why). ``max_physic``: how far the
-    consumequeues reach, which matters where `by_rows`. ``clean``: whether the broker stopped
-    cleanly before; None: as the store shows.
+    """(number of the file in which recovery starts, why). ``max_physic``: how far the consume
+    queues reach, which matters where `by_rows`. ``clean``: whether the broker stopped cleanly
+    before; None: as the store shows.
     """
     count, clean = len(log.files), not store.has_abort if clean is None else clean
     if clean and not version.normal_by_queues:
@@ -175,7 +179,9 @@ def number_by_time(store: Store, log: CommitLog, version: BrokerVersion, saved: 
 
 
 def _first_time(log: CommitLog, number: int, version: BrokerVersion) -> int | None:
-    """The store time of a file's first record as a broker picks it, without looking further."""
+    """Return the store time of a file's first record as a broker picks it, without looking
+    further.
+    """
     source = log.source(number)
     head = source.read(source.head, _HEAD_SIZE)
     if len(head) < START_SIZE:
@@ -223,7 +229,7 @@ class RecoveryWalk:
         self.stop = Phrase("the last file ends with an end-of-file record")
 
     def _file(self, source: Source) -> Iterator[Batch]:
-        """The accepted records of one file; ``end`` goes along. ``stop`` "" at a blank."""
+        """Yield the accepted records of one file; ``end`` goes along. ``stop`` "" at a blank."""
         # Start after the bytes that an earlier pass already accepted.
         position = max(0, (self._known_to or 0) - source.base)
         while True:
@@ -290,7 +296,7 @@ class RecoveryWalk:
 
 
     def _crc_reasons(self, batch: Batch) -> dict[int, str]:
-        """The first record that a checksum disproves, and why."""
+        """Return the first record that a checksum disproves, and why."""
         if not self._version.forces_property_crc:
             bad: Array = ~batch.crc_ok() & (batch.column("body_length") > 0)
             return {int(row): _BODY_CRC for row in np.flatnonzero(bad)[:1]}
@@ -320,7 +326,7 @@ def refused_by_crc(raw: bytes, version: BrokerVersion) -> str:
 
 
 def properties(batch: Batch) -> Properties:
-    """The properties of a batch; those of the last one asked for are kept: walk, queues and
+    """Return the properties of a batch; those of the last one asked for are kept: walk, queues and
     index ask in turn.
     """
     for known, of_known in _LATEST:  # in one step: other threads may have batches, too
@@ -334,7 +340,7 @@ def properties(batch: Batch) -> Properties:
 def judge(source: Source, position: int, version: BrokerVersion, *,
           check_crc: bool = True) -> tuple[
         int | None, str]:
-    """A broker's test of what lies at ``position``: (size, why not).
+    """A broker's test of what is at ``position``: (size, why not).
 
     Size of an accepted record; (None, "") for a blank; (None, why) where it stops.
     """
@@ -378,8 +384,8 @@ def judge(source: Source, position: int, version: BrokerVersion, *,
 
 
 def misplaced(source: Source, position: int, size: int) -> Batch | None:
-    """The record at ``position`` which lies about its place, as a broker dispatches it: with
-    the physical offset that it says. None where there is no such record.
+    """Return the record at ``position`` with a wrong physicalOffset, as a broker dispatches it:
+    with the physical offset that it says. None without such a record.
     """
     position += source.head
     record = _decoded(source, position, size)
@@ -452,10 +458,9 @@ class ReputWalk:
 class DispatchRange(NamedTuple):
     """Physical offsets ``[start, end)`` that are dispatched again.
 
-    ``behind``: only records that start behind this physical offset. ``reput``: after recovery,
-    by the run-time dispatcher, which looks at no body and skips what it cannot read.
-    ``positions`` are the plain queues before that: (queue offset behind the last row, how far the
-    log was dispatched).
+    ``behind``: only records that start after this physical offset. ``reput``: after recovery, by
+    the run-time dispatcher, which looks at no body and skips what it cannot read. ``positions`` are
+    the plain queues before that: (queue offset after the last row, how far the log was dispatched).
     """
 
     start: int
@@ -466,9 +471,9 @@ class DispatchRange(NamedTuple):
 
 
 def dispatched(log: CommitLog, again: DispatchRange, version: BrokerVersion) -> Iterator[Batch]:
-    """The records of a range as a broker dispatches them again, a batch at a time.
+    """Yield the records of a range as a broker dispatches them again, a batch at a time.
 
-    The records of one batch lie behind each other without a gap.
+    The records of one batch follow each other without a gap.
     """
     if again.reput:
         yield from ReputWalk(log, again.start, again.end, version)

@@ -1,4 +1,4 @@
-"""Which release a start is judged by: the one detector, for views, predictions and repairs.
+"""The only detector of the release that a start is judged by, for views, predictions and repairs.
 
 What is asked for wins, then what `init` remembered, then what the files prove (`Store.evidence`)
 and what the broker's configuration file says. Where nothing proves it, all candidates count.
@@ -22,7 +22,7 @@ class Judged:
 
 
 def judged(store: Store, given: str | None = None) -> Judged:
-    """The release for a store; ``given``: the one that was asked for. UsageError."""
+    """Return the release for a store; ``given``: the one that was asked for. UsageError."""
     remembered = store.remembered.get("version")
     known = release_of(given) if given else remembered if is_release(remembered) else None
     if known is not None:

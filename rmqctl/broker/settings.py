@@ -1,4 +1,4 @@
-"""What a broker has in its configuration, as far as it decides about bytes and durability.
+"""Broker settings that decide about bytes and durability.
 
 Names follow `MessageStoreConfig`; sizes in bytes, times in milliseconds. `resolve` finds it for a
 store that is there, `checked` says which sizes are possible and how a broker rounds them.
@@ -40,7 +40,9 @@ LOCALHOST = bytes([127, 0, 0, 1])
 
 
 def packed(address: Address) -> Host:
-    """A host as records have it; the loopback where it is no number, or no single place."""
+    """A host as records have it; the loopback address if it is not an IP address, or not a single
+    one.
+    """
     import socket
 
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
@@ -93,7 +95,7 @@ class Settings:
     flush_least_pages: int = 4
     flush_thorough_interval: int = 10_000
     flush_consumequeue_thorough_interval: int = 60_000
-    """How often consumequeues, index and then the checkpoint are forced."""
+    """Interval (ms) at which consume queues, index and then the checkpoint are flushed."""
     mapped: bool = False
     """Write the commitlog through a memory map instead of positional writes."""
     preallocate: bool = False
@@ -174,7 +176,7 @@ Origin = Literal["given", "remembered", "shown", "files", "default"]
 class BrokerConfig:
     """The settings of a store's broker, and of each of their names where its value is from.
 
-    ``index_unknown``: why the shape of the index files that are there cannot be told, else "".
+    ``index_unknown``: why the shape of the existing index files is unknown, else "".
     """
 
     settings: Settings
@@ -184,15 +186,14 @@ class BrokerConfig:
 
 def resolve(store: Store, given: Mapping[str, Any], *, shown: Mapping[str, Any] | None = None,
             files: bool = True) -> BrokerConfig:
-    """The configuration for an opened store.
+    """Return the configuration for an opened store.
 
-    A value of ``given`` (names of `Settings`; None: not given) wins over ``store.json``, which
-    wins over what the store has ``shown`` of itself, over the sizes that its files have, over a
-    broker's defaults; but what index files prove of their shape wins over ``store.json``, and
-    sizes of ``store.sizes.conf`` that the files refute do not count. Without ``files`` these are
-    not asked: for who needs no sizes. UsageError for a version that is not
-    known, RefusedError when ``store.json`` cannot be relied on: to guess at sizes could ruin the
-    store.
+    A value of ``given`` (names of `Settings`; None: not given) wins over ``store.json``, which wins
+    over what the store has ``shown`` of itself, over the sizes that its files have, over a broker's
+    defaults; but what index files prove of their shape wins over ``store.json``, and sizes of
+    ``store.sizes.conf`` that the files refute do not count. Without ``files`` these are not asked:
+    for who needs no sizes. UsageError for a version that is not known, RefusedError when
+    ``store.json`` cannot be relied on: to guess at sizes could ruin the store.
     """
     chosen = {name: value for name, value in given.items()
               if value is not None and not store.sizes.is_refuted(name, value)}
@@ -233,8 +234,8 @@ def resolve(store: Store, given: Mapping[str, Any], *, shown: Mapping[str, Any] 
 
 
 def _is_sealed(store: Store) -> bool:
-    """Whether the newest file of the log begins with a message that has a CRC appended: a broker
-    that verifies it cuts the log at a message without one (forceVerifyPropCRC).
+    """Return whether the newest file of the log begins with a message that has a CRC appended: a
+    broker that verifies it cuts the log at a message without one (forceVerifyPropCRC).
     """
     raws = (store.log.raw_at(file.base) for file in reversed(store.log.files))
     raw = next((raw for raw in raws if raw is not None), None)
@@ -242,7 +243,7 @@ def _is_sealed(store: Store) -> bool:
 
 
 def _sizes_of_files(store: Store, known: Container[str]) -> dict[str, int]:
-    """The sizes which the files of a store say, but for those that are ``known``."""
+    """Return the sizes which the files of a store say, but for those that are ``known``."""
     looks: dict[str, Callable[[], int | None]] = {
         "commitlog_file_size": lambda: common_size(store.log.files),
         "consumequeue_file_size": lambda: queue_size(
@@ -256,7 +257,7 @@ def _sizes_of_files(store: Store, known: Container[str]) -> dict[str, int]:
 
 
 def _shape_of_files(store: Store, chosen: Mapping[str, Any]) -> tuple[dict[str, int], str]:
-    """(slots and entries of the index files, none where they cannot be told; why not)."""
+    """(slots and entries of the index files, none if unknown; why not)."""
     shape, why = Store(store.root, store.log_folders, Sizes(
         index_slots=chosen.get("index_slots"), index_max=chosen.get("index_max")),
         current=True).index_shape()
@@ -272,8 +273,8 @@ _NAMED = {
 
 
 def contradictions(store: Store, conf: BrokerConf) -> list[str]:
-    """What a broker's configuration file says and the files of the store, opened without it, say
-    otherwise: sentences.
+    """Return, in sentences, where a broker's configuration file and the store's files, opened
+    without it, differ.
     """
     layout = store.layout
     texts = []
@@ -299,7 +300,7 @@ def contradictions(store: Store, conf: BrokerConf) -> list[str]:
 
 
 def ext_files(store: Store) -> Iterator[list[StoreFile]]:
-    """The files of each queue that has a folder for ConsumeQueueExt units."""
+    """Yield the files of each queue that has a folder for ConsumeQueueExt units."""
     top = store.path("consumequeue_ext")
     for topic in listing(top).folders:
         for queue in listing(store.path("consumequeue_ext", topic)).folders:

@@ -4,7 +4,7 @@ Grammar and comparisons are those of the module `filter` of 5.3.3; 4.9.3 has the
 STARTSWITH and ENDSWITH. What would surprise elsewhere is a broker's: a property is text until it is
 compared with a number, whose kind (32 bits, 64 bits, double) it must then have; what cannot be
 compared ends the whole evaluation, also within NOT and OR, and the message does not match; text
-behind a whole condition is not read (``a = 1 b = 2`` is ``a = 1``); ``0.0`` does not compile.
+after a whole condition is not read (``a = 1 b = 2`` is ``a = 1``); ``0.0`` does not compile.
 
 Bounded for text and properties of strangers: compiling takes time in proportion to the text, a
 match in proportion to its conditions, and nothing recurses but for parentheses, up to a limit.
@@ -37,7 +37,9 @@ class Filter:
         self._steps = steps
 
     def matches(self, properties: Mapping[str, str]) -> bool:
-        """Whether a broker delivers a message with these properties; False where it fails."""
+        """Return whether a broker delivers a message with these properties; False where it
+        fails.
+        """
         try:
             return self._value(properties) is True
         except IncomparableError:
@@ -107,7 +109,7 @@ class _Token(NamedTuple):
 
 
 class _Term(NamedTuple):
-    """What the parser knows of a part: a constant has its ``value``."""
+    """A part of a filter, as the parser knows it: a constant has its ``value``."""
 
     kind: Literal["constant", "property", "negative", "condition"]
     at: int
@@ -119,11 +121,11 @@ class _Term(NamedTuple):
 
 
 _OR, _AND, _EQUALITY, _COMPARISON = range(4)
-"""How tightly operators bind."""
+"""Precedence of operators."""
 
 
 class _Compiler:
-    """The parser: it writes the steps of a filter while it reads, each part behind its operands."""
+    """The parser: it writes the steps of a filter while it reads, each part after its operands."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -162,7 +164,7 @@ class _Compiler:
                 return _Token(word if kind == "sign" else str(kind), word, at)
 
     def _take(self, *kinds: str) -> _Token:
-        """The next token, which must be of one of these kinds."""
+        """Return the next token, which must be of one of these kinds."""
         token = self._token
         if kinds and token.kind not in kinds:
             wanted = " or ".join("a quoted string" if kind == "text" else kind for kind in kinds)
@@ -182,7 +184,7 @@ class _Compiler:
     # Grammar
 
     def _expression(self, loosest: int) -> _Term:
-        """An operand, and all operators behind it that bind at least as tightly."""
+        """An operand, and all operators after it that bind at least as tightly."""
         start = len(self._steps)
         left = self._operand()
         tightest = _COMPARISON  # what binds tighter than the last operator has been read by it
@@ -214,7 +216,7 @@ class _Compiler:
         return _Term("condition", left.at)
 
     def _unless(self) -> int:
-        """Where a second operand begins, which is not evaluated if the first one decides."""
+        """Return where a second operand begins, which is not evaluated if the first one decides."""
         self._steps.append(("decided", None))
         return len(self._steps) - 1
 
@@ -292,7 +294,7 @@ class _Compiler:
             self._refuse(low.at, "the second number of BETWEEN is smaller than the first")
 
     def _operand(self) -> _Term:
-        """A constant, a property, or what stands in parentheses, with the signs before it."""
+        """A constant, a property, or what is in parentheses, with the signs before it."""
         # Read all signs first; the depth check bounds the recursion of the parser.
         signs = []
         while self._token.kind in ("+", "-", "NOT"):

@@ -15,7 +15,7 @@ Number = int | float
 """An int is Java's Integer, from 2**31 on its Long; a float is its Double."""
 Scalar = str | Number | bool
 Value = Scalar | None
-"""What a part of a filter comes to."""
+"""The value of a part of a filter."""
 
 
 class IncomparableError(Exception):
@@ -129,12 +129,12 @@ def either(left: Value, right: Value) -> bool | None:
 
 
 def second(_: Value, value: Value) -> Value:
-    """The second one."""
+    """Return the second one."""
     return value
 
 
 def negative(value: Value) -> Value:
-    """The sign ``-``; null of what is no number, a property among it."""
+    """Return the sign ``-``; null for anything but a number, also for a property."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     return -value if number else None  # type: ignore[operator]
 
@@ -150,7 +150,7 @@ def is_in(texts: frozenset[str], negated: bool, value: Value) -> bool | None:
 
 
 def passes(holds: Callable[[str, str], bool], text: str, negated: bool, value: Value) -> bool:
-    """CONTAINS and its kin: false of what is no text, with NOT, too."""
+    """CONTAINS and its kin: false for anything but text, with NOT, too."""
     return isinstance(value, str) and holds(value, text) is not negated
 
 

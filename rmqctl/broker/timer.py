@@ -1,9 +1,10 @@
-"""What a 5.x broker finds of its pending timed messages when it starts, and the wheel they need.
+"""Prediction of what a 5.x broker finds of its pending timed messages at startup, and the wheel
+they need.
 
 spec: timer-and-others-5x.md §1.2, §1.3, §1.5. A broker reads the wheel slot by slot from the time
 it read last, follows each slot through the timer log, and reads the messages from the commitlog. A
 message that is in no slot from there on is never delivered, though the timer log and the commitlog
-still have it. Units behind the queue offset at which a broker goes on are enqueued again.
+still have it. Units after the queue offset at which a broker goes on are enqueued again.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from rmqctl.store.store import Store
 
 WHEEL, LOG = "timerwheel", "timerlog"
 KEPT_SLOTS = DAYS * 86_400 - 60
-"""How far back a start reads the wheel: messages that are overdue by more are skipped."""
+"""Time (ms) by which a start reads the wheel back; messages overdue by more are skipped."""
 _NONE = -1
 _PAGE = 1 << 14
 _PAGE_SLOTS = 1 << 15
@@ -90,12 +91,12 @@ class Slots:
 
 @dataclass(frozen=True, slots=True)
 class TimerStart:
-    """What a start makes of the pending timed messages; all but ``pending`` are never delivered.
+    """Outcome of a start for the pending timed messages; all but ``pending`` are never delivered.
 
-    ``skipped``: overdue by more than 7 days; ``unreachable``: in no slot; ``gone``:
-    not in the commitlog. ``waiting``: messages that are not in the timer log yet, and enqueued
-    after the start, from ``next_row`` on. ``read_from``: the time (ms) at which a broker goes on
-    reading the wheel.
+    ``skipped``: overdue by more than 7 days; ``unreachable``: in no slot; ``gone``: not in the
+    commitlog. ``waiting``: messages that are not in the timer log yet, and enqueued after the
+    start, from ``next_row`` on. ``read_from``: the time (ms) at which a broker goes on reading the
+    wheel.
     """
 
     pending: int
@@ -110,7 +111,7 @@ class TimerStart:
 
 
 class Outlook(NamedTuple):
-    """What a start makes of each pending unit: columns (bool) beside ``units``, of which at most
+    """Outcome of a start for each pending unit: columns (bool) beside ``units``, of which at most
     one holds. ``row``, ``waiting``, ``read_from`` and ``wheel_missing`` as in `TimerStart`.
     """
 
@@ -151,12 +152,12 @@ class TimerFiles:
 
     @property
     def in_use(self) -> bool:
-        """Whether any timed message was ever enqueued."""
+        """Return whether any timed message was ever enqueued."""
         return any(file.size for file in self.files) or self.checked.last_timer_queue_offset > 0
 
     @property
     def damaged(self) -> bool:
-        """Whether units are missing: a file is short or gone, or there is none of them."""
+        """Return whether units are missing: a file is short or gone, or there is none of them."""
         wheel = self.store.path(WHEEL)
         short = any(path != wheel for path, _, _ in self.wrong_sizes(empty_last=True))
         gap = any(file.base + self.file_size != after.base for file, after in pairwise(self.files))
@@ -180,7 +181,7 @@ class TimerFiles:
     # -- reading ------------------------------------------------------------------------------
 
     def wheel(self) -> Slots | None:
-        """The wheel; None where there is none, or an empty one."""
+        """Return the wheel; None without any, or an empty one."""
         path = self.store.path(WHEEL)
         try:
             with FileSource(path) as source:
@@ -230,7 +231,7 @@ class TimerFiles:
         return units.only(sound), bool(len(ends))
 
     def units(self, since: int) -> Units:
-        """The units of slots from ``since`` on."""
+        """Return the units of slots from ``since`` on."""
         parts = [units.only(units.slot >= since) for _, units in self.pages()]
         if not parts:
             return Units(*(np.zeros(0, np.int64) for _ in _COLUMNS))
@@ -240,7 +241,7 @@ class TimerFiles:
 
     @property
     def first_revised(self) -> int:
-        """The number of the timer log file from which on a start revises the wheel."""
+        """Return the number of the timer log file from which on a start revises the wheel."""
         if not self.files:
             return 0
         begin = max(self.checked.last_timer_log_flush_pos - self.file_size, 0)
@@ -248,7 +249,7 @@ class TimerFiles:
                    default=0)
 
     def start(self, now: int, log_min: int, log_end: int) -> TimerStart:
-        """What a broker that starts at ``now`` (ms) finds of the pending messages, with the
+        """Return what a broker that starts at ``now`` (ms) finds of the pending messages, with the
         commitlog from ``log_min`` to ``log_end``. StoreIOError.
         """
         seen = self.outlook(now, log_min, log_end)
@@ -257,7 +258,7 @@ class TimerFiles:
                           self.checked, seen.wheel_missing)
 
     def outlook(self, now: int, log_min: int, log_end: int) -> Outlook:
-        """The same of each unit. StoreIOError."""
+        """Return the same of each unit. StoreIOError."""
         last_read = self.checked.last_read_time_ms
         since = min(last_read // self.precision, now // self.precision - KEPT_SLOTS)
         units = self.units(since)
@@ -290,7 +291,7 @@ class TimerFiles:
         return intact
 
     def _recover(self, slots: Slots, units: Units, read_from: int) -> int:
-        """Revise the wheel as a start does; the position behind the last unit that it accepts."""
+        """Revise the wheel as a start does; the position after the last unit that it accepts."""
         if not self.files:
             return 0
         file = self.first_revised
@@ -325,12 +326,12 @@ class TimerFiles:
             at, unit.physical_offset, queue.disk_end - at)
 
     def next_row(self, end: int, log_end: int) -> int:
-        """The row at which a broker goes on behind a timer log that ends at ``end``."""
+        """Return the row at which a broker goes on after a timer log that ends at ``end``."""
         queue = self.store.known_queue(TIMER_TOPIC, 0)
         return 0 if queue is None else self._next_row(end, log_end, queue)
 
     def _next_row(self, end: int, log_end: int, queue: ConsumeQueue) -> int:
-        """The row behind that of the last unit, else what timercheck says."""
+        """Return the row after that of the last unit, else what timercheck says."""
         last = None
         for _, page in self.pages(max(len(self.files) - 2, 0)):
             kept = page.only(page.position < end)
@@ -363,7 +364,9 @@ def _runs(units: Units) -> tuple[Array, Array]:
 
 
 def _laps(units: Units, first: Array) -> Array:
-    """Whether the run is not the first one of its place: the slot began anew within the units."""
+    """Return whether the run is not the first one of its place: the slot started again within the
+    units.
+    """
     number = units.slot % SLOTS
     earliest = np.full(SLOTS, _ANYWHERE, np.int64)
     np.minimum.at(earliest, number, units.position)
@@ -372,7 +375,7 @@ def _laps(units: Units, first: Array) -> Array:
 
 
 def _reached(units: Units, slots: Slots, read_from: int, end: int) -> Array:
-    """Which of the units a broker comes to from the slots of ``read_from`` and later."""
+    """Return which of the units a broker comes to from the slots of ``read_from`` and later."""
     found: Array = np.zeros(len(units), bool)
     if not len(units):
         return found
@@ -404,7 +407,7 @@ def rebuilt_wheel(files: TimerFiles, log_end: int | None = None) -> dict[int, by
 
 
 def wheel_of(units: Units) -> dict[int, bytes]:
-    """The pages of a wheel that leads to every one of the units: bytes by their position."""
+    """Return the pages of a wheel that leads to every one of the units: bytes by their position."""
     if not len(units):
         return {}
     first, last = _runs(units)

@@ -43,8 +43,9 @@ class Timed(NamedTuple):
 
 
 def timed_messages(files: TimerFiles, before: int, log_end: int) -> list[Timed]:
-    """The messages that were enqueued (rows below ``before``) and wait for their time, and the last
-    one that was enqueued. Of a message that was rolled on, the newest record. StoreIOError.
+    """Return the messages that were enqueued (rows below ``before``) and wait for their time, and
+    the last one that was enqueued. Of a message that was rolled on, the newest record.
+    StoreIOError.
     """
     queue = files.store.known_queue(TIMER_TOPIC, 0)
     found: dict[str, Timed] = {}
@@ -79,7 +80,7 @@ def timed_messages(files: TimerFiles, before: int, log_end: int) -> list[Timed]:
 
 
 def restored_progress(files: TimerFiles, log_end: int) -> TimerCheckRecord:
-    """What ``config/timercheck`` should say, from the timer log and the messages that were
+    """Return what ``config/timercheck`` should say, from the timer log and the messages that were
     delivered last: where it is damaged or missing. StoreIOError.
     """
     units = files.units(-_ANYWHERE)
@@ -91,8 +92,8 @@ def restored_progress(files: TimerFiles, log_end: int) -> TimerCheckRecord:
 
 
 def last_delivered(store: Store, log_end: int) -> int:
-    """When (ms) the timed message was due that was delivered last; 0 if none was. Slots are read
-    in order, so all that was due before is delivered. StoreIOError.
+    """Return when (ms) the timed message was due that was delivered last; 0 if none was. Slots are
+    read in order, so all that was due before is delivered. StoreIOError.
     """
     for file in reversed(store.log.files):
         newest = 0

@@ -16,10 +16,10 @@ GROUP = "PGROUP"
 READER = "CID_RMQ_SYS_TRANS"
 """The group whose positions say how far both topics were read."""
 GIVEN_UP_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
-"""Where half messages go that were checked too often, or are too old."""
+"""Topic of half messages that were checked too often or are too old."""
 IMMUNITY = "CHECK_IMMUNITY_TIME_IN_SECONDS"
 IMMUNITY_MS = 6000
-"""So long nobody is asked what became of a half message."""
+"""Time (ms) before the broker first checks a half message."""
 MOST_TIMES = 15
 TIMES = "TRANSACTION_CHECK_TIMES"
 PREPARED_OFFSET = "TRAN_PREPARED_QUEUE_OFFSET"
@@ -36,7 +36,7 @@ _MOST_OP_BYTES = 1 << 16
 
 
 def immunity_ms(known: Mapping[str, str], usual: int = IMMUNITY_MS) -> int | None:
-    """The milliseconds a producer asks to be left alone; None where it does not say."""
+    """Return the milliseconds a producer asks to be left alone; None where it does not say."""
     text = known.get(IMMUNITY)
     if text is None:
         return None
@@ -48,13 +48,13 @@ def immunity_ms(known: Mapping[str, str], usual: int = IMMUNITY_MS) -> int | Non
 
 
 def half_offsets(bodies: Iterable[bytes]) -> set[int]:
-    """The queue offsets of half messages that the bodies of op messages name."""
+    """Return the queue offsets of half messages that the bodies of op messages name."""
     return {int(text) for body in bodies for text in bytes(body[:_MOST_OP_BYTES]).split(b",")
             if text.isdigit() and len(text) < 19}
 
 
 def ended_by(record: Record) -> set[int]:
-    """The queue offsets of half messages that an op message names."""
+    """Return the queue offsets of half messages that an op message names."""
     if props.parse(java_text(record.properties)).get(props.TAGS) != ENDED:
         return set()
     return half_offsets([record.body])

@@ -1,8 +1,8 @@
-"""What differs between the broker versions that rmqctl follows: the one place that knows.
+"""Differences between the broker versions that rmqctl follows; the only place for them.
 
 Two versions are followed in everything and compared with the engine's own files: the profiles. Any
-other release is followed by the profile of its line, with what its source is known to do otherwise
-at a start (`DIFFERENCES`), and what of that is not followed is said.
+other release is followed by the profile of its line, with the known differences of its source at a
+start (`DIFFERENCES`), and differences that are not covered are named.
 
 spec: versions.md, recovery.md §2-§8 and §15, commitlog.md §5 and §8, consumequeue.md §7 and §10.
 """
@@ -28,7 +28,7 @@ class BrokerVersion:
 
     # What it writes.
     trailing_separator: bool
-    """Whether a rebuilt properties string ends with 0x02."""
+    """True if a rebuilt properties string ends with 0x02."""
     map_capacity: int
     """Initial capacity of the map that properties are parsed into (its order is stored)."""
     message_v2: bool
@@ -37,7 +37,7 @@ class BrokerVersion:
     """``WAIT`` stays in the stored string of a plain put."""
     ensures_unique_key: bool
     body_room: int
-    """What a record may have beyond ``max_message_size``; then the body is limited by itself."""
+    """Bytes that a record may have beyond ``max_message_size``; then only the body is limited."""
     timer: bool
     batch_queues: bool
     multi_dispatch_any_queue: bool
@@ -51,19 +51,24 @@ class BrokerVersion:
     skips_folders: bool
     deletes_empty_last: bool
     normal_by_queues: bool
-    """After a clean end the walk starts by the consumequeues and dispatches what lies beyond
-    them (5.3.2+); else it starts with the third file from the end and dispatches nothing."""
+    """After a clean end the walk starts by the consume queues and dispatches what is beyond them
+    (5.3.2+); else it starts with the third file from the end and dispatches nothing.
+    """
     reput_from_queues: bool
-    """What the consumequeues lack at the end is dispatched after recovery (4.5.1 to 4.9.x)."""
+    """True if missing entries at the end of consume queues are dispatched after recovery (4.5.1 to
+    4.9.x).
+    """
     delay_levels_late: bool
     """Recovery does not know the delay levels yet (4.9.2 to 4.9.8)."""
     clamps_delay_offsets: bool
-    """What ``delayOffset.json`` says is set into the bounds of its queue at a start (4.9.2+)."""
+    """True if a start moves the offsets of ``delayOffset.json`` into the bounds of their queues
+    (4.9.2+).
+    """
     keeps_confirm: bool
     walks_dledger: bool
     """After an unclean end it walks the records of a DLedger log and dispatches them (5.2.0+)."""
     rocksdb_queues: bool
-    """It knows consumequeues in RocksDB (5.2.0+); else it sees no queue in such a store."""
+    """It knows consume queues in RocksDB (5.2.0+); else it sees no queue in such a store."""
     property_crc: bool
     """It appends a CRC to records, and knows forceVerifyPropCRC (5.2.0+)."""
     property_crc_of_zero: bool
@@ -116,9 +121,8 @@ RELEASES = (
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What the releases from ``first`` to ``last`` do otherwise than the profile of their line.
-
-    ``rules``: the fields of `BrokerVersion` which say so; without one, rmqctl does not follow it.
+    """A difference of the releases from ``first`` to ``last`` from the profile of their line.
+    ``rules``: the fields of `BrokerVersion` for it; without any, rmqctl does not cover it.
     """
 
     first: str
@@ -166,7 +170,9 @@ DIFFERENCES = (
 
 
 def release_of(text: str) -> str:
-    """The release that is typed: ``5.1.4``, ``v4.9.3``, ``4.9`` (the newest 4.9.x). UsageError."""
+    """Return the release of a text: ``5.1.4``, ``v4.9.3``, ``4.9`` (the newest 4.9.x).
+    UsageError.
+    """
     wanted = text.strip().lower().removeprefix("rocketmq-all-").removeprefix("v")
     wanted = wanted.removesuffix("-incubating").removesuffix("-release")
     if wanted in RELEASES:
@@ -180,13 +186,15 @@ def release_of(text: str) -> str:
 
 
 def is_release(name: object) -> bool:
-    """Whether this is the exact name of a released version."""
+    """Return whether this is the exact name of a released version."""
     return name in RELEASES
 
 
 @cache
 def version_of(release: str) -> BrokerVersion:
-    """The rules of a release: a profile, or that of its line with the `DIFFERENCES`. UsageError."""
+    """Return the rules of a release: a profile, or that of its line with the `DIFFERENCES`.
+    UsageError.
+    """
     release = release_of(release)
     profile = VERSIONS.get(release) or version_for(int(release[0]))
     rules: dict[str, Any] = {}
@@ -196,7 +204,9 @@ def version_of(release: str) -> BrokerVersion:
 
 
 def profile_note(release: str) -> str | None:
-    """One sentence on what stands for a release; None for one that has a profile of its own."""
+    """Return a sentence on the profile used for a release; None for one that has its own
+    profile.
+    """
     if release in VERSIONS:
         return None
     followed = [difference.words for difference in _differences(release) if difference.rules]
@@ -212,7 +222,7 @@ def _differences(release: str) -> Iterator[Difference]:
 
 
 def is_from(release: str, first: str) -> bool:
-    """Whether ``release`` is ``first`` or a later one."""
+    """Return whether ``release`` is ``first`` or a later one."""
     return _numbers(release) >= _numbers(first)
 
 
@@ -221,5 +231,5 @@ def _numbers(release: str) -> tuple[int, ...]:
 
 
 def version_for(generation: int) -> BrokerVersion:
-    """The version whose rules stand for a generation (4, 5) when nobody names one."""
+    """Return the version whose rules are used for a generation (4, 5) when none is given."""
     return next(version for version in VERSIONS.values() if version.generation == generation)

@@ -15,8 +15,8 @@ SMALL_LOG = 64 << 20
 
 
 def broker_view(store: Store, version: BrokerVersion | None = None) -> View:
-    """What a broker of ``version`` (None: the store's own) would have of ``store``. Of a DLedger
-    log that is what DLedger leaves when it starts, committed or not: only a group can tell.
+    """Return what a broker of ``version`` (None: the store's own) would have of ``store``. Of a
+    DLedger log that is what DLedger leaves when it starts, committed or not: only a group knows.
     """
     from rmqctl.broker.recovery import default_version, recover_log
 
@@ -33,10 +33,10 @@ def _ledger_end(store: Store) -> int:
 
 
 def view_of(store: Store, kind: str, version: BrokerVersion | None = None) -> View:
-    """The view ``disk``, ``broker``, or ``auto``: the one for answers that a broker gives.
+    """Return the view ``disk``, ``broker``, or ``auto``: the one for answers that a broker gives.
 
-    ``auto`` is the broker's as long as the log is small; else finding the end of its recovery
-    would cost a walk through gigabytes, and the disk's is taken.
+    ``auto`` is the broker's as long as the log is small; else finding the end of its recovery would
+    cost a walk through gigabytes, and the disk's is taken.
     """
     if kind == "auto" and (not store.layout.reads("consumequeue") or store.layout.is_dledger):
         kind = "disk"  # a broker's recovery begins where its consumequeues say
@@ -49,8 +49,8 @@ def view_of(store: Store, kind: str, version: BrokerVersion | None = None) -> Vi
 
 
 def after_start(store: Store, kind: str) -> View:
-    """The view of a plan that a start of the broker follows: the broker's, unless the ``disk``'s is
-    asked for, or there is no other.
+    """Return the view of a plan that a start of the broker follows: the broker's, unless the
+    ``disk``'s is asked for, or no other view exists.
     """
     return view_of(store, "disk" if kind == "disk" or not store.layout.reads("consumequeue")
                    else "broker")

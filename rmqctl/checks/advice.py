@@ -1,9 +1,9 @@
-"""What to do next about a store: the steps, in their order, and what no command repairs.
+"""Next steps for a store, in their order, and what no command repairs.
 
-A step is offered only where it changes something: `Outlook` holds what a planned repair would do.
-A step never loses what the one before it had: another copy comes first, then the repair of this
-store alone (at the end of the log, truncating before fillers), then consumer offsets, then commands
-that only look.
+A step is offered only where it changes something: `Outlook` holds what a planned repair would do. A
+step never loses what the one before it had: another copy comes first, then the repair of this store
+alone (at the end of the log, truncating before fillers), then consumer offsets, then commands that
+only look.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rmqctl.checks.preflight.types import Prediction
 
 Effect = Literal["read-only", "reversible", "irreversible"]
-"""What a command does once it is carried out: `undo` reverts what is reversible."""
+"""Effect of a command when it is carried out: `undo` reverts what is reversible."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +44,12 @@ class Step:
 
 
 def is_of_a_tier(command: str | None) -> bool:
-    """Whether a command repairs a tier."""
+    """Return whether a command repairs a tier."""
     return command is not None and command.startswith("rmqctl tiered recover ")
 
 
 def of_the_tier(findings: Iterable[Finding]) -> Iterator[Step]:
-    """The repair of a tier in the store, where its findings name one."""
+    """Yield the repair of a tier in the store, where its findings name one."""
     for command in dict.fromkeys(one.next for one in findings if one.is_trouble and one.next):
         if is_of_a_tier(command):
             yield Step(command, Phrase(
@@ -78,7 +78,7 @@ class Tail(NamedTuple):
     lost: int
 
     def truncated(self, root: str) -> Step:
-        """The step that truncates the log there; ``root`` as a shell reads it."""
+        """Return the step that truncates the log there; ``root`` as a shell reads it."""
         return Step(f"rmqctl truncate {root} --to-phy {self.start}", Phrase(
             "truncates the damaged end of the log: {count:,} message lost there gets no filler",
             "truncates the damaged end of the log: {count:,} messages lost there get no fillers",
@@ -87,17 +87,17 @@ class Tail(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """What `recover` would do to a store as it is.
+    """The effect of `recover` on a store as it is.
 
     ``changes``: whether it changes anything. ``lost``: messages that it replaces by fillers or
     drops; ``undecided``: records that need a decision of the user. ``undo_first``: the repair that
-    keeps what this one cannot bring back. ``refused``: why there is no plan. ``is_member``: the log
+    keeps what this one cannot bring back. ``refused``: why no plan was made. ``is_member``: the log
     is that of a DLedger member, which only another member repairs. ``truncate_to``: the end of the
     log, where truncating the files that go on beyond it loses no message and helps.
-    ``form_unproven``: the user has to name the form in which consume queues are created.
-    ``tail``: the damaged end of the log, where that can be truncated instead of filled.
-    ``groups_beyond``: groups with an offset that is beyond the end of its queue after the repair,
-    None where this is unknown.
+    ``form_unproven``: the user has to name the form in which consume queues are created. ``tail``:
+    the damaged end of the log, where that can be truncated instead of filled. ``groups_beyond``:
+    groups with an offset that is beyond the end of its queue after the repair, None where this is
+    unknown.
     """
 
     changes: bool = False
@@ -113,7 +113,7 @@ class Outlook:
 
     @property
     def is_possible(self) -> bool:
-        """Whether a command of this program changes anything for the better."""
+        """Return whether a command of this program changes anything for the better."""
         return bool(self.changes or self.undo_first or self.truncate_to is not None)
 
 
@@ -202,7 +202,7 @@ _OFFSETS_GONE = Phrase(
     "this store does not show how far groups had read: restore config/consumerOffset.json from a "
     "copy, set offsets with `rmqctl offsets reset` (--topic, --time), or accept consumeFromWhere")
 _FROM_COPY = " --from COPY"
-"""How a step ends that needs another copy, which comes first."""
+"""End of the command of a step that needs another copy; such steps come first."""
 _RESTORED = ".restored"
 """Ends the name of the folder that a store elsewhere is copied into."""
 _OF_A_HEADER = Phrase(
@@ -215,8 +215,8 @@ _OF_A_MEMBER = Phrase("only another member of the DLedger group has these bytes:
 
 def steps(root: str, start: Prediction, outlook: Outlook | None, *, is_held: bool,
           is_damaged: bool) -> Iterator[Step]:
-    """The steps for a store that is not sound. ``outlook``: None where no repair was planned; then
-    one is offered wherever `recover` plans repairs at all. ``is_held``: a broker runs on it;
+    """Yield the steps for a store that is not sound. ``outlook``: None where no repair was planned;
+    then one is offered wherever `recover` plans repairs at all. ``is_held``: a broker runs on it;
     ``is_damaged``: `verify` finds damage.
     """
     if start.misled:
@@ -252,7 +252,7 @@ def steps(root: str, start: Prediction, outlook: Outlook | None, *, is_held: boo
 
 
 def with_backup(known: Sequence[Step], root: str, backup: str, when: int) -> list[Step]:
-    """The steps with the named backup as the other copy, which comes first. ``when``: epoch ms."""
+    """Return the steps with the named backup as the other copy, which comes first; ``when`` in ms."""
     if not known:
         return []
     copy = f"rmqctl recover {shlex.quote(root)}{_FROM_COPY}"
@@ -269,8 +269,8 @@ def into_a_folder(root: str) -> tuple[str, list[Step]]:
 
 
 def with_next(start: Prediction, root: str) -> dict[str, Any]:
-    """The JSON document of a prediction, with the one step to go on with, which only looks or shows
-    a plan.
+    """Return the JSON document of a prediction, with the one step to go on with, which only looks
+    or shows a plan.
     """
     step = _after(start, root)
     return {**start.as_dict(), "next": [step.command] if step else [],
@@ -278,7 +278,7 @@ def with_next(start: Prediction, root: str) -> dict[str, Any]:
 
 
 def _after(start: Prediction, root: str) -> Step | None:
-    """None where nothing needs to be done."""
+    """Return the next step; None if nothing needs to be done."""
     if start.misled:
         return Step(start.look_at_configuration(root), CONFIGURATION)
     is_elsewhere, root = vfs.is_remote(root), shlex.quote(root)
@@ -304,7 +304,9 @@ def _after(start: Prediction, root: str) -> Step | None:
 
 
 def of_the_form(root: str) -> Step:
-    """What settles which consume queues a broker reads, where a store has two kinds."""
+    """Return the step that determines which consume queues a broker reads, if a store has two
+    kinds.
+    """
     return Step(f"rmqctl doctor {shlex.quote(root)} --broker-conf FILE", Phrase(
         "storeType in the broker's configuration file determines which consume queues it reads"))
 
@@ -329,7 +331,7 @@ def of_the_queues(start: Prediction, root: str) -> Iterator[Step]:
 
 
 def of_the_machine(start: Prediction, root: str) -> Iterator[Step]:
-    """What shows or prevents losses that are no damage of the store."""
+    """Yield the steps that show or prevent losses that are not damage of the store."""
     if not start.runs_well:
         yield Step(f"rmqctl du {root}", Phrase("shows which files use the disk"))
     if any(loss.what in (TOPICS, GROUPS, OFFSETS) and loss.by_hand is None
@@ -340,7 +342,7 @@ def of_the_machine(start: Prediction, root: str) -> Iterator[Step]:
 
 
 def of_metadata(start: Prediction, root: str) -> Iterator[Step]:
-    """What restores topics, groups and committed offsets."""
+    """Yield the steps that restore topics, groups and committed offsets."""
     for command in commands(start.metadata.defects):
         yield Step(command.replace("STORE", root, 1), _PLAN if command.startswith("rmqctl recover ")
                    else Phrase("recreates the topic's configuration, so that clients can use it"),
@@ -383,8 +385,8 @@ def _repairs(root: str, outlook: Outlook, *, lost: int) -> Iterator[Step]:
 
 def remains(damaged: Sequence[tuple[str, int]], start: Prediction,
             outlook: Outlook | None) -> list[Remaining]:
-    """What no command of this program repairs. ``damaged``: categories of findings and their
-    counts, of which nothing is said where a repair is possible, or where none was planned.
+    """Return what no command of this program repairs. ``damaged``: categories of findings and their
+    counts, ignored if a repair is possible, or if none was planned.
     """
     by_hand = {(loss.what, str(loss.by_hand)): Remaining(loss.what, loss.count or 1, loss.by_hand)
                for loss in start.other_losses if loss.by_hand is not None and not loss.already}
@@ -402,7 +404,9 @@ def _of_kind(category: str) -> Phrase:
 
 
 def _on_the_disk(start: Prediction) -> Iterator[Remaining]:
-    """What makes room on the disk is never a part of the store that the broker would keep."""
+    """Yield what to do about a full disk; never delete a part of the store that the broker would
+    keep.
+    """
     disk = start.disk
     if start.runs_well or disk is None or disk.used_ratio is None:
         return

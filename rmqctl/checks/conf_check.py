@@ -1,4 +1,4 @@
-"""What is wrong with a broker's configuration file, alone and with the store that it is for."""
+"""Checks of a broker's configuration file, alone and against its store."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ConfFinding:
     line: int | None
 
     def as_dict(self) -> dict[str, Any]:
-        """The finding object of `verify`, with the setting after it."""
+        """Return the finding object of `verify`, with the setting after it."""
         return {**self.finding.as_dict(), "setting": self.setting, "value": self.value,
                 "line": self.line}
 
@@ -128,7 +128,9 @@ class _Check:
     # -- folders, and the store -------------------------------------------------------------------
 
     def _paths(self) -> Iterator[ConfFinding]:
-        """What is not on this machine; with a store `follow` says it of root and log."""
+        """Yield folders that do not exist on this machine; with a store `follow` checks root and
+        log.
+        """
         for name in self._conf.texts:
             value = self._settings.given(name) if name.startswith(_PATH) else None
             if value is None or (self._store is not None and name in _FOLLOWED):

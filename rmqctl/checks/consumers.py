@@ -1,12 +1,10 @@
-"""What damage, a start or a repair means for consumers: one record for each group and queue.
+"""Effect of damage, a start or a repair on consumers: one record for each group and queue.
 
-The losses by queue come from whoever judged the store (`rmqctl.checks.preflight`, a plan), the
-positions from ``config/``. Nothing is read again but what a position needs.
-
-What cannot be told stays open: groups write their positions to disk every 5 s
-(``flushConsumerOffsetInterval``), so after an unclean end some messages behind a position were
-consumed already; broadcast consumers keep their positions themselves; with POP a position is that
-of what was handed out, not of what was acknowledged.
+The losses by queue come from the caller (`rmqctl.checks.preflight`, a plan), the consumer offsets
+from ``config/``. Nothing is read again but what an offset needs. Unknown stays unknown: groups
+write their offsets to disk every 5 s (``flushConsumerOffsetInterval``), so after an unclean
+shutdown some messages after an offset were consumed already; broadcast consumers keep their offsets
+themselves; with POP an offset covers what was delivered, not what was acknowledged.
 """
 
 from __future__ import annotations
@@ -39,10 +37,10 @@ _NAMED = 3
 
 @dataclass(frozen=True, slots=True)
 class QueueLosses:
-    """What becomes of one queue, in queue offsets. ``end``: behind its last message, after the
-    start or the repair. ``lost``: gone from the log already. ``cut``: intact, and the start cuts
-    them off. ``without_row``: in the log, and no consumer gets them. ``undecodable``: clients give
-    up at them. ``made_from``: of a queue that the start makes anew, and not from its beginning, the
+    """The outcome for one queue, in queue offsets. ``end``: after its last message, after the start
+    or the repair. ``lost``: gone from the log already. ``cut``: intact, and the start cuts them
+    off. ``without_row``: in the log, and no consumer gets them. ``undecodable``: clients cannot
+    decode them. ``made_from``: of a queue that the start rebuilds, and not from its beginning, the
     first queue offset with a row, behind fillers; ``least``: what the broker then takes for its min
     offset, None where the size of its files is not known.
     """
@@ -57,7 +55,7 @@ class QueueLosses:
 
     @property
     def complete(self) -> bool:
-        """Whether all of them are known, not the first ones only."""
+        """Return whether all of them are known, not the first ones only."""
         return all(runs.complete for runs in (self.lost, self.cut, self.without_row,
                                               self.undecodable))
 
@@ -68,8 +66,8 @@ class QueueImpact(NamedTuple):
 
     ``position``: the next offset the group reads, None where it committed none (then all of the
     queue counts as unread). ``max_offset``: the end of the queue, after the start or repair.
-    ``beyond_end``: how far the position lies behind it; None beside a running broker, where that
-    tells nothing. ``lost_before``, ``lost_after``: gone, and before the position or not yet read.
+    ``beyond_end``: how far the position is beyond it; None next to a running broker, where this is
+    meaningless. ``lost_before``, ``lost_after``: gone, and before the position or not yet read.
     ``at_risk``: intact and unread, and no longer to be had after the start; ``would_be_cut``,
     ``without_row`` and ``undecodable`` say why. ``goes_on_at``: where a consumer reads next.
     ``twice``: what is certainly delivered again; ``twice_at_most``: and what may be, as the
@@ -96,8 +94,8 @@ class QueueImpact(NamedTuple):
 
     @property
     def affected(self) -> bool:
-        """Whether the group misses a message, gets one twice, or stands beyond the end. What is
-        lost before its position it had already; the delay service is set back to the end, and
+        """Return whether the group misses a message, gets one twice, or is beyond the end. It
+        already had what is lost before its offset; the delay service is moved back to the end, and
         misses nothing.
         """
         set_back = self.group == DELAY_GROUP and self.goes_on_at is not None
@@ -113,8 +111,8 @@ class Consumers:
     """All groups of a store. ``queues`` by group, topic and queue id.
 
     ``without_position``: groups that are configured and committed nothing here. ``complete``:
-    whether the figures count all losses; else these are at least so many. ``notes``: what cannot
-    be told.
+    whether the figures count all losses; else these are at least so many. ``notes``: what is
+    unknown.
     """
 
     queues: tuple[QueueImpact, ...]
@@ -138,13 +136,13 @@ class Consumers:
                          self.complete, self.notes, self.positions_known)
 
     def as_fields(self) -> dict[str, Any]:
-        """What documents of other commands hold: the records of affected queues."""
+        """Return the records of affected queues, for documents of other commands."""
         return {"groups_affected": self.groups_affected,
                 "consumers": [queue._asdict() for queue in self.affected],
                 "consumers_complete": self.complete}
 
     def as_dict(self) -> dict[str, Any]:
-        """The document of ``impact``: a record for each group and queue."""
+        """Return the document of ``impact``: a record for each group and queue."""
         return {"groups": len({queue.group for queue in self.queues}),
                 "groups_affected": self.groups_affected,
                 "queues": [queue._asdict() for queue in self.queues],
@@ -158,7 +156,7 @@ class Consumers:
 
     @property
     def affects(self) -> Phrase:
-        """The line without its name."""
+        """Return the line without its name."""
         # Who has an offset here, and who is affected.
         groups = len({queue.group for queue in self.queues})
         names = list(dict.fromkeys(queue.group for queue in self.affected))
@@ -194,7 +192,7 @@ class Consumers:
 
 
 class Situation(NamedTuple):
-    """What decides beside the losses: the broker's ``generation`` (4 or 5), whether the last end
+    """What decides besides the losses: the broker's ``generation`` (4 or 5), whether the last end
     was ``unclean``, whether a broker is ``running`` on the store, and whether it ``clamps`` the
     delay service's positions into their queues when it starts (since 4.9.2).
     """
@@ -208,10 +206,10 @@ class Situation(NamedTuple):
 def consumers(store: Store, losses: Mapping[QueueKey, QueueLosses], situation: Situation,
               unplaced: int = 0,
               offsets_lost: Mapping[tuple[str, str, int], int] | None = None) -> Consumers:
-    """What ``losses`` mean for every group of the store, and for the delay service (group
+    """Return what ``losses`` mean for every group of the store, and for the delay service (group
     ``(delay)``). Queues of deleted topics are left out. ``unplaced``: how many messages more are
-    lost, of which nothing tells the queue. ``offsets_lost``: positions by group, topic and queue
-    id that a broker does not load, or loses.
+    lost, whose queue is unknown. ``offsets_lost``: positions by group, topic and queue id that a
+    broker does not load, or loses.
     """
     # Where each group stands, by topic and queue; then offsets that a broker does not load.
     progress = ConsumerProgress.of(store)
@@ -296,7 +294,7 @@ def _impact(view: View, situation: Situation, group: str, key: QueueKey, positio
 
 def _moved_to(view: View, situation: Situation, group: str, key: QueueKey, position: int,
               losses: QueueLosses) -> int | None:
-    """Where a consumer beyond the end goes on; None where that cannot be told."""
+    """Return where a consumer beyond the end continues; None if unknown."""
     end = losses.end
     if group == DELAY_GROUP:
         return end if situation.clamps else None
@@ -317,8 +315,8 @@ def _moved_to(view: View, situation: Situation, group: str, key: QueueKey, posit
 
 
 def _waiting(queues: Iterable[QueueImpact]) -> Iterable[str]:
-    """Messages that were sent back come from the retry topic, and again from their own if the
-    position there is not behind them.
+    """Yield a note on messages that were sent back: they come from the retry topic, and again from
+    their own topic if the offset there is not after them.
     """
     waiting = sorted({queue.group for queue in queues
                       if queue.topic == RETRY_PREFIX + queue.group and queue.twice_at_most})

@@ -22,9 +22,9 @@ a file that takes no space may claim any size.
 
 @dataclass(frozen=True, slots=True)
 class FileDigest:
-    """``path`` is relative to the store's root (absolute for what lies elsewhere), ``size`` in
-    bytes. ``sha256``: None where ``problem`` says why there is none. ``changed``: whether the file
-    has not the size any more that it had when the report was begun.
+    """``path`` is relative to the store's root (absolute for what is elsewhere), ``size`` in bytes.
+    ``sha256``: None if ``problem`` says why it is missing. ``changed``: whether the file has not
+    the size any more that it had when the report was begun.
     """
 
     path: str
@@ -49,7 +49,7 @@ def sum_line(sha256: str, path: str) -> bytes:
 
 def digests(root: str, items: Sequence[Item], jobs: int = 1,
             progress: Callable[[int], None] | None = None) -> list[FileDigest]:
-    """Those of files of a store, read in blocks. ``progress`` hears of their bytes."""
+    """Return those of files of a store, read in blocks. ``progress`` hears of their bytes."""
     found = []
     for item, digest in Threads(jobs).run(partial(_of_item, root), items):
         found.append(digest)

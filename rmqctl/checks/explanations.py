@@ -1,5 +1,5 @@
-"""What findings and actions mean, for people, and who has a text: explanations.toml, and in Chinese
-explanations.zh.toml.
+"""Meanings of findings and actions, for people: explanations.toml, and explanations.zh.toml in
+Chinese.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Explanation:
     advice: str = ""
 
     def as_dict(self) -> dict[str, Any]:
-        """The JSON object of ``explain``."""
+        """Return the JSON object of ``explain``."""
         return {"name": self.name, "kind": self.kind, "severity": self.severity or None,
                 "meaning": self.meaning or None, "group": self.group or None, "cause": self.cause,
                 "brokers": self.brokers or None, "advice": self.advice or None}
@@ -44,8 +44,8 @@ class Explanation:
 
 @cache
 def explanations(lang: str = "en") -> dict[str, Explanation]:
-    """All of them by name, findings in the order of their list, then actions; in English (``en``)
-    or Chinese (``zh``), but for ``meaning``, which is English.
+    """Return all explanations by name, findings in the order of their list, then actions; in
+    English (``en``) or Chinese (``zh``), except ``meaning``, which is always English.
     """
     name = "explanations.toml" if lang == "en" else f"explanations.{lang}.toml"
     text = files("rmqctl.checks").joinpath(name).read_text(encoding="utf-8")
@@ -65,8 +65,8 @@ def _findings(read: dict[str, Any]) -> Iterator[Explanation]:
 
 
 def explain(name: str, lang: str = "en") -> Explanation:
-    """That of a finding or an action, also by the only name that begins so. UsageError with near
-    names for anything else.
+    """Return the explanation of a finding or an action, also by a unique prefix of its name.
+    Raises: UsageError with similar names for anything else.
     """
     known = explanations(lang)
     wanted = name.strip().lower()

@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 
 ERROR, WARNING, INFO = "error", "warning", "info"
 REBUILT = frozenset({"consumequeue", "index"})
-"""Structures that are made anew from the log."""
+"""Structures that are rebuilt from the log."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing found. ``offset`` is the physical offset for the commitlog, else the position
-    in the file; ``position`` is always the position in ``file``. ``count`` rows or records.
+    """A finding. ``offset`` is the physical offset for the commitlog, else the position in the
+    file; ``position`` is always the position in ``file``. ``count`` rows or records.
     """
 
     category: str
@@ -46,7 +46,7 @@ class Finding:
             object.__setattr__(self, "position", self.offset)
 
     def as_dict(self) -> dict[str, Any]:
-        """The finding object of the command-line contract, with our own fields behind."""
+        """Return the finding as JSON, see cli.md; adds `next` and `queue`."""
         order = ("category", "severity", "structure", "file", "offset", "length", "topic",
                  "queue_id", "queue_offset", "detail", "next", "position", "count")
         return {name: getattr(self, name) for name in order}
@@ -59,7 +59,7 @@ class Finding:
 
     @property
     def is_trouble(self) -> bool:
-        """Whether it makes the store not ok (info does not)."""
+        """Return whether it makes the store not ok (info does not)."""
         return self.severity != INFO
 
 
@@ -86,12 +86,14 @@ def _preflight(_finding: Finding, store: str) -> str:
 
 
 def _diagnose(finding: Finding, store: str) -> str:
-    """For what a repair may settle: `doctor` plans it, and names it where it changes anything."""
+    """Return the command for what a repair may fix: `doctor` plans the repair, and names it if it
+    changes anything.
+    """
     return f"rmqctl {'preflight' if finding.severity == INFO else 'doctor'} {store}"
 
 
 def _derived(finding: Finding, store: str) -> str | None:
-    """For what is made anew from the log; a look at anything else."""
+    """Return the diagnosis for what is rebuilt from the log; a look at anything else."""
     return (_diagnose if finding.structure in REBUILT else _look)(finding, store)
 
 
@@ -135,12 +137,12 @@ def _by_topic_table(finding: Finding, store: str) -> str:
 
 
 def _recover_tier(_finding: Finding, tier: str) -> str:
-    """What the tiered files themselves still tell, and what is no damage and may be put right."""
+    """Return the command that rebuilds from the tiered files, or fixes what is not damage."""
     return f"rmqctl tiered recover {tier}"
 
 
 def _rebuild_tier_index(finding: Finding, tier: str) -> str | None:
-    """Index files are made anew from the messages, where they are damaged."""
+    """Return the command that rebuilds damaged index files from the messages."""
     return None if finding.severity == INFO else _recover_tier(finding, tier)
 
 
@@ -153,7 +155,7 @@ def _look_into_tier(finding: Finding, tier: str) -> str | None:
 
 
 def advised(finding: Finding, root: str) -> Finding:
-    """The finding with its ``next`` filled in, where there is something to look at."""
+    """Return the finding with its ``next`` filled in, where there is something to look at."""
     store = shlex.quote(root)
     if finding.structure == "config":
         return finding.with_next((finding.next or _SHOW_CONFIG).replace("STORE", store, 1))
@@ -161,7 +163,7 @@ def advised(finding: Finding, root: str) -> Finding:
 
 
 def advised_in_tier(finding: Finding, root: str) -> Finding:
-    """`advised` for what lies in a tier; ``root``: its folder or URL."""
+    """Return `advised` for a finding in a tier; ``root``: its folder or URL."""
     tier = shlex.quote(root)
     # Files of a tier that cannot be read have the categories of a store's, with its own commands.
     remedy = (CATEGORIES[finding.category].remedy if finding.category.startswith("tiered-")
@@ -306,7 +308,7 @@ CATEGORIES: dict[str, Category] = {
     "cq-gap": Category(
         WARNING, "a gap in a RocksDB queue, with no messages for it in the log",
         _derived),
-    "index-missing": Category(WARNING, "messages have keys, but there is no index file", _derived),
+    "index-missing": Category(WARNING, "messages have keys, but the index is missing", _derived),
     "index-header": Category(ERROR, "an index header does not match its entries", _derived),
     "index-chain": Category(ERROR, "a hash chain is broken", _derived),
     "index-slot": Category(ERROR, "a hash slot does not point to its newest entry", _derived),

@@ -1,4 +1,4 @@
-"""What a verdict or a plan means for messages: how many of how many, of which topics, stored when.
+"""Effect of a verdict or a plan on messages: how many of how many, of which topics, stored when.
 
 One shape for every command (JSON: ``impact``), and one line of it for people.
 """
@@ -17,10 +17,10 @@ _TOPICS = 3
 
 @dataclass(frozen=True, slots=True)
 class Impact:
-    """``messages`` are concerned ``of`` so many (None: not counted). ``topics``: how many of which
+    """``messages`` are affected out of ``of`` (None: not counted). ``topics``: how many of which
     topic, without those whose topic is not known. ``earliest``, ``latest``: store times (ms)
-    between which they lie, None where nothing tells. ``complete``: whether topics and times are of
-    all of them, not of the first ones only.
+    between which they are, None if unknown. ``complete``: whether topics and times are of all of
+    them, not of the first ones only.
     """
 
     messages: int
@@ -31,24 +31,22 @@ class Impact:
     complete: bool = True
 
     def as_dict(self) -> dict[str, Any]:
-        """The JSON object; times are ISO-8601, in the zone that is asked for."""
+        """Return the JSON object; times are ISO-8601, in the zone that is asked for."""
         return {"messages": self.messages, "of": self.of, "topics": _by_count(self.topics),
                 "from": None if self.earliest is None else time_text(self.earliest),
                 "to": None if self.latest is None else time_text(self.latest),
                 "complete": self.complete}
 
     def in_words(self) -> Phrase:
-        """``affected: 20 of 274 messages; TopicA 11, TopicB 9; stored from … to …``."""
+        """``affected: 20 of 274 messages (TopicA 11, TopicB 9), stored from … to …``."""
         return Phrase("affected: {what}", what=self.concerned)
 
     @property
     def concerned(self) -> Phrase:
-        """The line without its name."""
-        if self.of is None:
-            parts: list[str] = [counted(self.messages, "message")]
-        else:
-            parts = [Phrase("{some:,} of {count:,} message", "{some:,} of {count:,} messages",
-                            some=self.messages, count=self.of)]
+        """Return the line without its name."""
+        count = counted(self.messages, "message") if self.of is None else Phrase(
+            "{some:,} of {count:,} message", "{some:,} of {count:,} messages",
+            some=self.messages, count=self.of)
         topics = _by_count(self.topics)
         unknown = self.messages - sum(topics.values())
         if topics:
@@ -59,13 +57,13 @@ class Impact:
             if unknown > 0 and self.complete:
                 named.append(Phrase("(unknown) {some:,}", some=unknown))
             listed = Joined(", ", named)
-            parts.append(listed if self.complete else
-                         Phrase("of the first: {topics}", topics=listed))
-        if self.earliest is not None or self.latest is not None:
-            when = self._when()
-            parts.append(Phrase("stored {when}", when=when) if self.complete else
-                         Phrase("the first stored {when}", when=when))
-        return Joined("; ", parts)
+            count = Phrase("{what} ({names})", what=count, names=listed if self.complete else
+                          Phrase("of the first: {topics}", topics=listed))
+        if self.earliest is None and self.latest is None:
+            return count
+        when = self._when()
+        return Joined(", ", [count, Phrase("stored {when}", when=when) if self.complete else
+                             Phrase("the first stored {when}", when=when)])
 
     def _when(self) -> Phrase:
         earliest = "" if self.earliest is None else time_text(self.earliest)
@@ -79,8 +77,8 @@ class Impact:
 
 
 def span(times: Iterable[tuple[int | None, int | None]]) -> tuple[int | None, int | None]:
-    """The earliest and the latest of some spans of store times (ms); None for an end at which one
-    of them is open.
+    """Return the earliest and the latest of some spans of store times (ms); None for an end at
+    which one of them is open.
     """
     known = list(times)
     starts, ends = [start for start, _ in known], [end for _, end in known]

@@ -1,4 +1,5 @@
-"""What a store has lost and would lose: one account, and its list (JSON: ``losses``).
+"""Messages and entries that a store has lost and would lose: one account, and its list (JSON:
+``losses``).
 
 Every command takes its counts of lost, undecided and replaced messages from `Losses`; no other
 module adds them up (tests/checks/test_one_account.py). `rmqctl.checks.preflight` finds them, and
@@ -38,7 +39,7 @@ class Loss:
     by_hand: Phrase | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """The JSON object."""
+        """Return the JSON object."""
         return {"what": self.what, "count": self.count, "cause": self.cause, "file": self.file,
                 "already": self.already}
 
@@ -77,14 +78,14 @@ def summed(losses: Iterable[Loss]) -> Phrase | None:
 
 
 class Verified(Protocol):
-    """What a verification counts: `rmqctl.checks.verify.verify.Coverage`."""
+    """Counts of a verification: `rmqctl.checks.verify.verify.Coverage`."""
 
     messages_undecided: int
     messages_replaced: int
 
 
 class PlannedLosses(Protocol):
-    """What a planned repair does to the account: `rmqctl.repair.plan.Plan`."""
+    """Effect of a planned repair on the account: `rmqctl.repair.plan.Plan`."""
 
     @property
     def fills(self) -> int:
@@ -117,9 +118,9 @@ class GroupLoss:
 
 @dataclass(frozen=True, slots=True)
 class TierLosses:
-    """What a tier lacks of messages that the log beside it does not have either: ``messages`` that
-    are lost, those that repairs of the tier dropped, ``undecided`` records, and messages that are
-    ``replaced``. ``by_topic``: the first.
+    """Messages that neither a tier nor the log next to it has: ``messages`` that are lost, those
+    that repairs of the tier dropped, ``undecided`` records, and messages that are ``replaced``.
+    ``by_topic``: the first.
     """
 
     messages: int = 0
@@ -145,14 +146,14 @@ class TierLosses:
 
     @property
     def repaired_in_words(self) -> Phrase | None:
-        """What repairs of the tier dropped; None where they dropped nothing."""
+        """Return the sentence on messages that repairs of the tier dropped; None without any."""
         return Phrase("{count:,} message was lost in repairs of the tier",
                       "{count:,} messages were lost in repairs of the tier",
                       count=self.in_repairs) if self.in_repairs else None
 
     @property
     def loss(self) -> Loss:
-        """The row in the list of losses."""
+        """Return the row in the list of losses."""
         return Loss(MESSAGES, self.messages, Phrase(
             "{count:,} message is lost in the tier and not in the log",
             "{count:,} messages are lost in the tier and not in the log",
@@ -167,7 +168,7 @@ def _no_repairs() -> RepairLosses:
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """All that a store has lost or would lose: the one account that every command shows.
+    """Losses of a store, already and by a start: the one account that every command shows.
 
     ``known``: messages that the log no longer has, and of which the log itself, consume queues,
     index or committed offsets tell. ``in_repairs``: what repairs dropped without a filler.
@@ -178,7 +179,7 @@ class Losses:
     undecided. ``replaced``: fillers and messages kept damaged (None: not counted). ``queues``,
     ``groups``: None where these cannot be judged. ``beside``: topics, groups, committed offsets,
     timers, index entries, with the file that loses them. ``unread``: the structures that would tell
-    of lost messages and that cannot be read; then ``known`` is no number. ``in_tier``: what the
+    of lost messages and that cannot be read; then ``known`` is not reliable. ``in_tier``: what the
     tier in the store lacks, beside all of these. ``at_least``: whether more of ``known`` may be
     lost than is counted.
 
@@ -216,7 +217,7 @@ class Losses:
 
     @property
     def unjudged_losses(self) -> Phrase:
-        """The same as a sentence of its own."""
+        """Return the same as a sentence of its own."""
         return Phrase("lost messages not counted: {names} cannot be read",
                       names=", ".join(self.unread))
 
@@ -227,7 +228,7 @@ class Losses:
 
     @property
     def lost_by_topic(self) -> dict[str, int]:
-        """Those of known topic, in the log and in the tier."""
+        """Return those of known topic, in the log and in the tier."""
         return dict(Counter(self.already_by_topic) + Counter(self.in_tier.by_topic))
 
     @property
@@ -247,7 +248,7 @@ class Losses:
 
     @property
     def what_a_start_loses(self) -> Phrase:
-        """The sentence; an undecided record is not called intact."""
+        """Return the sentence; an undecided record is not called intact."""
         if self.cut_undecided:
             return Phrase("a start would lose {count:,} message, {undecided:,} of them undecided",
                           "a start would lose {count:,} messages, {undecided:,} of them undecided",
@@ -262,14 +263,14 @@ class Losses:
 
     @property
     def replaced_in_words(self) -> Phrase | None:
-        """What fillers stand for; None where there is none."""
+        """Return the sentence on replaced messages; None without any."""
         return Phrase("{count:,} message was lost earlier: `recover` replaced it with a filler",
                       "{count:,} messages were lost earlier: `recover` replaced them with fillers",
                       count=self.all_replaced) if self.all_replaced else None
 
     @property
     def would_lose_by_topic(self) -> dict[str, int]:
-        """The same by topic."""
+        """Return the same by topic."""
         return dict(Counter(self.cut_by_topic) + Counter(self.without_entry_by_topic))
 
     @property
@@ -287,7 +288,7 @@ class Losses:
 
     @property
     def is_complete(self) -> bool:
-        """Whether nothing is known to be missing."""
+        """Return whether nothing is known to be missing."""
         return not (self.total or self.in_repairs.losses or self.unread)
 
     def verified(self, cover: Verified) -> Losses:
@@ -297,7 +298,7 @@ class Losses:
                        else self.replaced)
 
     def lost_in_words(self, count: int) -> Phrase:
-        """The sentence for so many of the messages that are lost already."""
+        """Return the sentence for so many of the messages that are lost already."""
         if self.at_least:
             return Phrase("at least {count:,} message is already lost",
                           "at least {count:,} messages are already lost", count=count)
@@ -321,8 +322,8 @@ class Losses:
         return said
 
     def after(self, plan: PlannedLosses) -> Losses:
-        """The account once a plan for the store is carried out, as far as it is about messages
-        that are gone; whatever the plan brings back is no longer lost.
+        """Return the account once a plan for the store is carried out, as far as it is about
+        messages that are gone; whatever the plan brings back is no longer lost.
         """
         from rmqctl.store.repair_losses import RepairLoss
 
@@ -333,7 +334,7 @@ class Losses:
                       queues=None, groups=None, in_tier=self.in_tier)
 
     def as_dict(self) -> dict[str, Any]:
-        """The fields that documents share."""
+        """Return the fields that documents share."""
         return {"messages_already_lost": self.counted, "messages_undecided": self.undecided,
                 "messages_replaced": self.all_replaced,
                 "lost_in_repairs": self.in_repairs.as_list()}

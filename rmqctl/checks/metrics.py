@@ -1,4 +1,4 @@
-"""What a store holds and how far consumers are behind, as numbers with names for monitoring.
+"""Contents of a store and the lag of its consumers, as named numbers for monitoring.
 
 Reads the ends of files and the configuration only, as `info` and `offsets` do, so it can be asked
 every minute beside a running broker.

@@ -22,7 +22,7 @@ class OffsetRuns:
         self._runs = _NONE
         self._parts: list[Array] = []
         self._sums: tuple[list[int], list[int], list[int]] | None = None
-        """Of the runs: where they begin and end, and how many queue offsets lie before each."""
+        """Of the runs: where they begin and end, and how many queue offsets are before each."""
         self.complete = True
 
     def __bool__(self) -> bool:
@@ -45,25 +45,25 @@ class OffsetRuns:
                 self._settle()
 
     def add_run(self, first: int, end: int) -> None:
-        """The queue offsets from ``first`` to before ``end``."""
+        """Add the queue offsets from ``first`` to before ``end``."""
         first, end = max(0, first), min(end, _MOST_OFFSET)
         if first < end:
             self.add(np.array([first], np.int64), np.array([end - first], np.int64))
 
     def runs(self) -> Array:
-        """The runs, ascending: int64 of shape (n, 2)."""
+        """Return the runs, ascending: int64 of shape (n, 2)."""
         self._settle()
         return self._runs
 
     def count(self, first: int = 0, end: int = _MOST_OFFSET) -> int:
-        """How many of the queue offsets lie from ``first`` to before ``end``."""
+        """Return how many of the queue offsets lie from ``first`` to before ``end``."""
         if first <= 0 and end >= _MOST_OFFSET:
             runs = self.runs()
             return int((runs[:, 1] - runs[:, 0]).sum()) if len(runs) else 0
         return max(0, self._below(end) - self._below(first))
 
     def has(self, offsets: Array) -> Array:
-        """Which of the queue offsets (int64) are in the set (bool)."""
+        """Return which of the queue offsets (int64) are in the set (bool)."""
         runs = self.runs()
         if not len(runs):
             return np.zeros(len(offsets), bool)
@@ -79,7 +79,7 @@ class OffsetRuns:
         return both
 
     def without(self, other: OffsetRuns) -> OffsetRuns:
-        """What ``other`` has not, in a new set."""
+        """Return what ``other`` has not, in a new set."""
         left = OffsetRuns()
         left.complete = self.complete and other.complete
         runs, others = self.runs(), other.runs()
@@ -95,7 +95,7 @@ class OffsetRuns:
         return left
 
     def _below(self, offset: int) -> int:
-        """How many of the set lie before ``offset``."""
+        """Return how many of the set are before ``offset``."""
         runs = self.runs()
         if self._sums is None:
             before = np.append(0, np.cumsum(runs[:, 1] - runs[:, 0]))

@@ -1,4 +1,5 @@
-"""What consumer groups received by POP and did not acknowledge (spec: timer-and-others-5x.md §6).
+"""Messages that consumer groups received by POP and did not acknowledge (spec:
+timer-and-others-5x.md §6).
 
 A broker notes each delivery as a check point in its revive topic, and each acknowledgement beside
 it; both wait in the timer until the time is over at which the messages become visible again. Then
@@ -45,7 +46,7 @@ GONE, REPLACED, BEYOND, NO_QUEUE, NO_TOPIC = (
 ORPHANED = frozenset({GONE, REPLACED, BEYOND, NO_QUEUE, NO_TOPIC})
 """Of deliveries whose message cannot be delivered again."""
 DAMAGED = "damaged"
-"""Of a record of the revive topic that is no check point or acknowledgement."""
+"""State of a record of the revive topic that is neither a check point nor an acknowledgement."""
 REVIVE_GROUP = "CID_RMQ_SYS_REVIVE_GROUP"
 FIRST_POP_TIME = "1ST_POP_TIME"
 TIMER, REVIVE, RECORDS = "timer", "revive topic", "kvStore"
@@ -91,7 +92,7 @@ class CheckPoint(_Named, frozen=True):
         return self.popTime + self.invisibleTime
 
     def offsets(self) -> list[int]:
-        """The queue offsets of its messages. FormatError."""
+        """Return the queue offsets of its messages. FormatError."""
         if not self.queueOffsetDiff:
             return [self.startOffset + number for number in range(self.num)]
         if len(self.queueOffsetDiff) < self.num:
@@ -111,7 +112,7 @@ class Ack(_Named, frozen=True):
 
 
 def read_state(record: Record) -> CheckPoint | Ack | None:
-    """What a record of a revive topic says; None for one that brokers pass over. FormatError."""
+    """Parse a record of a revive topic; None for one that brokers skip. Raises: FormatError."""
     tag = _known(record).get(props.TAGS)
     if tag not in (CHECK_POINT, ACK, BATCH_ACK):
         return None
@@ -188,8 +189,8 @@ class PopState:
 
 def popped(store: Store, now: int, report: Report = lambda _problem: None,
            wanted: Callable[[CheckPoint], bool] = lambda _point: True) -> PopState:
-    """The messages that were delivered and not acknowledged, by group, topic and queue. ``now``:
-    epoch ms. ``wanted``: of which deliveries they are shown. StoreIOError.
+    """Return the messages that were delivered and not acknowledged, by group, topic and queue.
+    ``now``: epoch ms. ``wanted``: of which deliveries they are shown. StoreIOError.
     """
     store.layout.require(store.root, "consumequeue")
     reading = _Reading(store, report)
@@ -295,7 +296,7 @@ class _Reading:
 
 
 def _records(store: Store, notes: list[str]) -> Iterator[Delivery]:
-    """The records of ``kvStore/``, one for each message."""
+    """Yield the records of ``kvStore/``, one for each message."""
     folder = store.path(RECORDS)
     if not vfs.isdir(folder):
         return
@@ -320,7 +321,7 @@ def _records(store: Store, notes: list[str]) -> Iterator[Delivery]:
 
 
 class _Judge:
-    """What a broker makes of the messages of a delivery."""
+    """Return the outcome for the messages of a delivery in a broker."""
 
     def __init__(self, store: Store, now: int, reading: _Reading, report: Report) -> None:
         self._store, self._now, self._reading, self._report = store, now, reading, report
@@ -332,7 +333,7 @@ class _Judge:
         self._bounds: dict[tuple[str, int], tuple[int, int] | None] = {}
 
     def messages(self, delivery: Delivery) -> Iterator[Popped]:
-        """What of it was not acknowledged and is not in a retry topic."""
+        """What was not acknowledged and is not in a retry topic."""
         point, (topic, queue_id) = delivery.point, delivery.revive
         passed = delivery.never or (delivery.offset is not None and delivery.offset <=
                                     self._revived.get(topic, {}).get(queue_id, -1))
@@ -377,7 +378,9 @@ class _Judge:
         return record, ""
 
     def _is_retried(self, point: CheckPoint, record: Record) -> bool | None:
-        """Whether a retry topic has the message of a delivery; None where it cannot be read."""
+        """Return whether a retry topic has the message of a delivery; None where it cannot be
+        read.
+        """
         times = record.reconsume_times + 1
         wanted = identity(record), times, str(point.popTime) if times == 1 else None
         unknown = False
@@ -401,12 +404,12 @@ class _Judge:
 
 
 def identity(record: Record) -> str:
-    """What a message and the one that is put into a retry topic for it have in common."""
+    """Return what a message and the one that is put into a retry topic for it have in common."""
     return _known(record).get(props.UNIQUE_KEY) or f"{record.born_timestamp}:{record.body_crc}"
 
 
 def normal_topic(point: CheckPoint) -> str:
-    """The topic that a message came from which is in a retry topic."""
+    """Return the topic that a message came from which is in a retry topic."""
     for separator in "+_":
         prefix = f"{RETRY_PREFIX}{point.consumerGroup}{separator}"
         if point.topic.startswith(prefix):
@@ -415,7 +418,9 @@ def normal_topic(point: CheckPoint) -> str:
 
 
 def retry_topics(point: CheckPoint) -> tuple[str, ...]:
-    """Where messages of a delivery come again: of the first form, and of that since 5.2.0."""
+    """Topics in which messages of a delivery come again: of the first form, and of that since
+    5.2.0.
+    """
     if point.topic.startswith(RETRY_PREFIX):
         return (point.topic,)
     return tuple(f"{RETRY_PREFIX}{point.consumerGroup}{separator}{point.topic}"

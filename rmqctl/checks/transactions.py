@@ -73,7 +73,9 @@ class Transaction:
 
     @property
     def ids(self) -> set[str | None]:
-        """The ids by which it may be named: the client's, and of each message that is here."""
+        """Return the ids by which it may be named: the client's, and of each message that is
+        here.
+        """
         known = {self.properties.get(TRANSACTION_ID), self.properties.get(props.UNIQUE_KEY)}
         return known | {each.message_id for each in (self.record, self.given_up) if each}
 
@@ -106,8 +108,8 @@ class Transaction:
 
 
 def transactions(store: Store, now: int, report: Report) -> Iterator[Transaction]:
-    """The transactions without an end, in the order of their half messages, then those of which
-    only the message is left that a broker put aside. ``now``: epoch ms. StoreIOError.
+    """Yield the transactions without an end, in the order of their half messages, then those of
+    which only the message is left that a broker put aside. ``now``: epoch ms. StoreIOError.
     """
     store.layout.require(store.root, "consumequeue")
     rules, view = _Rules.of(store), View(store)
@@ -148,7 +150,7 @@ def transactions(store: Store, now: int, report: Report) -> Iterator[Transaction
 
 
 def _ended(view: View, queue_id: int, report: Report) -> set[int]:
-    """The queue offsets of half messages that op messages name."""
+    """Return the queue offsets of half messages that op messages name."""
     wanted = Selection(topic=props.OP_HALF_TOPIC, queue_id=queue_id, tag=ENDED)
     return half_offsets(chain.from_iterable(
         page.raw("body") for page in Selector(view.store, wanted, view, report).pages()))
@@ -178,7 +180,7 @@ def _without_end(store: Store, rows: QueueRows,
 
 
 def was_ended(store: Store, id: str) -> bool:  # noqa: A002
-    """Whether an id that no transaction without an end has is that of a half message."""
+    """Return whether an id that no transaction without an end has is that of a half message."""
     with suppress(ValueError):
         record = store.log.record_at(parse_message_id(id)[2])
         if record is not None and record.message_id == id:
@@ -217,7 +219,7 @@ class _Copies:
 
 
 def _key(record: Record, known: dict[str, str]) -> str:
-    """What tells a transaction from others: its unique key, or when it was born and its body."""
+    """Identity of a transaction: its unique key, or its born time and body."""
     return known.get(props.UNIQUE_KEY) or f"{record.born_timestamp}:{record.body_crc}"
 
 
@@ -234,7 +236,7 @@ def _number(text: str | None) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Rules:
-    """How a broker checks: times in ms."""
+    """A broker's settings for checks; times in ms."""
 
     immunity: int
     every: int
@@ -255,7 +257,7 @@ class _Rules:
             given("transactionCheckMax", MOST_TIMES), int(conf.get("fileReservedTime")) * _HOUR)
 
     def judge(self, some: Transaction, now: int) -> None:
-        """What the next check does, and when."""
+        """Determine what the next check does, and when."""
         record = some.record
         assert record is not None
         times = _number(some.properties.get(TIMES))

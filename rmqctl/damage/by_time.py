@@ -53,7 +53,7 @@ def of_unclear_age(source: Source, damage: Iterable[Damaged]) -> Iterator[list[R
 
 def unclear_in_log(log: CommitLog,
                    damage: Iterable[tuple[int, int]]) -> Iterator[list[Record]]:
-    """The same in a log, for damaged places ``[start, end)`` in ascending order, of which the
+    """Yield the same in a log, for damaged places ``[start, end)`` in ascending order, of which the
     first `_MOST_LOOKS` that lie close together are looked at. StoreIOError.
     """
     looks = 0
@@ -76,7 +76,7 @@ def unclear_in_log(log: CommitLog,
 
 
 def _joined(places: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """The places, those that touch as one."""
+    """Yield the places, those that touch as one."""
     last: tuple[int, int] | None = None
     for start, end in places:
         if last is not None and start <= last[1]:
@@ -91,7 +91,7 @@ def _joined(places: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
 
 def _with_times(source: Source, chain: Sequence[tuple[int, int]]) -> Iterator[Damaged]:
     """Places of a file with the store times of the intact messages next to them, found by one walk
-    over all of them; None where there is none near.
+    over all of them; None without any near.
     """
     # A stranger's file may have damage between all messages, so no place is walked to by itself.
     offsets, times = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
@@ -111,7 +111,9 @@ def _with_times(source: Source, chain: Sequence[tuple[int, int]]) -> Iterator[Da
 
 
 def _without_proof(source: Source, start: int, end: int) -> list[Record]:
-    """The records of ``[start, end)`` where they are few and nothing leads to any of them."""
+    """Return the records of ``[start, end)`` where they are few and nothing leads to any of
+    them.
+    """
     if source.witness is None or is_led(source, source.witness, start, end):
         return []
     records = records_between(source, start, end)

@@ -1,11 +1,11 @@
-"""What is known of lost messages: rows of consumequeues that lead into damaged bytes, and gaps.
+"""Evidence of lost messages: rows of consume queues that point into damaged bytes, and gaps.
 
-Rows are only read where the log itself lacks queue offsets (holes), so a store of any size costs
-no more than what is lost. A row counts when it is consistent: its queue offset is missing in the
-log, and its place lies between those of the queue's neighbours.
+Rows are only read where the log itself lacks queue offsets (holes), so a store of any size costs no
+more than what is lost. A row counts when it is consistent: its queue offset is missing in the log,
+and its place lies between those of the queue's neighbours.
 
 Behind queue offsets that never got a row (a broker's own gap, consumequeue.md §4) the rows stand
-too early by as many places. That is no contradiction to the log.
+too early by as many places. That does not contradict the log.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ FEW = 20_000
 """Rows of a missing file that are looked at one by one."""
 _MOST_RUNS = 400
 _BACK = 1 << 12
-"""How many rows before its place the row of a message is looked for."""
+"""Number of rows before its place in which the row of a message is searched."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hole:
     """Queue offsets ``[first, end)`` which the log lacks.
 
-    A message of them can only lie behind physical offset ``low`` and before ``high``.
+    A message of them can only is after physical offset ``low`` and before ``high``.
     """
 
     first: int
@@ -53,7 +53,9 @@ class Hole:
 
     @property
     def inner(self) -> bool:
-        """Whether messages of the queue lie on both sides: then all of them were there once."""
+        """Return whether messages of the queue lie on both sides: then all of them were there
+        once.
+        """
         return self.low >= 0 and self.high < ENDLESS
 
 
@@ -104,7 +106,7 @@ class RowColumns:
 class Evidence:
     """``rows`` lead into damaged regions, ``astray`` elsewhere.
 
-    ``ahead`` counts those that lead behind the log's last file; ``beyond`` are the first of them.
+    ``ahead`` counts those that lead after the log's last file; ``beyond`` are the first of them.
     ``columns``: rows that lead into missing files, where they are very many, by place of the file.
     """
 
@@ -119,8 +121,8 @@ class Evidence:
 def chain(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
     """(runs that follow each other with growing queue offsets, runs that do not fit between).
 
-    The chain is the one with the most messages. A topic that was deleted and made again starts
-    at 0 anew; what lies before that is no part of today's queue.
+    The chain is the one with the most messages. A topic that was deleted and made again starts at 0
+    again; what is before that is not part of today's queue.
     """
     start = 0
     for number, run in enumerate(runs):
@@ -146,7 +148,7 @@ def chain(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
 
 
 def holes(runs: Sequence[Run]) -> list[Hole]:
-    """The holes before, between and behind the runs of a queue; the last one is endless."""
+    """Return the holes before, between and after the runs of a queue; the last one is endless."""
     if not runs:
         return [Hole(0, ENDLESS, -1, ENDLESS)]
     gaps = [Hole(0, runs[0].first, -1, runs[0].low)] if runs[0].first > 0 else []
@@ -198,14 +200,16 @@ class Gatherer:
 
     def is_in_order(self, key: QueueKey, offset: int, place: int) -> bool:
         """Return whether the queue offset of the message at a place follows that of the message
-        before it in the queue, or is followed by the next, and is no other message's.
+        before it in the queue, or is followed by the next, and belongs to no other message.
         """
         return not self._runs.has(key, offset, twice=True) and any(
             run.low <= place <= run.high and run.end - run.first > 1 for run in self._runs.of(key))
 
     def _plain(self, key: QueueKey, queue: ConsumeQueue, runs: Sequence[Run],
                evidence: Evidence) -> Iterator[FoundRow]:
-        """The rows of a queue's holes. Those behind the log may be very many: most are counted."""
+        """Yield the rows of a queue's holes. Those after the log may be very many: most are
+        counted.
+        """
         if not queue.exists:
             return
         end = queue.disk_end
@@ -297,12 +301,13 @@ def _early(queue: ConsumeQueue, hole: Hole) -> int:
 
 def _stands_early(queue: ConsumeQueue, run: Run, after: Run | None, row: int,
                   before: bool) -> bool:
-    """Whether ``row`` leads to a run's first message because all rows of the run are too early.
+    """Return whether ``row`` leads to a run's first message because all rows of the run are too
+    early.
 
     Where the run is that message alone, its queue offset may as well be damaged. Then the row of
-    the message ``after`` it tells; of the queue's last message, whether the rows ``before`` it
-    are early. Else nothing tells it from one behind a gap, and a message is not changed on a row's
-    word alone: its queue offset is damaged where the log up to it has no room for so many.
+    the message ``after`` it tells; of the queue's last message, whether the rows ``before`` it are
+    early. Else it looks like one after a gap, and a message is not changed on a row's word alone:
+    its queue offset is damaged where the log up to it has no room for so many.
     """
     if run.end - run.first > 1:
         return _leads(queue, row + run.end - 1 - run.first, run.high)
@@ -323,7 +328,7 @@ def _leads(queue: ConsumeQueue, row: int, physical: int) -> bool:
 
 def holes_with(by_queue: Mapping[QueueKey, Sequence[Hole]], key: QueueKey,
                offset: int) -> Hole | None:
-    """The hole of a queue that a queue offset lies in."""
+    """Return the hole of a queue that a queue offset is in."""
     for hole in by_queue.get(key, ()):
         if hole.first <= offset < hole.end:
             return hole

@@ -28,7 +28,7 @@ _FARTHEST = 16 << 20
 class IndexedKey(NamedTuple):
     """A key the index holds for a message: its hash and the second it was stored in (ms).
 
-    ``is_begin``: that second is the begin of its file, as for all that is older. ``exact``: it is
+    ``is_begin``: that second is the start of its file, as for all that is older. ``exact``: it is
     the store time itself.
     """
 
@@ -38,8 +38,8 @@ class IndexedKey(NamedTuple):
     exact: bool = False
 
     def agrees(self, time: int) -> bool:
-        """Whether a broker writes such an entry for a message of this time: what is older than
-        the file's begin counts from it (index.md §6).
+        """Return whether a broker writes such an entry for a message of this time: what is older
+        than the file's begin counts from it (index.md §6).
         """
         return self.time <= time < self.time + SECOND or (self.is_begin and time < self.time)
 
@@ -127,7 +127,9 @@ def _keys(store: Store, regions: Sequence[Region], chosen: Callable[[Array], Arr
 
 
 def _key(entry: EntryRecord, header: HeaderRecord, *, is_first: bool) -> IndexedKey:
-    """What an entry says; the header has the times of its first and last message (index.md §6)."""
+    """Return what an entry says; the header has the times of its first and last message (index.md
+    §6).
+    """
     if is_first:
         return IndexedKey(entry.key_hash, header.begin_timestamp, exact=True)
     if entry.physical_offset == header.end_phy_offset:
@@ -137,12 +139,11 @@ def _key(entry: EntryRecord, header: HeaderRecord, *, is_first: bool) -> Indexed
 
 def turned_place(rows: Array, keyed: Array, end: int, files_end: int) -> tuple[int, int] | None:
     """(where a row leads, where its message was) for the last row of all, where one bit of its
-    place was turned; None where nothing tells so.
+    place was flipped; None without a sign of it.
 
-    ``rows``, ``keyed``: the places of lost messages (int64, ascending) that rows of consumequeues
+    ``rows``, ``keyed``: the places of lost messages (int64, ascending) that rows of consume queues
     and entries of the index lead to. The log is intact up to ``end`` and has files up to
-    ``files_end``. That message is the newest of which anything is known, and no other row leads to
-    it; its own one leads behind the last file, or farther than any message reaches.
+    ``files_end``. That message is the newest of which anything is known, and no other row has its place; its own one leads after the last file, or farther than any message reaches.
     """
     if not len(rows) or not len(keyed):
         return None

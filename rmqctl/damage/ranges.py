@@ -60,17 +60,17 @@ class Ranges:
             self.put(item)
 
     def before(self, position: int) -> Range | None:
-        """The last one with a message that starts before a place."""
+        """Return the last one with a message that starts before a place."""
         number = bisect_left(self.items, position, key=lambda item: item.start)
         return next((item for item in reversed(self.items[:number]) if item.first >= 0), None)
 
     def behind(self, position: int) -> Range | None:
-        """The first one with a message that ends behind a place."""
+        """Return the first one with a message that ends after a place."""
         number = bisect_right(self.items, position, key=lambda item: item.end)
         return next((item for item in self.items[number:] if item.first >= 0), None)
 
     def within(self, start: int, end: int) -> Iterator[Range]:
-        """Those that lie, with some byte, in ``[start, end)``."""
+        """Yield those that lie, with some byte, in ``[start, end)``."""
         number = bisect_right(self.items, start, key=lambda item: item.end)
         while number < len(self.items) and self.items[number].start < end:
             yield self.items[number]
@@ -84,14 +84,14 @@ class Ranges:
 class Stretch:
     """Physical bytes ``[start, end)`` in which our log has nothing intact, from record to record.
 
-    What our consumequeues and index say of the source's records there: ``rows`` and ``keys`` agree.
-    A row fits every record of its size at its place, another log's, too; a key, or bytes of ours,
-    fit the one record only: such agree from ``agreed_first`` to the end ``agreed_end``.
+    What our consume queues and index say of the source's records there: ``rows`` and ``keys``
+    agree. A row fits every record of its size at its place, another log's, too; a key, or bytes of
+    ours, fit the one record only: such agree from ``agreed_first`` to the end ``agreed_end``.
     ``timed_end``: end of the last record whose row agrees and whose time our checkpoint has.
     ``against`` are (place, end) of records which they contradict. ``filled``: an earlier repair
-    made fillers there, so the rows are theirs.
-    ``doubtful``: (place, size) of whole records of ours there that may be messages, or lie in a
-    damaged one's body; ``alike`` of them are the same bytes in the source.
+    made fillers there, so the rows are theirs. ``doubtful``: (place, size) of whole records of ours
+    there that may be messages, or are in a damaged one's body; ``alike`` of them are the same bytes
+    in the source.
     """
 
     start: int
@@ -112,7 +112,7 @@ class Stretch:
 
 
 def stretches(regions: Iterable[Region], log_start: int, log_end: int) -> list[Stretch]:
-    """From the damaged regions of a log; what lies before and behind the log is of it, too."""
+    """From the damaged regions of a log; what is before and after the log is of it, too."""
     found = [Stretch(0, log_start)] if log_start > 0 else []
     for region in regions:
         if found and found[-1].end == region.start:

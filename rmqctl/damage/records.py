@@ -67,13 +67,13 @@ class Records:
         return self._held[1]
 
     def opened(self, physical: int) -> tuple[LogPart, Source]:
-        """The part with a place of the log, and its bytes. StoreIOError."""
+        """Return the part with a place of the log, and its bytes. StoreIOError."""
         number = self._number(physical)
         assert number is not None
         return self.parts[number], self._open(number)
 
     def read(self, physical: int, size: int | None) -> tuple[int, Record | None, bytes]:
-        """(number of the part, record, its bytes) of what stands at a place. StoreIOError.
+        """(number of the part, record, its bytes) of what is at a place. StoreIOError.
 
         ``size`` None: by its own size field.
         """
@@ -97,11 +97,11 @@ class Records:
         return number if number >= 0 and physical < self.parts[number].end else None
 
     def is_replaced(self, physical: int) -> bool:
-        """Whether other bytes are put at a place already."""
+        """Return whether other bytes are put at a place already."""
         return physical in self._places
 
     def replace(self, physical: int, content: bytes | None) -> bool:
-        """Puts other bytes at a place; False where there are none to put."""
+        """Put other bytes at a place; False without any to put."""
         number = self._number(physical)
         if content is None or number is None:
             return False
@@ -136,7 +136,7 @@ def batch_range_of(properties: bytes) -> tuple[int, int] | None:
 
 
 def whole_record(raw: bytes, start: int, sealed: bool) -> Record | None:
-    """The record, if it is one beyond doubt but for what its queue says."""
+    """Return the record, if it is one beyond doubt but for what its queue says."""
     try:
         record = decode(raw)
     except FormatError:
@@ -148,16 +148,17 @@ def whole_record(raw: bytes, start: int, sealed: bool) -> Record | None:
 
 
 def is_foreign_place(said: int, start: int, file_size: int) -> bool:
-    """Whether the physical offset a record says is rather its own than a damaged one.
+    """Return whether a record's physicalOffset is more likely its own than a damaged one.
 
-    Damage to the field alone is believed where it is one bit. Records of a file's earlier life
-    (files are used again) say a place some files away, which may be one bit too.
+    Damage to the field alone is believed where it is one bit. Stale records of an earlier use of a
+    file have a place some files away, which may be one bit too.
     """
     return said != start and ((said ^ start).bit_count() > 1 or (said - start) % file_size == 0)
 
 
 def is_displaced(parts: Sequence[LogPart], start: int, said: int, size: int) -> bool:
-    """Whether a record of ``size`` bytes at ``start`` lies where a page of its own place was put.
+    """Return whether a record of ``size`` bytes at ``start`` lies where a page of its own place was
+    put.
 
     Either the place that it says has the same bytes, or it begins with a sector, is off by whole
     sectors, and no record of this place follows: its place was not damaged then, though it may
@@ -187,7 +188,7 @@ def shift_of(source: Source, position: int) -> int:
 
 
 def unless_crc_differs(raw: bytes) -> bytes | None:
-    """The record, unless its appended CRC says that it never was so."""
+    """Return the record, unless its appended CRC says that it never was so."""
     return None if append_crc.verify(raw) is False else raw
 
 
@@ -198,7 +199,7 @@ def field_of(raw: bytes, name: str) -> int:
 
 
 def with_fields(raw: bytes, **values: int) -> bytes:
-    """The record with some fields of its head changed."""
+    """Return the record with some fields of its head changed."""
     changed = bytearray(raw)
     for name, value in values.items():
         where = _HEAD[name]
@@ -208,23 +209,23 @@ def with_fields(raw: bytes, **values: int) -> bytes:
 
 
 def body_at(record: Record) -> int:
-    """Where the body of a record starts, counted from the record's start."""
+    """Offset of the body of a record from the record's start."""
     return variant(record.sys_flag & HOST_BITS, record.magic).head_size
 
 
 def body_crc_at() -> int:
-    """Where a record's body CRC stands, counted from the record's start."""
+    """Offset of a record's body CRC from the record's start."""
     return _HEAD["body_crc"].offset
 
 
 def body_crc(body: bytes) -> int:
-    """The CRC that a record of this body has in its head."""
+    """Return the CRC that a record of this body has in its head."""
     return zlib.crc32(body) & CRC_MASK
 
 
 def extent(source: Source, record_start: int, head: bytes, magic: int, most: int) -> int | None:
-    """The size which the lengths of a record add up to; ``head`` are its first bytes as meant. None
-    also for more than ``most`` bytes, of which none are read.
+    """Return the size which the lengths of a record add up to; ``head`` are its first bytes as
+    meant. None also for more than ``most`` bytes, of which none are read.
     """
     def read(position: int, length: int) -> bytes:
         if position + length <= len(head):
@@ -292,8 +293,8 @@ def _bent(head: bytes, magic: int, largest: int) -> Iterator[bytes]:
 
 def with_other_lengths(raw: bytes, magic: int,
                        is_known: Callable[[bytes], bool]) -> Iterator[bytes]:
-    """The record with each other length of its body, or of its properties, with which all of its
-    bytes are accounted for, and the body matches its CRC. ``is_known``: whether a topic is; of
+    """Yield the record with each other length of its body, or of its properties, with which all of
+    its bytes are accounted for, and the body matches its CRC. ``is_known``: whether a topic is; of
     properties without their length nothing else proves that they are this record's.
     """
     shape = variant(field_of(raw, "sys_flag") & HOST_BITS, magic)
@@ -319,7 +320,9 @@ def with_other_lengths(raw: bytes, magic: int,
 
 
 def _topic_lengths(head: bytes, topic_at: int, width: int, magic: int) -> Iterator[bytes]:
-    """The head with each length of the topic that makes the properties end with the record."""
+    """Yield the head with each length of the topic that makes the properties end with the
+    record.
+    """
     end = field_of(head, "total_size")
     first = topic_at + width
     most = min(MAX_FOLDER_NAME, longest_topic(magic), len(head) - first - PROPERTIES_LENGTH_SIZE)
@@ -330,7 +333,7 @@ def _topic_lengths(head: bytes, topic_at: int, width: int, magic: int) -> Iterat
 
 
 def _turned(head: bytes, position: int, width: int, most: int) -> Iterator[bytes]:
-    """The head with each bit of a length turned that makes no more than ``most`` of it."""
+    """Yield the head with each bit of a length turned that makes no more than ``most`` of it."""
     length = int.from_bytes(head[position:position + width], "big")
     for bit in range(8 * width):
         other = length ^ 1 << 8 * (width - 1 - bit // 8) + bit % 8

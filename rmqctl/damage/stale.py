@@ -24,7 +24,7 @@ _OVERLAPS = 8
 
 def stale_records(parts: Sequence[LogPart], survey: Survey) -> tuple[set[int], set[int]]:
     """Physical offsets of stale records beside damage or at the borders of damaged files, and of
-    those beside them of which nothing tells. StoreIOError.
+    unclear records next to them. StoreIOError.
     """
     def taken(record: Record) -> bool:
         return survey.runs.has((os.fsdecode(record.topic), record.queue_id), record.queue_offset,
@@ -44,8 +44,8 @@ def stale_records(parts: Sequence[LogPart], survey: Survey) -> tuple[set[int], s
 
 def beside_at(source: Source, places: Iterable[int],
               damage: Sequence[tuple[int, int]]) -> Iterator[list[Record]]:
-    """The stale records of a file between damaged places (ascending) around physical ``places``.
-    StoreIOError.
+    """Yield the stale records of a file between damaged places (ascending) around physical
+    ``places``. StoreIOError.
     """
     starts, looked = [start for start, _ in damage], -1
     for place in places:
@@ -94,7 +94,7 @@ def unclear_places(parts: Sequence[LogPart], survey: Survey) -> set[int]:
 
 
 def _damaged(parts: Sequence[LogPart], survey: Survey) -> Iterator[tuple[LogPart, list[Region]]]:
-    """The files that are there and have damage, with it."""
+    """Yield the files that are there and have damage, with it."""
     for number, regions in groupby(survey.regions, lambda region: region.file):
         part = parts[number]
         if part.witness is not None and (part.path is not None or part.pieces):
@@ -102,8 +102,8 @@ def _damaged(parts: Sequence[LogPart], survey: Survey) -> Iterator[tuple[LogPart
 
 
 def _between(part: LogPart, regions: Sequence[Region]) -> Iterator[tuple[int, int, int | None]]:
-    """What lies before, between and behind the damaged regions of a file: (start, end, store time
-    of the last message before the region before it).
+    """Parts before, between and after the damaged regions of a file: (start, end, store time of the
+    last message before the region before it).
     """
     start, before = part.base, None
     for region in regions:

@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Verdict(Enum):
-    """What the bytes at a place are."""
+    """Kinds of bytes at a place."""
 
     INTACT = "intact"
     DAMAGED = "damaged"
@@ -24,7 +24,7 @@ class Verdict(Enum):
 
 
 class Remedy(Enum):
-    """What a repair does at a place."""
+    """Actions of a repair at a place."""
 
     NONE = "none"
     COPIED = "copied"
@@ -45,7 +45,7 @@ OF_ACTION: Mapping[str, Remedy] = {
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What speaks for a verdict: its ``source`` and, in words, what that says."""
+    """Evidence for a verdict: its ``source`` and, in words, what that shows."""
 
     source: str
     detail: str
@@ -84,7 +84,7 @@ class Condemned:
         return self._verdicts
 
     def of(self, *verdicts: Verdict) -> set[int]:
-        """The places with one of these verdicts."""
+        """Return the places with one of these verdicts."""
         return {place for place, verdict in self._verdicts.items() if verdict in verdicts}
 
     def add(self, places: Iterable[int], verdict: Verdict = Verdict.DAMAGED) -> bool:
@@ -95,7 +95,7 @@ class Condemned:
         return len(self._verdicts) > before
 
     def acquit(self, places: Iterable[int]) -> None:
-        """Takes records for messages again: what is there now is another record."""
+        """Treat records as messages again: another record is there now."""
         for place in places:
             self._verdicts.pop(place, None)
 

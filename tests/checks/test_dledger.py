@@ -47,8 +47,8 @@ def test_a_sound_one_has_no_finding(store: Path) -> None:
     ((4, ">i"), 9, "dledger-entry", "size 9 instead of"),
     ((24, ">q"), 9, "dledger-entry", "pos 9 instead of"),
     ((44, ">i"), 9, "dledger-entry", "body_length 9 instead of"),
-    ((8, ">q"), 4000, "dledger-chain", "index 4000 in term 1 behind index 29"),
-    ((16, ">q"), 0, "dledger-chain", "in term 0 behind index 29 in term 1")])
+    ((8, ">q"), 4000, "dledger-chain", "index 4000 in term 1 follows index 29"),
+    ((16, ">q"), 0, "dledger-chain", "in term 0 follows index 29 in term 1")])
 def test_a_field_of_a_head(store: Path, field: tuple[int, str], value: int, category: str,
                            words: str) -> None:
     starts = store_of(store / "again", BODIES)
@@ -72,7 +72,7 @@ def test_the_index(store: Path) -> None:
         file.write(bytes(32 * 3))
     one, = findings(store)
     assert (one["category"], one["severity"], one["count"]) == ("dledger-index", "warning", 4)
-    assert "4 units do not fit, the first: entry 20" in one["detail"]
+    assert "4 units not matching their entries, the first: entry 20" in one["detail"]
     os.truncate(units, 4096)
     assert [one["category"] for one in findings(store)] == ["dledger-index", "file-size"]
     units.unlink()

@@ -52,7 +52,7 @@ def test_entries_that_a_start_discards_are_said(golden: GoldenFolder) -> None:
     document = found(golden("5.3.3/crash-cqlag/before"))
     [entries] = [one for one in document["findings"] if one["structure"] == "index"]
     assert entries["detail"].endswith(
-        "makes them (4.9.3, 5.3.3); 14 entries of what it discards do not come back")
+        "recreates them (4.9.3, 5.3.3); 14 discarded entries are not recreated")
     assert entries["next"].startswith("rmqctl preflight ")
 
 

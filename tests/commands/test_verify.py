@@ -213,7 +213,7 @@ def test_one_next_command_and_one_line_of_impact(golden: GoldenFolder, rmqctl: R
         "messages": 274, "of": 274, "topics": {"TP_bill_Event9": 138, "TP_pay_Topic": 136},
         "from": None, "to": None, "complete": True, "rows": 0, "bytes": 0}
     page = rmqctl("verify", root, "-o", "plain").expect(1).out
-    assert page.splitlines()[1] == ("affected: 274 of 274 messages have no entry in their queue, "
+    assert page.splitlines()[1] == ("affected: 274 of 274 messages have no consume queue entry, "
                                     "topics TP_bill_Event9, TP_pay_Topic")
     assert [line for line in page.splitlines() if line.startswith("rmqctl ")] == [
         *found["next"], "rmqctl explain cq-missing"]

@@ -37,7 +37,7 @@ def test_a_plan_names_itself_with_apply(damaged: Path, rmqctl: Runner) -> None:
     page = lines(rmqctl("recover", damaged).expect(1).out)
     assert f"rmqctl recover {damaged} --apply" in page
     assert sum(line.startswith("rmqctl ") for line in page) == 1
-    assert ("affected: 1 of 274 messages; TP_bill_Event9 1; stored from 2024-06-23T19:13:56.253Z "
+    assert ("affected: 1 of 274 messages (TP_bill_Event9 1), stored from 2024-06-23T19:13:56.253Z "
             "to 2024-06-23T19:13:56.373Z") in page
 
 
@@ -144,7 +144,7 @@ def test_what_a_start_costs_is_out_of_all_messages(damaged: Path, rmqctl: Runner
     assert predicted["messages"] == 273
     assert predicted["next"] == [f"rmqctl doctor {damaged}"]
     said = rmqctl("preflight", damaged).out.splitlines()[1]
-    assert said.startswith("affected: 21 of 274 messages; TP_bill_Event9 12, TP_pay_Topic 9; ")
+    assert said.startswith("affected: 21 of 274 messages (TP_bill_Event9 12, TP_pay_Topic 9), ")
     quick = rmqctl("preflight", damaged, "--quick", "-o", "json").expect(1).json()
     assert (quick["messages"], quick["impact"]["of"]) == (None, None)
     plan = rmqctl("recover", damaged, "--strategy", "broker", "-o", "json").expect(1).json()
@@ -170,7 +170,7 @@ def test_other_plans_and_comparisons(damaged: Path, golden: GoldenFolder, rmqctl
     diff: dict[str, Any] = rmqctl("diff", golden(DAMAGED), damaged, "-o", "json").expect(1).json()
     stored = "2024-06-23T19:13:56.355Z"  # the damaged record says so
     assert diff["impact"] == LOST | {"from": stored, "to": stored}
-    assert "affected: 1 of 274 messages; TP_bill_Event9 1; stored at 2024" in rmqctl(
+    assert "affected: 1 of 274 messages (TP_bill_Event9 1), stored at 2024" in rmqctl(
         "diff", golden(DAMAGED), damaged).out
 
 

@@ -50,7 +50,7 @@ def test_they_are_counted_until_they_are_taken_back(tmp_path: Path) -> None:
     assert "14 fillers for lost bytes" in run("info", store).out
     assert "fillers among the messages: 14" in run("stats", store).err
     found = run("verify", store, *SIZES).expect(0)
-    assert "14 fillers stand for lost bytes (orders 7, pays 7)" in found.out
+    assert "14 fillers for lost messages (orders 7, pays 7)" in found.out
     shown = run("read", store, "--where", "property.RMQCTL=lost", "-o", "jsonl").expect(0).jsonl()
     assert len(shown) == 14
     assert all(one["body"] for one in shown), "an empty body stops consumers"

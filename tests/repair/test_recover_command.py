@@ -248,7 +248,7 @@ def test_a_kill_at_every_call(strategy: str, power: bool, tiny: Tiny, rmqctl: Ru
 
 def test_one_line_says_whose_messages_are_lost_and_of_when(rmqctl: Run, golden: Folder) -> None:
     said = rmqctl("recover", golden("5.3.3/clean-crc/before"), "--strategy", "broker").expect(1).out
-    assert ("affected: 20 of 273 messages; TP_bill_Event9 11, TP_pay_Topic 9; stored from "
+    assert ("affected: 20 of 273 messages (TP_bill_Event9 11, TP_pay_Topic 9), stored from "
             "2024-06-23T19:13:56.373Z to 2024-06-23T19:14:02.482Z") in said
 
 

@@ -1,1 +1,1 @@
-"""What a broker of a release makes of its ``broker.conf``, and what it opens then."""
+"""Effective settings of a broker with a ``broker.conf``, and the store that it opens with them."""

@@ -26,29 +26,29 @@ DEFAULTS: dict[str, Any] = {
     "brokerClusterName": "DefaultCluster", "brokerRole": "ASYNC_MASTER", "brokerId": 0,
     "fileReservedTime": 72, "deleteWhen": "04", "diskMaxUsedSpaceRatio": 75,
     "messageIndexEnable": True, "messageIndexSafe": False}
-"""What a broker takes where the file says nothing, of all releases."""
+"""Defaults of the settings that the file does not set, the same in all releases."""
 
 
 @dataclass(frozen=True, slots=True)
 class Effective:
-    """What a broker of ``release`` makes of ``conf``."""
+    """The settings of ``conf`` as a broker of ``release`` reads them."""
 
     conf: BrokerConf
     release: str
 
     def spelled(self, name: str) -> str:
-        """The name that this release reads for what later ones call ``name``."""
+        """Return the name that this release reads for what later ones call ``name``."""
         return name if is_read(name, self.release) else next(
             (old for old, new in RENAMED.items() if new == name and is_read(old, self.release)),
             name)
 
     def text(self, name: str) -> str | None:
-        """What the file says for a name that this release reads; None: nothing."""
+        """Return the file's value of a name that this release reads; None if not set."""
         known = self.spelled(name)
         return self.conf.texts.get(known) if is_read(known, self.release) else None
 
     def given(self, name: str) -> Any:
-        """The value that the file sets; None where the default stays."""
+        """Return the value that the file sets; None where the default stays."""
         text = self.text(name)
         if text is None:
             return None
@@ -58,7 +58,9 @@ class Effective:
             return None
 
     def get(self, name: str) -> Any:
-        """The value that counts: the file's, or the default; None where that is not known."""
+        """Return the value that counts: the file's, or the default; None where that is not
+        known.
+        """
         value = self.given(name)
         return DEFAULTS.get(name) if value is None else value
 
@@ -67,8 +69,8 @@ class Effective:
         return is_from(self.release, TRIMS_SINCE)
 
     def origin(self, name: str) -> Phrase:
-        """Where the value of a setting comes from: ``mappedFileSizeCommitLog=1024``, or why its
-        default stays.
+        """Return where the value of a setting comes from: ``mappedFileSizeCommitLog=1024``, or why
+        its default stays.
         """
         known, text = self.spelled(name), self.text(name)
         if text is not None:

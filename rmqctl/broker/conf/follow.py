@@ -1,7 +1,7 @@
 """A store as the broker of a ``broker.conf`` opens it, and what that file costs, in sentences.
 
-What the file says of paths, layouts and sizes becomes a `Store` of its own: whoever predicts a
-start works on that. The files that are there stay what they are for everybody else.
+What the file says of paths, layouts and sizes becomes a `Store` of its own: the caller that
+predicts a start works on that. The files that are there stay what they are for everybody else.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ _CONFIGURED = ("topics.json", "subscriptionGroup.json", "consumerOffset.json")
 
 
 class Told(NamedTuple):
-    """What a setting does to a start, in a sentence.
+    """The effect of a setting on a start, in a sentence.
 
     ``effect``: ``refuses``: the broker does not start; ``loses``: it does not read, or deletes,
-    what is there; ``unserved``: it runs, and serves nobody; ``ignored``: it does not read the
+    what is there; ``unserved``: it runs, but serves no client; ``ignored``: it does not read the
     name; ``differs``: all else that is worth knowing.
     """
 
@@ -73,8 +73,8 @@ class Followed:
 
 
 def follow(store: Store, release: str, version: BrokerVersion) -> Followed:
-    """What a broker of ``release`` opens that is started with the configuration file of ``store``;
-    the store itself where it has none.
+    """Return what a broker of ``release`` opens with the configuration file of ``store``; the store
+    itself if it has no file.
     """
     if not store.sizes.conf.path:
         return Followed(store, version, assumed=_assumed(store))
@@ -82,7 +82,7 @@ def follow(store: Store, release: str, version: BrokerVersion) -> Followed:
 
 
 def _assumed(store: Store) -> dict[str, Any]:
-    """The settings that the files of a store show, or the defaults."""
+    """Return the settings that the files of a store show, or the defaults."""
     layout = store.layout
     known: dict[str, Any] = {
         ROOT: store.root, LOG: ",".join(store.log_folders),
@@ -172,12 +172,14 @@ class _Follower:
 
     @property
     def _makes_rocksdb(self) -> bool:
-        """Whether the broker makes a new data base, though there are consume queues in files."""
+        """Return whether the broker creates a new database although there are consume queues in
+        files.
+        """
         return (self._in_rocksdb and self._store.layout.consumequeue == "file"
                 and any(self._store.plain_queues))
 
     def _layouts(self) -> BrokerVersion:
-        """The rules with which consumequeues are read; tells what the layouts cost."""
+        """Return the rules with which consume queues are read; tells what the layouts cost."""
         layout, origin = self._store.layout, self._settings.origin(_STORE_TYPE)
         if self._makes_rocksdb:
             self._tell(_STORE_TYPE, "differs", Phrase(
@@ -223,7 +225,7 @@ class _Follower:
             store=self._store.root))
 
     def _log(self, where: Places, seen: Store) -> bool:
-        """Whether none of the log's files is opened; tells what of them is not."""
+        """Return whether none of the log's files is opened; tells what of them is not."""
         there = self._files_there()
         # The root also contains the checkpoint and the lock file, so it cannot be the log folder.
         root = vfs.realpath(self._store.root)
@@ -275,7 +277,7 @@ class _Follower:
         return True
 
     def _files_there(self) -> list[StoreFile]:
-        """The files of the log that is there; of several nodes those of all."""
+        """Return the files of the log that is there; of several nodes those of all."""
         with suppress(RmqctlError):
             return list(self._store.log.files)
         from rmqctl.store.files import log_listing
@@ -287,7 +289,9 @@ class _Follower:
     # -- sizes ------------------------------------------------------------------------------------
 
     def _sizes(self) -> Sizes:
-        """The sizes that the broker gives its files; what an option says wins over the file."""
+        """Return the sizes that the broker gives its files; what an option says wins over the
+        file.
+        """
         sizes, conf = self._store.sizes, self._store.sizes.conf
         settings = self._settings
 
@@ -346,7 +350,7 @@ class _Follower:
     # -- controller mode --------------------------------------------------------------------------
 
     def _identity(self) -> None:
-        """The broker registers only as the one that its brokerIdentity file names."""
+        """Report settings with which the broker does not match its brokerIdentity file."""
         get = self._settings.get
         if not get("enableControllerMode") or not is_from(self._release, _IDENTITY_SINCE):
             return

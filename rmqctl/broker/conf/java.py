@@ -11,7 +11,7 @@ _BITS = {"int": 32, "long": 64}
 _WHOLE = re.compile(r"[+-]?[0-9]+")
 _REAL = re.compile(r"[+-]?(NaN|Infinity|([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?)[fFdD]?")
 _BLANKS = "".join(map(chr, range(0x21)))
-"""What ``String.trim`` takes away."""
+"""Characters that ``String.trim`` removes."""
 
 
 def value(kind: str, text: str, *, trims: bool) -> Any:

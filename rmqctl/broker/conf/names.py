@@ -11,7 +11,7 @@ from rmqctl.broker.versions import is_from
 from rmqctl.phrases import Phrase
 
 _CLOSE = 0.8
-"""How alike a name must be to count as a slip of the pen (`difflib` ratio)."""
+"""Similarity at which a name counts as a typing error (`difflib` ratio)."""
 RENAMED = {"mapedFileSizeCommitLog": "mappedFileSizeCommitLog",
            "mapedFileSizeConsumeQueue": "mappedFileSizeConsumeQueue",
            "haSlaveFallbehindMax": "haMaxGapNotInSync",
@@ -36,7 +36,7 @@ class Known(NamedTuple):
 
 @cache
 def table() -> dict[str, Known]:
-    """All names of all releases. A name that several classes have is in it once."""
+    """Return all names of all releases. A name that several classes have is in it once."""
     data = get_data("rmqctl.broker.conf", "names.toml")  # also where the package is an archive
     assert data is not None
     known: dict[str, Known] = {}
@@ -50,13 +50,15 @@ def table() -> dict[str, Known]:
 
 
 def is_read(name: str, release: str) -> bool:
-    """Whether a broker of ``release`` reads the name; case counts."""
+    """Return whether a broker of ``release`` reads the name; case counts."""
     known = table().get(name)
     return known is not None and known.is_read_by(release)
 
 
 def meant(name: str, release: str) -> str | None:
-    """The name that was probably meant by one that ``release`` does not read; None: no idea."""
+    """Return the name that was probably meant by one that ``release`` does not read; None: no
+    idea.
+    """
     pairs = {**RENAMED, **{new: old for old, new in RENAMED.items()}}
     other = pairs.get(name)
     if other is not None and is_read(other, release):
@@ -70,7 +72,9 @@ def meant(name: str, release: str) -> str | None:
 
 
 def unread(name: str, release: str) -> Phrase:
-    """Says of a name that ``release`` does not read what may have been meant, or who reads it."""
+    """Return, for a name that ``release`` does not read, what may have been meant or which releases
+    read it.
+    """
     other, known = meant(name, release), table().get(name)
     values = {"name": name, "release": release}
     if other is not None:

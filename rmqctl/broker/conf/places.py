@@ -1,7 +1,8 @@
-"""Where a broker with a ``broker.conf`` looks for its files, seen from a store that may be a copy.
+"""Places where a broker with a ``broker.conf`` looks for its files, seen from a store that may be a
+copy.
 
 Paths of the file are those of the broker's machine. Where its storePathRootDir is not here, the
-store that is named stands in its place, and what lies below that folder lies below the store.
+given store replaces it, and paths below that folder are looked up below the store.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Places:
 
 
 def places(effective: Effective, store: str) -> Places:
-    """The folders of a broker that is to start on the store at ``store``."""
+    """Return the folders of a broker that is to start on the store at ``store``."""
     root, log = effective.given(ROOT), effective.given(LOG)
     multi = is_from(effective.release, MULTI_PATH_SINCE) and _SPLITTER in (log or "")
     paths = trim(log).split(_SPLITTER) if multi and log else [log] if log is not None else []
@@ -73,14 +74,16 @@ def places(effective: Effective, store: str) -> Places:
 
 
 def is_default(path: str) -> bool:
-    """Whether a folder is ``~/store`` of this user, or looks like that of another."""
+    """Return whether a folder is ``~/store`` of this user, or looks like that of another."""
     path = vfs.normpath(path)
     return path == vfs.normpath(os.path.expanduser("~/store")) or bool(
         _DEFAULT_ROOT.fullmatch(path))
 
 
 def _is_elsewhere(root: str, store: str) -> bool:
-    """Whether a root is not the store, and not the place that the store has been copied from."""
+    """Return whether a root is not the store, and not the place that the store has been copied
+    from.
+    """
     if _same(root, store):
         return False
     if not root.strip(_EDGES) or root.startswith("~") or "${" in root:
@@ -95,7 +98,9 @@ def _is_elsewhere(root: str, store: str) -> bool:
 
 
 def _is_another(root: str, store: str) -> bool:
-    """Whether two stores have begun with different messages, so none is a copy of the other."""
+    """Return whether two stores have begun with different messages, so none is a copy of the
+    other.
+    """
     logs = [{file.name: file.path for folder in find(one)
              for file in listing(os.path.join(one, folder)).files} for one in (root, store)]
     common = sorted(logs[0].keys() & logs[1].keys())
@@ -104,7 +109,7 @@ def _is_another(root: str, store: str) -> bool:
 
 
 def _head(path: str) -> bytes:
-    """The head of the first record of a file of the log; none where it cannot be read."""
+    """Return the head of the first record of a file of the log; none where it cannot be read."""
     try:
         with vfs.open_bytes(path) as file:
             return file.read(_HEAD)
@@ -113,14 +118,16 @@ def _head(path: str) -> bytes:
 
 
 def _without_root(paths: list[str], store: str) -> bool:
-    """The same of the default root: whether the log is known to lie in this store all the same."""
+    """Return the same of the default root: whether the log is known to be in this store all the
+    same.
+    """
     if is_default(vfs.abspath(store)):
         return False
     return any(_same(os.path.dirname(vfs.abspath(path)), store) for path in paths)
 
 
 def _base_of(paths: list[str]) -> str | None:
-    """The default root as the log below it shows it; None where it does not."""
+    """Return the default root as the log below it shows it; None where it does not."""
     above = [os.path.dirname(vfs.normpath(path)) for path in paths]
     return next((folder for folder in above if os.path.basename(folder) == "store"
                  and not vfs.isdir(folder)), None)

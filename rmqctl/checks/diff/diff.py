@@ -1,9 +1,9 @@
-"""Two stores compared: which messages one lacks, which are not the same, what lies around (queue
-bounds, configuration files, checkpoints, epochs).
+"""Two stores compared: missing and different messages, and what is around them (queue bounds,
+configuration files, checkpoints, epochs).
 
-Of members of a DLedger group the entries are held against each other as well, of up to three.
-Compared are messages, not files: what a broker preallocated, how files are cut and what lies
-beyond the end of the log make no difference. ``a`` and ``b`` are treated alike.
+For members of a DLedger group the entries of up to three are compared as well. Messages are
+compared, not files: preallocated space, the sizes of files and bytes beyond the end of the log make
+no difference. ``a`` and ``b`` are treated alike.
 """
 
 from __future__ import annotations
@@ -82,11 +82,11 @@ class Diff:
 
     @property
     def equal(self) -> bool:
-        """Whether nothing that counts differs."""
+        """Return whether nothing that counts differs."""
         return not self.differences.total
 
     def as_dict(self) -> dict[str, Any]:
-        """The JSON object of ``diff``, once it has run."""
+        """Return the JSON object of ``diff``, once it has run."""
         impact, found = self.impact, self.differences
         return {
             "equal": self.equal,
@@ -117,7 +117,7 @@ class Diff:
 
     @property
     def impact(self) -> Impact | None:
-        """What the differences are to messages, once it has run; None where none differs."""
+        """Return what the differences mean for messages, once it has run; None if none differs."""
         said = self.summary
         if self.c is not None:
             return None
@@ -155,7 +155,7 @@ class Diff:
         return max(end for _, end in spans) - min(start for start, _ in spans)
 
     def run(self) -> None:
-        """Compares. StoreIOError when a file of a log cannot be read."""
+        """Compare. StoreIOError when a file of a log cannot be read."""
         if not self.summary:
             self.prepare()
         # Members of a group are compared by entries; three logs by nothing else.
@@ -196,7 +196,7 @@ class Diff:
         return [self.a, self.b, *([] if self.c is None else [self.c])]
 
     def _members(self) -> dict[str, Any] | None:
-        """The entries of members of a DLedger group; None unless all stores are such."""
+        """Return the entries of members of a DLedger group; None unless all stores are such."""
         if not are_members(self._stores):
             return None
         found = Members(self._stores, self.options.most, self.progress if self.c else None)
@@ -255,7 +255,7 @@ class Diff:
                 **asdict(job.tally)}
 
     def _head(self, job: PhysicalPass, side: Side, other: Side, upto: int) -> int:
-        """What lies before the other log's beginning; how many messages."""
+        """Return what is before the other log's beginning; how many messages."""
         if self.options.whole:
             return job.rest(side, upto, f"{other.name} starts at {other.start}")
         before = side.messages
@@ -289,7 +289,8 @@ def _about(side: Side) -> dict[str, Any]:
 
 
 def shares_offsets(a: Side, b: Side) -> bool:
-    """Whether the logs hold the same messages at the same physical offsets, by a few samples.
+    """Return whether the logs hold the same messages at the same physical offsets, by a few
+    samples.
 
     Logs with files of one size are taken to share them when most records of any sample agree (a
     slave may have gone its own way later), logs cut into files of other sizes only when all do.
@@ -329,10 +330,10 @@ class QueueCount:
 
 def queue_differences(a: View, b: View, count: QueueCount, *, whole: bool = False) -> Iterator[
         Difference]:
-    """Queues whose consumequeues do not have the same bounds, each in its view.
+    """Queues whose consume queues do not have the same bounds, each in its view.
 
-    Rows expire with the log, so another beginning is only a difference when both logs begin at
-    the same offset, or with ``whole``.
+    Rows expire with the log, so another beginning is only a difference when both logs begin at the
+    same offset, or with ``whole``.
     """
     left, right = _bounds(a), _bounds(b)
     strict = whole or a.store.log.min_offset == b.store.log.min_offset
@@ -354,7 +355,7 @@ def queue_differences(a: View, b: View, count: QueueCount, *, whole: bool = Fals
 
 
 def _bounds(view: View) -> dict[Key, Bounds | str]:
-    """The bounds of every queue with a folder; in words why not, where it cannot be read."""
+    """Return the bounds of every queue with a folder; in words why not, where it cannot be read."""
     store = view.store
     bounds: dict[Key, Bounds | str] = {}
     for key, queue in store.queues.items():
@@ -401,7 +402,7 @@ class ConfigCount:
 
 
 def compare_config(a: Store, b: Store) -> ConfigCount:
-    """The files of ``config/``, by content. One that cannot be read differs."""
+    """Return the files of ``config/``, by content. One that cannot be read differs."""
     ours, theirs = _config_files(a), _config_files(b)
     count = ConfigCount(only_in_a=sorted(ours - theirs), only_in_b=sorted(theirs - ours))
     for name in sorted(ours & theirs):
@@ -444,7 +445,7 @@ def _same_content(a: str, b: str) -> bool:
 
 
 def checkpoints(a: Store, b: Store) -> dict[str, Any]:
-    """Both checkpoints (epoch ms and offsets; null where there is none), and what differs."""
+    """Both checkpoints (epoch ms and offsets; null where there is nothing), and what differs."""
     left, right = (None if store.checkpoint is None else store.checkpoint._asdict()
                    for store in (a, b))
     names = sorted({*(left or {}), *(right or {})})

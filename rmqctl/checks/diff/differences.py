@@ -1,8 +1,8 @@
-"""What `diff` finds: one difference between two stores, and how two records differ in words.
+"""Results of `diff`: a difference between two stores, and the differences of two records in words.
 
 The stores are called ``a`` and ``b``, as on the command line. `Side` is one of the two logs: its
-frames in order, and its damage, by physical offset. A hole of the log (a missing file, a file
-that is too short) is passed over: what the other store has there is missing here.
+frames in order, and its damage, by physical offset. A hole of the log (a missing file, a file that
+is too short) is skipped: what the other store has there is missing here.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Differences:
 
     @property
     def room(self) -> int:
-        """How many more would be kept: the work of wording the others can be saved."""
+        """Return how many more would be kept: the work of wording the others can be saved."""
         return max(self.most - len(self.listed), 0)
 
     def add(self, difference: Difference) -> None:
@@ -96,7 +96,7 @@ class Differences:
             self.listed.append(difference)
 
     def count(self, kind: Kind, more: int) -> None:
-        """Counts differences that are not kept."""
+        """Count differences that are not kept."""
         if more:
             self.counts[kind] += more
 
@@ -112,14 +112,14 @@ class Run:
 
     @property
     def end(self) -> int | None:
-        """The physical offset behind the last one."""
+        """Return the physical offset after the last one."""
         if self.last.physical_offset is None:
             return None
         return self.last.physical_offset + (self.last.length or 0)
 
 
 def runs(differences: Iterable[Difference]) -> Iterator[Run]:
-    """The differences with those coalesced that go on where the one before ends."""
+    """Yield the differences with those coalesced that go on where the one before ends."""
     run: Run | None = None
     for difference in differences:
         if run is not None and _goes_on(run, difference):
@@ -248,7 +248,7 @@ class Side:
     """A cursor over the frames of a log. ``position`` is where the next frame starts.
 
     ``messages`` and ``bytes_damaged`` count what it passed. ``end`` is where the log ends in its
-    view, on disk behind the last provable record, at the moment the comparison began.
+    view, on disk after the last provable record, at the moment the comparison began.
     """
 
     def __init__(self, name: Name, view: View) -> None:
@@ -262,13 +262,13 @@ class Side:
         self._page = bytearray(_PAGE)
 
     def _normalise(self) -> None:
-        """A position in a hole moves to the file behind it."""
+        """A position in a hole moves to the file after it."""
         if self.log.file_of(self.position) is None:
             later = [file.base for file in self.log.files if file.base >= self.position]
             self.position = min(later, default=max(self.position, self.log.end))
 
     def frames(self, upto: int) -> Iterator[Batch]:
-        """The batches of all frames that start before ``upto``; moves ``position`` on."""
+        """Yield the batches of all frames that start before ``upto``; moves ``position`` on."""
         while self.position < min(upto, self.log.end):
             file, place = self.log.file_of(self.position), self.log.locate(self.position)
             if file is None or place is None:
@@ -299,7 +299,7 @@ class Side:
         self._normalise()
 
     def holds(self, physical: int, data: Array) -> bool:
-        """Whether exactly these bytes lie at ``physical``, all in one file."""
+        """Return whether exactly these bytes are at ``physical``, all in one file."""
         place = self.log.locate(physical)
         if place is None or place[1] + len(data) > place[0].size:
             return False
@@ -311,7 +311,7 @@ class Side:
         return bool(np.array_equal(np.frombuffer(view, np.uint8), data))
 
     def pages(self, start: int, length: int) -> Iterator[bytes]:
-        """The bytes of a span that lies in one file, a bounded page at a time."""
+        """Yield the bytes of a span that is in one file, a bounded page at a time."""
         place = self.log.locate(start)
         for position in range(0, length, _PAGE):
             yield b"" if place is None else place[0].read(place[1] + position,
@@ -320,7 +320,7 @@ class Side:
     # -- damage -------------------------------------------------------------------------------
 
     def damaged_at(self, start: int, end: int) -> Damage | None:
-        """The damage that touches ``[start, end)``, if any; it then counts as named."""
+        """Return the damage that touches ``[start, end)``, if any; it then counts as named."""
         for damage in self.open_damage:
             if damage.span.offset < end and start < damage.span.end:
                 damage.named = True
@@ -328,7 +328,7 @@ class Side:
         return None
 
     def close_damage(self, upto: int) -> list[Damage]:
-        """The damage that lies wholly before ``upto``: nobody will ask for it again."""
+        """Return the damage that lies wholly before ``upto``: nobody will ask for it again."""
         closed = [damage for damage in self.open_damage if damage.span.end <= upto]
         self.open_damage = [damage for damage in self.open_damage if damage.span.end > upto]
         return closed
@@ -352,7 +352,7 @@ class Damage:
 def report_damage(a: Side, b: Side, upto: int, out: Differences) -> int:
     """Damage before ``upto``, which both sides have passed: a difference if none has named it.
 
-    The same damage on both sides is none: returned is how many such spans there were.
+    Equal damage on both sides is not a difference: return the number of such spans.
     """
     ours, theirs = a.close_damage(upto), b.close_damage(upto)
     if not ours and not theirs:

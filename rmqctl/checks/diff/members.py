@@ -26,7 +26,9 @@ from rmqctl.store.store import Store
 NAMES = "abc"
 _MOST_TERMS = 10_000
 BEFORE, BEYOND, HOLE, WHOLE, DAMAGED = range(5)
-"""What a member has of an index: nothing any more, nothing yet, damage, an entry, a damaged one."""
+"""Kinds of what a member has of an index: expired, not yet there, damage, an entry, a damaged
+entry.
+"""
 
 
 class Term(NamedTuple):
@@ -40,8 +42,9 @@ class Term(NamedTuple):
 
 @dataclass(slots=True)
 class Member:
-    """What one has. ``end_offset``: byte offset behind its last entry; ``damaged``: entries that
-    others have and it has damaged or not, before its end; ``behind``: those it lacks at its end.
+    """A member of the group. ``end_offset``: byte offset after its last entry; ``damaged``: entries
+    that others have and it has damaged or not, before its end; ``behind``: those it lacks at its
+    end.
     """
 
     name: str
@@ -67,7 +70,9 @@ class Member:
 
     @property
     def committed(self) -> int | None:
-        """The index up to which its checkpoint says that entries are committed, if it does."""
+        """Return the index up to which its checkpoint says that entries are committed, if it
+        does.
+        """
         known = committed_index(self.store)
         return None if known < 0 else known
 
@@ -108,7 +113,7 @@ class Run(NamedTuple):
 
     @property
     def parted(self) -> bool:
-        """Whether two have entries of different terms."""
+        """Return whether two have entries of different terms."""
         return len({term for kind, term in zip(self.kinds, self.terms, strict=True)
                     if kind == WHOLE}) > 1
 
@@ -155,7 +160,7 @@ class Members:
     runs_total: int = 0
     common: tuple[int, int, int] | None = None
     common_end: int = 0
-    """Byte offset behind that entry."""
+    """Byte offset after that entry."""
     parted: Run | None = None
 
     def run(self) -> None:
@@ -284,7 +289,9 @@ class Members:
 
     @staticmethod
     def _first_parting(kinds: Array, terms: Array) -> int:
-        """The first row in which two have whole entries of different terms; else beyond all."""
+        """Return the first row in which two have whole entries of different terms; else beyond
+        all.
+        """
         low = np.where(kinds == WHOLE, terms, np.iinfo(np.int64).max).min(axis=0)
         high = np.where(kinds == WHOLE, terms, -1).max(axis=0)
         found = np.flatnonzero((high >= 0) & (low < high))
@@ -298,14 +305,16 @@ class Members:
 
     @property
     def newest(self) -> list[Member]:
-        """Those whose last entry is the newest: only such a one is elected, of these members."""
+        """Return those whose last entry is the newest: only such a one is elected, of these
+        members.
+        """
         top = max((member.last_term, member.last) for member in self.members)
         return [member for member in self.members if (member.last_term, member.last) == top]
 
     @property
     def electable(self) -> list[str] | None:
-        """Of a whole group of three: who has a log that is no older than another's, whose vote
-        makes it leader. None of two, which may be some of any number.
+        """Of a whole group of three: members whose log is at least as new as another's, whose vote
+        makes them leader. None for two, which may be part of a larger group.
         """
         if len(self.members) < 3:
             return None
@@ -315,7 +324,7 @@ class Members:
 
     @property
     def committed(self) -> int | None:
-        """The greatest index that one of them notes as committed."""
+        """Return the greatest index that one of them notes as committed."""
         known = [member.committed for member in self.members if member.committed is not None]
         return max(known, default=None)
 
@@ -334,7 +343,7 @@ class Members:
             "newest": [member.name for member in self.newest], "electable": self.electable}
 
     def remarks(self) -> Iterator[str]:
-        """What is to be said of it to people."""
+        """Yield the result in sentences."""
         committed, newest, parted = self.committed, self.newest, self.parted
         top = newest[0]
         # Where the logs part, and which of them the group keeps.
@@ -388,7 +397,7 @@ def _goes_on(run: Run, other: Run) -> bool:
 
 
 def committed_index(store: Store) -> int:
-    """The index that the checkpoint of a store's node says, -1 where none says one."""
+    """Return the index that the checkpoint of a store's node says, -1 where none says one."""
     try:
         saved = store.nodes[0].checkpoint
     except FormatError:
@@ -397,5 +406,5 @@ def committed_index(store: Store) -> int:
 
 
 def are_members(stores: Sequence[Store]) -> bool:
-    """Whether each is the store of one DLedger node."""
+    """Return whether each is the store of one DLedger node."""
     return all(store.layout.member for store in stores)

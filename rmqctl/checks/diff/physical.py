@@ -1,8 +1,8 @@
 """Two logs that share their physical offsets (master and slave, before and after, a backup).
 
-Both are walked together. Where a batch of one lies in the other byte for byte, nothing else is
-looked at; elsewhere records are paired by physical offset and compared by column. `PhysicalPass`
-tells what it finds as differences; who wants it otherwise overrides `same`, `missing`, `different`.
+Both are walked together. Where a batch of one is in the other byte for byte, nothing else is looked
+at; elsewhere records are paired by physical offset and compared by column. `PhysicalPass` reports
+differences; override `same`, `missing` and `different` to change that.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class PhysicalPass:
         self._progress = progress or (lambda _: None)
 
     def compare(self, end: int) -> None:
-        """All frames that start before ``end``."""
+        """Read all frames that start before ``end``."""
         before = self.a.position
         for batch in self.a.frames(end):
             self._step(batch)
@@ -125,11 +125,11 @@ class PhysicalPass:
     # -- telling ------------------------------------------------------------------------------
 
     def same(self, batch: Batch, rows: Array) -> None:
-        """These messages of a's batch lie in b, byte for byte."""
+        """Count the messages of a's batch that are in b, byte for byte."""
         self.tally.equal += len(rows)
 
     def missing(self, batch: Batch, which: Array, side: Side, detail: str = "") -> None:
-        """The chosen messages of a batch are not in ``side``."""
+        """Report the chosen messages of a batch as missing in ``side``."""
         rows = np.flatnonzero(which)
         if not len(rows):
             return
@@ -172,7 +172,7 @@ class PhysicalPass:
 
 
 def _equal(a: Batch, rows: Array, b: Batch, other: Array) -> Array:
-    """Which records of equal size and offset are the same, byte for byte (bool)."""
+    """Return which records of equal size and offset are the same, byte for byte (bool)."""
     out: Array = np.ones(len(rows), bool)
     if not len(rows):
         return out

@@ -1,10 +1,9 @@
 """Two stores whose physical offsets differ (rebuilt, migrated): messages paired by queue.
 
-Both logs are walked side by side, in step by store time. A message is a key (topic, queue id,
-queue offset), a digest of its content and its place: 24 bytes, which wait until the other log
-brings the same key. So memory follows how far the two orders differ, not the size of the logs.
-What lies outside the queue offsets that the other store has is known from a pass before: it
-need not wait.
+Both logs are walked side by side, in step by store time. A message is a key (topic, queue id, queue
+offset), a digest of its content and its place: 24 bytes, which wait until the other log brings the
+same key. So memory follows how far the two orders differ, not the size of the logs. What is outside
+the queue offsets that the other store has is known from a pass before: it need not wait.
 """
 
 from __future__ import annotations
@@ -131,7 +130,7 @@ class QueuePass:
             self._missing(stream.side, other.side, stream.waiting.place)
 
     def _measure(self, side: Side) -> dict[QueueKey, tuple[int, int]]:
-        """The queue offsets ``[first, end)`` a store has of each queue, by its log.
+        """Return the queue offsets ``[first, end)`` a store has of each queue, by its log.
 
         Where the log has no message of a queue any more, its consumequeue knows the end.
         """
@@ -199,7 +198,7 @@ class QueuePass:
         return key[~hopeless], digest[~hopeless], place[~hopeless]
 
     def _limits_of(self, side: Side) -> tuple[Array, Array]:
-        """By queue number: the first queue offset a side has, and the one behind its last."""
+        """By queue number: the first queue offset a side has, and the one after its last."""
         first, end = self._limits[side.name]
         more = self._numbers.keys[len(first):]
         if more:
@@ -266,7 +265,7 @@ class QueuePass:
 
 
 def _rank(key: Array) -> Array:
-    """For each of the sorted keys: how many equal ones stand before it."""
+    """For each of the sorted keys: how many equal ones are before it."""
     number = np.arange(len(key))
     first: Array = np.ones(len(key), bool)
     first[1:] = key[1:] != key[:-1]

@@ -16,7 +16,7 @@ _NAMED = 3
 
 
 class GroupOffsets(NamedTuple):
-    """How the offsets of one group differ. ``a_ahead``, ``b_ahead``: queues in which this store
+    """Difference of the offsets of one group. ``a_ahead``, ``b_ahead``: queues in which this store
     has the greater offset, or the only one; ``a_messages``, ``b_messages``: by how many messages.
     """
 
@@ -27,7 +27,7 @@ class GroupOffsets(NamedTuple):
     b_messages: int
 
     def as_dict(self) -> dict[str, Any]:
-        """The JSON object."""
+        """Return the JSON object."""
         return self._asdict()
 
     @property
@@ -60,7 +60,7 @@ def offset_differences(a: Store, b: Store) -> list[GroupOffsets]:
 
 
 def newer_offsets(store: Store, copy: Store, name: str) -> Phrase | None:
-    """What `recover` says where a copy has greater committed offsets; None where it has none."""
+    """Return the sentence of `recover` if a copy has greater committed offsets, else None."""
     ahead = [group for group in offset_differences(store, copy) if group.b_ahead]
     if not ahead:
         return None

@@ -1,4 +1,4 @@
-"""What a startup loses of topics, groups and committed offsets, and what is lost of them already.
+"""Topics, groups and committed offsets that a startup loses, and those already lost.
 
 The one judgement of `verify` (findings), `preflight` (losses), `impact` (groups that begin without
 an offset) and `recover` (what its config step restores).
@@ -86,9 +86,9 @@ class Metadata:
 
 def judge(store: Store, *, live: bool = False, logged: Collection[str] = (),
           release: str | None = None) -> Metadata:
-    """All defects. ``live``: a broker runs on the store, and writes both copies while they are
-    read. ``logged``: topics with messages in the log, where they are known. ``release``: of the
-    broker that starts; None: of whichever wrote the store.
+    """Return all defects. ``live``: a broker runs on the store, and writes both copies while they
+    are read. ``logged``: topics with messages in the log, where they are known. ``release``: of the
+    broker that starts; None: of the broker that wrote the store.
     """
     return (_Judge(store, live, logged, release).run() if store.layout.reads("config")
             else Metadata())
@@ -136,14 +136,16 @@ class _Judge:
 
     @cached_property
     def topics(self) -> Mapping[str, object]:
-        """The configured topics; none where that is unknown."""
+        """Return the configured topics; none where that is unknown."""
         if self.store.layout.config == "rocksdb-v2":  # does not keep topics made by sending
             return {}
         return self._topics.loaded or {}
 
     @cached_property
     def groups(self) -> set[str] | None:
-        """The configured groups; None where that is unknown: no broker writes an empty table."""
+        """Return the configured groups; None where that is unknown: no broker writes an empty
+        table.
+        """
         return set(self._groups.loaded) if self._groups.loaded else None
 
     # -- a file by itself -----------------------------------------------------------------------
@@ -172,7 +174,7 @@ class _Judge:
             self._lose(name, found, count, known, cause, None)
 
     def _missing(self, name: str, found: Table) -> None:
-        """The main file does not exist and nothing replaces it."""
+        """Judge a main file that does not exist and that nothing replaces."""
         database = found.file.main.database
         # Groups come back by themselves, with default settings. A folder without their file may
         # hold nothing but offsets that somebody saved.
@@ -187,7 +189,7 @@ class _Judge:
                        None if database else "config-emptied", already=True)
 
     def _compared(self, name: str, found: Table) -> None:
-        """What a broker loads, against the copy that the next write replaces."""
+        """Compare what a broker loads with the copy that the next write replaces."""
         loaded, other = found.loaded or {}, found.other
         if name in (TOPICS, GROUPS):
             select = user_topics if name == TOPICS else user_groups
@@ -239,8 +241,8 @@ class _Judge:
         return Phrase("{file} lacks entries of its .bak, which the next write replaces", file=name)
 
     def _is_kept(self, key: Position, position: int) -> bool:
-        """Whether no broker removes this offset by itself: the group is configured, the topic
-        exists, and the queue has messages that the group may still read.
+        """Return whether no broker removes this offset by itself: the group is configured, the
+        topic exists, and the queue has messages that the group may still read.
         """
         group, topic, queue_id = key
         if self.groups is not None and group not in self.groups:
@@ -375,13 +377,15 @@ class _Judge:
                                            f"--write-queues {count}")))
 
     def _topic_command(self, words: str) -> str | None:
-        """The command that configures a topic; None where the configuration is not written."""
+        """Return the command that configures a topic; None where the configuration is not
+        written.
+        """
         return (f"rmqctl topic create STORE {words}"
                 if "config" not in self.store.layout.unwritten else None)
 
     @cached_property
     def _drops_offsets(self) -> bool:
-        """Whether deleting a topic deletes its offsets too (5.x)."""
+        """Return whether deleting a topic deletes its offsets too (5.x)."""
         value = self._offsets.file.value
         version = value.get("dataVersion") if isinstance(value, dict) else None
         return isinstance(version, dict) and "stateVersion" in version
@@ -476,7 +480,7 @@ class _Judge:
                 "connects (autoCreateSubscriptionGroup); without it, its consumers are rejected."))
 
     def _skipped(self) -> Phrase:
-        """How many messages groups without an offset skip."""
+        """Return how many messages groups without an offset skip."""
         if self.made.unknown:
             return Phrase(
                 "A group without a committed offset starts where its consumeFromWhere says: by "
@@ -505,5 +509,5 @@ def _table_of(found: Mapping[Position, int]) -> dict[str, object]:
 
 
 def commands(defects: Collection[Defect]) -> Iterator[str]:
-    """What repairs them, each command once."""
+    """Return the commands that repair them, each once."""
     yield from dict.fromkeys(defect.command for defect in defects if defect.command is not None)

@@ -1,4 +1,4 @@
-"""Which topics have messages in their queues, and where queues begin and end; read when asked."""
+"""Topics with messages in their queues, and the bounds of queues; read on demand."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rmqctl.store.store import Store
 
 
 class OffsetBeyondEnd(NamedTuple):
-    """A group that stands beyond the end of a queue: consumers there get OFFSET_OVERFLOW_BADLY.
+    """A group with an offset beyond the end of a queue: consumers there get OFFSET_OVERFLOW_BADLY.
     Both are queue offsets.
     """
 
@@ -32,8 +32,8 @@ class OffsetBeyondEnd(NamedTuple):
 
 def offsets_beyond(store: Store, end_of: Callable[[str, int], int | None]) -> Iterator[
         OffsetBeyondEnd]:
-    """Committed offsets beyond the end of their queue, which ``end_of`` says: 0 where there is no
-    queue, None where that is unknown. Offsets of topics that were deleted do not count.
+    """Committed offsets beyond the end of their queue, by ``end_of``: 0 without a queue, None if
+    unknown. Offsets of topics that were deleted do not count.
     """
     configured = known_topics(store)
     for name in (OFFSETS, LMQ_OFFSETS):
@@ -66,7 +66,7 @@ class Queues:
         return {topic: sorted(ids) for topic, ids in found.items()}
 
     def is_user(self, topic: str) -> bool:
-        """Whether a topic is one of `user`."""
+        """Return whether a topic is one of `user`."""
         return topic in self.with_messages and is_user_topic(topic) and group_of(topic) is None
 
     @cached_property
@@ -77,7 +77,7 @@ class Queues:
 
     @property
     def delayed(self) -> bool:
-        """Whether there are delayed messages."""
+        """Return whether there are delayed messages."""
         return SCHEDULE_TOPIC in self.with_messages
 
     def bounds(self, topic: str, queue_id: int) -> Bounds | None:
@@ -89,7 +89,9 @@ class Queues:
         return self._bounds[key]
 
     def end(self, topic: str, queue_id: int) -> int | None:
-        """The offset after the last message of a queue, 0 where there is none; None: unknown."""
+        """Return the offset after the last message of a queue, 0 without a queue, None if
+        unknown.
+        """
         if queue_id not in self.with_messages.get(topic, ()):
             return 0
         found = self._read(topic, queue_id)

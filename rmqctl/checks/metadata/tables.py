@@ -50,19 +50,19 @@ _SYSTEM_GROUP_PREFIXES = ("CID_RMQ_SYS_", "CID_SYS_")
 
 
 def is_user_topic(name: str) -> bool:
-    """Whether no broker creates this topic by itself at startup."""
+    """Return whether no broker creates this topic by itself at startup."""
     return name not in _SYSTEM_TOPICS and not name.startswith(
         (*_SYSTEM_TOPIC_PREFIXES, LMQ_PREFIX))
 
 
 def is_user_group(name: str) -> bool:
-    """Whether no broker creates this group by itself at startup."""
+    """Return whether no broker creates this group by itself at startup."""
     return name not in _SYSTEM_GROUPS and not name.startswith(
         (*_SYSTEM_GROUP_PREFIXES, LMQ_PREFIX))
 
 
 def group_of(topic: str) -> str | None:
-    """The group whose retry or dead letter topic this is."""
+    """Return the group whose retry or dead letter topic this is."""
     for prefix in (RETRY_PREFIX, DLQ_PREFIX):
         if topic.startswith(prefix):
             return topic.removeprefix(prefix)
@@ -89,7 +89,7 @@ class Table(NamedTuple):
 
     @property
     def is_missing(self) -> bool:
-        """Whether neither copy exists."""
+        """Return whether neither copy exists."""
         return self.file.main.state == MISSING and self.file.backup.state == MISSING
 
     @property
@@ -98,18 +98,20 @@ class Table(NamedTuple):
 
     @property
     def loads_nothing(self) -> bool:
-        """Whether a broker finds nothing that it can load, and starts with an empty table."""
+        """Return whether a broker finds nothing that it can load, and starts with an empty
+        table.
+        """
         return not self.loads_main and self.file.backup.state in (MISSING, EMPTY)
 
     @property
     def is_older(self) -> bool:
-        """Whether the data version says that ``loaded`` is older than ``other``."""
+        """Return whether the data version says that ``loaded`` is older than ``other``."""
         return (self.loaded_counter is not None and self.other_counter is not None
                 and self.loaded_counter < self.other_counter)
 
 
 def table(store: Store, name: str) -> Table:
-    """The table of one file; of a database in its place, only what is loaded."""
+    """Return the table of one file; of a database in its place, only what is loaded."""
     file = load_one(store, name)
     main, backup = file.main, file.backup
     if _loads(main):
@@ -127,7 +129,7 @@ def table(store: Store, name: str) -> Table:
 
 
 def entries(name: str, value: Any) -> Entries:
-    """The entries of a file's table."""
+    """Return the entries of a file's table."""
     found = value.get(TABLES[name]) if isinstance(value, dict) else None
     made = dict(found) if isinstance(found, dict) else {}
     flat = value.get("lmqOffsetTable") if isinstance(value, dict) else None
@@ -151,12 +153,12 @@ def positions(found: Entries) -> dict[tuple[str, str, int], int]:
 
 
 def user_groups(names: Iterable[str]) -> set[str]:
-    """Those of the groups that no broker creates by itself."""
+    """Return those of the groups that no broker creates by itself."""
     return {name for name in names if is_user_group(name)}
 
 
 def user_topics(names: Iterable[str]) -> set[str]:
-    """Those of the topics that no broker creates by itself."""
+    """Return those of the topics that no broker creates by itself."""
     return {name for name in names if is_user_topic(name)}
 
 
@@ -165,7 +167,7 @@ def _loads(copy: Copy) -> bool:
 
 
 def _readable(store: Store, copy: Copy) -> Any:
-    """The value of a copy, or of the part of it before the damage."""
+    """Return the value of a copy, or of the part of it before the damage."""
     if copy.database or copy.state not in (UNREADABLE, ODDITY):
         return copy.value
     if copy.value is not None:

@@ -1,4 +1,4 @@
-"""What a broker's start would do to a store, predicted without doing it.
+"""Prediction of what a broker's start would do to a store.
 
 Load, recovery, queues, index, and the messages it would lose.
 """

@@ -29,8 +29,8 @@ from rmqctl.store.store import Store
 def fill(predicted: Prediction, store: Store, log: CommitLog, version: BrokerVersion, loading: Load,
          queues: Queues, index: Index, walk: RecoveryWalk | None,
          saved: CheckpointRecord, gone: Callable[[Array], Array]) -> None:
-    """Adds all actions, and the figures that go with them, to the prediction. ``gone``: which
-    places of the log are those of lost messages.
+    """Add all actions, and the figures that go with them, to the prediction. ``gone``: which places
+    of the log are those of lost messages.
     """
     emptied(predicted, store, loading)
     if not log.files:
@@ -59,14 +59,14 @@ def emptied(predicted: Prediction, store: Store, loading: Load) -> None:
 
 
 def abort(predicted: Prediction) -> None:
-    """The abort file goes, in the end."""
+    """Add the removal of the abort file."""
     predicted.actions.append(Action(
         "remove", "abort", None, None,
         Phrase("the last shutdown was unclean; a clean shutdown deletes it")))
 
 
 def cut_log(predicted: Prediction, store: Store, log: CommitLog) -> None:
-    """What lies beyond ``predicted.truncate_to`` goes."""
+    """Truncate what is beyond ``predicted.truncate_to``."""
     end = predicted.truncate_to
     assert end is not None
     file = log.file_of(end)
@@ -136,7 +136,9 @@ def _queue(predicted: Prediction, store: Store, state: QueueState) -> None:
 
 
 def _looked_at(state: QueueState) -> tuple[str, ...]:
-    """The names of the files that stay and tell where the queue ends: recovery sees no others."""
+    """Return the names of the files that stay and tell where the queue ends: recovery sees no
+    others.
+    """
     files = [] if state.found is None else state.found.files
     remaining = [file for file in files[-LAST_FILES:] if file not in state.doomed]
     remaining = remaining or [file for file in files if file not in state.doomed][-1:]
@@ -217,7 +219,7 @@ def _checkpoint_reason(saved: CheckpointRecord, after: CheckpointRecord) -> str:
 
 
 def differences(predicted: Prediction, loading: Load, conf: BrokerConf) -> list[str]:
-    """What other versions would do to this very store (spec: recovery.md, versions.md).
+    """Return what other versions would do to this store (spec: recovery.md, versions.md).
 
     One sentence a row of the tables that matters here; empty where all versions agree.
     """

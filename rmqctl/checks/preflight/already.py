@@ -1,6 +1,5 @@
-"""What is lost before any broker starts: messages that consumequeues, index or group offsets know,
-and that the log no longer has; and those of which the log itself tells
-(`rmqctl.checks.preflight.gaps`).
+"""Messages that are lost before any broker starts: consume queues, index or consumer offsets show
+them, and the log no longer has them; or gaps in the log show them (`rmqctl.checks.preflight.gaps`).
 
 A row proves a message where its queue's other rows agree with it; an index entry the same way. The
 offset of a group proves that there were messages before it, but not where they lay. So a message
@@ -14,8 +13,8 @@ lost. An index entry alone proves none beyond the last file of the log (the inde
 log's), nor beyond an end that the rows agree with where a repair has noted its losses.
 
 A DLedger member's checkpoint names the last entry that was written: entries after the last intact
-one are lost, whoever else knows of them. Another store's checkpoint has the time of the last
-message that was written: where that is later than all messages, at least one is lost.
+one are lost, whether or not anything else shows them. Another store's checkpoint has the time of
+the last message that was written: where that is later than all messages, at least one is lost.
 """
 
 from __future__ import annotations
@@ -104,7 +103,7 @@ class AlreadyLost:
         queue."""
         self.undecodable_offsets: dict[int, OffsetRuns] = {}
         self.places: Array = np.zeros(0, np.int64)
-        """Where those lay that rows or the index know."""
+        """Places of lost messages that rows or the index show."""
         self._gaps = LogGaps()
         self._undecided = Undecided(store)
         self._starts: Array = np.zeros(0, np.int64)
@@ -157,7 +156,7 @@ class AlreadyLost:
             self._count_rows()
 
     def _count_rows(self) -> None:
-        """What is held back of the walks: many rows of a queue at a time."""
+        """Batch size of the walks: many rows of a queue at a time."""
         if not self._pending:
             return
         number, offset, count, place, good = map(np.concatenate, zip(*self._pending, strict=True))
@@ -167,7 +166,7 @@ class AlreadyLost:
             self._seen[queue] = max(self._seen.get(queue, 0), last + 1)
 
     def take(self, walked: Walked) -> None:
-        """The same for all of the log at once, from what a pass over it has kept; StoreIOError."""
+        """Look at the whole log at once, from what a pass over it has kept; StoreIOError."""
         self._pending, self._held = [], 0
         self._spans, self._end = walked.places, walked.end
         self._accepted, self._seen = walked.accepted, walked.ends
@@ -184,10 +183,10 @@ class AlreadyLost:
     def judge(self, predicted: Prediction, log: CommitLog, without_row: dict[int, OffsetRuns],
               running: bool, looked_from: int = 0, *, cut_off: bool = False,
               counts_only: bool = False) -> None:
-        """Fills in what is lost; with ``counts_only`` no more than how many messages.
+        """Fill in what is lost; with ``counts_only`` no more than how many messages.
         ``without_row``: queue offsets, by queue number, of messages in the log that have no row of
-        theirs. ``running``: a broker holds the store. What lies before
-        ``looked_from`` (a physical offset) was not looked at. ``cut_off``: what lies beyond the
+        theirs. ``running``: a broker holds the store. What is before
+        ``looked_from`` (a physical offset) was not looked at. ``cut_off``: what is beyond the
         end was cut off by a repair. StoreIOError.
         """
         self._end = max(self._end, looked_from)
@@ -281,7 +280,9 @@ class AlreadyLost:
             and store.cut_off is None and not store.repair_losses.messages) else (0, 0)
 
     def _note_earlier_life(self, predicted: Prediction, log: CommitLog) -> int:
-        """Says which records may be of an earlier life of their file, and how many they are."""
+        """Note which records may be stale, left from an earlier use of their file; return their
+        number.
+        """
         found = [record for records in unclear_in_log(log, sorted(self._spans))
                  for record in records]
         if found:
@@ -316,7 +317,7 @@ class AlreadyLost:
         return len(found)
 
     def _is_confirmed(self) -> bool:
-        """Whether a broker stopped cleanly with the very end that this start would find.
+        """Return whether a broker stopped cleanly with the very end that this start would find.
 
         5.x notes where the last message starts, 4.x only when it was stored.
         """
@@ -343,7 +344,7 @@ class AlreadyLost:
                     "shutdown confirmed: an earlier recovery truncated the messages", count=count))
 
     def _settle(self, log: CommitLog, *, up_to_end: bool) -> None:
-        """Brings the places without anything intact into one ascending list."""
+        """Bring the places without anything intact into one ascending list."""
         spans = sorted([*self._spans, *((gap.start, gap.end) for gap in log.gaps())])
         self._end = max(self._end, log.min_offset)
         spans = [(start, min(end, self._end)) for start, end in spans if start < self._end]
@@ -363,7 +364,7 @@ class AlreadyLost:
         self._ends = np.array([span[1] for span in joined], np.int64)
 
     def gone(self, place: Array) -> Array:
-        """Which places (int64) lie where nothing is intact (bool)."""
+        """Return which places (int64) lie where nothing is intact (bool)."""
         if not len(self._starts):
             return np.zeros(len(place), bool)
         index = np.searchsorted(self._starts, place, "right") - 1
@@ -400,7 +401,7 @@ class AlreadyLost:
                     yield offset[gone], None, place[gone]
 
     def _leading_nowhere(self, place: Array, low: int) -> Array:
-        """Which of neighbouring rows, by the places they lead to, lead to nothing (bool)."""
+        """Return which of neighbouring rows, by the places they lead to, lead to nothing (bool)."""
         gone = self.gone(place) & (place >= low)
         if not gone.any():
             return gone
@@ -409,7 +410,9 @@ class AlreadyLost:
         return gone & agrees
 
     def _by_topic(self, witnessed: Witnessed) -> tuple[Array, Counter[str]]:
-        """The places, each once, and how many by topic: light queues share others' messages."""
+        """Return the places, each once, and how many by topic: light queues share others'
+        messages.
+        """
         if not sum(map(len, witnessed.places)):
             return np.zeros(0, np.int64), Counter()
         places, numbers = np.concatenate(witnessed.places), np.concatenate(witnessed.queues)
@@ -454,7 +457,7 @@ class AlreadyLost:
         """(places of messages which only the index knows, the times of its entries for all that is
         lost).
 
-        A place of a row in which one bit was turned is set right in ``places``.
+        A place of a row with one flipped bit is corrected in ``places``.
         """
         entries = Entries(self._store)
         keyed, times = [np.zeros(0, np.int64)], []
@@ -499,7 +502,9 @@ class AlreadyLost:
         return unknown, (min(times), max(times) + _SECOND - 1) if times else None
 
     def _agreed(self, places: Array) -> bool:
-        """Whether there are consumequeues, and none of them leads beyond the end of the log."""
+        """Return whether there are consume queues, and none of them leads beyond the end of the
+        log.
+        """
         return not (places >= self._end).any() and any(
             state.found is not None and state.found_end for state in self._queues.states)
 
@@ -540,8 +545,8 @@ class AlreadyLost:
         predicted.already_lost_from, predicted.already_lost_to = before, after
 
     def _neighbour(self, log: CommitLog, place: int, *, before: bool) -> int | None:
-        """The store time of the last message before a place, or the first one behind it, as rows
-        lead to them.
+        """Return the store time of the last message before a place, or the first one after it, as
+        rows point to them.
         """
         times = []
         for state in self._queues.states[:_FEW]:
@@ -572,7 +577,7 @@ class AlreadyLost:
 
 
 def _matched(places: Array, gaps: list[Gap]) -> int:
-    """How many of the places (ascending) may be those of messages that only gaps tell of."""
+    """Return how many of the places (ascending) may be those of messages that only gaps tell of."""
     free: Array = np.ones(len(places), bool)
     for gap in sorted(gaps, key=lambda gap: gap.high):
         start, end = np.searchsorted(places, [gap.low + 1, gap.high]).tolist()
@@ -581,7 +586,7 @@ def _matched(places: Array, gaps: list[Gap]) -> int:
 
 
 def _distinct(values: Array) -> Array:
-    """The values, ascending, each once; without `numpy.ma`, which `np.unique` loads."""
+    """Return the values, ascending, each once; without `numpy.ma`, which `np.unique` loads."""
     ordered = np.sort(values)
     return ordered[np.append(True, ordered[1:] != ordered[:-1])] if len(ordered) else ordered
 
@@ -598,7 +603,9 @@ def _last_offsets(queues: Array, offsets: Array) -> Iterator[tuple[int, int]]:
 
 
 def _first_from(queue: ConsumeQueue, place: int) -> int:
-    """The queue offset of the first row that leads to ``place`` or behind it, by bisection."""
+    """Return the queue offset of the first row that leads to ``place`` or after it, by
+    bisection.
+    """
     first, end = queue.first_index, queue.disk_end
     while first < end:
         middle = (first + end) // 2
@@ -611,6 +618,6 @@ def _first_from(queue: ConsumeQueue, place: int) -> int:
 
 
 def _used(start: int, rows: Array) -> tuple[Array, Array]:
-    """(queue offsets, places) of the rows that lead to a message."""
+    """(queue offsets, places) of the rows that point to a message."""
     used = np.flatnonzero(valid(rows) & (rows["size"] != FILLER.size))
     return used + start, rows["physical_offset"][used].astype(np.int64)

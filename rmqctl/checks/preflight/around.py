@@ -1,4 +1,4 @@
-"""What a prediction takes for granted outside of the store: the clock, and how full the disk is."""
+"""The environment of a prediction: the clock, and how full the disk is."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ clock: Callable[[Store], int] = lambda _store: now_ms()  # noqa: E731 - tests re
 
 
 def around(store: Store, disk_used: float | str | None = None) -> Around:
-    """The machine's own clock and disk, but for a ratio (0 to 1) or `IGNORE`."""
+    """Return the machine's own clock and disk, but for a ratio (0 to 1) or `IGNORE`."""
     if disk_used == IGNORE:
         return Around(clock(store), no_disk=Phrase("disk not checked (--disk-used ignore)"))
     if disk_used is not None:
@@ -41,7 +41,9 @@ def around(store: Store, disk_used: float | str | None = None) -> Around:
 
 
 def around_in_use(store: Store, disk_used: float | str | None = None) -> Around:
-    """The same; the disk counts only where a broker uses the store, or somebody names the ratio."""
+    """Return the same; the disk counts only where a broker uses the store, or the caller passes the
+    ratio.
+    """
     found = around(store, disk_used)
     if disk_used is None and not found.no_disk and not _in_use(store):
         return found._replace(no_disk=Phrase("no sign that a broker uses this store"))
@@ -70,7 +72,7 @@ def _read_only(root: str) -> bool:
 
 
 def _in_use(store: Store) -> bool:
-    """Whether a broker uses, or used, the store here: lock or abort file, or broker.conf."""
+    """Return whether a broker uses, or used, the store here: lock or abort file, or broker.conf."""
     return vfs.access(store.root, os.W_OK) and bool(
         store.sizes.conf.path or store.has_abort or store.lock.held
         or vfs.exists(store.path("lock")))

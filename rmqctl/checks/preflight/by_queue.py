@@ -1,4 +1,4 @@
-"""What a start finds lost, and what it costs, by queue and in queue offsets: as consumers count."""
+"""Messages lost before and by a start, by queue and in queue offsets, as consumers count."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from rmqctl.formats.local.properties import LMQ_PREFIX
 def by_queue(predicted: Prediction, queues: Queues, already: AlreadyLost,
              unreachable: Unreachable | None = None,
              lost: Lost | None = None) -> dict[tuple[str, int], QueueLosses]:
-    """Of every queue, once all of it is judged. ``unreachable`` and ``lost`` are None where the
-    start does not happen, or cuts nothing off.
+    """Of every queue, once all of it is judged. ``unreachable`` and ``lost``: None if the start
+    does not happen or truncates nothing.
     """
     rowless = {} if unreachable is None else unreachable.offsets()
     found: dict[tuple[str, int], QueueLosses] = {}
@@ -38,7 +38,7 @@ def by_queue(predicted: Prediction, queues: Queues, already: AlreadyLost,
 
 
 def _cut_rows(state: QueueState) -> OffsetRuns:
-    """The rows of a light queue, which other queues' messages fill, that are cut off."""
+    """Return the rows of a light queue, which other queues' messages fill, that are cut off."""
     rows = OffsetRuns()
     rows.add_run(state.end, state.found_end)
     return rows

@@ -1,4 +1,5 @@
-"""What a broker's cleaner deletes after the start, and whether the broker accepts messages.
+"""Prediction of what a broker's cleaner deletes after the start, and whether the broker accepts
+messages.
 
 spec: recovery.md §12. The cleaner runs for the first time a minute after the start and every 10
 seconds from then on. Above one share of the disk in use it deletes the oldest log files whatever
@@ -43,11 +44,13 @@ class Rules(NamedTuple):
     forces: bool
     batch: int
     both_disks: bool
-    """Whether queues are looked at though the log's disk is full enough already (4.x)."""
+    """True if queues are checked although the log's disk is already full enough (4.x)."""
 
     @classmethod
     def of(cls, store: Store, version: BrokerVersion) -> Rules:
-        """Those of ``broker.conf``, else a broker's defaults (the same in 4.9.3 and 5.3.3)."""
+        """Return those of ``broker.conf``, else a broker's defaults (the same in 4.9.3 and
+        5.3.3).
+        """
         given = store.sizes.conf.runtime
         hours = given.get("fileReservedTime", 72)
         most = min(max(given.get("diskMaxUsedSpaceRatio", 75), 10), 95) / 100
@@ -62,13 +65,13 @@ class Rules(NamedTuple):
 
     @property
     def fails(self) -> bool:
-        """Whether the cleaner fails at deleteWhen each time, before it looks at the disk."""
+        """Return whether the cleaner fails at deleteWhen each time, before it looks at the disk."""
         hours, odd = _hours(self.delete_when)
         return odd is not None and not hours
 
     @property
     def fault(self) -> Phrase | None:
-        """What comes of a deleteWhen that is not all hours; None where it is."""
+        """Return the effect of a deleteWhen that is not a list of hours; None if it is."""
         hours, odd = _hours(self.delete_when)
         if odd is None:
             return None
@@ -98,8 +101,8 @@ class Rules(NamedTuple):
 
 
 def next_deletion(delete_when: str, now: int, zone: tzinfo) -> int | None:
-    """When (epoch ms) expired files go next by the hours of deleteWhen (``04`` or ``04;16``), on a
-    clock of the ``zone``; None: never.
+    """Return when (epoch ms) expired files go next by the hours of deleteWhen (``04`` or
+    ``04;16``), on a clock of the ``zone``; None: never.
     """
     hours, _ = _hours(delete_when)
     start = datetime.fromtimestamp(now // 1000, zone).replace(minute=0, second=0)
@@ -111,8 +114,8 @@ def next_deletion(delete_when: str, now: int, zone: tzinfo) -> int | None:
 
 
 def _hours(delete_when: str) -> tuple[list[int], str | None]:
-    """The hours that deleteWhen names, up to the first part that is no number, and that part.
-    `UtilAll.isItTimeToDo` fails there; Java's split leaves empty parts at the end out.
+    """Return the hours that deleteWhen names, up to the first part that is not a number, and that
+    part. `UtilAll.isItTimeToDo` fails there; Java's split leaves empty parts at the end out.
     """
     hours: list[int] = []
     named = delete_when.rstrip(";")
@@ -140,8 +143,8 @@ class FileSystem:
 
 
 def file_systems(store: Store, used_ratio: float | None) -> tuple[FileSystem, FileSystem]:
-    """Those of the log (of several folders the least full one) and of the queues; ``used_ratio``
-    instead of what they say. StoreIOError.
+    """Return those of the log (of several folders the least full one) and of the queues;
+    ``used_ratio`` instead of what they say. StoreIOError.
     """
     try:
         logs = [FileSystem(folder, used_ratio) for folder in store.log_folders
@@ -180,8 +183,8 @@ def judge_disk(predicted: Prediction, store: Store, version: BrokerVersion,
 
 def disk_use(store: Store, rules: Rules, files: Sequence[StoreFile], around: Around,
              messages: int | None = None) -> tuple[DiskUse, bool]:
-    """What the cleaner takes of the ``files`` of the log that it may delete, and whether the broker
-    rejects messages. ``messages``: how many the log has (None: unknown). StoreIOError.
+    """Return what the cleaner deletes of the ``files`` of the log that it may delete, and whether
+    the broker rejects messages. ``messages``: how many the log has (None: unknown). StoreIOError.
     """
     # Which files have expired, and which the disk's use takes besides.
     expired = _expired(files, around.now - rules.reserved_hours * HOUR)
@@ -203,7 +206,7 @@ def disk_use(store: Store, rules: Rules, files: Sequence[StoreFile], around: Aro
 
 
 def expiry(disk: DiskUse | None) -> Phrase | None:
-    """What the broker deletes by age, and when; None where no file is too old."""
+    """Return what the broker deletes by age, and when; None where no file is too old."""
     if disk is None or not disk.expires_files:
         return None
     files = counted(disk.expires_files, "log file")
@@ -217,7 +220,7 @@ def expiry(disk: DiskUse | None) -> Phrase | None:
 
 
 def _files(predicted: Prediction, store: Store) -> list[StoreFile]:
-    """The log files that the start leaves and the cleaner may delete: all but the last."""
+    """Return the log files that the start leaves and the cleaner may delete: all but the last."""
     doomed = {os.path.join(store.root, name) for name in predicted.doomed}
     end = predicted.truncate_to
     return [file for file in predicted.loaded_log if file.path not in doomed
@@ -225,7 +228,7 @@ def _files(predicted: Prediction, store: Store) -> list[StoreFile]:
 
 
 def _expired(files: Sequence[StoreFile], before: int) -> int:
-    """How many of the files, from the oldest on, were last written by ``before`` (ms)."""
+    """Return how many of the files, from the oldest on, were last written by ``before`` (ms)."""
     for number, file in enumerate(files):
         try:
             if vfs.stat(file.path).st_mtime_ns // 1_000_000 > before:

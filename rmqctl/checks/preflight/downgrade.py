@@ -1,4 +1,4 @@
-"""What an older broker loses of a store that a newer one wrote: it does not read these files.
+"""Losses of an older broker on a store that a newer one wrote: it does not read these files.
 
 spec: timer-and-others-5x.md §2-§6, rocksdb.md §7, tiered.md §1, versions.md. The pending timed
 messages are `rmqctl.checks.preflight.timers`, the log's own forms `rmqctl.broker.recovery`.
@@ -183,7 +183,7 @@ def _tier(store: Store, release: str) -> Iterator[Loss]:
 
 
 def _segments(found: metadata.Metadata, topic: str, queue_id: int) -> list[metadata.SegmentEntry]:
-    """The consume queue segments of a queue in the tier, by their base."""
+    """Return the consume queue segments of a queue in the tier, by their base."""
     ending = f"/{topic}/{queue_id}"
     return sorted((entry for path, entries in found.segments[CONSUME_QUEUE].items()
                    if path.endswith(ending) for entry in entries.values()),
@@ -295,7 +295,7 @@ def _pop_cause(release: str) -> Phrase:
 
 
 def _pop_states(store: Store, release: str) -> Iterator[Loss]:
-    """The same where POP keeps its records in RocksDB."""
+    """Yield the same where POP keeps its records in RocksDB."""
     folder = store.path("kvStore")
     if not vfs.isdir(folder):
         return

@@ -1,11 +1,11 @@
-"""How many messages a store has lost, from what one pass over its log has kept: the log is not
+"""Number of messages that a store has lost, from the results of one pass over its log, which is not
 read again.
 
 `verify` has compared all messages with the entries of their queues. Where an entry points to its
 message, a start changes nothing and nothing is missing, so what counts is the rest: messages
-without their entry, damaged records, what is no record at all. With these, `preflight`'s own parts
-count what they would after walks of their own. That holds for the usual store only; of any other
-nothing is said here, and a walk has to tell.
+without their entry, damaged records, what is not a record at all. With these, `preflight`'s own
+parts count what they would after walks of their own. That holds for the usual store only; of any
+other nothing is said here, and a walk has to tell.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ _BACK = 64 << 10
 
 
 class _UnusualError(Exception):
-    """What this module does not follow."""
+    """Structures that this module does not follow."""
 
 
 def known_from(store: Store, seen: RangeResult) -> int | None:
-    """The lost messages that entries, index, consumer offsets or the log itself prove, as
+    """Return the lost messages that entries, index, consumer offsets or the log itself prove, as
     `preflight` counts them; None where a pass over all of the log (``seen``) does not tell.
     StoreIOError, UsageError.
     """
@@ -66,8 +66,8 @@ def known_from(store: Store, seen: RangeResult) -> int | None:
 
 
 class SoundPass(NamedTuple):
-    """What a pass over a log has shown in which all is sound: the last record, what walks would
-    have seen, how many messages there are, and how many of them replace lost ones.
+    """Results of a pass over a log in which all is sound: the last record, what walks would have
+    seen, how many messages there are, and how many of them replace lost ones.
     """
 
     last: int
@@ -78,8 +78,8 @@ class SoundPass(NamedTuple):
 
 def sound_pass(store: Store, version: BrokerVersion, log: CommitLog, queues: Queues,
                seen: RangeResult) -> SoundPass | None:
-    """What a start needs of the log when it changes nothing there, as it was stopped cleanly, is
-    sound as a whole, and each message has its entry; else None. StoreIOError.
+    """Return what a start needs of the log when it changes nothing there, as it was stopped
+    cleanly, is sound as a whole, and each message has its entry; else None. StoreIOError.
     """
     last, end = seen.last_record_start, seen.last_record_end
     if store.has_abort or last is None or end is None or log.files != store.log.files or not (
@@ -105,7 +105,7 @@ def sound_pass(store: Store, version: BrokerVersion, log: CommitLog, queues: Que
 
 
 def _is_usual_store(store: Store, version: BrokerVersion) -> bool:
-    """Whether a broker would open these very files, and count by them alone."""
+    """Return whether a broker would open these very files, and count by them alone."""
     files = store.log.files
     return (store.layout.consumequeue == "file" and not store.sizes.conf.path
             and store.cut_off is None and not store.lock.held and not store.batch_queues
@@ -115,7 +115,7 @@ def _is_usual_store(store: Store, version: BrokerVersion) -> bool:
 
 
 def _is_usual_log(seen: RangeResult) -> bool:
-    """Whether the pass has kept all that is odd, and nothing that only a walk can follow."""
+    """Return whether the pass has kept all that is odd, and nothing that only a walk can follow."""
     return not (seen.unlisted or seen.shrunk or seen.batch_rows or not seen.passed.complete
                 or any(span.field == UNREADABLE for span in seen.spans)
                 or any(tally.shifted or tally.skipped or tally.unlisted or tally.unnoted
@@ -164,8 +164,8 @@ class _Counting:
         self._clean = not store.has_abort
 
     def all_sound(self, start: int, end: int) -> Walked | None:
-        """What walks from ``start`` to ``end`` would show, where every message has its entry, and
-        every entry its message; else None. StoreIOError.
+        """Return what walks from ``start`` to ``end`` would show, where every message has its
+        entry, and every entry its message; else None. StoreIOError.
         """
         for number, tally in self._tallies.items():
             if tally.claims or tally.without_queue or not self._is_sound(
@@ -176,7 +176,7 @@ class _Counting:
             sound=set(self._tallies), newest=self._seen.last_store_timestamp)
 
     def known(self, release: str) -> int:
-        """The count. StoreIOError."""
+        """Return the count. StoreIOError."""
         queues, version, log = self._queues, self._version, self._log
         loose, damaged, agreeing = self._without_entry()
 
@@ -244,7 +244,7 @@ class _Counting:
         return self._numbers[key]
 
     def _agree(self, some: _Messages) -> Array:
-        """Which of the messages their entries point to (bool)."""
+        """Return which of the messages their entries point to (bool)."""
         agree: Array = np.zeros(len(some), bool)
         for part in by_queue(some.number):
             queue = self._queues.states[int(some.number[part[0]])].found
@@ -257,7 +257,7 @@ class _Counting:
     # -- the recovery -----------------------------------------------------------------------------
 
     def _end(self, first: int) -> int:
-        """Where the recovery that begins with file number ``first`` ends the log."""
+        """Return where the recovery that begins with file number ``first`` ends the log."""
         # What a walk of the broker would stop at.
         passed = self._seen.passed
         refused = [*((span.offset, True) for span in self._seen.spans if span.kind != BLANK),
@@ -358,7 +358,7 @@ class _Counting:
         return np.array(pieces, np.int64).reshape(-1, 2)
 
     def _is_sound(self, number: int, runs: Array) -> bool:
-        """Whether each entry of a queue points to its own message, and none is missing."""
+        """Return whether each entry of a queue points to its own message, and none is missing."""
         queue = self._queues.states[number].found
         return (isinstance(queue, ConsumeQueue) and queue.exists and len(runs) == 1
                 and runs[0, 0] <= queue.first_index and runs[0, 1] >= queue.disk_end
@@ -366,8 +366,8 @@ class _Counting:
 
     def _pieces(self, number: int, runs: Array,
                 loose: _Messages | None) -> list[tuple[int, int, int, int]]:
-        """The intact messages of a queue, in the order of the log, in pieces that follow each
-        other: between messages with their entry others may lie.
+        """Return the intact messages of a queue, in the order of the log, in pieces that follow
+        each other: between messages with their entry others may lie.
         """
         if loose is None:
             place = self._places(number, np.column_stack([runs[:, 0], runs[:, 1] - 1]).ravel())
@@ -385,7 +385,7 @@ class _Counting:
                      (offset[ends] + 1).tolist(), strict=True)]
 
     def _places(self, number: int, offset: Array) -> Array:
-        """The places that entries with these queue offsets point to."""
+        """Return the places that entries with these queue offsets point to."""
         queue = self._queues.states[number].found
         if not len(offset) or not isinstance(queue, ConsumeQueue):
             return np.zeros(0, np.int64)

@@ -1,4 +1,4 @@
-"""What the log itself tells of messages that it no longer has.
+"""Gaps in the log that show messages which it no longer has.
 
 The queue offsets of a queue follow each other in the log. Where some are missing between two
 records, and damaged bytes between these have room for them, the messages were there. A damaged
@@ -23,7 +23,7 @@ from rmqctl.scan.frames import Array
 _MOST = 1 << 20
 """Pieces of queues without a gap that are kept apart."""
 _NEAR = 1000
-"""How far beyond the last record of its queue a damaged record is believed."""
+"""Queue offsets beyond the last record of its queue up to which a damaged record is believed."""
 
 
 class Gap(NamedTuple):
@@ -74,8 +74,8 @@ class LogGaps:
 
     def look(self, states: Sequence[QueueState], number: Array, offset: Array, count: Array,
              place: Array, good: Array) -> None:
-        """The own rows of some records in the order of a walk, of which ``good`` (bool) are intact:
-        number of the queue, first queue offset and how many, place.
+        """Add the own rows of some records in the order of a walk, of which ``good`` (bool) are
+        intact: number of the queue, first queue offset and how many, place.
         """
         self._told += [state.kind == PLAIN and not state.key[0].startswith(LMQ_PREFIX)
                        for state in states[len(self._told):]]
@@ -89,7 +89,7 @@ class LogGaps:
 
     def know(self, number: int, pieces: Iterable[tuple[int, int, int, int]],
              damaged: Array, places: Array) -> None:
-        """What is known of a queue without a walk: messages without a gap, as (places of the first
+        """A queue as it is known without a walk: messages without a gap, as (places of the first
         and the last, queue offsets from … to before …), and queue offsets of damaged records and
         their ``places``.
         """

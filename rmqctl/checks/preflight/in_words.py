@@ -12,7 +12,7 @@ _CAUSES = 2
 
 
 def in_words(prediction: Prediction) -> Phrase:
-    """The sentence: what is lost already, whether a broker starts, and what that costs."""
+    """Return the sentence: what is lost already, whether a broker starts, and what that costs."""
     # Begin with the subject of the sentence, and with what is already lost without any start.
     broker = Phrase("a {version} broker", version=prediction.broker_version)
     if prediction.not_judged:
@@ -88,7 +88,7 @@ def in_words(prediction: Prediction) -> Phrase:
 
 
 def _of_topics(counts: Mapping[str, int]) -> Phrase:
-    """The topics with the most of them, for a headline."""
+    """Return the topics with the most of them, for a headline."""
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     shown: list[str] = [f"{topic} {count:,}" for topic, count in ordered[:_NAMED]]
     if len(ordered) > _NAMED:

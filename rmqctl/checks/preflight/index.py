@@ -80,7 +80,7 @@ class Index:
         return self._end_phy
 
     def dispatch(self, batch: Batch, which: Array) -> None:
-        """Adds the keys of the records ``which`` (bool), as they follow each other."""
+        """Add the keys of the records ``which`` (bool), as they follow each other."""
         # From the first record on that the index does not reach.
         record = np.flatnonzero(which)
         if not len(record):
@@ -118,7 +118,7 @@ class Index:
             self._current()
 
     def _last_entries(self, store: Store) -> int:
-        """How many entries of the last kept file belong to its last message."""
+        """Return how many entries of the last kept file belong to its last message."""
         if not self.kept or self.kept[-1].header is None:
             return 0
         try:
@@ -140,7 +140,8 @@ class Index:
         """Entries of the discarded files that lead before the physical offset ``end`` and do not
         come back: their messages are not dispatched again, or have fewer keys than entries.
 
-        An entry of a message that is lost itself (``gone``, of places) is no loss, but a witness.
+        An entry of a message that is lost itself (``gone``, of places) is not a loss, but shows
+        one.
         """
         if not self.discarded:
             return 0

@@ -1,5 +1,5 @@
-"""Whether a broker loads a store at all (spec: recovery.md §2): names and sizes of files, folders
-that do not belong, configuration that cannot be read.
+"""Checks whether a broker loads a store at all (spec: recovery.md §2): names and sizes of files,
+folders that do not belong, configuration that cannot be read.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from rmqctl.store.store import Store
 _CONFIG = ("topics.json", "consumerOffset.json", "subscriptionGroup.json", "consumerFilter.json",
            "delayOffset.json")
 _SINCE_5 = ("topicQueueMapping.json", "consumerOrderInfo.json", "timermetrics")
-"""What a 5.x broker loads besides, and does not start without being able to decode."""
+"""Files that a 5.x broker loads besides; it does not start if it cannot decode them."""
 QUEUES = "consumequeue"
 _FIVE = 5
 _EXTENSION_FILE = Settings().consumequeue_ext_file_size
@@ -41,7 +41,7 @@ DELETE = "delete"
 
 @dataclass(slots=True)
 class Load:
-    """What loading finds. ``emptied`` are files without a byte that a 5.1.3+ broker deletes."""
+    """Results of loading. ``emptied`` are files without a byte that a 5.1.3+ broker deletes."""
 
     refusals: list[Action] = field(default_factory=list)
     emptied: list[StoreFile] = field(default_factory=list)
@@ -53,8 +53,8 @@ class Load:
 
 
 def load(store: Store, version: BrokerVersion) -> Load:
-    """Everything that keeps a broker from starting; nothing is read but names and sizes. Of
-    consumequeues in a form that is not read nothing is said, but that a data base is damaged.
+    """Everything that keeps a broker from starting; nothing is read but names and sizes. Of consume
+    queues in a form that is not read only a damaged database is reported.
     """
     loading = Load()
     _config(store, version, loading)
@@ -104,7 +104,7 @@ def relative(store: Store, path: str) -> str:
 
 
 def queue_file_size(store: Store) -> int | None:
-    """The size a broker's consumequeue files have; None where nothing tells it."""
+    """Return the size a broker's consumequeue files have; None if unknown."""
     known = store.sizes.consumequeue_file or store.remembered.get("consumequeue_file_size")
     return layout.file_size(known) if known else queue_size(
         (queue.files for queue in store.queues.values()), layout.UNIT_SIZE)
@@ -189,7 +189,9 @@ def _folder(store: Store, version: BrokerVersion, loading: Load, folder: str,
 
 
 def _odd(store: Store, version: BrokerVersion, loading: Load, odd: Trouble, last: str) -> None:
-    """Something that is no file of the sequence; if empty and the last, a broker deletes it."""
+    """Handle a file that does not belong to the sequence; a broker deletes it if it is empty and
+    the last.
+    """
     name = os.path.basename(odd.path)
     if version.deletes_empty_last and not odd.unreadable and name == last and _is_empty(odd.path):
         loading.emptied.append(StoreFile(odd.path, name, -1, 0))
@@ -198,7 +200,7 @@ def _odd(store: Store, version: BrokerVersion, loading: Load, odd: Trouble, last
 
 
 def _is_empty(path: str) -> bool:
-    """Whether a broker sees a length of 0; it looks at no name and no kind but folders."""
+    """Return whether a broker sees a length of 0; it looks at no name and no kind but folders."""
     try:
         info = vfs.stat(path)
     except OSError:

@@ -1,8 +1,8 @@
-"""preflight of a store whose consumequeues lie in a form that is not read: what follows from the
-log, the small files and the names alone (spec: rocksdb.md §4, recovery.md §2-§4).
+"""Prediction for a store whose consume queues have a form that rmqctl does not read: what follows
+from the log, the small files and the names alone (spec: rocksdb.md §4, recovery.md §2-§4).
 
-Where a recovery begins is told by such consumequeues. So the log's end is judged for every file in
-which one may begin: it is known where all of them lead to the same, else only what lies beyond the
+Only such consume queues show where a recovery begins. So the log's end is judged for every file in
+which one may begin: it is known where all of them lead to the same, else only what is beyond the
 furthest is lost for certain.
 """
 
@@ -31,8 +31,8 @@ CONFIG = "config"
 
 
 class End(NamedTuple):
-    """Where a recovery that begins in one of the files ``first`` to ``last`` (numbers) ends the log
-    (a physical offset), and why.
+    """The end of the log (a physical offset) after a recovery that begins in one of the files
+    ``first`` to ``last`` (numbers), and why.
     """
 
     first: int
@@ -42,7 +42,7 @@ class End(NamedTuple):
 
 
 def judge_log(store: Store, version: BrokerVersion, predicted: Prediction, loading: Load) -> None:
-    """Fills in what can be said without the consumequeues. StoreIOError."""
+    """Fill in what can be said without the consume queues. StoreIOError."""
     reason = store.layout.unread[QUEUES]
     predicted.not_judged = {
         QUEUES: reason,
@@ -65,8 +65,8 @@ def judge_log(store: Store, version: BrokerVersion, predicted: Prediction, loadi
 
 
 def _look(predicted: Prediction, log: CommitLog) -> str | None:
-    """Counts the intact messages of all of the log, and those that clients cannot decode; says
-    what is damaged.
+    """Count the intact messages of all of the log, and those that clients cannot decode; says what
+    is damaged.
     """
     count, places, first = Counted(), 0, None
     for batch in log.walk():
@@ -87,7 +87,7 @@ def _look(predicted: Prediction, log: CommitLog) -> str | None:
 
 
 def _recover(store: Store, version: BrokerVersion, predicted: Prediction, log: CommitLog) -> None:
-    """Where the log ends, and what that costs."""
+    """Determine where the log ends, and what that costs."""
     # The files in which a recovery may begin; after a clean end older brokers do not ask.
     if not store.has_abort and not version.normal_by_queues:
         number, predicted.start_reason = start_file(store, log, version, -1)
@@ -118,8 +118,8 @@ def _recover(store: Store, version: BrokerVersion, predicted: Prediction, log: C
 
 
 def possible_ends(log: CommitLog, starts: list[int], version: BrokerVersion) -> list[End]:
-    """The ends of the log for recoveries that begin in the files ``starts`` (ascending numbers),
-    in the order of the log. Every byte is walked once. StoreIOError.
+    """Return the ends of the log for recoveries that begin in the files ``starts`` (ascending
+    numbers), in the order of the log. Every byte is walked once. StoreIOError.
     """
     ends: list[End] = []
     while starts:
@@ -142,7 +142,7 @@ def _case(store: Store, log: CommitLog, end: End, cost: Cut) -> str:
 
 
 def _actions(store: Store, predicted: Prediction, log: CommitLog, loading: Load) -> None:
-    """What the start does to files, as far as it is certain."""
+    """Add what the start certainly does to files."""
     saved = checkpoint(store)
     actions.emptied(predicted, store, loading)
     if predicted.truncate_to is not None:

@@ -1,4 +1,4 @@
-"""Which intact messages a start costs: cut off the log, or left in it without a row or in one of
+"""Intact messages that a start loses: cut off the log, or left in it without a row or in one of
 several files of the same name.
 """
 
@@ -40,13 +40,13 @@ _ENDLESS = 1 << 62
 
 
 def intact(batch: Batch) -> Array:
-    """Which messages of a batch are intact (bool)."""
+    """Return which messages of a batch are intact (bool)."""
     good: Array = batch.crc_ok() | (batch.column("body_length") <= 0)
     return good
 
 
 def intact_by_topic(log: CommitLog, start: int, end: int) -> dict[str, int]:
-    """How many intact messages a part of the log has of each topic."""
+    """Return how many intact messages a part of the log has of each topic."""
     found = _Topics()
     for batch in log.walk(start, end, whole=True):
         if len(batch):
@@ -64,7 +64,7 @@ class Counted:
     first_damaged: int | None = None
 
     def add(self, batch: Batch, before: int | None = None) -> None:
-        """Those of a batch; of these, with ``before``, those that start before that physical
+        """Count those of a batch; of these, with ``before``, those that start before that physical
         offset.
         """
         if not len(batch):
@@ -83,7 +83,7 @@ class Counted:
         self.replaced += int((replaced(batch) & good).sum())
 
     def fill(self, predicted: Prediction) -> None:
-        """Puts the figures into a prediction, and a note of what is damaged."""
+        """Put the figures into a prediction, and a note of what is damaged."""
         predicted.messages, predicted.messages_replaced = self.intact, self.replaced
         predicted.messages_damaged = self.damaged
         if self.damaged:
@@ -108,7 +108,7 @@ class _Topics:
         self.times: list[int] = []
         """The earliest and the latest store time (ms); nothing before the first message."""
         self.undecided = 0
-        """Of them, those that may be messages or lie in the body of a damaged one."""
+        """Of them, those that may be messages or part of the body of a damaged message."""
 
     @property
     def total(self) -> int:
@@ -118,7 +118,7 @@ class _Topics:
         self._count(self._columns(batch), rows)
 
     def _columns(self, batch: Batch) -> list[Array]:
-        """What is noted of messages: the number of the topic, and the fields of `_NOTED`."""
+        """Fields noted of messages: the number of the topic, and the fields of `_NOTED`."""
         return [self._topics.encode(text.topics(batch)), *map(batch.column, _NOTED)]
 
     def _count(self, columns: Sequence[Array], rows: Array) -> None:
@@ -282,7 +282,7 @@ class Unreachable:
     def cut(self, log: CommitLog, end: int) -> None:
         """Truncation took rows away, also such that lead before the end of the log.
 
-        A wild row takes those behind it along.
+        A wild row removes those after it, too.
         """
         for number, state in enumerate(self._queues.states):
             if state.added or state.end >= state.found_end or not isinstance(
@@ -313,7 +313,7 @@ class Unreachable:
                 for number, runs in self.without_row.items()}
 
     def flush(self) -> None:
-        """Compares what is held back with the rows on disk."""
+        """Compare what is held back with the rows on disk."""
         if not self._pending:
             return
         number, offset, count, place = map(np.concatenate, zip(*self._pending, strict=True))
@@ -334,8 +334,8 @@ class Unreachable:
                     offset[part[missing]], count[part[missing]])
 
     def _plainly_there(self, number: Array, offset: Array, place: Array) -> Array:
-        """Which have a row at their queue offset (bool): in most stores all, so this costs as
-        little as it can for a queue.
+        """Return which have a row at their queue offset (bool): in most stores all, so this costs
+        as little as it can for a queue.
         """
         # Queue by queue in the order of queue offsets: one read each, where the offsets are close.
         order = np.lexsort((offset, number))
@@ -370,7 +370,7 @@ class Unreachable:
 
 
 def _there(queue: ConsumeQueue | BatchQueue, end: int, offset: Array, place: Array) -> Array:
-    """Which of the messages have their row (bool)."""
+    """Return which of the messages have their row (bool)."""
     if isinstance(queue, BatchQueue):
         return np.isin(place, queue.all_used()["physical_offset"])
     inside = (offset >= queue.first_index) & (offset < end)
@@ -390,7 +390,7 @@ def _there(queue: ConsumeQueue | BatchQueue, end: int, offset: Array, place: Arr
 
 
 def units_at(queue: ConsumeQueue, offset: Array) -> Array:
-    """The rows with these queue offsets; zeros where there are none."""
+    """The rows with these queue offsets; zeros where there is nothing."""
     out: Array = np.zeros(len(offset), queue.timed_units(0, 0).dtype)
     order = np.argsort(offset, kind="stable")
     with closing(queue):
@@ -408,7 +408,7 @@ def units_at(queue: ConsumeQueue, offset: Array) -> Array:
 
 
 def collect(runs: dict[int, OffsetRuns], claim: Claims, which: Array) -> None:
-    """Adds the queue offsets of the rows ``which`` (bool), by number of the queue."""
+    """Add the queue offsets of the rows ``which`` (bool), by number of the queue."""
     rows = np.flatnonzero(which)
     for part in by_queue(claim.number[rows]):
         here = rows[part]
@@ -426,10 +426,10 @@ class DuplicateFiles(NamedTuple):
     """Files of one name in several folders (apache/rocketmq#8859).
 
     A broker sorts the files of all folders by bare name, and takes the folders in the order of a
-    Java `HashSet` of their paths: which of two namesakes comes first cannot be told from the
-    store. By physical offset it reads the first (`MappedFileQueue.findMappedFileByOffset`), and
-    the last is appended to, so what only one of them holds is found or not by luck.
-    ``differing``: intact messages, before the end of the log, which not all of them hold.
+    Java `HashSet` of their paths: which of two files of the same name comes first is unknown. By
+    physical offset it reads the first (`MappedFileQueue.findMappedFileByOffset`), and the last is
+    appended to, so what only one of them holds is found or not by luck. ``differing``: intact
+    messages, before the end of the log, which not all of them hold.
     """
 
     files: list[StoreFile]
@@ -437,7 +437,9 @@ class DuplicateFiles(NamedTuple):
 
 
 def duplicate_files(log: CommitLog, end: int) -> list[DuplicateFiles]:
-    """The names that more than one file of ``log`` has. ``end``: of the log. StoreIOError."""
+    """Return the names that more than one file of ``log`` has. ``end``: of the log.
+    StoreIOError.
+    """
     duplicates: list[DuplicateFiles] = []
     for _, group in groupby(enumerate(log.files), lambda numbered: numbered[1].name):
         same = list(group)

@@ -1,4 +1,6 @@
-"""How many messages a store is known to have lost, for commands that read its log themselves."""
+"""Number of messages that a store is known to have lost, for commands that read its log
+themselves.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,9 @@ from rmqctl.store.store import Store
 
 
 class Missing(NamedTuple):
-    """What a store has lost. ``known``: what entries, index or consumer offsets know and the log
-    does not have, None where that cannot be judged; ``in_repairs``: messages that repairs dropped,
-    and ``discarded`` the undecided records among what they left out.
+    """Messages that a store has lost. ``known``: what entries, index or consumer offsets know and
+    the log does not have, None where that cannot be judged; ``in_repairs``: messages that repairs
+    dropped, and ``discarded`` the undecided records among what they left out.
     """
 
     known: int | None = None
@@ -39,7 +41,7 @@ class Missing(NamedTuple):
 
     @property
     def counted(self) -> int | None:
-        """The same; None where it cannot be judged."""
+        """Return the same; None where it cannot be judged."""
         return None if self.known is None else self.already
 
     @property
@@ -48,7 +50,7 @@ class Missing(NamedTuple):
 
 
 def missing(store: Store, *, damaged: bool, seen: RangeResult | None = None) -> Missing:
-    """What a store has lost, as `preflight` counts it.
+    """Return the messages that a store has lost, as `preflight` counts them.
 
     ``damaged``: the caller has found damage in the log. If it has found none and no log file is
     missing, only messages after the end of the log can be lost: the log is not read again. Nor is
@@ -80,8 +82,8 @@ class Beyond(NamedTuple):
 
 
 def known_beyond(store: Store, end: int) -> Beyond:
-    """The lost messages that entries, index and committed offsets know from the physical offset
-    ``end`` on, where a repair ends the log: nothing proves them afterwards. StoreIOError,
+    """Return the lost messages that entries, index and committed offsets know from the physical
+    offset ``end`` on, where a repair ends the log: nothing proves them afterwards. StoreIOError,
     UsageError.
     """
     found = _looked_from(store, end)[1]
@@ -92,8 +94,8 @@ def known_beyond(store: Store, end: int) -> Beyond:
 
 
 def known_by_offsets(store: Store) -> int:
-    """How many lost messages nothing but committed offsets knows, which a change of these forgets;
-    0 where that cannot be judged.
+    """Return how many lost messages nothing but committed offsets knows, which a change of these
+    forgets; 0 where that cannot be judged.
     """
     try:
         return _predicted(store).account.by_offsets
@@ -102,8 +104,8 @@ def known_by_offsets(store: Store) -> int:
 
 
 def known_by_checkpoint(store: Store) -> int:
-    """How many lost messages nothing but the checkpoint knows, which a new one forgets; 0 where
-    that cannot be judged.
+    """Return how many lost messages nothing but the checkpoint knows, which a new one forgets; 0
+    where that cannot be judged.
     """
     try:
         return _predicted(store).lost_at_end
@@ -112,16 +114,16 @@ def known_by_checkpoint(store: Store) -> int:
 
 
 def _predicted(store: Store) -> Prediction:
-    """The prediction that says what was lost before: of all of the log where a start would cut
-    messages off. StoreIOError, UsageError.
+    """Return the prediction that says what was lost before: of all of the log where a start would
+    cut messages off. StoreIOError, UsageError.
     """
     predicted = preflight(store, full=False)
     return preflight(store, full=True) if predicted.messages_lost else predicted
 
 
 def _after_the_end(store: Store) -> bool:
-    """Whether entries, index or consumer offsets may know messages after the end of the log: all
-    that `preflight` counts in an undamaged log, and some that it does not count.
+    """Return whether entries, index or consumer offsets may know messages after the end of the log:
+    all that `preflight` counts in an undamaged log, and some that it does not count.
     """
     start = last_dispatched(store)
     return True if start is None else _looked_from(store, start)[0] > 0

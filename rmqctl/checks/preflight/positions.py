@@ -1,11 +1,11 @@
-"""What groups' positions tell of messages that are gone, where no row and no record does.
+"""Lost messages that only consumer offsets show, and no row and no record.
 
 A position proves that there were messages before it, as far as there can have been: `config/` is
 also set by hand, copied from another cluster, left over from a topic of the same name, or damaged.
 So a position beyond what a queue is known to have held counts only where something else says that
 there was more than this log, and where that many messages have room in what the log lacks: in the
-holes inside it, behind its end up to the end of the last file, and in one file more, which a
-broker lays out ahead. What does not count is named (``positions_unclear``).
+holes inside it, after its end up to the end of the last file, and in one file more, which a broker
+lays out ahead. What does not count is named (``positions_unclear``).
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _NAMED = 3
 
 
 class LogFacts(NamedTuple):
-    """What the walks found. ``end``: physical offset behind the last intact record; ``holes``:
-    bytes before it without anything intact; ``seen``: the queue offset behind the last record of
-    each queue, by number; ``last_time``: the store time (ms) of the last record that a broker
-    accepts, None without one.
+    """Results of the walks. ``end``: physical offset after the last intact record; ``holes``: bytes
+    before it without anything intact; ``seen``: the queue offset after the last record of each
+    queue, by number; ``last_time``: the store time (ms) of the last record that a broker accepts,
+    None without one.
     """
 
     log: CommitLog
@@ -68,7 +68,7 @@ class Positions:
         """What counts: queue offsets from … to before …, by number of the queue."""
 
     def judge(self, predicted: Prediction) -> Counter[str]:
-        """Lost messages by topic; fills in ``offsets_beyond_end`` and what cannot be told."""
+        """Return lost messages by topic; fill in ``offsets_beyond_end`` and what is unknown."""
         # Offsets beyond the end of their queue, and beyond what is known to be lost.
         numbers = {state.key: number for number, state in enumerate(self._queues.states)
                    if state.kind == PLAIN}
@@ -171,7 +171,9 @@ class Positions:
         return max(least, int(sizes.min())) if len(sizes) else least
 
     def _went_on(self, number: int) -> bool:
-        """Whether anything but offsets says that there was more than this log and this queue."""
+        """Return whether anything but offsets says that there was more than this log and this
+        queue.
+        """
         saved, state = self._store.checkpoint, self._queues.states[number]
         last = self._facts.last_time
         if self._store.has_abort or saved is None or not state.found_end or last is None:
@@ -180,7 +182,7 @@ class Positions:
         return when > last or saved.confirm_phy_offset > self._facts.end
 
     def _known_end(self, number: int) -> int:
-        """Behind the last queue offset of which a row or a message tells; 0 without any."""
+        """After the last queue offset of which a row or a message tells; 0 without any."""
         state = self._queues.states[number]
         on_disk = 0
         if isinstance(state.found, ConsumeQueue) and state.found.exists:
@@ -190,8 +192,8 @@ class Positions:
         return max(on_disk, state.end, self._facts.seen.get(number, 0))
 
     def _began_anew(self, number: int) -> bool:
-        """Whether a queue begins with 0 in a log that does not: its topic may have been deleted
-        and made again, and offsets of the old one tell nothing.
+        """Return whether a queue begins with 0 in a log that does not: its topic may have been
+        deleted and made again, and offsets of the old one tell nothing.
         """
         queue, log = self._queues.states[number].found, self._facts.log
         if log.min_offset <= 0 or not isinstance(queue, ConsumeQueue) or not queue.exists:
@@ -202,7 +204,7 @@ class Positions:
 
 
 def batch_end(state: QueueState, end: int | None) -> int:
-    """The queue offset behind the last message of a batch queue whose log ends at ``end``."""
+    """Return the queue offset after the last message of a batch queue whose log ends at ``end``."""
     assert isinstance(state.found, BatchQueue) or state.found is None
     return 0 if state.found is None else state.found.bounds(0, end)[1]
 

@@ -58,20 +58,19 @@ from rmqctl.store.store import Store
 
 Progress = Callable[[int], None]
 _TOPICS = 3
-"""How many are named."""
+"""Number of named items."""
 
 
 def preflight(store: Store, broker_version: str | None = None, *, full: bool = True,
               progress: Progress | None = None, machine: Around | None = None,
               seen: RangeResult | None = None) -> Prediction:
-    """What a broker of ``broker_version`` does when it starts.
+    """Return what a broker of ``broker_version`` does when it starts. None: the version the store
+    was made for, else that of its generation. If rmqctl does not read the form of the consume
+    queues, only the log is judged (``not_judged``); if not that of the configuration, all but the
+    configuration; without a clear log, nothing.
 
-    None: the version the store was made for, else that of its generation. Of a store whose
-    consumequeues lie in a form that is not read only the log is judged (``not_judged``), of one
-    whose configuration does all but that, of one whose log cannot be told nothing.
-
-    ``full``: messages without a row are looked for in all of the log, else only in the part
-    which the broker reads; and once messages are known to be lost, nothing else is looked for.
+    ``full``: messages without a row are looked for in all of the log, else only in the part which
+    the broker reads; and once messages are known to be lost, nothing else is looked for.
     ``progress`` is told bytes of the log. ``machine``: the clock and the disk that it starts with;
     None: what depends on them is not predicted. ``seen``: what a verification has kept of its pass
     over the log, which is not read again where all is sound. UsageError for a version that cannot
@@ -86,7 +85,7 @@ def preflight(store: Store, broker_version: str | None = None, *, full: bool = T
 def _predict(store: Store, release: str, version: BrokerVersion, full: bool,
              progress: Progress | None, machine: Around | None,
              seen: RangeResult | None) -> Prediction:
-    """The start of one broker on the files that it opens, and its first minutes."""
+    """Return the start of one broker on the files that it opens, and its first minutes."""
     version = as_configured(store, version)
     predicted = _of_log_and_queues(store, release, version, full, progress, seen)
     if machine is not None and store.layout.reads(LOG):
@@ -175,18 +174,20 @@ class _Start:
         self.index = Index(store, self.clean, self.saved.index_msg_timestamp)
         self.unreachable = Unreachable(self.queues, log)
         self.lost: Lost | None = None
-        """What the start cuts off; None where a repair has done so."""
+        """Messages that the start truncates; None if a repair has done so."""
         self.already = AlreadyLost(store, self.queues)
         self.walk: RecoveryWalk | None = None
         self.cut: CutOff | None = None
         self.skipped: list[int] = []
-        """Where the run-time dispatcher leaves files that recovery did not read, for the next."""
+        """Places at which the run-time dispatcher skips to the next file among files that recovery
+        did not read.
+        """
         self.count = Counted()
         self.seen = seen
         self.sound: SoundPass | None = None
-        """What is known of the log without reading it again."""
+        """Results on the log without reading it again."""
         self.ledger: Ledger | None = None
-        """What DLedger leaves of its data; None for a plain log."""
+        """The DLedger data that remain; None for a plain log."""
 
     def run(self) -> None:
         # What the start makes of log and queues.
@@ -325,7 +326,7 @@ class _Start:
                         bytes=plural(ledger.end - cut, "byte"), cut=cut))
 
     def _table(self) -> None:
-        """The table of queue offsets: 5.x stumbles over a queue whose last file has no row."""
+        """Build the table of queue offsets: 5.x fails at a queue whose last file has no row."""
         predicted = self.made
         if not self.version.empty_queue_file_fails:
             return
@@ -340,7 +341,7 @@ class _Start:
                         file=relative(self.store, file.path)))
 
     def _reput(self, predicted: Prediction) -> None:
-        """What is dispatched once recovery is over (4.x: from the queues' own end)."""
+        """Dispatch what follows once recovery is over (4.x: from the queues' own end)."""
         assert self.made.truncate_to is not None
         # From where on the broker dispatches.
         end, log = self.made.truncate_to, self.log
@@ -381,7 +382,7 @@ class _Start:
         self.reput_start = min(start, end)
 
     def _older(self) -> None:
-        """The part of the log that the broker does not look at."""
+        """Read the part of the log that the broker does not read."""
         end = self.start
         if self.clean and (self.version.reput_from_queues or self.ledger is not None):
             end = min(self.reput_start, self.made.truncate_to or 0)
@@ -449,7 +450,7 @@ class _Start:
                 "config/topics.json; deleted topics are not counted", count=count))
 
     def _add(self, batch: Batch, before: int | None = None) -> None:
-        """Counts a batch, or what of it starts ``before`` a physical offset."""
+        """Count a batch, or what of it starts ``before`` a physical offset."""
         self.count.add(batch, before)
 
     def _beyond(self, batch: Batch) -> None:

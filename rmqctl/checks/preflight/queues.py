@@ -1,4 +1,4 @@
-"""The consumequeues as a broker's recovery leaves them, and what dispatching again adds.
+"""The consume queues as a broker's recovery leaves them, and what dispatching again adds.
 
 spec: consumequeue.md §4, §6 and §9. Everything happens in memory; rows are only counted.
 """
@@ -64,7 +64,7 @@ class Queues:
         self._numbers: dict[tuple[str, QueueKey], int] = {}
         self._rocksdb = rocksdb = rocksdb_of(store, version)
         self.in_rocksdb = rocksdb is not None
-        """Whether rows go into a data base: each to its own queue offset, over what is there."""
+        """True if rows go into a database: each to its own queue offset, over what is there."""
         self._checkpoint = -1 if rocksdb is None else rocksdb.checkpoint
         for state in recovered_queues(store, version):
             self._take(state)
@@ -93,28 +93,31 @@ class Queues:
 
     @property
     def has_batches(self) -> bool:
-        """Whether any topic is one of batch queues."""
+        """Return whether any topic is one of batch queues."""
         return bool(self._batch_topics) and self._version.generation >= 5
 
     def number(self, key: QueueKey) -> int:
-        """The number of a plain queue in ``states``; it is taken up where it is none yet."""
+        """Return the number of a plain queue in ``states``; it is added if it is new."""
         return self._maker(PLAIN)(key)
 
     @property
     def max_physic(self) -> int:
-        """How far the log was dispatched by the queues' own account; -1 without any."""
+        """Return how far the log was dispatched by the queues' own account; -1 without any."""
         if self.in_rocksdb:
             return self._checkpoint
         return max((state.max_physic for state in self.states), default=-1)
 
     def positions(self) -> dict[QueueKey, tuple[int, int]]:
-        """Where each plain queue stands: (queue offset behind its last row, ``max_physic``)."""
+        """Return the progress of each plain queue: (queue offset after its last row,
+        ``max_physic``).
+        """
         return {state.key: (state.end, state.max_physic) for state in self.states
                 if state.kind == PLAIN}
 
     def least_made(self, state: QueueState) -> int | None:
-        """What the broker takes for the min offset of a queue that it made anew, with ``blanked``
-        fillers up to its first row; None where that depends on a size of files that is not known.
+        """Return the min offset that the broker assumes for a queue that it rebuilt, with
+        ``blanked`` fillers up to its first row; None where that depends on a size of files that is
+        not known.
 
         4.x takes a filler for a row of the message at 0 (`correctMinOffset`, consumequeue.md §5).
         """
@@ -128,7 +131,7 @@ class Queues:
 
     @property
     def rocksdb_trouble(self) -> str:
-        """What of a data base could not be read, in a sentence; "" for nothing."""
+        """Return what of a database could not be read, in a sentence; "" for nothing."""
         return "" if self._rocksdb is None else self._rocksdb.trouble
 
     # -- truncation -----------------------------------------------------------------------------
@@ -165,7 +168,9 @@ class Queues:
     # -- dispatch -------------------------------------------------------------------------------
 
     def expected(self, batch: Batch) -> list[Claims]:
-        """The own rows which records claim, those of plain queues first, then of batch queues."""
+        """Return the own rows which records claim, those of plain queues first, then of batch
+        queues.
+        """
         if self._latest is None or self._latest[0] is not batch:
             self._latest = batch, list(self._expected(batch))
         return self._latest[1]
@@ -194,10 +199,10 @@ class Queues:
         self._last_topic = topic
 
     def dispatch(self, batch: Batch, which: Array, odd: bool = False) -> Array:
-        """Puts the rows of the records ``which`` (bool); the records that have a row now (bool).
+        """Put the rows of the records ``which`` (bool); the records that have a row now (bool).
 
-        A record whose row was there already counts only if it is put anew. ``odd``: the batch is
-        one record that lies about its place.
+        A record whose row was there already counts only if it is put again. ``odd``: the batch is
+        one record with a wrong physical offset.
         """
         put: Array = np.zeros(len(batch), bool)
         behind = batch.offset + batch.column("total_size")
@@ -241,7 +246,7 @@ class Queues:
                   place + batch.column("total_size")[record])
 
     def put(self, number: Array, offset: Array, place: Array, behind: Array) -> Array:
-        """Puts rows (``behind``: where their records end); which of them are written (bool)."""
+        """Put rows (``behind``: where their records end); which of them are written (bool)."""
         done: Array = np.zeros(len(number), bool)
         if not len(number):
             return done
@@ -295,7 +300,7 @@ def _put_in_rocksdb(state: QueueState, offset: Array, place: Array, part: Array,
 
 def _put_plain(state: QueueState, offset: Array, place: Array, behind: Array, part: Array,
                done: Array) -> None:
-    """The put algorithm (consumequeue.md §4), a run of rows that follow each other at a time."""
+    """Apply the put algorithm (consumequeue.md §4), a run of adjacent rows at a time."""
     breaks = np.flatnonzero((np.diff(offset[part]) != 1) | (np.diff(behind[part]) <= 0)) + 1
     for run in np.split(part, breaks):
         next_row = int(np.searchsorted(behind[run], state.max_physic, "right"))

@@ -20,9 +20,9 @@ from rmqctl.store.store import Store
 
 def second_start(store: Store, version: BrokerVersion, log: CommitLog, first: Prediction,
                  begun: int, reach: int) -> SecondStart | None:
-    """What the second start does otherwise than the ``first`` one, which began at the physical
-    offset ``begun``; None where it keeps as much. ``reach``: how far the consume queues reach after
-    the first start. StoreIOError.
+    """Return what the second start does differently from the ``first`` one, which began at the
+    physical offset ``begun``; None if it keeps as much. ``reach``: how far the consume queues reach
+    after the first start. StoreIOError.
     """
     end = first.truncate_to or 0
     gone = set(first.doomed)

@@ -25,8 +25,8 @@ Predict = Callable[[Store, str, BrokerVersion, bool], Prediction]
 
 
 def start_of(store: Store, given: str | None, predict: Predict, *, full: bool) -> Prediction:
-    """The start of a broker of the release ``given`` (None: of the one that the files show), and
-    of every other one that nothing rules out, as far as the broker reads.
+    """Return the start of a broker of the release ``given`` (None: of the one that the files show),
+    and of every other one that nothing rules out, as far as the broker reads.
     """
     known = judged(store, given)
     outcomes: list[Prediction] = []
@@ -42,7 +42,7 @@ def start_of(store: Store, given: str | None, predict: Predict, *, full: bool) -
 
 
 def _start(store: Store, release: str, predict: Predict, *, full: bool) -> Prediction:
-    """What a broker of ``release`` does that follows the configuration file of ``store``."""
+    """Return what a broker of ``release`` does that follows the configuration file of ``store``."""
     followed = follow(store, release, version_of(release))
     try:
         if followed.elsewhere:
@@ -76,7 +76,7 @@ def _elsewhere(store: Store, release: str, followed: Followed) -> Prediction:
 
 
 def _count_unopened(store: Store, made: Prediction) -> None:
-    """All messages of the log that is there are out of reach for the broker, and none is lost."""
+    """Count all messages of the log as out of reach for the broker; none is lost."""
     made.messages_already_lost, made.already_lost_by_topic = 0, {}
     made.already_lost_from = made.already_lost_to = made.already_lost_places = None
     with suppress(RmqctlError):  # which of several logs it is may not be known

@@ -124,8 +124,8 @@ def _clock(predicted: Prediction, store: Store, now: int) -> None:
 
 
 def newest_stored(store: Store) -> int | None:
-    """When (ms) the newest message was stored, by the log's last record or the checkpoint, whose
-    times are behind it. StoreIOError.
+    """Return when (ms) the newest message was stored, by the log's last record or the checkpoint,
+    whose times are after it. StoreIOError.
     """
     last, checkpoint = find_end(store).last, store.checkpoint
     times = [0 if last is None else last.store_timestamp,

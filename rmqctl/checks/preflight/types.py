@@ -1,4 +1,4 @@
-"""What preflight says, as a value: what a broker will do to a store when it starts on it."""
+"""The prediction of preflight as a value: what a broker will do to a store when it starts on it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class QueueChange(NamedTuple):
 
 
 class Noted(NamedTuple):
-    """What a broker notes of its consume queues in RocksDB: per queue the queue offset behind the
+    """Records of a broker on its consume queues in RocksDB: per queue the queue offset after the
     last entry and the place of its message; ``checkpoint``: how far the log is dispatched.
     """
 
@@ -87,7 +87,7 @@ class SecondStart:
 
     @property
     def said(self) -> Phrase:
-        """One sentence."""
+        """Return one sentence."""
         return Phrase(
             "The second, clean start truncates the log at {offset} and loses {count:,} message "
             "that this start keeps: {why}",
@@ -104,7 +104,7 @@ class SecondStart:
 class DiskUse(NamedTuple):
     """``deletes_files``: log files that the cleaner deletes in the first minutes because the disk
     is full, with so many messages (None: unknown). ``expires_files``: those that are older than
-    ``fileReservedTime``. ``not_judged``: why the disk was not judged; then ratios are None.
+    ``fileReservedTime``. ``not_judged``: why the disk was not judged; then without ratios.
     """
 
     used_ratio: float | None
@@ -120,7 +120,7 @@ class DiskUse(NamedTuple):
     not_judged: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """The JSON object."""
+        """Return the JSON object."""
         return self._asdict()
 
 
@@ -130,10 +130,10 @@ class Prediction:
 
     ``truncate_to`` is where the log ends for the broker; None where it does not start.
     ``messages_lost`` counts intact messages that are cut off the log; ``superseded`` those whose
-    queue offset belongs to another message already, left by an earlier cut. ``unreachable``
-    counts messages that stay in the log with no row in their queue (None: not looked for in all
-    of the log). ``rows_lost``: rows of queues that are destroyed with an empty log.
-    ``messages_already_lost``: what the log no longer has, though consumequeues, index or offsets
+    queue offset belongs to another message already, left by an earlier cut. ``unreachable`` counts
+    messages that stay in the log with no row in their queue (None: not looked for in all of the
+    log). ``rows_lost``: rows of queues that are destroyed with an empty log.
+    ``messages_already_lost``: what the log no longer has, though consume queues, index or offsets
     of groups know it; those of unknown topic are in no count by topic. They were stored between
     ``already_lost_from`` and ``already_lost_to`` (ms; None: not known).
     """
@@ -141,9 +141,9 @@ class Prediction:
     broker_version: str
     recovery: str
     profile: str = ""
-    """The version whose rules stand for ``broker_version``; see `rmqctl.broker.versions`."""
+    """The version whose rules are used for ``broker_version``; see `rmqctl.broker.versions`."""
     mendable: bool = True
-    """Whether `recover` plans anything for such a store."""
+    """True if `recover` plans anything for such a store."""
     starts: bool = True
     loaded_log: list[StoreFile] = field(default_factory=list)
     """The files of the log that the broker works on."""
@@ -158,10 +158,12 @@ class Prediction:
     actions: list[Action] = field(default_factory=list)
     messages_lost: int = 0
     messages_undecided: int = 0
-    """Records that may be messages or lie in the body of a damaged one, in all that was read."""
+    """Records that may be messages or part of the body of a damaged message, in all that was
+    read.
+    """
     cut_undecided: int = 0
-    """How many of them are among ``messages_lost``."""
-    """Of them, those that may be messages or lie in the body of a damaged one."""
+    """Number of them among ``messages_lost``."""
+    """Of them, those that may be messages or part of the body of a damaged message."""
     lost_by_topic: dict[str, int] = field(default_factory=dict)
     lost_first: list[LostMessage] = field(default_factory=list)
     """The first of them, singly."""
@@ -175,9 +177,9 @@ class Prediction:
     messages_damaged: int | None = None
     """Messages with damaged properties, which no broker notices: none of the intact ones."""
     repairs: RepairLosses = field(default_factory=RepairLosses)
-    """What earlier repairs lost: no start brings it back, or loses it once more."""
+    """Losses of earlier repairs: no start restores them, or loses them again."""
     in_tier: TierLosses = field(default_factory=TierLosses)
-    """What the tier in the store lacks, once it is verified."""
+    """Losses of the tier in the store, once it is verified."""
     superseded: int = 0
     unreachable: int | None = 0
     unreachable_by_topic: dict[str, int] = field(default_factory=dict)
@@ -187,10 +189,10 @@ class Prediction:
     messages_already_lost: int = 0
     lost_by_offsets: int = 0
     lost_at_end: int = 0
-    """How many of the lost messages nothing but a checkpoint knows."""
+    """Number of lost messages that only a checkpoint shows."""
     lost_at_least: bool = False
-    """Whether more may be lost than is counted: a checkpoint has the time of the last alone."""
-    """How many of them nothing but committed offsets tells of."""
+    """True if more may be lost than is counted: a checkpoint has the time of the last alone."""
+    """Number of them that only committed offsets show."""
     already_lost_by_topic: dict[str, int] = field(default_factory=dict)
     already_lost_from: int | None = None
     already_lost_to: int | None = None
@@ -198,13 +200,13 @@ class Prediction:
     """The first and the last physical offset of those that entries or index know."""
     offsets_beyond_end: list[OffsetBeyondEnd] = field(default_factory=list)
     positions_unclear: list[OffsetBeyondEnd] = field(default_factory=list)
-    """Those of which nothing tells whether messages are lost before them."""
+    """Offsets for which it is unknown whether messages are lost before them."""
     position_notes: list[str] = field(default_factory=list)
-    """What ``notes`` say of positions."""
+    """The sentences of ``notes`` on consumer offsets."""
     queue_losses: dict[tuple[str, int], QueueLosses] | None = None
-    """What becomes of each queue, in queue offsets; None where queues were not judged."""
+    """The outcome for each queue, in queue offsets; None if queues were not judged."""
     consumers: Consumers | None = None
-    """What that means for groups; None where queues or groups were not judged."""
+    """The effect on groups; None if queues or groups were not judged."""
     undecodable: int = 0
     """Intact messages whose head makes clients give up (`header_rules.UNDECODABLE`)."""
     rows_added: int = 0
@@ -216,59 +218,64 @@ class Prediction:
     index_lost: int = 0
     """Entries of discarded index files that do not come back."""
     index_uncounted: int = 0
-    """Discarded index files of which that cannot be told."""
+    """Discarded index files for which this is unknown."""
     index_from: int = 0
     """Messages before this physical offset get no index entry, also where they are dispatched."""
     leaves: bool = False
-    """Whether anything stays beyond the end of the log: bytes, rows, index entries."""
+    """True if anything stays beyond the end of the log: bytes, rows, index entries."""
     cut_off: bool = False
-    """Whether a repair has ended the log there already."""
+    """True if a repair has ended the log there already."""
     checkpoint: CheckpointRecord | None = None
     notes: list[str] = field(default_factory=list)
     differences: list[str] = field(default_factory=list)
     unopened: bool = False
-    """Whether it does not start for a data base of consumequeues, which `recover` makes anew."""
+    """True if it does not start because of a consume queue database, which `recover` rebuilds."""
     not_judged: dict[str, str] = field(default_factory=dict)
     """Structures in a form that is not read, with the reason: nothing here is about them."""
     configuration: list[Told] = field(default_factory=list)
-    """What the broker's configuration file does to this start."""
+    """Effects of the broker's configuration file on this start."""
     proven: bool = True
-    """Whether the release that is judged by was asked for, or is proven by the files."""
+    """True if the release that is judged by was asked for, or is proven by the files."""
     others: list[Prediction] = field(default_factory=list)
-    """What releases do that may start as well; they were followed as far as a broker reads."""
+    """Outcomes of other releases that may start as well; they were followed as far as a broker
+    reads.
+    """
     conf_path: str = ""
     log_unopened: bool = False
-    """Whether the broker opens another log: ``messages_lost`` stay on the disk, unread."""
+    """True if the broker opens another log: ``messages_lost`` stay on the disk, unread."""
     assumed: dict[str, Any] = field(default_factory=dict)
     """Settings that nobody gave, with the values that they were taken to have."""
     queues: list[QueueChange] = field(default_factory=list)
     metadata: Metadata = field(default_factory=Metadata)
-    """What becomes of topics, groups and committed offsets."""
+    """The outcome for topics, groups and committed offsets."""
     other_losses: list[Loss] = field(default_factory=list)
     """Losses of structures that neither the log nor ``config/`` covers; `losses` has all."""
     doomed: list[str] = field(default_factory=list)
-    """Files and folders of log, consumequeues and index that go away (relative to the root or
-    absolute), in the order in which a broker takes them away."""
+    """Files and folders of log, consume queues and index that go away (relative to the root or
+    absolute), in the order in which a broker takes them away.
+    """
 
     noted: Noted | None = None
-    """What the data base of consume queues notes after the start; None where these are files."""
+    """Records of the consume queue database after the start; None if the queues are files."""
     second_start: SecondStart | None = None
     """The clean start after this one, where that loses messages which this one keeps."""
     incurable: int = 0
-    """How many of these no repair of the store prevents."""
+    """Number of these that no repair of the store prevents."""
     refuses_writes: bool = False
-    """Whether the broker rejects messages because its disk is full."""
+    """True if the broker rejects messages because its disk is full."""
     disk: DiskUse | None = None
-    """What the cleaner does; None where it was not asked."""
+    """Actions of the cleaner; None if it was not asked."""
 
     @property
     def runs_well(self) -> bool:
-        """Whether the broker accepts messages, and deletes nothing because its disk is full."""
+        """Return whether the broker accepts messages, and deletes nothing because its disk is
+        full.
+        """
         return not (self.refuses_writes or (self.disk is not None and self.disk.deletes_files))
 
     @property
     def recovers(self) -> bool:
-        """Whether anything is wrong that `recover` may repair."""
+        """Return whether anything is wrong that `recover` may repair."""
         incurable = self.incurable + bool(self.in_tier.messages)  # `recover` repairs no tier
         return not self.starts or len(self.losses) > incurable or bool(
             self.messages_lost or self.unreachable or self.rows_lost or self.shadowed
@@ -276,18 +283,20 @@ class Prediction:
 
     @property
     def misled(self) -> list[Told]:
-        """The settings that keep the broker from starting on, or serving, all that is there."""
+        """Return the settings that keep the broker from starting on, or serving, all that is
+        there.
+        """
         return [told for told in self.configuration if told.effect in FATAL]
 
     @property
     def version(self) -> dict[str, Any]:
-        """The release that is judged by, and those that may start as well."""
+        """Return the release that is judged by, and those that may start as well."""
         return {"judged_as": self.broker_version, "proven": self.proven, "candidates": [
             self.broker_version, *(other.broker_version for other in self.others)]}
 
     @property
     def undecided(self) -> list[Phrase]:
-        """Where nothing proves the release and that decides the outcome: what the others do."""
+        """Return what other releases do, if the release is unknown and decides the outcome."""
         return [Phrase(
             "the broker's release is unknown: a {version} broker {does} (pass --broker-version)",
             version=other.broker_version, does=other.does)
@@ -295,13 +304,13 @@ class Prediction:
 
     @property
     def outcome(self) -> tuple[object, ...]:
-        """What a start comes to, as far as the broker reads."""
+        """Return the outcome of a start, as far as the broker reads."""
         return (self.starts, self.truncate_to, self.is_so_alone, bool(self.messages_lost),
                 self.rows_lost, bool(self.misled))
 
     @property
     def does(self) -> Phrase:
-        """What it does, in few words: ``does not start``, ``loses messages``."""
+        """Return what it does in few words: ``does not start``, ``loses messages``."""
         if not self.starts:
             return Phrase("does not start")
         if self.is_so_alone:
@@ -309,12 +318,12 @@ class Prediction:
         return Phrase("loses messages, or the entries that point to them")
 
     def look_at_configuration(self, root: str) -> str:
-        """The command that says what is wrong with the broker's configuration file."""
+        """Return the command that says what is wrong with the broker's configuration file."""
         return f"rmqctl config check {shlex.quote(self.conf_path)} {shlex.quote(root)}"
 
     @property
     def account(self) -> Losses:
-        """What commands show of lost, undecided and replaced messages."""
+        """Return the account of lost, undecided and replaced messages that commands show."""
         queues = None if self.queue_losses is None else {
             key: QueueLoss(runs.lost.count(), runs.cut.count(), runs.without_row.count(),
                            runs.undecodable.count())
@@ -338,7 +347,9 @@ class Prediction:
 
     @property
     def losses(self) -> list[Loss]:
-        """All that is or would be lost. Verdicts and exit codes follow from this list alone."""
+        """Return all that is or would be lost. Verdicts and exit codes follow from this list
+        alone.
+        """
         return [*self._message_losses(), *self.beside_messages]
 
     def _message_losses(self) -> Iterator[Loss]:
@@ -374,18 +385,20 @@ class Prediction:
 
     @property
     def start_is_harmless(self) -> bool:
-        """Whether the broker starts and by that nothing is lost, and no entry that shows a loss."""
+        """Return whether the broker starts and by that nothing is lost, and no entry that shows a
+        loss.
+        """
         return self.is_so_alone and all(other.is_so_alone for other in self.others)
 
     @property
     def is_so_alone(self) -> bool:
-        """The same of the release that is judged by alone."""
+        """Return the same of the release that is judged by alone."""
         return self.starts and self.runs_well and not self.misled and all(
             loss.already for loss in self.losses)
 
     @property
     def harmless(self) -> bool:
-        """Whether nothing would be lost, and nothing is."""
+        """Return whether nothing would be lost, and nothing is."""
         return self.start_is_harmless and not self.losses
 
     @property
@@ -399,12 +412,12 @@ class Prediction:
 
     @property
     def also_loses(self) -> Phrase | None:
-        """What the start costs beside messages: ``12 committed offsets, 3 topics``."""
+        """Return what the start loses besides messages: ``12 committed offsets, 3 topics``."""
         return summed(loss for loss in self.beside_messages if not loss.already)
 
     @property
     def costless(self) -> Phrase:
-        """What a start that costs no message does: ``lose nothing``, or what else."""
+        """Return what a start that loses no message does: ``lose nothing``, or what else."""
         also = self.also_loses
         if also is None:
             return Phrase("lose nothing")
@@ -413,7 +426,7 @@ class Prediction:
 
     @property
     def loses(self) -> Phrase:
-        """The same, said of a start: ``loses nothing``."""
+        """Return the same for a start: ``loses nothing``."""
         also = self.also_loses
         if also is None:
             return Phrase("loses nothing")
@@ -432,7 +445,7 @@ class Prediction:
 
     @property
     def cut_impact(self) -> Impact | None:
-        """What the start costs in messages cut off the log; None where it costs none."""
+        """Return the messages that the start truncates; None without any."""
         if not self.messages_lost:
             return None
         of = None if self.messages is None else self.messages + self.messages_undecided
@@ -440,7 +453,9 @@ class Prediction:
 
     @property
     def impact(self) -> Impact | None:
-        """What is lost, would be, or would have no row, out of all messages; None for nothing."""
+        """Return the messages that are lost, would be lost or would have no row, out of all; None
+        without any.
+        """
         topics = Counter(self.lost_by_topic) + Counter(self.already_lost_by_topic) + Counter(
             self.unreachable_by_topic)
         count = self.messages_lost + self.messages_already_lost + (self.unreachable or 0)

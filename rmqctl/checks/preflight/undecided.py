@@ -1,4 +1,4 @@
-"""Records of a log that may be messages or lie in the body of a damaged one, along a walk."""
+"""Records of a log that may be messages or part of the body of a damaged message, along a walk."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Undecided:
     offsets: dict[QueueKey, OffsetRuns] = field(default_factory=dict)
 
     def look(self, spans: Iterable[Span]) -> None:
-        """Those that lie in some of a walk's spans; StoreIOError."""
+        """Take those that are in some of a walk's spans. Raises: StoreIOError."""
         frames = [frame for span in spans for frame in span.doubtful]
         room = max(0, _MOST - self.count)
         self.count += len(frames)

@@ -1,6 +1,7 @@
-"""Whether the next start of a broker puts right what `verify` finds: asked only once it finds that.
+"""Checks whether the next start of a broker repairs what `verify` finds; done only once it finds
+that.
 
-Brokers dispatch again what lies in the part of the log that their recovery reads. How much that is
+Brokers dispatch again what is in the part of the log that their recovery reads. How much that is
 depends on the release, on the abort file and on the checkpoint; `rmqctl.checks.preflight` follows
 it (spec: recovery.md §3-§6, §15).
 """
@@ -28,19 +29,19 @@ _AFTER_CLEAN_END = {"4.4.0": "4.0.0 to 4.4.0", "5.3.1": "5.0.0 to 5.3.1"}
 """The last of the releases that make fewer rows at a start after a clean end: which they are."""
 _OF_AN_INDEX_FILE = frozenset({"index-unreadable", "index-header", "index-slot", "index-chain",
                                "index-entry", "index-time", "index-ahead", "file-size"})
-"""What is wrong within an index file, and gone with it."""
+"""Categories of damage inside an index file, which goes with the file."""
 _END_TIME = HEADER.field("end_timestamp").offset
 
 
 @dataclass
 class AtStart:
-    """What releases of both generations do to ``store``: no more than the log they read at a
-    start is read for it, once.
+    """The outcome for ``store`` with releases of both generations: no more than the log they read
+    at a start is read for it, once.
     """
 
     store: Store
     relied_on: bool = False
-    """Whether something counts as no trouble because of a start that is still to come."""
+    """True if something is not counted as a problem because of a start that is still to come."""
 
     @cached_property
     def _starts(self) -> list[Prediction] | None:
@@ -58,9 +59,9 @@ class AtStart:
             return None
 
     def rows(self, key: QueueKey, place: int | None, end: int) -> PutRight:
-        """Whether a start makes all rows of a queue that are missing, the first of them for the
-        message at the physical offset ``place`` (None: not known). ``end``: the queue offset
-        behind the last message of the queue. Rows that go to wrong places do not reach it.
+        """Return whether a start recreates all missing rows of a queue, the first of them for the
+        message at the physical offset ``place`` (None: not known). ``end``: the queue offset after
+        the last message of the queue. Rows that go to wrong places do not reach it.
         """
         if place is None:
             return PutRight()
@@ -77,14 +78,14 @@ class AtStart:
         self.relied_on = True
 
     def keys(self, place: int | None) -> PutRight:
-        """Whether a start makes all index entries that are missing, as `rows`."""
+        """Return whether a start recreates all missing index entries, as `rows`."""
         if place is None:
             return PutRight()
         return self._judge(place, lambda start: self._indexed and place >= start.index_from)
 
     def index_file(self, finding: Finding) -> Finding:
-        """The finding as information where a start discards the index file that it is about, as
-        such files are not trusted after an unclean end (index.md §9).
+        """Return the finding as information where a start discards the index file that it is about,
+        as such files are not trusted after an unclean end (index.md §9).
 
         Not where its end time is what is wrong and entries go for good: that may be why it goes;
         nor where entries beyond the end of the log tell of messages that are lost.
@@ -124,6 +125,6 @@ class AtStart:
 
 
 def _reads(start: Prediction, place: int) -> bool:
-    """Whether all from the physical offset ``place`` on is dispatched again."""
+    """Return whether all from the physical offset ``place`` on is dispatched again."""
     return any(part.start <= place < part.end and (part.behind is None or place > part.behind)
                for part in start.dispatch)

@@ -34,7 +34,9 @@ class Baseline:
 
     @classmethod
     def load(cls, path: str, root: str, store: str | None = None) -> Baseline:
-        """UsageError for a file that is none; StoreIOError where it cannot be read."""
+        """Read a baseline file. Raises: UsageError for any other file; StoreIOError if it cannot be
+        read.
+        """
         try:
             if vfs.getsize(path) > _LARGEST:
                 raise UsageError(f"{path}: too large for a baseline file")
@@ -53,7 +55,7 @@ class Baseline:
         return len(self._known)
 
     def knows(self, finding: Finding) -> bool:
-        """Whether it is one of the known ones."""
+        """Return whether it is one of the known ones."""
         key = self._key(finding)
         if len(self._seen) < _MOST:
             self._seen[key] = None
@@ -61,11 +63,13 @@ class Baseline:
 
     @property
     def gone(self) -> int:
-        """How many of the known ones were not found again."""
+        """Return how many of the known ones were not found again."""
         return len(self._known - self._seen.keys())
 
     def rows(self) -> list[dict[str, Any]]:
-        """What was seen, as the list has it. RefusedError for more than anybody knows."""
+        """Return what was seen, in the form of the file. Raises: RefusedError for too many
+        findings.
+        """
         if len(self._seen) >= _MOST:
             raise RefusedError(f"more than {_MOST:,} findings: too many for a baseline")
         store = {} if self.store is None else {"store": self.store}
@@ -73,7 +77,7 @@ class Baseline:
                 for key in sorted(self._seen, key=repr)]
 
     def _key(self, finding: Finding) -> Key:
-        """A name that is no UTF-8 is written with escapes, and read back as it was."""
+        """A name that is not UTF-8 is written with escapes and read back unchanged."""
         file = finding.file
         if file is not None and os.path.isabs(file) == os.path.isabs(self._root):
             file = os.path.relpath(file, self._root)
@@ -82,7 +86,7 @@ class Baseline:
 
 
 def save(path: str, baselines: Iterable[Baseline]) -> int:
-    """Writes what was seen of stores as what is known from now on; how many findings these are.
+    """Write what was seen of stores as what is known from now on; how many findings these are.
     RefusedError, StoreIOError.
     """
     rows = [row for baseline in baselines for row in baseline.rows()]

@@ -23,10 +23,10 @@ from rmqctl.store.store import Store
 _FIX = "rmqctl recover STORE --only checkpoint"
 _MOST = 1 << 16
 _NOT_SET = -1
-"""Brokers write it into the two offsets when there is no such offset."""
+"""Value of the two offsets that brokers write without such an offset."""
 _DRIFT_MS = 3_600_000
 _DRIFT_BYTES = 1 << 36
-"""What a running broker may have added between the log pass and this check."""
+"""Growth by a running broker between the log pass and this check."""
 _TIMES = CHECKPOINT.names[:layout.CLASSIC_FIELDS]
 _OFFSETS = CHECKPOINT.names[layout.CLASSIC_FIELDS:]
 
@@ -36,8 +36,8 @@ def check(store: Store, last_store_timestamp: int | None, log_end: int, *,
     """Checkpoint, abort and lock of a store.
 
     ``last_store_timestamp`` is the greatest store time in the log (None without messages),
-    ``log_end`` the physical offset behind its last record, ``live`` whether a broker holds the
-    store (asked if not given).
+    ``log_end`` the physical offset after its last record, ``live`` whether a broker holds the store
+    (asked if not given).
     """
     held = store.lock.held if live is None else live
     yield from _checkpoint(store, last_store_timestamp, log_end, held)

@@ -25,7 +25,7 @@ _HEAD = 4096
 
 
 class Entries(NamedTuple):
-    """What the file contains."""
+    """Contents of the file."""
 
     queues: int
     brokers: int
@@ -36,7 +36,7 @@ class Entries(NamedTuple):
 
 
 def verdict_of(path: str, most: int) -> Verdict[Entries] | None:
-    """The verdict on a file, with at most so many findings; None for a file of another kind.
+    """Return the verdict on a file, with at most so many findings; None for a file of another kind.
     StoreIOError.
     """
     with FileSource(path) as source:
@@ -76,7 +76,7 @@ def verdict_of(path: str, most: int) -> Verdict[Entries] | None:
 
 
 def covered(verdict: Verdict[Entries]) -> dict[str, Any]:
-    """What was covered, for people."""
+    """Return what was covered, for people."""
     return {"queues": str(verdict.coverage.queues), "brokers": str(verdict.coverage.brokers),
             "topics": str(verdict.coverage.topics),
             "group": client_offsets.group_of(verdict.root) or Phrase("unknown")}

@@ -1,4 +1,4 @@
-"""What the checks of the smaller structures share: bounded telling, and reading without raising."""
+"""Helpers of the checks of smaller structures: bounded reports, and reading without raising."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def runs(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
 
 
 def unreadable(structure: str, path: str, error: StoreIOError) -> Finding:
-    """The finding for a file that cannot be opened or read."""
+    """Return the finding for a file that cannot be opened or read."""
     return Finding("file-unreadable", structure, str(error), file=path)
 
 
@@ -76,7 +76,7 @@ def pages(source: FileSource, unit: int, per_page: int, end: int | None = None) 
         tuple[int, bytes]]:
     """(number of its first unit, bytes of whole units) of each page that may hold something.
 
-    Holes are passed over: a sparse file of a terabyte costs nothing. ``end``: in units.
+    Holes are skipped: a sparse file of a terabyte costs nothing. ``end``: in units.
     """
     unit_number, last = 0, source.size // unit if end is None else min(end, source.size // unit)
     while unit_number < last:
@@ -93,19 +93,19 @@ def pages(source: FileSource, unit: int, per_page: int, end: int | None = None) 
 
 
 def used_units(data: bytes, unit: int) -> Array:
-    """Which units are not all zero (bool)."""
+    """Return which units are not all zero (bool)."""
     return np.asarray(np.frombuffer(data, np.uint8).reshape(-1, unit).any(axis=1))
 
 
 class Gaps:
     """Stretches of unused rows in a file that are followed by used ones: holes, not its end.
 
-    Garbage in the unused rest of a file does not make what lies before it a hole.
+    Garbage in the unused rest of a file does not make what is before it a hole.
     """
 
     def __init__(self) -> None:
         self.used = 0
-        """The number behind the last row that is not all zero."""
+        """The number after the last row that is not all zero."""
         self._pending: list[tuple[int, int]] = []
 
     def add(self, number: Array, valid: Array) -> list[tuple[int, int]]:
@@ -133,7 +133,7 @@ _BY_INDEX = layout.width_of(Message, "store_timestamp")[0]
 def unconfirmed_bytes(sys_flag: Array, properties: Array, *, by_index: bool) -> int:
     """Bytes of messages, of a store or a tier, that no queue or index could prove wrong.
 
-    ``properties``: bytes of each one's properties that neither was held against; ``by_index``:
+    ``properties``: bytes of each one's properties that neither was compared with; ``by_index``:
     their store times were.
     """
     wide = sum(int((sys_flag & bit != 0).sum()) for bit in (
@@ -144,7 +144,7 @@ def unconfirmed_bytes(sys_flag: Array, properties: Array, *, by_index: bool) -> 
 
 
 def nowhere(_: int) -> bool:
-    """Says of every physical offset that it lies in no damaged part of the log."""
+    """Return False for every physical offset: no part of the log is damaged."""
     return False
 
 

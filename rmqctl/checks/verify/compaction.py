@@ -47,7 +47,7 @@ _MOST_JSON = 16 << 20
 
 
 def check(store: Store, *, live: bool | None = None) -> Iterator[Finding]:
-    """All compacted queues and the position file."""
+    """Yield all compacted queues and the position file."""
     held = store.lock.held if live is None else live
     yield from bounded(_check(store, held))
 
@@ -73,7 +73,7 @@ def _queues(store: Store) -> set[tuple[str, str]]:
 
 @dataclass(slots=True)
 class _Log:
-    """What a log file holds: columns of its sound records, and the spans that are none."""
+    """Contents of a log file: columns of its intact records, and the other spans."""
 
     columns: dict[str, Array] = field(default_factory=dict)
     damage: list[Span] = field(default_factory=list)

@@ -43,9 +43,9 @@ _TRIES, _PAUSE = 4, 0.05
 def check(store: Store, *, live: bool | None = None,
           logged: Mapping[QueueKey, int] | None = None,
           release: str | None = None) -> Iterator[Finding]:
-    """All JSON files of ``config/``. ``live``: whether a broker holds the store. ``logged``: queues
-    with messages in the log, and the queue offsets after their last ones; None: it was not read.
-    ``release``: of the broker that the store is judged for, where somebody named it.
+    """Yield all JSON files of ``config/``. ``live``: whether a broker holds the store. ``logged``:
+    queues with messages in the log, and the queue offsets after their last ones; None: it was not
+    read. ``release``: of the broker that the store is judged for, if given.
     """
     # The files, those of RocksDB first; a running broker may be writing one.
     held = store.lock.held if live is None else live
@@ -93,7 +93,7 @@ def check(store: Store, *, live: bool | None = None,
 
 
 def _names(store: Store) -> list[str]:
-    """Main names of what lies in the folder, backups of missing files included."""
+    """Main names of what is in the folder, backups of missing files included."""
     folder = store.path(FOLDER)
     try:
         names = {name.removesuffix(BACKUP) for name in vfs.listdir(folder)}
@@ -107,7 +107,7 @@ def _names(store: Store) -> list[str]:
 
 def judge(store: Store, file: ConfigFile, *, known: bool = True,
           structure: str = "config") -> Iterator[Finding]:
-    """What there is to say of one file and its backup."""
+    """Yield the findings of a file and its backup."""
     main, backup = file.main, file.backup
 
     def tell(category: str, copy: Copy, detail: str, severity: str = "") -> Finding:
@@ -165,8 +165,8 @@ def _of_backup(backup: Copy) -> str:
 
 def check_queues(store: Store, log_end: int | None = None, *, live: bool | None = None,
                  in_damage: Callable[[int], bool] | None = None) -> Iterator[Finding]:
-    """Extension units and batch queues. ``log_end`` is the physical offset behind the commitlog's
-    last record; ``in_damage`` says whether one lies in a damaged part of the log.
+    """Extension units and batch queues. ``log_end`` is the physical offset after the commitlog's
+    last record; ``in_damage`` says whether one is in a damaged part of the log.
     """
     held = store.lock.held if live is None else live
     end = store.log.end if log_end is None else log_end

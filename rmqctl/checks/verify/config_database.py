@@ -1,5 +1,5 @@
-"""Configuration in RocksDB: its data bases, their entries, and what a start does to them
-(rocksdb.md §4, §7, §10).
+"""Configuration in RocksDB: its databases, their entries, and what a start does to them (rocksdb.md
+§4, §7, §10).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LEFT = {"topics.json": "topics", "subscriptionGroup.json": "groups", _OFFSETS: 
 
 
 def check(store: Store) -> Iterator[Finding]:
-    """The data bases in the place of files, and the JSON files that lie beside them."""
+    """Yield the databases in the place of files, and the JSON files that lie beside them."""
     said: set[str] = set()
     for name in store.config_parts:
         file = load_one(store, name)
@@ -90,8 +90,8 @@ def _groups(value: dict[str, Any]) -> set[str]:
 
 
 def _without_topic(store: Store) -> Iterator[Finding]:
-    """Queues of topics that are not configured, which a broker deletes from its data base of
-    consumequeues, the first time 10 minutes after it started.
+    """Queues of topics that are not configured, which a broker deletes from its database of consume
+    queues, the first time 10 minutes after it started.
     """
     file, known, topics = topics_cleaned(store)
     if topics:

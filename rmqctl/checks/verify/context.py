@@ -1,4 +1,4 @@
-"""What a pass over the log showed, and what the checks that explain it share.
+"""Results of a pass over the log, shared by the checks that explain it.
 
 The results of ranges are plain values, which merge in log order.
 """
@@ -33,8 +33,8 @@ _SYSTEM = ("rmq_sys_", "RMQ_SYS_", props.SCHEDULE_TOPIC)
 
 
 class PutRight(NamedTuple):
-    """Which releases put a finding right when they start, losing no message, and which do not;
-    ``entries_lost``: index entries that such a start discards for good. ``unflushed``: why the
+    """Releases that repair a finding when they start, without losing a message, and those that do
+    not; ``entries_lost``: index entries that such a start discards for good. ``unflushed``: why the
     entries are not on the disk yet, where a broker keeps them in memory and the log has them all.
     """
 
@@ -49,7 +49,7 @@ class PutRight(NamedTuple):
         return INFO if self.unflushed or (self.by and not self.not_by) else ""
 
     def words(self, what: str) -> str:
-        """``; a broker's start makes them (4.9.3, 5.3.3)``, behind a detail; "" for none."""
+        """``; a broker's start recreates them (4.9.3, 5.3.3)``, after a detail; "" for none."""
         if not self.by:
             return f"; {self.unflushed}" if self.unflushed else ""
         if not self.not_by:
@@ -67,7 +67,7 @@ class PutRight(NamedTuple):
 
 
 class Starts(Protocol):
-    """What the next start of a broker does; see `rmqctl.checks.verify.at_start`."""
+    """The outcome of the next start of a broker; see `rmqctl.checks.verify.at_start`."""
 
     def rows(self, key: QueueKey, place: int | None, end: int) -> PutRight: ...
 
@@ -78,7 +78,7 @@ class Starts(Protocol):
 
 @dataclass
 class Context:
-    """What the whole log showed, for looking up what a left-over row leads to."""
+    """Results on the whole log, for looking up what a left-over row points to."""
 
     store: Store
     result: RangeResult
@@ -104,7 +104,7 @@ class Context:
 
     def rows_put_right(self, key: QueueKey, place: int | None, end: int | None = None) -> PutRight:
         """Of rows that a queue lacks, from the message at ``place`` on; ``end`` is the queue offset
-        behind its last message, where it is no plain queue.
+        after its last message, where it is not a plain queue.
         """
         unflushed = self.unflushed if place is not None and self.is_unflushed(place) else ""
         if self.at_start is None:
@@ -117,7 +117,7 @@ class Context:
         return right._replace(unflushed=unflushed)
 
     def is_unflushed(self, place: int) -> bool:
-        """Whether the entry of the message at ``place`` may rightly be in no file yet."""
+        """Return whether the entry of the message at ``place`` may rightly be in no file yet."""
         return self._flushed_to is not None and place >= self._flushed_to
 
     @property
@@ -127,12 +127,12 @@ class Context:
 
     @cached_property
     def _flushed_to(self) -> int | None:
-        """The physical offset up to which a broker has written all entries to RocksDB; None where
-        nothing is missing rightly: in files, and after a clean end.
+        """Return the physical offset up to which a broker has written all entries to RocksDB; None
+        where nothing is missing rightly: in files, and after a clean end.
 
         Entries go into RocksDB without a write-ahead log and in the order of the log, and both
-        column families are flushed together. So the checkpoint on the disk says which entries
-        are there, and later ones are only in the memory of the broker (rocksdb.md §4).
+        column families are flushed together. So the checkpoint on the disk says which entries are
+        there, and later ones are only in the memory of the broker (rocksdb.md §4).
         """
         store = self.store
         if store.layout.consumequeue != "rocksdb" or not (self.live or store.has_abort):
@@ -155,12 +155,12 @@ class Context:
 
     @cached_property
     def default_delays(self) -> bool:
-        """Whether any delayed message was due as the default table of delays has it."""
+        """Return whether any delayed message was due as the default table of delays has it."""
         return any(tally.agreeing for (topic, _), tally in self.result.queues.items()
                    if topic == props.SCHEDULE_TOPIC)
 
     def was_read(self, physical: int) -> bool:
-        """Whether this run looked at that part of the log."""
+        """Return whether this run looked at that part of the log."""
         return self.looked_at is None or any(
             start <= physical < end for start, end in self.looked_at)
 
@@ -182,15 +182,15 @@ class BadRecord(NamedTuple):
     field: str
     why: str = ""
     is_body: bool = False
-    """Whether it has a body, and that does not match its CRC."""
+    """True if it has a body, and that does not match its CRC."""
     rowed: bool = True
-    """Whether messages like it have an entry in their queue."""
+    """True if messages like it have an entry in their queue."""
 
 
 @dataclass(slots=True)
 class PassFacts:
-    """What a pass notes for a prediction (`rmqctl.checks.preflight.from_pass`), so that it need not
-    read the log again. ``intact_end``: behind the last intact message; ``blanks``: where files are
+    """Notes of a pass for a prediction (`rmqctl.checks.preflight.from_pass`), so that it need not
+    read the log again. ``intact_end``: after the last intact message; ``blanks``: where files are
     closed; ``odd_numbers``: records with a number that a broker cannot read; ``first_v2``: the
     first of version 2. ``complete``: whether all of it is kept, and no message has further entries.
     """
@@ -202,7 +202,7 @@ class PassFacts:
     complete: bool = True
 
     def merge(self, other: PassFacts) -> None:
-        """Takes in those of the range behind this one."""
+        """Take in those of the range after this one."""
         self.intact_end = max(self.intact_end, other.intact_end)
         self.blanks += other.blanks
         self.odd_numbers += other.odd_numbers
@@ -212,7 +212,7 @@ class PassFacts:
 
 @dataclass(slots=True)
 class RangeResult:
-    """What one range of the log showed. Byte counts are of the frames that start in it."""
+    """Results of one range of the log. Byte counts are of the frames that start in it."""
 
     first: int
     position: int = 0
@@ -237,7 +237,7 @@ class RangeResult:
     keys: KeyTally = field(default_factory=KeyTally)
     headers: Headers = field(default_factory=Headers)
     fillers: dict[str, int] = field(default_factory=dict)
-    """How many by topic."""
+    """Counts by topic."""
     first_filler: int | None = None
     kept_damaged: int = 0
     """Messages that a repair kept with damaged bodies."""
@@ -256,7 +256,7 @@ class RangeResult:
             self.unlisted += 1
 
     def merge(self, other: RangeResult) -> None:
-        """Takes in the result of the range behind this one."""
+        """Take in the result of the range after this one."""
         # How far it came, and the sums.
         if self.entries is not None and other.entries is not None:
             self.entries.merge(other.entries, adjacent=self.position == other.first)
@@ -300,7 +300,7 @@ class RangeResult:
 
 @dataclass(slots=True)
 class Wanted:
-    """Which structures the pass compares the log with; ``profile``: whether it makes one."""
+    """Structures that the pass compares the log with; ``profile``: whether it creates a profile."""
 
     queues: bool = True
     index: bool = True
@@ -308,8 +308,8 @@ class Wanted:
 
 
 def known_topics(store: Store) -> frozenset[str] | None:
-    """The topics that are configured; None where that cannot be read, so nothing can be said, and
-    where a broker does not keep those that it made by itself (rocksdb.md §7, v2).
+    """Return the topics that are configured; None where that cannot be read, so nothing can be
+    said, and where a broker does not keep those that it made by itself (rocksdb.md §7, v2).
     """
     if store.layout.config == "rocksdb-v2":
         return None
@@ -318,5 +318,7 @@ def known_topics(store: Store) -> frozenset[str] | None:
 
 
 def deleted(topic: str, known: frozenset[str] | None) -> bool:
-    """Whether a topic is missing in a configuration that is there. Brokers keep their own."""
+    """Return whether a topic is missing in a configuration that is there. Brokers keep their
+    own.
+    """
     return known is not None and topic not in known and not topic.startswith(_SYSTEM)

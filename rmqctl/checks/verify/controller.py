@@ -20,10 +20,10 @@ _LOOKED_AT = 100
 
 def check(store: Store, log_end: int | None = None, *, live: bool | None = None,
           in_damage: Callable[[int], bool] | None = None) -> Iterator[Finding]:
-    """The epoch file and the broker's identity.
+    """Yield the epoch file and the broker's identity.
 
-    ``log_end`` is the physical offset behind the log's last record; None: the log was not read,
-    and the epochs are not held against it. ``in_damage`` says whether a physical offset lies in a
+    ``log_end`` is the physical offset after the log's last record; None: the log was not read, and
+    the epochs are not compared with it. ``in_damage`` says whether a physical offset is in a
     damaged part.
     """
     yield from _epochs(store, log_end, store.lock.held if live is None else live,
@@ -64,7 +64,7 @@ def _epochs(store: Store, log_end: int | None, live: bool,
 
 def _entries(store: Store, path: str, epochs: Sequence[Epoch], log_end: int | None, live: bool,
              in_damage: Callable[[int], bool]) -> Iterator[Finding]:
-    """What the entries say against each other, and against the log."""
+    """Yield contradictions among the entries, and between them and the log."""
     number = disorder(epochs)
     if number is not None:
         before, one = epochs[number - 1], epochs[number]

@@ -36,7 +36,7 @@ _CANDIDATES = 20
 
 
 def check(store: Store) -> Iterator[Finding]:
-    """All file sequences of a store."""
+    """Yield all file sequences of a store."""
     yield from bounded(_all(store), by_folder=True)
 
 
@@ -53,7 +53,7 @@ def _all(store: Store) -> Iterator[Finding]:
 
 
 def _nested(store: Store) -> str:
-    """The severity of a folder among the files: 5.1+ passes it over (recovery.md §2)."""
+    """Return the severity of a folder among the files: 5.1+ passes it over (recovery.md §2)."""
     return INFO if store.generation == 4 else ""
 
 
@@ -109,7 +109,7 @@ def _only_odd(place: Place, files: list[StoreFile]) -> Iterator[Finding]:
 
 def _queues(store: Store, structure: str, unit: int, given: int | None, fix: str | None,
             row_size: int | None = None, part: str | None = None) -> Iterator[Finding]:
-    """The queues of one structure. All of them have one file size, so all have a vote."""
+    """Yield the queues of one structure. All of them have one file size, so all have a vote."""
     top = store.path(structure, part) if part else store.path(structure)
     if not vfs.lexists(top):
         return
@@ -145,7 +145,7 @@ def _queues(store: Store, structure: str, unit: int, given: int | None, fix: str
 
 
 def _voters(store: Store, top: str) -> Iterator[list[StoreFile]]:
-    """The files of each queue folder."""
+    """Yield the files of each queue folder."""
     for topic in store.listed(top).folders:
         for name in store.listed(os.path.join(top, topic)).folders:
             if _queue_id(name) is not None:
@@ -153,7 +153,7 @@ def _voters(store: Store, top: str) -> Iterator[list[StoreFile]]:
 
 
 def _queue_id(name: str) -> int | None:
-    """The queue a folder's name stands for as a broker reads it (``Integer.parseInt``)."""
+    """Return the queue id of a folder's name as a broker reads it (``Integer.parseInt``)."""
     try:
         return java_int(name) if name.isascii() else None
     except ValueError:
@@ -161,7 +161,9 @@ def _queue_id(name: str) -> int | None:
 
 
 def _queue_name(place: Place, path: str, name: str, queue: int | None) -> Iterator[Finding]:
-    """A folder that is no queue to a broker: it is skipped (consumequeue.md §1)."""
+    """Yield a finding for a folder that is not a queue to a broker, which skips it (consumequeue.md
+    §1).
+    """
     if queue is None:
         yield place.finding("file-name", "the name is not a queue id: a broker skips the folder",
                             path, severity=INFO)
@@ -256,7 +258,7 @@ def _index_size(store: Store) -> int | None:
 
 
 def _can_be_index(size: int) -> bool:
-    """Whether a header, some slots and some entries can make this length."""
+    """Return whether a header, some slots and some entries can make this length."""
     parts = size - index_file.HEADER.size
     return parts >= index_file.SLOT.size + index_file.ENTRY.size and (
         parts % index_file.SLOT.size == 0)
@@ -264,7 +266,7 @@ def _can_be_index(size: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a sequence belongs: its structure, and its queue if it is one's."""
+    """The place of a sequence: its structure, and its queue if it has one."""
 
     structure: str
     topic: str | None = None
@@ -303,7 +305,7 @@ class Votes:
         self.steps.update(b.base - a.base for a, b in pairwise(known) if b.base > a.base)
 
     def size(self) -> int | None:
-        """The size which most lengths and distances of names agree on; None without files.
+        """Return the size which most lengths and distances of names agree on; None without files.
 
         A missing file makes a distance a multiple of the size, never a part of it.
         """
@@ -318,16 +320,16 @@ class Votes:
                     if 0 < size <= MAX_SIZE and size % self.unit == 0), key=weight, default=None)
 
     def sure(self, size: int) -> bool:
-        """Whether more than one length or distance says so."""
+        """Return whether more than one length or distance says so."""
         return self.lengths[size] + self.steps[size] > 1
 
 
 def strange(place: Place, folder: str, entries: Listing, *, allowed: tuple[str, ...] = (),
             nested: str = INFO) -> Iterator[Finding]:
-    """What lies in a folder of a sequence beside its files.
+    """Yield findings for other content in the folder of a sequence.
 
-    ``allowed`` names sub-folders that belong there; ``nested`` is the severity of any other one
-    ("" for none: 5.1+ passes them over).
+    ``allowed`` names sub-folders that belong there; ``nested`` is the severity of any other one (""
+    for none: 5.1+ skips them).
     """
     for trouble in entries.troubles:
         name = os.path.basename(trouble.path)
@@ -350,7 +352,7 @@ def _in_sequence(name: str) -> bool:
 
 
 def occupied(entries: Listing) -> list[int]:
-    """The offsets of names that are taken by something unreadable: not missing, at least."""
+    """Return the offsets of names that are taken by something unreadable: not missing, at least."""
     taken = [os.path.basename(trouble.path) for trouble in entries.troubles] + entries.folders
     return sorted(base for base in map(names.parse_offset, taken) if base is not None)
 
@@ -402,7 +404,9 @@ def _length(place: Place, file: StoreFile, size: int, unit: int, last: bool) -> 
 
 def _missing(place: Place, before: StoreFile, end: int, size: int,
              taken: Iterable[int]) -> Iterator[Finding]:
-    """The files missing between ``before`` and the one at ``end``: one finding per stretch."""
+    """Yield the files missing between ``before`` and the one at ``end``: one finding per
+    stretch.
+    """
     start = max(before.base + size, before.end)
     for stop in [*(base for base in taken if start <= base < end), end]:
         if stop > start:

@@ -13,19 +13,19 @@ from rmqctl.errors import RmqctlError
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """The verdict on a store, or why there is none."""
+    """The verdict on a store, or why it could not be made."""
 
     root: str
     verdict: Verdict[Coverage] | None
     error: RmqctlError | None = None
 
     def findings(self) -> list[dict[str, Any]]:
-        """The findings as rows that name the store."""
+        """Return the findings as rows that name the store."""
         return [] if self.verdict is None else [
             {"store": self.root, **finding.as_dict()} for finding in self.verdict.findings]
 
     def summary(self) -> dict[str, Any]:
-        """All of the verdict but its findings."""
+        """Return all of the verdict but its findings."""
         if self.verdict is None:
             return {"store": self.root, "ok": False, "error": str(self.error)}
         return {"store": self.root, **{name: value for name, value in self.verdict.as_dict().items()

@@ -1,7 +1,8 @@
-"""Where the last verify run of a store stopped, so that the next one can go on from there.
+"""State file with the place where the last verify run of a store stopped, so that the next run can
+continue there.
 
-Kept outside the store (verify is read-only): in a file the user names, or below the user's
-state folder.
+Kept outside the store (verify is read-only): in a file the user names, or below the user's state
+folder.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _DOING = "write the state file"
 
 
 def default_path(root: str) -> str:
-    """The state file of a store: its real path, hashed, below XDG_STATE_HOME."""
+    """Return the state file of a store: its real path, hashed, below XDG_STATE_HOME."""
     home = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local",
                                                             "state")
     name = hashlib.sha256(os.fsencode(vfs.realpath(root))).hexdigest()[:32]
@@ -33,8 +34,8 @@ def default_path(root: str) -> str:
 class Place:
     """Up to where all was well: physical ``position``, a frame border.
 
-    ``anchor`` and ``anchor_end`` are the last record before it: as long as it stands there, the
-    log has only grown since.
+    ``anchor`` and ``anchor_end`` are the last record before it: as long as it is there, the log has
+    only grown since.
     """
 
     position: int
@@ -42,7 +43,7 @@ class Place:
     anchor_end: int | None = None
 
     def holds(self, store: Store) -> bool:
-        """Whether the store still is the one this place was taken in."""
+        """Return whether the store still is the one this place was taken in."""
         if not store.log.min_offset <= self.position <= store.log.end:
             return False
         if self.anchor is None or self.anchor < store.log.min_offset:
@@ -71,7 +72,7 @@ def next_place(before: Place | None, findings: Iterable[Finding], *, ok: bool, l
 
 
 def load(path: str, root: str) -> Place | None:
-    """What the last run of this store left; None when nothing (usable) is known."""
+    """Return what the last run of this store left; None when nothing (usable) is known."""
     try:
         with open(path, encoding="utf-8") as file:
             known = json.load(file)

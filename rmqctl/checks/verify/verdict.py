@@ -1,4 +1,4 @@
-"""What a run of verify came to, as a plain value that can go from one process to another."""
+"""Result of a run of verify, as a plain value that can be passed between processes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _BROKEN = frozenset({"record-damaged", "body-crc", "property-damaged"})
 _TOPICS = 3
 _WHY = Phrase("shows what the findings mean and what to do")
 KNOWN = "known"
-"""What stands for the severity of a finding that was known before."""
+"""Severity of a finding that is in the baseline."""
 Known = Callable[[Finding], bool]
 DAMAGE = frozenset({"record-damaged", "body-crc", "property-crc", "property-damaged",
                     "physical-offset", "zero-gap", "torn-tail"})
@@ -36,7 +36,7 @@ DAMAGE = frozenset({"record-damaged", "body-crc", "property-crc", "property-dama
 
 
 class Covering(Protocol):
-    """What a run looked at, in numbers."""
+    """Coverage of a run, in numbers."""
 
     def as_dict(self) -> Mapping[str, Any]: ...
 
@@ -51,12 +51,12 @@ class Verdict(Generic[C]):
     Findings that are known already (`rmqctl.checks.verify.baseline`) are not listed; ``counts`` has
     them with the severity `KNOWN`.
 
-    ``pieces``: how many pieces of the log were looked at, None for all of it. ``tier``: what was
-    looked at of a tier that lies in the store, by name; None where none was checked.
-    ``not_judged``: structures that were asked for and lie in a form that is not read, with the
-    reason. ``damaged_from``, ``damaged_to``: store times (ms) of the messages before and after all
-    damage in the log; None where there is none. ``already_lost``: messages that the store has lost
-    (`rmqctl.checks.losses`), None where only a part of it was looked at.
+    ``pieces``: how many pieces of the log were looked at, None for all of it. ``tier``: coverage of
+    a tier in the store, by name; None if none was checked. ``not_judged``: requested structures in
+    a form that rmqctl does not read, with the reason. ``damaged_from``, ``damaged_to``: store times
+    (ms) of the messages before and after all damage in the log; None without any. ``already_lost``:
+    messages that the store has lost (`rmqctl.checks.losses`), None where only a part of it was
+    looked at.
     """
 
     root: str
@@ -88,13 +88,15 @@ class Verdict(Generic[C]):
                    if severity not in (INFO, KNOWN))
 
     def fails(self, severity: str) -> bool:
-        """Whether there is anything new as bad as this or worse (``error``, ``warning``)."""
+        """Return whether there is anything new as bad as this or worse (``error``, ``warning``)."""
         least = (ERROR,) if severity == ERROR else (ERROR, WARNING)
         return any(self.counts[key] for key in self.counts if key[1] in least)
 
     @property
     def next(self) -> str | None:
-        """The one command to go on with, the one that only looks first; None where all is well."""
+        """Return the one command to go on with, the one that only looks first; None where all is
+        well.
+        """
         remedies = [finding.next for finding in self.findings if finding.is_trouble
                     and finding.next]
         if any(remedy.startswith(("rmqctl recover ", "rmqctl preflight ",
@@ -104,8 +106,8 @@ class Verdict(Generic[C]):
 
     @property
     def impact(self) -> dict[str, Any] | None:
-        """What the findings concern, as other commands' `rmqctl.checks.impact.Impact`; also
-        ``rows`` that lead to no message, and ``bytes`` of the log that are damaged. ``messages``
+        """Return what the findings affect, as other commands' `rmqctl.checks.impact.Impact`; also
+        ``rows`` that point to no message, and ``bytes`` of the log that are damaged. ``messages``
         have no row in their queue, or are damaged records; ``topics`` say in how many places each
         is concerned. None for nothing.
         """
@@ -128,8 +130,8 @@ class Verdict(Generic[C]):
 
     @property
     def concerned(self) -> Phrase | None:
-        """One line on what the findings concern: messages and rows, whose, of which time; None for
-        none.
+        """Return one line on what the findings affect: messages and rows, of which topics and
+        times; None for none.
         """
         troubles = [finding for finding in self.findings if finding.is_trouble]
         if not troubles:
@@ -180,8 +182,8 @@ class Verdict(Generic[C]):
                       Phrase("at least {what}", what=what))
 
     def _between(self) -> Phrase | None:
-        """Where the damage lies in time: what the messages before and after it say of themselves;
-        None where nothing tells.
+        """Return where the damage is in time, by the messages before and after it; None if
+        unknown.
         """
         before, after = self.damaged_from, self.damaged_to
         if before is None:
@@ -194,7 +196,9 @@ class Verdict(Generic[C]):
 
     @property
     def _rows_lost(self) -> list[Finding]:
-        """Those on rows that lead nowhere, which are mere information where the log is damaged."""
+        """Return the findings on rows that point nowhere, which are only information if the log is
+        damaged.
+        """
         return [finding for finding in self.findings
                 if finding.is_trouble or finding.category == "cq-lost"]
 
@@ -206,7 +210,7 @@ class Verdict(Generic[C]):
                                    f"{reason}")
 
     def as_dict(self) -> dict[str, Any]:
-        """The JSON object of ``verify``."""
+        """Return the JSON object of ``verify``."""
         coverage = dict(self.coverage.as_dict())
         coverage["messages_already_lost"] = self.already_lost
         if self.tier is not None:
@@ -229,7 +233,7 @@ class Verdict(Generic[C]):
 
 
 def _count(findings: Iterable[Finding], categories: frozenset[str]) -> int:
-    """How many messages or rows the findings of these categories are about."""
+    """Return how many messages or rows the findings of these categories are about."""
     return sum(finding.count for finding in findings if finding.category in categories)
 
 
@@ -251,7 +255,7 @@ def first_findings(findings: Iterable[Finding], most: int, known: Known | None =
 
 
 def nothing_new(counts: Mapping[tuple[str, str], int]) -> bool:
-    """Whether all that was found is known, or mere information."""
+    """Return whether all that was found is known, or mere information."""
     return all(severity in (INFO, KNOWN) for _, severity in counts)
 
 
@@ -277,15 +281,15 @@ def verdict(run: Verification, most: int, known: Known | None = None) -> Verdict
 
 
 def times_around(store: Store, start: int, end: int) -> tuple[int | None, int | None]:
-    """The store times (ms) of the messages that are `around`."""
+    """Return the store times (ms) of the messages that are `around`."""
     before, after = around(store, start, end)
     return (None if before is None else before.store_timestamp,
             None if after is None else after.store_timestamp)
 
 
 def around(store: Store, start: int, end: int) -> tuple[Record | None, Record | None]:
-    """The messages just before and after physical offsets [start, end); None where there is none,
-    or damage.
+    """Return the messages just before and after physical offsets [start, end); None without any, or
+    damage.
     """
     try:
         before = containing(store, start - 1)

@@ -1,7 +1,7 @@
 """verify: everything of a store that can be checked, as a stream of findings.
 
-The log pass looks at every byte of the log once and compares it with consumequeues and index
-on the way; what is left over is explained afterwards. Small structures have their own checks.
+The log pass looks at every byte of the log once and compares it with consume queues and index on
+the way; what is left over is explained afterwards. Small structures have their own checks.
 """
 
 from __future__ import annotations
@@ -42,27 +42,27 @@ if TYPE_CHECKING:
 STRUCTURES = ("commitlog", "consumequeue", "index", "checkpoint", "config", "timer",
               "compaction", "store")
 _OVER_LOG = ("commitlog", "consumequeue", "index", "checkpoint", "timer")
-"""What is held against the log."""
+"""Structures that are compared with the log."""
 _WITHOUT_LOG = frozenset({"config", "store"})
-"""What can be judged where the log is not read."""
+"""Structures that can be judged without reading the log."""
 _BEYOND = frozenset({"cq-ahead", "log-cut", "index-ahead", "checkpoint-ahead"})
-"""What is left beyond the end of a log that a repair has cut as a broker does."""
+"""Categories of what is left beyond the end of a log that a repair truncated as a broker does."""
 _SEQUENCES = {"commitlog": "commitlog", "consumequeue": "consumequeue",
               "consumequeue_ext": "consumequeue", "batchconsumequeue": "consumequeue",
               "index": "index", "timer": "timer", "compaction": "compaction"}
-"""Which ``--only`` name asks for the file names and sizes of a structure."""
+"""The ``--only`` name that checks the file names and sizes of a structure."""
 
 
 @dataclass(slots=True)
 class VerifyOptions:
     """``only``: structures to check (None: all). ``jobs``: threads for the log pass.
 
-    ``ranges``: the number of pieces the log is cut into for them (None: as fits).
-    ``sample``: check that share (0…1) of the log, in pieces picked by ``seed``; ``since``: from
-    this physical offset on, ``part``: these physical offsets ``[start, end)`` only; either start
-    must be a frame border. In all three cases rows and entries are only held against what was read.
-    ``profile``: also what the log holds, by time and place. ``release``: of the broker that the
-    store is judged for (None: of whichever wrote it).
+    ``ranges``: the number of pieces the log is cut into for them (None: as fits). ``sample``: check
+    that share (0…1) of the log, in pieces picked by ``seed``; ``since``: from this physical offset
+    on, ``part``: these physical offsets ``[start, end)`` only; either start must be a frame border.
+    In all three cases rows and entries are only compared with what was read. ``profile``: also what
+    the log holds, by time and place. ``release``: of the broker that the store is judged for (None:
+    of the broker that wrote it).
     """
 
     only: frozenset[str] | None = None
@@ -84,7 +84,7 @@ class VerifyOptions:
 class Coverage:
     """Bytes of the commitlog by what they are; the first four add up to ``bytes_total``.
 
-    ``messages_undecided``: whole records that may be messages or lie in a body, stale ones too.
+    ``messages_undecided``: intact records that may be messages or part of a body, stale ones too.
     ``messages_replaced``: messages that a repair put in place of lost ones, or kept damaged.
     ``messages_lost_in_repairs``: messages and undecided records that repairs dropped;
     ``discarded``: how many of them were undecided, and still are.
@@ -105,7 +105,7 @@ class Coverage:
     discarded: int = 0
 
     def as_dict(self) -> dict[str, int]:
-        """The JSON object: what a repair discarded is among ``messages_undecided``."""
+        """Return the JSON object: what a repair discarded is among ``messages_undecided``."""
         values: dict[str, int] = {name: getattr(self, name) for name in self.__slots__}
         values["messages_undecided"] += values.pop("discarded")
         return values
@@ -132,7 +132,7 @@ class Verification:
     not_judged: dict[str, str] = field(default_factory=dict)
     phase: Callable[[str], None] | None = None
     seen: RangeResult | None = None
-    """What the pass has kept, where all of the log was read and compared."""
+    """Results of the pass, if the whole log was read and compared."""
     _unreadable: dict[QueueKey, Finding] = field(default_factory=dict)
     _at_start: AtStart = field(init=False)
 
@@ -142,11 +142,11 @@ class Verification:
 
     @property
     def settled(self) -> bool:
-        """Whether all is well now, without a start of a broker that puts it right."""
+        """Return whether all is well now, without a start of a broker that repairs it."""
         return self.ok and not self._at_start.relied_on
 
     def _parts(self) -> list[ranges.Range] | None:
-        """The ranges of the log to look at; None for all of it."""
+        """Return the ranges of the log to look at; None for all of it."""
         options, log = self.options, self.store.log
         if options.part is not None:
             return [ranges.Range(*options.part, False)]
@@ -249,12 +249,14 @@ class Verification:
             self.phase(phase)
 
     def _judges(self, structure: str) -> bool:
-        """Whether a structure is wanted and can be read; of config/ always the other files."""
+        """Return whether a structure is wanted and can be read; of config/ always the other
+        files.
+        """
         return self.options.wants(structure) and structure not in self.store.layout.damaged and (
             structure == "config" or structure not in self.not_judged)
 
     def _layout(self) -> Iterator[Finding]:
-        """What is not judged, and which of two counts."""
+        """Yield what is not judged, and which of two forms counts."""
         by_reason: dict[str, list[str]] = {}
         for name, reason in self.not_judged.items():
             by_reason.setdefault(reason, []).append(name)
@@ -306,7 +308,7 @@ class Verification:
                        at_start=None if live else self._at_start)
 
     def _end_of(self, result: RangeResult) -> int:
-        """Behind the last record; behind its file's blank if the next file is there already."""
+        """After the last record; after its file's blank if the next file is there already."""
         end = result.last_record_end
         if end is None:
             return max(self.options.since or 0, self.store.log.min_offset)
@@ -349,7 +351,7 @@ class Verification:
                 yield from index_findings(context)
 
     def _entries(self, context: Context) -> Iterator[Finding]:
-        """What is wrong with the entries of a DLedger log."""
+        """Yield what is wrong with the entries of a DLedger log."""
         if context.result.entries is not None:
             from rmqctl.checks.verify.log.entries import entry_findings
 
@@ -374,7 +376,7 @@ class Verification:
 
 
 def _left(store: Store, cut: CutOff) -> Finding:
-    """What a repair has cut off and left in its file."""
+    """Return the finding for what a repair truncated and left in its file."""
     file = store.log.file_of(cut.end)
     count = sum(int(batch.crc_ok().sum()) for batch in store.log.walk(cut.end, cut.used))
     return Finding(
@@ -386,7 +388,9 @@ def _left(store: Store, cut: CutOff) -> Finding:
 
 
 def _unreadable(queue: ConsumeQueue, error: StoreIOError) -> Finding:
-    """The finding for a queue that cannot be read, with the file if it does not even open."""
+    """Return the finding for a queue that cannot be read, with the file if it does not even
+    open.
+    """
     path = queue.folder
     for file in queue.files:
         try:
@@ -399,7 +403,9 @@ def _unreadable(queue: ConsumeQueue, error: StoreIOError) -> Finding:
 
 
 def _not_judged(store: Store, wants: Callable[[str], bool]) -> dict[str, str]:
-    """The structures of ``--only`` that cannot be judged in the layout of the store, and why."""
+    """Return the structures of ``--only`` that cannot be judged in the layout of the store, and
+    why.
+    """
     unread = dict(store.layout.unread)
     if "commitlog" in unread:
         unread |= {name: unread["commitlog"] for name in STRUCTURES if name not in _WITHOUT_LOG}
@@ -410,7 +416,7 @@ def _not_judged(store: Store, wants: Callable[[str], bool]) -> dict[str, str]:
 def small_checks(store: Store, context: Context | None, log_end: int,
                  wants: Callable[[str], bool], live: bool,
                  release: str | None = None) -> Iterator[Finding]:
-    """In the order of the structures. ``context`` is None when the log was not read."""
+    """In the order of the structures. ``context``: None if the log was not read."""
     for finding in files.check(store):
         if wants(_SEQUENCES.get(finding.structure, "store")):
             yield finding

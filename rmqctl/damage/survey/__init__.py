@@ -1,1 +1,1 @@
-"""What of a log is intact, and what is odd in it."""
+"""Survey of what is intact in a log, and what is odd in it."""

@@ -1,7 +1,7 @@
-"""What is kept of a survey of a log, so that the next one reads only what has changed.
+"""Results kept of a survey of a log, so that the next survey reads only what has changed.
 
-A log is surveyed again after each mending, when a few of its bytes are others. Of each stretch of
-a file it is kept what it gave, what was known when the walk came there, and how far it looked. A
+A log is surveyed again after each mending, when a few of its bytes are others. Of each stretch of a
+file it is kept what it gave, what was known when the walk came there, and how far it looked. A
 stretch of which no byte is another one, and which is reached with the same knowledge, gives the
 same again.
 """
@@ -26,8 +26,8 @@ _MOST_ROWS = 2 << 20
 
 
 class Passed(NamedTuple):
-    """What a survey knows of the log before the place where it stands: the last message's store
-    time; its place and end; places and store times of the last two; whether one had a CRC appended.
+    """The state of a survey before its current place: the last message's store time; its place and
+    end; places and store times of the last two; whether one had a CRC appended.
     """
 
     time: int | None = None
@@ -38,7 +38,7 @@ class Passed(NamedTuple):
 
 @dataclass(slots=True)
 class Stretch:
-    """What positions ``[start, end)`` of a file gave, frame by frame.
+    """Results of positions ``[start, end)`` of a file, frame by frame.
 
     ``before`` and ``behind``: what was known at its ends. ``reach``: where the bytes end that were
     asked for. ``found`` without runs, these in ``rows``. ``first``: the store time of its first
@@ -90,7 +90,7 @@ class Stretches:
         self.length = max(LEAST_LENGTH, sum(part.size for part in parts) // STRETCHES)
 
     def known(self, number: int, position: int, at: Passed) -> Stretch | None:
-        """The stretch of file ``number`` that begins there and would give the same again."""
+        """Return the stretch of file ``number`` that begins there and would give the same again."""
         known = self._known.get(number, [])
         index = bisect_left(known, position, key=lambda stretch: stretch.start)
         if index < len(known) and (known[index].start, known[index].before) == (position, at):
@@ -98,7 +98,7 @@ class Stretches:
         return None
 
     def border(self, number: int, position: int) -> int | None:
-        """Where the next one behind a position begins."""
+        """Return where the next one after a position begins."""
         known = self._known.get(number, [])
         index = bisect_right(known, position, key=lambda stretch: stretch.start)
         return known[index].start if index < len(known) else None
@@ -110,7 +110,7 @@ class Stretches:
 
 
 def _differing(was: LogPart, part: LogPart) -> Iterator[tuple[int, int]]:
-    """The physical bytes that only one of two has a piece for, or each another one."""
+    """Yield the physical bytes that only one of two has a piece for, or each another one."""
     same = {id(piece) for piece in was.pieces} & {id(piece) for piece in part.pieces}
     for piece in (*was.pieces, *part.pieces):
         if id(piece) not in same:

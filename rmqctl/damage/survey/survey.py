@@ -1,7 +1,7 @@
-"""What of a log is intact: its damaged regions, how the queues' offsets run, what is odd in it.
+"""Survey of a log: its damaged regions, the sequences of queue offsets, and what is odd in it.
 
-A record is intact when a broker's recovery accepts it (commitlog.md §9): provably a record, and
-its body matches its CRC. Where a store's messages carry an appended CRC, that must match too.
+A record is intact when a broker's recovery accepts it (commitlog.md §9): provably a record, and its
+body matches its CRC. Where a store's messages carry an appended CRC, that must match too.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rmqctl.scan.frames import Array
 from rmqctl.scan.headers import Headers
 
 MOST_LISTED, MOST_ODD = 1_000_000, 1000
-"""How many places of a kind are kept."""
+"""Number of places of a kind that are kept."""
 
 
 # -- how the queue offsets of a queue follow each other -------------------------------------------
@@ -62,28 +62,29 @@ class Runs:
         self._closed: dict[int, list[Run]] = {}
         self._open: Array = np.full((4, 0), -1, np.int64)
         self.breaks: list[tuple[int, int, bool]] = []
-        """Where a queue's offsets do not go on (the first `MOST_ODD`): physical offsets of the
-        message before and of the one behind, and whether offsets are just missing there."""
+        """Places where a queue's offsets do not continue (the first `MOST_ODD`): physical offsets
+        of the message before and of the one after, and whether offsets are just missing there.
+        """
 
     @property
     def keys(self) -> list[QueueKey]:
-        """The queues that have messages."""
+        """Return the queues that have messages."""
         used = set(np.flatnonzero(self._open[1] >= 0).tolist())
         return [key for key, number in self._numbers.items() if number in used]
 
     def of(self, key: QueueKey) -> list[Run]:
-        """The runs of a queue, in log order."""
+        """Return the runs of a queue, in log order."""
         number = self._numbers.get(key, self._open.shape[1])
         if number >= self._open.shape[1] or self._open[1, number] < 0:
             return []
         return [*self._closed.get(number, ()), Run(*self._open[:, number].tolist())]
 
     def has(self, key: QueueKey, offset: int, *, twice: bool = False) -> bool:
-        """Whether a message has this queue offset; ``twice``: whether more than one has."""
+        """Return whether a message has this queue offset; ``twice``: whether more than one has."""
         return sum(run.first <= offset < run.end for run in self.of(key)) > twice
 
     def add(self, rows: Array) -> None:
-        """Takes what `joined` gives, of messages behind those that are here."""
+        """Take what `joined` gives, of messages behind those that are here."""
         more = len(self._numbers) - self._open.shape[1]
         if more > 0:
             room = np.full((4, max(64, more, self._open.shape[1])), -1, np.int64)
@@ -111,10 +112,10 @@ class Runs:
 class Region:
     """Physical bytes ``[start, end)`` of file number ``file`` that hold nothing intact.
 
-    ``before`` and ``after``: store times of the intact messages around it, None where there is
-    none. ``extents``: damaged records whose place and size are beyond doubt. ``dirty``: whether
-    any of its bytes is not zero. ``previous``: place of the message that ends where it starts.
-    ``starts``: where a record must have begun. ``doubtful``: see `rmqctl.scan.frames.Span`.
+    ``before`` and ``after``: store times of the intact messages around it, None without any.
+    ``extents``: damaged records whose place and size are beyond doubt. ``dirty``: whether any of
+    its bytes is not zero. ``previous``: place of the message that ends where it starts. ``starts``:
+    where a record must have begun. ``doubtful``: see `rmqctl.scan.frames.Span`.
     """
 
     file: int
@@ -137,7 +138,7 @@ class Region:
 
 @dataclass(slots=True)
 class Survey:
-    """What one pass over a log found. ``used``: the number of the last file with a message."""
+    """Results of one pass over a log. ``used``: the number of the last file with a message."""
 
     regions: list[Region]
     runs: Runs
@@ -168,7 +169,8 @@ class Survey:
     astray: list[tuple[int, int, int]] = field(default_factory=list)
     """(physical offset, store time before, behind) of messages whose own store time lies out of
     those of their neighbours, which agree with each other (the first few). At the ends of the log
-    only one neighbour is there; -1, or 2^62, stands for the other."""
+    only one neighbour is there; -1, or 2^62, replaces the other.
+    """
     newest_before_last: int = -1
     """The greatest store time of all messages but the log's last."""
     host: tuple[bytes, int] | None = None
@@ -177,15 +179,16 @@ class Survey:
     flags: set[int] = field(default_factory=set)
     """The system flags of intact messages, but for those that no release writes."""
     unknown_bits: Counter[int] = field(default_factory=Counter)
-    """How many intact messages have these bits of the system flags, which no known release writes
-    (the first patterns)."""
+    """Number of intact messages with these bits of the system flags, which no known release writes
+    (the first patterns).
+    """
     inner_batch_topics: set[str] = field(default_factory=set)
     """Topics with inner batches, as the messages say: no broker takes these for a plain queue."""
     skipping: set[str] = field(default_factory=set)
     """Light queues some of whose queue offsets a broker gave to messages without writing a row."""
 
     def add(self, behind: Survey) -> None:
-        """Takes in what was found in the part of the log behind this one, but for its runs."""
+        """Take in what was found in the part of the log after this one, but for its runs."""
         self.regions += behind.regions
         if behind.messages:
             self.used, self.last_end = behind.used, behind.last_end
@@ -215,7 +218,7 @@ class Survey:
 
     @property
     def has_crcs(self) -> bool:
-        """Whether the store's messages carry appended CRCs: most of them do."""
+        """Return whether the store's messages carry appended CRCs: most of them do."""
         return 2 * self.with_crc > self.messages
 
     @property

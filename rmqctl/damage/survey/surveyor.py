@@ -42,7 +42,7 @@ Event = tuple[int, Callable[[], None]]
 _SLACK = 1000
 """Milliseconds a store time may be out of order without being looked at."""
 _LONG_PAUSE = 30 * 24 * 3600 * 1000
-"""Milliseconds behind the others that make the last store time worth a look."""
+"""Milliseconds after the others that make the last store time worth a look."""
 _FAR = 1 << 61
 """Milliseconds to which a pause can be added; no time is near it."""
 _PENDING = 1 << 17
@@ -52,7 +52,7 @@ _PENDING = 1 << 17
 class Surveyor:
     """Walks the parts of a log, file by file.
 
-    ``batch_topics``: those with batch queues. ``store``: whose consumequeues say under which queue
+    ``batch_topics``: those with batch queues. ``store``: whose consume queues say under which queue
     ids light queues lie.
     """
 
@@ -80,7 +80,7 @@ class Surveyor:
 
         ``rejected``: physical offsets of records that count as damaged. ``confirmed`` (physical
         offset -> size): records in damaged bytes which the walk cannot prove (without a body, and
-        nothing whole behind them), but something else does. StoreIOError when a file cannot be
+        nothing whole after them), but something else does. StoreIOError when a file cannot be
         read.
         """
         self._rejected = np.array(sorted(rejected), np.int64)
@@ -179,7 +179,7 @@ class Surveyor:
     # -- stretches --------------------------------------------------------------------------------
 
     def _begin(self, source: Asked, position: int) -> None:
-        """What comes now is of a stretch that begins at this position of a file."""
+        """Begin a stretch at this position of a file."""
         source.reach = self._start = position
         self._before = self._passed
         self._first: int | None = None
@@ -188,7 +188,7 @@ class Surveyor:
         self._pending: list[Array] = []
 
     def _end(self, number: int, source: Asked, end: int) -> None:
-        """The stretch ends here. No damage goes on behind it."""
+        """End the stretch here. No damage continues after it."""
         if end == self._start:
             return
         found, first = self._found, self._first
@@ -200,7 +200,7 @@ class Surveyor:
         self._begin(source, end)
 
     def _take(self, number: int, known: Stretch) -> None:
-        """What a stretch gave before it gives again, but for a message behind its last damage."""
+        """Repeat the results of a stretch, except a message after its last damage."""
         found = known.found
         if known.first is not None:
             self._settle(known.first)
@@ -243,7 +243,7 @@ class Surveyor:
             self._damage(region)
 
     def _goes_on(self, number: int, position: int) -> bool:
-        """Whether the last damaged region ends at a place in a file."""
+        """Return whether the last damaged region ends at a place in a file."""
         last = self._found.regions[-1] if self._found.regions else None
         return last is not None and last.file == number and last.end == position
 
@@ -456,11 +456,11 @@ class Surveyor:
 
 
 def _nothing() -> None:
-    """The end of a batch."""
+    """End a batch."""
 
 
 def _region(number: int, start: int, end: int, spans: Iterable[Span]) -> Region:
-    """The part ``[start, end)`` of spans as a damaged region."""
+    """Return the part ``[start, end)`` of spans as a damaged region."""
     return Region(
         number, start, end, doubtful=[
             one for span in spans for one in span.doubtful if start <= one[0] < end],

@@ -91,7 +91,7 @@ def _extra(context: Context) -> Iterator[Finding]:
 
 
 def _belongs(context: Context, physical: int, key_hash: int) -> bool:
-    """Whether an entry is none too many: a restart may index the message at the border again
+    """Return whether an entry is legitimate: a restart may index the message at the border again
     (index.md §5), and one that was kept damaged may have lost the key.
     """
     record = context.store.log.record_at(physical)
@@ -160,7 +160,7 @@ def _keys(tally: KeyTally, category: str, pairs: list[tuple[int, int]], words: s
 
 
 def check(store: Store) -> Iterator[Finding]:
-    """All index files of a store."""
+    """Yield all index files of a store."""
     counting = _Counting(store)
     for file in store.index_listing.files:
         try:
@@ -201,7 +201,7 @@ def _file(store: Store, index: IndexFile, counting: _Counting) -> Iterator[Findi
 
 
 def _ends(store: Store, index: IndexFile, entries: int) -> Iterator[Finding]:
-    """The header's first and last place and time against the entries and their messages."""
+    """Yield the header's first and last place and time against the entries and their messages."""
     header = index.header
     if not entries:
         return
@@ -231,7 +231,7 @@ def _finding(category: str, file: StoreFile, field: str, detail: str) -> Finding
 
 
 def read_slots(source: FileSource, shape: Shape) -> Array:
-    """All slots (int32): 4 bytes each, 20 MB in a file of default size."""
+    """Return all slots (int32): 4 bytes each, 20 MB in a file of default size."""
     out: Array = np.zeros(shape.slots, np.int32)
     for start in range(0, shape.slots, _PAGE):
         data = source.read(shape.slot_position(start), min(_PAGE, shape.slots - start) * SLOT.size)
@@ -254,8 +254,8 @@ class _Reached:
 
 
 def _sound(index: IndexFile, entries: int) -> int | None:
-    """The number of used slots if each entry is led to by exactly one slot or newer entry of its
-    slot, by the kernel; None if not, or where there is none.
+    """Return the number of used slots if each entry is led to by exactly one slot or newer entry of
+    its slot, by the kernel; None if not, or without the kernel.
     """
     kernel = active()
     shape, source = index.shape, index.source
@@ -342,8 +342,8 @@ def _chains(index: IndexFile, entries: int, counting: _Counting) -> Iterator[Fin
 
 
 class _Counting:
-    """What the files of a store, oldest first, say of how many slots they use: brokers since 4.7.1
-    count used slots, older ones every put; a file that an upgrade fell into has seen both.
+    """The counts of used slots in the files of a store, oldest first: brokers since 4.7.1 count
+    used slots, older ones every put; a file that an upgrade fell into has seen both.
     """
 
     def __init__(self, store: Store) -> None:
@@ -363,7 +363,9 @@ class _Counting:
         self._since |= counted == used < entries
 
     def _is_newer(self, index: IndexFile) -> bool:
-        """Whether a broker since 4.9.1 put the first entry: such write no separator at the end."""
+        """Return whether a broker since 4.9.1 put the first entry: such write no separator at the
+        end.
+        """
         entry = index.entry(1)
         record = None if entry is None else self._store.log.record_at(entry.physical_offset)
         return record is not None and bool(record.properties) and not (
@@ -413,7 +415,7 @@ def _page(source: FileSource, shape: Shape, start: int, count: int) -> Array:
 
 
 def _behind(index: IndexFile, entries: int) -> Iterator[Finding]:
-    """Entries behind the counted ones: the header's count is behind, or stale bytes."""
+    """Entries after the counted ones: the header's count is behind, or stale bytes."""
     position = index.shape.entry_position(entries + 1)
     if index.source.next_data(position) >= index.source.size:
         return

@@ -88,7 +88,7 @@ def paired(wanted: tuple[Array, Array], actual: tuple[Array, Array]) -> tuple[Ar
 
 
 def _by_place(place: Array, hashes: Array) -> Array:
-    """The order by place and hash, of which equal ones stay as they are."""
+    """Return the order by place and hash, of which equal ones stay as they are."""
     low = int(place.min(initial=0))
     if int(place.max(initial=0)) - low < 1 << 31 and int(hashes.min(initial=0)) >= 0:
         # One column that is nearly in order is sorted in a fraction of the time.
@@ -99,7 +99,7 @@ def _by_place(place: Array, hashes: Array) -> Array:
 class KeyCheck:
     """Compares the keys of messages, handed in by blocks in log order, with the entries.
 
-    It ends with the first entries that cannot be read: whoever looks at the files says so.
+    It ends at the first entries that cannot be read, which the file check reports.
     """
 
     def __init__(self, entries: Entries, start: int) -> None:
@@ -121,7 +121,7 @@ class KeyCheck:
             self.unreadable = True
 
     def passed(self, position: int) -> None:
-        """All keys up to there have their entries."""
+        """Note that all keys up to there have their entries."""
         self.tally.expected += position - self.position
         self.tally.actual += position - self.position
         self.position = position
@@ -158,7 +158,7 @@ class KeyCheck:
                                         place))
 
     def _rolled(self, file: int, diff: int) -> bool:
-        """Whether ``diff`` may stand in entry 1: in a rolled file it counts from the end of the
+        """Return whether ``diff`` may be in entry 1: in a rolled file it counts from the end of the
         file before (index.md §7), which may have expired, or of the last one by name.
         """
         if file == 0:
@@ -205,7 +205,7 @@ class KeyCheck:
         self.tally.actual += taken
 
     def finish(self, end: int | None) -> None:
-        """Takes the entries left before physical offset ``end`` (None: all) as extra."""
+        """Take the entries left before physical offset ``end`` (None: all) as extra."""
         none = np.zeros(0, np.int64)
         limit = (1 << 63) - 1 if end is None else end
         before = -1

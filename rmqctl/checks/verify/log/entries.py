@@ -31,7 +31,7 @@ _FIELDS = ("magic", "size", "pos", "body_length")
 
 
 class Fault(NamedTuple):
-    """What is wrong at an entry: ``category``, its ``pos`` and ``size``, and why."""
+    """A fault at an entry: ``category``, its ``pos`` and ``size``, and why."""
 
     category: str
     pos: int
@@ -41,7 +41,7 @@ class Fault(NamedTuple):
 
 @dataclass(slots=True)
 class EntryTally:
-    """Entries of a range of the log, in order. ``loose``: bytes that are no entry lie behind the
+    """Entries of a range of the log, in order. ``loose``: bytes that are no entry are after the
     last one, so that indexes may be missing there.
     """
 
@@ -54,7 +54,7 @@ class EntryTally:
     unlisted: int = 0
 
     def add(self, batch: Batch, log: CommitLog, units: UnitReader | None) -> None:
-        """The entries of a batch, and the spans behind them."""
+        """Take the entries of a batch, and the spans after them."""
         if len(batch):
             self._heads(batch, units)
         for span in batch.spans:
@@ -100,7 +100,7 @@ class EntryTally:
             self._units(units, index, term, pos, size)
 
     def _follow(self, link: Link) -> None:
-        """The chain goes on with an entry behind the last one."""
+        """Continue the chain with the entry after the last one."""
         last = self.last
         if last is not None and (link.term < last.term or (
                 link.number <= last.number if self.loose else link.number != last.number + 1)):
@@ -131,7 +131,7 @@ class EntryTally:
             self.unlisted += 1
 
     def merge(self, other: EntryTally, adjacent: bool) -> None:
-        """Takes in the tally of a range behind; ``adjacent``: nothing lies between."""
+        """Take in the tally of a range behind; ``adjacent``: nothing lies between."""
         if other.first is not None:
             self.loose |= other.first_loose or not adjacent
             self._follow(other.first)
@@ -146,7 +146,7 @@ class EntryTally:
 
 def entry_findings(store: Store, tally: EntryTally, log_end: int, *, live: bool,
                    whole: bool) -> Iterator[Finding]:
-    """``log_end``: the physical offset behind the last message; ``whole``: it was looked at."""
+    """``log_end``: the physical offset after the last message; ``whole``: it was looked at."""
     named: dict[str, int] = {}
     # Entries that do not fit, and those that the index does not lead to.
     for fault in sorted(tally.faults, key=lambda fault: fault.pos):

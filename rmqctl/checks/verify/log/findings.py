@@ -63,8 +63,8 @@ def log_findings(context: Context, log_end: int, queue_findings: list[Finding]) 
 
 def with_earlier_start(context: Context, log_end: int, findings: Iterable[Finding]) -> Iterator[
         Finding]:
-    """The findings; the first about the end of the log says so where a broker's last start may have
-    ended it there.
+    """Yield the findings; the first about the end of the log says so where a broker's last start
+    may have ended it there.
     """
     ended = _ended_by_a_start(context)
     for finding in findings:
@@ -79,10 +79,10 @@ def with_earlier_start(context: Context, log_end: int, findings: Iterable[Findin
 
 
 def _ended_by_a_start(context: Context) -> int | None:
-    """Where a broker's last start has ended the log, by the checkpoint; None: not told.
+    """Return where a broker's last start truncated the log, by the checkpoint; None if unknown.
 
     A 5.x broker noted the message before the end, a 4.x one when it was stored (once stopped
-    cleanly); whoever damaged the next one since then left the same picture.
+    cleanly); damage to the next message since then looks the same.
     """
     saved = context.store.checkpoint
     if context.live or context.store.has_abort or saved is None:
@@ -97,7 +97,7 @@ def _ended_by_a_start(context: Context) -> int | None:
 
 
 def _index_agrees(context: Context) -> bool:
-    """Whether entries lead behind the log as well: a single row may just be wrong itself."""
+    """Return whether entries lead after the log as well: a single row may just be wrong itself."""
     return any(physical >= context.log_end for physical, _, _ in context.result.keys.extra)
 
 
@@ -160,8 +160,8 @@ def _earlier_life(context: Context, log_end: int) -> Iterator[Finding]:
 
 
 def _contradicted(context: Context) -> Iterator[Finding]:
-    """Whole records that rows and index contradict: near messages whose row leads elsewhere, and
-    where rows lead to no message of theirs.
+    """Whole records that rows and index contradict: near messages whose row points elsewhere, and
+    where rows point to no message of theirs.
     """
     store = context.store
     odd = sorted({*context.loose_rows, *(
@@ -295,7 +295,7 @@ def _headers(context: Context) -> Iterator[Finding]:
 
 
 def _fillers(context: Context) -> Iterator[Finding]:
-    """What `recover` put in place of lost bytes stays to be seen."""
+    """Yield findings for what `recover` wrote in place of lost bytes."""
     counts, first = context.result.fillers, context.result.first_filler
     kept = context.result.kept_damaged
     if kept and context.result.first_kept is not None:

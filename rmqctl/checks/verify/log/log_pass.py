@@ -1,4 +1,4 @@
-"""One pass over a range of the log: frames, checksums, and what the records lead to.
+"""One pass over a range of the log: frames, checksums, entries and keys.
 
 The range may be the whole log or a part of it that a thread or a worker takes; results are plain
 values which merge in order. spec: commitlog.md §2, §5.4, §6.
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 _SMALL, _MOST_HELD = 1 << 18, 1 << 21
 """Bytes of a buffer that waits for others, and of all that wait."""
 UNREADABLE = "(unreadable)"
-"""Stands for the field of a span that the system would not read."""
+"""Replaces the field of a span that the system could not read."""
 
 
 class LogPass:
@@ -75,7 +75,7 @@ class LogPass:
             self._units = UnitReader(indexed[0]) if len(indexed) == 1 else None
 
     def _start(self, first: int) -> None:
-        """Opens the index at the first frame (a resync may have moved it behind the cut)."""
+        """Open the index at the first frame (a resync may have moved it after the cut)."""
         self._started = True
         self.result.first = first
         self._messages.start(first)
@@ -83,7 +83,7 @@ class LogPass:
             self._sound.start(self._messages.keys)
 
     def passes(self, file: StoreFile) -> Sound | None:
-        """What a walk over a file is to ask first."""
+        """Check to run before a walk over a file."""
         return None if self._sound is None or file.head else self._over
 
     def _over(self, data: Array, base: int, at: int, end: int) -> int:
@@ -136,7 +136,7 @@ class LogPass:
             self._held, self._held_bytes = [], 0
 
     def _unread(self, file: StoreFile, lost: Unread) -> None:
-        """What the system does not give is damage."""
+        """Count what the system cannot read as damage."""
         span = Span(DAMAGED, file.base + lost.start, lost.end - lost.start, lost.reason, UNREADABLE)
         if self.result.entries is not None:
             self.result.entries.passed()
@@ -146,7 +146,7 @@ class LogPass:
             self.result.profile.fill(DAMAGED, span.offset, span.end)
 
     def finish(self, *, last: bool) -> RangeResult:
-        """Compares what is still pending. ``last``: nothing of the log comes behind."""
+        """Compare what is still pending. ``last``: nothing of the log comes behind."""
         if not self._started:
             self._start(self.result.first)
         self._take_held()
@@ -217,7 +217,7 @@ class LogPass:
         self._messages.check(Part(batch, properties, codes, ok, sealed))
 
     def _note(self, batch: Batch, numbers: Array) -> None:
-        """What a prediction needs of a batch."""
+        """Keep what a prediction needs of a batch."""
         facts = self.result.passed
         intact = np.flatnonzero(batch.crc_ok() | (batch.column("body_length") <= 0))
         if len(intact):
@@ -293,7 +293,7 @@ class Part(NamedTuple):
 
 
 class MessageChecks:
-    """Takes batches in log order and compares them with consumequeues and index."""
+    """Takes batches in log order and compares them with consume queues and index."""
 
     def __init__(self, store: Store, ends: dict[QueueKey, int], wanted: Wanted,
                  topics: text.Dictionary, result: RangeResult) -> None:
@@ -343,9 +343,9 @@ class MessageChecks:
         self._count_doubtful(part, checked)
 
     def _count_doubtful(self, part: Part, checked: Array) -> None:
-        """Adds the bytes of intact records that nothing in this store could have proved wrong.
+        """Add the bytes of intact records that nothing in this store could have proved wrong.
 
-        ``checked``: bytes of each record's properties that queue or index were held against.
+        ``checked``: bytes of each record's properties that queue or index were compared with.
         """
         loose = part.ok & ~part.sealed
         count = int(loose.sum())

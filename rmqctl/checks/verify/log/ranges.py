@@ -38,7 +38,7 @@ Progress = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Physical offsets ``[start, end)``; ``resync``: the start may lie inside a record."""
+    """Physical offsets ``[start, end)``; ``resync``: the start may be inside a record."""
 
     start: int
     end: int
@@ -71,7 +71,7 @@ def split(store: Store, parts: int, minimum: int = MIN_RANGE,
 
 
 def _used(store: Store) -> list[int]:
-    """Where the zeros at the end of each file begin: they are read here, and not again."""
+    """Return where the zeros at the end of each file begin: they are read here, and not again."""
     found = []
     for number, file in enumerate(store.log.files):
         try:
@@ -101,7 +101,7 @@ def run_range(store: Store, ends: dict[QueueKey, int], wanted: Wanted, part: Ran
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """What all ranges of a store have in common."""
+    """The shared state of all ranges of a store."""
 
     root: str
     folders: list[str]
@@ -132,7 +132,7 @@ class _Told:
         self._left: dict[int, int] = {}
 
     def of(self, part: Range) -> Progress:
-        """What the work on a range is to tell."""
+        """Callback for the progress of a range."""
         return partial(self._tell, part)
 
     def _tell(self, part: Range, count: int) -> None:
@@ -143,15 +143,15 @@ class _Told:
             self._progress(count)
 
     def finish(self, part: Range) -> None:
-        """The rest of a range, once it is done."""
+        """Process the rest of a range, once it is done."""
         self._tell(part, part.end - part.start)
 
 
 def run(store: Store, ends: dict[QueueKey, int], wanted: Wanted, jobs: int,
         progress: Progress | None = None, minimum: int = MIN_RANGE, pool: Pool | None = None,
         count: int | None = None) -> RangeResult:
-    """The whole log, by ``jobs`` threads or by a ``pool``. StoreIOError from any range ends it.
-    ``progress`` is told by any of the threads, by one at a time.
+    """Return the whole log, by ``jobs`` threads or by a ``pool``. StoreIOError from any range ends
+    it. ``progress`` is told by any of the threads, by one at a time.
 
     ``count``: the number of ranges to cut it into.
     """
@@ -197,7 +197,7 @@ def run(store: Store, ends: dict[QueueKey, int], wanted: Wanted, jobs: int,
 
 
 def _seam(store: Store, position: int) -> int:
-    """Where the next frame starts behind ``position``: in a hole, with the next file."""
+    """Return where the next frame starts behind ``position``: in a hole, with the next file."""
     if store.log.file_of(position) is not None:
         return position
     later = [file.base for file in store.log.files if file.base >= position]
@@ -226,7 +226,7 @@ def sample(store: Store, share: float, seed: int) -> list[Range]:
 
 
 def _unused(store: Store, part: Range) -> bool:
-    """Whether a range has no data at all (the hole of a pre-allocated file)."""
+    """Return whether a range has no data at all (the hole of a pre-allocated file)."""
     place = store.log.locate(part.start)
     if place is None:
         return True

@@ -30,7 +30,7 @@ class Run(NamedTuple):
 @dataclass(slots=True)
 class Seals:
     """Along the log, in order: those before the first message that has an appended CRC, those
-    between two that have it (the first `KEEP` places), those behind the last.
+    between two that have it (the first `KEEP` places), those after the last.
     """
 
     sealed: bool = False
@@ -39,7 +39,7 @@ class Seals:
     behind: Run | None = None
 
     def add(self, offset: Array, size: Array, sealed: Array, ok: Array) -> None:
-        """Messages behind the others, by column; those that are not ``ok`` do not count."""
+        """Messages after the others, by column; those that are not ``ok`` do not count."""
         lacking = ok & ~sealed
         if not lacking.any():
             self._seal(bool(sealed.any()))
@@ -57,14 +57,14 @@ class Seals:
                 self._lack(Run(int(offset[first]), int(offset[last] + size[last]), len(part)))
 
     def add_run(self, run: Run, *, sealed: bool) -> None:
-        """Messages behind the others, all of which have an appended CRC or none."""
+        """Messages after the others, all of which have an appended CRC or none."""
         if sealed:
             self._seal(True)
         else:
             self._lack(run)
 
     def merge(self, other: Seals) -> None:
-        """Takes in the part of the log behind this one."""
+        """Take in the part of the log after this one."""
         if other.before is not None:
             self._lack(other.before)
         if other.sealed:
@@ -73,7 +73,7 @@ class Seals:
             self.behind = other.behind
 
     def suspicious(self) -> Iterator[Run]:
-        """The runs that a broker's setting does not explain."""
+        """Yield the runs that a broker's setting does not explain."""
         last = [self.behind] if self.behind is not None else []
         yield from (run for run in [*self.between, *last] if run.messages <= FEW)
 

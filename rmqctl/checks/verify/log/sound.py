@@ -1,7 +1,7 @@
-"""Messages that are sound in all that a store tells of them, passed over by the kernel in one loop.
+"""Messages that are sound in all that a store tells of them, skipped by the kernel in one loop.
 
 It ends at the first message of which something does not agree, or that has something only others
-know: the pass by column (`log_pass`) goes on there. What was passed over by then is a *run*, whose
+know: the pass by column (`log_pass`) goes on there. What was skipped by then is a *run*, whose
 numbers go into the results as those of a batch would.
 """
 
@@ -31,7 +31,7 @@ _ROWS, _ENTRIES, _TIMED = 1, 2, 4
 _UNITS = 1 << 18
 """Units of consume queues that are at hand."""
 _FEWEST, _MOST = 64, 1 << 13
-"""How many of one queue are read at a time."""
+"""Number of entries of a queue that are read at a time."""
 _ENTRIES_HELD = 1 << 15
 _MOST_IDS = 1 << 12
 """Queue ids from here on are left to others."""
@@ -42,7 +42,7 @@ _SHORT = 256
 
 
 class SoundPass:
-    """What the kernel is given, and what it has passed over and nobody has counted yet."""
+    """Input of the kernel, and what it has skipped and is not counted yet."""
 
     def __init__(self, kernel: Any, store: Store, wanted: Wanted, rows: QueueRows,
                  batched: set[str]) -> None:
@@ -72,14 +72,14 @@ class SoundPass:
 
     @cached_property
     def _of_index(self) -> tuple[Array, Array]:
-        """Numbers of the first entry of each file, and behind the last; their begin times."""
+        """Numbers of the first entry of each file, and after the last; their begin times."""
         if self._keys is None:
             return np.zeros(1, np.int64), np.zeros(0, np.int64)
         return np.array(self._keys.entries.starts, np.int64), self._keys.begins
 
     @property
     def waiting(self) -> int:
-        """How many messages wait to be counted."""
+        """Number of messages waiting to be counted."""
         return self._get("messages") + self._get("bad")
 
     def _get(self, name: str) -> int:
@@ -90,7 +90,7 @@ class SoundPass:
             self._state[self._at[name]] = value
 
     def over(self, data: Array, base: int, at: int, end: int, result: RangeResult) -> int:
-        """Where records are sound up to: as `Walk.sound` has it."""
+        """Offset up to which records are sound: as `Walk.sound` has it."""
         keys = self._keys
         if keys is not None and keys.unreadable:
             return at
@@ -132,7 +132,7 @@ class SoundPass:
     # -- what the kernel asks for ---------------------------------------------------------------
 
     def _add_queue(self, topic: int, queue_id: int) -> bool:
-        """Whether there is room for such a queue."""
+        """Return whether there is room for such a queue."""
         if queue_id >= _MOST_IDS:
             return False
         first, count = self._topics.rows[topic, 1:3].tolist()
@@ -150,7 +150,7 @@ class SoundPass:
         return True
 
     def _read_units(self, number: int, offset: int) -> bool:
-        """Whether the queue has a unit there: it and those behind it are at hand then."""
+        """Return whether the queue has a unit there: it and those after it are at hand then."""
         key = self._rows.keys[number]
         # As much for each queue as there is room for all.
         queues = max(len(self._rows.keys), len(self._rows.ends))
@@ -202,7 +202,7 @@ class SoundPass:
     # -- what it leaves -------------------------------------------------------------------------
 
     def settle(self, result: RangeResult) -> None:
-        """Counts the run: what comes next is another one, or seen by column."""
+        """Count the run: what comes next is another one, or seen by column."""
         if not self.waiting:
             return
         self._keep_bad(result)

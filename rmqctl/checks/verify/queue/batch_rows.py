@@ -47,9 +47,9 @@ def batch_expected(record: Record) -> tuple[int, int]:
 
 def check(store: Store, log_end: int, *, live: bool = False,
           in_damage: Callable[[int], bool] | None = None) -> Iterator[Finding]:
-    """All batch consumequeues. ``log_end``: physical offset behind the log's last record.
+    """Yield all batch consume queues. ``log_end``: physical offset after the log's last record.
 
-    ``in_damage`` says whether a physical offset lies in a damaged part of the log.
+    ``in_damage`` says whether a physical offset is in a damaged part of the log.
     """
     for queue in store.batch_queues.values():
         yield from _Rows(store, queue, log_end, live, in_damage or nowhere).check()
@@ -158,7 +158,7 @@ class _Rows:
                              base=int(rows["msg_base_offset"][row]), count=count)
 
     def _order(self, rows: Array) -> Iterator[tuple[int, Wrong]]:
-        """Rows lie in the order of their messages, and no two cover one queue offset.
+        """Rows are in the order of their messages, and no two cover one queue offset.
 
         Only rows with which nothing else is wrong: one wild number must not accuse the others.
         """
@@ -180,7 +180,7 @@ class _Rows:
                 yield row, ("cq-out-of-order", "msg_base_offset", words)
 
     def _messages(self, rows: Array, number: Array) -> Iterator[tuple[int, Wrong]]:
-        """The rows ``number`` against the messages they lead to."""
+        """Yield the rows ``number`` against the messages they lead to."""
         if not self._store.log.files:
             return
         physical, first = np.unique(rows["physical_offset"][number].astype(np.int64),
@@ -238,7 +238,7 @@ Expected = list[tuple[int, int, int, int]]
 
 
 def batch_forward(context: Context) -> Iterator[Finding]:
-    """Records of batch topics that no row leads to: in the middle, or behind the last row."""
+    """Records of batch topics that no row leads to: in the middle, or after the last row."""
     for key, expected in context.result.batch_rows.items():
         queue = context.store.batch_queues.get(key)
         if queue is None or not queue.exists:
@@ -275,7 +275,7 @@ def _queue(context: Context, key: QueueKey, queue: BatchQueue, expected: Expecte
 
 
 def _end(expected: Expected) -> int:
-    """The queue offset behind the last record's last message."""
+    """Return the queue offset after the last record's last message."""
     return max(base + count for _, _, base, count in expected)
 
 

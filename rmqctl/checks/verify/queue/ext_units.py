@@ -41,7 +41,7 @@ class ExtReader(Closing):
         self._source: FileSource | None = None
 
     def place(self, address: int) -> tuple[str, int] | None:
-        """(file, position in it) an address stands for; None outside the files."""
+        """(file, position in it) an address replaces; None outside the files."""
         if not layout.is_address(address):
             return None
         offset = layout.byte_offset(address)
@@ -51,7 +51,9 @@ class ExtReader(Closing):
         return self.files[number].path, offset - self.files[number].base
 
     def unit(self, address: int) -> UnitRecord | None:
-        """The unit at an address (a tags code with the top bit set); None if no whole one is."""
+        """Return the unit at an address (a tags code with the top bit set); None if no whole one
+        is.
+        """
         place = self.place(address)
         if place is None:
             return None
@@ -85,8 +87,8 @@ class ExtReader(Closing):
 def check(store: Store) -> Iterator[Finding]:
     """Walks all extension files: every unit must lead to the next, up to an end mark.
 
-    Behind the last unit that the consumequeue leads to, the last file may hold what a recovery
-    cut off and later units only half overwrote: nobody reads that, and it is not looked at.
+    After the last unit that the consumequeue leads to, the last file may hold what a recovery cut
+    off and later units only half overwrote: nobody reads that, and it is not looked at.
     """
     top = store.path(FOLDER)
     for topic in listing(top).folders:
@@ -104,7 +106,7 @@ def check(store: Store) -> Iterator[Finding]:
 
 
 def _addressed(store: Store, topic: str, queue_id: int) -> int:
-    """The byte offset behind the start of the last unit that a row of the queue leads to."""
+    """Return the byte offset after the start of the last unit that a row of the queue leads to."""
     queue = store.queue(topic, queue_id)
     if queue is None:
         return 0
@@ -181,7 +183,7 @@ class _Window:
         return size == HEAD_SIZE + bits and bits >= 0 and position + size <= self._source.size
 
     def way_on(self, position: int, *ways: int) -> int | None:
-        """The first of the sizes that leads from ``position`` to a unit or the end mark.
+        """Return the first of the sizes that leads from ``position`` to a unit or the end mark.
 
         If none does, one that leads to the unused rest; else None.
         """
@@ -193,7 +195,7 @@ class _Window:
 
 
 def _next_used(source: FileSource, position: int) -> int | None:
-    """The first position from ``position`` on that is not zero; None if the rest is."""
+    """Return the first position from ``position`` on that is not zero; None if the rest is."""
     while position < source.size:
         position = source.next_data(position)
         data = source.read(position, _CHUNK)

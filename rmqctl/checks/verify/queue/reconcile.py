@@ -1,4 +1,4 @@
-"""What does not agree between log and consumequeue, explained: one category for each row.
+"""Explanations of differences between log and consume queue: one category for each row.
 
 Works from the tallies of the log pass: rows nobody claimed (reverse direction) and claims of
 messages whose row says something else. Slow and exact, and only run on what is left over.
@@ -36,7 +36,7 @@ _MOST = (1 << 63) // UNIT_SIZE
 
 
 class LeftOver:
-    """The left-over rows of one queue. ``end`` is the queue offset behind its last used row."""
+    """The left-over rows of one queue. ``end`` is the queue offset after its last used row."""
 
     def __init__(self, context: Context, queue: ConsumeQueue, tally: QueueTally | None,
                  end: int) -> None:
@@ -169,12 +169,12 @@ class LeftOver:
 
     @property
     def _is_switched(self) -> bool:
-        """Whether messages may have queue offsets of this queue, and rightly no rows."""
+        """Return whether messages may have queue offsets of this queue, and rightly no rows."""
         return self.queue.topic.startswith(props.LMQ_PREFIX) and (
             self.context.store.light_queues.switched)
 
     def _looked_at(self, physical: Array) -> Array | bool:
-        """Whether the part of the log a row leads to was read at all in this run."""
+        """Return whether the part of the log a row leads to was read at all in this run."""
         parts = self.context.looked_at
         if parts is None:
             return True
@@ -184,7 +184,7 @@ class LeftOver:
         return inside
 
     def _stretch(self, row: int) -> None:
-        """Adds a row that leads behind the log: neighbours in one file make one stretch."""
+        """Add a row that leads after the log: neighbours in one file make one stretch."""
         starts_file = any(file.base == row * UNIT_SIZE for file in self.queue.files)
         if self._ahead and self._ahead[-1][1] == row and not starts_file:
             self._ahead[-1] = self._ahead[-1][0], row + 1
@@ -262,8 +262,8 @@ class QueueReconciler(LeftOver):
                 "(only counted)", None, count=self._unseen)
 
     def _beyond(self) -> Iterator[tuple[int, int]]:
-        """The runs of rows that point beyond the log and may prove lost messages. Not those whose
-        own message is in the log; what other rows contradict is noted as impossible.
+        """Yield the runs of rows that point beyond the log and may prove lost messages. Not those
+        whose own message is in the log; what other rows contradict is noted as impossible.
         """
         own = np.array(sorted({claim.queue_offset for claim in self.tally.claims}), np.int64)
         for first, end in self._ahead:
@@ -296,11 +296,11 @@ class QueueReconciler(LeftOver):
     # -- light queues of a broker that was switched ----------------------------------------------
 
     def _without_rows(self) -> Iterator[Finding]:
-        """Takes out the claims of messages that a broker gave a queue offset and no row.
+        """Take out the claims of messages that a broker gave a queue offset and no row.
 
         5.x does so with enableLmq while enableMultiDispatch is off, and counts from the end of the
         rows again at its next start. So a queue offset may be another message's, who has the row;
-        where there is no row at all, only that the broker has it switched off tells that none is
+        where there is not a row at all, only that the broker has it switched off tells that none is
         missing: one that has it on may have been switched since.
         """
         rows = {unit.physical_offset for unit in self._loose.values()}
@@ -382,7 +382,7 @@ class QueueReconciler(LeftOver):
             f"offset {rows}: {self.queue.why_unread}", claims[0].queue_offset, count=len(claims))
 
     def _also_in(self, claim: Claim, topic: str, _queue_id: int) -> bool:
-        """Whether a message has a right to a row in a light queue besides this one."""
+        """Return whether a message has a right to a row in a light queue besides this one."""
         if not topic.startswith(props.LMQ_PREFIX):
             return False
         record = self.context.store.log.record_at(claim.physical_offset)
@@ -410,7 +410,7 @@ class QueueReconciler(LeftOver):
             severity=INFO if self.context.live else right.severity)
 
     def _runs(self, category: str, claims: list[Claim]) -> Iterator[Finding]:
-        """One finding for each run of neighbouring queue offsets."""
+        """Yield a finding for each run of adjacent queue offsets."""
         claims = sorted(claims)
         start = 0
         for number in range(1, len(claims) + 1):
@@ -537,13 +537,17 @@ class QueueReconciler(LeftOver):
 
 
 def _is_flip(run: Shift, *more: Shift) -> bool:
-    """Whether a damaged queue offset of the last message explains its row better than a gap."""
+    """Return whether a damaged queue offset of the last message explains its row better than a
+    gap.
+    """
     return run.length == 1 and not more and (
         (run.first ^ (run.first - run.by)).bit_count() == 1 or run.by >= _GAP)
 
 
 def dispatched_to(record: Record, queue: str) -> bool:
-    """Whether a message was multi-dispatched to ``queue`` (an LMQ may have legal gaps, #8693)."""
+    """Return whether a message was multi-dispatched to ``queue`` (an LMQ may have legal gaps,
+    #8693).
+    """
     properties = props.parse(record.properties.decode("utf-8", "replace"))
     return queue in properties.get(props.MULTI_DISPATCH, "").split(",")
 
@@ -576,7 +580,7 @@ def missing_queue(context: Context, key: QueueKey, tally: QueueTally) -> Iterato
             context.store.light_queues.switched):
         yield Finding(
             "not-judged", "consumequeue", f"{plural(tally.messages, 'message')} "
-            f"{_have(tally.messages)} a queue offset here, but there is no consume queue: {_OFF}, "
+            f"{_have(tally.messages)} a queue offset here, but no consume queue: {_OFF}, "
             f"{_OR_LOST}", file=context.store.path("consumequeue", topic, str(queue_id)),
             topic=topic, queue_id=queue_id, queue_offset=0, count=tally.messages)
         return
@@ -607,7 +611,7 @@ def _have(count: int) -> str:
 
 
 def uncovered(tally: QueueTally | None, first: int, end: int) -> Iterator[tuple[int, int]]:
-    """The intervals of ``[first, end)`` that no message's row lies in."""
+    """Yield the intervals of ``[first, end)`` that no message's row is in."""
     position = first
     for start, stop in merged(tally.covered if tally else []):
         if stop <= position:

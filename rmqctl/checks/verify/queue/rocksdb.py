@@ -1,5 +1,5 @@
-"""What a data base of consumequeues says of itself: whether all of it can be read, and which row is
-each queue's last (spec: rocksdb.md §3, §4, §10). Its rows are held against the log as those of
+"""Checks of a consume queue database by itself: whether all of it can be read, and which row is
+each queue's last (spec: rocksdb.md §3, §4, §10). Its rows are compared with the log as those of
 files.
 """
 
@@ -27,7 +27,7 @@ STRUCTURE = "consumequeue"
 
 
 def check(context: Context) -> Iterator[Finding]:
-    """Everything of a data base which opens; nothing where consumequeues lie in files."""
+    """Everything of a database which opens; nothing where consume queues are in files."""
     store = context.store
     database = store.rocksdb if store.layout.consumequeue == "rocksdb" else None
     if database is None:
@@ -50,7 +50,8 @@ def check(context: Context) -> Iterator[Finding]:
 
 
 def check_copy(store: Store) -> Iterator[Finding]:
-    """The data base of a broker that writes its queues twice, held against the files it reads.
+    """Yield the database of a broker that writes its queues twice, compared with the files it
+    reads.
 
     As rows are not written through, a broker that was killed leaves holes in it for good.
     """
@@ -95,7 +96,7 @@ def check_copy(store: Store) -> Iterator[Finding]:
 
 
 def _last(context: Context, database: RocksQueues, queue: RocksQueue) -> Iterator[Finding]:
-    """What is noted as the last row of a queue, held against its rows."""
+    """Compare the recorded last row of a queue with its rows."""
     last, end = queue.last, queue.disk_end
     if context.live or (last is None and not end):
         return
@@ -132,7 +133,7 @@ def gaps(context: Context, queue: ConsumeQueue, tally: QueueTally,
          unclaimed: Iterable[tuple[int, int]]) -> Iterator[Finding]:
     """Queue offsets without a row between others with one, for which the log has no message either.
 
-    ``unclaimed``: intervals of queue offsets whose rows lead to no message of the log.
+    ``unclaimed``: intervals of queue offsets whose rows point to no message of the log.
     """
     if context.looked_at is not None or tally.unlisted:
         return  # which messages have no row is not known of all

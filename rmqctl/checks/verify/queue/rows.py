@@ -30,11 +30,11 @@ TIME = "store_timestamp"
 _BLOCK = 1 << 17
 """Messages gathered before queues are compared: many rows a queue, few reads."""
 _BACK, _FARTHEST = 1 << 12, 1 << 21
-"""How many rows before its place the row of a light queue's message is looked for."""
+"""Number of rows before its place in which the row of a light queue's message is searched."""
 
 
 class Claim(NamedTuple):
-    """A message whose row is not what it should be: what it claims, and what stands there."""
+    """A message whose row is not what it should be: what it claims, and what is there."""
 
     queue_offset: int
     physical_offset: int
@@ -45,10 +45,10 @@ class Claim(NamedTuple):
 
 @dataclass(slots=True)
 class QueueTally:
-    """What one queue's messages showed. Intervals are half-open, ascending, merged.
+    """Results of one queue's messages. Intervals are half-open, ascending, merged.
 
-    ``skipped`` are queue offsets of a light queue that a broker gave to messages which it then
-    did not dispatch to it; what comes behind such a gap is ``shifted``.
+    ``skipped`` are queue offsets of a light queue that a broker gave to messages which it then did
+    not dispatch to it; what comes after such a gap is ``shifted``.
     """
 
     messages: int = 0
@@ -70,13 +70,13 @@ class QueueTally:
     """Intact messages of a queue that has no file; where there are more, they are `unnoted`."""
     unnoted: int = 0
     begun: int | None = None
-    """Where the queue began (`begun_at`), once that was asked."""
+    """Start of the queue (`begun_at`), once that was asked."""
     earlier: tuple[int, int, int] = 0, 1 << 62, -1
     """Messages of an earlier queue: how many, physical offsets of the first and the last."""
 
     @property
     def end(self) -> int:
-        """The queue offset after the last message."""
+        """Return the queue offset after the last message."""
         return max(self.next_offset, self.covered[-1][1] if self.covered else 0)
 
     def cover(self, start: int, end: int) -> None:
@@ -91,7 +91,7 @@ class QueueTally:
                         max(self.earlier[2], last))
 
     def merge(self, other: QueueTally) -> None:
-        """Takes in a later range's tally."""
+        """Take in a later range's tally."""
         self.take_earlier(*other.earlier)
         self.begun = self.begun or other.begun
         self.messages += other.messages
@@ -148,7 +148,7 @@ class Rows:
 
 
 class QueueRows:
-    """Collects expected rows and compares them with the consumequeues in blocks."""
+    """Collects expected rows and compares them with the consume queues in blocks."""
 
     def __init__(self, store: Store, ends: dict[QueueKey, int]) -> None:
         self.store, self.ends = store, ends
@@ -161,7 +161,7 @@ class QueueRows:
         self._ext: dict[QueueKey, ExtReader] = {}
 
     def number(self, key: QueueKey) -> int:
-        """The number that stands for a queue in `Rows.queue`."""
+        """Return the number that replaces a queue in `Rows.queue`."""
         number = self._numbers.get(key)
         if number is None:
             number = self._numbers[key] = len(self.keys)
@@ -176,7 +176,7 @@ class QueueRows:
                 self.flush()
 
     def skip(self, number: int, offset: int) -> None:
-        """Takes note of a queue offset whose message need not have a row, but may.
+        """Take note of a queue offset whose message need not have a row, but may.
 
         The row itself is added like others, as ``damaged``, and is not counted.
         """
@@ -186,8 +186,8 @@ class QueueRows:
         tally.messages -= 1
 
     def agree(self, number: int, least: int, behind: int, physical: int, intact: int) -> None:
-        """Takes note of messages ``[least, behind)`` of a queue, the first of them at ``physical``,
-        whose rows say the same; ``intact``: the queue offset behind the last intact one.
+        """Take note of messages ``[least, behind)`` of a queue, the first of them at ``physical``,
+        whose rows say the same; ``intact``: the queue offset after the last intact one.
         """
         tally, count = self._tally(self.keys[number]), behind - least
         tally.messages += count
@@ -299,7 +299,7 @@ class QueueRows:
         self._keep_tags(tally.wrong_tags, tally, rows, units, wrong)
 
     def _units_agree(self, queue: ConsumeQueue, rows: Rows, address: Array) -> Array:
-        """Whether the extension units hold the messages' own tags code and store time."""
+        """Return whether the extension units hold the messages' own tags code and store time."""
         key = queue.topic, queue.queue_id
         if key not in self._ext:
             self._ext[key] = ExtReader(self.store, *key)
@@ -328,7 +328,9 @@ class QueueRows:
 
     def _earlier(self, queue: ConsumeQueue, tally: QueueTally, physical: Array,
                  which: Array) -> Array:
-        """Which messages lie before the first of their queue, so belong to an earlier (bool)."""
+        """Return which messages are before the first of their queue, so belong to an earlier
+        (bool).
+        """
         if tally.begun is None:
             tally.begun = begun_at(queue, self.store.log)
         earlier: Array = which & (physical < tally.begun)
@@ -338,7 +340,7 @@ class QueueRows:
         return earlier
 
     def _shifted(self, queue: ConsumeQueue, tally: QueueTally, rows: Rows) -> Array:
-        """Which messages have a row further ahead in their queue (bool)."""
+        """Return which messages have a row further ahead in their queue (bool)."""
         known = self.ends.get((queue.topic, queue.queue_id))
         end = queue.disk_end if known is None else known
         ahead, by, units = rows_ahead(queue, end, rows.offset, rows.physical, rows.size)
@@ -421,10 +423,10 @@ def shifts(offset: Array, by: Array) -> Iterator[Shift]:
 
 def rows_ahead(queue: ConsumeQueue, end: int, offset: Array, physical: Array,
                size: Array) -> tuple[Array, Array, Array]:
-    """The rows of messages further ahead in their queue, which ends at queue offset ``end``.
+    """Return the rows of messages further ahead in their queue, which ends at queue offset ``end``.
 
-    (which messages have one (bool), by how many places too early each of those stands, the
-    units of those).
+    (which messages have one (bool), by how many places too early each of those stands, the units of
+    those).
     """
     begin, units = _ahead(queue, end, offset, physical)
     none: Array = np.zeros(len(offset), bool)

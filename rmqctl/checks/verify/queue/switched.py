@@ -19,9 +19,9 @@ from rmqctl.store.queue.consume_queue import ConsumeQueue
 
 
 def stored_while_on(context: Context, key: QueueKey, places: list[int]) -> set[int]:
-    """Which messages, at physical offsets ``places`` and without a row in light queue ``key``,
-    were stored while multi-dispatch was on: those of a stretch between two rows of this queue, or
-    behind all, in which another light queue has one's row. StoreIOError.
+    """Return which messages, at physical offsets ``places`` and without a row in light queue
+    ``key``, were stored while multi-dispatch was on: those of a stretch between two rows of this
+    queue, or behind all, in which another light queue has one's row. StoreIOError.
     """
     if not places:
         return set()
@@ -41,7 +41,7 @@ def stored_while_on(context: Context, key: QueueKey, places: list[int]) -> set[i
 
 
 def _places(queue: ConsumeQueue) -> Array:
-    """The physical offsets that the used rows of a queue lead to (int64)."""
+    """Return the physical offsets that the used rows of a queue lead to (int64)."""
     found = [np.zeros(0, np.int64)]
     with closing(queue):
         for _, rows in queue.pages(queue.first_index, queue.disk_end):

@@ -45,8 +45,8 @@ _AHEAD = 1 << 20
 
 def check(store: Store, log_end: int | None = None, *, live: bool | None = None,
           in_damage: Callable[[int], bool] | None = None) -> Iterator[Finding]:
-    """All of the timer. ``log_end`` is the physical offset behind the commitlog's last record,
-    ``in_damage`` says whether one lies in a damaged part of the log.
+    """Yield all of the timer. ``log_end`` is the physical offset after the commitlog's last record,
+    ``in_damage`` says whether one is in a damaged part of the log.
     """
     held = store.lock.held if live is None else live
     records = Records(store, store.log.end if log_end is None else log_end, in_damage)
@@ -89,7 +89,7 @@ def _check(store: Store, records: Records, held: bool) -> Iterator[Finding]:
 
 
 def _timercheck(store: Store, records: list[TimerCheckRecord]) -> Iterator[Finding]:
-    """The file by itself; puts the record into ``records``."""
+    """Yield the file by itself; puts the record into ``records``."""
     # The file, as long as it is to be.
     path = store.path("config", "timercheck")
     if not vfs.lexists(path):
@@ -128,7 +128,7 @@ def _timercheck(store: Store, records: list[TimerCheckRecord]) -> Iterator[Findi
 
 
 def _progress(store: Store, log: TimerLog, records: list[TimerCheckRecord]) -> Iterator[Finding]:
-    """What timercheck says against what is there (after the log was read)."""
+    """Compare timercheck with what is there (after the log was read)."""
     path = store.path("config", "timercheck")
     if not records:
         if log.end > log.start and not vfs.lexists(path):
@@ -231,7 +231,7 @@ class Records:
         self._asked = 0
 
     def check(self, units: Array, rows: Array, precision: int) -> Iterator[Wrong]:
-        """What is wrong with the units of ``rows``; expired messages are passed over."""
+        """Yield what is wrong with the units of ``rows``; expired messages are skipped."""
         log = self._store.log
         if not log.files:
             return
@@ -313,7 +313,7 @@ class Records:
         self._lost += units["physical_offset"][rows[:5]].tolist()[:5 - len(self._lost)]
 
     def _queued(self, units: Array, rows: Array) -> Array:
-        """Which of the units the timer topic's consumequeue has too, message and size."""
+        """Return which of the units the timer topic's consumequeue has too, message and size."""
         queue = self._store.known_queue(TIMER_TOPIC, 0)
         out: Array = np.zeros(len(rows), bool)
         if queue is None or not len(rows):
@@ -350,7 +350,7 @@ def _unfit(is_timer: bool, size: int) -> tuple[str, str]:
 
 
 def _is_timer(batch: Batch) -> Array:
-    """Which records are of the timer topic."""
+    """Return which records are of the timer topic."""
     out: Array = np.zeros(len(batch), bool)
     same = np.flatnonzero(batch.column("topic_length") == len(_TOPIC))
     start = batch.column("topic_start")[same]
@@ -359,7 +359,7 @@ def _is_timer(batch: Batch) -> Array:
 
 
 def _due(properties: text.Properties, count: int) -> Array:
-    """When each message is to be delivered (ms), -1 where it does not say."""
+    """Return when each message is to be delivered (ms), -1 where it does not say."""
     out: Array = np.full(count, -1, np.int64)
     rows, times = properties.find(TIMER_OUT_MS)
     for row, raw in zip(rows.tolist(), times.tolist(), strict=True):
@@ -369,7 +369,9 @@ def _due(properties: text.Properties, count: int) -> Array:
 
 
 def _bisect(queue: ConsumeQueue, physical: int) -> int:
-    """The first row at or behind ``physical`` in a queue in order; somewhere in a damaged one."""
+    """Return the first row at or behind ``physical`` in a queue in order; somewhere in a damaged
+    one.
+    """
     low, high = queue.first_index, queue.disk_end
     while low < high:
         middle = (low + high) // 2

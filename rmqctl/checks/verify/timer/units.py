@@ -1,7 +1,7 @@
 """The timer log by column: its places, which of them are used, and the times of its units.
 
-spec: timer-and-others-5x.md §1.3. Units lie at multiples of 52 bytes in each file; where less
-than a unit and an end mark are left, the end mark stands.
+spec: timer-and-others-5x.md §1.3. Units are at multiples of 52 bytes in each file; where less than
+a unit and an end mark are left, the end mark stands.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ class TimerLog:
 
     @property
     def units_per_file(self) -> int:
-        """Places of units in a file: one more must leave room for an end mark behind it."""
+        """Places of units in a file: one more must leave room for an end mark after it."""
         room = self.file_size - UNIT_SIZE - TAIL.size
         return room // UNIT_SIZE + 1 if room >= 0 else 0
 
     def is_place(self, position: Array) -> Array:
-        """Whether a unit can start at each stream position (of any file, expired or not)."""
+        """Return whether a unit can start at each stream position (of any file, expired or not)."""
         inside = position % self.file_size
         mask: Array = ((position >= 0) & (inside % UNIT_SIZE == 0)
                        & (inside // UNIT_SIZE < self.units_per_file))
@@ -73,7 +73,9 @@ class TimerLog:
     # -- reading ------------------------------------------------------------------------------
 
     def pages(self) -> Iterator[Page | Finding]:
-        """All pages in order; what cannot be read or is unused among used places is a finding."""
+        """Yield all pages in order; what cannot be read or is unused among used places is a
+        finding.
+        """
         self.end = self.start
         last_used = self._last_used()
         for number, file in enumerate(self.files):
@@ -88,7 +90,7 @@ class TimerLog:
                 yield Finding("file-unreadable", "timer", str(error), file=file.path)
 
     def _last_used(self) -> int:
-        """The number of the last file that holds anything; -1 if none does."""
+        """Return the number of the last file that holds anything; -1 if none does."""
         for number in range(len(self.files) - 1, -1, -1):
             try:
                 with FileSource(self.files[number].path) as source:
@@ -100,7 +102,7 @@ class TimerLog:
 
     def _file(self, source: FileSource, file: StoreFile, number: int, used: Array) -> Iterator[
             Page]:
-        """The pages of one file; keeps the times and what each place is in ``used``."""
+        """Yield the pages of one file; keeps the times and what each place is in ``used``."""
         count = len(used)
         times: Array = np.zeros(count, np.uint32)
         self._times[number] = times
@@ -136,7 +138,7 @@ class TimerLog:
                           count=count, next=LOOK)
 
     def _tail(self, source: FileSource, file: StoreFile, followed: bool) -> Iterator[Finding]:
-        """The end mark of a file: it must stand when another file follows."""
+        """Yield the end mark of a file: it must stand when another file follows."""
         places = self.units_per_file * UNIT_SIZE
         raw = source.read(places, TAIL.size)
         if len(raw) < TAIL.size or not (any(raw) or followed):
@@ -155,7 +157,9 @@ class TimerLog:
     # -- looking back -------------------------------------------------------------------------
 
     def time_of(self, units: Array) -> Array:
-        """The slots of the units: their time in units of the precision, the low 32 bits of it."""
+        """Return the slots of the units: their time in units of the precision, the low 32 bits of
+        it.
+        """
         times: Array = (slot_time(units) // self.precision & _LOW).astype(np.uint32)
         return times
 
@@ -175,7 +179,7 @@ class TimerLog:
         return known & (out != 0), out
 
     def forget(self, position: Array) -> None:
-        """Units that are damaged tell nothing about others. All must lie in one file."""
+        """Units that are damaged tell nothing about others. All must be in one file."""
         if len(position):
             number = self._number(int(position[0]))
             self._times[number][(position - self.files[number].base) // UNIT_SIZE] = 0
@@ -184,11 +188,11 @@ class TimerLog:
         return bisect_right([file.base for file in self.files], position) - 1
 
     def file_of(self, position: int) -> StoreFile:
-        """The file in which a unit that was read lies."""
+        """Return the file in which a unit that was read lies."""
         return self.files[self._number(position)]
 
     def unit(self, position: int) -> UnitRecord | None:
-        """One unit, read for itself; None where there is none."""
+        """One unit, read for itself; None without any."""
         number = self._number(position)
         if number < 0:
             return None
@@ -203,7 +207,9 @@ class TimerLog:
 
 
 def slot_time(units: Array) -> Array:
-    """The time (ms) of the wheel slot each unit belongs to (int64, wrapping as Java does)."""
+    """Return the time (ms) of the wheel slot each unit belongs to (int64, wrapping as Java
+    does).
+    """
     times: Array = (units["curr_write_time"].astype(np.int64)
                     + units["delay_time"].astype(np.int64))
     return times

@@ -43,7 +43,7 @@ class Wheel:
     bad: Array = field(default_factory=lambda: np.zeros(SLOTS, bool))
 
     def read(self, log: TimerLog) -> Iterator[Finding]:
-        """Reads the file; what is wrong with slots by themselves. StoreIOError."""
+        """Read the file; what is wrong with slots by themselves. StoreIOError."""
         with FileSource(self.path) as source:
             if source.size == 0:
                 yield self._finding("file-empty", "empty file: a broker starts with an empty wheel",
@@ -82,7 +82,7 @@ class Wheel:
         self.bad[part] = used & ~good
 
     def _slots(self, numbers: Array, name: str, words: str) -> Iterator[Finding]:
-        """One finding for each stretch of neighbouring slots."""
+        """Yield a finding for each stretch of adjacent slots."""
         place = SLOT.field(name)
         for first, count in runs(numbers.tolist()):
             yield self._finding(
@@ -99,11 +99,11 @@ class Wheel:
 
     @property
     def used(self) -> int:
-        """How many slots were ever used."""
+        """Return how many slots were ever used."""
         return int(self.sound.sum() + self.bad.sum())
 
     def precision(self, log: TimerLog) -> int:
-        """The milliseconds of a slot, as the units that slots lead to tell it."""
+        """Return the milliseconds of a slot, as the units that slots lead to tell it."""
         votes: Counter[int] = Counter()
         for number in np.flatnonzero(self.sound)[:_ASKED].tolist():
             unit = log.unit(int(self.last[number]))
@@ -124,7 +124,7 @@ class Wheel:
     def mismatches(self, log: TimerLog) -> Iterator[tuple[str, Array, Array]]:
         """(field, slots, positions they lead to) where a unit of another time is.
 
-        Units that are damaged, expired or too far back to be known are passed over.
+        Units that are damaged, expired or too far back are skipped.
         """
         for name, column in (("last_pos", self.last), ("first_pos", self.first)):
             sound_slots = np.flatnonzero(self.sound & ~self.bad)
@@ -133,17 +133,19 @@ class Wheel:
             yield name, sound_slots[other], column[sound_slots[other]]
 
     def unconfirmed(self, position: Array, time: Array) -> Array:
-        """Which units (``time`` in slots) lie outside of what the slot of their time leads to."""
+        """Return which units (``time`` in slots) are outside of what the slot of their time leads
+        to.
+        """
         number = time % SLOTS
         mask: Array = ((self.time[number] != time) | (self.last[number] < position)
                        | (self.first[number] > position))
         return mask
 
     def lost(self, position: Array, time: Array) -> Array:
-        """The slots that do not lead to the newest of these units.
+        """Return the slots that do not lead to the newest of these units.
 
         A slot that a later lap has taken is legal, and so is one whose first unit is not the
-        oldest: a recovery may have begun it anew (§1.5).
+        oldest: a recovery may have started it again (§1.5).
         """
         number = time % SLOTS
         bad = (self.time[number] < time) | (
@@ -168,7 +170,7 @@ class Chains:
         self._broken: list[tuple[int, int]] = []
 
     def take(self, page: Page, rows: Array) -> None:
-        """The units ``rows`` of a page, with which nothing else is wrong."""
+        """Take the units ``rows`` of a page, with which nothing else is wrong."""
         units, position = page.units[rows], page.position[rows]
         previous = units["prev_pos"].astype(np.int64)
         known, time = self._log.times(previous)
