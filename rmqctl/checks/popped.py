@@ -122,8 +122,8 @@ def read_state(record: Record) -> CheckPoint | Ack | None:
                 msgspec.convert(document, Ack))
     except (ValueError, RecursionError) as error:
         why = "nested too deeply" if isinstance(error, RecursionError) else error
-        raise FormatError(f"no {'check point' if tag == CHECK_POINT else 'acknowledgement'}: "
-                          f"{why}") from None
+        raise FormatError(f"not {'a check point' if tag == CHECK_POINT else 'an acknowledgement'}"
+                          f": {why}") from None
 
 
 _Key = tuple[str, str, str, int, int, int]

@@ -143,7 +143,8 @@ def turned_place(rows: Array, keyed: Array, end: int, files_end: int) -> tuple[i
 
     ``rows``, ``keyed``: the places of lost messages (int64, ascending) that rows of consume queues
     and entries of the index lead to. The log is intact up to ``end`` and has files up to
-    ``files_end``. That message is the newest of which anything is known, and no other row has its place; its own one leads after the last file, or farther than any message reaches.
+    ``files_end``. That message is the newest of which anything is known, and no other row has
+    its place; its own one leads after the last file, or farther than any message reaches.
     """
     if not len(rows) or not len(keyed):
         return None

@@ -52,7 +52,7 @@ def test_each_release_has_the_rules_of_its_line_and_says_so() -> None:
             assert note is None
         else:
             assert note is not None
-            assert re.match(f"a {re.escape(release)} broker is followed by the profile of "
+            assert re.match(f"a {re.escape(release)} broker follows the rules of "
                             f"{re.escape(rules.name)}", note)
 
 
@@ -72,11 +72,11 @@ def test_rules_change_with_the_release_that_changed_them(release: str, rule: str
 def test_commands_say_which_profile_they_mean(tiny: Tiny, rmqctl: Runner) -> None:
     done = rmqctl("preflight", tiny.root, "--broker-version", "5.1", "-o", "json").expect(0, 1)
     assert (done.json()["broker_version"], done.json()["profile"]) == ("5.1.4", "5.3.3")
-    assert "a 5.1.4 broker is followed by the profile of 5.3.3; otherwise: after a" in done.err
-    assert "not followed" not in done.err
+    assert "a 5.1.4 broker follows the rules of 5.3.3; except: after a" in done.err
+    assert "not covered" not in done.err
     done = rmqctl("recover", tiny.root, "--broker-version", "4.3.0").expect(0, 1)
-    assert "a 4.3.0 broker is followed by the profile of 4.9.3" in done.err
-    assert "not followed: after an unclean end, a record whose lengths" in done.err
+    assert "a 4.3.0 broker follows the rules of 4.9.3" in done.err
+    assert "not covered: after an unclean shutdown it accepts a record whose lengths" in done.err
     done = rmqctl("preflight", tiny.root, "--broker-version", "5.3.3", "-o", "json").expect(0, 1)
     assert "profile" not in done.err
     done = rmqctl("preflight", tiny.root, "--broker-version", "3.0").expect(2)
@@ -88,6 +88,6 @@ def test_a_store_remembers_its_release(tmp_path, rmqctl: Runner) -> None:
     done = rmqctl("init", root, "--broker-version", "5.0.0", "--commitlog-file-size", "64KiB",
                   "--consumequeue-file-size", "2000", "--index-slots", "10", "--index-max",
                   "40").expect(0)
-    assert "a 5.0.0 broker is followed by the profile of 5.3.3" in done.err
+    assert "a 5.0.0 broker follows the rules of 5.3.3" in done.err
     rmqctl("write", root, "--topic", "T", "--body", "x", "--auto-create-topic").expect(0)
     assert rmqctl("preflight", root, "-o", "json").expect(0).json()["broker_version"] == "5.0.0"

@@ -213,7 +213,7 @@ def test_an_option_wins_over_the_file(case: Callable[..., Case]) -> None:
 def test_an_index_of_another_shape_finds_nothing(case: Callable[..., Case], release: str) -> None:
     one = case(release)
     del one.settings["maxHashSlotNum"]
-    assert "finds no message by key" in one.told("loses")["configuration"][0]["detail"]
+    assert "key lookups find nothing" in one.told("loses")["configuration"][0]["detail"]
 
 
 @BOTH

@@ -72,7 +72,7 @@ def test_every_cut_is_reported_with_the_good_copy(root: Path) -> None:
         # The place is where the text that was cut begins: the last token at most.
         assert what[:2] == ("config-backup", MAIN), found
         assert size - 20 <= what[2] <= size
-        assert f"{NAME}.bak is good" in found.detail
+        assert f"{NAME}.bak is intact" in found.detail
         assert found.severity == "warning"
 
 
@@ -91,7 +91,7 @@ def test_a_main_file_nobody_can_read(data: bytes, offset: int, root: Path) -> No
     damage.config(root, NAME, data, backup=b"{\x00")
     found, what = one_of(check(root), root)
     assert what == ("config-unreadable", MAIN, offset)
-    assert f"{NAME}.bak is no better" in found.detail
+    assert f"{NAME}.bak is damaged too" in found.detail
     assert "a broker does not start with it" in found.detail
     assert _refused(root)
 
@@ -120,7 +120,7 @@ def test_trailing_garbage(root: Path) -> None:
     done = damage.config_trailing(root, NAME)
     found, what = one_of(check(root), root)
     assert (what, found.severity) == (("config-oddity", MAIN, done.offset), "warning")
-    assert (found.length, f"{NAME}.bak is good" in found.detail) == (done.length, True)
+    assert (found.length, f"{NAME}.bak is intact" in found.detail) == (done.length, True)
 
 
 @pytest.mark.parametrize(("change", "offset", "severity"), [
@@ -166,7 +166,7 @@ def test_no_regular_file(kind, root: Path) -> None:
     kind(root, MAIN)
     found, what = one_of(check(root), root)
     assert what == ("file-unreadable", MAIN, None)
-    assert f"{NAME}.bak is good" in found.detail
+    assert f"{NAME}.bak is intact" in found.detail
 
 
 @pytest.mark.skipif(not damage.can_deny(), reason="root may read everything")

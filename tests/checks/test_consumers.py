@@ -147,7 +147,7 @@ def test_a_sound_store_affects_nobody(tmp_path: Path) -> None:
         ("orders", 0, 3), ("orders", 1, 0), ("orders", 2, None), ("orders", 3, None)]
     assert all(one["twice_at_most"] == 0 for one in found["queues"])
     table = run("impact", store, *SIZES).expect(0)
-    assert table.out == "consumers: none of 1 group is affected\n"
+    assert table.out == "consumers: no consumer group affected (1 checked)\n"
     rows = run("impact", store, *SIZES, "-o", "csv").expect(0).out.splitlines()
     assert rows[0].startswith("group,topic,queue_id,position,max_offset,beyond_end,lost_before")
     assert len(rows) == 5
@@ -194,7 +194,7 @@ def test_positions_that_cannot_be_read(tmp_path: Path) -> None:
     path = store / "config" / "consumerOffset.json"
     path.rename(path.with_name("consumerOffset.json.bak"))
     path.write_bytes(bytes(200))
-    assert any(".bak, written 5 s before" in note for note in impact(store, 0)["notes"])
+    assert any(".bak, which is at least 5 s older" in note for note in impact(store, 0)["notes"])
     path.with_name("consumerOffset.json.bak").unlink()
     found = impact(store)
     assert not found["positions_known"]
@@ -246,7 +246,7 @@ def test_beside_a_running_broker_positions_may_be_newer_than_the_queues(tmp_path
     with held(store):
         found = impact(store, 0)
     assert of_queue(found, "g")["beyond_end"] is None
-    assert any("a broker runs" in note for note in found["notes"])
+    assert any("a broker is running" in note for note in found["notes"])
     assert of_queue(impact(store), "g")["beyond_end"] == 1
 
 
@@ -279,11 +279,11 @@ def test_what_the_index_alone_knows_is_in_no_groups_figures(tmp_path: Path, kept
     assert sum(lost) == (0 if position == 3 else sum(max(0, 20 - end) for end in (16, 17, 17, 16)))
     assert not found["complete"]
     assert not plan["consumers_complete"]
-    assert f"{20 - sum(lost)} lost messages are of a queue that nothing tells" in found["notes"][0]
+    assert f"{20 - sum(lost)} lost messages belong to unknown queues" in found["notes"][0]
     assert [one for one in found["queues"] if one["beyond_end"] or one["lost_after"]] == (
         plan["consumers"])
     page = run("recover", store, *SIZES).expect(1).out
-    assert f"{20 - sum(lost)} lost messages are of a queue that nothing tells" in page
+    assert f"{20 - sum(lost)} lost messages belong to unknown queues" in page
     if position == 3:
         assert "none of 1 group is known to be affected" in page
 

@@ -117,7 +117,7 @@ def test_a_changed_body(by: str, pair: tuple[Tiny, Tiny]) -> None:
     assert (found.topic, found.queue_id, found.queue_offset) == ("orders", 1, 0)
     assert found.unique_key == changed.spec.properties["UNIQ_KEY"]
     assert found.msg_id == changed.record.message_id
-    assert found.detail == ("the body in b does not match its CRC; body of 11 bytes, other from "
+    assert found.detail == ("body CRC mismatch in b; body of 11 bytes, different from "
                             "byte 0 on: 7365636f6e642062 / 7265636f6e642062")
     assert counts(run) == (7, 1, 0, 0)
     assert run.differences.total == 1

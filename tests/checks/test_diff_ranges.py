@@ -34,7 +34,7 @@ def test_a_slave_that_lags(pair: tuple[Tiny, Tiny]) -> None:
     damage.zero(b.root, file, position, b.options.commitlog_file_size - position)
     run = diff(a.root, b.root)
     end = cut.start  # where the next message would go
-    assert run.remarks == [f"b ends at {end}, a goes on to {a.log_end}: 2 messages"]
+    assert run.remarks == [f"b ends at {end}; a continues to {a.log_end}: 2 messages"]
     assert in_log(run) == [("missing-in-b", one.start) for one in a.messages[6:]]
     assert run.differences.listed[0].detail.startswith("b ends at ")
     assert [(one["store"], one["where"], one["messages"]) for one in run.summary["outside"]] == [

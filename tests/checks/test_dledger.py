@@ -84,7 +84,7 @@ def test_entries_that_are_gone_or_not_committed(store: Path) -> None:
     checkpoint(store, 63, 61)
     one, = findings(store)
     assert (one["category"], one["count"]) == ("dledger-cut", 4)
-    assert "4 entries are gone, 2 of them committed" in one["detail"]
+    assert "4 entries are lost, 2 of them committed" in one["detail"]
     checkpoint(store, 59, 50)
     one, = findings(store, trouble=False)
     assert (one["category"], one["count"]) == ("dledger-uncommitted", 9)

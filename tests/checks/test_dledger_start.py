@@ -55,7 +55,8 @@ def test_one_release_before_the_walk() -> None:
 def test_what_it_says_and_how_it_ends() -> None:
     folder = layout_set("5.3.3/dledger-crash-idle") / "before"
     said = run("preflight", folder, "--broker-version", "5.3.3").expect(1)
-    assert "leaves out the heads of DLedger's entries" in " ".join(f"{said.out}{said.err}".split())
+    assert "does not count the headers of DLedger entries" in " ".join(
+        f"{said.out}{said.err}".split())
     assert f"rmqctl doctor {folder}" in said.out
     older = run("preflight", folder, "--broker-version", "4.9.3").expect(1)
     assert "would start and lose no message, but 250 index entries" in older.out
@@ -83,7 +84,7 @@ def test_a_damaged_head_ends_the_log(tmp_path: Path) -> None:
         predicted = preflight(store, "5.3.3")
         assert not predicted.starts
         assert predicted.truncate_to == starts[2]
-        assert any("more than a file" in why for why in predicted.refusals)
+        assert any("more than one file" in why for why in predicted.refusals)
     patch(tmp_path, starts[2] + 8, (2).to_bytes(8))
     os.truncate(tmp_path / f"dledger-n0/index/{0:020d}", 1 << 20)
     with Store.open(tmp_path) as store:

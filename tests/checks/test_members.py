@@ -54,9 +54,9 @@ def test_three_that_part(tmp_path: Path) -> None:
         {"term": 2, "first_index": 50, "last_index": 60, "start_offset": starts[50]}]
     assert entries(document) == [
         "entry 20: a: term 1, b: damaged, c: as a",
-        "entries 54 to 57: a: term 2, b: as a, c: not there",
-        "entries 58 to 60: a: term 3, b: term 2, c: not there",
-        "entries 61 to 63: a: term 3, b: not there, c: not there"]
+        "entries 54 to 57: a: term 2, b: as a, c: missing",
+        "entries 58 to 60: a: term 3, b: term 2, c: missing",
+        "entries 61 to 63: a: term 3, b: missing, c: missing"]
     said = " ".join(document["summary"]["remarks"])
     assert "part at entry 58" in said
     assert "2 of them noted as committed" in said
@@ -71,7 +71,7 @@ def test_committed_on_both_sides_is_no_group(tmp_path: Path) -> None:
     for name, term in (("a", 3), ("b", 4)):
         members.write(tmp_path / name, [*OLD, *members.bodies(6, term=term)])
     said = " ".join(diff(tmp_path / "a", tmp_path / "b")["summary"]["remarks"])
-    assert "noted as committed in a and b" in said
+    assert "marked as committed in a and b" in said
 
 
 def test_a_damaged_head_and_a_field_without_a_checksum(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_a_damaged_head_and_a_field_without_a_checksum(tmp_path: Path) -> None:
     members.lay(data, starts[40] + 40, b"\x77")  # the head's CRC, which nobody computes
     found = entries(diff(tmp_path / "a", tmp_path / "b"))
     assert found[0] == "entry 30: a: term 1, b: damaged"
-    assert found[1].startswith("entry 40: a: term 1, b: term 1; their bytes are not the same")
+    assert found[1].startswith("entry 40: a: term 1, b: term 1; their bytes differ")
 
 
 @pytest.mark.parametrize("version", ["4.9.3", "5.3.3"])

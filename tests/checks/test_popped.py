@@ -134,7 +134,7 @@ def test_bodies_that_are_none(tmp_path: Path, spec: Spec) -> None:
     assert state.damaged == 1
     assert [(one.queue_offset, one.state) for one in state.messages] == [(4, UNDECIDED), (5, DUE)]
     found = run("pop", "list", root).expect(1)
-    assert "is no " in found.err
+    assert "is not a" in found.err
 
 
 @pytest.mark.parametrize(("specs", "left"), [

@@ -63,8 +63,7 @@ def test_after_a_clean_end_not_all_releases_do(golden: GoldenFolder) -> None:
     for one in document["findings"]:
         assert one["severity"] == "error"
         assert one["detail"].endswith(
-            "; a start of 4.9.3 or 5.3.3 makes it, one of 4.0.0 to 4.4.0 or 5.0.0 to 5.3.1 does "
-            "not")
+            "; 4.9.3 or 5.3.3 recreates it at startup, 4.0.0 to 4.4.0 or 5.0.0 to 5.3.1 does not")
 
 
 # -- own damage -----------------------------------------------------------------------------------
@@ -239,8 +238,8 @@ def test_what_of_the_index_a_start_costs_is_a_loss(golden_copy: Any, rmqctl: Run
     document = rmqctl("preflight", root, "-o", "json").expect(1).json()
     assert document["index"]["entries_lost"] == 0
     assert document["losses"] == [lost | {"count": None}]
-    assert any(note.startswith(f"index/{newest.name} cannot be understood: how many of its entries "
-                               "do not come back cannot be told") for note in document["notes"])
+    assert any(note.startswith(f"index/{newest.name} is unreadable: the number of its entries "
+                               "that are not recreated is unknown") for note in document["notes"])
     # The repair leads out.
     newest.write_bytes(whole)
     rmqctl("recover", root, "--apply", "--yes").expect(0)

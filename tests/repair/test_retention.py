@@ -194,7 +194,7 @@ def test_settings_are_named(root: Path, rmqctl: Runner, tmp_path: Path) -> None:
     answer = rmqctl("retention", root, "--broker-conf", conf, "-o", "json").json()
     assert answer["settings"]["fileReservedTime"] == "fileReservedTime=48"
     assert answer["settings"]["deleteWhen"] == "deleteWhen=03;05"
-    assert "not set; the broker uses the default" in answer["settings"]["diskMaxUsedSpaceRatio"]
+    assert "not set (default applies)" in answer["settings"]["diskMaxUsedSpaceRatio"]
     assert (answer["reserved_hours"], answer["delete_when"]) == (48, "03;05")
 
 

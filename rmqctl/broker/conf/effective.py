@@ -77,14 +77,14 @@ class Effective:
             said = Phrase("{name}={value}", name=known, value=shown(text))
             if self.given(name) is not None:
                 return said
-            return Phrase("{setting} is not a number for Java; the broker uses the default",
+            return Phrase("{setting} is not a number for Java (default applies)",
                           setting=said)
         for other in self.conf.texts:
             if other != known and meant(other, self.release) == known and (
                     not is_read(other, self.release)):
-                return Phrase("{name} is not set ({release} does not read {other}); the broker "
-                              "uses the default", name=known, other=other, release=self.release)
-        return Phrase("{name} is not set; the broker uses the default", name=known)
+                return Phrase("{name} is not set (default applies; {release} does not read "
+                              "{other})", name=known, other=other, release=self.release)
+        return Phrase("{name} is not set (default applies)", name=known)
 
 
 def shown(text: str) -> str:
