@@ -93,7 +93,7 @@ def _values(store: Store, checkpoint: CheckpointRecord, last: int | None, log_en
     values = checkpoint._asdict()
     if last is not None and checkpoint.physic_msg_timestamp == checkpoint.logics_msg_timestamp == 0:
         yield _finding("checkpoint-zero", store, "all zeros although there are messages: after a "
-                       "crash a broker checks the whole log (normal in a broker's first minute)",
+                       "crash a broker checks the whole log",
                        0, 2 * CHECKPOINT.field(_TIMES[0]).size)
     for name in _TIMES:
         value = values[name]

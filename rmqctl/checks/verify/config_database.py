@@ -62,17 +62,17 @@ def _beside(store: Store, file: ConfigFile) -> Iterator[Finding]:
         return
     ours, theirs = (_counter(value) for value in (file.main.value, old.value))
     if theirs > ours:
-        yield Finding("config-import", "config", f"its data version has counter {theirs}, "
-                      f"{file.main.path} has {ours}: a broker of 5.3.1 or later imports its "
-                      "entries at startup", file=path)
+        yield Finding("config-import", "config", f"counter {theirs} is above that of "
+                      f"{file.main.path} ({ours}): brokers from 5.3.1 on import its entries at "
+                      "startup", file=path)
     elif file.name == _OFFSETS:
         have, had = (_groups(value) for value in (file.main.value, old.value))
         lost = sorted(had - have)
         if lost:
             yield Finding(
                 "config-import", "config", f"has offsets of {some_of(lost, _NAMED)} that "
-                f"{file.main.path} lacks, and its counter {theirs} is not above {ours}: a broker "
-                "does not import them, and the groups lose their offsets",
+                f"{file.main.path} lacks; counter {theirs} is not above {ours}, so brokers do not "
+                "import them",
                 file=path, count=len(lost),
                 severity=INFO if have else WARNING)
 

@@ -200,7 +200,7 @@ def _against_checkpoint(store: Store, node: Node, tally: EntryTally, log_end: in
     if isinstance(node.own_checkpoint, FormatError):
         yield Finding("dledger-checkpoint", "commitlog",
                       f"{node.own_checkpoint.path}: {node.own_checkpoint.reason}; DLedger does not "
-                      "read the intact backup and learns what is committed from the next leader",
+                      "read the intact backup",
                       file=path)
     if saved is None:
         if tally.last is not None:
@@ -223,8 +223,8 @@ def _against_checkpoint(store: Store, node: Node, tally: EntryTally, log_end: in
         count = last - committed
         yield Finding(
             "dledger-uncommitted", "commitlog", f"{plural(count, 'entry', 'entries')} after index "
-            f"{committed}, the last one marked as committed (up to 3 s ago): another leader may "
-            "overwrite them", file=path, count=count)
+            f"{committed}, the last committed by the checkpoint: another leader may overwrite them",
+            file=path, count=count)
 
 
 def _finding(store: Store, category: str, detail: str, pos: int, size: int | None,

@@ -114,8 +114,8 @@ def _last(context: Context, database: RocksQueues, queue: RocksQueue) -> Iterato
     unit = queue.unit(last.queue_offset)
     if last.queue_offset + 1 < end:
         yield tell(
-            f"entry {last.queue_offset} is recorded as the last, but entries up to {end - 1} are "
-            "valid: a broker does not deliver these and reuses their queue offsets",
+            f"entry {last.queue_offset} is recorded as the last: brokers do not deliver valid "
+            f"entries up to {end - 1} and reuse their offsets",
             last.queue_offset + 1, end - 1 - last.queue_offset)
     elif unit is None or not unit.size:
         # `recover` notes the log's first place for a queue without messages that goes on here.

@@ -123,7 +123,7 @@ def _timercheck(store: Store, records: list[TimerCheckRecord]) -> Iterator[Findi
         most = _YEAR_3000 if name in ("last_read_time_ms", "timestamp") else 1 << 62
         if not _NEVER <= value < most:
             place = TIMER_CHECK.field(name)
-            yield tell(f"{name}: {value} cannot be", place.offset, place.size)
+            yield tell(f"{name}: {value} is invalid", place.offset, place.size)
     records.append(record)
 
 
