@@ -111,7 +111,7 @@ def test_a_start_that_would_destroy_is_refused(script, record):
     assert refused.returncode == 1
     for done in (warned, refused):
         assert f"preflight of {root}: this start costs something" in done.stdout
-        assert "destroy" in done.stdout
+        assert "delete all consume queues" in done.stdout
     assert "The broker is not started" in refused.stdout
     assert "The broker is not started" not in warned.stdout
     switched = script("preflight.sh", "refuse", store=root, RMQCTL_PREFLIGHT="off")

@@ -299,7 +299,7 @@ class TimerFiles:
         for number, page in self.pages(file):
             if number == file + 1:
                 file, end = number, self.files[number].base
-            # A unit that is none ends the timer log; so does a file without one.
+            # An invalid unit ends the timer log; so does a file without one.
             sound = page.position == end + np.arange(len(page)) * UNIT_SIZE
             count = len(page) if sound.all() else int(np.argmin(sound))
             slots.revise(page.only(np.arange(len(page)) < count))

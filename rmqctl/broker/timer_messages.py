@@ -106,7 +106,7 @@ def last_delivered(store: Store, log_end: int) -> int:
             rows, times = properties.find(props.TIMER_OUT_MS)
             for row, raw in zip(rows.tolist(), times.tolist(), strict=True):
                 due[row] = int(raw) if raw.isdigit() and len(raw) < 18 else 0
-            # One that was rolled on lies in the timer topic again.
+            # One that was rolled on is in the timer topic again.
             own = delivered[~text.topics(batch).equal(TIMER_TOPIC.encode())[delivered]]
             newest = int(due[own[-1]]) if len(own) else newest
         if newest:

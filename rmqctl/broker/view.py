@@ -39,7 +39,7 @@ def view_of(store: Store, kind: str, version: BrokerVersion | None = None) -> Vi
     cost a walk through gigabytes, and the disk's is taken.
     """
     if kind == "auto" and (not store.layout.reads("consumequeue") or store.layout.is_dledger):
-        kind = "disk"  # a broker's recovery begins where its consumequeues say
+        kind = "disk"  # a broker's recovery begins where its consume queues say
     if kind == "auto":
         size = sum(file.size for file in store.log.files)
         kind = "broker" if size <= SMALL_LOG else "disk"

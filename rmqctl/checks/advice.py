@@ -252,7 +252,7 @@ def steps(root: str, start: Prediction, outlook: Outlook | None, *, is_held: boo
 
 
 def with_backup(known: Sequence[Step], root: str, backup: str, when: int) -> list[Step]:
-    """Return the steps with the named backup as the other copy, which comes first; ``when`` in ms."""
+    """Return the steps with the named backup as the first other copy; ``when`` in epoch ms."""
     if not known:
         return []
     copy = f"rmqctl recover {shlex.quote(root)}{_FROM_COPY}"

@@ -240,7 +240,7 @@ class Gatherer:
                 *columns, strict=True))
             chosen = ascending(physical)
             offset, physical, size = offset[chosen], physical[chosen], size[chosen]
-            # Rows behind the log are counted, those of missing files kept by column.
+            # Rows after the log are counted, those of missing files kept by column.
             inside = int(np.searchsorted(physical, self._end))
             most = inside + max(0, MOST_LISTED - len(evidence.beyond))
             evidence.ahead += len(physical[most:])

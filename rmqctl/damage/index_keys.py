@@ -116,7 +116,7 @@ def _keys(store: Store, regions: Sequence[Region], chosen: Callable[[Array], Arr
                     yield entry.physical_offset, _key(
                         entry, entries.files[file].header,
                         is_first=position + row == entries.starts[file])
-                # The rest leads behind the region.
+                # The rest leads after the region.
                 if int(physical[-1]) >= region.end:
                     break
                 position += len(block)

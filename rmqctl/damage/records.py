@@ -303,7 +303,7 @@ def with_other_lengths(raw: bytes, magic: int,
         return
     body = shape.head.unpack_from(raw)[-1]
     crc = field_of(raw, "body_crc")
-    # Behind the body the length of a topic that ends, with the properties, where the record does.
+    # After the body the length of a topic that ends, with the properties, where the record does.
     begin = max(first - 1, len(raw) - LONGEST_TAIL)
     for place in sorted(tails_of(raw[begin:])):
         end = begin + place - width

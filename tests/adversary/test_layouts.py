@@ -179,8 +179,7 @@ def test_preflight_judges_the_log_under_rocksdb(tmp_path: Path) -> None:
     assert (found["starts"], found["truncate_to"], found["messages"]) == (True, end, 60)
     assert (found["messages_lost"], found["impact"], found["actions"]) == (0, None, [])
     said = run("preflight", store).expect(3).out.splitlines()
-    assert said[0] == ("as far as known, a 5.3.3 broker would start and cut no message off "
-                       "the log")
+    assert said[0] == "as far as known, a 5.3.3 broker would start and truncate no message"
     assert said[1] == "not judged: consumequeue, index"
     # An unclean end, and a file that no broker loads.
     (store / "abort").touch()

@@ -237,7 +237,7 @@ def test_offsets_alone_prove_nothing_unless_the_store_once_had_more(tmp_path: Pa
     lost = [put for put in writer.puts[60:] if (put.topic, put.queue_id) == ("orders", 0)]
     assert found["messages_already_lost"] == (len(lost) if torn_off else 0)
     assert len(found["offsets_beyond_end"]) == 1
-    assert torn_off is not any("nothing else says" in note for note in found["notes"])
+    assert torn_off is not any("nothing else shows more messages" in note for note in found["notes"])
 
 
 def crashed(count: int = 120) -> Writer:
@@ -268,7 +268,7 @@ def test_a_position_beyond_what_the_log_can_have_held_cannot_be_told(tmp_path: P
     assert alone["positions_unclear"] == alone["offsets_beyond_end"] == [
         {"group": "absurd", "topic": "orders", "queue_id": 1, "offset": far, "max_offset": kept}]
     [note] = messages(alone)
-    assert f"absurd at {far} in orders/1, which ends at {kept}, cannot be told" in note
+    assert f"offset of absurd at {far} in orders/1, which ends at {kept}: the log" in note
     for command in ("impact", "recover", "doctor"):
         done = run(command, tmp_path / "alone", *SIZES).expect(0, 1)
         assert f"absurd at {far}" in done.out + done.err
@@ -331,7 +331,7 @@ def test_what_an_earlier_recovery_cut_off_is_lost_already(tmp_path: Path) -> Non
         file.write(struct.pack(">q", writer.puts[99].physical))
     found = preflight(store)
     assert found["messages_already_lost"] == 20
-    assert any("which the last clean stop has confirmed" in note for note in found["notes"])
+    assert any("which the last clean shutdown confirmed" in note for note in found["notes"])
     (store / "abort").touch()
     assert preflight(store)["messages_already_lost"] == 20
 

@@ -139,7 +139,7 @@ def torn(root: Path) -> None:
 @pytest.mark.parametrize(("harm", "said"), [
     (abort, "abort file: the broker did not stop cleanly"),
     (without_last, "135 messages are already lost"),
-    (torn, "cut 64 intact messages off the log")])
+    (torn, "truncate 64 intact messages")])
 def test_the_header_never_says_that_nothing_is_damaged(
         golden_copy, harm: Callable[[Path], None], said: str):
     root = golden_copy(BASIC)

@@ -18,7 +18,7 @@ NO_ALARM = {"clean-nocheckpoint", "crash-cqlag", "crash-cqshort", "crash-live",
             "crash-nocheckpoint", "crash-nocq-noindex-nocheckpoint", "crash-noprealloc",
             "crash-zerocheckpoint"}
 """The kinds on which both versions' start loses nothing and leaves nothing missing."""
-MADE = "a broker's start makes "
+MADE = "a broker's start recreates "
 UNIT = 20
 
 

@@ -97,7 +97,7 @@ def test_pairing_is_chosen_and_can_be_forced(golden: GoldenFolder, rmqctl: Run) 
     stores = golden("4.9.3/basic/store"), golden("5.3.3/basic/store")
     found = rmqctl("diff", *stores, "-o", "json").expect(0).json()
     assert found["summary"]["by"] == "queue"
-    assert found["summary"]["remarks"][0].startswith("the logs do not share")
+    assert found["summary"]["remarks"][0].startswith("the logs have different")
     assert rmqctl("diff", *stores, "--by", "physical", "-q").expect(1)
     assert rmqctl("diff", *stores, "--by", "queue", "--strict", "-q").expect(1)
     rmqctl("diff", *stores, "--by", "physical", "--strict").expect(2)

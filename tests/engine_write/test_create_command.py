@@ -75,7 +75,7 @@ def test_a_dry_run_makes_nothing(tmp_path: Path, rmqctl: Runner) -> None:
 
 
 @pytest.mark.parametrize(("words", "code", "said"), [
-    (["--commitlog-file-size", "1000"], 2, "1024 is the least"),
+    (["--commitlog-file-size", "1000"], 2, "the minimum is 1024"),
     (["--commitlog-file-size", "2GiB"], 2, "too large"),
     (["--commitlog-file-size", "big"], 2, "--commitlog-file-size"),
     (["--consumequeue-file-size", "0"], 2, "too small"), (["--index-slots", "1"], 2, "at least 2"),

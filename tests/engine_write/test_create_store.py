@@ -142,7 +142,7 @@ def test_no_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "value", "said"), [
-    ("commitlog_file_size", 1023, "1024 is the least"), ("commitlog_file_size", 1 << 31, "large"),
+    ("commitlog_file_size", 1023, "the minimum is 1024"), ("commitlog_file_size", 1 << 31, "large"),
     ("commitlog_file_size", 0, "small"), ("commitlog_file_size", -1, "small"),
     ("consumequeue_file_size", 0, "small"), ("consumequeue_file_size", (1 << 31) - 1, "large"),
     ("batch_consumequeue_file_size", 0, "small"), ("consumequeue_ext_file_size", 23, "small"),

@@ -34,7 +34,7 @@ def test_what_was_cut_off_is_no_damage(cut):
     assert (left["offset"], left["count"]) == (end, 20)
     predicted = rmqctl("preflight", root, "-o", "json").expect(0).json()
     assert (predicted["truncate_to"], predicted["messages_lost"]) == (end, 0)
-    assert any("a repair has ended it" in note for note in predicted["notes"])
+    assert any("a repair truncated the log" in note for note in predicted["notes"])
     again = rmqctl("recover", root, "--strategy", "broker", "--apply", "-o", "json").expect(0)
     assert not again.json()["applied"]
 
@@ -152,7 +152,7 @@ def test_where_it_cannot_be_known_both_meanings_are_said(golden, version: str):
     judged = rmqctl("verify", root, "-o", "json").expect(1).json()
     (damage,) = [one for one in judged["findings"] if one["category"] == "body-crc"]
     assert damage["severity"] == "error"
-    assert ("last start has ended the log here" in damage["detail"]) == (version == "5.3.3")
+    assert ("the last start truncated the log here" in damage["detail"]) == (version == "5.3.3")
 
 
 @pytest.mark.parametrize("version", sorted(ENDS))

@@ -215,7 +215,7 @@ def test_a_bad_note_hides_nothing(kind: str, tmp_path: Path) -> None:
     assert (lost["messages_lost"], lost["messages_undecided"]) == (None, None)
     shown = run("doctor", store).expect(0).out
     assert "nothing is lost" not in shown
-    assert "is unknown: its note is damaged" in shown
+    assert "are unknown: its record is damaged" in shown
     assert run("verify", store).expect(0).code == 0
 
 
@@ -230,7 +230,7 @@ def test_a_note_that_is_no_file(what: str, tmp_path: Path) -> None:
         path.symlink_to("/dev/zero")
     else:
         path.mkdir()
-    assert "is unknown: its note is damaged" in run("doctor", store).expect(0).out
+    assert "are unknown: its record is damaged" in run("doctor", store).expect(0).out
 
 
 def test_many_notes_are_bounded(tmp_path: Path) -> None:

@@ -183,7 +183,7 @@ def said_of(root: Path) -> list[tuple[int, int, bool]]:
     """What `verify` says of an earlier life: where, how many; whether `preflight` does, too."""
     noted = " ".join(run("preflight", root, *SIZES, "-o", "json").json()["notes"])
     found = run("verify", root, *SIZES, "-o", "json").json()["findings"]
-    return [(one["offset"], one["count"], "may be of an earlier life" in noted)
+    return [(one["offset"], one["count"], "stale record" in noted)
             for one in found if one["category"] == "ambiguous"]
 
 

@@ -161,8 +161,8 @@ def test_every_command_with_such_options_takes_the_file(rmqctl: Runner) -> None:
 
 @pytest.mark.parametrize(("store", "line", "said"), [
     (MULTI, "storePathCommitLog=/a/store/commitlog", "does not name several folders"),
-    (CRASHED, "storeType=defaultRocksDB", "but the consumequeues are files"),
-    (CRASHED, "enableDLegerCommitLog=true", "the log is no DLedger one"),
+    (CRASHED, "storeType=defaultRocksDB", "but the consume queues are files"),
+    (CRASHED, "enableDLegerCommitLog=true", "this is not a DLedger log"),
     (CRASHED, "maxHashSlotNum=5000000", "maxHashSlotNum=5000000, but the files have 100")])
 def test_where_file_and_store_differ_a_warning_says_so(store: str, line: str, said: str,
                                                        golden: GoldenFolder, tmp_path: Path,

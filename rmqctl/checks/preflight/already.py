@@ -243,7 +243,7 @@ class AlreadyLost:
         gaps, in_gaps = self._by_gaps(log, from_begin=looked_from <= 0,
                                       end=self._end if cut_off else ENDLESS)
         by_offsets = Counter[str]() if running else self._by_positions(predicted, log)
-        # The sums: one message counts once, whoever knows of it.
+        # The sums: a message counts once, however many structures show it.
         unplaced = len(only_index) - _matched(only_index, gaps)
         predicted.already_lost_by_topic = dict(sorted((topics + witnessed.more + in_gaps
                                                        + by_offsets).items()))

@@ -196,7 +196,7 @@ class _Counting:
             queues.truncate(end)
             unreachable.cut(log, end)
         if version.reput_from_queues and max(log.min_offset, queues.max_physic, 0) < end:
-            raise _UnusualError  # the dispatcher of 4.x goes on behind the recovery
+            raise _UnusualError  # the dispatcher of 4.x goes on after the recovery
 
         # Messages before that end that have no entry.
         for some in (loose.take(~put & (loose.place < end)), damaged.take(damaged.place < end)):
@@ -268,7 +268,7 @@ class _Counting:
         refused.sort()
         places = np.array([place for place, _ in refused], np.int64)
         blanks = np.array(sorted(passed.blanks), np.int64)
-        # File by file: at the first of these, or on behind the blank.
+        # File by file: at the first of these, or on after the blank.
         end = self._log.files[first].base
         for number, file in enumerate(self._log.files[first:], first):
             at, blank = int(np.searchsorted(places, file.base)), int(

@@ -152,7 +152,7 @@ class LogGaps:
                 if 0 < missing.count() <= room // MIN_SIZE:
                     yield Gap(last.high, piece.low, missing)
             last = piece
-        # A damaged record behind the last intact one says itself which message it was.
+        # A damaged record after the last intact one says itself which message it was.
         named = OffsetRuns()
         for offset, count, place in self._named.get(number, ()):
             named.add(offset[place < end], count[place < end])

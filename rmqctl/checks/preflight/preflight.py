@@ -107,7 +107,7 @@ def _of_log_and_queues(store: Store, release: str, version: BrokerVersion, full:
     if running:
         predicted.notes.append(Phrase(
             "a broker is running; this predicts a start on the current files"))
-    if not store.layout.reads(LOG):  # which of several it is cannot be told
+    if not store.layout.reads(LOG):  # unknown which of several it is
         predicted.not_judged = dict.fromkeys((LOG, QUEUES, "index"), store.layout.unread[LOG])
         predicted.unreachable = None
         return predicted

@@ -300,7 +300,7 @@ class Verification:
                     self.options.part is not None
                     or (result.last_record_end or 0) <= self.parts[-1].start))):
             self.log_end = store.log.end  # the end was not looked at
-        # A torn last record is damage at the end, not the end: rows that lead to it are lost.
+        # A torn last record is damage at the end, not the end: rows that point to it are lost.
         torn = [span.end for span in result.spans if span.offset >= self.log_end and span.located]
         return Context(store, result, max([self.log_end, *torn]), live, known_topics(store),
                        None if self.parts is None else [

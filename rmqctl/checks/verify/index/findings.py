@@ -76,7 +76,7 @@ def _extra(context: Context) -> Iterator[Finding]:
                 yield _entry(tally.files, place, "index-entry", "physical_offset",
                              f"points to {physical} with hash {key_hash}; no message there has "
                              "such a key")
-    # What was only counted lies behind the log too, if the first of it does.
+    # What was only counted is after the log too, if the first of it does.
     unlisted_ahead = tally.unlisted_extra if tally.unlisted_from >= context.log_end else 0
     more = max(broken_entries - SINGLE, 0) + tally.unlisted_extra - unlisted_ahead
     if more:

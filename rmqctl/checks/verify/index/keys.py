@@ -174,7 +174,7 @@ class KeyCheck:
         while True:
             after = self.position + len(window)
             window = np.concatenate((window, self.entries.read(after, more)))
-            # A damaged entry with a huge offset must not hide the good ones behind it.
+            # A damaged entry with a huge offset must not hide the good ones after it.
             least = np.minimum.accumulate(window["physical_offset"][::-1])[::-1]
             taken = int(np.searchsorted(least, end))
             if taken + _MARGIN // 2 < len(window) or self.position + len(window) in (

@@ -160,7 +160,7 @@ class LogPass:
     # -- one batch ----------------------------------------------------------------------------
 
     def _take(self, batch: Batch) -> None:
-        # What is no message: counted, and kept for the findings.
+        # What is not a message: counted, and kept for the findings.
         result = self.result
         if result.entries is not None and batch.head:
             result.entries.add(batch, self.store.log, self._units)
@@ -170,7 +170,7 @@ class LogPass:
                 result.passed.blanks.append(span.offset)
             elif span.kind == ZERO:
                 result.bytes_zero += span.length
-                self._keep_span(span)  # damage, should the log go on behind it
+                self._keep_span(span)  # damage, should the log go on after it
             else:
                 result.bytes_damaged += span.length
                 self._keep_span(span)

@@ -76,7 +76,7 @@ def _used(store: Store) -> list[int]:
     for number, file in enumerate(store.log.files):
         try:
             found.append(used_size(store.log.source(number)))
-        except StoreIOError:  # whoever looks at the range says so
+        except StoreIOError:  # the check of the range reports it
             found.append(file.size)
     return found
 

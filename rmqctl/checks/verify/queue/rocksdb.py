@@ -55,7 +55,7 @@ def check_copy(store: Store) -> Iterator[Finding]:
 
     As rows are not written through, a broker that was killed leaves holes in it for good.
     """
-    # A copy that cannot be read is no trouble for the broker, which reads files.
+    # An unreadable copy does not affect the broker, which reads files.
     folder = store.path(STRUCTURE)
     try:
         database = store.rocksdb
@@ -106,7 +106,7 @@ def _last(context: Context, database: RocksQueues, queue: RocksQueue) -> Iterato
                        queue_id=queue.queue_id, queue_offset=row, count=count)
 
     if last is None and queue.why_unnoted:
-        return  # said of the data base
+        return  # said of the database
     if last is None:
         yield tell(f"no last entry is recorded, but there are entries up to {end - 1}: a broker "
                    "sees no message here", end - 1)

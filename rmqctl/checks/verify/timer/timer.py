@@ -274,14 +274,14 @@ class Records:
         hashes[topic_row] = text.hashes(topics.data, topics.start, topics.length)[0]
         rows, of = rows[fits], of[fits]
         gone = hashes[of] == javahash.string_hash(NO_TOPIC)
-        if gone.any():  # what stands there was put in place of the lost message
+        if gone.any():  # what is there was put in place of the lost message
             self._lose(units, rows[gone])
             rows, of = rows[~gone], of[~gone]
         other = hashes[of] != units["topic_hash"][rows]
         for row in np.flatnonzero(other).tolist():
             yield int(rows[row]), "topic_hash", (
                 f"is not the hash of the message's real topic ({int(hashes[of[row]])})")
-        # A unit that was rolled stands in a slot on the way to its time.
+        # A unit that was rolled is in a slot on the way to its time.
         direct = ~other & (units["magic"][rows] & timer_log.MAGIC_ROLL == 0)
         due = _due(properties, len(batch))[of]
         slot = units["curr_write_time"][rows].astype(np.int64) + units["delay_time"][rows]

@@ -179,7 +179,7 @@ class Chains:
         self._broken += zip(position[broken].tolist()[:room], previous[broken].tolist()[:room],
                             strict=True)
         if self._wheel is not None:
-            # Behind the flushed position the wheel may be older than the log (§1.5).
+            # After the flushed position the wheel may be older than the log (§1.5).
             slot = slot_time(units) // self._log.precision
             unconfirmed = (position < self._flushed) & self._wheel.unconfirmed(position, slot)
             room = max(_MOST - len(self._suspects), 0)
@@ -192,7 +192,7 @@ class Chains:
         wheel, suspects = self._wheel, self._suspects
         if wheel is not None:
             yield from wheel.ahead(self._log)
-        # A unit is guilty if a chain or a slot leads to it, and its own time differs.
+        # A unit is guilty if a chain or a slot points to it, and its own time differs.
         wrong_slots = list(self._wrong_slots(wheel)) if wheel is not None else []
         asked = {before for _, before in self._broken}
         asked.update(unit_position for name, _, places in wrong_slots if name != "time"
