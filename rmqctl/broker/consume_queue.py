@@ -89,7 +89,7 @@ def loaded(files: list[StoreFile], version: BrokerVersion) -> list[StoreFile]:
 
 
 def recovered_queues(store: Store, version: BrokerVersion) -> Iterator[QueueState]:
-    """Every queue of a store after ``recover()``, plain queues first. StoreIOError."""
+    """Yield every queue of a store after ``recover()``, plain queues first. StoreIOError."""
     rocksdb = rocksdb_of(store, version)
     if rocksdb is not None:
         for rocks_queue in rocksdb.queues.values():

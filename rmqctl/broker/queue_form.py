@@ -55,7 +55,7 @@ def is_likely_file(store: Store) -> bool:
 
 
 def require_proven(store: Store) -> None:
-    """RefusedError where messages may not be put into a store, as its consume queues would be
+    """Raise RefusedError if messages may not be put into a store, as its consume queues would be
     created in files while the checkpoint speaks for RocksDB.
     """
     if is_unproven(store) and not is_likely_file(store):
@@ -72,7 +72,7 @@ def _is_told(sizes: Sizes) -> bool:
 
 
 def refuse_other(store: Store, form: QueueForm | None) -> None:
-    """UsageError where the queues of a store are in another form than the one given."""
+    """Raise UsageError if the queues of a store are in another form than the one given."""
     if form is None:
         return
     has = store.layout.consumequeue

@@ -80,7 +80,7 @@ def default_version(store: Store) -> BrokerVersion:
 
 
 def default_release(store: Store) -> str:
-    """Its name, as `rmqctl.broker.release.judged` has it."""
+    """Return its name, as `rmqctl.broker.release.judged` has it."""
     return judged(store).release
 
 
@@ -138,9 +138,9 @@ def by_rows(store: Store, version: BrokerVersion) -> bool:
 
 def start_file(store: Store, log: CommitLog, version: BrokerVersion, max_physic: int, *,
                clean: bool | None = None) -> tuple[int, str]:
-    """(number of the file in which recovery starts, why). ``max_physic``: how far the consume
-    queues reach, which matters where `by_rows`. ``clean``: whether the broker stopped cleanly
-    before; None: as the store shows.
+    """Return (number of the file in which recovery starts, why). ``max_physic``: how far the
+    consume queues reach, which matters where `by_rows`. ``clean``: whether the broker stopped
+    cleanly before; None: as the store shows.
     """
     count, clean = len(log.files), not store.has_abort if clean is None else clean
     if clean and not version.normal_by_queues:
@@ -159,8 +159,8 @@ def start_file(store: Store, log: CommitLog, version: BrokerVersion, max_physic:
 
 def number_by_time(store: Store, log: CommitLog, version: BrokerVersion, saved: CheckpointRecord,
                    first: int = 0) -> tuple[int, str]:
-    """(number of the file in which recovery starts after an unclean end, why); not before the
-    file ``first``.
+    """Return (number of the file in which recovery starts after an unclean end, why); not before
+    the file ``first``.
     """
     conf = store.sizes.conf
     index_counts = conf.message_index_safe and conf.message_index is not False
@@ -196,12 +196,12 @@ def _first_time(log: CommitLog, number: int, version: BrokerVersion) -> int | No
 
 
 class RecoveryWalk:
-    """Iterates over the records a broker accepts, from the start of file ``number`` on.
+    """Iterator over the records a broker accepts, from the start of file ``number`` on.
 
     Afterwards ``end`` is where it stopped (the log's end for the broker), ``stop`` why,
-    ``last_valid`` the start of the last accepted record (None: there was none) and
-    ``misplaced`` the places of accepted records that say another physical offset. Such a record
-    comes as a batch of its own, with the physical offset that it says; ``odd`` is True meanwhile.
+    ``last_valid`` the start of the last accepted record (None: there was none) and ``misplaced``
+    the places of accepted records that say another physical offset. Such a record comes as a batch
+    of its own, with the physical offset that it says; ``odd`` is True meanwhile.
     """
 
     def __init__(self, log: CommitLog, number: int, version: BrokerVersion,
@@ -276,7 +276,7 @@ class RecoveryWalk:
             self.odd = False
 
     def _accepted(self, batch: Batch) -> tuple[int, str]:
-        """(how many of the batch's records a broker takes, why not the next)."""
+        """Return (how many of the batch's records a broker takes, why not the next)."""
         if not len(batch):
             return 0, ""
         reasons = self._crc_reasons(batch)
@@ -308,7 +308,8 @@ class RecoveryWalk:
 
 
 def refused_by_crc(raw: bytes, version: BrokerVersion) -> str:
-    """Why a broker with forceVerifyPropCRC refuses a record (commitlog.md §5.4); "" if it does not.
+    """Return why a broker with forceVerifyPropCRC refuses a record (commitlog.md §5.4); "" if it
+    does not.
 
     It takes the property from wherever it stands, and reads its characters as digits whatever they
     are, the last one first.
@@ -340,7 +341,7 @@ def properties(batch: Batch) -> Properties:
 def judge(source: Source, position: int, version: BrokerVersion, *,
           check_crc: bool = True) -> tuple[
         int | None, str]:
-    """A broker's test of what is at ``position``: (size, why not).
+    """Test what is at ``position``: (size, why not).
 
     Size of an accepted record; (None, "") for a blank; (None, why) where it stops.
     """

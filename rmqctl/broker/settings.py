@@ -40,8 +40,8 @@ LOCALHOST = bytes([127, 0, 0, 1])
 
 
 def packed(address: Address) -> Host:
-    """A host as records have it; the loopback address if it is not an IP address, or not a single
-    one.
+    """Return a host as records have it; the loopback address if it is not an IP address, or not a
+    single one.
     """
     import socket
 
@@ -120,7 +120,9 @@ LEAST_INDEX = 2
 
 
 def checked(settings: Settings) -> tuple[Settings, list[str]]:
-    """(the settings with sizes rounded up as needed, what was rounded in words). UsageError."""
+    """Return (the settings with sizes rounded up as needed, what was rounded in words).
+    UsageError.
+    """
     profile = settings.profile
     _bounded("a commitlog file", settings.commitlog_file_size, LEAST_COMMITLOG)
     _bounded("a consume queue file", settings.consumequeue_file_size, 1)
@@ -257,7 +259,7 @@ def _sizes_of_files(store: Store, known: Container[str]) -> dict[str, int]:
 
 
 def _shape_of_files(store: Store, chosen: Mapping[str, Any]) -> tuple[dict[str, int], str]:
-    """(slots and entries of the index files, none if unknown; why not)."""
+    """Return (slots and entries of the index files, none if unknown; why not)."""
     shape, why = Store(store.root, store.log_folders, Sizes(
         index_slots=chosen.get("index_slots"), index_max=chosen.get("index_max")),
         current=True).index_shape()

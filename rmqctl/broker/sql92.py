@@ -76,7 +76,7 @@ they need not be done."""
 
 
 def compile_filter(text: str) -> Filter:
-    """A filter out of what a subscription says. UsageError, with the place, where a broker's
+    """Return a filter out of what a subscription says. UsageError, with the place, where a broker's
     parser refuses it, and where it is longer or deeper than `MAX_TEXT`, `MAX_DEPTH`.
     """
     if len(text) > MAX_TEXT:
@@ -184,7 +184,7 @@ class _Compiler:
     # Grammar
 
     def _expression(self, loosest: int) -> _Term:
-        """An operand, and all operators after it that bind at least as tightly."""
+        """Return an operand, and all operators after it that bind at least as tightly."""
         start = len(self._steps)
         left = self._operand()
         tightest = _COMPARISON  # what binds tighter than the last operator has been read by it
@@ -221,7 +221,7 @@ class _Compiler:
         return len(self._steps) - 1
 
     def _join(self, place: int, decided: bool | None, holds: values.Judge) -> None:
-        """Both operands are written, the second from ``place`` on: what ``holds`` of them."""
+        """Write both operands, the second from ``place`` on: what ``holds`` of them."""
         self._steps.append(("two", holds))
         self._steps[place] = "decided", (decided, len(self._steps) - place - 1)
 
@@ -294,7 +294,7 @@ class _Compiler:
             self._refuse(low.at, "the second number of BETWEEN is smaller than the first")
 
     def _operand(self) -> _Term:
-        """A constant, a property, or what is in parentheses, with the signs before it."""
+        """Return a constant, a property, or what is in parentheses, with the signs before it."""
         # Read all signs first; the depth check bounds the recursion of the parser.
         signs = []
         while self._token.kind in ("+", "-", "NOT"):

@@ -89,7 +89,9 @@ def _order(left: Scalar, right: Scalar) -> int:
 
 
 def equal(left: Value, right: Value) -> bool | None:
-    """``=``; of two nulls true, of null and something else null, of something and null false."""
+    """Compare as ``=``; of two nulls true, of null and something else null, of something and null
+    false.
+    """
     if left is None:
         return True if right is None else None
     return right is not None and _order(left, right) == 0
@@ -101,7 +103,7 @@ def inverse(value: Value) -> bool | None:
 
 
 def not_equal(left: Value, right: Value) -> bool | None:
-    """``<>``."""
+    """Compare as ``<>``."""
     return inverse(equal(left, right))
 
 

@@ -166,7 +166,8 @@ class TimerFiles:
         return self.checked.last_timer_queue_offset > 0 and next(self.pages(), None) is None
 
     def wrong_sizes(self, *, empty_last: bool) -> Iterator[tuple[str, int, int]]:
-        """(file, its size, what a broker wants) of each file that keeps a broker from starting.
+        """Yield (file, its size, what a broker wants) of each file that keeps a broker from
+        starting.
 
         ``empty_last``: whether it deletes a last file without a byte instead.
         """
@@ -203,7 +204,7 @@ class TimerFiles:
             return None
 
     def pages(self, first_file: int = 0) -> Iterator[tuple[int, Units]]:
-        """(number of the file, its next units): all that a broker takes for units."""
+        """Yield (number of the file, its next units): all that a broker takes for units."""
         for number, file in enumerate(self.files[first_file:], first_file):
             with FileSource(file.path) as source:
                 place = 0
@@ -277,7 +278,7 @@ class TimerFiles:
                        row, waiting, read_from * self.precision, wheel is None)
 
     def _intact(self, units: Units) -> Array:
-        """Of which units a whole record is in the commitlog."""
+        """Return which units have an intact record in the commitlog."""
         offset, of_unit = np.unique(units.physical, return_inverse=True)
         size: Array = np.zeros(len(offset), np.int64)
         np.maximum.at(size, of_unit, np.maximum(units.size, 0))
@@ -313,8 +314,8 @@ class TimerFiles:
         return end
 
     def _enqueued_again(self, end: int, log_end: int) -> tuple[int, int, int]:
-        """(row at which the broker goes on, the physical offset of its message, how many rows are
-        enqueued from there on).
+        """Return (row at which the broker goes on, the physical offset of its message, how many
+        rows are enqueued from there on).
         """
         queue = self.store.known_queue(TIMER_TOPIC, 0)
         if queue is None:
@@ -353,7 +354,7 @@ class TimerFiles:
 
 
 def _runs(units: Units) -> tuple[Array, Array]:
-    """For each place of the wheel (first, last) of the last run of units of one time."""
+    """Return, for each place of the wheel, (first, last) of the last run of units of one time."""
     number = units.slot % SLOTS
     order = np.lexsort((units.position, number))
     number, slot = number[order], units.slot[order]

@@ -125,7 +125,7 @@ class BuiltLog:
 
 
 def built_log(files: TimerFiles, messages: list[Timed]) -> BuiltLog:
-    """A timer log with a unit for each message, in the order of their rows."""
+    """Return a timer log with a unit for each message, in the order of their rows."""
     precision, written = files.precision, files.checked.last_read_time_ms
     size = files.file_size or DEFAULT_FILE_SIZE
     parts: dict[int, bytearray] = {0: bytearray()}

@@ -57,7 +57,7 @@ def after_start(store: Store, kind: str) -> View:
 
 
 def cut_by_broker(view: View) -> tuple[int, int] | None:
-    """(where a broker ends the log, where the last record on disk ends) if they differ."""
+    """Return (where a broker ends the log, where the last record on disk ends) if they differ."""
     if view.log_end is None:
         return None
     end = view.disk_end.offset

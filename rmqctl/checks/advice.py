@@ -312,15 +312,17 @@ def of_the_form(root: str) -> Step:
 
 
 def to_the_end(root: str, groups: Iterable[str]) -> Iterator[Step]:
-    """Moves the offsets of these groups that are beyond the end of a queue to its end."""
+    """Yield the steps that move the offsets of these groups that are beyond the end of a queue to
+    its end.
+    """
     for group in sorted(group for group in groups if group):
         yield Step(f"rmqctl offsets reset {root} --group {shlex.quote(group)} --beyond-end",
                    _BEYOND, "reversible")
 
 
 def of_the_queues(start: Prediction, root: str) -> Iterator[Step]:
-    """Converts consume queues to the form that broker.conf asks for, where the broker would not
-    build all of them again.
+    """Yield the step that converts consume queues to the form that broker.conf asks for, where the
+    broker would not build all of them again.
     """
     for told in start.configuration:
         if told.setting == "storeType" and told.effect == "differs" and start.unreachable:
@@ -356,7 +358,7 @@ def of_metadata(start: Prediction, root: str) -> Iterator[Step]:
 
 
 def _repairs(root: str, outlook: Outlook, *, lost: int) -> Iterator[Step]:
-    """Another copy first, then this store alone."""
+    """Yield repairs: from another copy first, then of this store alone."""
     if outlook.undo_first is not None:
         yield Step(f"rmqctl undo {root} {outlook.undo_first}", _UNDO, "reversible")
         return

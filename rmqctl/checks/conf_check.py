@@ -44,7 +44,7 @@ class ConfFinding:
 
 
 def check(conf: BrokerConf, release: str, store: Store | None) -> list[ConfFinding]:
-    """Findings for the broker of ``release``, and for ``store`` where it is given."""
+    """Return findings for the broker of ``release``, and for ``store`` where it is given."""
     return list(_Check(conf, release, store).findings())
 
 
@@ -141,7 +141,7 @@ class _Check:
                         "{name}: {path} does not exist", name=name, path=shown(path)))
 
     def _here(self, path: str) -> str:
-        """A path as it is below the store, where it is below the file's own root."""
+        """Return a path as it is below the store, where it is below the file's own root."""
         root = self._settings.given(ROOT)
         if self._store is None or not root or not path.startswith(os.path.join(root, "")):
             return path

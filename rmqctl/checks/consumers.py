@@ -130,7 +130,7 @@ class Consumers:
         return len({queue.group for queue in self.affected})
 
     def of(self, group: str) -> Consumers:
-        """Of one group only."""
+        """Return the results of one group only."""
         return Consumers(tuple(queue for queue in self.queues if queue.group == group),
                          tuple(name for name in self.without_position if name == group),
                          self.complete, self.notes, self.positions_known)
@@ -151,7 +151,9 @@ class Consumers:
                 "notes": list(self.notes)}
 
     def in_words(self) -> Phrase:
-        """``consumers: 2 of 3 groups affected (audit, billing): 14 messages lost unread, …``."""
+        """Return ``consumers: 2 of 3 groups affected (audit, billing): 14 messages lost unread,
+        …``.
+        """
         return Phrase("consumers: {what}", what=self.affects)
 
     @property

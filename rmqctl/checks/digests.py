@@ -34,14 +34,14 @@ class FileDigest:
     changed: bool = False
 
     def line(self) -> str:
-        """As `sha256sum` writes and reads it; "" without a digest."""
+        """Return the line as `sha256sum` writes and reads it; "" without a digest."""
         if self.sha256 is None:
             return ""
         return sum_line(self.sha256, self.path).decode("utf-8", "backslashreplace")
 
 
 def sum_line(sha256: str, path: str) -> bytes:
-    """A line of `sha256sum` without its end, as that writes it for a name of any bytes."""
+    """Return a line of `sha256sum` without its end, as that writes it for a name of any bytes."""
     name = os.fsencode(path)
     escaped = name.replace(b"\\", b"\\\\").replace(b"\n", b"\\n").replace(b"\r", b"\\r")
     return b"%s%s  %s" % (b"" if escaped == name else b"\\", sha256.encode(), escaped)
@@ -59,7 +59,7 @@ def digests(root: str, items: Sequence[Item], jobs: int = 1,
 
 
 def of_all(lines: Iterable[str]) -> str:
-    """One digest for all of them: that of their lines, each with its end."""
+    """Return a digest for all of them: that of their lines, each with its end."""
     whole = hashlib.sha256()
     for line in lines:
         whole.update(f"{line}\n".encode("utf-8", "backslashreplace"))
@@ -72,7 +72,9 @@ def _of_item(root: str, item: Item) -> FileDigest:
 
 def file_digest(root: str, name: str, size: int, most_holes: int | None = None, *,
                 device: bool = False) -> FileDigest:
-    """That of one file, which had ``size`` bytes; with ``device`` it may be a block device."""
+    """Return the digest of a file which had ``size`` bytes; with ``device`` it may be a block
+    device.
+    """
     path, most = os.path.join(root, name), MOST_HOLES if most_holes is None else most_holes
     digest = hashlib.sha256()
     position = data_at = holes = 0

@@ -52,7 +52,9 @@ class Finding:
         return {name: getattr(self, name) for name in order}
 
     def with_next(self, command: str | None) -> Finding:
-        """A copy with another ``next``. There may be many: `replace` takes five times as long."""
+        """Return a copy with another ``next``. There may be many: `replace` takes five times as
+        long.
+        """
         return Finding(self.category, self.structure, self.detail, self.file, self.offset,
                        self.length, self.topic, self.queue_id, self.queue_offset, self.position,
                        self.count, self.severity, command)
@@ -98,7 +100,7 @@ def _derived(finding: Finding, store: str) -> str | None:
 
 
 def _of_log(finding: Finding, store: str) -> str | None:
-    """For damage which the commitlog and other structures may have."""
+    """Return the command for damage which the commitlog and other structures may have."""
     if finding.structure == "commitlog":
         return _diagnose(finding, store)
     return (_derived if finding.category.startswith("file-") else _look)(finding, store)
@@ -111,7 +113,7 @@ def _or_info(finding: Finding, store: str) -> str:
 
 
 def _by_hand(_finding: Finding, _store: str) -> None:
-    """For what only a person can correct: a broker's configuration file."""
+    """Name no command for what only a person can correct: a broker's configuration file."""
 
 
 def _epochs(finding: Finding, store: str) -> str | None:

@@ -38,7 +38,7 @@ class Impact:
                 "complete": self.complete}
 
     def in_words(self) -> Phrase:
-        """``affected: 20 of 274 messages (TopicA 11, TopicB 9), stored from … to …``."""
+        """Return ``affected: 20 of 274 messages (TopicA 11, TopicB 9), stored from … to …``."""
         return Phrase("affected: {what}", what=self.concerned)
 
     @property

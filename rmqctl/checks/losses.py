@@ -45,7 +45,7 @@ class Loss:
 
 
 def counted(what: str, count: int | None) -> Phrase:
-    """``12 committed offsets``; ``committed offsets`` where the number is unknown."""
+    """Return ``12 committed offsets``; ``committed offsets`` where the number is unknown."""
     if what == OFFSETS:
         return Phrase("committed offsets") if count is None else Phrase(
             "{count:,} committed offset", "{count:,} committed offsets", count=count)
@@ -89,11 +89,13 @@ class PlannedLosses(Protocol):
 
     @property
     def fills(self) -> int:
-        """Messages that it replaces by fillers, or keeps damaged."""
+        """Return the number of messages that it replaces by fillers, or keeps damaged."""
 
     @property
     def drops(self) -> tuple[int, int]:
-        """Messages that it loses without a filler, and undecided records that it discards."""
+        """Return messages that it loses without a filler, and undecided records that it
+        discards.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +133,7 @@ class TierLosses:
 
     @classmethod
     def of(cls, coverage: Mapping[str, Any] | None) -> Self:
-        """As a verification of the tier counts them; none where no tier was verified."""
+        """Return the losses as a verification of the tier counts them; none without one."""
         if coverage is None:
             return cls()
         topics = coverage["already_lost_by_topic"]
@@ -141,7 +143,7 @@ class TierLosses:
 
     @property
     def already(self) -> int:
-        """Messages that are lost already."""
+        """Return the number of messages that are lost already."""
         return self.messages + self.in_repairs
 
     @property
@@ -207,12 +209,12 @@ class Losses:
 
     @property
     def counted(self) -> int | None:
-        """Messages that are lost already; None where that cannot be judged."""
+        """Return the number of messages that are lost already; None where that cannot be judged."""
         return None if self.unread else self.already
 
     @property
     def unjudged(self) -> Phrase:
-        """Why these are not counted, where they are named beside it."""
+        """Return why these are not counted, where they are named beside it."""
         return Phrase("not checked: {names} cannot be read", names=", ".join(self.unread))
 
     @property
@@ -223,7 +225,7 @@ class Losses:
 
     @property
     def already(self) -> int:
-        """Messages that are lost already."""
+        """Return the number of messages that are lost already."""
         return self.known + self.in_repairs.messages + self.in_tier.already
 
     @property
@@ -233,17 +235,23 @@ class Losses:
 
     @property
     def undecided(self) -> int:
-        """Records that may have been messages: in log or tier, or discarded by a repair."""
+        """Return the number of records that may have been messages: in log or tier, or discarded by
+        a repair.
+        """
         return self.in_log + self.in_repairs.undecided + self.in_tier.undecided
 
     @property
     def cut_for_sure(self) -> int:
-        """Messages that the next startup truncates, without undecided records."""
+        """Return the number of messages that the next startup truncates, without undecided
+        records.
+        """
         return self.cut - self.cut_undecided
 
     @property
     def would_lose(self) -> int:
-        """Intact messages that the next startup truncates or leaves without an entry."""
+        """Return the number of intact messages that the next startup truncates or leaves without an
+        entry.
+        """
         return self.cut + (self.without_entry or 0)
 
     @property
@@ -258,7 +266,9 @@ class Losses:
 
     @property
     def all_replaced(self) -> int | None:
-        """Fillers and messages kept damaged, in log and tier; None where they are not counted."""
+        """Return the number of fillers and messages kept damaged, in log and tier; None where they
+        are not counted.
+        """
         return None if self.replaced is None else self.replaced + self.in_tier.replaced
 
     @property
@@ -275,14 +285,16 @@ class Losses:
 
     @property
     def unread_and_affected(self) -> int | None:
-        """Deliveries that groups miss or would miss; None where that cannot be judged."""
+        """Return the number of deliveries that groups miss or would miss; None where that cannot be
+        judged.
+        """
         return None if self.groups is None else sum(
             group.unread_lost + group.at_risk for group in self.groups.values())
 
     @property
     def total(self) -> int:
-        """Messages that are not there as they were sent; no step may lower it but by what it
-        brings back.
+        """Return the number of messages that are not there as they were sent; no step may lower it
+        but by what it brings back.
         """
         return self.already + self.undecided + (self.all_replaced or 0)
 
@@ -292,7 +304,7 @@ class Losses:
         return not (self.total or self.in_repairs.losses or self.unread)
 
     def verified(self, cover: Verified) -> Losses:
-        """With what a verification of all of the store has counted besides."""
+        """Return the account with what a verification of the whole store has counted besides."""
         return replace(self, in_log=max(self.in_log, cover.messages_undecided),
                        replaced=cover.messages_replaced if self.replaced is None
                        else self.replaced)
@@ -306,7 +318,7 @@ class Losses:
                       "{count:,} messages are already lost", count=count)
 
     def in_words(self) -> list[Phrase]:
-        """A sentence for each kind of loss; none where nothing is lost."""
+        """Return a sentence for each kind of loss; none where nothing is lost."""
         said = []
         if self.unread:
             said.append(self.unjudged_losses)

@@ -72,7 +72,7 @@ class OffsetRuns:
         return inside
 
     def join(self, other: OffsetRuns) -> OffsetRuns:
-        """Both sets in a new one."""
+        """Return both sets in a new one."""
         both = OffsetRuns()
         both._parts = [self.runs(), other.runs()]
         both.complete = self.complete and other.complete
@@ -115,7 +115,7 @@ class OffsetRuns:
 
 
 def _joined(runs: Array) -> Array:
-    """Runs in order, those that touch or overlap as one."""
+    """Return runs in order, those that touch or overlap as one."""
     if len(runs) < 2:
         return runs
     runs = runs[np.argsort(runs[:, 0], kind="stable")]

@@ -353,7 +353,7 @@ class _Judge:
             yield Popped(state, delivery, offset, record)
 
     def _message(self, point: CheckPoint, offset: int) -> tuple[Record | None, str]:
-        """(the message, why it cannot be delivered again)."""
+        """Return (the message, why it cannot be delivered again)."""
         normal = normal_topic(point)
         if self._topics is not None and normal not in self._topics:
             return None, NO_TOPIC
@@ -418,8 +418,8 @@ def normal_topic(point: CheckPoint) -> str:
 
 
 def retry_topics(point: CheckPoint) -> tuple[str, ...]:
-    """Topics in which messages of a delivery come again: of the first form, and of that since
-    5.2.0.
+    """Return topics in which messages of a delivery come again: of the first form, and of that
+    since 5.2.0.
     """
     if point.topic.startswith(RETRY_PREFIX):
         return (point.topic,)

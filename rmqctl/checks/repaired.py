@@ -21,7 +21,7 @@ def findings(losses: RepairLosses) -> Iterator[Finding]:
 
 
 def in_words(loss: RepairLoss) -> Phrase:
-    """``22 messages were lost in repair ID``; an id begins with the date."""
+    """Return ``22 messages were lost in repair ID``; an id begins with the date."""
     if loss.messages is None:
         return Phrase("the losses of repair {id} are unknown: its record is damaged", id=loss.id)
     parts = []

@@ -84,7 +84,7 @@ class Transaction:
         return self.properties.get(GROUP)
 
     def age(self, now: int) -> int | None:
-        """Milliseconds since the producer sent it."""
+        """Return the milliseconds since the producer sent it."""
         shown = self.record or self.given_up
         return None if shown is None else now - shown.born_timestamp
 
@@ -158,7 +158,9 @@ def _ended(view: View, queue_id: int, report: Report) -> set[int]:
 
 def _without_end(store: Store, rows: QueueRows,
                  ended: set[int]) -> tuple[dict[str, Transaction], list[int]]:
-    """(transactions by their key, the queue offsets of half messages that are not in the log)."""
+    """Return (transactions by their key, the queue offsets of half messages that are not in the
+    log).
+    """
     found: dict[str, Transaction] = {}
     gone: list[int] = []
     done = np.append(np.sort(np.fromiter(ended, np.int64, len(ended))), np.iinfo(np.int64).max)
@@ -219,7 +221,7 @@ class _Copies:
 
 
 def _key(record: Record, known: dict[str, str]) -> str:
-    """Identity of a transaction: its unique key, or its born time and body."""
+    """Return the identity of a transaction: its unique key, or its born time and body."""
     return known.get(props.UNIQUE_KEY) or f"{record.born_timestamp}:{record.body_crc}"
 
 

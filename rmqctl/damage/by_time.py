@@ -35,8 +35,8 @@ class Damaged(NamedTuple):
 
 
 def of_unclear_age(source: Source, damage: Iterable[Damaged]) -> Iterator[list[Record]]:
-    """Records of a log file, few between damage, to which nothing leads, and which were stored
-    before what is on both sides of them. StoreIOError.
+    """Yield records of a log file, few between damage, to which nothing leads, and which were
+    stored before what is on both sides of them. StoreIOError.
     """
     before: int | None = None
     for number, (here, behind) in enumerate(pairwise(damage)):
@@ -90,8 +90,8 @@ def _joined(places: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
 
 
 def _with_times(source: Source, chain: Sequence[tuple[int, int]]) -> Iterator[Damaged]:
-    """Places of a file with the store times of the intact messages next to them, found by one walk
-    over all of them; None without any near.
+    """Yield places of a file with the store times of the intact messages next to them, found by one
+    walk over all of them; None without any near.
     """
     # A stranger's file may have damage between all messages, so no place is walked to by itself.
     offsets, times = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]

@@ -91,7 +91,7 @@ class RowColumns:
             yield from _rows(key, *columns)
 
     def sorted(self) -> tuple[list[QueueKey], Array, Array, Array, Array]:
-        """(keys, number in it, queue offset, place, size) by place."""
+        """Return (keys, number in it, queue offset, place, size) by place."""
         keys = list(dict.fromkeys(key for key, *_ in self.parts))
         numbers = {key: number for number, key in enumerate(keys)}
         queue = np.concatenate([np.full(len(offset), numbers[key])
@@ -119,7 +119,8 @@ class Evidence:
 
 
 def chain(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
-    """(runs that follow each other with growing queue offsets, runs that do not fit between).
+    """Return (runs that follow each other with growing queue offsets, runs that do not fit
+    between).
 
     The chain is the one with the most messages. A topic that was deleted and made again starts at 0
     again; what is before that is not part of today's queue.
@@ -177,7 +178,7 @@ class Gatherer:
         self.misfits: dict[QueueKey, list[Run]] = {}
 
     def gather(self) -> Evidence:
-        """A queue that cannot be read is told in ``unreadable``."""
+        """Return the evidence; queues that cannot be read are in ``unreadable``."""
         evidence = Evidence()
         keys = {*self._runs.keys, *self._store.queues, *self._store.batch_queues}
         for key in sorted(keys):

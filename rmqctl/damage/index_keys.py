@@ -45,7 +45,7 @@ class IndexedKey(NamedTuple):
 
 
 def keys_of_places(store: Store, places: Iterable[int]) -> dict[int, list[IndexedKey]]:
-    """Keys which the index files hold for messages at these physical offsets."""
+    """Return keys which the index files hold for messages at these physical offsets."""
     wanted = np.array(sorted(places), np.int64)
     cuts = np.flatnonzero(np.diff(wanted) > _FAR) + 1
     regions = [Region(-1, int(near[0]), int(near[-1]) + 1)
@@ -58,7 +58,7 @@ def keys_of_places(store: Store, places: Iterable[int]) -> dict[int, list[Indexe
 
 def known_keys(store: Store, regions: Sequence[Region], wanted: set[int], places: Array,
                 end: int) -> tuple[dict[int, list[IndexedKey]], int]:
-    """(keys by place, how many places before ``end`` only the index knows).
+    """Return (keys by place, how many places before ``end`` only the index knows).
 
     Keys of the ``wanted`` places, and of the first ones that are none of ``places`` (ascending).
     What it alone knows from ``end`` on, beyond the files of the log, may be of another log.
@@ -90,7 +90,7 @@ def _among(values: Array, ascending: Array) -> Array:
 
 def _keys(store: Store, regions: Sequence[Region], chosen: Callable[[Array], Array] | None = None,
           ) -> Iterator[tuple[int, IndexedKey]]:
-    """(physical offset, key) of the entries that lead into the regions, in their order.
+    """Yield (physical offset, key) of the entries that lead into the regions, in their order.
 
     ``chosen``: says of physical offsets which are wanted (bool).
     """
@@ -138,13 +138,13 @@ def _key(entry: EntryRecord, header: HeaderRecord, *, is_first: bool) -> Indexed
 
 
 def turned_place(rows: Array, keyed: Array, end: int, files_end: int) -> tuple[int, int] | None:
-    """(where a row leads, where its message was) for the last row of all, where one bit of its
-    place was flipped; None without a sign of it.
+    """Return (where a row leads, where its message was) for the last row of all, where one bit of
+    its place was flipped; None without a sign of it.
 
     ``rows``, ``keyed``: the places of lost messages (int64, ascending) that rows of consume queues
     and entries of the index lead to. The log is intact up to ``end`` and has files up to
-    ``files_end``. That message is the newest of which anything is known, and no other row has
-    its place; its own one leads after the last file, or farther than any message reaches.
+    ``files_end``. That message is the newest of which anything is known, and no other row has its
+    place; its own one leads after the last file, or farther than any message reaches.
     """
     if not len(rows) or not len(keyed):
         return None

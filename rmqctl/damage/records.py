@@ -60,7 +60,9 @@ class Records:
         self._opened = ExitStack()
 
     def _open(self, number: int) -> Source:
-        """A part; it stays open until another one is asked for, or nobody has these records."""
+        """Return a part; it stays open until another one is asked for, or nobody has these
+        records.
+        """
         if self._held is None or self._held[0] != number:
             self._opened.close()
             self._held = number, self._opened.enter_context(self.parts[number].open())
@@ -73,7 +75,7 @@ class Records:
         return self.parts[number], self._open(number)
 
     def read(self, physical: int, size: int | None) -> tuple[int, Record | None, bytes]:
-        """(number of the part, record, its bytes) of what is at a place. StoreIOError.
+        """Return (number of the part, record, its bytes) of what is at a place. StoreIOError.
 
         ``size`` None: by its own size field.
         """
@@ -112,7 +114,7 @@ class Records:
         return True
 
     def set_field(self, physical: int, name: str, value: int) -> None:
-        """Changes a field of the head of the record at a place."""
+        """Change a field of the header of the record at a place."""
         _, record, raw = self.read(physical, None)
         if record is not None:
             self.replace(physical, with_fields(raw, **{name: value}))
@@ -122,12 +124,12 @@ class Records:
 
 
 def dispatched(properties: bytes) -> set[tuple[str, int]]:
-    """(queue name, queue offset) of a message's further rows."""
+    """Return (queue name, queue offset) of a message's further rows."""
     return set(props.further_rows(props.parse(properties.decode("utf-8", "surrogateescape"))))
 
 
 def batch_range_of(properties: bytes) -> tuple[int, int] | None:
-    """(first queue offset, how many) of an inner batch."""
+    """Return (first queue offset, how many) of an inner batch."""
     values = props.parse(properties.decode("utf-8", "surrogateescape"))
     try:
         return int(values[props.INNER_BASE]), int(values[props.INNER_NUM])
@@ -193,7 +195,7 @@ def unless_crc_differs(raw: bytes) -> bytes | None:
 
 
 def field_of(raw: bytes, name: str) -> int:
-    """A field of the head of a record; signed."""
+    """Return a field of the header of a record; signed."""
     where = _HEAD[name]
     return int.from_bytes(raw[where.offset:where.offset + where.size], "big", signed=True)
 
@@ -209,12 +211,12 @@ def with_fields(raw: bytes, **values: int) -> bytes:
 
 
 def body_at(record: Record) -> int:
-    """Offset of the body of a record from the record's start."""
+    """Return the offset of the body of a record from the record's start."""
     return variant(record.sys_flag & HOST_BITS, record.magic).head_size
 
 
 def body_crc_at() -> int:
-    """Offset of a record's body CRC from the record's start."""
+    """Return the offset of a record's body CRC from the record's start."""
     return _HEAD["body_crc"].offset
 
 
@@ -256,8 +258,8 @@ def extent(source: Source, record_start: int, head: bytes, magic: int, most: int
 
 def bent_heads(source: Source, start: int, head: bytes, magic: int, most: int,
                sizes: Collection[int]) -> Iterator[tuple[bytes, int]]:
-    """(head, `extent`) of the head as it is, whatever its extent, then with each single bit of its
-    widths and lengths turned with which it is one of ``sizes``.
+    """Yield (head, `extent`) of the head as it is, whatever its extent, then with each single bit
+    of its widths and lengths turned with which it is one of ``sizes``.
     """
     size = extent(source, start, head, magic, most)
     if size is not None:

@@ -23,8 +23,8 @@ _OVERLAPS = 8
 
 
 def stale_records(parts: Sequence[LogPart], survey: Survey) -> tuple[set[int], set[int]]:
-    """Physical offsets of stale records beside damage or at the borders of damaged files, and of
-    unclear records next to them. StoreIOError.
+    """Return physical offsets of stale records beside damage or at the borders of damaged files,
+    and of unclear records next to them. StoreIOError.
     """
     def taken(record: Record) -> bool:
         return survey.runs.has((os.fsdecode(record.topic), record.queue_id), record.queue_offset,
@@ -64,8 +64,9 @@ def beside_at(source: Source, places: Iterable[int],
 
 
 def contradicted_places(parts: Sequence[LogPart], survey: Survey) -> set[int]:
-    """Physical offsets of records amid undamaged bytes that consume queues and index contradict:
-    near where queue offsets do not go on, and no damage between explains that. StoreIOError.
+    """Return physical offsets of records amid undamaged bytes that consume queues and index
+    contradict: near where queue offsets do not go on, and no damage between explains that.
+    StoreIOError.
     """
     found: set[int] = set()
     odd: set[int] = set()
@@ -82,7 +83,7 @@ def contradicted_places(parts: Sequence[LogPart], survey: Survey) -> set[int]:
 
 
 def unclear_places(parts: Sequence[LogPart], survey: Survey) -> set[int]:
-    """Physical offsets of records of which only their times tell. StoreIOError."""
+    """Return physical offsets of records of which only their times tell. StoreIOError."""
     found: set[int] = set()
     for part, regions in _damaged(parts, survey):
         with part.open() as source:
@@ -102,8 +103,8 @@ def _damaged(parts: Sequence[LogPart], survey: Survey) -> Iterator[tuple[LogPart
 
 
 def _between(part: LogPart, regions: Sequence[Region]) -> Iterator[tuple[int, int, int | None]]:
-    """Parts before, between and after the damaged regions of a file: (start, end, store time of the
-    last message before the region before it).
+    """Yield parts before, between and after the damaged regions of a file: (start, end, store time
+    of the last message before the region before it).
     """
     start, before = part.base, None
     for region in regions:

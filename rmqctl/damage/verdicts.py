@@ -88,7 +88,7 @@ class Condemned:
         return {place for place, verdict in self._verdicts.items() if verdict in verdicts}
 
     def add(self, places: Iterable[int], verdict: Verdict = Verdict.DAMAGED) -> bool:
-        """Condemns records, but for those that are condemned already; whether any is new."""
+        """Condemn records, except those already condemned; return whether any is new."""
         before = len(self._verdicts)
         for place in places:
             self._verdicts.setdefault(place, verdict)

@@ -88,5 +88,5 @@ class Effective:
 
 
 def shown(text: str) -> str:
-    """A value as a sentence has it: in quotes where its ends would not be seen."""
+    """Return a value as a sentence has it: in quotes where its ends would not be seen."""
     return repr(text) if text != text.strip() or not text else text

@@ -1,7 +1,7 @@
 """A store as the broker of a ``broker.conf`` opens it, and what that file costs, in sentences.
 
-What the file says of paths, layouts and sizes becomes a `Store` of its own: the caller that
-predicts a start works on that. The files that are there stay what they are for everybody else.
+The paths, layouts and sizes in that file become a separate `Store`, on which a start is predicted.
+The original `Store` does not change.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class _Follower:
     # -- what the broker checks first -----------------------------------------------------------
 
     def _start(self) -> None:
-        """Combinations of settings with which a broker ends at once."""
+        """Report combinations of settings with which a broker exits at once."""
         get, origin = self._settings.get, self._settings.origin
         controlled = bool(get("enableControllerMode"))
         if get("brokerRole") == "SLAVE" and get("brokerId") <= 0 and not controlled:
@@ -158,7 +158,7 @@ class _Follower:
                     name=name, value=Phrase("not set") if value is None else repr(value)))
 
     def _names(self) -> None:
-        """Names that this release does not read: what they ask for does not happen."""
+        """Report names that this release does not read and so ignores."""
         for name, text in self._settings.conf.texts.items():
             if not is_read(name, self._release):
                 self._told.append(Told(name, text, "ignored", unread(name, self._release)))
@@ -193,7 +193,7 @@ class _Follower:
         return self._version if self._in_rocksdb else replace(self._version, rocksdb_queues=False)
 
     def _configuration(self) -> None:
-        """Topics, groups and offsets in another form than the one that the broker reads."""
+        """Report topics, groups and offsets in another form than the one that the broker reads."""
         has, reads = self._store.layout.config, "json"
         setting = _STORE_TYPE
         if is_from(self._release, _V2_SINCE) and self._settings.get("configManagerVersion") == "v2":
@@ -309,7 +309,7 @@ class _Follower:
             batch_queue_file=settings.get("mapperFileSizeBatchConsumeQueue"))
 
     def _file_sizes(self, seen: Store, log_unopened: bool) -> None:
-        """Files whose size is another than the one that the broker gives them."""
+        """Report files whose size differs from the one that the broker uses."""
         sizes = seen.sizes
         if not log_unopened:
             self._size("mappedFileSizeCommitLog", Phrase("log"), sizes.commitlog_file,

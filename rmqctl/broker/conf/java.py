@@ -28,7 +28,7 @@ def value(kind: str, text: str, *, trims: bool) -> Any:
 
 
 def trim(text: str) -> str:
-    """``String.trim``."""
+    """Return the result of ``String.trim``."""
     return text.strip(_BLANKS)
 
 

@@ -134,7 +134,7 @@ def _base_of(paths: list[str]) -> str | None:
 
 
 def _seen(path: str, base: str | None) -> str:
-    """A folder as it is seen from the store: relative to it where it lies below ``base``."""
+    """Return a folder as it is seen from the store: relative to it where it lies below ``base``."""
     if base is None or not path:
         return path or os.path.join(os.sep, "")
     below = os.path.relpath(vfs.normpath(path), vfs.normpath(base))
@@ -144,7 +144,7 @@ def _seen(path: str, base: str | None) -> str:
 
 
 def _dledger(effective: Effective, base: str | None) -> tuple[list[str], str]:
-    """(the folders of DLedger's data, the setting that decides about them)."""
+    """Return (the folders of DLedger's data, the setting that decides about them)."""
     path = effective.given(DLEDGER_DATA)
     if path:
         return [_seen(part, base) for part in path.split(_SPLITTER)], DLEDGER_DATA

@@ -102,8 +102,8 @@ class Diff:
 
     @property
     def suspect(self) -> tuple[str, str] | None:
-        """(a, b or c; its path) of the store that is damaged, or lacks messages; None where nothing
-        differs.
+        """Return (a, b or c; its path) of the store that is damaged, or lacks messages; None where
+        nothing differs.
         """
         if self.equal:
             return None
@@ -132,7 +132,7 @@ class Diff:
                       len(listed) == messages)
 
     def prepare(self) -> int:
-        """Decides what pairs messages; the bytes that `run` is going to read of the logs.
+        """Decide what pairs messages; return the bytes of the logs that `run` is going to read.
 
         UsageError for a third store where not all are members of a DLedger group.
         """
@@ -414,7 +414,7 @@ def compare_config(a: Store, b: Store) -> ConfigCount:
 
 
 def config_differences(count: ConfigCount) -> Iterator[Difference]:
-    """One difference for each file that is not the same, or not there, on both sides."""
+    """Yield a difference for each file that differs or is missing on one side."""
     for names, said in ((count.different, "different in a and b"),
                         (count.only_in_a, "only in a"), (count.only_in_b, "only in b")):
         for name in names:
@@ -445,7 +445,9 @@ def _same_content(a: str, b: str) -> bool:
 
 
 def checkpoints(a: Store, b: Store) -> dict[str, Any]:
-    """Both checkpoints (epoch ms and offsets; null where there is nothing), and what differs."""
+    """Return both checkpoints (epoch ms and offsets; null where there is nothing), and what
+    differs.
+    """
     left, right = (None if store.checkpoint is None else store.checkpoint._asdict()
                    for store in (a, b))
     names = sorted({*(left or {}), *(right or {})})

@@ -64,7 +64,7 @@ class Difference:
     detail: str = ""
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON has it; what does not apply is null."""
+        """Return the JSON object; what does not apply is null."""
         values = {name: getattr(self, name) for name in COLUMNS}
         values["fields"] = list(self.fields)
         return values
@@ -150,7 +150,7 @@ def _goes_on(run: Run, difference: Difference) -> bool:
 
 
 def of_record(kind: Kind, record: Record, detail: str = "") -> Difference:
-    """A message that only one of the stores has."""
+    """Return a message that only one of the stores has."""
     return Difference(kind, **_identity(record), detail=detail)
 
 
@@ -177,10 +177,10 @@ def _identity(record: Record) -> dict[str, Any]:
 
 def differences_of(a: Record, b: Record, *, ignored: frozenset[str] = frozenset()) -> dict[
         str, tuple[Any, Any]]:
-    """Names of the fields that differ, in the order of the record, with both values.
+    """Return names of the fields that differ, in the order of the record, with both values.
 
-    With ``ignored`` fields (`PLACE`) the appended property CRC, the bit of sys_flag that tells
-    the width of the store host, and the order of the properties are not looked at either.
+    With ``ignored`` fields (`PLACE`) the appended property CRC, the bit of sys_flag that tells the
+    width of the store host, and the order of the properties are not looked at either.
     """
     out: dict[str, tuple[Any, Any]] = {}
     for record_field in fields(Record):
@@ -219,7 +219,7 @@ def _in_words(a: Record, b: Record, differing: Mapping[str, tuple[Any, Any]]) ->
 
 
 def _pair(name: str, left: Any, right: Any) -> str:
-    """``flag 0 / 7``; of bytes the place where they part."""
+    """Return ``flag 0 / 7``; of bytes the place where they part."""
     if not isinstance(left, bytes):
         if name.endswith("_timestamp"):
             return f"{name} {time_text(left)} / {time_text(right)}"
@@ -284,7 +284,7 @@ class Side:
             self._normalise()
 
     def passed(self, batch: Batch) -> None:
-        """Hears of every batch that is walked."""
+        """Take note of every batch that is walked."""
         self.messages += len(batch)
         for span in batch.spans:
             if span.kind == DAMAGED:
@@ -293,7 +293,7 @@ class Side:
                 self.open_damage.append(Damage(span))
 
     def skip(self, upto: int, messages: int) -> None:
-        """Goes over frames that are known to be the same as the other side's."""
+        """Skip frames that are known to be the same as the other side's."""
         self.position = upto
         self.messages += messages
         self._normalise()
@@ -342,7 +342,7 @@ class Damage:
 
     @property
     def place(self) -> tuple[int, int]:
-        """(physical offset, length)"""
+        """Return (physical offset, length)."""
         return self.span.offset, self.span.length
 
     def words(self, side: Side) -> str:
@@ -350,7 +350,8 @@ class Damage:
 
 
 def report_damage(a: Side, b: Side, upto: int, out: Differences) -> int:
-    """Damage before ``upto``, which both sides have passed: a difference if none has named it.
+    """Return damage before ``upto``, which both sides have passed: a difference if none has named
+    it.
 
     Equal damage on both sides is not a difference: return the number of such spans.
     """

@@ -164,7 +164,7 @@ class Members:
     parted: Run | None = None
 
     def run(self) -> None:
-        """Walks all logs. StoreIOError."""
+        """Walk all logs. StoreIOError."""
         readers = [UnitReader(store.nodes[0]) for store in self.stores]
         self.members = [
             Member(NAMES[number], store, store.nodes[0],
@@ -384,7 +384,7 @@ class Members:
                    f"{top.name} are not marked as committed in any of them")
 
     def differences(self) -> Iterator[Difference]:
-        """One for each run."""
+        """Yield a difference for each run."""
         for run in self.runs:
             yield Difference("entry", physical_offset=run.pos + dledger.HEAD_SIZE,
                              length=run.end - run.pos - dledger.HEAD_SIZE,

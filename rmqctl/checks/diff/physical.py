@@ -61,7 +61,7 @@ class PhysicalPass:
         self._close(min(self.a.position, self.b.position))
 
     def whole(self) -> None:
-        """Everything that one of the sides has."""
+        """Report everything that one of the sides has."""
         start, end = max(self.a.start, self.b.start), min(self.a.end, self.b.end)
         for side in (self.a, self.b):
             self.rest(side, min(start, side.end))
@@ -70,7 +70,9 @@ class PhysicalPass:
             self.rest(side, side.end)
 
     def rest(self, side: Side, end: int, detail: str = "") -> int:
-        """Everything of one side up to ``end`` is missing in the other; how many messages."""
+        """Report everything of one side up to ``end`` as missing in the other; return how many
+        messages.
+        """
         before = side.messages
         self._drain(side, end, detail)
         self._close(side.position)
@@ -93,7 +95,7 @@ class PhysicalPass:
         self._pair(batch, a.position)
 
     def _pair(self, batch: Batch, upto: int) -> None:
-        """Pairs the messages of a's batch with b's frames up to an offset."""
+        """Pair the messages of a's batch with b's frames up to an offset."""
         offset, size = batch.offset, batch.column("total_size")
         alone = np.ones(len(batch), bool)
         for their_batch in self.b.frames(upto):
@@ -113,7 +115,7 @@ class PhysicalPass:
         self.missing(batch, alone, self.b)
 
     def _drain(self, side: Side, upto: int, detail: str = "") -> None:
-        """Frames of one side that have no counterpart."""
+        """Report frames of one side that have no counterpart."""
         other = self.b if side is self.a else self.a
         before = side.position
         for batch in side.frames(upto):
@@ -160,7 +162,7 @@ class PhysicalPass:
         return ""
 
     def different(self, batch: Batch, rows: Array, their_batch: Batch, other: Array) -> None:
-        """These of a's batch and those of b's are at the same offsets, and not the same."""
+        """Report messages of a's and b's batches that are at the same offsets but differ."""
         self.tally.different += len(rows)
         room = min(self.out.room, len(rows))
         for left, right in zip(rows[:room].tolist(), other[:room].tolist(), strict=True):

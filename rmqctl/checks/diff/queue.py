@@ -171,7 +171,7 @@ class QueuePass:
         stream.fresh_count += len(part[0])
 
     def _part(self, batch: Batch, side: Side) -> tuple[Array, Array, Array]:
-        """(key, digest, physical offset) of the messages whose partner can be expected."""
+        """Return (key, digest, physical offset) of the messages whose partner can be expected."""
         queue_offset = batch.column("queue_offset")
         numbers = self._numbers.of(self._numbers.topic(text.topics(batch)),
                                    batch.column("queue_id"))

@@ -32,7 +32,7 @@ class GroupOffsets(NamedTuple):
 
     @property
     def in_words(self) -> str:
-        """``a is ahead in 2 queues (by 45 messages)``, and the same of b."""
+        """Return ``a is ahead in 2 queues (by 45 messages)``, and the same of b."""
         return "; ".join(
             f"{name} is ahead in {queues} queue{'' if queues == 1 else 's'} (by {messages:,} "
             f"message{'' if messages == 1 else 's'})" for name, queues, messages in (
@@ -41,8 +41,8 @@ class GroupOffsets(NamedTuple):
 
 
 def offset_differences(a: Store, b: Store) -> list[GroupOffsets]:
-    """Groups whose committed offsets differ, by name; none where either store has no file of them,
-    or one that cannot be read.
+    """Return groups whose committed offsets differ, by name; none where either store has no file of
+    them, or one that cannot be read.
     """
     ours, theirs = _committed(a), _committed(b)
     if ours is None or theirs is None:

@@ -164,7 +164,9 @@ class _Judge:
             self._compared(name, found)
 
     def _unloaded(self, name: str, found: Table) -> None:
-        """Neither copy can be loaded: the broker starts empty and overwrites the file."""
+        """Judge a file of which neither copy can be loaded: the broker starts empty and overwrites
+        it.
+        """
         state = (Phrase("is empty") if found.file.main.state == EMPTY else Phrase("is damaged"))
         cause = Phrase("{file} {state} and has no usable .bak: a broker starts with an empty table",
                        file=name, state=state)
@@ -253,8 +255,8 @@ class _Judge:
         return bounds is None or position > bounds.first or not bounds.first
 
     def _gone(self, name: str, found: Table) -> tuple[int | None, dict[str, object]]:
-        """(how many entries a file had at least, those that can be read). None: unknown; 0: no
-        sign of any.
+        """Return (how many entries a file had at least, those that can be read). None: unknown; 0:
+        no sign of any.
         """
         readable = found.other
         if name == TOPICS:
@@ -274,7 +276,7 @@ class _Judge:
 
     @cached_property
     def _told_groups(self) -> set[str]:
-        """User groups that offsets, retry topics or dead letter topics prove."""
+        """Return user groups that offsets, retry topics or dead letter topics prove."""
         told = {group for group, topic, _ in self._committed
                 if topic in self.topics or topic in self.queues.with_messages}
         told |= {group for topic in self.queues.with_messages
@@ -294,7 +296,7 @@ class _Judge:
     # -- topics ---------------------------------------------------------------------------------
 
     def _topic(self, topic: str) -> None:
-        """A configured topic whose queues consumers cannot read."""
+        """Judge a configured topic whose queues consumers cannot read."""
         entry = self.topics.get(topic)
         if not isinstance(entry, dict) or not self.queues.is_user(topic) or (
                 topic in self._static or group_of(topic) is not None):
@@ -319,7 +321,7 @@ class _Judge:
                     self._topic_command(f"{name} --read-queues {queues[-1] + 1}"))
 
     def _unread(self, topic: str, queues: Collection[int], written: object = None) -> int:
-        """Messages in these queues that a group of the topic has not consumed.
+        """Return the number of messages in these queues that a group of the topic has not consumed.
 
         A queue counts where a group has read it before, or producers still write to it
         (``written``: writeQueueNums). A topic that no group reads does not count.
@@ -345,7 +347,9 @@ class _Judge:
 
     @cached_property
     def _static(self) -> set[str]:
-        """Topics with a queue mapping: their queue ids are not those of the configuration."""
+        """Return topics with a queue mapping: their queue ids are not those of the
+        configuration.
+        """
         return {row["topic"] for row in load_one(self.store, "topicQueueMapping.json").rows()}
 
     def _unreadable(self, topic: str, unread: int, cause: Phrase,
@@ -355,7 +359,7 @@ class _Judge:
             "config-read-queues", cause, topic, command))
 
     def _unconfigured(self) -> None:
-        """Topics with messages and committed offsets that are missing from the configuration.
+        """Judge topics with messages and committed offsets that are missing from the configuration.
 
         A deleted topic loses its queues, and since 5.0 its offsets too.
         """
@@ -391,7 +395,7 @@ class _Judge:
         return isinstance(version, dict) and "stateVersion" in version
 
     def _cleaned(self) -> None:
-        """Topics whose queues a broker deletes from RocksDB 10 minutes after its start."""
+        """Judge topics whose queues a broker deletes from RocksDB 10 minutes after its start."""
         file, known, topics = topics_cleaned(self.store)
         if topics and (known or file.main.database):
             self.made.defects.append(Defect(Loss(
@@ -400,7 +404,7 @@ class _Judge:
                     topics=some_of(topics, _NAMED), file=file.main.path), file.main.path), None))
 
     def _compacted(self) -> None:
-        """Topics that brokers read from a compaction log, which they never rebuild."""
+        """Judge topics that brokers read from a compaction log, which they never rebuild."""
         if self.release is not None and not is_from(self.release,
                                                     FEATURES[COMPACTION].since):
             return  # reads the messages from the commit log
@@ -423,8 +427,9 @@ class _Judge:
     # -- the log's start ------------------------------------------------------------------------
 
     def _front(self) -> None:
-        """Log files that are missing before the first one: a broker's cleaner deletes the consume
-        queue files of expired messages at once, so these files show that it was not the cleaner.
+        """Judge log files that are missing before the first one: a broker's cleaner deletes the
+        consume queue files of expired messages at once, so these files show that it was not the
+        cleaner.
         """
         layout = self.store.layout
         if not (layout.reads("commitlog") and layout.reads("consumequeue")):
@@ -446,7 +451,7 @@ class _Judge:
     # -- groups ---------------------------------------------------------------------------------
 
     def _retried(self) -> None:
-        """Groups that sent messages back, so they consumed, and have no committed offset."""
+        """Judge groups that sent messages back, so they consumed, and have no committed offset."""
         found = self._offsets
         if found.loaded is None or found.loads_nothing or not found.loads_main:
             return

@@ -32,8 +32,8 @@ class OffsetBeyondEnd(NamedTuple):
 
 def offsets_beyond(store: Store, end_of: Callable[[str, int], int | None]) -> Iterator[
         OffsetBeyondEnd]:
-    """Committed offsets beyond the end of their queue, by ``end_of``: 0 without a queue, None if
-    unknown. Offsets of topics that were deleted do not count.
+    """Yield committed offsets beyond the end of their queue, by ``end_of``: 0 without a queue, None
+    if unknown. Offsets of topics that were deleted do not count.
     """
     configured = known_topics(store)
     for name in (OFFSETS, LMQ_OFFSETS):
@@ -54,7 +54,9 @@ class Queues:
 
     @cached_property
     def with_messages(self) -> dict[str, list[int]]:
-        """Queue ids by topic of queues that have a file with an entry, system topics included."""
+        """Return queue ids by topic of queues that have a file with an entry, system topics
+        included.
+        """
         found: dict[str, list[int]] = {}
         try:
             known = [key for key, queue in self._store.known_queues.items() if queue.exists]
@@ -71,7 +73,7 @@ class Queues:
 
     @cached_property
     def user(self) -> list[str]:
-        """Topics that producers send to: no system, retry or dead letter topics."""
+        """Return topics that producers send to: no system, retry or dead letter topics."""
         return [topic for topic in self.with_messages
                 if is_user_topic(topic) and group_of(topic) is None]
 
@@ -81,7 +83,9 @@ class Queues:
         return SCHEDULE_TOPIC in self.with_messages
 
     def bounds(self, topic: str, queue_id: int) -> Bounds | None:
-        """First and end offset of a queue; None where they are unknown or it has no message."""
+        """Return the first and the end offset of a queue; None where they are unknown or it has no
+        message.
+        """
         key = topic, queue_id
         if key not in self._bounds:
             found = self._read(topic, queue_id)
@@ -99,8 +103,9 @@ class Queues:
 
     @cached_property
     def before_log(self) -> dict[str, int]:
-        """Entries by topic of files that a broker deletes together with the log files to which all
-        of their entries point, although these are gone. The last file of a queue always stays.
+        """Return entries by topic of files that a broker deletes together with the log files to
+        which all of their entries point, although these are gone. The last file of a queue always
+        stays.
         """
         found: dict[str, int] = {}
         start = self._store.log.min_offset
@@ -114,7 +119,7 @@ class Queues:
         return {topic: count for topic, count in found.items() if count}
 
     def count(self, topic: str) -> int:
-        """Messages in all queues of a topic."""
+        """Return the number of messages in all queues of a topic."""
         known = (self.bounds(topic, queue_id) for queue_id in self.with_messages.get(topic, ()))
         return sum(bounds.end - bounds.first for bounds in known if bounds is not None)
 

@@ -139,7 +139,9 @@ def entries(name: str, value: Any) -> Entries:
 
 
 def positions(found: Entries) -> dict[tuple[str, str, int], int]:
-    """Committed offsets by group, topic and queue id; the first two as ``TOPIC@GROUP`` has them."""
+    """Return committed offsets by group, topic and queue id; the first two as ``TOPIC@GROUP`` has
+    them.
+    """
     made: dict[tuple[str, str, int], int] = {}
     for key, queues in found.items():
         topic, separator, group = key.partition("@")

@@ -51,7 +51,7 @@ def fill(predicted: Prediction, store: Store, log: CommitLog, version: BrokerVer
 
 
 def emptied(predicted: Prediction, store: Store, loading: Load) -> None:
-    """Last files without a byte are deleted."""
+    """Add the deletion of empty last files."""
     for file in loading.emptied:
         predicted.doomed.append(target := relative(store, file.path))
         predicted.actions.append(Action(
@@ -146,7 +146,7 @@ def _looked_at(state: QueueState) -> tuple[str, ...]:
 
 
 def discarded(predicted: Prediction, store: Store, index: Index) -> None:
-    """Index files that are not trusted go."""
+    """Add the deletion of index files that are not trusted."""
     for loaded in index.discarded:
         predicted.doomed.append(target := relative(store, loaded.file.path))
         entries = loaded.header.entries if loaded.header else 0

@@ -88,7 +88,7 @@ class Witnessed:
 
 
 class AlreadyLost:
-    """Goes along with the walks of a prediction, then says what is gone."""
+    """Follows the walks of a prediction, then determines what is lost."""
 
     def __init__(self, store: Store, queues: Queues) -> None:
         self._store, self._queues = store, queues
@@ -267,7 +267,7 @@ class AlreadyLost:
                 self._elsewhere(predicted, log, places)
 
     def _lost_at_the_end(self, *, may_be_undecided: bool) -> tuple[int, int]:
-        """(how many messages after a place a checkpoint knows, the place); (0, 0) for none.
+        """Return (how many messages after a place a checkpoint knows, the place); (0, 0) for none.
         ``may_be_undecided``: the last message may be a record that is not counted as one.
         """
         store = self._store
@@ -374,8 +374,8 @@ class AlreadyLost:
     # -- rows -----------------------------------------------------------------------------------
 
     def _rows(self, state: QueueState, low: int) -> Iterator[tuple[Array, Array | None, Array]]:
-        """(first queue offsets, how many from each on, places) of the rows of a queue that lead to
-        nothing, page by page; None: one each.
+        """Yield (first queue offsets, how many from each on, places) of the rows of a queue that
+        lead to nothing, page by page; None: one each.
         """
         if not len(self._starts) or state.found is None or not state.found.exists:
             return
@@ -430,9 +430,8 @@ class AlreadyLost:
 
     def _by_gaps(self, log: CommitLog, *,
                  from_begin: bool, end: int) -> tuple[list[Gap], Counter[str]]:
-        """Lost messages that only the queue offsets of others, or damaged records, before physical
-        ``end`` tell of.
-        ``from_begin``: whether all of the log was looked at.
+        """Return lost messages that only the queue offsets of others, or damaged records, before
+        physical ``end`` show. ``from_begin``: whether all of the log was looked at.
         """
         found: list[Gap] = []
         topics: Counter[str] = Counter()
@@ -454,8 +453,8 @@ class AlreadyLost:
 
     def _by_index(self, predicted: Prediction,
                   places: Array) -> tuple[Array, tuple[int, int] | None]:
-        """(places of messages which only the index knows, the times of its entries for all that is
-        lost).
+        """Return (places of messages which only the index knows, the times of its entries for all
+        that is lost).
 
         A place of a row with one flipped bit is corrected in ``places``.
         """
@@ -511,7 +510,7 @@ class AlreadyLost:
     # -- offsets of groups ----------------------------------------------------------------------
 
     def _by_positions(self, predicted: Prediction, log: CommitLog) -> Counter[str]:
-        """Lost messages by topic that no row knows, but a group had reached; offsets of
+        """Return lost messages by topic that no row knows, but a group had reached; offsets of
         messages that a repair has noted do not count these again.
         """
         inside = self._ends < ENDLESS
@@ -563,7 +562,7 @@ class AlreadyLost:
         return (max(times) if before else min(times)) if times else None
 
     def _elsewhere(self, predicted: Prediction, log: CommitLog, places: Array) -> None:
-        """Rows that lead into whole files which are not there have another explanation, too."""
+        """Note rows that point into missing files, which have another explanation, too."""
         inside: Array = np.zeros(len(places), bool)
         for file in log.files:
             # One that is shorter than the others has lost its own end.
@@ -592,7 +591,7 @@ def _distinct(values: Array) -> Array:
 
 
 def _last_offsets(queues: Array, offsets: Array) -> Iterator[tuple[int, int]]:
-    """(queue, its largest offset) of each queue, of parallel columns."""
+    """Yield (queue, its largest offset) of each queue, of parallel columns."""
     if not len(queues):
         return
     order = np.argsort(queues, kind="stable")
@@ -618,6 +617,6 @@ def _first_from(queue: ConsumeQueue, place: int) -> int:
 
 
 def _used(start: int, rows: Array) -> tuple[Array, Array]:
-    """(queue offsets, places) of the rows that point to a message."""
+    """Return (queue offsets, places) of the rows that point to a message."""
     used = np.flatnonzero(valid(rows) & (rows["size"] != FILLER.size))
     return used + start, rows["physical_offset"][used].astype(np.int64)

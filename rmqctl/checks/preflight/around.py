@@ -51,7 +51,7 @@ def around_in_use(store: Store, disk_used: float | str | None = None) -> Around:
 
 
 def parse_disk_used(text: str) -> float | str:
-    """``0.86``, ``86%`` or ``ignore``. UsageError."""
+    """Parse ``0.86``, ``86%`` or ``ignore``. Raises: UsageError."""
     if text.strip().lower() == IGNORE:
         return IGNORE
     try:

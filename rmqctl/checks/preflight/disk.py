@@ -85,7 +85,9 @@ class Rules(NamedTuple):
                       hours=", ".join(f"{hour:02}" for hour in hours))
 
     def judge(self, log: float, queues: float) -> tuple[bool, bool, bool]:
-        """(messages are rejected, files go whatever their age, files go at all) at these ratios."""
+        """Return (messages are rejected, files go whatever their age, files go at all) at these
+        ratios.
+        """
         log_full, queues_full = (used > self.refuse_ratio for used in (log, queues))
         force, queues_force = (used > min(self.clean_ratio, self.refuse_ratio)
                                for used in (log, queues))
@@ -240,8 +242,8 @@ def _expired(files: Sequence[StoreFile], before: int) -> int:
 
 def _first_minutes(store: Store, rules: Rules, files: Sequence[StoreFile], expired: int,
                    used_ratio: float | None) -> tuple[int, float, bool, bool]:
-    """(files that go whatever their age, share of the disk in use at first, whether messages are
-    rejected, whether expired files go at once): run after run until nothing more goes.
+    """Return (files that go whatever their age, share of the disk in use at first, whether messages
+    are rejected, whether expired files go at once): run after run until nothing more goes.
     """
     least, queues = file_systems(store, used_ratio)
     first, gone, forced = max(least.ratio, queues.ratio), 0, 0
@@ -262,7 +264,7 @@ def _first_minutes(store: Store, rules: Rules, files: Sequence[StoreFile], expir
 
 
 def allocated(file: StoreFile) -> int:
-    """Bytes of the disk that a file takes; 0 where it cannot be looked at."""
+    """Return the number of bytes of the disk that a file takes; 0 where it cannot be looked at."""
     try:
         return min(vfs.stat(file.path).st_blocks * BLOCK, file.size)
     except OSError:
@@ -270,8 +272,8 @@ def allocated(file: StoreFile) -> int:
 
 
 def _messages_of(store: Store, files: Sequence[StoreFile], messages: int | None) -> int | None:
-    """Messages that begin in these files: by the rows of queues where there is one for each of all
-    the ``messages`` of the log (None: unknown), else read.
+    """Return the number of messages that begin in these files: by the rows of queues where there is
+    one for each of all the ``messages`` of the log (None: unknown), else read.
     """
     if not files:
         return 0

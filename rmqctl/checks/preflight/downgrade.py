@@ -78,8 +78,8 @@ def judge_downgrade(predicted: Prediction, store: Store) -> None:
 
 
 def downgrade_losses(store: Store, release: str) -> Iterator[tuple[str, Loss]]:
-    """(the feature, the loss) of what a broker of the release does not read, unless something else
-    has it, too.
+    """Yield (the feature, the loss) of what a broker of the release does not read, unless something
+    else has it, too.
     """
     for feature, judge in ((store.layout.config, _config), (STATIC_TOPICS, _static),
                            (LONG_TOPICS, _delayed), (LONG_TRANSACTIONS, _open_transactions),
@@ -94,7 +94,7 @@ def downgrade_losses(store: Store, release: str) -> Iterator[tuple[str, Loss]]:
 
 
 def _config(store: Store, release: str) -> Iterator[Loss]:
-    """Entries that only RocksDB has: the JSON files beside it count for this release."""
+    """Yield entries that only RocksDB has: the JSON files beside it count for this release."""
     if not store.layout.reads("config"):
         yield Loss(TOPICS, None, _config_cause(release), "config")
         return
@@ -127,7 +127,9 @@ def _entries(value: Any, table: str) -> dict[Any, Any]:
 
 
 def _static(store: Store, release: str) -> Iterator[Loss]:
-    """Static topics: their queue ids and offsets are those of the mapping, not of the queues."""
+    """Yield static topics: their queue ids and offsets are those of the mapping, not of the
+    queues.
+    """
     if not store.layout.reads("config"):
         return
     topics = {row["topic"] for row in load_one(store, _MAPPINGS).rows()}
@@ -141,7 +143,7 @@ def _static(store: Store, release: str) -> Iterator[Loss]:
 
 
 def _compaction(store: Store, release: str) -> Iterator[Loss]:
-    """Messages of compaction topics whose log files have expired."""
+    """Yield messages of compaction topics whose log files have expired."""
     for topic in listing(store.path("compaction", "compactionLog")).folders:
         count: int | None = 0
         for queue_id in compacted_queues(store, topic):
@@ -161,7 +163,7 @@ def _compaction(store: Store, release: str) -> Iterator[Loss]:
 
 
 def _tier(store: Store, release: str) -> Iterator[Loss]:
-    """Messages that only tiered storage has."""
+    """Yield messages that only tiered storage has."""
     path = store.path(TIER_METADATA)
     if not vfs.isfile(path):
         return
@@ -204,8 +206,8 @@ def _end_in_tier(found: metadata.Metadata, topic: str, queue_id: int) -> int:
 
 
 def _delayed(store: Store, release: str) -> Iterator[Loss]:
-    """Delayed messages that wait behind one for a topic with a name that the broker refuses: it
-    tries that one for ever.
+    """Yield delayed messages that wait behind one for a topic with a name that the broker refuses:
+    it tries that one for ever.
     """
     names = {row["group"] for row in load_one(store, "subscriptionGroup.json").rows()} | {
         topic for topic, _ in store.known_queues}
@@ -230,7 +232,7 @@ def _delayed(store: Store, release: str) -> Iterator[Loss]:
 
 
 def _open_transactions(store: Store, release: str) -> Iterator[Loss]:
-    """Half messages whose commit the broker refuses, for the name of their topic."""
+    """Yield half messages whose commit the broker refuses, for the name of their topic."""
     from rmqctl.checks.transactions import OPEN, transactions
 
     topics = {row["topic"] for row in load_one(store, "topics.json").rows()}
@@ -252,7 +254,7 @@ def _open_transactions(store: Store, release: str) -> Iterator[Loss]:
 
 
 def _pop(store: Store, release: str) -> Iterator[Loss]:
-    """Messages that were delivered by POP, are not acknowledged, and would come again."""
+    """Yield messages that were delivered by POP, are not acknowledged, and would come again."""
     from rmqctl.checks.popped import DUE, INVISIBLE, RECORDS, popped
 
     unacknowledged = 0
@@ -269,7 +271,9 @@ def _pop(store: Store, release: str) -> Iterator[Loss]:
 
 
 def _unread_retries(store: Store) -> int:
-    """Messages in retry topics that POP has for each topic of a group, and that it has not read."""
+    """Return the number of messages in retry topics that POP has for each topic of a group, and
+    that it has not read.
+    """
     if not store.layout.reads("consumequeue"):
         return 0
     progress = ConsumerProgress.of(store).by_group()

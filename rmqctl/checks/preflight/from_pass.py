@@ -213,8 +213,8 @@ class _Counting:
     # -- messages ---------------------------------------------------------------------------------
 
     def _without_entry(self) -> tuple[_Messages, _Messages, Array]:
-        """(intact messages whose entry points elsewhere, records with damaged bodies, which of the
-        latter have their entry).
+        """Return (intact messages whose entry points elsewhere, records with damaged bodies, which
+        of the latter have their entry).
         """
         loose: list[tuple[int, int, int, int]] = []
         for number, tally in self._tallies.items():
@@ -302,7 +302,7 @@ class _Counting:
                 raise _UnusualError
 
     def _accepted(self, start: int, end: int) -> list[tuple[int, int]]:
-        """(place, store time) of the last two records of ``[start, end)``."""
+        """Return (place, store time) of the last two records of ``[start, end)``."""
         back = _BACK
         while True:
             found: list[tuple[int, int]] = []
@@ -344,7 +344,9 @@ class _Counting:
         return walked
 
     def _runs(self, number: int, damaged: Array) -> Array:
-        """Queue offsets of intact messages with their entry: half-open runs, int64 (n, 2)."""
+        """Return queue offsets of intact messages with their entry: half-open runs, int64 (n,
+        2).
+        """
         tally = self._tallies.get(number)
         covered = [] if tally is None else merged(tally.covered)
         if not len(damaged):

@@ -52,7 +52,7 @@ class DamagedBytes:
         self._before = np.append(0, np.cumsum(ends - starts))
 
     def within(self, low: int, high: int) -> int:
-        """Bytes from ``low`` to before ``high``."""
+        """Return the number of bytes from ``low`` to before ``high``."""
         return max(0, self._up_to(high) - self._up_to(low)) if high > low else 0
 
     def _up_to(self, place: int) -> int:

@@ -71,12 +71,12 @@ class Index:
 
     @property
     def trusted_end(self) -> int:
-        """`end_phy` before anything is dispatched."""
+        """Return `end_phy` before anything is dispatched."""
         return self._trusted_end
 
     @property
     def end_phy(self) -> int:
-        """Messages before this physical offset get no entry any more."""
+        """Return the physical offset before which messages get no entry any more."""
         return self._end_phy
 
     def dispatch(self, batch: Batch, which: Array) -> None:
@@ -137,8 +137,9 @@ class Index:
             index.close()
 
     def lost(self, store: Store, end: int, gone: Callable[[Array], Array]) -> int:
-        """Entries of the discarded files that lead before the physical offset ``end`` and do not
-        come back: their messages are not dispatched again, or have fewer keys than entries.
+        """Return the number of entries of the discarded files that point before the physical offset
+        ``end`` and do not come back: their messages are not dispatched again, or have fewer keys
+        than entries.
 
         An entry of a message that is lost itself (``gone``, of places) is not a loss, but shows
         one.
@@ -152,7 +153,9 @@ class Index:
         return before + max(0, between - self._returned + self.duplicates)
 
     def _discarded_before(self, store: Store, end: int) -> int:
-        """Entries of the discarded files that lead before physical offset ``end``."""
+        """Return the number of entries of the discarded files that point before physical offset
+        ``end``.
+        """
         lost = 0
         for loaded in self.discarded:
             try:

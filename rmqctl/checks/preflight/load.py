@@ -53,8 +53,8 @@ class Load:
 
 
 def load(store: Store, version: BrokerVersion) -> Load:
-    """Everything that keeps a broker from starting; nothing is read but names and sizes. Of consume
-    queues in a form that is not read only a damaged database is reported.
+    """Return everything that keeps a broker from starting; nothing is read but names and sizes. Of
+    consume queues in a form that is not read only a damaged database is reported.
     """
     loading = Load()
     _config(store, version, loading)
@@ -98,7 +98,7 @@ def _extensions(store: Store, version: BrokerVersion, loading: Load) -> None:
 
 
 def relative(store: Store, path: str) -> str:
-    """A path as a plan names it: below the root relative to it, else absolute."""
+    """Return a path as a plan names it: below the root relative to it, else absolute."""
     below = os.path.relpath(path, store.root)
     return vfs.abspath(path) if below.startswith(os.pardir) else below
 

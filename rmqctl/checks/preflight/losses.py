@@ -12,8 +12,8 @@ from rmqctl.store.store import Store
 def losses(store: Store, plan: PlannedLosses | None = None,
            progress: Callable[[int], None] | None = None) -> Losses:
     """Return what is lost of a store, would be lost by the next startup, is undecided, or was
-    replaced; with a ``plan``, once that is carried out. Reads all of the log, of whose bytes
-    ``progress`` is told, and may raise. StoreIOError.
+    replaced; with a ``plan``, once that is carried out. Reads all of the log, whose bytes are
+    passed to ``progress``, and may raise. StoreIOError.
     """
     found = preflight(store, progress=progress).account
     return found if plan is None else found.after(plan)

@@ -118,7 +118,9 @@ class _Topics:
         self._count(self._columns(batch), rows)
 
     def _columns(self, batch: Batch) -> list[Array]:
-        """Fields noted of messages: the number of the topic, and the fields of `_NOTED`."""
+        """Return the fields noted of messages: the number of the topic, and the fields of
+        `_NOTED`.
+        """
         return [self._topics.encode(text.topics(batch)), *map(batch.column, _NOTED)]
 
     def _count(self, columns: Sequence[Array], rows: Array) -> None:
@@ -204,7 +206,7 @@ class Lost(_Topics):
         self._held += len(batch)
 
     def _settle(self) -> None:
-        """Holds what is held back against the rows on disk: many of a queue at a time."""
+        """Compare what is held back with the rows on disk: many of a queue at a time."""
         if not self._pending:
             return
         columns, masks, lists = zip(*self._pending, strict=True)
@@ -280,7 +282,7 @@ class Unreachable:
             self._held += len(number)
 
     def cut(self, log: CommitLog, end: int) -> None:
-        """Truncation took rows away, also such that lead before the end of the log.
+        """Handle rows that truncation removed, also those that point before the end of the log.
 
         A wild row removes those after it, too.
         """
@@ -308,7 +310,7 @@ class Unreachable:
             collect(self._regained, claim, put[claim.record])
 
     def offsets(self) -> dict[int, OffsetRuns]:
-        """Queue offsets of all that have no row in the end, by number of the queue."""
+        """Return queue offsets of all that have no row in the end, by number of the queue."""
         return {number: runs.without(self._regained[number]) if number in self._regained else runs
                 for number, runs in self.without_row.items()}
 
@@ -417,7 +419,7 @@ def collect(runs: dict[int, OffsetRuns], claim: Claims, which: Array) -> None:
 
 
 def by_queue(number: Array) -> list[Array]:
-    """Positions by number of the queue."""
+    """Return positions by number of the queue."""
     order = np.argsort(number, kind="stable")
     return np.split(order, np.flatnonzero(np.diff(number[order])) + 1) if len(order) else []
 
@@ -451,8 +453,8 @@ def duplicate_files(log: CommitLog, end: int) -> list[DuplicateFiles]:
 
 
 def _only_here(log: CommitLog, number: int, numbers: list[int], end: int) -> int:
-    """Intact messages of file ``number`` that start before ``end`` and that not all of the
-    files ``numbers`` hold.
+    """Return the number of intact messages of file ``number`` that start before ``end`` and that
+    not all of the files ``numbers`` hold.
     """
     count = 0
     for batch in Walk(log.source(number), 0):

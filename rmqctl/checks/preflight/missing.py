@@ -130,8 +130,8 @@ def _after_the_end(store: Store) -> bool:
 
 
 def _looked_from(store: Store, start: int) -> tuple[int, Array]:
-    """(lost messages, the places of those that entries or index know), of a log that is looked at
-    from the physical offset ``start`` on.
+    """Return (lost messages, the places of those that entries or index know), of a log that is
+    looked at from the physical offset ``start`` on.
     """
     version = version_of(default_release(store))
     holder = store.lock

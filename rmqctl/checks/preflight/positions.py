@@ -150,13 +150,15 @@ class Positions:
     # -- what there may have been ---------------------------------------------------------------
 
     def _room(self) -> int:
-        """Bytes in which messages may have lain that are not there."""
+        """Return the number of bytes in which messages may have lain that are not there."""
         files = self._facts.log.files
         behind = max(0, files[-1].end - self._facts.end) if files else 0
         return self._facts.holes + behind + max((file.size for file in files), default=0)
 
     def _smallest(self, number: int) -> int:
-        """Bytes of the smallest of a queue's last messages; of any message where none has a row."""
+        """Return the number of bytes of the smallest of a queue's last messages; of any message
+        where none has a row.
+        """
         state = self._queues.states[number]
         least = MIN_SIZE + len(state.key[0].encode("utf-8", "surrogateescape"))
         if not isinstance(state.found, ConsumeQueue) or not state.found.exists:
@@ -210,7 +212,7 @@ def batch_end(state: QueueState, end: int | None) -> int:
 
 
 def _named(reached: list[_Reached]) -> Phrase:
-    """``g at 1000000 in orders/0, which ends at 81``, the first of them."""
+    """Return ``g at 1000000 in orders/0, which ends at 81``, the first of them."""
     first = [Phrase("{group} at {offset} in {queue}, which ends at {end}", group=position.group,
                     offset=position.offset, queue=f"{position.topic}/{position.queue_id}",
                     end=position.max_offset)

@@ -137,7 +137,7 @@ class Queues:
     # -- truncation -----------------------------------------------------------------------------
 
     def truncate(self, log_end: int) -> None:
-        """Cuts off the rows of records that start at or behind ``log_end``: in every queue."""
+        """Remove the rows of records that start at or behind ``log_end``: in every queue."""
         if self.in_rocksdb:
             # A row that was dispatched again has brought the checkpoint back: nothing is cut then.
             if self._checkpoint > log_end:
@@ -282,7 +282,9 @@ def _put_batch(state: QueueState, offset: Array, place: Array, part: Array, done
 
 def _put_in_rocksdb(state: QueueState, offset: Array, place: Array, part: Array,
                     done: Array) -> None:
-    """Rows go to their own queue offsets; the last one is noted as the queue's (rocksdb.md §4)."""
+    """Put rows at their own queue offsets; the last one is recorded as the queue's (rocksdb.md
+    §4).
+    """
     part = part[offset[part] >= 0]
     if not len(part):
         return

@@ -66,7 +66,9 @@ def _start(store: Store, release: str, predict: Predict, *, full: bool) -> Predi
 
 
 def _elsewhere(store: Store, release: str, followed: Followed) -> Prediction:
-    """A start in another folder: nothing of this one changes, and nothing of it is served."""
+    """Return the prediction of a start in another folder: nothing of this one changes, and nothing
+    of it is served.
+    """
     made = Prediction(release, "abnormal" if store.has_abort else "normal",
                       profile=followed.version.name, mendable=store.layout.is_mended)
     if followed.log_unopened:

@@ -94,7 +94,7 @@ def _losses(start: TimerStart) -> list[Loss]:
 
 
 def _without_unit(files: TimerFiles, start: TimerStart, log_end: int) -> list[Loss]:
-    """Messages that wait for their time, were enqueued, and are not in the timer log."""
+    """Return messages that wait for their time, were enqueued, and are not in the timer log."""
     known = set(files.units(start.checked.last_read_time_ms // files.precision).physical.tolist())
     count = sum(message.physical not in known
                 and message.due >= start.checked.last_read_time_ms
@@ -109,7 +109,7 @@ def _gone(start: TimerStart) -> Loss:
 
 
 def _clock(predicted: Prediction, store: Store, now: int) -> None:
-    """A clock that is far from the newest message of the store is named."""
+    """Note a clock that is far from the newest message of the store."""
     newest = newest_stored(store)
     if newest is None:
         return

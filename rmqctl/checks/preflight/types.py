@@ -403,7 +403,7 @@ class Prediction:
 
     @property
     def beside_messages(self) -> list[Loss]:
-        """Losses that are not about the log and its consume queues."""
+        """Return losses that are not about the log and its consume queues."""
         index = [Loss(INDEX, None if self.index_uncounted else self.index_lost, Phrase(
             "the affected messages are no longer found by key"), "index")]
         tier = [self.in_tier.loss] if self.in_tier.messages else []
@@ -438,7 +438,7 @@ class Prediction:
         return any(loss.what == MESSAGES and not loss.already for loss in self.beside_messages)
 
     def require_judged(self, root: str) -> None:
-        """UnsupportedError, in one sentence, where not all of the store could be judged."""
+        """Raise UnsupportedError, with one sentence, if not all of the store could be judged."""
         if self.not_judged:
             reason = next(iter(self.not_judged.values()))
             raise UnsupportedError(f"{root}: not checked: {', '.join(self.not_judged)}; {reason}")

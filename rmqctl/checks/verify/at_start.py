@@ -45,7 +45,7 @@ class AtStart:
 
     @cached_property
     def _starts(self) -> list[Prediction] | None:
-        """None where one of them cannot be predicted."""
+        """Return the predictions; None if one of them is not possible."""
         from rmqctl.checks.preflight.preflight import preflight  # most stores do not need it
 
         names = {*VERSIONS, default_release(self.store)}

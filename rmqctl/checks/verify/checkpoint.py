@@ -121,7 +121,7 @@ def _field(category: str, store: Store, name: str, detail: str, severity: str = 
 
 
 def _abort(store: Store, held: bool) -> Iterator[Finding]:
-    """A running broker has an abort file; it says something only when nobody runs."""
+    """Yield a finding for the abort file; a running broker has one, so only without a broker."""
     if not store.has_abort:
         return
     path = store.path("abort")
@@ -138,7 +138,7 @@ def _lock(store: Store) -> Iterator[Finding]:
 
 
 def _small(path: str, parse: Callable[[bytes], object]) -> Iterator[Finding]:
-    """A file of a few bytes: what is not a broker's content is only a warning."""
+    """Yield a finding for a small file: wrong content is only a warning."""
     try:
         if not stat.S_ISREG(vfs.stat(path).st_mode):
             yield Finding("small-file", "store", "not a regular file", file=path)

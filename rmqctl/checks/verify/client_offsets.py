@@ -83,7 +83,7 @@ def covered(verdict: Verdict[Entries]) -> dict[str, Any]:
 
 
 def _unread(found: ClientOffsets) -> Iterator[tuple[str, int]]:
-    """Why a client does not load a file that can be parsed."""
+    """Return why a client does not load a file that can be parsed."""
     return ((oddity.detail, oddity.offset) for oddity in found.oddities
             if oddity.kind in NOT_LOADED)
 

@@ -24,10 +24,10 @@ LOOK = "rmqctl dump FILE --at OFFSET --hex"
 
 def bounded(findings: Iterable[Finding], *, by_folder: bool = False,
             most: int = SINGLE) -> Iterator[Finding]:
-    """Passes on the first ``most`` findings of each category, structure and file (or folder).
+    """Yield the first ``most`` findings of each category, structure and file (or folder).
 
-    What is left over is counted, and told in one finding each at the end: random bytes in a
-    large file must not drown everything else.
+    The rest is counted, and reported in one finding each at the end: random bytes in a large file
+    must not drown everything else.
     """
     given: dict[tuple[str, str, str], int] = {}
     over: dict[tuple[str, str, str], Finding] = {}
@@ -47,7 +47,7 @@ def bounded(findings: Iterable[Finding], *, by_folder: bool = False,
 
 
 def runs(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """(first, how many) for each stretch of neighbours in ascending numbers."""
+    """Yield (first, how many) for each stretch of neighbours in ascending numbers."""
     first = last = None
     for number in numbers:
         if first is None or last is None:
@@ -67,14 +67,14 @@ def unreadable(structure: str, path: str, error: StoreIOError) -> Finding:
 
 
 def read_start(path: str, most: int) -> tuple[bytes, int]:
-    """(the first ``most`` bytes, size) of a regular file. StoreIOError."""
+    """Return (the first ``most`` bytes, size) of a regular file. StoreIOError."""
     with FileSource(path) as source:
         return source.read(0, min(source.size, most)), source.size
 
 
 def pages(source: FileSource, unit: int, per_page: int, end: int | None = None) -> Iterator[
         tuple[int, bytes]]:
-    """(number of its first unit, bytes of whole units) of each page that may hold something.
+    """Yield (number of its first unit, bytes of whole units) of each page that may hold something.
 
     Holes are skipped: a sparse file of a terabyte costs nothing. ``end``: in units.
     """
@@ -109,7 +109,7 @@ class Gaps:
         self._pending: list[tuple[int, int]] = []
 
     def add(self, number: Array, valid: Array) -> list[tuple[int, int]]:
-        """(first, how many) of the holes that are certain now.
+        """Return (first, how many) of the holes that are certain now.
 
         ``number``: the next rows that are not zero, ascending; ``valid``: which are real rows.
         """
@@ -131,7 +131,8 @@ _BY_INDEX = layout.width_of(Message, "store_timestamp")[0]
 
 
 def unconfirmed_bytes(sys_flag: Array, properties: Array, *, by_index: bool) -> int:
-    """Bytes of messages, of a store or a tier, that no queue or index could prove wrong.
+    """Return the number of bytes of messages, of a store or a tier, that no queue or index could
+    prove wrong.
 
     ``properties``: bytes of each one's properties that neither was compared with; ``by_index``:
     their store times were.
@@ -149,5 +150,5 @@ def nowhere(_: int) -> bool:
 
 
 def plural(count: int, noun: str, many: str | None = None) -> Phrase:
-    """``1 row``, ``2 rows``; ``many`` where an s does not do."""
+    """Return ``1 row``, ``2 rows``; ``many`` where an s does not do."""
     return counted(count, noun, many or "")

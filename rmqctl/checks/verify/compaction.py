@@ -236,7 +236,9 @@ def _columns(batch: Batch) -> tuple[Array, ...]:
 
 
 def _used(source: FileSource) -> Iterator[tuple[int, Array | str]]:
-    """(position, rows) up to the end unit or the unused rest; a text says what is odd there."""
+    """Yield (position, rows) up to the end unit or the unused rest; a text says what is odd
+    there.
+    """
     end = UNIT.array(layout.build(END_UNIT))
     gaps = Gaps()
     for first_row, data in pages(source, UNIT_SIZE, _PAGE):

@@ -93,7 +93,7 @@ def check(store: Store, *, live: bool | None = None,
 
 
 def _names(store: Store) -> list[str]:
-    """Main names of what is in the folder, backups of missing files included."""
+    """Return the main names of what is in the folder, backups of missing files included."""
     folder = store.path(FOLDER)
     try:
         names = {name.removesuffix(BACKUP) for name in vfs.listdir(folder)}

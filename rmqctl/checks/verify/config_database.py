@@ -51,7 +51,7 @@ def _judge(store: Store, file: ConfigFile) -> Iterator[Finding]:
 
 
 def _beside(store: Store, file: ConfigFile) -> Iterator[Finding]:
-    """A JSON file of before: what a start takes over from it, and what it does not."""
+    """Yield what a start imports from an older JSON file, and what it does not."""
     old = out_of_date(store, file.name)
     if old.value is None:
         return
@@ -103,7 +103,8 @@ def _without_topic(store: Store) -> Iterator[Finding]:
 
 
 def topics_cleaned(store: Store) -> tuple[ConfigFile, frozenset[str], list[str]]:
-    """(the configuration of topics, those in it, topics with queues in RocksDB that are not).
+    """Return (the configuration of topics, those in it, topics with queues in RocksDB that are
+    not).
 
     None of the last where that configuration cannot be read.
     """

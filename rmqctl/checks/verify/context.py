@@ -49,7 +49,9 @@ class PutRight(NamedTuple):
         return INFO if self.unflushed or (self.by and not self.not_by) else ""
 
     def words(self, what: str) -> str:
-        """``; a broker's start recreates them (4.9.3, 5.3.3)``, after a detail; "" for none."""
+        """Return ``; a broker's start recreates them (4.9.3, 5.3.3)``, after a detail; "" for
+        none.
+        """
         if not self.by:
             return f"; {self.unflushed}" if self.unflushed else ""
         if not self.not_by:
@@ -57,7 +59,7 @@ class PutRight(NamedTuple):
         return (f"; {' or '.join(self.by)} {what} at startup, {' or '.join(self.not_by)} does not")
 
     def index_words(self, what: str) -> str:
-        """`words` about the index, with what the start costs of it."""
+        """Return `words` about the index, with what the start costs of it."""
         words = self.words(what)
         if words and self.entries_lost:
             count = self.entries_lost
@@ -122,7 +124,7 @@ class Context:
 
     @property
     def unflushed(self) -> str:
-        """Why entries are not on the disk yet, in words."""
+        """Return why entries are not on the disk yet, in words."""
         return _IN_MEMORY if self.live else _WAS_IN_MEMORY
 
     @cached_property
@@ -148,7 +150,9 @@ class Context:
 
     @cached_property
     def rowless(self) -> set[int]:
-        """Physical offsets of messages without their own row where the queue has no more rows."""
+        """Return physical offsets of messages without their own row where the queue has no more
+        rows.
+        """
         return {claim.physical_offset for (topic, _), tally in self.result.queues.items()
                 if not topic.startswith(props.LMQ_PREFIX)
                 for claim in tally.claims if claim.row is None or not any(claim.row)}
@@ -249,7 +253,7 @@ class RangeResult:
     passed: PassFacts = field(default_factory=PassFacts)
 
     def keep_bad(self, record: BadRecord) -> None:
-        """Lists a record, as far as there is room."""
+        """List a record, up to a limit."""
         if len(self.bad) < KEEP:
             self.bad.append(record)
         else:

@@ -278,7 +278,7 @@ class Place:
     def finding(self, category: str, detail: str, path: str, *, base: int = 0,
                 position: int | None = None, length: int | None = None, count: int = 1,
                 severity: str = "") -> Finding:
-        """A finding about a file; ``base`` is where the file starts in its stream."""
+        """Return a finding about a file; ``base`` is where the file starts in its stream."""
         offset = position
         if self.structure == "commitlog" and position is not None:
             offset = base + position

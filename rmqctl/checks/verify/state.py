@@ -54,7 +54,8 @@ class Place:
 
 def next_place(before: Place | None, findings: Iterable[Finding], *, ok: bool, log_end: int,
                last_record: tuple[int, int] | None) -> Place:
-    """Up to where nothing has to be looked at again: before the first trouble in the log.
+    """Return the place before which nothing has to be checked again: before the first trouble in
+    the log.
 
     ``before`` is where this run began; ``last_record`` the last one it saw, with its end.
     """
@@ -86,7 +87,7 @@ def load(path: str, root: str) -> Place | None:
 
 
 def save(path: str, root: str, place: Place) -> None:
-    """Remembers a place: the file is the old one or the new one, whatever happens. StoreIOError."""
+    """Remember a place: the file is the old one or the new one, whatever happens. StoreIOError."""
     text = json.dumps({"store": vfs.realpath(root), **asdict(place)})
     try:
         os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)

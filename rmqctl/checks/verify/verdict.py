@@ -78,12 +78,12 @@ class Verdict(Generic[C]):
 
     @property
     def known(self) -> int:
-        """Findings that were known before."""
+        """Return findings that were known before."""
         return sum(count for (_, severity), count in self.counts.items() if severity == KNOWN)
 
     @property
     def troubles(self) -> int:
-        """Findings which are no mere information, and new."""
+        """Return findings that are new and more than information."""
         return sum(count for (_, severity), count in self.counts.items()
                    if severity not in (INFO, KNOWN))
 
@@ -203,7 +203,9 @@ class Verdict(Generic[C]):
                 if finding.is_trouble or finding.category == "cq-lost"]
 
     def require_judged(self) -> None:
-        """UnsupportedError, in one sentence, where nothing was wrong but not all was judged."""
+        """Raise UnsupportedError, with one sentence, if nothing was wrong but not all was
+        judged.
+        """
         if self.ok and self.not_judged:
             reason = next(iter(self.not_judged.values()))
             raise UnsupportedError(f"{self.root}: not checked: {', '.join(self.not_judged)}; "
@@ -239,8 +241,8 @@ def _count(findings: Iterable[Finding], categories: frozenset[str]) -> int:
 
 def first_findings(findings: Iterable[Finding], most: int, known: Known | None = None) -> tuple[
         tuple[Finding, ...], Counter[tuple[str, str]]]:
-    """(the first ``most`` findings, the number of all by category and severity); the known ones
-    are only counted.
+    """Return (the first ``most`` findings, the number of all by category and severity); the known
+    ones are only counted.
     """
     first: list[Finding] = []
     counts: Counter[tuple[str, str]] = Counter()
@@ -260,7 +262,7 @@ def nothing_new(counts: Mapping[tuple[str, str], int]) -> bool:
 
 
 def verdict(run: Verification, most: int, known: Known | None = None) -> Verdict[Coverage]:
-    """Runs a verification to its end and keeps the first ``most`` findings; with ``known`` it is ok
+    """Run a verification to its end and keep the first ``most`` findings; with ``known`` it is ok
     when it finds nothing new.
     """
     damage: list[int] = []

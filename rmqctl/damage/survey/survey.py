@@ -37,9 +37,9 @@ class Run:
 
 
 def joined(rows: Array) -> Array:
-    """Messages by column, int64 of shape (5, n): number of the queue, first queue offset, end,
-    physical offset of the first and of the last; those of a queue in log order. What goes on where
-    another one of its queue ends becomes one column; queues ascend.
+    """Return messages by column, int64 of shape (5, n): number of the queue, first queue offset,
+    end, physical offset of the first and of the last; those of a queue in log order. What goes on
+    where another one of its queue ends becomes one column; queues ascend.
     """
     if not rows.shape[1]:
         return rows
@@ -131,7 +131,7 @@ class Region:
 
     @property
     def time(self) -> int:
-        """A store time for what is put here: not after that of the next message, never 0."""
+        """Return a store time for what is put here: not after that of the next message, never 0."""
         known = [time for time in (self.before, self.after) if time is not None and time > 0]
         return min(known, default=1)
 
@@ -223,13 +223,13 @@ class Survey:
 
     @property
     def unclear(self) -> list[tuple[int, int]]:
-        """(physical offset, size) of whole records in damage that may be messages."""
+        """Return (physical offset, size) of whole records in damage that may be messages."""
         return [span for region in self.regions for span in region.doubtful]
 
     def doubtful(self) -> set[int]:
-        """Messages that the store's appended CRCs prove damaged; empty where it has none.
+        """Return messages that the store's appended CRCs prove damaged; empty where it has none.
 
-        One without the CRC is none of them: the feature may have been off for a while, or
-        another version wrote it, and a broker reads it (commitlog.md §5.4).
+        One without the CRC is none of them: the feature may have been off for a while, or another
+        version wrote it, and a broker reads it (commitlog.md §5.4).
         """
         return set(self.wrong_crcs) if self.has_crcs else set()

@@ -38,7 +38,7 @@ from rmqctl.scan.walk import Walk
 from rmqctl.store.store import Store
 
 Event = tuple[int, Callable[[], None]]
-"""A physical offset, and what is told of the bytes there."""
+"""A physical offset, and what is known of the bytes there."""
 _SLACK = 1000
 """Milliseconds a store time may be out of order without being looked at."""
 _LONG_PAUSE = 30 * 24 * 3600 * 1000
@@ -76,12 +76,12 @@ class Surveyor:
 
     def run(self, parts: Sequence[LogPart], rejected: Collection[int] = (),
             confirmed: Mapping[int, int] | None = None) -> Survey:
-        """A survey of all of them; what was walked before is not walked again unless it changed.
+        """Return a survey of all of them; what was walked before is not walked again unless it
+        changed.
 
         ``rejected``: physical offsets of records that count as damaged. ``confirmed`` (physical
         offset -> size): records in damaged bytes which the walk cannot prove (without a body, and
-        nothing whole after them), but something else does. StoreIOError when a file cannot be
-        read.
+        nothing whole after them), but something else does. StoreIOError when a file cannot be read.
         """
         self._rejected = np.array(sorted(rejected), np.int64)
         self._confirmed = dict(confirmed or {})
@@ -372,7 +372,7 @@ class Surveyor:
                 found.host = decode(batch.bytes_at(int(good[plain[0]]))).store_host
 
     def _times(self, offset: Array, when: Array) -> None:
-        """Looks for single store times out of order; the last two messages wait for the next."""
+        """Look for single store times out of order; the last two messages wait for the next."""
         when = np.clip(when, -_FAR, _FAR)
         found, last = self._found, self._passed.times
         is_start = len(last) < 2
@@ -427,11 +427,11 @@ class Surveyor:
 
     def _further(self, batch: Batch, topic: Array, rowed: Array,
                  properties: text.Properties) -> tuple[Array, Array, Array, Array] | None:
-        """Rows of multi-dispatched messages in other queues (consumequeue.md §10).
+        """Return rows of multi-dispatched messages in other queues (consumequeue.md §10).
 
         Also those which a 5.x broker does not write (`NOT_DISPATCHED`, `skipped_rows`): the queue
-        offsets are taken all the same, and none of them is missing (apache/rocketmq#8693). Where
-        it may write none at all, it begins at 0 again and again: such numbers say nothing.
+        offsets are taken all the same, and none of them is missing (apache/rocketmq#8693). Where it
+        may write none at all, it begins at 0 again and again: such numbers say nothing.
         """
         if self._light.rows_optional or not len(properties.places(props.MULTI_QUEUE_OFFSET)[0]):
             return None

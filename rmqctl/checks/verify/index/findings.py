@@ -40,7 +40,7 @@ SINGLE_IN_FILE = 100
 
 
 def index_findings(context: Context) -> Iterator[Finding]:
-    """Entries without a key, keys without an entry, wrong times, and a missing index."""
+    """Yield entries without a key, keys without an entry, wrong times, and a missing index."""
     tally = context.result.keys
     if vfs.lacks(context.store.root, "index"):
         return
@@ -146,7 +146,9 @@ def _missing(context: Context) -> Iterator[Finding]:
 
 def _keys(tally: KeyTally, category: str, pairs: list[tuple[int, int]], words: str,
           severity: str = "", more: int = 0) -> Finding:
-    """A finding for keys that have no entry: the file is the one they should be in, or before."""
+    """Return a finding for keys that have no entry: the file is the one they should be in, or
+    before.
+    """
     first = min((physical for physical, _ in pairs), default=0)
     last = max((physical for physical, _ in pairs), default=0)
     count = len(pairs) + more
@@ -415,7 +417,7 @@ def _page(source: FileSource, shape: Shape, start: int, count: int) -> Array:
 
 
 def _behind(index: IndexFile, entries: int) -> Iterator[Finding]:
-    """Entries after the counted ones: the header's count is behind, or stale bytes."""
+    """Yield entries after the counted ones: the header's count is behind, or stale bytes."""
     position = index.shape.entry_position(entries + 1)
     if index.source.next_data(position) >= index.source.size:
         return

@@ -47,7 +47,7 @@ class KeyTally:
         self.unlisted_missing += other.unlisted_missing
 
     def settle(self) -> None:
-        """Pairs what was left over in one block with what was left over in another."""
+        """Pair what was left over in one block with what was left over in another."""
         if not self.extra or not self.missing:
             return
         wanted = Counter(self.missing)
@@ -62,8 +62,8 @@ class KeyTally:
 
 
 def paired(wanted: tuple[Array, Array], actual: tuple[Array, Array]) -> tuple[Array, Array]:
-    """Pairs equal (place, hash) of two lists, each once: (for each actual one the number of a
-    wanted one like it, -1 where none is left; numbers of the wanted ones without a partner).
+    """Pair equal (place, hash) of two lists, each once: (for each actual one the number of a wanted
+    one like it, -1 where none is left; numbers of the wanted ones without a partner).
     """
     count = len(wanted[0])
     place, hashes = (np.concatenate(both) for both in zip(wanted, actual, strict=True))

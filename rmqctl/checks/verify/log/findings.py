@@ -34,7 +34,7 @@ _GAP = "zeros to the end of the file, but the log continues in a later file"
 
 def log_findings(context: Context, log_end: int, queue_findings: list[Finding]) -> Iterator[
         Finding]:
-    """Damage in physical order, then what was cut off the end of the log."""
+    """Yield damage in physical order, then what was cut off the end of the log."""
     ahead = [finding for finding in queue_findings if finding.category == "cq-ahead"]
     gone = sum(finding.count for finding in ahead)
     findings = [*_spans(context, log_end, gone), *_bad_records(context),
@@ -142,14 +142,16 @@ def _spans(context: Context, log_end: int, gone: int) -> Iterator[Finding]:
 
 
 def _damage(context: Context) -> list[tuple[int, int]]:
-    """Damaged places, physical ``[start, end)``, ascending."""
+    """Return damaged places, physical ``[start, end)``, ascending."""
     result = context.result
     return sorted([*((span.offset, span.end) for span in result.spans if span.kind != BLANK),
                    *((bad.offset, bad.offset + bad.size) for bad in result.bad)])
 
 
 def _earlier_life(context: Context, log_end: int) -> Iterator[Finding]:
-    """Records that only their times tell from messages: where damage is, and no row is left."""
+    """Yield records that only their times tell from messages: where damage is, and no row is
+    left.
+    """
     with suppress(StoreIOError):  # said already of that file
         for records in unclear_in_log(context.store.log, [
                 place for place in _damage(context) if place[0] < log_end]):
@@ -160,8 +162,8 @@ def _earlier_life(context: Context, log_end: int) -> Iterator[Finding]:
 
 
 def _contradicted(context: Context) -> Iterator[Finding]:
-    """Whole records that rows and index contradict: near messages whose row points elsewhere, and
-    where rows point to no message of theirs.
+    """Yield whole records that rows and index contradict: near messages whose row points elsewhere,
+    and where rows point to no message of theirs.
     """
     store = context.store
     odd = sorted({*context.loose_rows, *(
@@ -212,7 +214,7 @@ def _bad_records(context: Context) -> Iterator[Finding]:
 
 
 def _without_crc(context: Context) -> Iterator[Finding]:
-    """Messages that lack the CRC which brokers have appended to the others."""
+    """Yield messages that lack the CRC which brokers have appended to the others."""
     for run in context.result.seals.suspicious():
         yield Finding(
             "property-crc-missing", "commitlog",
@@ -252,7 +254,7 @@ _HEADERS: dict[str, tuple[str, Callable[[Record], object]]] = {
 
 
 def _headers(context: Context) -> Iterator[Finding]:
-    """Fields of intact records that no broker can have written."""
+    """Yield fields of intact records that no broker can have written."""
     headers = context.result.headers
     headers.settle()
     single = 0

@@ -97,7 +97,7 @@ class LogPass:
         return reached
 
     def run(self, file: StoreFile, walk: TolerantWalk) -> None:
-        """Consumes a walk: all frames of one file's range."""
+        """Consume a walk: all frames of one file's range."""
         self.result.position = file.base + walk.position
         for item in walk:
             if not self._started:

@@ -47,9 +47,9 @@ class Range:
 
 def split(store: Store, parts: int, minimum: int = MIN_RANGE,
           used: Sequence[int] | None = None) -> list[Range]:
-    """At most ``parts`` ranges of about equal bytes over all files of the log; with ``used``, where
-    the zeros at the end of each file begin, over those before, so that each range has something to
-    look at.
+    """Return at most ``parts`` ranges of about equal bytes over all files of the log; with
+    ``used``, where the zeros at the end of each file begin, over those before, so that each range
+    has something to look at.
     """
     files = [file for file in store.log.files if file.size]
     sizes = [file.size if used is None else used[number]
@@ -83,7 +83,7 @@ def _used(store: Store) -> list[int]:
 
 def run_range(store: Store, ends: dict[QueueKey, int], wanted: Wanted, part: Range, last: bool,
               progress: Progress | None = None) -> RangeResult:
-    """One range in this process. The result's ``first`` is where its first frame starts."""
+    """Return one range in this process. The result's ``first`` is where its first frame starts."""
     malloc_tuning.keep_freed_memory()
     job = LogPass(store, ends, wanted, part.start, progress)
     for number, file in enumerate(store.log.files):
@@ -209,7 +209,7 @@ PIECE = 64 << 20
 
 
 def sample(store: Store, share: float, seed: int) -> list[Range]:
-    """About ``share`` of the log in pieces, the same ones for the same seed; never none.
+    """Return about ``share`` of the log in pieces, the same ones for the same seed; never none.
 
     The piece with the end of the used log is always among them: that is where crashes strike.
     """

@@ -72,14 +72,14 @@ class SoundPass:
 
     @cached_property
     def _of_index(self) -> tuple[Array, Array]:
-        """Numbers of the first entry of each file, and after the last; their begin times."""
+        """Return numbers of the first entry of each file, and after the last; their begin times."""
         if self._keys is None:
             return np.zeros(1, np.int64), np.zeros(0, np.int64)
         return np.array(self._keys.entries.starts, np.int64), self._keys.begins
 
     @property
     def waiting(self) -> int:
-        """Number of messages waiting to be counted."""
+        """Return the number of messages waiting to be counted."""
         return self._get("messages") + self._get("bad")
 
     def _get(self, name: str) -> int:
@@ -90,7 +90,7 @@ class SoundPass:
             self._state[self._at[name]] = value
 
     def over(self, data: Array, base: int, at: int, end: int, result: RangeResult) -> int:
-        """Offset up to which records are sound: as `Walk.sound` has it."""
+        """Return the offset up to which records are sound: as `Walk.sound` has it."""
         keys = self._keys
         if keys is not None and keys.unreadable:
             return at
@@ -120,7 +120,7 @@ class SoundPass:
                 return self._get("at")
 
     def _begin(self) -> None:
-        """A run begins, where the others have gone on to."""
+        """Begin a run where the others have ended."""
         if self._keys is not None:
             position = self._keys.position
             starts = self._of_index[0]
@@ -237,7 +237,7 @@ class SoundPass:
         result.last_store_timestamp = max(result.last_store_timestamp or newest, newest)
 
     def _keep_bad(self, result: RangeResult) -> None:
-        """Lists those whose bodies are damaged."""
+        """List those whose bodies are damaged."""
         rows = self._bad[:self._get("bad")].tolist()
         result.bytes_damaged += self._get("bad_bytes")
         self._set(bad=0, bad_bytes=0)

@@ -35,7 +35,7 @@ Wrong = tuple[str, str, str]
 
 
 def batch_expected(record: Record) -> tuple[int, int]:
-    """(msgBaseOffset, batchSize) of the row a broker writes for a record.
+    """Return (msgBaseOffset, batchSize) of the row a broker writes for a record.
 
     Only a record with both INNER_BASE and INNER_NUM covers more than its own queue offset.
     ValueError where a broker could not read the numbers.
@@ -110,7 +110,7 @@ class _Rows:
                           count=(file.size - row * UNIT_SIZE) // UNIT_SIZE)
 
     def _page(self, file: StoreFile, rows: Array, index: Array) -> Iterator[Finding]:
-        """Rows of one file that are not zero; ``index`` are their numbers in it."""
+        """Yield rows of one file that are not zero; ``index`` are their numbers in it."""
         good: Array = np.ones(len(rows), bool)
         bases = rows["msg_base_offset"]
         for wrong, mask in self._alone(rows):
@@ -141,7 +141,9 @@ class _Rows:
         ]
 
     def _ahead(self, file: StoreFile, rows: Array, index: Array, good: Array) -> Iterator[Finding]:
-        """Rows beyond the end of the log: one finding per stretch. Takes them out of ``good``."""
+        """Yield rows beyond the end of the log: one finding per stretch. Takes them out of
+        ``good``.
+        """
         ahead = good & (rows["physical_offset"] >= self._log_end)
         if not self._store.log.files:
             ahead &= False
@@ -158,7 +160,7 @@ class _Rows:
                              base=int(rows["msg_base_offset"][row]), count=count)
 
     def _order(self, rows: Array) -> Iterator[tuple[int, Wrong]]:
-        """Rows are in the order of their messages, and no two cover one queue offset.
+        """Yield rows out of the order of their messages, or that cover a queue offset twice.
 
         Only rows with which nothing else is wrong: one wild number must not accuse the others.
         """
@@ -238,7 +240,7 @@ Expected = list[tuple[int, int, int, int]]
 
 
 def batch_forward(context: Context) -> Iterator[Finding]:
-    """Records of batch topics that no row leads to: in the middle, or after the last row."""
+    """Yield records of batch topics that no row leads to: in the middle, or after the last row."""
     for key, expected in context.result.batch_rows.items():
         queue = context.store.batch_queues.get(key)
         if queue is None or not queue.exists:

@@ -41,7 +41,7 @@ class ExtReader(Closing):
         self._source: FileSource | None = None
 
     def place(self, address: int) -> tuple[str, int] | None:
-        """(file, position in it) an address replaces; None outside the files."""
+        """Return (file, position in it) an address replaces; None outside the files."""
         if not layout.is_address(address):
             return None
         offset = layout.byte_offset(address)
@@ -70,7 +70,9 @@ class ExtReader(Closing):
             return None
 
     def _read(self, path: str, position: int) -> tuple[int, int, bytes]:
-        """(position, last position whose unit is whole for sure, bytes) of the page there."""
+        """Return (position, last position whose unit is whole for sure, bytes) of the page
+        there.
+        """
         if self._source is None or self._source.name != path:
             self.close()
             self._source = FileSource(path)
@@ -85,9 +87,9 @@ class ExtReader(Closing):
 
 
 def check(store: Store) -> Iterator[Finding]:
-    """Walks all extension files: every unit must lead to the next, up to an end mark.
+    """Walk all extension files: every unit must lead to the next, up to an end mark.
 
-    After the last unit that the consumequeue leads to, the last file may hold what a recovery cut
+    After the last unit that the consume queue points to, the last file may hold what a recovery cut
     off and later units only half overwrote: nobody reads that, and it is not looked at.
     """
     top = store.path(FOLDER)
@@ -122,7 +124,7 @@ def _addressed(store: Store, topic: str, queue_id: int) -> int:
 
 
 def _file(file: StoreFile, topic: str, queue: int, end: int | None) -> Iterator[Finding]:
-    """One file; units from ``end`` on are not looked at (None: the end mark must stand)."""
+    """Read one file; units from ``end`` on are not looked at (None: the end mark must stand)."""
     def tell(detail: str, position: int, length: int | None = None) -> Finding:
         return Finding("cq-ext", FOLDER, detail, file=file.path, offset=position, length=length,
                        topic=topic, queue_id=queue, next=_FIX)
@@ -170,7 +172,7 @@ class _Window:
         self._source, self._start, self._data = source, 0, b""
 
     def head(self, position: int) -> tuple[int, int]:
-        """(size, size of the bit map) of the unit at ``position``; zeros beyond the end."""
+        """Return (size, size of the bit map) of the unit at ``position``; zeros beyond the end."""
         if not self._start <= position <= self._start + len(self._data) - HEAD_SIZE:
             self._start, self._data = position, self._source.read(position, _CHUNK)
             if len(self._data) < HEAD_SIZE:

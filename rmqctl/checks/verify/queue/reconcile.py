@@ -54,7 +54,7 @@ class LeftOver:
     def finding(self, category: str, detail: str, row: int | None, *, count: int = 1,
                 severity: str = "", structure: str = "consumequeue",
                 offset: int | None = None) -> Finding:
-        """A finding at a row of this queue (or at a physical offset for the commitlog)."""
+        """Return a finding at a row of this queue (or at a physical offset for the commitlog)."""
         file = position = None
         if structure == "commitlog" and offset is not None:
             log_file = self.context.store.log.file_of(offset)
@@ -85,7 +85,7 @@ class LeftOver:
     # -- reverse: rows nobody claimed -----------------------------------------------------------
 
     def prepare(self) -> None:
-        """Parts the rows no message covers: expired, filler, ahead, lost, stray."""
+        """Classify the rows no message covers: expired, filler, ahead, lost, stray."""
         self._settle()
         log = self.context.store.log
         for start, end in uncovered(self.tally, self.queue.first_index, self.end):
@@ -102,7 +102,7 @@ class LeftOver:
                     self._sort_row(first + index, UnitRecord(*(int(v) for v in rows[index])))
 
     def _settle(self) -> None:
-        """Tells rows of a light queue that moved up for a gap of the broker's own making from
+        """Distinguish rows of a light queue that moved up for a gap of the broker's own making from
         others that stand too early: no more places than queue offsets were skipped before them.
 
         Where the beginning of the log was not read, nobody can tell how many were skipped.
@@ -497,7 +497,7 @@ class QueueReconciler(LeftOver):
             structure="commitlog", offset=claim.physical_offset)
 
     def _loose_rows_left(self) -> Iterator[Finding]:
-        """Rows that no claim of this queue explains."""
+        """Yield rows that no claim of this queue explains."""
         for row, unit in sorted(self._loose.items()):
             if unit.physical_offset in self.context.reported:
                 continue
@@ -560,7 +560,7 @@ def _ranges(rows: list[int], most: int = 8) -> str:
 
 
 def missing_queue(context: Context, key: QueueKey, tally: QueueTally) -> Iterator[Finding]:
-    """A queue that has messages in the log and nothing on disk."""
+    """Yield a finding for a queue that has messages in the log and nothing on disk."""
     if tally.messages <= 0:
         return  # none of them needs a row
     topic, queue_id = key

@@ -27,7 +27,7 @@ STRUCTURE = "consumequeue"
 
 
 def check(context: Context) -> Iterator[Finding]:
-    """Everything of a database which opens; nothing where consume queues are in files."""
+    """Yield everything of a database which opens; nothing where consume queues are in files."""
     store = context.store
     database = store.rocksdb if store.layout.consumequeue == "rocksdb" else None
     if database is None:
@@ -131,7 +131,8 @@ def _last(context: Context, database: RocksQueues, queue: RocksQueue) -> Iterato
 
 def gaps(context: Context, queue: ConsumeQueue, tally: QueueTally,
          unclaimed: Iterable[tuple[int, int]]) -> Iterator[Finding]:
-    """Queue offsets without a row between others with one, for which the log has no message either.
+    """Yield queue offsets without a row between others with one, for which the log has no message
+    either.
 
     ``unclaimed``: intervals of queue offsets whose rows point to no message of the log.
     """

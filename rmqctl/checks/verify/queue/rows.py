@@ -113,7 +113,7 @@ class QueueTally:
 
 
 def merged(intervals: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Sorted, overlapping and touching intervals joined."""
+    """Return sorted, overlapping and touching intervals joined."""
     out: list[tuple[int, int]] = []
     for start, end in sorted(intervals):
         if out and start <= out[-1][1]:
@@ -251,7 +251,7 @@ class QueueRows:
         self._noted += len(sound[:room])
 
     def _compare_rows(self, queue: ConsumeQueue, tally: QueueTally, rows: Rows) -> None:
-        """Holds messages of one queue (``rows``) against the rows at their queue offsets."""
+        """Compare messages of one queue (``rows``) with the rows at their queue offsets."""
         # One read for all of them; what is wrong with an unreadable queue is said elsewhere.
         first = int(rows.offset.min())
         try:
@@ -386,7 +386,7 @@ def _cover(tally: QueueTally, offsets: Array) -> None:
 
 
 def _spread(rows: Rows) -> list[Rows]:
-    """Parts whose queue offsets lie close together, so that no read is mostly waste."""
+    """Return parts whose queue offsets lie close together, so that no read is mostly waste."""
     span = int(rows.offset.max() - rows.offset.min())
     if span <= 4 * len(rows) + 4096:
         return [rows]
@@ -415,7 +415,7 @@ class Shift(NamedTuple):
 
 
 def shifts(offset: Array, by: Array) -> Iterator[Shift]:
-    """Messages with these queue offsets and shifts, by stretches."""
+    """Yield messages with these queue offsets and shifts, by stretches."""
     borders = np.flatnonzero((np.diff(by) != 0) | (np.diff(offset) != 1)) + 1
     for start, end in zip([0, *borders.tolist()], [*borders.tolist(), len(by)], strict=True):
         yield Shift(int(offset[start]), end - start, int(by[start]))
@@ -442,7 +442,7 @@ def rows_ahead(queue: ConsumeQueue, end: int, offset: Array, physical: Array,
 
 
 def _ahead(queue: ConsumeQueue, end: int, offset: Array, physical: Array) -> tuple[int, Array]:
-    """(queue offset, rows from there on), from before where the first message's row is."""
+    """Return (queue offset, rows from there on), from before where the first message's row is."""
     first, end = int(offset.min()), min(int(offset.max()) + 1, end)
     least, back = int(physical.min()), _BACK
     while True:

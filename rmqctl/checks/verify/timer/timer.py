@@ -184,7 +184,9 @@ def _units(log: TimerLog, records: Records, wheel: Wheel | None, flushed: int,
 
 
 def _wrong(log: TimerLog, page: Page, records: Records) -> list[tuple[str, str, Array]]:
-    """(field, what is wrong, which units), in the order in which it is told: each unit once."""
+    """Return (field, what is wrong, which units), in the order in which it is told: each unit
+    once.
+    """
     units = page.units
     previous, magic = units["prev_pos"].astype(np.int64), units["magic"]
     physical = units["physical_offset"].astype(np.int64)

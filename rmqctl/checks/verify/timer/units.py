@@ -59,7 +59,7 @@ class TimerLog:
 
     @property
     def units_per_file(self) -> int:
-        """Places of units in a file: one more must leave room for an end mark after it."""
+        """Return places of units in a file: one more must leave room for an end mark after it."""
         room = self.file_size - UNIT_SIZE - TAIL.size
         return room // UNIT_SIZE + 1 if room >= 0 else 0
 
@@ -121,7 +121,7 @@ class TimerLog:
                 yield Page(file, position, units, filled)
 
     def _gaps(self, file: StoreFile, used: Array, followed: bool) -> Iterator[Finding]:
-        """Places never written before the last unit (or the end, if a file follows).
+        """Yield places never written before the last unit (or the end, if a file follows).
 
         Garbage behind zeros does not make the log longer; a damaged unit behind others does.
         """
@@ -164,7 +164,7 @@ class TimerLog:
         return times
 
     def times(self, position: Array) -> tuple[Array, Array]:
-        """(known, `time_of`) for the units at stream positions.
+        """Return (known, `time_of`) for the units at stream positions.
 
         Known are units of the latest files read, unless `forget` named them.
         """
@@ -179,7 +179,7 @@ class TimerLog:
         return known & (out != 0), out
 
     def forget(self, position: Array) -> None:
-        """Units that are damaged tell nothing about others. All must be in one file."""
+        """Forget units that are damaged. All must be in one file."""
         if len(position):
             number = self._number(int(position[0]))
             self._times[number][(position - self.files[number].base) // UNIT_SIZE] = 0
@@ -192,7 +192,7 @@ class TimerLog:
         return self.files[self._number(position)]
 
     def unit(self, position: int) -> UnitRecord | None:
-        """One unit, read for itself; None without any."""
+        """Return one unit, read for itself; None without any."""
         number = self._number(position)
         if number < 0:
             return None

@@ -115,14 +115,14 @@ class Wheel:
     # -- against the log ------------------------------------------------------------------------
 
     def ahead(self, log: TimerLog) -> Iterator[Finding]:
-        """Slots that lead beyond the end of the log (after `TimerLog.pages`)."""
+        """Yield slots that lead beyond the end of the log (after `TimerLog.pages`)."""
         used = np.flatnonzero(self.sound)
         ahead = used[self.last[used] >= log.end]
         yield from self.tell(ahead, "last_pos",
                              f"points beyond the end of the timer log ({log.end})")
 
     def mismatches(self, log: TimerLog) -> Iterator[tuple[str, Array, Array]]:
-        """(field, slots, positions they lead to) where a unit of another time is.
+        """Yield (field, slots, positions they lead to) where a unit of another time is.
 
         Units that are damaged, expired or too far back are skipped.
         """
@@ -154,7 +154,7 @@ class Wheel:
         return slots
 
     def tell(self, numbers: Array, name: str, words: str) -> Iterator[Finding]:
-        """Findings about slots; each slot is told once in a run."""
+        """Yield findings about slots; each slot is told once in a run."""
         numbers = np.unique(numbers)
         numbers = numbers[~self.bad[numbers]]
         self.bad[numbers] = True
@@ -224,7 +224,7 @@ class Chains:
                               "delivered")
 
     def _wrong_slots(self, wheel: Wheel) -> Iterator[tuple[str, Array, Array]]:
-        """(field, slots, positions of their units) of slots that disagree with their units.
+        """Yield (field, slots, positions of their units) of slots that disagree with their units.
 
         Where the unit's own time belongs to this very slot, the slot's time is what is wrong.
         """
