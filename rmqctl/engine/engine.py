@@ -223,8 +223,8 @@ class Engine(Putting):
         if self._closed:
             raise RefusedError(f"{self.root}: the store was closed")
         if self._failed:
-            raise RefusedError(f"{self.root}: a write failed before; open the store again, "
-                               "which recovers it")
+            raise RefusedError(f"{self.root}: an earlier write failed; open the store again to "
+                               "recover it")
         if self._service is not None:
             self._service.check()
 

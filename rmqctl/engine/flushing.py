@@ -106,12 +106,12 @@ def _advance(store: Store, settings: Settings, checkpoint: CheckpointFile,
     try:
         state = examine(store, settings.profile)
     except RefusedError as error:
-        done.notes.append(f"the checkpoint stays as it is: {error}")
+        done.notes.append(f"the checkpoint was not updated: {error}")
         return
     done.flushed_to = state.end
     if not state.clean:
-        done.notes.append("the last run did not end cleanly: the checkpoint stays as it is, "
-                          "because a recovery relies on it")
+        done.notes.append("the last shutdown was not clean: the checkpoint was not updated, "
+                          "because recovery relies on it")
         return
     physic = logics = 0
     for run in recorded_runs(store, state.start, state.end):

@@ -77,11 +77,11 @@ def examine(store: Store, version: BrokerVersion) -> LogState:
     for file in log.files:
         if file.size != log.file_size:
             raise RefusedError(
-                f"{file.path}: has {file.size} bytes, the other files {log.file_size}; a broker "
-                "would not start on it, so nothing is appended")
+                f"{file.path}: has {file.size} bytes, the other files have {log.file_size}; a "
+                "broker would not start on it, so nothing is appended")
     for gap in log.gaps():
-        raise RefusedError(f"{store.root}: the log has no file for the physical offsets "
-                           f"{gap.start} to {gap.end}; nothing is appended")
+        raise RefusedError(f"{store.root}: the log file for physical offsets {gap.start} to "
+                           f"{gap.end} is missing; nothing is appended")
     recovered = recover_log(store, version)
     # A broker takes a record that says another physical offset than its own; here that is damage.
     damaged = min([*recovered.misplaced, recovered.end])
@@ -189,7 +189,7 @@ def refuse_held(store: Store, root: str) -> None:
     held = store.lock
     if held.held:
         who = f"process {held.pid}" if held.pid else "another process"
-        raise StoreHeldError(f"{root}: the store is held by {who} ({held.kind})")
+        raise StoreHeldError(f"{root}: the store is locked by {who} ({held.kind})")
 
 
 # -- after an unclean end -------------------------------------------------------------------------

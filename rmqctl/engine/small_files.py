@@ -130,8 +130,8 @@ def create_abort(root: str, pid: int | None) -> None:
 def _refuse_link(path: str) -> None:
     """What is written in place must not lie elsewhere: a link may lead anywhere."""
     if os.path.islink(path):
-        raise RefusedError(f"{path} is a link, and nothing is written through it: put the file "
-                           "itself there")
+        raise RefusedError(f"{path} is a link, and rmqctl does not write through links: replace "
+                           "it with the file itself")
 
 
 def remove_abort(root: str) -> None:

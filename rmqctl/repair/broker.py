@@ -73,8 +73,8 @@ def plan_broker(store: Store, version: str | None, scratch: Scratch,
     # A configuration that was not meant, and a broker that does not start: nothing is planned.
     if predicted.misled and predicted.starts:
         raise RefusedError(
-            f"{store.root}: {predicted.misled[0].said}. Nothing is planned towards such a "
-            "configuration; correct the file, or leave --broker-conf out")
+            f"{store.root}: {predicted.misled[0].said}. Nothing is planned for such a "
+            "configuration; correct the file, or omit --broker-conf")
     actions = tuple(predicted.actions)
     notes = list(predicted.notes)
     if not predicted.starts:
@@ -89,8 +89,8 @@ def plan_broker(store: Store, version: str | None, scratch: Scratch,
                              known.batch_topics.__contains__,
                             scratch, wall_clock).steps()
     if predicted.noted is None and rules.rocksdb_queues and store.layout.consumequeue == "rocksdb":
-        raise RefusedError(f"{store.root}: there is no commitlog file, and nothing is planned for "
-                           "the data base of consume queues without it")
+        raise RefusedError(f"{store.root}: no commitlog files found; nothing is planned for the "
+                           "consume queue database without them")
     if predicted.noted is not None:
         queues += start_steps(store, predicted, rules, known.settings, scratch)
     # Then checkpoint, abort file, and the note where the log ends.
@@ -101,7 +101,7 @@ def plan_broker(store: Store, version: str | None, scratch: Scratch,
     # What the plan says beside its steps.
     more = predicted.account.cut - len(predicted.lost_first)
     if more > 0:
-        notes.append(f"{plural(more, 'more message is', 'more messages are')} lost than listed")
+        notes.append(f"{plural(more, 'more message is', 'more messages are')} lost (not listed)")
     unproven = (touches(steps, "consumequeue") and is_unproven(store, version)
                 and not is_likely_file(store))
     return Plan(COMMAND, store.root, actions, tuple(steps), _lost(predicted), predicted.table,

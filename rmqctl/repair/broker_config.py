@@ -68,27 +68,28 @@ def configured(store: Store, given: Mapping[str, Any], *, into_files: bool = Fal
     settings, origin, notes = config.settings, config.origin, []
     if config.index_unknown:
         settings = replace(settings, message_index=False)
-        notes.append(f"{config.index_unknown}; the index stays as it is")
+        notes.append(f"{config.index_unknown}; the index is left as it is")
     # Sizes that nothing shows are said, because a broker with others does not read the files.
     if origin["consumequeue_file_size"] == "default" and (
             into_files or store.layout.consumequeue != "rocksdb") and not any(
             queue.files for queue in store.queues.values()):
         notes.append(_queue_size(
             "consumequeue", settings.consumequeue_file_size, "mappedFileSizeConsumeQueue",
-            "--consumequeue-file-size", "; up to 4.4.0, and 4.9.2, it passes over them"))
+            "--consumequeue-file-size", "; up to 4.4.0, and 4.9.2, it skips them"))
     if "default" in (origin["index_slots"], origin["index_max"]) and (
             not store.index_listing.files):
         notes.append(
-            f"no index file says their shape: a broker's default, {settings.index_slots:,} slots "
-            f"and {settings.index_max:,} entries, is assumed (--index-slots, --index-max). A "
-            "broker with another maxHashSlotNum finds no keys in such files, and says nothing")
+            f"no index file shows their layout: assuming a broker's default, "
+            f"{settings.index_slots:,} slots and {settings.index_max:,} entries (--index-slots, "
+            "--index-max). A broker with another maxHashSlotNum finds no keys in such files and "
+            "reports no error")
     # Topics with batch queues: by settings, by folders, by topics.json.
     batch = settings.batch_topics | {topic for topic, _ in store.batch_queues}
     topics_known = load_one(store, "topics.json").value is not None
     try:
         batch |= Topics(store.root, settings, now_ms).batch_topics()
     except RefusedError as error:  # config/topics.json is damaged: that stops no repair
-        notes.append(f"{error} (which topics have batch queues is taken from their folders)")
+        notes.append(f"{error} (the folders determine which topics have batch queues)")
     assumes_batch = origin["batch_consumequeue_file_size"] == "default" and not any(
         queue.files for queue in store.batch_queues.values())
     if batch and assumes_batch:
@@ -99,7 +100,7 @@ def configured(store: Store, given: Mapping[str, Any], *, into_files: bool = Fal
 
 def _queue_size(structure: str, size: int, name: str, option: str, older: str = "") -> str:
     """What is assumed of a queue's files, and what happens if it is wrong (recovery.md §2)."""
-    return (f"no {structure} file says their size: a broker's default, {size:,} bytes, is assumed "
+    return (f"no {structure} file shows their size: assuming a broker's default, {size:,} bytes "
             f"({option}). A broker with another {name} does not start on such files{older}")
 
 

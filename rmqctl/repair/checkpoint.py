@@ -139,18 +139,18 @@ def checkpoint_steps(root: str, facts: LogFacts, generation: int, *,
         if reason:
             shown_new = _shown(new)
         else:
-            reason = "after an unclean end a broker would discard newer index files"
+            reason = "after an unclean shutdown a broker would discard newer index files"
             shown_old, shown_new = {name: old.index_msg_timestamp}, {name: facts.newest}
     # Bytes after the fields, or another size, alone are a reason, too.
     if not reason and (len(data) != layout.PAGE_SIZE or not layout.rest_is_zero(data)):
-        reason = "checkpoint is no page as a broker writes it"
+        reason = "checkpoint is not a 4096-byte page with zeros after its fields"
     if not reason:
         return [], []
     page = layout.build(new)
     steps: list[Step] = [Replace(NAME, page) if is_file else Create(NAME, page)]
     if strange:
         steps.insert(0, MoveAside(NAME))
-        reason = "checkpoint is no regular file"
+        reason = "checkpoint is not a regular file"
     return steps, [Action("rebuild", NAME, shown_old if is_file else None, shown_new, reason)]
 
 
@@ -169,10 +169,10 @@ def _right(old: CheckpointRecord, facts: LogFacts, generation: int, *,
     for name, limit in limits.items():
         if facts.last >= 0 and not 0 <= getattr(new, name) <= max(0, facts.newest):
             wrong = "checkpoint is ahead of the log" if getattr(new, name) > 0 else (
-                "checkpoint says what is no store time")
+                "checkpoint has an invalid store time")
             new = new._replace(**{name: limit})
         elif getattr(new, name) < 0:  # of an empty log nothing else can be said
-            wrong = "checkpoint says what is no store time"
+            wrong = "checkpoint has an invalid store time"
             new = new._replace(**{name: 0})
     # Offsets.
     confirm = new.confirm_phy_offset
@@ -182,7 +182,7 @@ def _right(old: CheckpointRecord, facts: LogFacts, generation: int, *,
     elif wrong and generation >= 5 and not confirm:
         new = new._replace(confirm_phy_offset=max(0, facts.last))
     if new.master_flushed_offset < _NO_OFFSET:
-        wrong = wrong or "checkpoint says what is no physical offset"
+        wrong = wrong or "checkpoint has an invalid physical offset"
         new = new._replace(master_flushed_offset=0)
     return new, wrong
 

@@ -41,7 +41,7 @@ HOUR = 3_600_000
 _PAGE_ROWS = 1 << 16
 _PAGE_UNITS = 1 << 15
 _WAITING = {SCHEDULE_TOPIC: "delayed messages not yet delivered",
-            HALF_TOPIC: "half messages not yet decided on"}
+            HALF_TOPIC: "half messages neither committed nor rolled back"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +107,8 @@ def expire(store: Store, now: int, limits: Limits) -> Expiry:
                            "all its messages have expired", "byte") for file in follow]
         notes += [*queues.notes, *unread_in_words(queues, progress), *timer.notes]
         if gone and store.layout.consumequeue == "rocksdb":
-            notes.append("entries of expired messages stay in the data base of consumequeues until "
-                         "a broker compacts it, and are of no effect")
+            notes.append("entries of expired messages stay in the consume queue database until a "
+                         "broker compacts it; they have no effect")
     # What is to be said where that is not what the user expects.
     if limits.free_bytes is not None:
         notes += _too_little(gone, limits.free_bytes)
@@ -144,9 +144,9 @@ def _expired_files(store: Store, now: int, limits: Limits) -> Iterator[tuple[Sto
         if limits.older_than is not None and written + limits.older_than <= now:
             reason = f"last written {_hours(now - written)} ago"
         elif limits.keep_bytes is not None and left > limits.keep_bytes:
-            reason = f"more than {limits.keep_bytes} bytes of log"
+            reason = f"the log has more than {limits.keep_bytes} bytes"
         elif limits.free_bytes is not None and freed < limits.free_bytes:
-            reason = f"the oldest, as {limits.free_bytes} bytes are to be freed"
+            reason = f"the oldest file; {limits.free_bytes} bytes must be freed"
         else:
             return
         left -= file.size
@@ -157,8 +157,8 @@ def _expired_files(store: Store, now: int, limits: Limits) -> Iterator[tuple[Sto
 def _too_little(gone: list[tuple[StoreFile, str]], wanted: int) -> Iterator[str]:
     freed = sum(min(os.stat(file.path).st_blocks * BLOCK, file.size) for file, _ in gone)
     if freed < wanted:
-        yield (f"the log files that can go take {freed} bytes of the disk, of {wanted} that are to "
-               "be freed: the last file in use stays")
+        yield (f"removing these log files frees {freed} of {wanted} bytes: the last file in use is "
+               "kept")
 
 
 def _hours(span: int) -> str:
@@ -202,7 +202,7 @@ def unread_in_words(queues: QueuesExpired, progress: ConsumerProgress) -> Iterat
                 span.after > span.before):
             yield (plural(span.after - span.before, "delayed message expires",
                           "delayed messages expire")
-                   + f", and no progress of the delay service is known: {SCHEDULE_TOPIC} (queue "
+                   + f", and the progress of the delay service is unknown: {SCHEDULE_TOPIC} (queue "
                    f"{queue_id})")
 
 
@@ -216,9 +216,8 @@ def younger_than_messages(store: Store, now: int, older_than: int) -> Iterator[s
     except StoreIOError:
         return
     if record is not None and record.store_timestamp + older_than <= now:
-        yield ("all messages of the first file are older than that, but the file was written "
-               "later (a copy that did not keep its time?); like a broker, this goes by the time "
-               "of the file")
+        yield ("all messages of the first file are older than that, but its modification time is "
+               "newer (copied without its time?); like a broker, expire uses the file's time")
 
 
 # -- queue files ----------------------------------------------------------------------------------
@@ -278,8 +277,8 @@ def _gone(out: QueuesExpired, files: list[StoreFile], file_size: int, unit: Fixe
             break
         if _leads_behind(file, unit, after):
             out.notes.append(f"{file.path}: its last entry points to an expired message, but "
-                             "others do not; it stays (a broker would delete it), see "
-                             "`rmqctl verify`")
+                             "others point to messages that stay; the file is kept (a broker "
+                             "would delete it), see `rmqctl verify`")
             break
         gone.append(file)
     return gone

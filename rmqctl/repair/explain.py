@@ -35,7 +35,7 @@ def explain(store: Store, plan: Plan, offset: int) -> Place:
         for span in batch.spans:
             if span.offset <= offset < span.end:
                 return _span(plan, source, span, offset)
-    raise UsageError(f"physical offset {offset}: nothing was found there")
+    raise UsageError(f"physical offset {offset}: nothing found there")
 
 
 def _message(plan: Plan, source: Source, record: Record) -> Place:
@@ -46,12 +46,12 @@ def _message(plan: Plan, source: Source, record: Record) -> Place:
     leads = None if source.witness is None else source.witness.confirms(record)
     if leads is not None:
         evidence.append(Evidence("consumequeue", f"the entry of queue offset {record.queue_offset} "
-                                 + ("leads here" if leads else "leads elsewhere")))
+                                 + ("points here" if leads else "points elsewhere")))
     around = None if source.witness is None or leads else Leads(
         source.witness, [record]).around(record)
     if around is not None:
-        evidence.append(Evidence("consumequeue", "an entry leads to a message of "
-                                 f"{around[1]} bytes from {around[0]} on: it would lie in it"))
+        evidence.append(Evidence("consumequeue", "an entry points to a message of "
+                                 f"{around[1]} bytes at {around[0]}, which would contain it"))
     evidence += _keys(source, record)
     contradicted = leads is False or any("other keys" in one.detail for one in evidence)
     verdict = Verdict.DAMAGED if not whole else plan.verdicts.get(
@@ -66,7 +66,8 @@ def _keys(source: Source, record: Record) -> Iterator[Evidence]:
         source.witness.keys(place, place + 1)[1].tolist())
     if known:
         own = known & key_hashes(record)
-        yield Evidence("index", f"it has {len(own)} of its keys" if own else "it has other keys")
+        yield Evidence("index", f"the index has {len(own)} of its keys" if own else
+                       "the index has other keys")
 
 
 def _span(plan: Plan, source: Source, span: Span, offset: int) -> Place:
@@ -80,25 +81,25 @@ def _span(plan: Plan, source: Source, span: Span, offset: int) -> Place:
     evidence = [Evidence("record", span.reason + (f" (field {span.field})" if span.field else "")
                          )] if span.reason else []
     if span.doubtful:
-        evidence.append(Evidence("damage", f"{len(span.doubtful)} undecided records follow, from "
-                                 f"{span.doubtful[0][0]} on"))
+        evidence.append(Evidence("damage", f"{len(span.doubtful)} undecided records follow, the "
+                                 f"first at {span.doubtful[0][0]}"))
     return Place(span.offset, span.end, verdict, tuple(evidence),
                  _remedy(plan, span.offset, span.end))
 
 
 def _undecided(source: Source, span: Span, position: int, size: int) -> Iterator[Evidence]:
-    yield Evidence("damage", f"the record damaged at {span.offset} may end behind it: nothing is "
-                   "left that says how long that was")
+    yield Evidence("damage", f"the damaged record at {span.offset} may contain it: the length of "
+                   "that record is unknown")
     try:
         record = decode(source.read(position + source.head, size - source.head))
     except FormatError:
         return
-    yield Evidence("record", "its lengths add up, and it says that it lies here" + (
+    yield Evidence("record", "its lengths add up, and its physical offset matches" + (
         "; its body matches its CRC" if record.crc_ok and record.body else ""))
     if source.witness is not None:
         yield Evidence("assumed", f"no record has more than {source.witness.largest_record} bytes")
         if source.witness.confirms(record) is None:
-            yield Evidence("consumequeue", "it has no entry for this queue offset")
+            yield Evidence("consumequeue", "no entry has this queue offset")
 
 
 def _remedy(plan: Plan, start: int, end: int) -> Remedy:

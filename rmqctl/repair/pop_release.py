@@ -92,7 +92,7 @@ def plan_release(store: Store, wanted: Callable[[CheckPoint], bool], clock: Call
                 chosen.append(one)
                 wholes.append(whole)
         notes = [*state.notes, *(problem.text for problem in problems[:1] if problem.is_fault),
-                 *(f"{plural(count, 'message is', 'messages are')} left: {reason}" for reason, count
+                 *(f"{plural(count, 'message')} not released: {reason}" for reason, count
                    in Counter(row["reason"] for row in left).items())]
         if not chosen:
             return Released(Plan(COMMAND, store.root, notes=tuple(notes)), [], left)
@@ -104,7 +104,7 @@ def plan_release(store: Store, wanted: Callable[[CheckPoint], bool], clock: Call
         results = puts.put([*messages, *(_ack(one, known.settings, short=forms.short)
                                          for one in pending)],
                            f"{plural(len(chosen), 'message is', 'messages are')} delivered again")
-        bad = {state.messages.index(one): f"a broker does not take it: {result.reason}"
+        bad = {state.messages.index(one): f"a broker rejects it: {result.reason}"
                for one, result in zip([*chosen, *pending], results, strict=True)
                if not result.stored}
         if not bad:
@@ -116,7 +116,8 @@ def plan_release(store: Store, wanted: Callable[[CheckPoint], bool], clock: Call
     soon = [one.delivery.point.visible_at for one in pending if one.delivery.kept_in == TIMER]
     if soon:
         notes.append(f"start the broker before {time_text(min(soon))}, when it would make the "
-                     "first of these messages visible itself: after that they may come twice")
+                     "first of these messages visible itself: after that they may be delivered "
+                     "twice")
     shown = [{**one.as_dict(now), "retry_topic": message.topic,
               "released_offset": result.physical_offset}
              for one, message, result in zip(chosen, messages, results, strict=False)]
@@ -126,8 +127,8 @@ def plan_release(store: Store, wanted: Callable[[CheckPoint], bool], clock: Call
 
 def _why_left(one: Popped, record: Record | None, *, undecided: bool) -> str:
     if one.state == UNDECIDED and not undecided:
-        return ("what may acknowledge it, or have it, is damaged. `rmqctl recover` may bring that "
-                "back; --undecided delivers it again, maybe once more")
+        return ("the records that may acknowledge or contain it are damaged. `rmqctl recover` may "
+                "restore them; --undecided delivers it again, maybe as a duplicate")
     if one.state not in (INVISIBLE, DUE, LOST, UNDECIDED) or record is None:
         return f"{one.state}: the message cannot be delivered again"
     if record.crc_ok is False:

@@ -177,8 +177,8 @@ class Puts(Changes):
                 writer.add(each, lmq=self.settings.multi_dispatch)
             writer.first = least  # noted once somebody has asked for it
         except FormatError as error:
-            raise RefusedError(f"{self.store.root}: {error}: nothing can be added to consume "
-                               "queues of which a part cannot be read") from None
+            raise RefusedError(f"{self.store.root}: {error}: cannot add entries to consume queues "
+                               "that are partly unreadable") from None
         finally:
             made = writer.finish()
         steps, actions = rocksdb.steps(self.store.root, made, None, why)

@@ -156,8 +156,8 @@ def plan_recover(root: str, scratch: Scratch, options: RecoverOptions, watch: Wa
         known = configured(store, options.given)
         planner = _Planner(root, store, known, scratch, options, watch, make)
         if store is not opened and store.snapshot is not None:
-            planner.note(f"the record at {store.snapshot.log_end} is being written by the process "
-                         "that holds the store: it is left alone")
+            planner.note(f"the process that locks the store is writing the record at "
+                         f"{store.snapshot.log_end}: it is left as it is")
         return planner.plan()
 
 
@@ -200,8 +200,8 @@ class _Planner:
             self._refuse_without_log()
         cut = ended_by_repair(self._store)
         if cut is not None:
-            self._notes.append(f"a repair has ended the log at {cut.end}; this plan brings back "
-                               "what it cut off")
+            self._notes.append(f"a repair truncated the log at {cut.end}; this plan restores the "
+                               "truncated part")
         self._refuse_half_a_log()
         saved = self._log()
         if not saved.restored:
@@ -234,16 +234,16 @@ class _Planner:
                 not self._untold_queues):
             self._take(([MoveAside("abort")], [Action(
                 "move aside", "abort", None, None,
-                "the log and everything derived from it are whole: the next start is a clean "
-                "one" if not self._disputed else
-                "the log is whole: the next start is a clean one")]))
+                "the log and its derived files are complete: the next start is a clean one"
+                if not self._disputed else
+                "the log is complete: the next start is a clean one")]))
         elif (self._store.layout.is_dledger and self._options.topic is None and not held
                 and self._options.only.issuperset((CONSUMEQUEUE, INDEX))
                 and self._store.has_abort):
             self._take(([MoveAside("abort")], [Action(
                 "move aside", "abort", None, None,
-                "DLedger recovers its log at every start; behind this file a broker of 5.2.0 or "
-                "later would cut entries off again that point into it")]))
+                "DLedger recovers its log at every start; with this file a broker of 5.2.0 or "
+                "later would again truncate entries that point into the log")]))
         table = self._table(rebuilt)
         if TIMER in self._options.only and self._options.topic is None and not held:
             timer = timer_steps(self._store, saved.log_end, table.get(f"{TIMER_TOPIC}-0"),
@@ -251,7 +251,7 @@ class _Planner:
             self._take((timer.steps, timer.actions))
             self._notes += timer.notes
         if CONFIG in self._store.layout.unwritten and CONFIG in self._options.only:
-            self._notes.append("the configuration stays as it is: "
+            self._notes.append("the configuration is left as it is: "
                                f"{self._store.layout.unwritten[CONFIG]}")
         elif CONFIG in self._options.only and self._options.topic is None:
             planned, notes = saved_config(self._store, self._saved, table)
@@ -324,12 +324,12 @@ class _Planner:
     def _refuse_sources(self) -> None:
         only = self._options.only
         if self._logs and COMMITLOG not in only:
-            raise UsageError(f"--from {self._logs[0]}: brings back what the log has lost, so it "
-                             "goes with the commitlog")
+            raise UsageError(f"--from {self._logs[0]}: restores messages of the log, so --only "
+                             "must include commitlog")
         names = [*(one.name for one in self._exports), *(one.name for one in self._saved)]
         if names and CONFIG not in only:
-            raise UsageError(f"--from {names[0]}: tells of topics, groups or positions, so it goes "
-                             "with config")
+            raise UsageError(f"--from {names[0]}: contains topics, groups or consumer offsets, so "
+                             "--only must include config")
         for export in self._exports:  # before the log is read; what only that tells comes later
             refuse_foreign(export, topics(self._store, self._generation, ())[0])
 
@@ -338,17 +338,13 @@ class _Planner:
         moved = moved_log(self._store)
         if moved is None:
             return None
-        files = plural(moved.files, "whole file")
+        moved_aside = (f"repair {moved.id} moved {plural(moved.files, 'complete file')} of the log "
+                       "aside; this plan does not restore them")
         if moved.as_it_was:
-            self._notes.append(
-                f"repair {moved.id} has moved {files} of the log aside, and this plan brings "
-                f"nothing of that back: `rmqctl undo {self._root} {moved.id}` does, so do that "
-                "first")
+            self._notes.append(f"{moved_aside}. Run `rmqctl undo {self._root} {moved.id}` first")
             return moved.id
-        self._notes.append(
-            f"repair {moved.id} has moved {files} of the log aside, and this plan brings nothing "
-            "of that back; the store was changed since then, and `rmqctl undo` would take that "
-            "back, too")
+        self._notes.append(f"{moved_aside}. The store was changed since then, and `rmqctl undo` "
+                           "would revert those changes, too")
         return None
 
     def _take(self, planned: tuple[Iterable[Step], Iterable[Action]]) -> None:
@@ -366,8 +362,8 @@ class _Planner:
         queue = next((queue for queue in store.known_queues.values() if queue.files), None)
         if queue is not None or store.batch_queues or store.index_listing.files:
             raise RefusedError(
-                f"{self._root}: there is no commitlog file, and nothing else is taken away for "
-                "that: is the log in other folders (--commitlog-dir), or not mounted?")
+                f"{self._root}: no commitlog files found; refusing to remove the derived files. Is "
+                "the log elsewhere (--commitlog-dir) or not mounted?")
 
     def _refuse_log_in_root(self, *, here: bool = False) -> None:
         """Beside checkpoint and lock no broker loads a log, and no repair could tell them apart.
@@ -391,9 +387,9 @@ class _Planner:
                 and not self._options.commitlog_dirs
                 and store.log_folders != [store.path("commitlog")]):
             raise RefusedError(
-                f"{self._root}: a log that was found in {', '.join(store.log_folders)} lacks the "
-                f"files of [{gap.start}, {gap.end}): is another folder of it not mounted, or "
-                "elsewhere? Name all that there are (--commitlog-dir)")
+                f"{self._root}: the log found in {', '.join(store.log_folders)} lacks the files "
+                f"of [{gap.start}, {gap.end}). Is another of its folders elsewhere, or not "
+                "mounted? Pass every folder with --commitlog-dir")
 
     def _log(self) -> Salvage:
         """The log as it will be; as it is, where it was not asked for."""
@@ -550,9 +546,9 @@ class _Planner:
                 **({"opened": self._store} if self._make is rebuild else {}))
         if rebuilt.gaps and self._store.layout.is_dledger:
             raise RefusedError(
-                f"{self._root}: entries of the log are lost or damaged, nothing is put in their "
-                "place, as a group agrees on no filler, and without them entries would stand at "
-                "other queue offsets than their messages have: " + (
+                f"{self._root}: entries of the log are lost or damaged and get no fillers, because "
+                "a DLedger group does not agree on fillers; without them consume queue entries "
+                "would be at other queue offsets than their messages have: " + (
                     "a further member of the group may have them" if self._logs else
                     "another node of the group may have them (`rmqctl diff` compares two, "
                     "`rmqctl recover --from` copies them)"))
@@ -605,8 +601,8 @@ class _Planner:
         wants = partial(wants_queue, options.topic, options.queue)
         others = None if options.topic is None else store.rocksdb
         damaged = RefusedError(
-            f"{self._root}: the data base of consumequeues is damaged, so entries of other topics "
-            "would be lost: recover without --topic makes all of them anew")
+            f"{self._root}: the consume queue database is damaged, so entries of other topics "
+            "would be lost: recover without --topic rebuilds all of them")
         if options.topic is not None and (others is None or others.damage):
             raise damaged
         with self._watch("rebuilding", log_size(saved.parts)) as done:
@@ -637,8 +633,8 @@ class _Planner:
         if not (INDEX in self._options.only and self._options.topic is None
                 and self._known.index_unknown and self._troubled(INDEX)):
             return left
-        self._notes.append("the index is damaged and stays so: keys may not be found before it is "
-                           "made anew in the shape that the broker has")
+        self._notes.append("the index is damaged and is not repaired: key lookups may miss "
+                           "messages until it is rebuilt with the broker's index settings")
         return (*left, INDEX)
 
     def _troubled(self, part: str) -> bool:
@@ -663,9 +659,9 @@ class _Planner:
             first = ", ".join(f"{topic}/{queue_id}" for topic, queue_id in sorted(untold)[:3])
             more = f" and {len(untold) - 3} more" if len(untold) > 3 else ""
             self._notes.append(
-                f"light queues {first}{more} stay as they are: messages have queue offsets and no "
-                "entries there, as with enableMultiDispatch switched off for a time or with "
-                "entries lost. --multi-dispatch has all of them made anew")
+                f"light queues {first}{more} are left as they are: messages have queue offsets but "
+                "no entries there, as when enableMultiDispatch was off for a time or entries were "
+                "lost. --multi-dispatch rebuilds all of them")
         return untold
 
     def _table(self, rebuilt: Rebuilt | None) -> dict[str, int]:

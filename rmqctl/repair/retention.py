@@ -139,7 +139,7 @@ def expire_by_settings(store: Store, now: int) -> Expiry:
     """
     release, rules = rules_of(store)
     done = expire(store, now, Limits(older_than=rules.reserved_hours * HOUR))
-    said = (f"log files expire that were last written {rules.reserved_hours} h ago or earlier "
+    said = (f"log files last written {rules.reserved_hours} h ago or earlier expire "
             f"({origin(store, release, 'fileReservedTime')}; release {release})")
     return replace(done, plan=replace(done.plan, notes=(said, *done.plan.notes)))
 
@@ -166,15 +166,15 @@ def retention(store: Store, around: Around, version: str | None = None,
     after = store.log.files[gone].base if gone else store.log.min_offset
     if not store.layout.reads("consumequeue"):
         found.unread = None
-        found.notes.append(f"{store.layout.unread.get('consumequeue')}: who has not read what "
-                           "goes is not known")
+        found.notes.append(f"{store.layout.unread.get('consumequeue')}: unknown which groups have "
+                           "not read the expiring messages")
     elif gone:
         progress = ConsumerProgress.of(store)
         queues = expire_queues(store, store.log.min_offset, after)
         found.unread = unread(queues, progress)
         if not progress.commits:
-            found.notes.append("config/ has no offset of any consumer group, so nobody knows who "
-                               "has not read what goes")
+            found.notes.append("config/ has no consumer offsets: unknown which groups have not "
+                               "read the expiring messages")
         found.notes += unread_in_words(queues, progress)
         found.notes += expire_timer(store, store.log.min_offset, after,
                                     progress.timer_read).notes
@@ -182,21 +182,21 @@ def retention(store: Store, around: Around, version: str | None = None,
     found.notes += younger_than_messages(store, around.now, rules.reserved_hours * HOUR)
     if disk.expires_files:
         found.notes.append(
-            "the age of a log file is that of its last modification, which cp -p, rsync -a and tar "
-            "keep: `touch` the files of a restored copy, or set a larger fileReservedTime, before "
-            "a broker starts on it, if their messages are to stay")
+            "a log file's age counts from its last modification, a time that cp -p, rsync -a and "
+            "tar keep. To keep the messages of a restored copy, `touch` its files or set a larger "
+            "fileReservedTime before a broker starts on it")
     if (fault := rules.fault) is not None:
         found.notes.insert(0, str(fault))
     # For how long there is room.
     if around.no_disk:
         found.no_outlook = str(around.no_disk)
     elif len(store.log_folders) > 1:
-        found.no_outlook = "the log lies in several folders"
+        found.no_outlook = "the log is in several folders"
     else:
         found.outlook = _outlook(store, rules, around, growth(store), by_time=found.next_run is not
                                  None)
         if found.outlook is None:
-            found.no_outlook = "less than a minute lies between the messages of the log"
+            found.no_outlook = "the messages of the log span less than a minute"
     return found
 
 

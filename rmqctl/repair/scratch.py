@@ -34,14 +34,15 @@ class Scratch:
             try:
                 self.root = tempfile.mkdtemp(prefix="rmqctl-")
             except OSError as error:
-                raise failed(error, tempfile.gettempdir(), "make a scratch folder in") from None
+                raise failed(error, tempfile.gettempdir(), "create a scratch folder in") from None
         else:
             self.root = os.path.join(above, name)
             make_folders(self.root)
             # What is below is written, and taken away later: it must not be somewhere else.
             for path in (self.root, *_below(self.root)):
                 if os.path.islink(path):
-                    raise StoreIOError(f"{path}: is a link; rmqctl makes none there")
+                    raise StoreIOError(f"{path}: is a link; rmqctl does not use it for scratch "
+                                       "files")
         self.keep = keep
 
     def path(self, *parts: str) -> str:

@@ -82,7 +82,7 @@ def checked(root: str, target: str) -> str:
     if target == NOTE:  # all else in that folder is not what a plan is about
         return target
     if "\0" in target or first in (os.pardir, os.curdir, STAGING, "lock") or target == os.sep:
-        raise InternalError(f"{target!r} is no target of a repair")
+        raise InternalError(f"{target!r} is not a valid target of a repair")
     return target
 
 
@@ -125,8 +125,8 @@ def refuse_foreign_links(root: str, target: str) -> None:
         except OSError:
             continue  # it leads nowhere
         if maker not in (0, owner):
-            raise RefusedError(f"{target}: {path} is a link that user {maker} made to what user "
-                               f"{owner} owns; it is not followed")
+            raise RefusedError(f"{target}: {path} is a link created by user {maker} to a file of "
+                               f"user {owner}; rmqctl does not follow it")
 
 
 def below(target: str) -> str:

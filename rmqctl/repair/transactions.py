@@ -67,7 +67,7 @@ def plan_end(store: Store, end: End, wanted: Wanted, clock: Callable[[], int],
     unknown = [one for one in sorted(others) if not was_ended(store, one)]
     if unknown:
         raise RefusedError(f"{store.root}: no transaction has the id {unknown[0]}")
-    done = [f"{plural(len(others), 'transaction was', 'transactions were')} ended before"] * bool(
+    done = [f"{plural(len(others), 'transaction had', 'transactions had')} ended already"] * bool(
         others)
     fault = next((problem for problem in problems if problem.is_fault), None)
     if fault is not None:
@@ -93,7 +93,7 @@ def plan_end(store: Store, end: End, wanted: Wanted, clock: Callable[[], int],
             f"{plural(len(ended), 'transaction is', 'transactions are')} {why}"))
         if all(result.stored for result in results):
             break
-        bad = {chosen.index(some): f"a broker does not take the message: {result.reason}"
+        bad = {chosen.index(some): f"a broker rejects the message: {result.reason}"
                for some, result in zip(ended, results, strict=False)
                if end == "commit" and not result.stored}
         if not bad:
@@ -104,8 +104,7 @@ def plan_end(store: Store, end: End, wanted: Wanted, clock: Callable[[], int],
         row["committed_offset"] = result.physical_offset
     notes = [*known.notes, *puts.notes, *done]
     if left:
-        notes.append(f"{plural(len(left), 'transaction is', 'transactions are')} left: "
-                     f"{left[0]['reason']}")
+        notes.append(f"{plural(len(left), 'transaction')} not ended: {left[0]['reason']}")
     return Ended(Plan(f"transactions-{end}", store.root, tuple(puts.actions), tuple(puts.steps),
                       notes=tuple(notes)), shown, left)
 
@@ -116,7 +115,7 @@ def _message(puts: Puts, end: End, some: Transaction) -> tuple[Outgoing | None, 
     if record is None:
         return None, "its half message is not in the log"
     if some.state == ANSWERED and end == "commit":
-        return None, "another of its half messages was ended: whether by a commit is unknown"
+        return None, "another of its half messages was ended, and it is unknown how"
     if end == "rollback":
         return None, ""
     if record.crc_ok is False:

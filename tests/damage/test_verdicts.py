@@ -20,9 +20,9 @@ def test_the_first_verdict_stays_until_acquitted() -> None:
 
 
 def test_a_place_as_the_document_has_it() -> None:
-    place = Place(5, 9, Verdict.CONTRADICTED, (Evidence("index", "it has other keys"),),
+    place = Place(5, 9, Verdict.CONTRADICTED, (Evidence("index", "the index has other keys"),),
                   OF_ACTION["put back"])
     assert place.as_dict() == {
         "start": 5, "end": 9, "verdict": "contradicted", "remedy": "moved_back",
-        "evidence": [{"source": "index", "detail": "it has other keys"}]}
+        "evidence": [{"source": "index", "detail": "the index has other keys"}]}
     assert {*OF_ACTION.values()} == {*Remedy} - {Remedy.NONE}

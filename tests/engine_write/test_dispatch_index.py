@@ -378,5 +378,5 @@ def test_other_shapes_are_refused(tmp_path):
     with pytest.raises(RefusedError, match="different sizes"):
         writer(tmp_path, Shape(6, 8))
     for shape in (Shape(0, 8), Shape(5, 1), Shape(5, 0)):
-        with pytest.raises(UsageError, match="no index file can have"):
+        with pytest.raises(UsageError, match="an index file cannot have"):
             writer(tmp_path, shape)

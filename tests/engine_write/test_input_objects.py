@@ -171,7 +171,7 @@ def test_numbers_at_the_limits(number):
 
 # -- bad input ----------------------------------------------------------------------------------
 
-HALF = "holds half of a surrogate pair (U+D800)"
+HALF = "contains an unpaired surrogate (U+D800)"
 BAD = [
     ({"topic": None}, "field topic: missing"),
     ({"body": None}, "field body: missing"),
@@ -220,7 +220,7 @@ BAD = [
     ({"store_host": "\udc80:1"}, r"field store_host: '\udc80:1' is no ADDRESS:PORT"),
     ({"topic": "\ud800"}, f"field topic: {HALF}"),
     ({"topic": "\udc80\ud800"}, f"field topic: {HALF}"),
-    ({"topic": "\udc80\udcff\udd00"}, "field topic: holds half of a surrogate pair (U+DD00)"),
+    ({"topic": "\udc80\udcff\udd00"}, "field topic: contains an unpaired surrogate (U+DD00)"),
     ({"properties_raw": "a\x01\ud800"}, f"field properties_raw: {HALF}"),
     ({"properties": {"a": "\ud800"}}, f"field properties: {HALF}"),
     ({"properties": {"\ud800": "a"}}, f"field properties: {HALF}"),
@@ -228,7 +228,7 @@ BAD = [
     ({"keys": ["\ud800"]}, f"field keys[0]: {HALF}"),
     ({"body": "a\ud800"}, f"field body: {HALF}"),
     ({"body": "\udc80"},
-     "field body: holds half of a surrogate pair (U+DC80); what is no text goes as base64"),
+     "field body: contains an unpaired surrogate (U+DC80); encode binary data as base64"),
     ({"messages": [{"body": "b"}]}, "field messages: has no place beside body"),
     ({"messages": {}}, "field messages: expected a list, got an object"),
     ({"body": None, "messages": []}, "field messages: a batch without messages"),
@@ -278,8 +278,8 @@ def test_what_is_refused_and_why(given, words):
     (b'{"topic":"T","body":"b","flag":1e999}', "field flag: expected a whole number, got a"),
     (b'{"topic":"T","body":"b","flag":1' + b"0" * 5000 + b"}", "field flag: expected a whole "),
     (b'{"topic":"T","body":"b","flag":-1' + b"0" * 5000 + b"}", "field flag: expected a whole "),
-    (b"[" * 100_000, "not readable: nested too deeply"),
-    (b'{"x":' * 100_000, "not readable: nested too deeply"),
+    (b"[" * 100_000, "cannot be read: nested too deeply"),
+    (b'{"x":' * 100_000, "cannot be read: nested too deeply"),
 ])
 def test_lines_that_are_no_object(text, words):
     for way in (PLAIN, REPLAY, Recorded()):

@@ -142,7 +142,7 @@ def test_the_larger_the_body_the_more_must_speak_for_it() -> None:
     correction = after(raw, "bit", (start + 9, 0x80))
     assert is_back(raw, correction)
     assert isinstance(correction, Correction)
-    assert correction.witnesses[-1] == "that it was no text"
+    assert correction.witnesses[-1] == "that it was not text"
     assert correction.chance < 1e-7
     # A zlib stream has a checksum of its own.
     packed, record = record_of(zlib.compress(random.Random(2).randbytes(40 << 10)),
@@ -156,7 +156,7 @@ def test_the_larger_the_body_the_more_must_speak_for_it() -> None:
 
 def test_what_cannot_be_unpacked_is_not_believed() -> None:
     raw, record = record_of(b"marked, but not compressed", sys_flag=sysflag.COMPRESSED)
-    assert after(raw, "bit", (body_at(record) + 3, 4)) == "the body cannot be unpacked then"
+    assert after(raw, "bit", (body_at(record) + 3, 4)) == "the corrected body cannot be decompressed"
 
 
 def test_random_damage_is_explained_as_rarely_as_said() -> None:

@@ -284,7 +284,7 @@ def test_half_messages_and_timers_are_reported(golden_copy: GoldenFolder) -> Non
     (root / "config").mkdir(exist_ok=True)
     (root / "config" / "consumerOffset.json").write_text(json.dumps({"offsetTable": {
         "RMQ_SYS_TRANS_HALF_TOPIC@CID_RMQ_SYS_TRANS": {"0": 2}}}))
-    assert any("half messages not yet decided on expire: CID_RMQ_SYS_TRANS" in one
+    assert any("half messages neither committed nor rolled back expire: CID_RMQ_SYS_TRANS" in one
                for one in run(root).plan.notes)
     root = golden_copy("5.3.3/timer/store")
     age(root, [100.0, 1.0])

@@ -323,8 +323,8 @@ def test_several_of_a_place(tmp_path: Path) -> None:
     hurt(store, ours.puts[20].physical, 60)
     hurt(store, ours.puts[90].physical, 60)
     result = recover(store, source, options=(*SIZES, *JSON)).expect(1)
-    assert "100 messages cannot be used: others of it lie at the same physical offset" in (
-        result.err)
+    assert ("100 messages cannot be used: other messages of the source are at the same physical "
+            "offset") in result.err
     assert [copy["offset"] for copy in actions(result.json(), "copy")] == [ours.puts[20].physical]
     source.write_text(one + one)
     recover(store, source, options=(*SIZES, *APPLY)).expect(0)
@@ -345,8 +345,8 @@ def test_what_cannot_be_used_is_said(tmp_path: Path) -> None:
     for line, said in ((changed(body=None), "field body: missing"),
                        (changed(properties_raw=None), "field properties_raw: missing"),
                        (changed(queue_offset=None, flag=None), "fields queue_offset, flag: miss"),
-                       (changed(body="short"), "field body_crc does not fit the others"),
-                       (changed(total_size=4), "field total_size does not fit the others"),
+                       (changed(body="short"), "field body_crc contradicts the other fields"),
+                       (changed(total_size=4), "field total_size contradicts the other fields"),
                        (changed(crc_ok=False), "the body was found damaged"),
                        (changed(placement="doubtful"), "may lie in the body of another"),
                        (changed(physical_offset=1 << 61), "lies far from this log"),

@@ -125,8 +125,8 @@ def test_what_nothing_proves_becomes_the_neighbours(tmp_path: Path, time: int) -
     retimed(writer, 17, time)
     action, = checked(tmp_path, writer, exact=False)
     assert action["reason"] == (
-        f"store time {time_text(time)} cannot be, and what it was is not known: set to that of its "
-        f"neighbour, {time_text(writer.puts[16].time)}")
+        f"invalid store time {time_text(time)}: original unknown, set to that of its neighbour, "
+        f"{time_text(writer.puts[16].time)}")
     times = [put.time for put in writer.puts]
     assert_times(tmp_path / "s", [*times[:17], times[16], *times[18:]])
 
@@ -268,7 +268,7 @@ def test_the_half_message_without_one_turned_bit(tmp_path: Path, bit: int, old: 
     place = writer.puts[4].physical
     led_to(writer, 13, place ^ 1 << bit)
     action, = checked(tmp_path, writer)
-    assert f"its own is at {place}, without one turned bit" in action["reason"]
+    assert f"corrected to {place} (one flipped bit)" in action["reason"]
 
 
 @pytest.mark.parametrize("old", [True, False], ids=["4.0", "later"])

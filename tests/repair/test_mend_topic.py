@@ -169,7 +169,7 @@ def test_the_only_message_of_a_topic(rmqctl: Run, tmp_path: Path) -> None:
     """Nothing tells its topic: it stays, gets no row, and that is said."""
     built, found = torn(tmp_path, 4, b"re\0und")
     assert (found.actions, found.wrong_topics) == ((), 1)
-    assert any("'re\\x00und': what it was is not known" in note for note in found.notes)
+    assert any("'re\\x00und': original unknown" in note for note in found.notes)
     done = rmqctl("recover", built.root, "--apply", "--yes", *JSON).expect(1)
     assert done.json()["left_damaged"] == ["commitlog"]
     assert "topic that can be no folder" in done.err

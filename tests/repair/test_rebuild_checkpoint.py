@@ -90,7 +90,7 @@ def test_a_page_of_another_length_keeps_its_values(tmp_path):
     for data in (layout.build(right)[:40], layout.build(right)[:-1], layout.build(right) + b"x",
                  layout.build(right)[:-1] + b"x"):
         (tmp_path / "checkpoint").write_bytes(data)
-        assert after(tmp_path) == (right, "checkpoint is no page as a broker writes it")
+        assert after(tmp_path) == (right, "checkpoint is not a 4096-byte page with zeros after its fields")
 
 
 def test_an_empty_log_needs_none_and_a_folder_goes_aside(tmp_path):
@@ -100,7 +100,7 @@ def test_an_empty_log_needs_none_and_a_folder_goes_aside(tmp_path):
     for facts in (FACTS, empty):
         steps, (action,) = checkpoint_steps(str(tmp_path), facts, 4)
         assert [type(one) for one in steps] == [MoveAside, Create]
-        assert (action.before, action.reason) == (None, "checkpoint is no regular file")
+        assert (action.before, action.reason) == (None, "checkpoint is not a regular file")
 
 
 def test_of_an_empty_log_only_what_cannot_be_is_mended(tmp_path):

@@ -107,7 +107,7 @@ def test_numbers_in_the_index_folder(rmqctl: Run, golden_copy: Folder, version: 
     assert {(one["target"], one["reason"]) for one in done["actions"]} == {
         ("index/123", "a broker does not start on it"), ("index/.DS_Store", "no index file"),
         ("index/old", "no index file"),
-        ("index/7", "a broker takes it for an index file")}
+        ("index/7", "a broker treats it as an index file")}
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -73,7 +73,7 @@ def test_copies_that_a_broker_makes(name: str, golden_copy: GoldenFolder) -> Non
     for action in mended:
         assert action["proof"]["fields"] == ["body"]
         assert "the body's CRC" in action["proof"]["witnesses"]
-        assert action["proof"]["by"][0].startswith("its body from the ")
+        assert action["proof"]["by"][0].startswith("body copied from the ")
     assert logs(store) == whole
 
 

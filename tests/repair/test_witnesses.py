@@ -30,12 +30,12 @@ def change(built: tiny.Tiny, physical: int, value: bytes) -> None:
 
 
 @pytest.mark.parametrize(("at", "xor", "fields", "witnesses"), [
-    (15, 1, ["queue_id"], {"its consumequeue row", "the body's CRC", "the index"}),
-    (27, 8, ["queue_offset"], {"its consumequeue row", "the body's CRC", "the index"}),
-    (3, 4, ["total_size"], {"its consumequeue row", "the sum of its lengths",
+    (15, 1, ["queue_id"], {"its consume queue entry", "the body's CRC", "the index"}),
+    (27, 8, ["queue_offset"], {"its consume queue entry", "the body's CRC", "the index"}),
+    (3, 4, ["total_size"], {"its consume queue entry", "the sum of its lengths",
                             "the message behind it"}),
-    (35, 16, ["physical_offset"], {"its consumequeue row", "the body's CRC"}),
-    (11, 1, ["body_crc"], {"its consumequeue row", "the body's CRC but for one bit"}),
+    (35, 16, ["physical_offset"], {"its consume queue entry", "the body's CRC"}),
+    (11, 1, ["body_crc"], {"its consume queue entry", "the body's CRC except for one bit"}),
 ])
 def test_a_mended_record(at: int, xor: int, fields: list[str], witnesses: set[str],
                          tmp_path: Path) -> None:
@@ -104,5 +104,5 @@ def test_a_damaged_message_that_is_kept(tmp_path: Path) -> None:
     change(built, placed.start + at, b"xyz")
     (action,) = plan_of(built.root, "--keep-damaged")
     assert action["action"] == "keep damaged"
-    assert {"its consumequeue row", "the index"} <= {*action["proof"]["witnesses"]}
+    assert {"its consume queue entry", "the index"} <= {*action["proof"]["witnesses"]}
     assert "the body's CRC" not in action["proof"]["witnesses"]

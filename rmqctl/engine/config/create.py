@@ -62,7 +62,7 @@ def plan_store(root: str | os.PathLike[str], settings: Settings,
     """What `create_store` would make. Writes nothing and fails where that would."""
     path = os.fspath(root)
     if not path or "\0" in path:
-        raise UsageError(f"{path!r} is no name of a folder")
+        raise UsageError(f"{path!r} is not a folder name")
     settings, notes = checked(settings)
     plan = NewStore(path, settings, _log_names(path, commitlog_dirs), notes)
     _refuse_content(plan)
@@ -124,21 +124,21 @@ def _log_names(root: str, given: Iterable[str]) -> tuple[str, ...]:
     folders: list[str] = []
     for name in given:
         if not name or "\0" in name:
-            raise UsageError(f"{name!r} is no name of a folder")
+            raise UsageError(f"{name!r} is not a folder name")
         folder = os.path.normpath(os.path.join(top, name))
         if "," in folder:
             raise UsageError(f"commitlog folder {folder!r} contains a comma, which separates "
                              "folders in a broker's configuration")
         if _inside(top, folder):
-            raise UsageError(f"commitlog folder {name!r} would hold the store itself")
+            raise UsageError(f"commitlog folder {name!r} would contain the store itself")
         folder_name = os.path.relpath(folder, top) if _inside(folder, top) else folder
         if folder_name.split(os.sep)[0] in _TAKEN:
-            raise UsageError(f"commitlog folder {name!r} is where something else of the store lies")
+            raise UsageError(f"commitlog folder {name!r} is reserved for other files of the store")
         for other in folders:
             other_path = os.path.join(top, other)
             if _inside(folder, other_path) or _inside(other_path, folder):
-                raise UsageError(f"commitlog folders {other!r} and {name!r} are one or lie in "
-                                 "each other")
+                raise UsageError(f"commitlog folders {other!r} and {name!r} are the same, or one "
+                                 "contains the other")
         folders.append(folder_name)
     return tuple(folders) or (LOG,)
 
@@ -155,11 +155,11 @@ def _refuse_content(plan: NewStore) -> None:
     for folder in plan.log_folders:
         names = _names(folder)
         if names:
-            raise RefusedError(f"{folder}: not empty, so no log is made here ({_few(names)})")
+            raise RefusedError(f"{folder}: not empty ({_few(names)}); no log is created here")
     names = [name for name in _names(plan.root) if name != _MOUNT_POINT]
     strange = list(_strange(plan, names))
     if strange:
-        raise RefusedError(f"{plan.root}: not empty, so no store is made here ({_few(strange)})")
+        raise RefusedError(f"{plan.root}: not empty ({_few(strange)}); no store is created here")
 
 
 def _strange(plan: NewStore, names: list[str]) -> Iterator[str]:
@@ -203,10 +203,10 @@ def _names(folder: str) -> list[str]:
         return sorted(os.listdir(folder))
     except FileNotFoundError:
         if os.path.islink(folder):
-            raise RefusedError(f"{folder}: a link that leads nowhere") from None
+            raise RefusedError(f"{folder}: a broken link") from None
         return []
     except NotADirectoryError:
-        raise RefusedError(f"{folder}: not a folder, so no store is made here") from None
+        raise RefusedError(f"{folder}: not a folder; no store is created here") from None
     except OSError as error:
         raise StoreIOError.from_oserror(error, folder, "list") from None
 

@@ -78,13 +78,14 @@ class ConfigTable:
         self._main_is_there = config.main.state not in (MISSING, EMPTY)
         self.notes = []
         if config.fell_back:
-            self.notes.append(f"{config.main.fault()}; {config.backup.path} is taken instead, as a "
+            self.notes.append(f"{config.main.fault()}; reading {config.backup.path} instead, as a "
                               "broker does")
         self.exists = config.used is not None
         self._value: dict[str, Any] = dict(config.value or {})
         for key in (self.table_name, VERSION):
             if not isinstance(self._value.get(key, {}), dict):
-                raise RefusedError(f"{self.path()}: {key} is no object; see `rmqctl config`")
+                raise RefusedError(f"{self.path()}: {key} is not a JSON object; see "
+                                   "`rmqctl config`")
         self._read = stamp
 
     def _stamp(self) -> tuple[int, int, int] | None:
@@ -108,7 +109,7 @@ class ConfigTable:
                                + "; a broker does not start on it")
         if used is not None and used.damaged:
             raise RefusedError(self._said(used) + "; not every broker reads such a file, and "
-                               "writing it anew would lose what is odd: repair it first")
+                               "rewriting it would lose the invalid parts: repair it first")
 
     def _said(self, copy: Copy) -> str:
         return f"{self.root}: {copy.fault()}"
@@ -167,7 +168,7 @@ class ConfigTable:
         version = self.data_version
         counter = version.get("counter", 0)
         if not isinstance(counter, int) or isinstance(counter, bool):
-            raise RefusedError(f"{self.path()}: the counter of {VERSION} is no number")
+            raise RefusedError(f"{self.path()}: the counter of {VERSION} is not an integer")
         return next_version(version, self.settings.profile.generation, self._clock())
 
     def _publish(self, data: bytes) -> None:

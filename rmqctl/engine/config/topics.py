@@ -76,9 +76,9 @@ def name_problem(name: str) -> str | None:
     if not name.strip():
         return "the topic is blank"
     if not _NAME.fullmatch(name):
-        return f"topic {name!r} has characters other than {_ALLOWED}"
+        return f"topic {name!r} contains characters other than {_ALLOWED}"
     if len(name) > MAX_LENGTH:
-        return f"the topic has {len(name)} characters, a broker allows {MAX_LENGTH}"
+        return f"the topic has {len(name)} characters; a broker allows {MAX_LENGTH}"
     return None
 
 
@@ -103,12 +103,12 @@ def attributes_problem(new: Mapping[str, str]) -> str | None:
     for name, value in new.items():
         if name not in _ENUMS and name != _RESERVE_TIME:
             known = ", ".join([*_ENUMS, _RESERVE_TIME])
-            return f"there is no topic attribute {name!r}; there are {known}"
+            return f"unknown topic attribute {name!r}; valid: {known}"
         allowed = _ENUMS.get(name)
         if allowed is not None and value not in allowed:
-            return f"{name} is one of {', '.join(allowed)}, not {value!r}"
+            return f"{name} must be one of {', '.join(allowed)}, not {value!r}"
         if allowed is None and not _is_reserve_time(value):
-            return f"{name} is -1 or a number of milliseconds, not {value!r}"
+            return f"{name} must be -1 or a number of milliseconds, not {value!r}"
     return None
 
 
@@ -173,7 +173,7 @@ class Topics(ConfigTable):
         queues = max(number(known, "readQueueNums", BEAN_QUEUES),
                      number(known, "writeQueueNums", BEAN_QUEUES))
         if not 0 <= queue_id < queues:
-            return f"topic {topic} has {queues} queues, there is no queue {queue_id}"
+            return f"topic {topic} has {queues} queues; queue {queue_id} does not exist"
         if not number(known, "perm", READ_WRITE) & WRITE:
             return f"topic {topic} is not writable (perm {known['perm']})"
         return None
@@ -195,21 +195,22 @@ class Topics(ConfigTable):
         if problem is not None:
             raise RefusedError(problem)
         if is_system(name, generation, self.settings.cluster):
-            raise RefusedError(f"{name} is a system topic: a broker makes it by itself")
+            raise RefusedError(f"{name} is a system topic: a broker creates it by itself")
         if name in self.table and self.get(name) is None:
-            raise RefusedError(f"{self.path()}: the entry of {name} is no object")
+            raise RefusedError(f"{self.path()}: the entry of {name} is not a JSON object")
         # Start from the existing topic, and change only the given values.
         before = self.get(name)
         after = dict(before) if before is not None else self.bean(name, DEFAULT_QUEUES)
         for field, count in (("readQueueNums", read_queues), ("writeQueueNums", write_queues)):
             if count is not None and not 1 <= count <= _MAX_QUEUES:
-                raise UsageError(f"a topic has 1 to {_MAX_QUEUES} queues, not {count}")
+                raise UsageError(f"a topic must have 1 to {_MAX_QUEUES} queues, not {count}")
             after[field] = count if count is not None else after.get(field, BEAN_QUEUES)
         if perm is not None and not 1 <= perm <= MAX_PERM:
-            raise UsageError(f"perm is 2 (write), 4 (read) or 6 (both), not {perm}")
+            raise UsageError(f"perm must be 2 (write), 4 (read) or 6 (both), not {perm}")
         after["perm"] = perm if perm is not None else after.get("perm", READ_WRITE)
         if filter_type is not None and filter_type not in FILTER_TYPES:
-            raise UsageError(f"topicFilterType is {' or '.join(FILTER_TYPES)}, not {filter_type!r}")
+            raise UsageError(f"topicFilterType must be {' or '.join(FILTER_TYPES)}, not "
+                             f"{filter_type!r}")
         for field, value in (("order", order), ("topicFilterType", filter_type),
                              ("topicSysFlag", sys_flag)):
             if value is not None:
@@ -217,14 +218,14 @@ class Topics(ConfigTable):
         # Attributes need a broker of 5.x, and some of them cannot change after creation.
         if attributes:
             if generation < 5:
-                raise UsageError("topics have attributes from 5.0.0 on; this store is for "
+                raise UsageError("topic attributes require 5.0.0 or later; this store is for "
                                  f"{self.settings.version}")
             problem = attributes_problem(attributes)
             if problem is not None:
                 raise UsageError(problem)
             fixed = before and fixed_attribute(attributes, _attributes(before))
             if fixed:
-                raise RefusedError(f"{fixed} of topic {name} cannot be changed any more")
+                raise RefusedError(f"{fixed} of topic {name} cannot be changed after creation")
             after["attributes"] = {**_attributes(after), **attributes}
         return Change(name, before, after)
 
@@ -252,7 +253,7 @@ class Topics(ConfigTable):
             return f"sending to topic {name} is forbidden"
         if problem is None and self.get(name) is None and self.own(name) is None and (
                 self._made_by_sending(name, model, CLIENT_QUEUES) is None):
-            return f"topic {name} does not exist, and the topic {model} lets none be made"
+            return f"topic {name} does not exist, and topic {model} does not allow creating it"
         return problem
 
     def auto_create(self, name: str, model: str = DEFAULT_TOPIC, queues: int = CLIENT_QUEUES,

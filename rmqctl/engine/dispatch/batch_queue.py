@@ -62,7 +62,7 @@ class BatchQueues(QueueSet[BatchedQueue, BatchQueue]):
     def _take(self, key: QueueKey, on_disk: BatchQueue) -> int:
         if self._file_size <= 0 or self._file_size % UNIT_SIZE:
             # A broker does not round it, and stops at the end of the first file.
-            raise UsageError(f"the size of batch consumequeue files, {self._file_size}, is no "
+            raise UsageError(f"the size of batch consumequeue files, {self._file_size}, is not a "
                              f"multiple of {UNIT_SIZE}")
         return super()._take(key, on_disk)
 

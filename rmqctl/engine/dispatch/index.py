@@ -292,7 +292,7 @@ def last_hashes(paths: list[str], shape: Shape, physical: int) -> list[int]:
             while number > 0:
                 raw = source.read(shape.entry_position(number), ENTRY.size)
                 if len(raw) < ENTRY.size:
-                    raise StoreIOError(f"{path}: shorter than its header says")
+                    raise StoreIOError(f"{path}: the file is shorter than its header says")
                 entry = ENTRY.decode(raw)
                 if entry.physical_offset != physical:
                     return out[::-1]
@@ -337,7 +337,7 @@ class IndexWriter:
         ``most_pending``: entries that are kept in memory without being asked to write them.
         """
         if shape.slots <= 0 or shape.capacity <= 0:
-            raise UsageError(f"no index file can have {shape.slots} hash slots and "
+            raise UsageError(f"an index file cannot have {shape.slots} hash slots and "
                              f"{shape.max_entries} entries")
         self._folder, self._shape, self._pool = os.path.join(root, FOLDER), shape, pool
         self._clock, self._as_broker = wall_clock, as_broker

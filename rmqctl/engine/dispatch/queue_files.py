@@ -185,7 +185,7 @@ class FilePool:
 
 def wrong_size(path: str, size: int, wanted: int) -> RefusedError:
     """Files of another size than configured: a broker would not start on them either."""
-    return RefusedError(f"{path}: has {size} bytes, but the settings say {wanted}; files of "
+    return RefusedError(f"{path}: has {size} bytes, but the setting is {wanted}; files of "
                         "different sizes cannot be mixed")
 
 

@@ -168,8 +168,8 @@ class Dispatcher:
         raw = np.frombuffer(data, np.uint8)
         batch = records_from(raw, base, 0, len(raw))
         if not len(batch) or batch.start[-1] + batch.column("total_size")[-1] != len(data):
-            raise InternalError(f"what is dispatched from physical offset {base} on is not whole "
-                                "records")
+            raise InternalError(f"the bytes dispatched from physical offset {base} on are not "
+                                "complete records")
         self.apply(self._deriver.derive(batch), bit_maps)
 
     def apply(self, derived: Derived, bit_maps: BitMaps | None = None) -> None:

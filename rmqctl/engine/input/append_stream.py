@@ -68,12 +68,12 @@ class AppendSession:
     def notes(self) -> Iterator[str]:
         """What the user should know of the store before anything is written."""
         if self.engine.recovered:
-            why = ("consumequeues or index lacked some of the log" if self.engine.state.clean
-                   else "the last run did not end cleanly")
-            yield (f"{why}: the last {self.engine.recovered} messages of the log were looked at "
-                   "again, and what was missing of their rows and keys was written")
+            why = ("consume queue or index entries were missing" if self.engine.state.clean
+                   else "the last shutdown was not clean")
+            yield (f"{why}: the last {self.engine.recovered} messages of the log were checked "
+                   "again, and their missing entries were written")
         if isinstance(self.engine, Engine) and self.engine.aside.used:
-            yield f"what was replaced by that is kept in {self.engine.aside.folder}"
+            yield f"the files replaced by that are kept in {self.engine.aside.folder}"
 
     @property
     def warnings(self) -> Iterator[str]:
@@ -81,19 +81,19 @@ class AppendSession:
         renumbered, misplaced = self.engine.renumbered, self.engine.misplaced
         if renumbered:
             many = "1 message" if renumbered == 1 else f"{renumbered} messages"
-            yield (f"{many} got new queue offsets, because the queues here do not go on at the "
-                   "recorded ones")
+            yield (f"{many} got new queue offsets, because the recorded ones are not the next "
+                   "offsets of the queues here")
         if misplaced:
-            yield (f"{misplaced} messages kept a queue offset at which their queue does not go on: "
-                   "consumers will not find them there, or find others moved")
+            yield (f"{misplaced} messages kept a queue offset that is not the next one of their "
+                   "queue: consumers will not find them there, or find others moved")
 
     @property
     def remarks(self) -> Iterator[str]:
         """What else the user should know when everything is put."""
         if self.unknown:
             named = ", ".join(sorted(self.unknown)[:5])
-            yield (f"config/topics.json does not know {named}: a broker will not let clients use "
-                   "it (--auto-create-topic enters it)")
+            yield (f"config/topics.json does not contain {named}: a broker rejects clients that "
+                   "use it (--auto-create-topic adds it)")
         if isinstance(self.engine, DryRunEngine):
             yield "dry run: nothing was written"
 

@@ -192,7 +192,7 @@ def parse(line: bytes) -> dict[str, Any]:
         reason = error.msg[:1].lower() + error.msg[1:]
         raise InputError(f"column {error.colno}: not JSON: {reason}") from None
     except RecursionError:
-        raise InputError("not readable: nested too deeply") from None
+        raise InputError("cannot be read: nested too deeply") from None
     if not isinstance(document, dict):
         raise InputError("not a JSON object")
     return document
@@ -206,7 +206,7 @@ def _integer(digits: str) -> int:
 
 
 def _no_constant(name: str) -> NoReturn:
-    raise InputError(f"not JSON: {name} is no number")
+    raise InputError(f"not JSON: {name} is not a number")
 
 
 # -- types ----------------------------------------------------------------------------------------
@@ -254,7 +254,7 @@ class Typed(Generic[_Fields]):
         return typed
 
 
-_NAMES = {"int": "a whole number", "float": "a number with a fraction or exponent",
+_NAMES = {"int": "an integer", "float": "a number with a fraction or exponent",
           "bool": "true or false", "str": "text", "array": "a list", "object": "an object"}
 
 
@@ -293,4 +293,4 @@ def _check_texts(value: Any, field: str) -> None:
 
 def half_surrogate(error: UnicodeEncodeError) -> str:
     """What is wrong with a text that cannot be encoded."""
-    return f"holds half of a surrogate pair (U+{ord(error.object[error.start]):04X})"
+    return f"contains an unpaired surrogate (U+{ord(error.object[error.start]):04X})"

@@ -166,7 +166,7 @@ class _Sent(_Way[_Fields, Outgoing | OutgoingBatch]):
             raise _missing(fields, ("topic",))
         if fields.body is not None or fields.prepared_transaction_offset or not items:
             raise InputError("field messages: a batch without messages" if not items else
-                             "field messages: has no place beside body or "
+                             "field messages: cannot be combined with body or "
                              "prepared_transaction_offset")
         batch_items = []
         for number, item in enumerate(items):
@@ -228,7 +228,7 @@ class Recorded(_Way[_Stored, Record]):
         # A stored record needs all stored fields, and none of those that only a new message has.
         if given.messages is not None or given.delay_level is not None:
             wrong = "delay_level" if given.messages is None else "messages"
-            raise InputError(f"field {wrong}: has no meaning for a record as it was stored")
+            raise InputError(f"field {wrong}: not valid for a stored record")
         name, born, stored = given.topic, given.born_host, given.store_host
         born_at, stored_at = given.born_timestamp, given.store_timestamp
         if (name is None or given.body is None or born is None or stored is None
@@ -240,7 +240,8 @@ class Recorded(_Way[_Stored, Record]):
         crc = body_crc(body)
         if given.body_crc is not None and given.body_crc != crc:
             if body:
-                raise InputError(f"field body_crc: says {given.body_crc}, but the body's is {crc}")
+                raise InputError(f"field body_crc: is {given.body_crc}, but the CRC of the body "
+                                 f"is {crc}")
             crc = given.body_crc
         # Without a magic the size is unknown: the topic may need one or two length bytes.
         magic = 0 if given.magic is None else _magic(given.magic)
@@ -276,10 +277,11 @@ class Exact(Recorded):
         if any(getattr(given, name) is None for name in self._needed):
             raise _missing(given, self._needed)
         if given.placement == "doubtful":
-            raise InputError("field placement: doubtful, it may lie in the body of another")
+            raise InputError("field placement: doubtful, the record may be part of another "
+                             "message's body")
         record = super()._make(given)
         if record.total_size != given.total_size:
-            raise InputError(f"field total_size: says {given.total_size}, the fields make "
+            raise InputError(f"field total_size: is {given.total_size}, but the fields add up to "
                              f"{record.total_size}")
         return record
 
@@ -313,13 +315,13 @@ def _shown(text: str) -> str:
 def _body(item: _Item, field: str = "") -> bytes:
     text, encoding = item.body or "", item.body_encoding
     if item.crc_ok is False and item.body:
-        raise InputError(f"field {field}crc_ok: the body was found damaged; stored again it would "
-                         "get a CRC that fits it and look sound (leave the field out to do so)")
+        raise InputError(f"field {field}crc_ok: the body is damaged; stored again it would get a "
+                         "matching CRC and look intact (to store it anyway, leave the field out)")
     if encoding is None or encoding == "utf-8":
         try:
             return text.encode()
         except UnicodeEncodeError as error:
-            raise InputError(f"field {field}body: {half_surrogate(error)}; what is no text goes as "
+            raise InputError(f"field {field}body: {half_surrogate(error)}; encode binary data as "
                              "base64") from None
     if encoding != "base64":
         raise InputError(f"field {field}body_encoding: {_shown(encoding)} is neither utf-8 nor "
@@ -347,7 +349,7 @@ def _bodies(items: Sequence[_Item]) -> list[bytes]:
 def _properties(item: _Item, field: str = "") -> dict[str, str] | str:
     if item.properties_raw is not None:
         if item.delay_level is not None:
-            raise InputError(f"field {field}delay_level: has no place beside properties_raw")
+            raise InputError(f"field {field}delay_level: cannot be combined with properties_raw")
         return item.properties_raw
     pairs = {} if item.properties is None else item.properties
     if item.tags:
@@ -386,10 +388,10 @@ def _unstorable(pairs: Mapping[str, str]) -> str | None:
     """Why pairs cannot be joined to a string; None when they can."""
     for name, value in pairs.items():
         if not name or _NAME in name or _END in name:
-            return (f"{_shown(name)} cannot be a name: it is empty or holds a separator (U+0001, "
-                    "U+0002)")
+            return (f"{_shown(name)} cannot be a name: it is empty or contains a separator "
+                    "(U+0001, U+0002)")
         if _END in value:
-            return f"the value of {_shown(name)} holds the separator U+0002"
+            return f"the value of {_shown(name)} contains the separator U+0002"
     return None
 
 
@@ -404,7 +406,7 @@ def _host(name: str, text: str) -> Host:
     try:
         return _packed(text)
     except ValueError:
-        raise InputError(f"field {name}: {_shown(text)} is no ADDRESS:PORT") from None
+        raise InputError(f"field {name}: expected ADDRESS:PORT, got {_shown(text)}") from None
 
 
 @lru_cache(maxsize=8192)

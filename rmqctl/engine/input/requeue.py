@@ -44,7 +44,7 @@ def made(letters: Iterable[DeadLetter], resending: Resending, requeued: Requeued
             continue
         message = resending.object(letter)
         if message is None:
-            yield Made(letter, None, LEFT_OUT, "it does not say which topic it came from")
+            yield Made(letter, None, LEFT_OUT, "its original topic is unknown")
         else:
             yield Made(letter, message)
 
@@ -71,8 +71,8 @@ def requeue(letters: Iterable[Made], session: AppendSession) -> Iterator[dict[st
                 continue
             topic = each.message["topic"]
             if session.topics.exists and session.topics.get(topic) is None:
-                rows[-1] |= {"status": LEFT_OUT, "reason": "config/topics.json does not know the "
-                             "topic (`rmqctl topic create` enters it)"}
+                rows[-1] |= {"status": LEFT_OUT, "reason": "config/topics.json does not contain "
+                             "the topic (`rmqctl topic create` adds it)"}
                 continue
             lines[number] = line(each.message)
         for number, result in appender.put(list(lines.items())):

@@ -55,7 +55,7 @@ class LogFile(ABC):
         """
         end = self.wrote + sum(map(len, parts))
         if end > self.size:
-            raise InternalError(f"{self.path}: {end - self.wrote} bytes cannot go to position "
+            raise InternalError(f"{self.path}: {end - self.wrote} bytes do not fit at position "
                                 f"{self.wrote} of {self.size}")
         self._put(parts, self.wrote, end)
         self.wrote = end

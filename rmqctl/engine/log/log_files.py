@@ -60,8 +60,7 @@ class LogFiles:
         """How often a file was forced."""
         self._known = {file.base: file.path for file in self.files}
         if len(self._known) < len(self.files):
-            raise RefusedError("two commitlog files have the same name: the store needs to be "
-                               "recovered first")
+            raise RefusedError("two commitlog files have the same name: recover the store first")
         self._end = end
         self._closed = False
         self._waiting: deque[LogFile] = deque()
@@ -80,8 +79,8 @@ class LogFiles:
                 return
         lasts = (file.base + self.file_size for file in self.files)
         if self._end % self.file_size or (self.files and self._end not in lasts):
-            raise RefusedError(f"the log cannot go on at physical offset {self._end}: no file "
-                               "holds it and none ends there")
+            raise RefusedError(f"cannot append at physical offset {self._end}: no log file "
+                               "contains or ends at it")
 
     # -- appending ----------------------------------------------------------------------------
 
@@ -108,16 +107,16 @@ class LogFiles:
         file = self.current or self._next()
         room = file.size - file.wrote
         if room < BLANK_SIZE:
-            raise InternalError(f"{file.path}: no room for an END_OF_FILE record")
+            raise InternalError(f"{file.path}: no space for an end-of-file record")
         file.append([_BLANK.pack(room, MAGIC_BLANK)])
         file.declare_full()
 
     def start_at(self, physical: int) -> None:
         """Where the first file of an empty log is to begin. RefusedError, InternalError."""
         if self.files or self.current is not None:
-            raise InternalError(f"the log goes on at {self.position}, not at {physical}")
+            raise InternalError(f"the log continues at {self.position}, not at {physical}")
         if physical % self.file_size or physical < 0:
-            raise RefusedError(f"no file of {self.file_size} bytes can start at {physical}")
+            raise RefusedError(f"a file of {self.file_size} bytes cannot start at {physical}")
         self._end = physical
 
     def roll(self) -> None:
@@ -256,7 +255,7 @@ def _due(file: LogFile, least_pages: int) -> bool:
 def _remove_unused(file: LogFile) -> None:
     """Removes a file laid out ahead, once more making sure that nothing is in it."""
     if file.wrote or not is_all_zero(file.path):
-        raise InternalError(f"{file.path}: laid out ahead, and yet there is something in it")
+        raise InternalError(f"{file.path}: preallocated, but not empty")
     try:
         os.unlink(file.path)
     except OSError as error:
@@ -311,8 +310,8 @@ class Maker:
         try:
             size = os.fstat(fd).st_size
             if size != self.file_size:
-                raise RefusedError(f"{path}: is {size} bytes long, not {self.file_size}: the "
-                                   "store needs to be recovered first")
+                raise RefusedError(f"{path}: has {size} bytes, not {self.file_size}: recover the "
+                                   "store first")
             # For a mapping the space itself: a hole of a full disk would be a SIGBUS.
             self._lay_out(fd, path)
             return self._wrap(fd, path, base, position)
@@ -335,12 +334,12 @@ class Maker:
     def _take(self, path: str) -> int:
         """A file laid out earlier. Where it is too short, somebody was killed making it."""
         if not is_all_zero(path):
-            raise RefusedError(f"{path}: holds data beyond the end of the log: the store needs "
-                               "to be recovered first")
+            raise RefusedError(f"{path}: contains data beyond the end of the log: recover the "
+                               "store first")
         fd = open_file(path, os.O_RDWR)
         try:
             if os.fstat(fd).st_size > self.file_size:
-                raise RefusedError(f"{path}: is longer than {self.file_size} bytes")
+                raise RefusedError(f"{path}: has more than {self.file_size} bytes")
             self._lay_out(fd, path)
         except BaseException:
             os.close(fd)
@@ -380,7 +379,7 @@ class FileAllocator:
         """Wants the file that starts at ``base``; does not wait."""
         with self._change:
             if self._stopping:
-                raise InternalError("the files of a closed log are asked for")
+                raise InternalError("a file of a closed log was requested")
             if base in self._made or base in self._wanted:
                 return
             self._wanted.append(base)
@@ -418,7 +417,7 @@ class FileAllocator:
             except RmqctlError as error:
                 outcome = error
             except Exception as error:  # noqa: BLE001  # whoever waits must get an answer
-                outcome = InternalError(f"the file at {base} could not be made: {error!r}")
+                outcome = InternalError(f"cannot create the log file at {base}: {error!r}")
             with self._change:
                 self._wanted.remove(base)
                 self._made[base] = outcome

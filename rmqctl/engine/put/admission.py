@@ -62,7 +62,7 @@ MAX_PROPERTIES = _largest("properties_length")
 MAX_INT = _largest("total_size")
 _V1_TOPIC_BYTES = longest_topic(MAGIC_V1)
 _ADDRESSES = (4, 16)
-_HALF_PAIR = "half a surrogate pair, which has no UTF-8"
+_HALF_PAIR = "an unpaired surrogate, which UTF-8 cannot encode"
 
 
 @cache
@@ -79,11 +79,11 @@ def folder_fault(name: str) -> str | None:
     if name in ("", ".", ".."):
         return f"the name {name!r} cannot be a folder"
     if "/" in name or "\0" in name:
-        return f"the name {name[:40]!r} cannot be a folder: it holds / or NUL"
+        return f"the name {name[:40]!r} cannot be a folder: it contains / or NUL"
     try:
         length = len(raw_text(name))
     except UnicodeEncodeError:
-        return f"the name {name[:40]!r} holds {_HALF_PAIR}"
+        return f"the name {name[:40]!r} contains {_HALF_PAIR}"
     if length > MAX_FOLDER_NAME:
         return f"the name has {length} bytes, a folder name at most {MAX_FOLDER_NAME}"
     return None
@@ -112,7 +112,7 @@ def topic_fault(topic: str, version: str, hooks: bool = True) -> str | None:
         return (f"the topic has {length} bytes, at most {V1_TOPIC_CHARS} are allowed "
                 f"(but for {props.RETRY_PREFIX} topics)")
     if length > _V1_TOPIC_BYTES and units <= V1_TOPIC_CHARS:
-        return f"the topic has {length} bytes, which its length byte cannot hold"
+        return f"the topic has {length} bytes, too many for its 1-byte length field"
     return None
 
 
@@ -142,7 +142,7 @@ def hosts_fault(sys_flag: int, born_host: Host, store_host: Host) -> str | None:
     """Whether both are hosts, and IPv6 ones where ``sys_flag`` says so."""
     for name, (address, port) in (("born_host", born_host), ("store_host", store_host)):
         if len(address) not in _ADDRESSES or port >> INT not in (0, -1):
-            return f"{name} is no address and port"
+            return f"{name} is not an address and port"
     if sys_flag & HOST_BITS & ~host_flags(0, born_host, store_host):
         return f"sys_flag {sys_flag} says IPv6, but the host's address is IPv4"
     return None
@@ -153,7 +153,7 @@ def encoding_fault(text: str) -> str | None:
     try:
         raw_text(text)
     except UnicodeEncodeError:
-        return f"the properties hold {_HALF_PAIR}"
+        return f"the properties contain {_HALF_PAIR}"
     return None
 
 
@@ -164,12 +164,12 @@ def record_topic_fault(raw: bytes, magic: int, version: str) -> str | None:
     if fault is not None:
         return f"topic: {fault}"
     if magic and magic not in VERSIONS:
-        return f"not a message magic: {magic:08x}"
+        return f"invalid message magic: {magic:08x}"
     is_long = len(raw) > _V1_TOPIC_BYTES
     if is_long and magic == MAGIC_V1:
-        return f"the topic has {len(raw)} bytes, which a v1 record cannot hold"
+        return f"the topic has {len(raw)} bytes, too many for a v1 record"
     if (is_long or magic == MAGIC_V2) and not version_of(version).message_v2:
-        return f"a {version} broker does not know records of version 2"
+        return f"a {version} broker does not support v2 records"
     return None
 
 
@@ -193,13 +193,13 @@ def check_store(state: StoreState, settings: Settings) -> PutResult | None:
     if state.shutdown:
         return refused(SERVICE_NOT_AVAILABLE, "the store was shut down")
     if state.role == "SLAVE":
-        return refused(SERVICE_NOT_AVAILABLE, "the store is a slave's")
+        return refused(SERVICE_NOT_AVAILABLE, "the store belongs to a slave")
     if not state.writeable:
         return refused(SERVICE_NOT_AVAILABLE, "the store is not writeable: its disk is full "
                        "beyond the watermark, or writing a queue or the index failed")
     if settings.page_cache_busy < state.lock_held_ms < _LOCK_STUCK:
         return refused(settings.profile.page_cache_busy,
-                       f"the put before has been holding the lock for {state.lock_held_ms} ms")
+                       f"the previous put has been holding the lock for {state.lock_held_ms} ms")
     return None
 
 
@@ -243,10 +243,10 @@ def check_inner_batch(message: Outgoing, properties: Properties, settings: Setti
     is_inner = message.sys_flag & INNER_BATCH
     if not is_inner and properties.get(props.INNER_NUM) is not None:
         return refused(MESSAGE_ILLEGAL, f"it has the property {props.INNER_NUM}, but its "
-                       "sys_flag does not say that it is an inner batch")
+                       "sys_flag does not mark it as an inner batch")
     if is_inner and not is_batch_topic(message.topic):
         return refused(MESSAGE_ILLEGAL, f"it is an inner batch, but the topic {message.topic} is "
-                       "no BatchCQ topic")
+                       "not a BatchCQ topic")
     return None
 
 
@@ -256,7 +256,7 @@ def unreadable(topic: str, properties: Properties, settings: Settings) -> str | 
         try:
             delay_level_of(properties)
         except ValueError as error:
-            return f"{error}; in {topic} a broker would take the record for damage"
+            return f"{error}; in {topic} a broker would treat the record as damage"
     number, base = properties.get(props.INNER_NUM), properties.get(props.INNER_BASE)
     if settings.profile.batch_queues and number is not None and base is not None:
         try:
@@ -264,7 +264,7 @@ def unreadable(topic: str, properties: Properties, settings: Settings) -> str | 
             java_int(base, 64)
         except ValueError as error:
             return (f"the properties {props.INNER_NUM} and {props.INNER_BASE}: {error}; a broker "
-                    "would take the record for damage")
+                    "would treat the record as damage")
     return None
 
 
@@ -378,7 +378,7 @@ def check_record(record: Record, settings: Settings) -> PutResult | None:
         fault = number_fault(record, _RECORD_NUMBERS)
     fault = fault or hosts_fault(record.sys_flag, record.born_host, record.store_host)
     if fault is None and host_flags(0, record.born_host, record.store_host) & ~record.sys_flag:
-        fault = f"a host's address is IPv6, but sys_flag {record.sys_flag} does not say so"
+        fault = f"a host's address is IPv6, but sys_flag {record.sys_flag} says IPv4"
     if fault is not None:
         return refused(MESSAGE_ILLEGAL, fault)
     raw = record.properties

@@ -167,7 +167,7 @@ class Columns:
         self._unborn = self._fill(_BORN, born)
         for name, values in ((_FLAG, flags), (_AGAIN, again), (_PREPARED, prepared)):
             if self._fill(name, values) is not None:
-                raise TypeError("a message has no such number")
+                raise TypeError("a message has None where a number is required")
         ordinary &= (self._numbers[_FLAG] | self._numbers[_AGAIN]) >> INT == 0
         ordinary &= self._numbers.min(axis=0) >= 0
         # Sizes.
@@ -258,7 +258,7 @@ class _Slices:
         end = np.cumsum(self.size)
         self.start = end - self.size
         if len(end) and end[-1] != len(self.data):
-            raise TypeError("a body is bytes")
+            raise TypeError("a body must be bytes")
 
 
 def _encoded(texts: Sequence[str], ordinary: Array) -> list[bytes]:

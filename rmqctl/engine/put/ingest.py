@@ -223,15 +223,15 @@ def _pairs(properties: Mapping[str, str]) -> dict[str, str]:
     try:
         names, values = "".join(properties), "".join(properties.values())
     except TypeError:
-        raise ValueError("a property's name and value are texts") from None
+        raise ValueError("a property's name and value must be strings") from None
     if _NAME in names or _END in names or "" in properties:
         wrong = next(name for name in properties if not name or _NAME in name or _END in name)
-        raise ValueError(f"{wrong[:40]!r} cannot name a property: it is empty or holds 0x01 or "
-                         "0x02, which separate properties")
+        raise ValueError(f"{wrong[:40]!r} cannot be a property name: it is empty or contains 0x01 "
+                         "or 0x02, which separate properties")
     if _END in values:
         wrong = next(name for name, value in properties.items() if _END in value)
-        raise ValueError(f"the value of the property {wrong[:40]!r} holds 0x02, which separates "
-                         "properties")
+        raise ValueError(f"the value of the property {wrong[:40]!r} contains 0x02, which "
+                         "separates properties")
     return {name: value for name, value in properties.items() if value}
 
 

@@ -292,8 +292,8 @@ class PutPath:
         if (wrong is None and record.sys_flag & INNER_BATCH
                 and self.settings.profile.batch_queues and not self._is_batch_topic(
                     record.topic.decode("utf-8", "surrogateescape"))):
-            wrong = refused(MESSAGE_ILLEGAL, "it is an inner batch, but its topic is no BatchCQ "
-                            "topic: its rows would go to the wrong kind of queue")
+            wrong = refused(MESSAGE_ILLEGAL, "it is an inner batch, but its topic is not a BatchCQ "
+                            "topic: its entries would go to the wrong kind of queue")
         if wrong is not None:
             return wrong
         # Its queue offset, then where in the log it goes: the files end where they did.

@@ -126,11 +126,11 @@ def timer_rewrite(message: M, properties: JavaMap, now: int, settings: Settings)
         return refused(TIMER_ILLEGAL, f"the deliver time: {error}")
     if time <= now:
         if props.TIMER_DELETE in properties:
-            return refused(TIMER_ILLEGAL, "what is to be deleted was due already")
+            return refused(TIMER_ILLEGAL, "the timed message to delete was already due")
         return message
     if time - now > settings.timer_max_delay:
-        return refused(TIMER_ILLEGAL, f"due in {time - now} ms, at most "
-                       f"{settings.timer_max_delay} are allowed")
+        return refused(TIMER_ILLEGAL, f"due in {time - now} ms; at most "
+                       f"{settings.timer_max_delay} ms are allowed")
     precision = settings.timer_precision
     time -= time % precision or precision
     properties.put(props.TIMER_OUT_MS, str(time))
@@ -212,8 +212,8 @@ def multi_dispatch(message: Outgoing, properties: JavaMap, settings: Settings,
         keys.append(key)
         offsets.append(str(table.get(key, 0)))
     if settings.multi_dispatch and "" in offsets and offsets[-1]:
-        return refused(MESSAGE_ILLEGAL, f"{props.MULTI_DISPATCH} names queues that are no LMQ "
-                       "before one that is: a broker could never dispatch it")
+        return refused(MESSAGE_ILLEGAL, f"{props.MULTI_DISPATCH} names other queues before an "
+                       "LMQ: a broker could never dispatch it")
     properties.put(props.MULTI_QUEUE_OFFSET, ",".join(offsets))
     # Taken out and put back, as a broker does it: it is now the last of its bucket.
     wait = properties.remove(WAIT)

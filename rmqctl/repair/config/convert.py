@@ -54,15 +54,15 @@ def plan_convert(store: Store, to: ConfigLayout, scratch: Scratch, *, alone: boo
     for file in files.values():
         _refuse_damage(store, file)
     if all(file.used is None for file in files.values()):
-        raise RefusedError(f"{store.root}: there is no configuration of topics, groups or "
-                           "positions")
+        raise RefusedError(f"{store.root}: no configuration of topics, groups or consumer "
+                           "offsets found")
     if to != "json" and load_one(store, _LMQ).main.state != MISSING:
-        raise RefusedError(f"{store.root}: {FOLDER}/{_LMQ} is there (enableLmq), and how it lies "
-                           "in RocksDB is not known")
+        raise RefusedError(f"{store.root}: {FOLDER}/{_LMQ} exists (enableLmq), and its form in "
+                           "RocksDB is unknown")
     groups = files["subscriptionGroup.json"].value or {}
     if to == "rocksdb-v2" and groups.get("forbiddenTable"):
-        raise RefusedError(f"{store.root}: topics are forbidden to groups (forbiddenTable), and "
-                           "how that lies in config/rdb is not known")
+        raise RefusedError(f"{store.root}: some groups may not read some topics (forbiddenTable), "
+                           "and the form of that in config/rdb is unknown")
     changes = Changes()
     _move_aside(store, changes)
     if to == "json":
@@ -78,7 +78,7 @@ def plan_convert(store: Store, to: ConfigLayout, scratch: Scratch, *, alone: boo
 def _needs(store: Store, to: ConfigLayout) -> Iterator[str]:
     """What else a broker needs for this form."""
     if to == "json" and store.layout.consumequeue == "rocksdb":
-        yield ("the consumequeues are in RocksDB: a broker with storeType=default does not read "
+        yield ("the consume queues are in RocksDB: a broker with storeType=default does not read "
                "them")
     yield f"a broker reads this form with {_SETTINGS[to]}"
 
@@ -86,13 +86,13 @@ def _needs(store: Store, to: ConfigLayout) -> Iterator[str]:
 def _refuse_damage(store: Store, file: ConfigFile) -> None:
     if file.damaged or file.faults:
         reason = file.faults[0] if file.faults else file.main.reason
-        raise RefusedError(f"{store.root}: {file.main.path}: {reason}; what cannot be read would "
+        raise RefusedError(f"{store.root}: {file.main.path}: {reason}; the unreadable part would "
                            "be lost")
 
 
 def _move_aside(store: Store, changes: Changes) -> None:
     """What holds the configuration now, and what would count instead of the new form."""
-    why = "the configuration has another form then"
+    why = "the configuration moves to another form"
     folders = dict.fromkeys((*CONFIG_DATABASES["rocksdb-v2"].values(),
                              *CONFIG_DATABASES["rocksdb-v1"].values()))
     for folder in folders:
@@ -110,8 +110,8 @@ def _to_files(files: Mapping[str, ConfigFile], changes: Changes) -> None:
     for name, file in files.items():
         value = dict(file.value or {})
         if value.pop(PULL_TABLE, None):
-            changes.notes.append("positions of a kind of pull that JSON files do not keep are left "
-                                 f"out ({file.main.path}, table {layout.PULL_OFFSETS})")
+            changes.notes.append("pull offsets, which JSON files do not store, are left out "
+                                 f"({file.main.path}, table {layout.PULL_OFFSETS})")
         if name == "consumerOffset.json":  # numbers of queues stand bare, as a broker writes them
             value["offsetTable"] = {key: {int(queue): offset for queue, offset in entry.items()}
                                     for key, entry in value.get("offsetTable", {}).items()}
@@ -129,7 +129,7 @@ def _to_database(files: Mapping[str, ConfigFile], to: ConfigLayout, changes: Cha
         made = new_database(to, folder, {name: files[name].value or {} for name in names}, scratch)
         changes.steps += made[:-1]
         # That without which it is none tells what it holds.
-        changes.act(made[-1], "restore", None, entries, f"a data base with what is in {source}",
+        changes.act(made[-1], "restore", None, entries, f"a database with the entries of {source}",
                     "entry")
 
 
@@ -177,7 +177,7 @@ def _topic_and_group(key: str) -> tuple[str, str]:
     """
     topic, separator, group = key.partition("@")
     if not separator or "@" in group.removesuffix(_BROADCAST):
-        raise RefusedError(f"{key!r} is no topic@group, and has no place in the new form")
+        raise RefusedError(f"{key!r} is not of the form topic@group and cannot be converted")
     return topic, group
 
 

@@ -20,9 +20,9 @@ from rmqctl.store.store import Store
 
 _KINDS = {
     "topics": "", "groups": "", "filters": "", "orders": "", "mappings": "", "modes": "",
-    "offsets": "what was consumed since is delivered again",
-    "lmq-offsets": "what was consumed since is delivered again",
-    "delay": "what was delivered since is delivered again",
+    "offsets": "messages consumed since then are delivered again",
+    "lmq-offsets": "messages consumed since then are delivered again",
+    "delay": "messages delivered since then are delivered again",
 }
 """Kinds of files that are taken, and what it means that a source's are older."""
 
@@ -76,10 +76,10 @@ def _content(store: Store, file: ConfigFile) -> bytes | None:
 
 def why(name: str, ours: ConfigFile) -> str:
     """Why a file of ours is taken from the source ``name``, in words."""
-    state = "is missing" if ours.main.state == MISSING else (
-        "is empty" if ours.main.state == EMPTY else "cannot be read")
+    state = "missing" if ours.main.state == MISSING else (
+        "empty" if ours.main.state == EMPTY else "unreadable")
     older = _KINDS[ours.kind]
-    return f"{state}, and so is its backup; as {name} has it" + (f": {older}" if older else "")
+    return f"{state}, and no usable backup; copied from {name}" + (f": {older}" if older else "")
 
 
 def _proof(source: Source, theirs: ConfigFile) -> dict[str, Any]:

@@ -86,7 +86,7 @@ def read_source(path: str) -> tuple[Exported, list[str]]:
     if not os.path.isdir(path):
         single = read_export(path)
         if single is None:
-            raise RefusedError(f"{path}: no configuration of topics or groups: expected a store, "
+            raise RefusedError(f"{path}: no topics or groups found; expected a store, "
                                "topics.json, subscriptionGroup.json, or the output of mqadmin "
                                "exportMetadata")
         return single, []
@@ -107,13 +107,13 @@ def read_source(path: str) -> tuple[Exported, list[str]]:
         if copies:
             found.take(copies[0].value)
         elif not {file.main.state, file.backup.state} <= {MISSING, EMPTY}:
-            raise RefusedError(f"{path}: {file.main.fault()}; no copy of it can be read")
+            raise RefusedError(f"{path}: {file.main.fault()}; its backup cannot be read either")
         if copies[:1] == [file.backup]:
-            notes.append(f"{path}: {file.main.fault()}; {file.backup.path} is read instead, as a "
+            notes.append(f"{path}: {file.main.fault()}; reading {file.backup.path} instead, as a "
                          "broker does")
         notes += [f"{path}: {file.main.path} {fault}" for fault in file.faults]
     if not found.tables:
-        raise RefusedError(f"{path}: no configuration of topics or groups")
+        raise RefusedError(f"{path}: no topics or groups found")
     return found, notes
 
 
@@ -130,12 +130,12 @@ def plan_merge(store: Store, source: str, clock: Callable[[], int], scratch: Scr
     store.layout.require(store.root, "config")
     theirs, notes = read_source(source)
     if theirs.refused:
-        notes.append(f"{source}: {plural(theirs.refused, 'entry', 'entries')} that no broker "
-                     "writes are left out")
+        skipped = plural(theirs.refused, "invalid entry", "invalid entries")
+        notes.append(f"{source}: {skipped} skipped (no broker writes such entries)")
     mine = {topic for topic, _ in store.queues if is_user_topic(topic)}
     if mine and theirs.tables.get(_TOPICS) and mine.isdisjoint(theirs.tables[_TOPICS]):
         notes.append(f"{source} has none of the topics that have messages in {store.root}: it may "
-                     "be another broker's")
+                     "belong to another broker")
     # Each table of each file: entries that are missing, and those that differ.
     actions: list[Action] = []
     differ: list[Difference] = []
@@ -152,8 +152,8 @@ def plan_merge(store: Store, source: str, clock: Callable[[], int], scratch: Scr
             # v2 of the configuration in RocksDB has no place for this table that is known.
             if table == _FORBIDDEN and store.layout.config == "rocksdb-v2":
                 if entries:
-                    notes.append(f"{source}: forbiddenTable is left out: config/rdb does not "
-                                 "contain it")
+                    notes.append(f"{source}: forbiddenTable is left out: config/rdb has no known "
+                                 "place for it")
                 continue
             _refuse_damage(store, file)
             ours = _table(file, table)
@@ -163,7 +163,7 @@ def plan_merge(store: Store, source: str, clock: Callable[[], int], scratch: Scr
                     continue
                 if key not in ours:
                     taken[key] = entry
-                    actions.append(Action("add", _target(file), None, key, f"as {source} has it",
+                    actions.append(Action("add", _target(file), None, key, f"copied from {source}",
                                           proof=entry))
                 elif fields := _differing(table, ours[key], entry):
                     one = Difference(name, key, fields)
@@ -179,11 +179,11 @@ def plan_merge(store: Store, source: str, clock: Callable[[], int], scratch: Scr
     # The files, and what the user should know of them.
     steps = _changed(store, files.values(), clock, scratch)
     if differ and not replace:
-        stay = plural(len(differ), "entry that differs stays", "entries that differ stay")
-        notes.append(f"{stay} as in this store (--replace takes those of the source)")
+        kept = plural(len(differ), "different entry keeps", "different entries keep")
+        notes.append(f"{kept} the values of this store (--replace copies those of the source)")
         notes += [f"{FOLDER}/{one.file}: {one.name}: {one.in_words()}" for one in differ[:_NAMED]]
     if steps:
-        notes.append("what was deleted in this store since, and is still in the source, comes back")
+        notes.append("entries deleted in this store since then come back if the source has them")
     return Merge(Plan(MERGE, store.root, tuple(actions), tuple(steps), notes=tuple(notes)),
                  tuple(differ))
 
@@ -221,9 +221,9 @@ def _unreachable(store: Store, taken: Table) -> list[str]:
         seen = max((queue_id for name, queue_id in {**store.queues, **store.batch_queues}
                     if name == topic), default=-1) + 1
         if seen > taken[topic]["readQueueNums"]:
-            notes.append(f"{topic}: {taken[topic]['readQueueNums']} queues to read, but the store "
-                         f"has {seen}: `rmqctl topic create {store.root} {topic} --read-queues "
-                         f"{seen}` lets consumers read all of them")
+            notes.append(f"{topic}: readQueueNums is {taken[topic]['readQueueNums']}, but the "
+                         f"store has {seen} queues. `rmqctl topic create {store.root} {topic} "
+                         f"--read-queues {seen}` lets consumers read all of them")
     return notes
 
 
@@ -245,14 +245,14 @@ def plan_restore(store: Store, topic: str, clock: Callable[[], int], scratch: Sc
     _refuse_damage(store, file)
     ours = _table(file, _TOPICS)
     if topic in ours:
-        said = f"{topic} is in {_target(file)}: nothing to restore"
+        said = f"{_target(file)} contains {topic}: nothing to restore"
         return Plan(RESTORE, store.root, notes=(said,))
     # A deleted entry is in the backup until the next change of the file.
     saved = Exported(file.backup.path)
     if file.backup.usable and not file.backup.damaged:
         saved.take(file.backup.value)
     entry = saved.tables.get(_TOPICS, {}).get(topic)
-    reason = f"as {file.backup.path} has it"
+    reason = f"copied from {file.backup.path}"
     shown = known.topic(store, topic)
     messages = {} if shown is None else shown.proof["message_types"]
     notes = []
@@ -260,15 +260,15 @@ def plan_restore(store: Store, topic: str, clock: Callable[[], int], scratch: Sc
         notes += _unreachable(store, {topic: entry})
     elif shown is not None:
         entry, notes = shown.entry, shown.notes
-        reason = "as messages and queues show it: " + ", ".join([
+        reason = "derived from messages and queues: " + ", ".join([
             f"{entry['readQueueNums']} queues", *(
                 f"{name}={value}" for name, value in entry.get("attributes", {}).items())])
     else:
-        raise RefusedError(f"{store.root}: topic {topic} has no message, no queue and no entry in "
-                           f"{file.backup.path}: nothing to restore it from")
+        raise RefusedError(f"{store.root}: cannot restore topic {topic}: it has no messages, no "
+                           f"queues and no entry in {file.backup.path}")
     if messages and not any(name == topic for name, _ in {**store.queues, **store.batch_queues}):
-        notes.append(f"{topic} has messages, but no consume queues: `rmqctl recover {store.root}` "
-                     "rebuilds them; without them consumers do not get these messages")
+        notes.append(f"{topic} has messages, but no consume queues, so consumers do not get these "
+                     f"messages. `rmqctl recover {store.root}` rebuilds the queues")
     action = Action("add", _target(file), None, topic, reason,
                     proof=None if shown is None else shown.proof)
     steps = _changed(store, [(file, {_TOPICS: {**ours, topic: entry}})], clock, scratch)
@@ -291,8 +291,8 @@ def _refuse_damage(store: Store, file: ConfigFile) -> None:
     """RefusedError where writing the file would lose an entry."""
     used = file.used
     if used is None and not {file.main.state, file.backup.state} <= {MISSING, EMPTY}:
-        raise RefusedError(f"{store.root}: {file.main.fault()}; no copy of it can be read: repair "
-                           "it first (`rmqctl recover`)")
+        raise RefusedError(f"{store.root}: {file.main.fault()}; its backup cannot be read either: "
+                           "repair it first (`rmqctl recover`)")
     if used is not None and (used.damaged or file.faults):
         raise RefusedError(f"{store.root}: {used.path}: {used.reason or file.faults[0]}: repair it "
                            "first (`rmqctl recover`)")

@@ -27,5 +27,5 @@ def mend_epochs(store: Store) -> Planned:
         return [], []  # what cannot be read may be good
     content = store.read_small(backup.name, most=MOST)
     step = (Replace if os.path.lexists(store.path(main.name)) else Create)(main.name, content)
-    why = f"{main.said or 'missing'}; {backup.name} is good"
+    why = f"{main.said or 'missing'}; {backup.name} is intact"
     return [step], [Action("restore", main.name, None, len(backup.epochs), why, "entry")]

@@ -89,16 +89,16 @@ def read_export(name: str) -> Exported | None:
     try:
         value = config_json.parse(data).value
     except FormatError as error:
-        raise UsageError(f"--from {name}: @{error.offset}: {error.reason}; it may not be "
-                         "whole") from None
+        raise UsageError(f"--from {name}: @{error.offset}: {error.reason}; it may be "
+                         "incomplete") from None
     if not isinstance(value, dict):
         return None
     when = value.get("exportTime")
     made = Exported(name, time=when if isinstance(when, int) and 0 < when < 1 << 62 else None)
     made.take(value)
     if not made.tables and _CONFIGS in value:
-        raise UsageError(f"--from {name}: is the output of exportConfigs, which tells how brokers "
-                         "are set up; that of exportMetadata has their topics and groups")
+        raise UsageError(f"--from {name}: this is the output of exportConfigs, which has broker "
+                         "settings; topics and groups are in the output of exportMetadata")
     return made if made.tables else None
 
 
@@ -109,7 +109,7 @@ def refuse_foreign(export: Exported, topics: Iterable[str]) -> None:
             if not topic.startswith((DLQ_PREFIX, RETRY_PREFIX))}
     if theirs and mine and theirs.keys().isdisjoint(mine):
         raise RefusedError(f"--from {export.name}: has none of the store's topics "
-                           f"({text_of(mine)}): it is another broker's")
+                           f"({text_of(mine)}): it belongs to another broker")
 
 
 def fitting(store: Store, export: Exported, table: str) -> tuple[dict[str, Any], list[str]]:
@@ -120,15 +120,15 @@ def fitting(store: Store, export: Exported, table: str) -> tuple[dict[str, Any],
     notes = []
     if export.time is not None:
         notes.append(
-            f"{export.name}: is of a whole cluster, and adds up the queues that a topic has at "
-            "its masters: with more than one, set readQueueNums and writeQueueNums right")
+            f"{export.name}: covers a whole cluster and adds up a topic's queues on all masters: "
+            "with more than one master, correct readQueueNums and writeQueueNums")
     kinds = {topic: False for topic, _ in store.queues} | {
         topic: True for topic, _ in store.batch_queues}
     good = {name: entry for name, entry in theirs.items()
             if kinds.get(name, is_batch(entry)) == is_batch(entry)}
     if len(good) < len(theirs):
-        notes.append(f"{export.name}: {text_of(dict.fromkeys(theirs.keys() - good.keys()))}: has "
-                     "queues of another kind than the store; not taken")
+        notes.append(f"{export.name}: {text_of(dict.fromkeys(theirs.keys() - good.keys()))}: "
+                     "skipped; its queues are of another kind than in the store")
     return good, notes
 
 

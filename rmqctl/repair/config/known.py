@@ -138,16 +138,16 @@ def topic(store: Store, name: str) -> Shown | None:
     shown = sorted(kind for kind, count in types.items() if count)
     kind = shown[0] if len(shown) == 1 else "MIXED" if shown else ""
     entry |= {"readQueueNums": seen[name], "writeQueueNums": seen[name]}
-    notes = [(f"{name}: queues beyond the {seen[name]} that messages, queues or offsets show, perm,"
-              " order, filter type and other attributes are not known: perm 6 and a broker's "
-              "defaults are entered")]
+    notes = [(f"{name}: messages, queues or offsets show {seen[name]} queues; further queues, perm,"
+              " order, filter type and other attributes are unknown and get perm 6 and a broker's "
+              "defaults")]
     if odd:
         notes.append(f"{name}: messages with the queue ids {text_of(dict.fromkeys(map(str, odd)))} "
                      "are not counted as queues")
     if generation >= _SINCE and not name.startswith((RETRY_PREFIX, DLQ_PREFIX)):
         if kind == "MIXED" and not is_from(judged(store, None).release, _MIXED_SINCE):
-            notes.append(f"{name}: has messages of several types ({', '.join(shown)}), which a "
-                         f"broker before {_MIXED_SINCE} has no {MESSAGE_TYPE} for")
+            notes.append(f"{name}: has messages of several types ({', '.join(shown)}); a broker "
+                         f"before {_MIXED_SINCE} has no {MESSAGE_TYPE} for that")
         elif kind not in ("", "NORMAL"):
             entry["attributes"][MESSAGE_TYPE] = kind
     return Shown(entry, notes, {"queues_seen": seen[name], "message_types": {

@@ -56,7 +56,7 @@ class _Kind(NamedTuple):
 
 
 _KINDS = (_Kind("topics.json", "topicConfigTable", "topic", "topics", "bean"),
-          _Kind("consumerOffset.json", "offsetTable", "topic of a group", "topics of groups",
+          _Kind("consumerOffset.json", "offsetTable", "topic@group entry", "topic@group entries",
                 "numbers"),
           _Kind("subscriptionGroup.json", "subscriptionGroupTable", "group", "groups", "bean"),
           _Kind("delayOffset.json", "offsetTable", "delay level", "delay levels", "number"))
@@ -64,12 +64,12 @@ _KINDS = (_Kind("topics.json", "topicConfigTable", "topic", "topics", "bean"),
 
 _BY_ITSELF = {
     "consumerFilter.json": "consumers register their SQL92 filters again",
-    "consumerOrderInfo.json": "ordered POP consumers get what they did not acknowledge again",
+    "consumerOrderInfo.json": "ordered POP consumers get unacknowledged messages again",
     "topicQueueMapping.json": "static topics lose their queue mapping; take it from a replica",
     "timermetrics": "the broker counts timed messages again",
     "transactionMetrics": "the broker counts half messages again",
-    "messageRequestMode.json": "groups go back to the broker's default of pull or POP",
-    "lmqConsumerOffset.json": "groups of light queues begin where their consumers say",
+    "messageRequestMode.json": "groups return to the broker's default of pull or POP",
+    "lmqConsumerOffset.json": "groups of light queues start by consumeFromWhere",
 }
 """Files that are restored from their backup alone, and what follows without them: most keep a
 broker from starting when neither copy can be read."""
@@ -127,8 +127,8 @@ class _Mender:
             self.made.notes.append(f"{main.path}: {main.reason}; it is left as it is")
             return
         if main.state == ODDITY and main.value is not None and "\ufffd" in str(main.value):
-            self.made.notes.append(f"{main.fault()}; names in it are not what they were, so it is "
-                                   "left as it is")
+            self.made.notes.append(f"{main.fault()}; some names in it are damaged, so it is left "
+                                   "as it is")
             return
         if main.state == MISSING and backup.state in (MISSING, EMPTY):
             self._anew(kind, file)
@@ -156,7 +156,7 @@ class _Mender:
             self.made.steps.append(step(main.path, data))
             self.made.actions.append(Action(
                 "restore", main.path, main.state, file.entries,
-                f"{main.reason}; a broker reads {os.path.basename(backup.path)} in its place",
+                f"{main.reason}; a broker reads {os.path.basename(backup.path)} instead",
                 proof={"backup": backup.path}))
         elif file.used is None:
             self._aside(file, what_follows, empty=True)
@@ -191,20 +191,20 @@ class _Mender:
             reason += f"its backup has {kind.counted(len(old))}"
         else:
             verb = "mend"
-            reason += f"{kind.counted(len(fresh))} can be read before the break"
+            reason += f"{kind.counted(len(fresh))} before the damage can be read"
             if only_old:
                 where = "the backup" if export is None else export.name
                 reason += f", {len(only_old)} more are in {where}"
         # What is not known any more.
         if fresh and of_backup is None and export is None:
             self.made.notes.append(
-                f"{file.main.path}: what stood behind byte {length} is not known, and there is no "
-                "backup that tells")
+                f"{file.main.path}: the content after byte {length} is unknown, and there is no "
+                "usable backup")
         elif kind.shape == "numbers" and only_old:
             self.made.notes.append(
-                f"{file.main.path}: offsets of {kind.counted(len(only_old))} are those of "
-                "the backup, written 5 s before the file itself, or longer: groups may get "
-                "messages twice")
+                f"{file.main.path}: offsets of {kind.counted(len(only_old))} are from the "
+                "backup, written at least 5 s before the file itself: groups may get messages "
+                "twice")
         self._put(kind, file, value, verb, reason, {
             "read_before_break": len(fresh), "bytes_read": length,
             "of_backup": 0 if export is not None else len(only_old) if fresh else len(old),
@@ -228,11 +228,12 @@ class _Mender:
     def judge(self, export: Exported) -> None:
         """What was not taken of it."""
         if export.refused:
-            self.made.notes.append(f"{export.name}: {plural(export.refused, 'entry', 'entries')} "
-                                   "that no broker writes are left out")
+            skipped = plural(export.refused, "invalid entry", "invalid entries")
+            self.made.notes.append(
+                f"{export.name}: {skipped} skipped (no broker writes such entries)")
         if export.name not in self._used:
-            self.made.notes.append(f"{export.name}: nothing of it is needed: topics and groups "
-                                   "are there, or in a backup")
+            self.made.notes.append(f"{export.name}: not needed: topics and groups are present, or "
+                                   "in a backup")
 
     # -- of a file that lost its entries --------------------------------------------------------
 
@@ -270,13 +271,13 @@ class _Mender:
         if entries:
             why = "missing" if never else file.main.reason or (
                 "no entries" if file.main.usable else file.main.state)
-            tells = f"the store knows of {kind.counted(len(entries))}"
+            tells = f"the store shows {kind.counted(len(entries))}"
             if export is not None:
                 taken = proof["of_export"]
                 tells = f"{export.name} has {kind.counted(taken)}" + (
-                    f", the store knows of {len(entries) - taken} more" * (len(entries) > taken))
+                    f", the store shows {len(entries) - taken} more" * (len(entries) > taken))
             self._put(kind, file, {kind.table: entries}, "rebuild",
-                      f"{why}, and no backup tells; {tells}", proof)
+                      f"{why}, and no usable backup; {tells}", proof)
         elif not never:
             self._aside(file)
 
@@ -288,16 +289,16 @@ class _Mender:
         if kind.name == "topics.json":
             topics, seen = known.topics(self._store, self._generation, self._table)
             return self._with(export, kind, topics, {"queues_seen": seen}, (
-                f"{path}: {{}}queues, beyond those that messages or offsets tell of, perm, order, "
-                "filter type and attributes of topics are not known: they are what a broker "
-                "gives a topic made by sending (4 queues, perm 6). Topics without messages are "
-                "missing, and deleted ones come back where their files are still there"))
+                f"{path}: {{}}perm, order, filter type, attributes and queues that no message or "
+                "offset shows are unknown: topics get the values that a broker gives a topic "
+                "created by sending (4 queues, perm 6). Topics without messages are missing; "
+                "deleted topics come back if their files still exist"))
         if kind.name == "subscriptionGroup.json":
             groups, told = known.groups(self._store, self._generation, self._table,
                                         sorted(self._groups))
             return self._with(export, kind, groups, {"told_by": told}, (
-                f"{path}: {{}}how often groups retry, and what else was set for them, is not "
-                "known: they get a broker's defaults (16 times)"))
+                f"{path}: {{}}retry counts and other settings of groups are unknown: they get a "
+                "broker's defaults (16 retries)"))
         # Delays: from the delivered copies in the log.
         if not any(topic == SCHEDULE_TOPIC for topic, _ in self._store.queues):
             return {}, {}
@@ -305,8 +306,8 @@ class _Mender:
             found = known.delays(self._store, done)
         if found:
             self.made.notes.append(
-                f"{path}: each delay level goes on with the first message of which no delivered "
-                "copy is in the log; what was delivered behind it comes twice")
+                f"{path}: each delay level continues at the first message without a delivered "
+                "copy in the log; messages after it that were delivered are delivered again")
         return ({level: first for level, (first, _, _) in found.items()},
                 {"levels": {str(level): {"first_not_delivered": first, "delivered": before,
                                          "messages": count}
@@ -331,9 +332,9 @@ class _Mender:
         groups |= known.groups(self._store, self._generation, self._table)[1].keys()
         if groups or not never:
             self.made.notes.append(
-                f"{file.main.path}: how far groups had read is told by nothing else: they begin "
-                "where their consumers say (consumeFromWhere), unless `rmqctl offsets reset` sets "
-                f"them by a time{': ' if groups else ''}"
+                f"{file.main.path}: consumer offsets are unknown: groups start by "
+                "consumeFromWhere of their consumers, unless `rmqctl offsets reset` sets "
+                f"offsets by a time{': ' if groups else ''}"
                 f"{known.text_of(dict.fromkeys(sorted(groups)))}")
         if not never:
             self._aside(file)
@@ -341,7 +342,7 @@ class _Mender:
     # -- steps ------------------------------------------------------------------------------------
 
     def _aside(self, file: ConfigFile, what_follows: str = "", *, empty: bool = False) -> None:
-        why = "a broker starts without it, not with it" if file.stops_broker else (
+        why = "a broker starts without it, but not with it" if file.stops_broker else (
             "a broker reads nothing from it")
         why += f": {what_follows}" if what_follows else ""
         for copy in (file.main, file.backup):

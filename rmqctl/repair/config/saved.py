@@ -93,8 +93,8 @@ def read_saved(name: str) -> Saved | None:
     try:
         value, oddities = config_json.parse(data)
     except FormatError as error:
-        raise UsageError(f"--from {name}: @{error.offset}: {error.reason}; it may not be "
-                         "whole") from None
+        raise UsageError(f"--from {name}: @{error.offset}: {error.reason}; it may be "
+                         "incomplete") from None
     table = value.get("offsetTable") if isinstance(value, dict) else None
     if not isinstance(table, dict):
         return None
@@ -102,7 +102,7 @@ def read_saved(name: str) -> Saved | None:
     faults = [oddity.detail for oddity in oddities if oddity.kind in NOT_LOADED]
     rows = list(rows_of("delay" if is_delay else "offsets", value, faults))
     if faults or not rows:
-        raise UsageError(f"--from {name}: {faults[0] if faults else 'has no position'}")
+        raise UsageError(f"--from {name}: {faults[0] if faults else 'contains no offsets'}")
     return Saved(name, DELAYS if is_delay else POSITIONS, data, tuple(
         (row.get("topic", SCHEDULE_TOPIC), row["queue_id"], row["offset"]) for row in rows))
 
@@ -131,12 +131,12 @@ def saved_config(store: Store, saved: Iterable[Saved], table: Mapping[str, int])
         _refuse_foreign(one, known, beyond)
         ours, target = load_one(store, one.target), f"{FOLDER}/{one.target}"
         if ours.used is not None or any(step.target == target for step in steps):
-            notes.append(f"{one.name}: nothing of it is needed, {target} can be read")
+            notes.append(f"{one.name}: not needed, {target} can be read")
             continue
         if beyond:
             topic, queue_id, offset, end = beyond[0]
-            notes.append(f"{one.name}: {plural(len(beyond), 'position lies', 'positions lie')} "
-                         f"beyond the end of the queue, the first at {offset} of {topic}-{queue_id}"
+            notes.append(f"{one.name}: {plural(len(beyond), 'offset is', 'offsets are')} beyond "
+                         f"the end of the queue, the first at {offset} of {topic}-{queue_id}"
                          f", which ends at {end}")
         steps.append((Create if ours.main.state == MISSING else Replace)(target, one.data))
         actions.append(Action("copy", target, None, len(one.positions), why(one.name, ours),
@@ -148,13 +148,13 @@ def saved_config(store: Store, saved: Iterable[Saved], table: Mapping[str, int])
 def _refuse_foreign(one: Saved, known: Sequence[object], beyond: Sequence[object]) -> None:
     """A position that was committed lay within its queue; the queue may have lost its end."""
     if not known and any(offset for _, _, offset in one.positions):
-        raise RefusedError(f"--from {one.name}: tells of none of the store's queues: it is another "
-                           "broker's")
+        raise RefusedError(f"--from {one.name}: has no offset for any queue of the store: it "
+                           "belongs to another broker")
     if 2 * len(beyond) > len(known):
         raise RefusedError(
-            f"--from {one.name}: {len(beyond)} of its {plural(len(known), 'position')} in queues "
-            "of the store lie beyond their ends: it is another broker's, or of a later time than "
-            "the log")
+            f"--from {one.name}: {len(beyond)} of {plural(len(known), 'offset')} in queues of the "
+            "store are beyond the end of their queue: it belongs to another broker, or is newer "
+            "than the log")
 
 
 def _end(store: Store, table: Mapping[str, int], topic: str, queue_id: int) -> int | None:

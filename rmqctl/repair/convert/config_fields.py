@@ -75,8 +75,8 @@ def fit_config(changes: Changes, store: Store, release: str, gone: Collection[st
             if copy.usable and isinstance(copy.value, dict):
                 _fit(changes, name, copy, release, gone, found)
             elif copy is file.used or copy.damaged:
-                raise RefusedError(f"{store.root}: {copy.fault()}: `rmqctl recover` repairs it "
-                                   "first")
+                raise RefusedError(f"{store.root}: {copy.fault()}; repair it first "
+                                   "(`rmqctl recover`)")
             if copy is file.used:
                 dropped += found
     return dropped

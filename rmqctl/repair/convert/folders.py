@@ -65,8 +65,8 @@ class InFolders:
     def __init__(self, store: Store, root: str, into: Sequence[str] = ()) -> None:
         store.layout.require(store.root, "commitlog")
         if store.layout.is_dledger:
-            raise UsageError(f"{store.root}: its log is one of DLedger: `--commitlog plain` makes "
-                             "a plain one of it first")
+            raise UsageError(f"{store.root}: the log is a DLedger log; convert it first with "
+                             "`--commitlog plain`")
         refuse_held(store, store.root)
         made = plan_store(root, Settings(), into)
         for old in (store.root, *store.log_folders):
@@ -121,6 +121,6 @@ def _only_one(store: Store, same: Sequence[StoreFile]) -> StoreFile:
     first, *others = same
     for other in others:
         if not same_content(first.path, other.path):
-            raise RefusedError(f"{store.root}: {first.path} and {other.path} have one name and "
-                               "different bytes: which of them belongs to the log is unknown")
+            raise RefusedError(f"{store.root}: {first.path} and {other.path} have the same name "
+                               "but different bytes; it is unknown which belongs to the log")
     return first

@@ -101,7 +101,7 @@ class WithPlainLog:
         for structure in ("commitlog", "consumequeue", "config"):
             layout.require(store.root, structure)
         if layout.commitlog not in ("dledger", "mixed"):
-            raise UsageError(f"{store.root}: the log is a plain one already")
+            raise UsageError(f"{store.root}: the log is already a plain log")
         refuse_held(store, store.root)
         refuse_overlap(store.root, root)
         known = configured(store, given)
@@ -277,7 +277,7 @@ def refuse_overlap(source: str, target: str) -> None:
     """UsageError where one of the two folders would be in the other."""
     old, new = os.path.realpath(source), os.path.realpath(target)
     if os.path.commonpath((old, new)) in (old, new):
-        raise UsageError(f"--out {target}: one of the two folders would lie in the other")
+        raise UsageError(f"--out {target}: one of the two folders would contain the other")
 
 
 # -- a copy ---------------------------------------------------------------------------------------
@@ -291,7 +291,8 @@ def copy_store(store: Store, root: str, advance: Callable[[int], None] = lambda 
     StoreHeldError while a broker writes to it, StoreIOError.
     """
     if any(_outside(folder, store.root) for folder in store.log_folders):
-        raise UsageError(f"{store.root}: its log lies outside of it, so a copy would not be whole")
+        raise UsageError(f"{store.root}: its log is in another folder, so a copy would be "
+                         "incomplete")
     refuse_held(store, store.root)
     refuse_overlap(store.root, root)
     plan_store(root, Settings())

@@ -49,13 +49,13 @@ WRITES = ("commitlog",)
 Form = Literal["file", "rocksdb"]
 _EXT = "consumequeue_ext"
 _TO_ROCKSDB = (
-    "a broker reads these consumequeues with storeType=defaultRocksDB (5.2.0 and later), and then "
-    "keeps topics, groups and positions in RocksDB, too: at its first start it takes them from the "
-    "JSON files whose dataVersion counts more than its own, which consumerOffset.json often does "
-    "not: then groups begin anew")
-_TWICE = "a broker with rocksdbCQDoubleWriteEnable begins a new data base beside the files"
-_TO_FILES = ("a broker reads these consumequeues with storeType=default, and topics, groups and "
-             "positions from the JSON files of config/: make sure that these are up to date")
+    "a broker reads these consume queues with storeType=defaultRocksDB (5.2.0 or later), and then "
+    "keeps topics, groups and consumer offsets in RocksDB, too. Its first start reads only JSON "
+    "files whose dataVersion counter is higher than its own; that of consumerOffset.json often is "
+    "not, and then groups lose their offsets")
+_TWICE = "a broker with rocksdbCQDoubleWriteEnable starts a new database beside the files"
+_TO_FILES = ("a broker reads these consume queues with storeType=default, and topics, groups and "
+             "consumer offsets from the JSON files in config/: make sure that these are up to date")
 FORM_NOTES = frozenset({_TO_ROCKSDB, _TWICE, _TO_FILES})
 """What a broker needs to read the other form."""
 
@@ -83,7 +83,7 @@ def plan_convert(root: str, scratch: Scratch, options: ConvertOptions, watch: Wa
         store.layout.require_writable(root, WRITES)
         if store.layout.consumequeue == options.to:
             return Plan(COMMAND, root, notes=(
-                f"the consumequeues are in the form {options.to} already",))
+                f"the consume queues are already in the form {options.to}",))
         if store.layout.consumequeue == "double" and options.to == "file":
             return _without_copy(store)
         _refuse(store, options.to)
@@ -95,11 +95,11 @@ def plan_convert(root: str, scratch: Scratch, options: ConvertOptions, watch: Wa
             if options.to == "rocksdb":
                 made = rocksdb.make(parts, root, known.settings, scratch, store.queues,
                                     jobs=options.jobs, progress=done, log=store.log)
-                steps, actions = rocksdb.steps(root, made, before, "files become a data base")
+                steps, actions = rocksdb.steps(root, made, before, "converts files to a database")
                 if os.path.isdir(os.path.join(root, _EXT)):
                     steps.append(MoveAside(_EXT))
                     actions.append(Action("move aside", _EXT, None, None,
-                                          "a data base has no extension units"))
+                                          "a database has no extension units"))
                 table = made.ends
             else:
                 rebuilt = rebuild(parts, root, known.settings, scratch, only={CONSUMEQUEUE},
@@ -117,7 +117,7 @@ def plan_convert(root: str, scratch: Scratch, options: ConvertOptions, watch: Wa
 def _refuse(store: Store, to: Form) -> None:
     """RefusedError where the new form would not have what the old one has."""
     if to == "rocksdb" and store.batch_queues:
-        raise RefusedError(f"{store.root}: batch consumequeues have no form in RocksDB")
+        raise RefusedError(f"{store.root}: batch consume queues cannot be stored in RocksDB")
     refuse_damage(store)
 
 
@@ -130,8 +130,8 @@ def refuse_damage(store: Store) -> None:
         is_torn = is_ours and finding.category == "in-progress"
         if finding.is_trouble or is_torn:
             detail = "at its end" if is_torn else finding.detail
-            raise RefusedError(f"{store.root}: the log is damaged ({detail}): `rmqctl recover` "
-                               "makes it whole first")
+            raise RefusedError(f"{store.root}: the log is damaged ({detail}); repair it first "
+                               "(`rmqctl recover`)")
 
 
 def _without_copy(store: Store) -> Plan:
@@ -157,7 +157,7 @@ def _in_files(scratch: Scratch, before: int, table: Mapping[QueueKey, int]) -> P
         steps += [Create(os.path.join(where, name), FileContent(os.path.join(folder, name)))
                   for name in sorted(files)]
     return steps, [Action("rebuild", CONSUMEQUEUE, before, before,
-                          f"a data base becomes the files of {plural(len(table), 'queue')}", "row")]
+                          f"converts a database to files of {plural(len(table), 'queue')}", "row")]
 
 
 def keep_ends(store: Store, known: Mapping[QueueKey, int], top: str,

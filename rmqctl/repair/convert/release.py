@@ -91,8 +91,9 @@ MOST = 1_000_000
 """Records that are left out, at about 1 KiB of memory each, and as much again to carry it out."""
 _NAMED = 1000
 """Lost messages that a plan names, singly."""
-_NO_DLEDGER = ("{root}: the message at {at} would be left out, and is in an entry that a DLedger "
-               "group agreed on: `rmqctl convert STORE --commitlog plain --out NEWSTORE` first")
+_NO_DLEDGER = ("{root}: the message at {at} would be left out, but it is in an entry committed by "
+               "a DLedger group. Convert the log first: "
+               "`rmqctl convert STORE --commitlog plain --out NEWSTORE`")
 _EXPORT = Phrase("`rmqctl export STORE --topic TOPIC --out FILE` saves the messages; or let "
                  "consumers read them all before the store is converted")
 _WAIT = Phrase("wait until a broker of {release} or later has delivered them, or export the topic "
@@ -195,14 +196,14 @@ class _Conversion(Changes):
             file = self.store.log.file_of(record.physical_offset)
             if file is None or parts[0][1] == raw:
                 raise RefusedError(f"{self.store.root}: the message at {record.physical_offset} "
-                                   f"cannot be put in a form for a {self.release} broker")
+                                   f"cannot be converted for a {self.release} broker")
             pieces.setdefault(file.path, []).append(
                 Piece(record.physical_offset - file.base, len(raw), parts))
             self._count(record)
             if len(self._gone) > MOST:
                 raise RefusedError(
-                    f"{self.store.root}: more than {MOST:,} records would be left out, which is "
-                    "more than a plan holds: let consumers read them, and `rmqctl expire STORE` "
+                    f"{self.store.root}: more than {MOST:,} records would be left out, the limit "
+                    "of a plan: let consumers read them, then run `rmqctl expire STORE` to delete "
                     "their files")
         for path, some in pieces.items():
             self.act(Patch(target(self.store, path), tuple(some)), "leave out", len(some), 0,
@@ -290,7 +291,7 @@ class _Conversion(Changes):
                                     or layout.DEFAULT_FILE_SIZE))
             self.steps += made[:-1]
             self.act(made[-1], "rebuild", len(rows), len(rows), Phrase(
-                "a batch queue without batches becomes a plain one"), "row")
+                "converts a batch queue without batches to a plain queue"), "row")
 
     def drop_index_entries(self) -> None:
         if self._gone:
@@ -337,8 +338,8 @@ class _Conversion(Changes):
                 continue
             if not os.path.isdir(place):
                 raise RefusedError(f"{self.store.root}: a {self.release} broker does not start on "
-                                   f"it: {refusal.target}: {refusal.reason}; `rmqctl recover` "
-                                   "repairs that first")
+                                   f"it: {refusal.target}: {refusal.reason}; repair it first "
+                                   "(`rmqctl recover`)")
             self.move_aside(target(self.store, place), None, refusal.reason, "")
 
     # -- what comes of it ---------------------------------------------------------------------
@@ -361,10 +362,10 @@ class _Conversion(Changes):
         """What cannot be converted. StoreIOError."""
         for (feature, topic), count in sorted(self._by_topic.items()):
             cause = Phrase(
-                "left out: a {release} broker truncates its log at a message of a topic of more "
+                "left out: a {release} broker truncates its log at a message whose topic has more "
                 "than 127 bytes", release=self.release) if feature == LONG_TOPICS else Phrase(
-                    "left out: a {release} broker has no batch queues, and no batches in one "
-                    "message", release=self.release)
+                    "left out: a {release} broker supports neither batch queues nor inner batches",
+                    release=self.release)
             yield NotConverted(Loss(MESSAGES, count, cause, "commitlog", by_hand=_EXPORT), topic,
                                is_counted=True)
         if self._compressed:
@@ -375,7 +376,7 @@ class _Conversion(Changes):
         pulled = pull_offsets(self.store, self.release)
         if pulled:
             yield NotConverted(Loss(OFFSETS, pulled, Phrase(
-                "left out: a {release} broker does not store how far groups have pulled",
+                "left out: a {release} broker does not store pull offsets",
                 release=self.release), "config/rdb"), is_loss=False)
         yield from self._timers(now)
         for feature, loss in downgrade_losses(self.store, self.release):

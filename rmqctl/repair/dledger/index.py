@@ -93,8 +93,8 @@ def index_steps(store: Store, node: Node, files: Sequence[File], check: IndexChe
         actions.append(Action(
             "rebuild", name, None, wrong or check.entries,
             "DLedger's index is missing" if number not in there else
-            f"{plural(wrong, 'unit')} of DLedger's index do not lead to their entries" if wrong
-            else "DLedger ends the broker at an index file of another size", "entry"))
+            f"{plural(wrong, 'unit')} of DLedger's index do not point to their entries" if wrong
+            else "DLedger stops the broker if an index file has another size", "entry"))
     return steps, actions
 
 

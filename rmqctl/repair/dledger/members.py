@@ -125,8 +125,8 @@ class _Job:
             names = ", ".join(fix.fields)
             self.actions.append(Action(
                 "mend record", part_target(self.store, part), None, None,
-                f"head of the entry corrected ({names}): its message is intact, and the chain of "
-                "entries says where it belongs", offset=fix.at, length=HEAD_SIZE,
+                f"entry header corrected ({names}): its message and its place in the chain of "
+                "entries are intact", offset=fix.at, length=HEAD_SIZE,
                 proof={"fields": [*fix.fields], "witnesses": [
                     "its message", "its place in the chain of entries"]}))
 
@@ -179,8 +179,8 @@ class _Job:
         found.run()
         if found.common is None and not source.preferred:
             raise RefusedError(
-                f"{source.name}: no entry of it is the same as one of ours: it is of another "
-                "group, or nothing intact is left here to tell; nothing is copied from it")
+                f"{source.name}: it has no entry in common with this store: it belongs to another "
+                "group, or no intact entry is left here; nothing is copied from it")
         # Where they part, the user decides.
         last, behind = (-1, 0) if found.common is None else (found.common[0], found.common_end)
         if found.parted is not None and not all(
@@ -200,21 +200,21 @@ class _Job:
                 continue
             if run.last <= last:
                 term = 0 if found.common is None else found.common[1]
-                why = f"both have entry {last} of term {term}, so all before it is the same"
+                why = f"both have entry {last} of term {term}, so all entries before it are equal"
             elif found.parted is None and run.last <= committed:
-                why = f"it has noted entries up to {committed} as committed"
+                why = f"its checkpoint marks entries up to {committed} as committed"
             else:
                 left += (run.last - run.first + 1) * (found.parted is None)
                 continue
             self._agreed(source, run, why, alone=run.last <= last)
         if left:
             self.notes.append(
-                f"{source.name}: {plural(left, 'entry', 'entries')} behind the last one that it "
-                "has noted as committed are not copied: its leader sends them, or writes others "
-                "there")
+                f"{source.name}: {plural(left, 'entry', 'entries')} after the last entry that it "
+                "knows to be committed are not copied: the leader sends them, or writes others "
+                "in their place")
         if found.runs_total > len(found.runs):
-            self.notes.append(f"{source.name}: more than {_MOST_RUNS} places differ; what lies "
-                              "behind these is not copied: mend once more")
+            self.notes.append(f"{source.name}: more than {_MOST_RUNS} places differ; entries "
+                              "after these are not copied: run recover again")
         marks, ours = found.members[1].chain.marks, found.members[0].chain.marks
         reach = max(behind, *(run.end for run in found.runs if run.last <= committed), 0) if (
             found.parted is None) else behind
@@ -224,11 +224,11 @@ class _Job:
     def _before(self, source: Source, run: Run) -> None:
         """What only the source has before our first file."""
         if source.preferred:
-            self._copy(source, run, "preferred, though it may have expired here")
+            self._copy(source, run, "preferred, although it may have expired here")
         else:
             self.notes.append(
-                f"{source.name}: {plural(run.last - run.first + 1, 'entry', 'entries')} before our "
-                f"first file have expired here or are lost, which nothing tells; --prefer "
+                f"{source.name}: {plural(run.last - run.first + 1, 'entry', 'entries')} before "
+                "the first file of this store are lost or have expired (unknown which); --prefer "
                 f"{source.name} copies them")
 
     def _same_term(self, source: Source, run: Run) -> None:
@@ -253,9 +253,9 @@ class _Job:
             if ours == theirs:
                 self._conflict(source, one, source.preferred or self.keep_ours)
             if theirs > ours or (ours == theirs and source.preferred):
-                self._copy(source, one, "preferred, though both are intact" if ours == theirs else
-                           "our consumequeues and index know it as it is there, or ours has "
-                           "what no broker writes")
+                self._copy(source, one, "preferred, although both are intact" if ours == theirs
+                           else "consume queues and index of this store match it, or the entry "
+                           "here is invalid")
 
     def _was_placed(self, start: int, end: int) -> bool:
         return any(low < end and high > start for low, high in self.placed)
@@ -283,8 +283,8 @@ class _Job:
         self.contested.append((len(self.actions), start, end))
         self.actions.append(Action(
             "conflict", part_target(self.store, self._part(start)), None, None,
-            f"what is left of our entry {index}, or another source, contradicts {source.name}: "
-            + ("ours stays, as preferred" if self.keep_ours else
+            f"the remains of entry {index} here, or another source, contradict {source.name}: "
+            + ("this store's copy is kept, as preferred" if self.keep_ours else
                f"not copied, unless --prefer {source.name} is given"), "entry", start, end - start,
             {"source": source.name, "index": index, "decided": self.keep_ours}))
 
@@ -295,8 +295,8 @@ class _Job:
                 action = self.actions[number]
                 proof = action.proof or {}
                 self.actions[number] = replace(
-                    action, reason=f"what is left of our entry, or most other sources, contradict "
-                    f"{proof['source']}: another source's entry is copied",
+                    action, reason=f"the remains of the entry here, or most other sources, "
+                    f"contradict {proof['source']}: another source's entry is copied",
                     proof={**proof, "decided": True})
             else:
                 self.conflicts += not self.keep_ours
@@ -314,11 +314,11 @@ class _Job:
 
     def _conflict(self, source: Source, run: Run, decided: bool) -> None:
         said = (f"{source.name} is preferred" if source.preferred else
-                "ours stays, as preferred" if self.keep_ours else
-                f"ours stays, unless --prefer {source.name} is given")
-        what = (f"the logs part at entry {run.first}: ours has term {run.terms[0]}, {source.name} "
-                f"term {run.terms[1]}" if run.parted else
-                f"entry {run.first} is intact in both and not the same")
+                "this store's copy is kept, as preferred" if self.keep_ours else
+                f"this store's copy is kept, unless --prefer {source.name} is given")
+        what = (f"the logs diverge at entry {run.first}: term {run.terms[0]} here, "
+                f"term {run.terms[1]} in {source.name}" if run.parted else
+                f"entry {run.first} is intact in both but differs")
         self.actions.append(Action(
             "conflict", part_target(self.store, self._part(run.pos)), None, None,
             f"{what}; {said}", "entry", run.pos, run.end - run.pos,
@@ -326,14 +326,15 @@ class _Job:
              "decided": decided}))
         self.conflicts += not decided
         if not decided and not run.parted:
-            self.notes.append(f"{source.name}: {what}, and no checksum or entry tells which is "
-                              f"damaged; ours stays, unless --prefer {source.name} is given")
+            self.notes.append(f"{source.name}: {what}, and no checksum or entry shows which is "
+                              "damaged; this store's copy is kept, unless --prefer "
+                              f"{source.name} is given")
         if not decided and run.parted:
             self.notes.append(
                 f"{source.name} and this member have entries of different terms from index "
-                f"{run.first} on: two leaders wrote them, and the group keeps what most of its "
-                "members have (`rmqctl diff A B C` compares three). --prefer ours keeps these, "
-                f"--prefer {source.name} takes that log from there on")
+                f"{run.first} on: two leaders wrote them, and the group keeps the entries of its "
+                "majority (`rmqctl diff A B C` compares three). --prefer ours keeps the entries "
+                f"of this member, --prefer {source.name} takes that log from there on")
 
     def _follow(self, source: Source, start: int, end: int) -> None:
         """From byte ``start`` on our log is the source's, which ends at ``end``."""
@@ -350,7 +351,8 @@ class _Job:
             widen(self.parts, start, end)
             self.actions.append(Action(
                 "copy", part_target(self.store, self._part(start)), None, None,
-                f"from {source.name}: preferred where the logs part", "entry", start, end - start,
+                f"from {source.name}: preferred where the logs diverge", "entry", start,
+                end - start,
                 {"source": source.name}))
         self.end = end if end < ours else None
 
@@ -389,7 +391,7 @@ class _Job:
             part = self.parts.pop()
             if part.path is not None and part.base not in self.files:
                 name = part_target(self.store, part)
-                self.actions.append(Action("move aside", name, part.size, None, "behind the end of "
+                self.actions.append(Action("move aside", name, part.size, None, "after the end of "
                                            "the preferred log", "byte"))
                 yield MoveAside(name)
 
@@ -404,8 +406,8 @@ class _Job:
             self.parts = laid_over(self.parts, {self.parts.index(part): [
                 Piece(end - part.base, part.base + used - end)]})
             self.actions.append(Action(
-                "zero", part_target(self.store, part), None, None, "no entry, and behind the last "
-                "one", "", end, part.base + used - end))
+                "zero", part_target(self.store, part), None, None, "not an entry; after the last "
+                "entry", "", end, part.base + used - end))
 
     def _gone(self, last: int) -> int:
         """How many entries behind the last one were there, by the checkpoint; none where a
@@ -449,17 +451,17 @@ class _Job:
         if total:
             stay = "stays" if total == 1 else "stay"
             self.notes.append(
-                f"{plural(total, 'entry', 'entries')} {stay} damaged or lost, and nothing is put "
-                "in the place: a group does not agree on a filler. "
-                f"{self._who} has what was committed")
+                f"{plural(total, 'entry', 'entries')} {stay} damaged or lost, without a filler: "
+                "a DLedger group does not agree on fillers. "
+                f"{self._who} has the committed entries")
         gone = self._gone(-1 if last is None else last.number)
         if gone:
             self.notes.append(
                 f"the log ends with entry {-1 if last is None else last.number}, and its "
                 f"checkpoint names {plural(gone, 'more entry', 'more entries')}: a leader sends "
-                "them again, if most of the group has them. Until it has, this member counts as "
-                "one that never had them: where it took part in committing them, start it only "
-                "while the others run")
+                "them again if most of the group has them. Until then this member votes as if it "
+                "never had them: if it took part in committing them, start it only while the "
+                "others run")
         total += gone
         if not total:
             self._clear(end)
@@ -478,7 +480,7 @@ class _Job:
     def _who(self) -> str:
         """Who else may have what this member has not; members that were named do not have it."""
         return "A further member of the group" if self.sources else (
-            "Another member (name it with --from)")
+            "Another member (pass it with --from)")
 
     def _with_bad_properties(self) -> int:
         """How many messages have damaged properties: most of them count as whole entries."""
@@ -486,8 +488,8 @@ class _Job:
         if places:
             self.notes.append(
                 f"{plural(len(places), 'message')} with damaged properties, the first at physical "
-                f"offset {places[0]}: an entry of a group is not marked; left as it is. "
-                f"{self._who} may have it intact")
+                f"offset {places[0]}: left as it is, because rmqctl does not mark entries of a "
+                f"DLedger group. {self._who} may have it intact")
         return len(places)
 
 

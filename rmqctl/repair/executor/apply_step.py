@@ -68,8 +68,8 @@ class StepStates:
         path = os.path.join(staging_dir, name)
         if (folder := os.path.dirname(path)) not in self._own_folders:
             if not Bounds(staging_dir).contain(os.path.realpath(folder)):
-                raise RefusedError(f"{folder}: a link in it leads out of repair {self.journal.id}; "
-                                   "rmqctl makes none there")
+                raise RefusedError(f"{folder}: a link in this path points outside of repair "
+                                   f"{self.journal.id}; rmqctl does not write there")
             self._own_folders.add(folder)
         return path
 
@@ -116,9 +116,9 @@ class StepStates:
                     record.again and not self._old_name_restored(record, target))):
                 return "done"
             if target is None:
-                raise self._changed(record, "is gone")
+                raise self._changed(record, "was deleted")
             if backup is not None and not self._old_name_restored(record, target):
-                raise self._changed(record, "is there again")
+                raise self._changed(record, "was created again")
             if not self._is_old(record, target):
                 raise self._changed(record, "was changed", begun=backup is not None)
             return "todo"
@@ -128,18 +128,18 @@ class StepStates:
                 if record.kind == "create":
                     return "todo"
                 if backup is None:
-                    raise self._changed(record, "is gone")
+                    raise self._changed(record, "was deleted")
                 return "half"
             if record.kind == "replace" and (self._is_old(record, target) or (
                     backup is not None and self._same_files(path, self._backup(record)))):
                 return "todo"
             if self._same_files(path, self._in_dir(record, record.staged)):
                 return "done"  # the old name came back in a power failure
-            raise self._changed(record, "was made" if record.kind == "create" else "was changed",
+            raise self._changed(record, "was created" if record.kind == "create" else "was changed",
                                 begun=backup is not None)
         # The new file has been put in place, and must still be there.
         if target is None:
-            raise self._changed(record, "is gone")
+            raise self._changed(record, "was deleted")
         if not self._is_new(record, target):
             raise self._changed(record, "was changed")
         return "done"
@@ -181,23 +181,23 @@ class StepStates:
     def _patch_phase(self, record: Record) -> Phase:
         path = self.path(record)
         if not is_regular(path):
-            raise self._changed(record, "is gone")
+            raise self._changed(record, "was deleted")
         if any(stat_file(self._in_dir(record, name)) is None
                for name in (record.staged, record.backup)):
-            raise self._changed(record, "what was kept of it is gone")
+            raise self._changed(record, "its kept copy was deleted")
         fd = open_file(path, os.O_RDONLY)
         try:
             assert record.old is not None
             assert record.new is not None
             size = os.fstat(fd).st_size
             if size < record.old.size:
-                raise self._changed(record, "is shorter than it was")
+                raise self._changed(record, "was truncated")
             state = compare(fd, path, self._in_dir(record, record.staged), self._backup(record),
                             record.spans)
         finally:
             os.close(fd)
         if state == "other":
-            raise self._changed(record, "has other bytes where the repair put its own")
+            raise self._changed(record, "the bytes that the repair wrote were changed")
         if state == "new" and size >= record.new.size:
             return "done"
         return "todo" if state == "old" and size == record.old.size else "half"
@@ -298,7 +298,7 @@ class StepApplier(StepStates):
         """
         if record.kind in ("replace", "move") and phase != "todo" and (
                 stat_file(self._backup(record)) is None):
-            raise self._changed(record, "what was kept of it is gone")
+            raise self._changed(record, "its kept copy was deleted")
         if record.kind != "patch" or not applied or phase == "half":
             return None
         current = stat_file(self.path(record))
@@ -339,7 +339,7 @@ class StepApplier(StepStates):
             return  # never done, or taken back already
         if current is not None:
             if record.kind == "move" and not force:
-                raise self._changed(record, "is there again")
+                raise self._changed(record, "was created again")
             if is_regular(path) and not os.path.lexists(undone):
                 self._back_up(path, undone, record)
             elif not self._same_files(path, undone):

@@ -74,7 +74,8 @@ class _Picture:
         if follow and os.path.islink(os.path.join(root, target)):
             # It may lead anywhere, to what is none of the store's.
             raise RefusedError(f"{target}: is a link to {real_path(root, target, follow=True)}, "
-                               "and nothing is written through it: put the file itself there")
+                               "and rmqctl does not write through links: replace it with the file "
+                               "itself")
         path = real_path(root, target, follow=follow)
         self._bounds.require(target, path)
         kind = self._kind(path)
@@ -83,27 +84,27 @@ class _Picture:
             return None
         if isinstance(step, MoveAside):
             if kind is None:
-                raise RefusedError(f"{target}: is not there any more")
+                raise RefusedError(f"{target}: does not exist any more")
             if path in self._above or path in self._made:
-                raise InternalError(f"{target}: a plan makes it and takes it away")
+                raise InternalError(f"{target}: the plan both creates and removes it")
             if os.path.islink(path) and os.path.isdir(path):
-                raise RefusedError(f"{target}: is a link to a folder; it stays where it is")
+                raise RefusedError(f"{target}: is a link to a folder and is not moved")
             self._bounds.refuse_links(path)
             self._gone.add(path)
             return Checked(step, path)
         if isinstance(step, Create | MakeFolder):
             if kind is not None:
-                raise RefusedError(f"{target}: is there already")
+                raise RefusedError(f"{target}: exists already")
             folders = self._missing(path, target)
             for folder in folders:
                 self._make(folder, "folder")
             self._make(path, "folder" if isinstance(step, MakeFolder) else "file")
             return Checked(step, path, folders)
         if path in self._made:
-            raise InternalError(f"{target}: a plan changes it twice")
+            raise InternalError(f"{target}: the plan changes it twice")
         if kind != "file":
-            raise RefusedError(f"{target}: " + ("is not there any more" if kind is None
-                                                else "is no regular file"))
+            raise RefusedError(f"{target}: " + ("does not exist any more" if kind is None
+                                                else "is not a regular file"))
         self._make(path, "file")
         return Checked(step, path)
 
@@ -116,7 +117,7 @@ class _Picture:
         while (kind := self._kind(path := os.path.dirname(path))) is None:
             missing.append(path)
         if kind != "folder":
-            raise RefusedError(f"{target}: {path} is no folder")
+            raise RefusedError(f"{target}: {path} is not a folder")
         return tuple(reversed(missing))
 
     def _kind(self, path: str) -> str | None:
@@ -141,7 +142,7 @@ def _merged(root: str, steps: Sequence[Step]) -> list[Step]:
         step = replace(given, target=checked(root, given.target))
         if isinstance(step, Create | Replace) and isinstance(step.content, Piece):
             if step.content.at:
-                raise InternalError(f"{step.target}: the content of a file begins at 0")
+                raise InternalError(f"{step.target}: the content of a file must start at 0")
             _fits(step.target, [step.content])
         # A patch may not overlap with another one, whatever name it has for the file.
         if isinstance(step, Patch):
@@ -170,12 +171,12 @@ def _fits(target: str, pieces: Sequence[Piece]) -> None:
     """InternalError for pieces that lie over each other, or whose parts do."""
     if any(first.end > two.at for first, two in pairwise(pieces)) or any(
             piece.at < 0 or piece.size < 0 for piece in pieces):
-        raise InternalError(f"{target}: pieces of a patch lie over each other")
+        raise InternalError(f"{target}: pieces of a patch overlap")
     for piece in pieces:
         end = 0
         for start, data in piece.parts:
             if start < end:
-                raise InternalError(f"{target}: parts of a piece lie over each other")
+                raise InternalError(f"{target}: parts of a piece overlap")
             end = start + len(data)
         if end > piece.size:
             raise InternalError(f"{target}: a part reaches beyond its piece")

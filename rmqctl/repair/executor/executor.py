@@ -149,8 +149,8 @@ class Repair:
         """
         self._check_held()
         if (unfinished := pending(self.root)) is not None:
-            raise RefusedError(f"repair {unfinished} was interrupted: it has to be completed or "
-                               "taken back first")
+            raise RefusedError(f"repair {unfinished} was interrupted: complete it or undo it "
+                               "first")
         if plan.empty or is_fulfilled(self.root, plan.steps):
             return Applied("", 0, "", already=True)
         check_actions_log(self.root)
@@ -199,13 +199,13 @@ class Repair:
         except RefusedError as problem:
             raise RefusedError(
                 f"repair {repair_id} was interrupted and cannot be completed: {problem}; `rmqctl "
-                f"undo {self._named} {repair_id} --force` takes back what was done, `--abandon` "
+                f"undo {self._named} {repair_id} --force` reverts the completed steps, `--abandon` "
                 "leaves everything as it is") from None
 
     def _unfinished(self, repair_id: str, problem: StoreIOError) -> StoreIOError:
         return StoreIOError(
-            f"{problem}; repair {repair_id} is not finished: nothing is lost, running the command "
-            f"again completes it, and `rmqctl undo {self._named} {repair_id}` takes it back")
+            f"{problem}; repair {repair_id} is not finished, but nothing is lost: run the command "
+            f"again to complete it, or `rmqctl undo {self._named} {repair_id}` to revert it")
 
     # -- what an interrupted run left -----------------------------------------------------------
 
@@ -252,8 +252,8 @@ class Repair:
         state, _ = state_of(self.root, repair_id)
         unfinished = pending(self.root)
         if unfinished not in (None, repair_id):
-            raise RefusedError(f"repair {unfinished} was interrupted: it has to be completed or "
-                               "taken back first")
+            raise RefusedError(f"repair {unfinished} was interrupted: complete it or undo it "
+                               "first")
         if state == "undone":
             return undoing.undone(load(self.root, repair_id), already=True)
         if state == "damaged":
@@ -285,8 +285,8 @@ class Repair:
         """
         self._check_held()
         if (unfinished := pending(self.root)) is not None:
-            raise RefusedError(f"repair {unfinished} was interrupted: it has to be completed or "
-                               "taken back first")
+            raise RefusedError(f"repair {unfinished} was interrupted: complete it or undo it "
+                               "first")
         for repair_id in repair_ids:
             forget(self.root, repair_id, note=repair_id in notes)
             self.progress(1)
@@ -300,8 +300,8 @@ class Repair:
         except (StoreIOError, OSError) as error:
             problem = error if isinstance(error, StoreIOError) else StoreIOError.from_oserror(error)
             raise StoreIOError(
-                f"{problem}; the undoing of repair {repair_id} is not finished: nothing is lost, "
-                f"`rmqctl undo {self._named} {repair_id}` goes on with it") from None
+                f"{problem}; the undo of repair {repair_id} is not finished, but nothing is lost: "
+                f"run `rmqctl undo {self._named} {repair_id}` to continue") from None
 
     def _check_held(self) -> None:
         if not self._lock.held:

@@ -174,9 +174,9 @@ def _refuse_strange_paths(record: Record, further_dirs: int) -> None:
     paths = [record.target, *record.folders, *filter(None, own)]
     for path in paths:
         if not path or "\0" in path or os.pardir in path.split(os.sep):
-            raise ValueError(f"the path {path!r} leads out of its folder")
+            raise ValueError(f"the path {path!r} points outside of its folder")
     if not 0 <= record.staging_dir <= further_dirs:
-        raise ValueError(f"there is no folder number {record.staging_dir}")
+        raise ValueError(f"folder number {record.staging_dir} does not exist")
     if not os.path.isabs(record.target) and any(map(os.path.isabs, record.folders)):
         raise ValueError("a step in the store creates folders outside")
 
@@ -185,7 +185,7 @@ def _header(line: bytes) -> dict[str, Any]:
     """ValueError unless it is one."""
     head = json.loads(line)
     if not isinstance(head, dict) or head.get("format") != _FORMAT:
-        raise ValueError("no header of a known format")
+        raise ValueError("unknown header format")
     return head
 
 
@@ -368,9 +368,9 @@ def _above(target: str) -> list[str]:
 def refuse_damaged(root: str, repair_id: str) -> RefusedError:
     """The refusal to complete a repair whose journal cannot be read."""
     return RefusedError(
-        f"repair {repair_id} was interrupted and its journal is damaged: look at what is kept in "
-        f"{repair_folder(root, repair_id)}; `rmqctl undo {root} {repair_id} --abandon` gives it up "
-        "as it is")
+        f"repair {repair_id} was interrupted and its journal is damaged: its kept files are in "
+        f"{repair_folder(root, repair_id)}; `rmqctl undo {root} {repair_id} --abandon` leaves "
+        "everything as it is")
 
 # -- the log of actions ---------------------------------------------------------------------------
 
@@ -425,7 +425,7 @@ def _append(fd: int, path: str, lines: Sequence[bytes]) -> None:
         while view:
             done = os.write(fd, view)
             if not done:
-                raise StoreIOError(f"cannot write to {path}: the system takes no more bytes")
+                raise StoreIOError(f"cannot write to {path}: the system accepts no more bytes")
             view = view[done:]
     except OSError as error:
         raise failed(error, path, "write to") from None

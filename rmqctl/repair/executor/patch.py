@@ -97,7 +97,7 @@ def compare(target: int, name: str, new: str, old: str, spans: Spans) -> Found:
                 wanted = os.pread(first, count, base + start)
                 before = os.pread(second, count, base + start)
                 if len(wanted) != count or len(before) != count:
-                    raise StoreIOError(f"{new}: bytes that the repair kept are missing")
+                    raise StoreIOError(f"{new}: bytes kept by the repair are missing")
                 current = os.pread(target, count, position + start).ljust(count, b"\0")
                 if current == wanted:
                     is_old = is_old and before == wanted
@@ -135,7 +135,7 @@ def _blocks(fd: int, low: int, high: int, path: str) -> Iterator[tuple[int, byte
         except OSError as error:
             raise failed(error, path, "read") from None
         if not data:
-            raise StoreIOError(f"{path}: became shorter while it was read")
+            raise StoreIOError(f"{path}: was truncated while it was read")
         yield low, data
         low += len(data)
 

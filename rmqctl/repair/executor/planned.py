@@ -33,7 +33,7 @@ def planned(repair: Repair, propose: Callable[[Scratch], Made], *,
             with noting_refusals() as refused:
                 made = propose(scratch)
             if refused:
-                raise StoreIOError(f"{refused[0]}; a plan made without it is not carried out, "
+                raise StoreIOError(f"{refused[0]}; a plan made without it cannot be applied; "
                                    "nothing was changed")
             try:
                 yield made

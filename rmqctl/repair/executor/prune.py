@@ -61,8 +61,7 @@ def prunable(root: str, before: int) -> list[Prunable]:
     """
     unfinished = pending(root)
     if unfinished is not None:
-        raise RefusedError(f"repair {unfinished} was interrupted: it has to be completed or taken "
-                           "back first")
+        raise RefusedError(f"repair {unfinished} was interrupted: complete it or undo it first")
     found = []
     for entry in history(root):
         if entry.time is None or entry.time >= before:

@@ -79,10 +79,10 @@ def _parsed(journal: Journal, moved: Iterable[str]) -> dict[str, str]:
         pair = next(((old, new) for old, new in pairs if os.path.normpath(old) in known), None)
         if pair is None:
             names = ", ".join(known) if known else "none"
-            raise UsageError(f"--moved {text}: OLD=NEW, with one of the folders outside of the "
-                             f"store in which repair {journal.id} changed files: {names}")
+            raise UsageError(f"--moved {text}: expected OLD=NEW, where OLD is a folder outside of "
+                             f"the store in which repair {journal.id} changed files: {names}")
         if not os.path.isdir(pair[1]):
-            raise UsageError(f"--moved {text}: {pair[1] or 'nothing'} is no folder")
+            raise UsageError(f"--moved {text}: {pair[1] or 'NEW'} is not a folder")
         given[os.path.normpath(pair[0])] = os.path.realpath(pair[1])
     return given
 
@@ -201,15 +201,15 @@ def _refuse_shared(root: str, now: str, journal: Journal) -> None:
         both = [os.path.join(store, record.target) for store in (now, journal.root)]
         if record.kind == "patch" and _is_same(*both):
             raise RefusedError(
-                f"repair {journal.id} was made in {journal.root}, where a store with it still is: "
+                f"repair {journal.id} was made in {journal.root}, which still contains it: "
                 f"{record.target} of {root} and of that store are the same file (a hard link); "
-                "put a copy of it there")
+                "replace it with a copy")
         folder = os.path.dirname(record.target)
         if where := shared(folder):
             raise RefusedError(
-                f"repair {journal.id} was made in {journal.root}, where a store with it still is: "
-                f"{folder or os.curdir} of {root} and of that store both lead to {where}; a copy "
-                "needs a folder of its own there")
+                f"repair {journal.id} was made in {journal.root}, which still contains it: "
+                f"{folder or os.curdir} of {root} and of that store both point to {where}; give "
+                "the copy a folder of its own")
 
 
 def _folder_here(root: str, now: str, journal: Journal, folder: str, given: Folders,
@@ -217,7 +217,7 @@ def _folder_here(root: str, now: str, journal: Journal, folder: str, given: Fold
     """Where a folder outside is for this store. RefusedError."""
     if folder in given:
         if other and _is_same(folder, given[folder]):
-            raise RefusedError(f"{folder}: is the folder of the store {other}, in which repair "
+            raise RefusedError(f"{folder}: belongs to the store {other}, in which repair "
                                f"{journal.id} was made, and is not changed for {root}")
         return given[folder]
     if journal.root:
@@ -228,14 +228,14 @@ def _folder_here(root: str, now: str, journal: Journal, folder: str, given: Fold
     command = f"rmqctl undo {root} {journal.id} --moved {folder}="
     if other:
         raise RefusedError(
-            f"repair {journal.id} was made in {other}, where a store with it still is, and changed "
-            f"{folder} too, which is that store's; where {root} has a folder of its own for it: "
+            f"repair {journal.id} was made in {other}, which still contains it, and also changed "
+            f"{folder}, which belongs to that store. If {root} has its own copy of that folder: "
             f"`{command}FOLDER`")
     was = journal.root or "another place"
     raise RefusedError(
-        f"repair {journal.id} was made in {was} and changed {folder} too: whether that belongs to "
-        f"{root} or to another copy of it cannot be told; if it does: `{command}{folder}`, if "
-        f"{root} has a folder of its own for it: `{command}FOLDER`")
+        f"repair {journal.id} was made in {was} and also changed {folder}; it is unknown whether "
+        f"that folder belongs to {root} or to another copy. If it belongs to {root}: "
+        f"`{command}{folder}`; if {root} has its own copy of it: `{command}FOLDER`")
 
 
 def _is_same(first: str, other: str) -> bool:

@@ -128,7 +128,7 @@ class Staging:
                 continue
             folder = nearest_folder(checked.path)
             if not os.access(folder, os.W_OK | os.X_OK):
-                raise StoreIOError(f"cannot change names in {folder}: permission denied, or the "
+                raise StoreIOError(f"cannot rename files in {folder}: permission denied, or the "
                                    "file system is read-only")
 
     def _check_room(self, todo: Sequence[Checked], staging_dirs: Sequence[int]) -> None:
@@ -233,7 +233,7 @@ class Staging:
             return stamp_of(os.fstat(fd))
         except (OSError, OverflowError) as error:
             problem = error if isinstance(error, OSError) else OSError(str(error))
-            raise failed(problem, path, "make ready") from None
+            raise failed(problem, path, "prepare") from None
         finally:
             os.close(fd)
 
@@ -247,7 +247,7 @@ class Staging:
 
     def _take(self, content: FileContent, path: str) -> None:
         if not os.path.isfile(content.path):
-            raise StoreIOError(f"{content.path}: what was made for the store is gone")
+            raise StoreIOError(f"{content.path}: this file, prepared for the store, was deleted")
         if self._movable(content):
             # Another file system, or a folder that is not ours: then a copy does as well.
             with contextlib.suppress(OSError):
@@ -357,7 +357,7 @@ def clear(root: str, repair_id: str) -> None:
     """
     folder = repair_folder(root, repair_id)
     if is_committed(root, repair_id):
-        raise InternalError(f"{folder}: was committed")
+        raise InternalError(f"{folder}: was committed already")
     for staging_dir in noted_staging_dirs(root, repair_id):
         shutil.rmtree(staging_dir, ignore_errors=True)
     shutil.rmtree(folder, ignore_errors=True)

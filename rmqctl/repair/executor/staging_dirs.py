@@ -44,7 +44,7 @@ def reachable(first: str, other: str) -> bool:
         if error.errno == errno.EXDEV:
             return False
         raise failed(error, other, "rename in") from None
-    raise InternalError(f"a file {probe} was there")
+    raise InternalError(f"file {probe} exists already")
 
 
 class StagingDirs:
@@ -76,8 +76,8 @@ class StagingDirs:
         beside = os.path.dirname(top)
         if not os.path.isdir(beside) or not reachable(beside, near):
             raise RefusedError(
-                f"{target}: {top} is a mount of its own: there is no place on it where files "
-                "could be kept out of a broker's sight")
+                f"{target}: {top} is a mount point: it has no place where files could be kept "
+                "out of a broker's sight")
         staging_dir = os.path.join(beside, STAGING, FOLDER, _staging_dir_name(self.root, self.id))
         note = json.dumps([*self.folders[1:], staging_dir]).encode()
         refuse_own_links(beside)
@@ -85,7 +85,7 @@ class StagingDirs:
         publish(os.path.join(self.folders[0], STAGING_DIRS), note, store=self.root,
                 staging=self.folders[0])
         if os.path.lexists(staging_dir):
-            raise StoreIOError(f"{staging_dir}: is there already")
+            raise StoreIOError(f"{staging_dir}: exists already")
         make_folders(staging_dir)
         self.folders.append(staging_dir)
         return len(self.folders) - 1
@@ -121,7 +121,7 @@ def refuse_strange_dirs(root: str, journal: Journal) -> None:
         if targets and (os.path.dirname(folder) not in known or not _OWN_NAME.fullmatch(
                 name.removeprefix(journal.id))):
             raise RefusedError(f"repair {journal.id} keeps files in {folder}, which is not beside "
-                               "what it changed: its journal is not of this store")
+                               "the files it changed: its journal belongs to another store")
         if targets:
             refuse_own_links(os.path.dirname(os.path.dirname(os.path.dirname(folder))))
 

@@ -68,12 +68,12 @@ def choose(root: str, repair_id: str | None) -> str:
     known = [name for name in ids(root) if is_committed(root, name)]
     if repair_id is not None:
         if any(repair_id == aside.id for aside in put_aside(root)):
-            raise RefusedError(f"{repair_id} is no repair: an opening of the store, or a dispatch, "
-                               "replaced these files and went on without them; they lie in "
-                               f"{os.path.join(root, STAGING, repair_id)}")
+            raise RefusedError(f"{repair_id} is not a repair: these files were replaced when the "
+                               "store was opened, or by a dispatch, and cannot be undone; they "
+                               f"are in {os.path.join(root, STAGING, repair_id)}")
         if repair_id not in known:
             raise UsageError(f"{root} has no repair {repair_id!r}; `rmqctl undo {root} --list` "
-                             "shows which there are")
+                             "lists its repairs")
         return repair_id
     for candidate in reversed(known):
         if state_of(root, candidate)[0] not in ("undone", "abandoned"):
@@ -139,8 +139,8 @@ def begin(root: str, repair_id: str, now: int, *, force: bool, moved: Sequence[s
     changed, times = _examine(root, journal, named, applied=state == "applied")
     if changed and not force:
         others = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
-        raise RefusedError(f"{changed[0]}{others}; with --force it is taken back all the same, and "
-                           "what is there now is kept")
+        raise RefusedError(f"{changed[0]}{others}; --force undoes the repair anyway and keeps "
+                           "the present files aside")
     set_state(root, repair_id, "undoing", now, force=force, times=times,
               **noted(root, given))
 

@@ -78,8 +78,8 @@ def plan_reset(store: Store, wanted: Reset, view: View, clock: Callable[[], int]
     queues = tuple(_moved(store, view, wanted, topic, queue_id, before.get(topic, {}), empty_queues)
                    for topic, queue_id in _queues(store, wanted, before))
     if not queues:
-        raise RefusedError(f"{store.root}: there is no queue of what was asked for, so nothing is "
-                           "reset")
+        raise RefusedError(f"{store.root}: no queue matches the given topics and queues; nothing "
+                           "is reset")
     changed = [queue for queue in queues if queue.before != queue.after
                and (queue.before is not None or wanted.to != "beyond-end")]
     # What the user must know before the broker starts.
@@ -90,8 +90,8 @@ def plan_reset(store: Store, wanted: Reset, view: View, clock: Callable[[], int]
     retry = sorted(topic for topic in before
                    if topic.startswith(RETRY_PREFIX) and topic not in touched)
     if wanted.topic is None and retry:
-        notes.append(f"the retry topic {named(retry)} keeps its offsets: messages that wait there "
-                     "are delivered all the same (--topic names it)")
+        notes.append(f"the retry topic {named(retry)} keeps its offsets: messages waiting there "
+                     "are still delivered (pass --topic to reset it)")
     is_cut = cut_by_broker(view) is not None
     return planned(store, COMMAND, queues, changed, lambda queue: _why(wanted, queue, cut=is_cut),
                    notes, clock, scratch)
@@ -103,11 +103,10 @@ def plan_reset(store: Store, wanted: Reset, view: View, clock: Callable[[], int]
 def _refuse_unknown(store: Store, wanted: Reset, before: Mapping[str, object]) -> None:
     group = wanted.group
     if not before and not is_configured(store, group):
-        raise RefusedError(f"{store.root}: nothing is known here of group {group}: it committed no "
-                           "offset and is not configured")
+        raise RefusedError(f"{store.root}: unknown group {group}: it committed no offset and is "
+                           "not configured")
     if wanted.topic is None and not before:
-        raise RefusedError(f"{store.root}: group {group} committed no offset here: name the topic "
-                           "(--topic)")
+        raise RefusedError(f"{store.root}: group {group} committed no offset here: pass --topic")
 
 
 def _queues(store: Store, wanted: Reset, before: Mapping[str, Mapping[int, int]]) -> Iterator[
@@ -177,13 +176,13 @@ def _why(wanted: Reset, queue: Moved, *, cut: bool) -> Phrase:
     if isinstance(wanted.to, Number):
         if queue.after in (queue.min_offset, queue.max_offset) and (
                 wanted.to.is_shift or wanted.to.value != queue.after):
-            return (Phrase("the first message there is") if queue.after == queue.min_offset
+            return (Phrase("the first available message") if queue.after == queue.min_offset
                     else _REASONS["latest"])
         if not wanted.to.is_shift:
-            return Phrase("the offset that was asked for")
+            return Phrase("the given offset")
         by = {"count": abs(wanted.to.value)}
-        return Phrase("{count:,} on", **by) if wanted.to.value > 0 else (
+        return Phrase("{count:,} forward", **by) if wanted.to.value > 0 else (
             Phrase("{count:,} back", **by))
     return (Phrase("the first message stored then or later") if queue.after < queue.max_offset
-            else Phrase("nothing that a start leaves was stored then or later") if cut else
-            Phrase("nothing was stored then or later"))
+            else Phrase("no message that startup keeps was stored then or later") if cut else
+            Phrase("no message was stored then or later"))

@@ -75,7 +75,7 @@ class Moved:
         reason = Phrase(
             "{group} at {topic}, queue {queue}: {why}, {cost}", group=self.group, topic=self.topic,
             queue=self.queue_id, why=why, cost=Phrase("delivers {count:,} again", count=self.again)
-            if self.again else Phrase("the queue has no entry, so nobody can tell what is skipped")
+            if self.again else Phrase("the queue has no entry, so the skipped messages are unknown")
             if self.after and not self.max_offset else Phrase("skips {messages}", messages=counted(
                 self.skips, "unread message")))
         return Action("reset", target, self.before, self.after, reason, proof={
@@ -110,13 +110,13 @@ def _refuse_damage(store: Store, file: ConfigFile) -> None:
     used = file.used
     if used is None and file.damaged and not {
             file.main.state, file.backup.state} <= {EMPTY, MISSING}:  # of which nothing is left
-        raise RefusedError(f"{store.root}: {file.main.fault()}; no copy of it can be read, so "
-                           "other groups' offsets would be lost: repair it first (`rmqctl "
+        raise RefusedError(f"{store.root}: {file.main.fault()}; its backup cannot be read either, "
+                           "so other groups' offsets would be lost: repair it first (`rmqctl "
                            "recover`)")
     if used is not None and (used.damaged or file.faults):
         raise RefusedError(f"{store.root}: {used.path}: "
-                           f"{used.reason or file.faults[0]}; writing it anew would lose what is "
-                           "odd: repair it first")
+                           f"{used.reason or file.faults[0]}; rewriting it would lose the invalid "
+                           "parts: repair it first")
 
 
 def positions(file: ConfigFile, group: str) -> dict[str, dict[int, int]]:
@@ -131,10 +131,10 @@ def positions(file: ConfigFile, group: str) -> dict[str, dict[int, int]]:
 def refuse_odd_name(group: str) -> None:
     """RefusedError for what is no name of a consumer group."""
     if group == DELAY_GROUP:
-        raise RefusedError("the delay service is no consumer group: its progress is in "
+        raise RefusedError("the delay service is not a consumer group: its progress is in "
                            "config/delayOffset.json")
     if "@" in group or not group.strip():
-        raise RefusedError(f"{group!r} is no name of a consumer group")
+        raise RefusedError(f"{group!r} is not a valid name of a consumer group")
 
 
 def is_configured(store: Store, group: str) -> bool:
@@ -197,11 +197,11 @@ def planned(store: Store, command: str, queues: Sequence[Moved], changed: Sequen
     forgotten = known_by_offsets(store) if any(
         (queue.before or 0) > queue.max_offset for queue in changed) else 0
     whose = named(sorted({queue.group for queue in changed}))
-    said = [*notes, ("consumers that run on know their own positions, and commit these again: stop "
-                     f"those of {whose} until the broker is up")]
+    said = [*notes, ("running consumers commit their own offsets again: stop the consumers of "
+                     f"{whose} until the broker is up")]
     if forgotten:
         said.append(f"{plural(forgotten, 'lost message is', 'lost messages are')} known only by "
-                    "committed offsets: the repair keeps their number")
+                    "committed offsets: the repair records their number")
     return Offsets(Plan(command, store.root, tuple(actions), tuple(steps), notes=tuple(said),
                         dropped=Dropped(forgotten)), tuple(queues))
 
@@ -211,14 +211,14 @@ def notes_of(store: Store, view: View, files: Iterable[ConfigFile]) -> list[str]
     notes = []
     cut = cut_by_broker(view)
     if cut is not None:
-        notes.append(f"a broker ends this log at {cut[0]}, at the first record it cannot read, "
-                     f"and these are positions before it; records up to {cut[1]} are kept by "
-                     "`rmqctl recover`, so do that first")
-    notes += [f"{file.main.fault()}; the other offsets are taken from {file.backup.path}, as a "
+        notes.append(f"a broker truncates this log at {cut[0]}, at the first record it cannot "
+                     "read, and these offsets count only the messages before it; `rmqctl "
+                     f"recover` keeps records up to {cut[1]}, so run it first")
+    notes += [f"{file.main.fault()}; reading the other offsets from {file.backup.path}, as a "
               "broker does" for file in files if file.fell_back]
     if any(topic.startswith(REVIVE_PREFIX) for topic, _ in store.queues):
-        notes.append("the store was used with POP: what was handed out and not acknowledged comes "
-                     "again, wherever the offset is")
+        notes.append("the store was used with POP: messages delivered by POP and not yet "
+                     "acknowledged are delivered again, whatever the offset")
     return notes
 
 
@@ -228,8 +228,8 @@ def lost_queues(changed: Iterable[Moved], whose: str) -> list[str]:
              if (queue.before or queue.after) and not queue.max_offset]
     if not empty:
         return []
-    return [(f"no message is in {named(empty)}, where {whose} had an offset: if the consume queue "
-             "was lost, `rmqctl recover` makes it again, so do that first")]
+    return [(f"{named(empty)} has no messages, although {whose} had an offset there. If the "
+             "consume queue was lost, run `rmqctl recover` first: it rebuilds the queue")]
 
 
 def _changed(store: Store, file: ConfigFile, queues: Sequence[Moved],

@@ -54,15 +54,15 @@ def plan_copy(store: Store, source: str, target: str, topic: str | None, view: V
     for group in (source, target):
         refuse_odd_name(group)
     if source == target:
-        raise RefusedError(f"{source} has its own offsets already: name two groups")
+        raise RefusedError(f"source and target are the same group, {source}: name two groups")
     found = {(target, name, queue_id): offset
              for name, queues in positions(file_of(store, source), source).items()
              if not name.startswith(RETRY_PREFIX) and topic in (None, name)
              for queue_id, offset in queues.items()}
     if not found:
         where = "" if topic is None else f" in topic {topic}"
-        raise RefusedError(f"{store.root}: group {source} committed no offset{where}, so there is "
-                           "nothing to copy")
+        raise RefusedError(f"{store.root}: group {source} committed no offset{where}: nothing to "
+                           "copy")
     return _plan(store, COPY, Wanted(found, "replace", f"group {source}"), view, clock, scratch)
 
 
@@ -100,10 +100,10 @@ def _plan(store: Store, command: str, wanted: Wanted, view: View, clock: Callabl
     kept = sum(queue.before == queue.after and queue.before != wanted.offsets[
         queue.group, queue.topic, queue.queue_id] for queue in queues)
     if kept and wanted.rule == "missing":
-        notes.append(f"{plural(kept, 'offset that differs stays', 'offsets that differ stay')} "
-                     "as in this store (--max, --min or --replace decides otherwise)")
+        notes.append(f"{plural(kept, 'different offset keeps', 'different offsets keep')} the "
+                     "value of this store (pass --max, --min or --replace to change that)")
     return planned(store, command, queues, changed, lambda _: Phrase(
-        "as {source} has it", source=wanted.source), notes,
+        "copied from {source}", source=wanted.source), notes,
                    clock, scratch)
 
 

@@ -22,8 +22,8 @@ from rmqctl.store.files import Listing, listing
 from rmqctl.store.store import Store
 
 WHY = "a broker does not start on it"
-_TAKEN = "a broker takes it for an index file"
-_NO_INDEX = "no index file"
+_TAKEN = "a broker treats it as an index file"
+_NO_INDEX = "not an index file"
 _NUMBER = re.compile(r"[+-]?[0-9]{1,19}")
 """What Long.parseLong takes, but for other scripts' digits and numbers that are too large."""
 _QUEUES = ("consumequeue", "consumequeue_ext")
@@ -97,7 +97,7 @@ def refusals_left(store: Store, generation: int, steps: Iterable[Step]) -> list[
         return []
     named = "; ".join(f"{refusal.target}: {refusal.reason}" for refusal in left[:_NAMED])
     more = f"; and {len(left) - _NAMED} more" if len(left) > _NAMED else ""
-    return [("a broker does not start on this store, and this repair does not change that: "
+    return [("a broker would not start on this store, even after this repair: "
              f"{named}{more}")]
 
 

@@ -203,7 +203,7 @@ def matched(built: Sequence[StoreFile], existing: Sequence[StoreFile], after: st
         chosen = _fill(built, sure, free, after)
         if chosen is not None:
             return chosen
-    raise RefusedError("index: there are no names left for new files between those there are")
+    raise RefusedError("index: no names are free for new files between the existing ones")
 
 
 def _ascending(built: Sequence[StoreFile], same: Sequence[StoreFile | None], after: str, *,

@@ -157,23 +157,24 @@ class Rebuilt:
         if self.damage.count:
             first = self.damage.spans[0]
             notes.append(f"{plural(self.damage.count, 'damaged span')} "
-                         f"({plural(self.damage.length, 'byte')}) of the log passed over: the "
-                         f"first at physical offset {first.offset}, {first.reason}")
+                         f"({plural(self.damage.length, 'byte')}) of the log skipped, the first "
+                         f"at physical offset {first.offset}: {first.reason}")
         if self.gaps:
-            notes.append(plural(self.gaps, "entry follows a gap in its queue's offsets: it stands",
-                                "entries follow a gap in their queue's offsets: they stand")
-                         + " where a broker puts such entries, at the end of the queue, before the "
-                         "queue offset of their message")
+            notes.append(plural(self.gaps, "entry follows a gap in its queue's offsets: it is",
+                                "entries follow a gap in their queue's offsets: they are")
+                         + " written where a broker writes such entries, at the end of the queue, "
+                         "before the queue offset of their message")
         if self.repeated:
             notes.append(f"{plural(self.repeated, 'message has', 'messages have')} a queue offset "
-                         "that an earlier message of the queue has, as after a switch to another "
-                         "log: no consume queue entry points there, and verify reports them")
+                         "that an earlier message of the queue already has, as after a switch to "
+                         "another log: no consume queue entry points to them, and verify reports "
+                         "them")
         if self.refused:
-            notes.append(f"{plural(self.refused, 'message has', 'messages have')} a queue offset "
-                         "that no queue can have: no entry is made")
+            notes.append(f"{plural(self.refused, 'message has', 'messages have')} an impossible "
+                         "queue offset: no entry is created")
         if self.unplaceable:
             notes.append(f"{plural(self.unplaceable, 'message has', 'messages have')} a topic "
-                         "that can be no folder: no entry is made")
+                         "that cannot be a folder: no entry is created")
         return tuple(notes)
 
 
@@ -210,8 +211,8 @@ def wanted_parts(only: Collection[str], topic: str | None, settings: Settings) -
     if topic is not None or not settings.message_index:
         wanted -= {INDEX}
     if not wanted:
-        raise RefusedError("nothing to rebuild: messages are not indexed, or one topic's entries "
-                           "cannot be rebuilt alone")
+        raise RefusedError("nothing to rebuild: messages are not indexed, or the index was to be "
+                           "rebuilt for a single topic")
     return wanted
 
 

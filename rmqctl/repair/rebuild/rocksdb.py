@@ -276,7 +276,7 @@ def cut(store: Store, to: int, scratch: Scratch) -> tuple[Planned, dict[QueueKey
     if is_right(present, made, store.log.min_offset):
         return ([], []), ends
     before = sum(queue.disk_end - queue.first_index for queue in queues.values())
-    return steps(store.root, made, before, "entries of messages that are cut"), ends
+    return steps(store.root, made, before, "entries of removed messages"), ends
 
 
 # -- what has to change ---------------------------------------------------------------------------

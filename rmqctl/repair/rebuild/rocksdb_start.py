@@ -42,7 +42,7 @@ def start_steps(store: Store, predicted: Prediction, rules: BrokerVersion, setti
             return []
     except FormatError as error:
         raise RefusedError(
-            f"{store.root}: {error}: what a broker leaves of this data base cannot be predicted; "
+            f"{store.root}: {error}: cannot predict what a broker keeps of this database; "
             "recover without --strategy broker rebuilds it") from None
     return rocksdb.steps(store.root, made, None, "")[0]
 

@@ -299,7 +299,7 @@ def _index(rebuilt: Rebuilt) -> Planned:
             strange = os.path.lexists(os.path.join(rebuilt.root, target))
             if strange:
                 steps.append(MoveAside(target))
-            changes.act(Create(target, content), _VERB, None, after, "no regular file has its name"
+            changes.act(Create(target, content), _VERB, None, after, "not a regular file"
                         if strange else "index file is missing", "entry")
         elif is_alias(rebuilt.root, old.path):
             steps.append(MoveAside(target))

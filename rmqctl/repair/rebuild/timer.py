@@ -104,8 +104,8 @@ def _new_log(store: Store, files: TimerFiles, log_end: int, *, restored: bool,
     messages = [message._replace(topic=topics.get(message.physical, message.topic))
                 for message in timed_messages(files, start.next_row, log_end)]
     if not messages:
-        changes.notes.append("the timer log is damaged, and stays so: the messages of "
-                             f"{TIMER_TOPIC} that it would be rebuilt from are gone")
+        changes.notes.append("the timer log is damaged and is not repaired: the messages of "
+                             f"{TIMER_TOPIC} needed to rebuild it are gone")
         return changes
     # A new timer log and wheel in place of the old files.
     made = built_log(files, messages)
@@ -116,7 +116,7 @@ def _new_log(store: Store, files: TimerFiles, log_end: int, *, restored: bool,
             0, made.file_size, ((0, data),) if data else ())))
     changes.actions.append(Action(
         "rebuild", LOG, sum(file.size // UNIT_SIZE for file in files.files), len(messages),
-        "from the messages that wait for their time: units are damaged or missing", "unit"))
+        "from pending timed messages: units are damaged or missing", "unit"))
     _new_wheel(store, wheel_of(made.units), changes)
     # How far the timer has read, as the new log has it.
     progress = files.checked._replace(
@@ -128,7 +128,8 @@ def _new_log(store: Store, files: TimerFiles, log_end: int, *, restored: bool,
     else:
         changes.act(Patch(target(store, path), (Piece.of(0, timer_check.build(progress)[
             :min(os.path.getsize(path), timer_check.TIMER_CHECK.size)]),)), "restore",
-            files.checked.last_timer_log_flush_pos, made.end, "ends where the timer log does", "")
+            files.checked.last_timer_log_flush_pos, made.end, "set to the end of the timer log",
+            "")
     return changes
 
 
@@ -139,7 +140,7 @@ def _new_progress(store: Store, progress: TimerCheckRecord, changes: Changes) ->
     changes.steps.append(Replace(_PROGRESS, page) if there else Create(_PROGRESS, page))
     changes.actions.append(Action(
         "rebuild", _PROGRESS, None, progress.last_timer_queue_offset,
-        "from the timer log and the timed message that was delivered last"))
+        "from the timer log and the last delivered timed message"))
 
 
 def _wheel_is_wrong(store: Store, files: TimerFiles, log_end: int) -> bool:
@@ -166,7 +167,7 @@ def _new_wheel(store: Store, pages: dict[int, bytes], changes: Changes) -> None:
     used = sum(bool(SLOT.decode(page, place).last_pos or SLOT.decode(page, place).time)
                for page in pages.values() for place in range(0, len(page), SLOT_SIZE))
     changes.actions.append(Action(
-        "rebuild", WHEEL, None, used, "from the timer log: every unit is in a slot again", "slot"))
+        "rebuild", WHEEL, None, used, "from the timer log: puts every unit in a slot", "slot"))
 
 
 def _differs(path: str, pages: dict[int, bytes]) -> bool:

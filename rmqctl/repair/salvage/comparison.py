@@ -399,9 +399,9 @@ def compare(ours: Store, parts: Sequence[LogPart], source: Source, survey: Surve
     if not any(one.messages for one in found.equal.items) and (others or not any(
             (one.keys or one.alike) and not one.against for one in gone)):
         raise RefusedError(
-            f"{source.name}: no message of it is the same as one of ours at the same physical "
-            "offset"
-            + (", and no index of ours knows its keys: nothing is left to tell whether it is of "
-               "this log" if found.bare else ": it is of another broker or of another log")
+            f"{source.name}: none of its messages equals a message of this store at the same "
+            "physical offset"
+            + (", and this store has no index with its keys: unknown whether it belongs to this "
+               "log" if found.bare else ": it belongs to another broker or another log")
             + "; nothing is copied from it")
     return found

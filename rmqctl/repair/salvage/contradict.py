@@ -178,8 +178,8 @@ class Contradictions:
             if len(fits) == 1 and self._records.replace(run.low, unless_crc_differs(
                     with_fields(raw, queue_offset=fits[0]))):
                 self._records.reasons[run.low] = (
-                    f"queue offset {record.queue_offset}: {fits[0]} without one turned bit, which "
-                    "its queue lacks")
+                    f"queue offset {record.queue_offset}: corrected to {fits[0]} (one flipped "
+                    "bit), which its queue lacks")
                 return
         behind = [hole.first for hole in self._gatherer.holes.get(key, ()) if hole.end >= ENDLESS]
         if behind and record.queue_offset > behind[0]:

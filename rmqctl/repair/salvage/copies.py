@@ -31,6 +31,7 @@ from rmqctl.scan.walk import Walk
 from rmqctl.store.store import Store
 
 _MOST_TOPICS = 3
+_KEPT = "this store's copy is kept, as preferred"
 
 
 @dataclass(slots=True)
@@ -142,8 +143,9 @@ class Copier:
             spans[span] = spans.get(span, 0) + item.messages
         # Who decides, in words.
         decided = source.preferred or self._keep_ours
-        words = (f"{source.name} is preferred" if source.preferred else "ours stays, as preferred"
-                 if self._keep_ours else f"ours stays, unless --prefer {source.name} is given")
+        words = (f"{source.name} is preferred" if source.preferred else _KEPT
+                 if self._keep_ours else
+                 f"this store's copy is kept, unless --prefer {source.name} is given")
         # One action for each, with topics and fields.
         for (low, high), messages in spans.items():
             start = max(low, min(item.start for item in found.conflicts.within(low, high)))
@@ -159,9 +161,9 @@ class Copier:
                              if low <= place < high for name in fields})
             if messages == 1 and differ:
                 named += f"; {', '.join(differ[:_MOST_TOPICS])}"
-            what = (f"{plural(messages, 'message')} in {source.name}, intact and other than ours "
-                    f"({named})" if messages else f"the end of a file in {source.name}, where ours "
-                    "has messages")
+            what = (f"{plural(messages, 'intact message')} in {source.name}, different from this "
+                    f"store ({named})" if messages else f"the end of a file in {source.name}, "
+                    "where this store has messages")
             result.actions.append(Action(
                 "conflict", part_target(self._store, part), None, None,
                 f"{what}: {words}", offset=start, length=end - start,
@@ -173,10 +175,10 @@ class Copier:
             result.conflicts += not decided
         if not decided:
             result.notes.append(
-                f"{source.name} and this store have other intact messages at the same physical "
-                "offsets (a split brain, or changed bytes that no CRC covers): ours stays, and "
-                "nothing is mixed; --prefer ours says that it is right, --prefer "
-                f"{source.name} takes what that has instead")
+                f"{source.name} and this store have different intact messages at the same physical "
+                "offsets (a split brain, or changed bytes that no CRC covers). This store's copy "
+                "is kept, and the two are not mixed. Pass --prefer ours to confirm that, or "
+                f"--prefer {source.name} to copy its messages instead")
         return list(spans)
 
     def _other_way(self, result: Copied, source: Source, stretch: Stretch) -> tuple[int, int]:
@@ -185,8 +187,8 @@ class Copier:
         part = next(part for part in result.parts if part.base <= start < part.end)
         result.actions.append(Action(
             "conflict", part_target(self._store, part), None, None,
-            f"ours from there on is of another way: queue offsets of messages in {source.name} "
-            f"before it are other messages' in ours: {source.name} is preferred",
+            "the logs diverge from here on: queue offsets of earlier messages in "
+            f"{source.name} belong to other messages in this store: {source.name} is preferred",
             offset=start, length=end - start,
             proof={"source": source.name, "messages": 0, "topics": {}, "fields": [],
                    "neighbours": {"before": None, "after": None}, "decided": True}))
@@ -213,7 +215,7 @@ class Copier:
         why = proven if isinstance(proven, str) else "" if (proven.start, proven.end) == (
             stretch.start, stretch.end) else "not all of it is proven"
         if source.preferred and not is_head and why:
-            proven = Proven(stretch.start, stretch.end, None, None, f"preferred, though {why}")
+            proven = Proven(stretch.start, stretch.end, None, None, f"preferred, although {why}")
             result.yielded.append((stretch.start, stretch.end))
         if isinstance(proven, str):
             items = list(found.offered.within(stretch.start, stretch.end))
@@ -226,7 +228,8 @@ class Copier:
             proven.end, stretch.end) if item.messages]
         if left:
             result.notes.append(f"{source.name}: its messages from physical offset {left[0]} on "
-                                "are not copied: nothing of ours proves that it went on that way")
+                                "are not copied: nothing in this store proves that the log "
+                                "continued like that")
         # What is copied: no record that ours contradicts, none far away.
         ranges = [one for item in found.offered.within(proven.start, proven.end)
                   if (one := _clipped(source, item, proven.start, proven.end)) is not None]
@@ -267,8 +270,8 @@ class Copier:
         self._contested.append((len(result.actions), low, high))
         result.actions.append(Action(
             "conflict", part_target(self._store, part), None, None,
-            f"what is left of our message, or another source, contradicts {source.name}: "
-            + ("ours stays, as preferred" if self._keep_ours else
+            f"the remains of this store's message, or another source, contradict {source.name}: "
+            + (_KEPT if self._keep_ours else
                f"not copied, unless --prefer {source.name} is given"), offset=low,
             length=high - low, proof={
                 "source": source.name, "messages": 1, "topics": {}, "fields": [],
@@ -281,7 +284,7 @@ class Copier:
                 action = result.actions[number]
                 proof = action.proof or {}
                 result.actions[number] = replace(action, reason=(
-                    f"what is left of our message, or most other sources, contradict "
+                    "the remains of this store's message, or most other sources, contradict "
                     f"{proof['source']}: another source's message is copied"),
                     proof={**proof, "decided": True})
             else:
@@ -351,8 +354,8 @@ def _near(source: Source, ranges: Sequence[Range], parts: Sequence[LogPart]) -> 
     for item in [*behind, *reversed(ranges[:len(ranges) - len(behind)])]:
         away = max(item.start - high, low - item.end)
         if away > FAR * size:
-            why = (f"{away // size} files would be missing between our log and physical offset "
-                   f"{item.start}, so that is hardly of it")
+            why = (f"{away // size} files would be missing between this store's log and physical "
+                   f"offset {item.start}, so that is probably not part of it")
             continue
         # A record lies in one file: where ours end the source's must end, too.
         first = parts[0].base - (parts[0].base - item.start - 1) // size * size
@@ -360,7 +363,7 @@ def _near(source: Source, ranges: Sequence[Range], parts: Sequence[LogPart]) -> 
                        if (file := source.log.file_of(border)) is None
                        or file.base != border), None)
         if border is not None:
-            why = f"its files are of another length: none begins at {border}, as one of ours"
+            why = f"its files have another size: none starts at {border}, as in this store"
             continue
         low, high = min(low, item.start), max(high, item.end)
         near.append(item)

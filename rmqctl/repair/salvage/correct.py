@@ -58,7 +58,7 @@ _CHANGES = {"bit": (8, _CRC_BITS), "byte": (255, 3 * 255 + 127)}
 _CRC_NAME = append_crc.build(0)[:append_crc.SIZE - append_crc.DIGITS - 1]
 _MOST_OF_NAME = len(_CRC_NAME) - 3
 _BODY, _RECORD, _WITH_RECORD = "the body's CRC", "the record's CRC", "the record's"
-_UNPACKED = "the body cannot be unpacked then"
+_UNPACKED = "the corrected body cannot be decompressed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +84,8 @@ class Correction:
                 "witnesses": list(self.witnesses)}
 
     def in_words(self) -> str:
-        return (f"{self.what} explains {' and '.join(self.witnesses)}: {self.tried:,} "
-                f"candidates tried, {_chance_text(self.chance)} that it is a wrong one")
+        return (f"{self.what} explains {' and '.join(self.witnesses)} (1 of {self.tried:,} "
+                f"candidates; chance of a false match {_odds(self.chance)})")
 
 
 class Chances:
@@ -134,8 +134,8 @@ def corrected(raw: bytes, record: Record, how: Correct, sealed: bool,
                       MOST_WRONG / 2)
         return found
     if not chances.allow(place, found.chance):
-        return (f"{found.what} does it, but this repair has corrected so much that more than "
-                f"{MOST_WRONG:g} wrong corrections would be expected")
+        return (f"{found.what} explains it, but with that many corrections in this repair, more "
+                f"than {MOST_WRONG:g} false matches would be expected")
     return found
 
 
@@ -254,13 +254,13 @@ def _judged(raw: bytes, record: Record, change: Change, result: Record, size: in
         witnesses.append("the checksum of its zlib stream")
     elif (near := not_text(record.body)) is not None and not_text(result.body) is None:
         chance = per_byte * near / 2 ** bits
-        witnesses.append("that it was no text")
+        witnesses.append("that it was not text")
     elif chance > MOST_CHANCE and result.body != record.body and is_json(result.body):
         chance *= most_json(len(record.body), record.body_crc, _Changed(record.body, what))
         witnesses.append(torn.AS_JSON)
     if chance > MOST_CHANCE:
-        return (f"one does it, but there is {_chance_text(chance)} that it is a wrong one: "
-                f"{tried:,} were tried")
+        return (f"one of {tried:,} candidates matches, but with a chance of {_odds(chance)} of "
+                "being a false match")
     return Correction(change.position, raw[change.position:change.position + 1],
                       bytes([raw[change.position] ^ change.xor]), result, f"one changed {what}",
                       tried, chance, tuple(witnesses))
@@ -322,8 +322,8 @@ def _run(raw: bytes, record: Record, sealed: bool) -> Correction | str | None:
             for run, result in found:
                 chance = run.weight / 2 ** bits
                 if chance > MOST_CHANCE:
-                    refused = (f"{run.place.why} explain it, but there is {_chance_text(chance)} "
-                               f"that this is wrong: {run.tried:,} were tried")
+                    refused = (f"{run.place.why}: one of {run.tried:,} candidates matches, but "
+                               f"with a chance of {_odds(chance)} of being a false match")
                     break
                 at = start + run.position
                 extra = ("the checksum of its zlib stream",) if content.share < 1 else ()
@@ -354,5 +354,5 @@ def _by_crcs(record: Record, sealed: bool) -> list[str]:
     return [_RECORD] if record.crc_ok else [_BODY, _WITH_RECORD]
 
 
-def _chance_text(chance: float) -> str:
-    return f"a chance of 1 in {round(1 / chance):,}"
+def _odds(chance: float) -> str:
+    return f"1 in {round(1 / chance):,}"

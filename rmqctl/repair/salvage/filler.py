@@ -208,7 +208,7 @@ def least_filler(style: Style) -> int:
 def blank(size: int) -> Parts:
     """The record that closes a file, with ``size`` bytes to its end (at least 8)."""
     if size < BLANK_SIZE:
-        raise ValueError(f"{size} bytes are too few for the blank of a file")
+        raise ValueError(f"{size} bytes are too few for an end-of-file record")
     return ((0, _BLANK.pack(size, MAGIC_BLANK)),)
 
 

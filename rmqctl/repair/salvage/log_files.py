@@ -49,7 +49,7 @@ def padded(part: LogPart, region: Region, short: int, style: Style) -> Piece:
             raw = build(replace(record, total_size=record.total_size + short, properties=text))
             return Piece.of(position, append_crc.seal(raw) if style.sealed else raw)
     raise RefusedError(f"{part.path}: {short} damaged bytes at physical offset {region.start} are "
-                       "too few for any record, and no message before them can take them")
+                       "too few for a record, and no message before them can be extended by them")
 
 
 def log_parts(store: Store, size: int | None = None) -> list[LogPart]:
@@ -64,14 +64,15 @@ def log_parts(store: Store, size: int | None = None) -> list[LogPart]:
     for file in log.files:
         if file.size > size:
             raise RefusedError(f"{file.path}: has {file.size} bytes, more than the {size} of a "
-                               "file of this log: cut it first")
+                               "file of this log: shorten it first")
         base = parts[-1].end if parts else file.base
         if file.base < base or (file.base - base) % size:
-            raise RefusedError(f"{file.path}: its name is no place for a file of {size} bytes "
-                               f"beyond {base}")
+            raise RefusedError(f"{file.path}: no file of {size} bytes starts at the offset in its "
+                               f"name (the next files start at {base} plus multiples of {size})")
         if (file.base - base) // size > max(FAR, 4 * len(log.files)):
             raise RefusedError(f"{file.path}: {(file.base - base) // size} files would be missing "
-                               "before it, so it is hardly one of this log: move it elsewhere")
+                               "before it, so it is probably not part of this log: move it "
+                               "elsewhere")
         while base < file.base:
             parts.append(LogPart(base, size, None, witness=file.witness, head=file.head))
             base += size
@@ -229,7 +230,7 @@ class Files:
             size = bulk.region.end - bulk.region.start
             self._actions.append(Action(
                 "fill", self._target(parts[number]), None, counts[start],
-                "damaged; intact messages follow", _LOST, start, size,
+                "damaged, followed by intact messages", _LOST, start, size,
                 {"known_by": {"consumequeue": counts[start]}}))
         return written
 
@@ -302,9 +303,9 @@ def _action(target: str, region: Region, filling: Filling) -> Action:
     size = region.end - region.start
     count = len(filling.span.items)
     if filling.span.mode in ("zero", "tail") and not count:
-        return Action("zero", target, None, None, "no record, and nothing known of it; nothing "
+        return Action("zero", target, None, None, "not a record, and no known message; nothing "
                       "intact follows", "", region.start, size)
-    return Action("fill", target, None, count, "damaged; intact messages follow"
-                  if filling.span.mode != "tail" else "the consumequeues know of messages here",
+    return Action("fill", target, None, count, "damaged, followed by intact messages"
+                  if filling.span.mode != "tail" else "consume queue entries point here",
                   _LOST, region.start, size,
                   {"known_by": dict(Counter(item.by for item in filling.span.items))})

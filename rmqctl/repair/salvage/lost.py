@@ -236,9 +236,9 @@ class Collector:
         room = self._room(low, high)
         if end - first > room // MIN_SIZE:
             self.known.notes.append(
-                f"{key[0]}/{key[1]}: the log lacks the queue offsets {first} to {end - 1}, and "
-                f"there is no damage between physical offsets {low} and {high} that could have "
-                "held them: the queue has a gap")
+                f"{key[0]}/{key[1]}: the log lacks queue offsets {first} to {end - 1}, and the "
+                f"damage between physical offsets {low} and {high}, if any, is too small to have "
+                "contained them: the queue has a gap")
             return
         for offset in range(first, end):
             self.known.filled.append(FilledMessage(Filler((Row(*key, offset),)), None, None, "gap",

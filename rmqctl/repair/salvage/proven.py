@@ -60,8 +60,8 @@ def proven_part(parts: Sequence[LogPart], source: Source, found: Comparison,
     # Both: all of it, unless more of ours contradicts than agrees.
     if before is not None and after is not None:
         if len(against) > max(stretch.rows, stretch.keys, stretch.alike):
-            return (f"what is left of ours contradicts {plural(len(against), 'message')}, the "
-                    f"first at {against[0][0]}")
+            return (f"the remains of this store's log contradict {plural(len(against), 'message')}"
+                    f", the first at {against[0][0]}")
         return Proven(start, end, before, after,
                       f"the messages at {before} and {after} are equal{told}")
     _displaced(parts, source, stretch)
@@ -71,8 +71,8 @@ def proven_part(parts: Sequence[LogPart], source: Source, found: Comparison,
         contradicted = [place for place, _ in against if place >= stretch.agreed_end]
         end = _far(parts, source, found, stretch, left.end if left else start)
         if end <= start:
-            return _one_sided(source, contradicted, "may go another way there: what is left of "
-                              "ours fits messages of another log, too")
+            return _one_sided(source, contradicted, "may diverge there: the remains of this "
+                              "store's log also match messages of another log")
         return Proven(start, end, before, None,
                       f"the messages up to {before} are equal{told}")
     # The other side.
@@ -85,8 +85,8 @@ def proven_part(parts: Sequence[LogPart], source: Source, found: Comparison,
             start = _head(parts)
         if start >= end:
             return _one_sided(
-                source, contradicted, "begins or comes another way there" if stretch.start
-                else "begins before ours, and nothing of ours tells of it: it has expired")
+                source, contradicted, "starts there, or diverges before it" if stretch.start
+                else "starts before this store's log, which has no trace of that part: it expired")
         return Proven(start, end, None, after,
                       f"the messages from {after} on are equal{told}")
     # No side: the index, or what is left of our records, speaks for it.
@@ -94,10 +94,10 @@ def proven_part(parts: Sequence[LogPart], source: Source, found: Comparison,
         if found.bare:
             end = _far(parts, source, found, stretch, start)
             return Proven(start or _head(parts), end, None, None,
-                          f"no message of ours is left{told}")
+                          f"no message of this store is left{told}")
         return Proven(stretch.agreed_first, stretch.agreed_end, None, None,
-                      f"no message of ours is in it{told}")
-    return "no equal message on either side of it"
+                      f"no message of this store is in it{told}")
+    return "no equal message before or after it"
 
 
 def has_parted(source: Source, found: Comparison, stretch: Stretch, runs: Runs) -> bool:
@@ -269,9 +269,9 @@ def by_part(parts: Sequence[LogPart], start: int, end: int) -> Iterator[tuple[in
 
 def _told(stretch: Stretch) -> str:
     """What our own structures say of it, in words."""
-    said = [plural(count, name) for count, name in (
-        (stretch.rows, "row"), (stretch.keys, "key"), (stretch.alike, "unproven record"))
-        if count]
+    said = [plural(count, *names) for count, *names in (
+        (stretch.rows, "entry", "entries"), (stretch.keys, "key"),
+        (stretch.alike, "unproven record")) if count]
     if not said:
         return ""
     one = stretch.rows + stretch.keys + stretch.alike == 1
@@ -280,5 +280,5 @@ def _told(stretch: Stretch) -> str:
 
 def _one_sided(source: Source, contradicted: Sequence[int], words: str) -> str:
     if contradicted:
-        return f"what is left of ours contradicts it at {contradicted[0]}"
+        return f"the remains of this store's log contradict it at {contradicted[0]}"
     return f"{source.name} {words}"

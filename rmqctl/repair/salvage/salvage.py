@@ -50,7 +50,7 @@ STALE, CONTRADICTED, UNDECIDED = NOT_OURS = (
     Verdict.STALE, Verdict.CONTRADICTED, Verdict.UNDECIDED)
 """What whole records are that are left out, though every byte of them may be right."""
 _OF_MODE = {"bit": "bit", "byte": "byte or a torn run"}
-_OTHER_WAYS = ("--correct byte and --keep-damaged leave fewer of them; --fillers in-place makes "
+_OTHER_WAYS = ("--correct byte and --keep-damaged reduce their number; --fillers in-place writes "
                "them")
 
 
@@ -182,9 +182,9 @@ class _Job:
             return Salvage(())
         files = self.store.log.files
         if files and all(file.size != parts[0].size for file in files):
-            self.notes.append("no file of the log has its whole length: by their names they have "
-                              f"{parts[0].size} bytes (else say --commitlog-file-size: a broker "
-                              "with another mappedFileSizeCommitLog does not start)")
+            self.notes.append(f"every commitlog file is shorter than the {parts[0].size} bytes "
+                              "that the names imply; if mappedFileSizeCommitLog differs, pass "
+                              "--commitlog-file-size (a broker with another size does not start)")
         restored = 0
         looked_elsewhere = False
         survey = self._survey(parts)
@@ -355,13 +355,13 @@ class _Job:
         # What another version stumbles over.
         oddities = []
         if self.generation < 5 and survey.newer:
-            oddities.append("messages of version 2, the first at physical offset "
-                            f"{survey.newer[0]}: a broker before 5.1.0 ends the log there; they "
-                            "are left as they are")
+            oddities.append(f"v2 messages, the first at physical offset {survey.newer[0]}: a "
+                            "broker before 5.1.0 truncates the log there; they are left as they "
+                            "are")
         if self.generation < 5 and survey.inner_batch_topics:
             oddities.append(f"topic {min(survey.inner_batch_topics)} has inner batches, which only "
-                            "a broker from 5.0.0 on writes, and nothing else in the store is of "
-                            "5.x: with --broker-version 5.3.3 their queues are batch queues")
+                            "a broker of 5.0.0 or later writes, but nothing else in the store is "
+                            "from 5.x: with --broker-version 5.3.3 their queues are batch queues")
         # What is damaged and stays, with the reason.
         if self.refused:
             place, why = min(self.refused.items())
@@ -372,20 +372,20 @@ class _Job:
             oddities.append(f"{plural(len(self.by_byte), 'damaged message')} that one changed byte "
                             "or a torn run explains, the first at physical offset "
                             f"{min(self.by_byte)}: "
-                            "--correct byte brings it back as it was")
+                            "--correct byte restores the original")
         if self.unmarked:
             place, why = min(self.unmarked.items())
             oddities.append(f"{plural(len(self.unmarked), 'message')} with damaged properties, the "
                             f"first at physical offset {place}: {why}; left as it is")
         if self.topics:
             place, why = min(self.topics.items())
-            oddities.append(f"{plural(len(self.topics), 'message')} with a topic that cannot be "
-                            f"right, the first at physical offset {place}: {why}; left as it is")
+            oddities.append(f"{plural(len(self.topics), 'message')} with a wrong topic, the first "
+                            f"at physical offset {place}: {why}; left as it is")
         # What is odd and does no harm, or only under some settings.
         if survey.undated:
-            oddities.append(f"messages with the store time 0, the first at physical offset "
-                            f"{survey.undated[0]}: a broker does not begin its recovery in a file "
-                            "that starts with one; they are left as they are")
+            oddities.append(f"messages with store time 0, the first at physical offset "
+                            f"{survey.undated[0]}: a broker does not start its recovery in a file "
+                            "that begins with such a message; they are left as they are")
         flagged = [fault.offset for fault in survey.headers.faults
                    if FLAG_BITS in fault.categories]
         if flagged:
@@ -396,23 +396,24 @@ class _Job:
         odd = [fault for fault in survey.headers.faults
                if {*fault.categories} - {STORE_HOST, FLAG_BITS}]
         if odd:
-            oddities.append(f"{plural(len(odd), 'message')} with a head that no broker can have "
-                            f"written, the first at physical offset {odd[0].offset} "
-                            f"({', '.join(odd[0].categories)}): what it was cannot be proved, and "
-                            "it does clients no harm; left as it is")
+            oddities.append(f"{plural(len(odd), 'message')} with a header that no broker writes, "
+                            f"the first at physical offset {odd[0].offset} "
+                            f"({', '.join(odd[0].categories)}): the original cannot be proved, and "
+                            "clients are not affected; left as it is")
         if survey.has_crcs and survey.lacking_crc:
             oddities.append("messages without an appended CRC among others that have it, the "
                             f"first at physical offset {survey.lacking_crc[0]}: a broker with "
-                            "forceVerifyPropCRC ends its log there; they are left as they are")
+                            "forceVerifyPropCRC truncates its log there; they are left as they "
+                            "are")
         if self._crcs_forced and survey.glued:
             oddities.append(f"{plural(len(survey.glued), 'message')} whose appended CRC is the end "
                             "of another property, as brokers write batches, the first at physical "
                             f"offset {survey.glued[0]}: a broker with forceVerifyPropCRC does not "
-                            "find it and ends its log there; left as it is")
+                            "find it and truncates its log there; left as it is")
         if evidence.ahead:
             oddities.append(plural(evidence.ahead, "consume queue entry points",
                                    "consume queue entries point")
-                            + " beyond the last file of the log: these queues go on at smaller "
+                            + " beyond the last file of the log: these queues continue at smaller "
                             "queue offsets")
         return oddities
 
@@ -475,8 +476,8 @@ class _Job:
             elif span.mode == "blank" and span.end - span.start < BLANK_SIZE:
                 self.notes.append(
                     f"{plural(span.end - span.start, 'byte')} at physical offset {span.start} are "
-                    "too few for the blank that ends a file, and stay as they are: a broker's "
-                    "recovery ends the log there")
+                    "too short for an end-of-file record and are left as they are: a broker's "
+                    "recovery truncates the log there")
                 continue
             elif span.mode == "zero" or (span.mode == "tail" and not span.items):
                 if not region.dirty:
@@ -500,7 +501,7 @@ class _Job:
         if filled and self.fillers != "in-place":
             raise RefusedError(
                 f"--fillers {self.fillers}: {plural(len(filled), 'damaged part')} of the log, the "
-                f"first at physical offset {min(filled)}, can only become fillers"
+                f"first at physical offset {min(filled)}, can only be replaced by fillers"
                 f". {_OTHER_WAYS}")
         written = files.by_column(parts, bulks, counts, self._style(survey))
         # What found no room, the log as it is then, and the steps that make it so.
@@ -508,7 +509,7 @@ class _Job:
         homeless = sum(id(message) not in placed for message in known.filled) + sum(
             len(bulk) for start, bulk in known.bulks.items() if start not in bulks)
         if homeless:
-            self.notes.append(f"no room for a filler of {plural(homeless, 'lost message')}: "
+            self.notes.append(f"no space for fillers of {plural(homeless, 'lost message')}: "
                               "gaps stay in the queues")
         result, empty = without_empty_end([
             replace(part, path=written[number]) if number in written else part
@@ -518,8 +519,8 @@ class _Job:
                              else min(parts[-1].end, held.log_end))
         if lost.once:
             self.notes.append(
-                f"the index knows keys of {plural(lost.once, 'more lost message')}, which may be "
-                "those that only gaps in the queue offsets tell of: they count once")
+                f"the index has keys of {plural(lost.once, 'more lost message')}, which may be "
+                "among those known only by gaps in the queue offsets: they are counted once")
         steps = [*files.emptied(empty), *files.steps(result, written)]
         end = self._end(result, survey, log_end) if result else parts[0].base
         unnamed = sum(filling.unnamed for _, filling in fillings)

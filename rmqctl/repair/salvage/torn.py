@@ -126,7 +126,7 @@ def _places(content: Content, odd: Odd | None, *, text: bool) -> Iterator[list[P
             yield [Place(odd.start, length, f"{name} in a text")]
             return
         for size in range(length, MOST + 1):
-            why = f"{size} bytes with what is no text" if size > 1 else "a byte that is no text"
+            why = f"{size} bytes that are not all text" if size > 1 else "a byte that is not text"
             yield [Place(start, size, why) for start in range(odd.end - size, odd.start + 1)
                    if start >= 0 and start + size <= len(data)]
         return

@@ -81,8 +81,8 @@ class Twins:
             if made is not None and (not sealed or append_crc.verify(raw) is None
                                      or append_crc.verify(content)):
                 return Twin(content, made, place, (
-                    f"its body from {_name(other)} at {place}: of the same unique key, length and "
-                    "body CRC"))
+                    f"body copied from {_name(other)} at {place}, which has the same unique key, "
+                    "length and body CRC"))
         return None
 
     def _places(self, record: Record, key: str) -> Iterator[int]:

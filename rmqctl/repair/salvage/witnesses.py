@@ -40,7 +40,7 @@ class Told(NamedTuple):
     def in_words(self) -> str:
         names = ", ".join(name.replace("_", " ") for name in self.fields) or "its lengths"
         verb = "agrees" if len(self.witnesses) == 1 else "agree"
-        return f"{names} set right: {_listed(self.witnesses)} {verb}"
+        return f"{names} corrected: {_listed(self.witnesses)} {verb}"
 
 
 class Witnesses:
@@ -62,12 +62,12 @@ class Witnesses:
         found = [*self._rows(record), *self._index(record), *self._crcs(record, after, raw, fields)]
         if before is not None and (before.body_crc ^ record.body_crc).bit_count() == 1 and (
                 before.body == record.body):
-            found.append("the body's CRC but for one bit")
+            found.append("the body's CRC except for one bit")
         if before is None or _LENGTHS & {*fields} or (
                 len(before.body), len(before.topic)) != (len(record.body), len(record.topic)):
             found.append("the sum of its lengths")
             if self._is_followed(place + len(after)):
-                found.append("the message behind it")
+                found.append("the message after it")
         return Told(fields, tuple(found))
 
     def of_bytes(self, start: int, size: int) -> Told:
@@ -75,7 +75,8 @@ class Witnesses:
         witness = self._parts[0].witness
         if witness is None:
             return Told((), ())
-        counts = ((len(witness.rows(start, start + size)[0]), "row", "rows"),
+        counts = ((len(witness.rows(start, start + size)[0]), "consume queue entry",
+                   "consume queue entries"),
                   (len(witness.keys(start, start + size)[0]), "index entry", "index entries"))
         return Told((), tuple(f"{count} {one if count == 1 else more}"
                               for count, one, more in counts if count))
@@ -88,17 +89,17 @@ class Witnesses:
             if batch is not None:
                 row = batch.find(record.queue_offset)
                 if row is not None and row.physical_offset == record.physical_offset:
-                    found.append("its row in the batch queue")
+                    found.append("its batch queue entry")
             elif witness.confirms(record):
-                found.append("its consumequeue row")
+                found.append("its consume queue entry")
         light, leads, place = self._store.light_queues, self._store.leads, record.physical_offset
         further = []
         for name, offset in sorted(dispatched(record.properties)):
             queue = name, light.id_of(name, record.queue_id, offset, place, leads)
             if leads(queue, np.array([offset]), np.array([place]))[0]:
                 further.append(name)
-        return [*found, *([f"rows of {len(further)} more queues" if len(further) > 1 else
-                           f"the row of {further[0]}"] if further else [])]
+        return [*found, *([f"entries of {len(further)} more queues" if len(further) > 1 else
+                           f"the entry of {further[0]}"] if further else [])]
 
     def _index(self, record: Record) -> list[str]:
         witness, place = self._parts[0].witness, record.physical_offset

@@ -17,5 +17,5 @@ def encoded(record: Record) -> bytes:
     raw = assemble(record, shape.topic_length.pack(len(record.topic)) + record.topic,
                    record.properties)
     if decode(raw) != record:
-        raise ValueError("read again they are others")
+        raise ValueError("decoding the record gives other values")
     return raw

@@ -13,7 +13,7 @@ from rmqctl.repair.sources.encode import encoded
 from rmqctl.repair.sources.records import Unused
 
 _TOGETHER = 256
-_SAYS = re.compile(r": says .*")
+_IS = re.compile(r": is .*, but the .*")
 _COLUMN = re.compile(r"column \d+: ")
 
 
@@ -30,7 +30,7 @@ def records(path: str, unused: Unused) -> Iterator[tuple[str, bytes]]:
                         try:
                             yield where, encoded(record)
                         except (struct.error, ValueError) as error:
-                            unused.add(f"no record has these values: {error}", where)
+                            unused.add(f"a record cannot have these values: {error}", where)
 
 
 def _of(part: list[tuple[int, Line]], exact: Exact, path: str, unused: Unused) -> list[
@@ -45,7 +45,7 @@ def _of(part: list[tuple[int, Line]], exact: Exact, path: str, unused: Unused) -
         try:
             record = exact.line(line)
         except InputError as error:
-            reason = _SAYS.sub(" does not fit the others", _COLUMN.sub("", str(error)))
+            reason = _IS.sub(" contradicts the other fields", _COLUMN.sub("", str(error)))
             unused.add(reason, f"{path} line {number}")
         found.append(record)
     return found

@@ -50,10 +50,10 @@ _ENDINGS = {".jsonl": _LINES, ".parquet": _PARQUET}
 _PACKED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 _AVRO = b"Obj\x01"
 _CSV = re.compile(rb"[a-z_]+([,\t][a-z_.]+)+\s")
-_TAKEN = ("--from takes the folder of a store, files of a commitlog, and messages as JSON lines "
+_TAKEN = ("--from accepts the folder of a store, files of a commitlog, and messages as JSON lines "
           "(`rmqctl read -o jsonl`) or Parquet (`rmqctl pipeline export`)")
 
-_NO_MEMBER = ("this store's log is DLedger's, and only the store of another member of its group "
+_NO_MEMBER = ("this store has a DLedger log, and only the store of another member of its group "
               "has the same entries")
 
 
@@ -139,16 +139,16 @@ class Opener:
                 raise UsageError(f"--from {name}: is the store itself")
             folders = {os.path.realpath(folder) for folder in ours.log_folders}
             if not folders.isdisjoint(vfs.realpath(folder) for folder in store.log_folders):
-                raise UsageError(f"--from {name}: its commitlog is that of the store itself")
+                raise UsageError(f"--from {name}: it has the same commitlog as the store itself")
             store.layout.require(name, "commitlog")
             if store.layout.is_dledger and not ours.layout.is_dledger:
-                raise UnsupportedError(f"{name}: the log is DLedger's, whose messages do not lie "
-                                       "where those of a plain log do: it is no source for one")
+                raise UnsupportedError(f"{name}: a DLedger log has its messages at other offsets "
+                                       "than a plain log and cannot be a source for one")
             if ours.layout.is_dledger and not are_members([store]):
                 raise UnsupportedError(f"{name}: {_NO_MEMBER}")
             _refuse_same_files(ours, store.log, name)
             if not any(file.size for file in store.log.files):
-                raise NotAStoreError(f"{name}: there is no commitlog in it")
+                raise NotAStoreError(f"{name}: no commitlog found in it")
             end = find_end(store).offset
         except RmqctlError:
             store.close()
@@ -157,8 +157,8 @@ class Opener:
         holder, notes = store.lock, []
         if holder.held:
             who = f"process {holder.pid}" if holder.pid else "another process"
-            notes.append(f"{name}: {who} holds it; it is read up to where its log ended when this "
-                         "began, and what it writes from then on is left")
+            notes.append(f"{name}: locked by {who}; it is read up to where its log ended when this "
+                         "run began, and later messages are ignored")
         return Source(name, store.log, end, store, notes=tuple(notes))
 
     def _log_files(self, name: str, files: Sequence[StoreFile]) -> Source:
@@ -187,7 +187,7 @@ class Opener:
             laid.close()
         if not log.files:
             if not unused.total:
-                raise NotAStoreError(f"{name}: there is no message in it")
+                raise NotAStoreError(f"{name}: no messages found in it")
             raise RefusedError(f"{name}: none of its {plural(unused.total, 'message')} can be "
                                f"used: {_reasons(unused)}")
         notes = (f"{name}: {plural(unused.total, 'message')} cannot be used: {_reasons(unused)}",)
@@ -200,15 +200,15 @@ class Opener:
             return lines.records
         read = self.readers.tier if kind == _TIER else self.readers.parquet
         if read is None:
-            raise UnsupportedError(f"{path}: {kind} is not read here")
+            raise UnsupportedError(f"{path}: {kind} is not supported here")
         return read
 
     def _laid_out(self, name: str) -> LaidOut:
         """RefusedError where nothing tells how long our files are."""
         ours, log = self.ours, self.ours.log
         if not log.files and ours.sizes.commitlog_file is None:
-            raise RefusedError(f"{name}: no file of our log is left, and messages alone do not say "
-                               "how long its files are: give --commitlog-file-size")
+            raise RefusedError(f"{name}: this store has no log file left, and messages alone do "
+                               "not show the size of its files: pass --commitlog-file-size")
         size = ours.sizes.commitlog_file or file_size(ours)
         low, high = 0, _LAST
         if log.files:
@@ -239,9 +239,9 @@ def _log_file(path: str) -> StoreFile:
             except FormatError:
                 base = -1
     if base < 0:
-        raise NotAStoreError(f"{path}: holds records of a commitlog, and neither its name nor a "
-                             "whole first record says from which physical offset on: give it the "
-                             "name it had (20 digits)")
+        raise NotAStoreError(f"{path}: contains commitlog records, but neither its name nor a "
+                             "complete first record shows its physical offset: rename it to its "
+                             "original name (20 digits)")
     return StoreFile(path, f"{base:020d}", base, size)
 
 
@@ -251,11 +251,11 @@ def _refuse_same_files(ours: Store, log: CommitLog, name: str) -> None:
     for file in log.files:
         same = known.get(_inode(file.path))
         if same is not None and os.path.realpath(same) == os.path.realpath(file.path):
-            raise UsageError(f"--from {name}: is of the store itself")
+            raise UsageError(f"--from {name}: belongs to the store itself")
         if same is not None:
-            raise UsageError(f"--from {name}: {file.path} and {same} are one file under two names "
-                             "(hard links): what is changed in one changes in the other; copy it "
-                             "(cp --reflink=auto) and give the copy")
+            raise UsageError(f"--from {name}: {file.path} and {same} are the same file (hard "
+                             "links), so a change to one changes the other: copy it "
+                             "(cp --reflink=auto) and pass the copy")
 
 
 def file_size_of(ours: Store, sources: Sequence[Source]) -> int | None:
@@ -302,14 +302,14 @@ def _kind(path: str) -> str:
 def _what(start: bytes, text: bytes) -> str:
     for mark, name in _PACKED.items():
         if start.startswith(mark):
-            return f"is packed with {name}: unpack it first"
+            return f"is compressed with {name}: decompress it first"
     if start.startswith(_AVRO):
         return "is Avro"
     if text.startswith(b"["):
-        return "is one JSON list, not a line for each message"
+        return "is a single JSON list; expected one line for each message"
     if _CSV.match(text):
-        return "is CSV, which nothing is taken from"
-    return "is a file of no kind that is known"
+        return "is CSV, which is not supported"
+    return "has an unknown format"
 
 
 def _is_tier(folder: str) -> bool:

@@ -71,20 +71,20 @@ def _reader(path: str, schema: pa.Schema, topic: str | None) -> tuple[
     columns = [name for name in NEEDED if name != _TOPIC or topic is None]
     missing = [name for name in columns if name not in names]
     if len(missing) > len(columns) // 2:
-        raise NotAStoreError(f"{path}: is Parquet, but none that `rmqctl pipeline export` wrote: "
+        raise NotAStoreError(f"{path}: is Parquet, but not written by `rmqctl pipeline export`: "
                              f"it has no column {missing[0]}")
     if missing:
-        raise NotAStoreError(f"{path}: has no column {', '.join(missing)}: without it no record "
-                             "can be made again")
+        raise NotAStoreError(f"{path}: has no column {', '.join(missing)}: without it records "
+                             "cannot be rebuilt")
     kinds: list[tuple[Sequence[str], Callable[[Any], bool], str]] = [
         (_NUMBERS, lambda kind: pa.types.is_integer(kind) or pa.types.is_timestamp(kind),
-         "whole numbers"),
+         "integers"),
         (_TEXTS, lambda kind: pa.types.is_string(kind) or pa.types.is_dictionary(kind), "text"),
         (("body",), pa.types.is_binary, "bytes")]
     for some, fits, words in kinds:
         for name in some:
             if name in columns and not fits(schema.field(name).type):
-                raise NotAStoreError(f"{path}: the column {name} is {schema.field(name).type}, "
+                raise NotAStoreError(f"{path}: the column {name} is {schema.field(name).type}; "
                                      f"an export has {words} there")
 
     def make(values: Mapping[str, Any]) -> bytes:
@@ -114,7 +114,7 @@ def _of(values: Mapping[str, Any], topic: str | None) -> Record:
     if empty is not None:
         raise ValueError(f"no value in {empty}")
     if _LOST in given[_TOPIC] or _LOST in given["properties_raw"]:
-        raise ValueError("topic or properties hold U+FFFD, which may stand for bytes that are no "
+        raise ValueError("topic or properties contain U+FFFD, which may replace bytes that are not "
                          "text (export --fields record keeps those)")
     number: list[int] = [given[name] for name in _NUMBERS]
     size, crc, queue_id, flag, queue_offset, place, sys_flag, born, stored, again, prepared = number
@@ -128,7 +128,7 @@ def _reason(error: Exception) -> str:
     if isinstance(error, KeyError):
         return "magic is neither v1 nor v2"
     if isinstance(error, struct.error):
-        return f"no record has these values: {error}"
+        return f"a record cannot have these values: {error}"
     return str(error)
 
 

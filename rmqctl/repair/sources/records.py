@@ -118,17 +118,17 @@ class LaidOut:
         try:
             record = decode(raw)
         except FormatError as error:
-            return f"no whole record: {error.path}: {error.reason}"
+            return f"not a complete record: {error.path}: {error.reason}"
         place, size = record.physical_offset, record.total_size
         if len(raw) != size or size > MAX_RECORD:
-            return "no whole record: total_size"
+            return "not a complete record: total_size"
         if record.body and not record.crc_ok:
             return "the body does not match its CRC"
         if place < 0 or not self._low <= place < self._high:
-            return "the physical offset lies far from this log"
+            return "the physical offset is far from this log"
         base = place - place % self._size
         if place + size > base + self._size:
-            return f"it reaches over the end of a file of {self._size} bytes"
+            return f"it extends beyond the end of a file of {self._size} bytes"
         path = self._path(base)
         write_all(self._open(base), raw, place - base, path)
         row: Array = np.empty(1, _ROW)
@@ -194,7 +194,8 @@ class LaidOut:
                                  rows["size"][against].tolist(), strict=True):
             base = place - place % self._size
             write_all(self._open(base), bytes(length), place - base, self._path(base))
-            unused.add("others of it lie at the same physical offset", f"offset {place}")
+            unused.add("other messages of the source are at the same physical offset",
+                       f"offset {place}")
         rows = rows[~against]
         return (rows["offset"].astype(np.int64), rows["size"].astype(np.int64), rows["time"])
 

@@ -27,8 +27,8 @@ from rmqctl.store.index.files import IndexFile, select, time_matched
 from rmqctl.store.objects import text
 from rmqctl.store.store import Store
 
-_NOT_TOLD = ("no consumequeue row of ours fits it, nor do entries of our index lead to one place "
-             "for it, and only these tell where it lay")
+_NOT_TOLD = ("its physical offset is unknown: no consume queue entry of this store matches it, and "
+             "the index entries for it do not point to a single place")
 _MOST_OPEN = 256
 """Index files that are asked, the newest ones: each stays open."""
 _SLACK = 2000
@@ -53,7 +53,7 @@ class Relocator(Closing):
         try:
             record = decode(raw)
         except FormatError as error:
-            return f"no whole record: {error.path}: {error.reason}"
+            return f"not a complete record: {error.path}: {error.reason}"
         place = self.place(record)
         if place is None:
             place = self._by_index(record)

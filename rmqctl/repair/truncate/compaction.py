@@ -59,7 +59,7 @@ def _cut_queue(cut: Changes, store: Store, topic: str, number: int, end: int) ->
             Piece(row * UNIT_SIZE, used - row * UNIT_SIZE),)))
     cut.steps += cut_files(store, log, place if row else index[which].base)
     cut.actions.append(Action("truncate", f"{_FOLDER}/{_LOG}/{topic}/{number}", log[-1].end if log
-                              else place, place, "copies of messages that are cut"))
+                              else place, place, "copies of removed messages"))
 
 
 def _first_beyond(index: list[StoreFile], end: int) -> tuple[int, int, int] | None:
@@ -88,5 +88,6 @@ def _cut_positions(cut: Changes, store: Store, ends: Mapping[QueueKey, int]) -> 
         cut.act(Replace(f"{_FOLDER}/{_POSITIONS}", config_json.build(
             {**value, "queueOffsetMap": changed})), "set back", ahead, 0,
             "is ahead of its queues", "queue")
-        cut.notes.append("a compaction came after the cut: what it removed for messages that are "
-                         "cut is in the commitlog, and no broker serves it from there")
+        cut.notes.append("a compaction ran after the cut: messages that it dropped in favour of "
+                         "now removed ones are in the commitlog, but no broker serves them from "
+                         "there")

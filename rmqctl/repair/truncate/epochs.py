@@ -18,17 +18,17 @@ def cut_epochs(store: Store, to: int) -> Changes:
     cut = Changes()
     for copy in read_epochs(store).copies:
         if copy.fault is not None:
-            cut.notes.append(f"{copy.name}: {copy.said}; it stays as it is, with epochs beyond the "
-                             "cut if it has any")
+            cut.notes.append(f"{copy.name}: {copy.said}; it is left as it is, with any epochs "
+                             "beyond the cut")
         kept = [one for one in copy.epochs if one.start_offset < to]
         gone = len(copy.epochs) - len(kept)
         if not gone:
             continue
-        why = f"{plural(gone, 'epoch begins', 'epochs begin')} at the cut or behind it"
+        why = f"{plural(gone, 'epoch begins', 'epochs begin')} at the cut or after it"
         if kept:
             separator = "\r\n" if b"\r\n" in store.read_small(copy.name, most=64) else "\n"
             cut.act(Replace(copy.name, epoch.build(kept, separator)), "truncate", len(copy.epochs),
                     len(kept), why, "entry")
         else:
-            cut.move_aside(copy.name, len(copy.epochs), f"{why}, and none is left", "entry")
+            cut.move_aside(copy.name, len(copy.epochs), f"{why}; no epoch remains", "entry")
     return cut

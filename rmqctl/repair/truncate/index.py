@@ -55,20 +55,20 @@ def cut_index(store: Store, to: int, generation: int) -> IndexCut:
         name = target(store, file.path)
         if gone:
             # A file follows only on a full one; this was made after entries that are cut.
-            cut.move_aside(name, file.size, "made after the cut")
+            cut.move_aside(name, file.size, "created after the cut")
             continue
         # A file that cannot be read, or whose shape is not known, stays.
         try:
             index = store.open_index(file)
         except (FormatError, StoreIOError) as error:
-            cut.notes.append(f"{error}; the file stays as it is, see `rmqctl recover STORE "
+            cut.notes.append(f"{error}; the file is left as it is, see `rmqctl recover STORE "
                              "--only index`")
             before = None
             continue
         if not index.sure:
             index.close()
-            cut.notes.append(f"{file.path}: how many hash slots it has cannot be told; the file "
-                             "stays as it is (--index-slots and --index-max say it)")
+            cut.notes.append(f"{file.path}: cannot determine the number of hash slots; the file "
+                             "is left as it is (pass --index-slots and --index-max)")
             before = None
             continue
         # After the first file that is cut short, all others are newer.
@@ -108,7 +108,7 @@ def _cut_file(cut: IndexCut, store: Store, index: IndexFile, oldest: bool,
     if count == header.entries and header.end_phy_offset < to and made_before:
         return header
     if not made_before:
-        cut.move_aside(name, header.entries, "made after the cut", "entry")
+        cut.move_aside(name, header.entries, "created after the cut", "entry")
         return None
     # Slots lead back to those that stay; the header ends with the last of them.
     table, freed = _led_back(index, count)
@@ -120,8 +120,8 @@ def _cut_file(cut: IndexCut, store: Store, index: IndexFile, oldest: bool,
         record = store.log.record_at(last.physical_offset)
         if record is None:
             cut.notes.append(f"{name}: the message of its last entry, at physical offset "
-                             f"{last.physical_offset}, cannot be read; the time its header ends "
-                             "with is exact to a second only")
+                             f"{last.physical_offset}, cannot be read; the end time in its header "
+                             "is exact only to a second")
         new_header = HeaderRecord(
             header.begin_timestamp, when if record is None else record.store_timestamp,
             header.begin_phy_offset, last.physical_offset,
@@ -129,7 +129,7 @@ def _cut_file(cut: IndexCut, store: Store, index: IndexFile, oldest: bool,
     pieces = [Piece.of(0, layout.build_header(new_header)), *_slot_pieces(index, table),
               *_entry_piece(index, count)]
     cut.act(Patch(name, tuple(pieces)), "truncate", header.entries, count,
-            "entries of messages that are cut", "entry")
+            "entries of removed messages", "entry")
     return new_header
 
 

@@ -162,7 +162,7 @@ def _plan(cut: QueuesCut, store: Store, key: QueueKey, folder: str, files: list[
     cut.steps += cut_files(store, files, tail.end or 0, tail.used)
     cut.actions.append(Action(
         "truncate", f"{folder}/{key[0]}/{key[1]}", ended, cut.next_offsets[key],
-        "entries of messages that are cut"))
+        "entries of removed messages"))
 
 
 # -- extension units ------------------------------------------------------------------------------
@@ -182,7 +182,7 @@ def _cut_ext(cut: QueuesCut, store: Store, key: QueueKey, queue_files: list[Stor
     if steps:
         cut.actions.append(Action(
             "truncate", f"{_EXT}/{key[0]}/{key[1]}", files[-1].end, end,
-            "units of entries that are cut"))
+            "units of removed entries"))
 
 
 def _ext_end(files: list[StoreFile], queue_files: list[StoreFile], tail: _Tail) -> int | None:

@@ -67,7 +67,7 @@ def _end_before(files: list[StoreFile], to: int) -> int | None:
 def _cut_log(cut: Changes, store: Store, files: list[StoreFile], end: int) -> None:
     cut.steps += cut_files(store, files, end)
     cut.actions.append(Action("truncate", "timerlog", files[-1].end, end,
-                              "units of messages that are cut"))
+                              "units of removed messages"))
 
 
 def _cut_wheel(cut: Changes, store: Store, files: list[StoreFile], end: int) -> None:
@@ -100,7 +100,7 @@ def _cut_wheel(cut: Changes, store: Store, files: list[StoreFile], end: int) -> 
         pieces.append(Piece.of(first * SLOT_SIZE, changed[first:stop].tobytes()))
     cut.act(Patch(target(store, path), tuple(pieces)), "lead back", len(touched),
             len(touched) - len(empty),
-            "units of messages that are cut; the other slots are unused then", "slot")
+            "units of removed messages; slots without other units become unused", "slot")
 
 
 def _lead_back(last: Array, count: Array, touched: Array, base: int, units: Array,
@@ -143,7 +143,7 @@ def _cut_progress(cut: Changes, store: Store, end: int | None, next_row: int | N
         with FileSource(path) as source:
             size = min(source.size, timer_check.TIMER_CHECK.size)
     except StoreIOError as error:
-        cut.notes.append(f"{error}; it stays as it is")
+        cut.notes.append(f"{error}; it is left as it is")
         return
     data = timer_check.build(changed)[:size]
     cut.act(Patch(target(store, path), (Piece.of(0, data),)), "set back",

@@ -118,9 +118,9 @@ def truncate(store: Store, to: int, generation: int,
              *_left_as_is(store, to)]
     if known.messages:
         said = plural(known.messages, "more message is", "more messages are")
-        notes.append(f"{said} lost already, of which only entries beyond this end tell: the "
-                     "repair keeps their number. If another copy has them, `rmqctl recover "
-                     "--from` restores them")
+        notes.append(f"{said} lost already, known only by entries beyond this end: the repair "
+                     "records their number. If another copy has them, `rmqctl recover --from` "
+                     "restores them")
     table = {f"{topic}-{queue}": end for (topic, queue), end in queues.next_offsets.items() if end}
     dropped = Dropped(behind.count + known.messages, behind.undecided, places_of(
         ((one.physical_offset or 0, one.size or 0) for one in behind.listed), store.log.raw_at))
@@ -161,7 +161,7 @@ def _left_as_is(store: Store, to: int) -> list[str]:
     damaged = _damage_before(store, to)
     if damaged is not None:
         notes.append(f"the log is damaged before the cut, at physical offset {damaged}: a broker "
-                     "whose recovery comes by would end it there")
+                     "whose recovery reaches it would truncate the log there")
     return notes
 
 
@@ -209,16 +209,15 @@ def border(store: Store, to: int) -> Border:
     log = store.log
     refuse_overlaps(store)
     if not log.files:
-        raise RefusedError(f"{store.root}: the store has no commitlog files, there is nothing to "
-                           "truncate")
+        raise RefusedError(f"{store.root}: the store has no commitlog files: nothing to truncate")
     if to < log.min_offset:
-        raise RefusedError(f"physical offset {to} lies before the log, which begins at "
+        raise RefusedError(f"physical offset {to} is before the start of the log at "
                            f"{log.min_offset}")
     log_end = find_end(store)
     for trouble in log_end.troubles:
         raise RefusedError(f"{trouble.path}: {trouble.reason}; where the log ends is unknown")
     if to > log_end.offset:
-        raise RefusedError(f"physical offset {to} lies beyond the end of the log at "
+        raise RefusedError(f"physical offset {to} is beyond the end of the log at "
                            f"{log_end.offset}")
     # The file that holds it, or ends there.
     number = next((index for index, file in enumerate(log.files) if file.base <= to < file.end),
@@ -226,13 +225,13 @@ def border(store: Store, to: int) -> Border:
     if number is None:
         number = next((index for index, file in enumerate(log.files) if file.end == to), None)
     if number is None:
-        raise RefusedError(f"physical offset {to} lies in a part of the log that has no file")
+        raise RefusedError(f"physical offset {to} is in a part of the log whose file is missing")
     source = log.source(number)
     walk = Walk(source, 0, min(to + 1 - source.base, source.size))
     below, above, last = _borders_around(walk, to, log.files[number])
     if below != to:
-        raise RefusedError(f"physical offset {to} is no border between records: the one before it "
-                           f"is {below}, the one after it {above}")
+        raise RefusedError(f"physical offset {to} is not a boundary between records: the previous "
+                           f"one is {below}, the next one {above}")
     # The last record before it may lie in an earlier file.
     while last is None and number > 0:
         number -= 1
@@ -251,8 +250,8 @@ def refuse_overlaps(store: Store) -> None:
     files = store.log.files
     for first, other in pairwise(files):
         if first.end > other.base:
-            raise RefusedError(f"{other.path}: begins at {other.base}, but {first.path} ends at "
-                               f"{first.end}; which of the two belongs to the log is unclear")
+            raise RefusedError(f"{other.path}: starts at {other.base}, but {first.path} ends at "
+                               f"{first.end}; it is unknown which of the two belongs to the log")
 
 
 def _borders_around(walk: Walk, to: int, file: StoreFile) -> tuple[int, int, int | None]:
@@ -289,7 +288,7 @@ def cut_log(store: Store, to: int) -> Planned:
         if file.base > to:
             moved.append(MoveAside(name))
             actions.append(Action("move aside", name, file.size, None,
-                                  f"begins beyond physical offset {to}", "byte"))
+                                  f"starts beyond physical offset {to}", "byte"))
             continue
         if not file.base <= to < file.base + size:
             continue
@@ -299,7 +298,7 @@ def cut_log(store: Store, to: int) -> Planned:
         until = max(used, size if file.size < size else 0)
         if until > position:
             wiped.append(Patch(name, (Piece(position, until - position),)))
-            actions.append(Action("truncate", name, used, position, "what follows is wiped"))
+            actions.append(Action("truncate", name, used, position, "bytes after it are zeroed"))
     # The last file goes first: what an interruption leaves is a log without a hole.
     return [*reversed(moved), *wiped], actions
 
@@ -392,36 +391,38 @@ def warnings(cut: MessagesBehind, progress: ConsumerProgress, next_offsets: dict
     # How much is listed, and damage that may hold more.
     said = []
     if cut.count > len(cut.listed):
-        said.append(f"{plural(cut.count, 'message is', 'messages are')} cut; the first "
+        said.append(f"{plural(cut.count, 'message is', 'messages are')} removed; the first "
                     f"{len(cut.listed)} are listed")
     if cut.damaged:
         said.append(f"{plural(cut.damaged, 'damaged part')} of the log beyond the cut "
-                    "may hold messages, too")
+                    "may contain messages, too")
     # Delays, transactions and timers, which lose more than messages.
     topics = cut.by_topic
     if topics[SCHEDULE_TOPIC]:
-        said.append(f"{SCHEDULE_TOPIC}: {plural(cut.pending_delay, 'delayed message')} not yet "
-                    f"delivered will never be (of {topics[SCHEDULE_TOPIC]} that are cut)")
+        said.append(f"{SCHEDULE_TOPIC}: {cut.pending_delay} of "
+                    f"{plural(topics[SCHEDULE_TOPIC], 'removed delayed message')} were not yet "
+                    "delivered and never will be")
     if cut.delivered_delay:
         said.append(f"{plural(cut.delivered_delay, 'message')} that the delay service had "
-                    "delivered: where only the delivered copy is cut, it is not delivered again")
+                    "delivered: if only the delivered copy is removed, it is not delivered again")
     half, op = topics[props.HALF_TOPIC], topics[props.OP_HALF_TOPIC]
     if half:
-        said.append(f"{props.HALF_TOPIC}: {plural(half, 'half message')} cut, whose transactions "
-                    "can neither be committed nor rolled back any more")
+        said.append(f"{props.HALF_TOPIC}: {plural(half, 'half message')} removed, whose "
+                    "transactions can no longer be committed or rolled back")
     if op:
-        said.append(f"{props.OP_HALF_TOPIC}: {plural(op, 'op message')} cut: half messages before "
-                    "the cut that were decided on are checked again, and may be committed twice"
-                    + (f" ({plural(cut.commits, 'committed message')} cut)" if cut.commits else ""))
+        commits = f" ({plural(cut.commits, 'committed message')} removed)" if cut.commits else ""
+        said.append(f"{props.OP_HALF_TOPIC}: {plural(op, 'op message')} removed: half messages "
+                    "before the cut that were committed or rolled back are checked again, and may "
+                    f"be committed twice{commits}")
     if topics[TIMER_TOPIC]:
-        said.append(f"{TIMER_TOPIC}: {plural(topics[TIMER_TOPIC], 'timer message')} cut, which "
-                    "will not be delivered if they are still pending")
+        said.append(f"{TIMER_TOPIC}: {plural(topics[TIMER_TOPIC], 'timer message')} removed, which "
+                    "will not be delivered if still pending")
     # Consumers, and queues without an entry.
     said += _too_far(progress, next_offsets)
     if restarted:
         names = named([f"{topic}/{queue}" for topic, queue in restarted])
-        said.append(f"no entry is left of {names}: queue offsets begin at 0 again there, where "
-                    "older messages had expired")
+        said.append(f"no entry is left of {names}, whose older messages had expired: queue "
+                    "offsets start at 0 again there")
     return said
 
 
@@ -433,6 +434,6 @@ def _too_far(progress: ConsumerProgress, next_offsets: dict[QueueKey, int]) -> l
         if end is not None and commit.offset > end:
             ahead.setdefault(f"{commit.group}, {commit.topic}", []).append(
                 f"queue {commit.queue_id}: {commit.offset} of {end}")
-    return [f"the offset of {who} {AHEAD} ({named(places)}): messages that "
-            "come there are skipped until the offset is reached, or reset"
+    return [f"the offset of {who} {AHEAD} ({named(places)}): new messages are skipped until the "
+            "offset is reached or reset"
             for who, places in sorted(ahead.items())]

@@ -116,7 +116,7 @@ def test_a_later_repair_of_the_same_files_comes_first(root):
 def test_what_was_kept_is_gone(root):
     done = apply(root, Replace("checkpoint", b"new"), Patch(LOG, (Piece.of(0, b"x"),)))
     shutil.rmtree(root / done.backup / "aside")
-    with pytest.raises(RefusedError, match="checkpoint: what was kept of it is gone"):
+    with pytest.raises(RefusedError, match="checkpoint: its kept copy was deleted"):
         undo(root)
     shutil.rmtree(root / done.backup / "bytes")
     assert len(preview(str(root)).changed) == 2

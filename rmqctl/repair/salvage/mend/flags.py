@@ -105,8 +105,8 @@ class Flags:
         if not are_odd(stored):
             # The two widths exchanged: the lengths add up all the same.
             return None if (shaped.sys_flag ^ stored) & HOST_BITS != HOST_BITS else _told(
-                raw, stored ^ HOST_BITS, "the widths of the hosts are exchanged in the system "
-                f"flags {stored:#x}: ports and store time fit the other way", whole=True)
+                raw, stored ^ HOST_BITS, f"system flags {stored:#x} swap IPv4 and IPv6 of the "
+                "hosts: ports and store time fit the other way", whole=True)
         if not stored & ~sysflag.KNOWN and odd_bytes(shaped.body) is not None:
             return None  # a codec that is not known here may have made the body
         hosts = shaped.sys_flag & HOST_BITS

@@ -106,27 +106,27 @@ def _born_port(record: Record, _fault: HeaderFault, _known: _Known) -> tuple[Rec
     known = _one_bit(port)
     corrected = replace(record, born_host=(address, known or 0))
     if known is None:
-        return corrected, f"born port {port} is none, and not known: set to 0"
-    return corrected, f"born port {port} is none: {known} without one turned bit"
+        return corrected, f"invalid born port {port}: original unknown, set to 0"
+    return corrected, f"invalid born port {port}: corrected to {known} (one flipped bit)"
 
 
 def _store_port(record: Record, fault: HeaderFault, known: _Known) -> tuple[Record, str]:
     address, port = record.store_host
-    said = f"store port {port} is none"
+    said = f"invalid store port {port}"
     beside = [host for place in (fault.before, fault.behind)
               if (host := _host_at(known.records, place)) is not None]
     if not beside and known.survey.host is not None:
         beside = [known.survey.host]
     same = [host for host in beside if host[0] == address]
     if len({*beside}) == 1 and len(beside) == 2 and len(beside[0][0]) == len(address):
-        return replace(record, store_host=beside[0]), f"{said}: {beside[0][1]} as its neighbours"
+        return replace(record, store_host=beside[0]), f"{said}: its neighbours have {beside[0][1]}"
     if len({*same}) == 1:
-        return replace(record, store_host=same[0]), f"{said}: {same[0][1]} as its neighbours"
+        return replace(record, store_host=same[0]), f"{said}: its neighbours have {same[0][1]}"
     right = _one_bit(port)
     corrected = replace(record, store_host=(address, right or 0))
     if right is None:
-        return corrected, f"{said}, and not known: set to 0"
-    return corrected, f"{said}: {right} without one turned bit"
+        return corrected, f"{said}: original unknown, set to 0"
+    return corrected, f"{said}: corrected to {right} (one flipped bit)"
 
 
 def _host_at(records: Records, place: int | None) -> Host | None:
@@ -148,7 +148,7 @@ def _sys_flag(record: Record, _fault: HeaderFault, _known: _Known) -> tuple[Reco
             continue
         flag = rest | number << sysflag.COMPRESSION_SHIFT
         return replace(record, sys_flag=flag), (
-            f"system flags {record.sys_flag} name no compression: the body is "
+            f"system flags {record.sys_flag} have an invalid compression type: the body is "
             f"{CODECS[number].name}")
     return None, ""
 
@@ -158,13 +158,13 @@ def _reconsume(raw: bytes, record: Record) -> tuple[bytes, str]:
 
     No other field proves them, so an appended CRC of the negative number does not, either.
     """
-    said = f"consumed {record.reconsume_times} times"
+    said = f"reconsumeTimes {record.reconsume_times}"
     times = _one_bit(record.reconsume_times)
-    reason = f"{said}: {times} without one turned bit"
+    reason = f"{said}: corrected to {times} (one flipped bit)"
     if times is None and record.reconsume_times >= 0:
         return raw, ""  # clients count on from it, and nothing is known that would be better
     if times is None:
-        times, reason = 0, f"{said}, and not known: set to 0, which a first delivery has"
+        times, reason = 0, f"{said}: original unknown, set to 0, as in a first delivery"
     mended = build(replace(record, reconsume_times=times))
     return append_crc.seal(mended) if append_crc.verify(raw) else mended, reason
 
@@ -180,8 +180,8 @@ def _number(record: Record, _fault: HeaderFault, known: _Known) -> tuple[Record 
             return None, ""
         wrong, right = (name.encode() + b"\x01" + value for value in (said, numbers[0]))
         raw = b"\x02".join(right if part == wrong else part for part in raw.split(b"\x02"))
-        reasons.append(f"{name} was no number: {numbers[0].decode()}, which " + (
-            "its queue says" if name in proved else "one turned bit explains"))
+        how = "from its queue" if name in proved else "one flipped bit"
+        reasons.append(f"{name} was not a number: corrected to {numbers[0].decode()} ({how})")
     return replace(record, properties=raw), "; ".join(reasons)
 
 
@@ -222,8 +222,8 @@ def _queue_id(record: Record, _fault: HeaderFault, known: _Known) -> tuple[Recor
     if len(lacking) != 1 or known.homeless[record.topic, record.queue_offset] > 1:
         return record, ""
     return replace(record, queue_id=lacking[0]), (
-        f"queue {record.queue_id} is none: {lacking[0]} lacks queue offset {record.queue_offset} "
-        "just here")
+        f"invalid queue {record.queue_id}: corrected to {lacking[0]}, which lacks queue offset "
+        f"{record.queue_offset} here")
 
 
 def _queue_offset(record: Record, _fault: HeaderFault, known: _Known) -> tuple[Record, str]:
@@ -232,7 +232,8 @@ def _queue_offset(record: Record, _fault: HeaderFault, known: _Known) -> tuple[R
     if _lacks(known.survey.runs.of((topic, record.queue_id)), record):
         return record, ""
     return replace(record, queue_offset=0), (
-        f"queue offset {record.queue_offset}: 0, as in every message without a consume queue entry")
+        f"queue offset {record.queue_offset}: set to 0, as in every message without a consume "
+        "queue entry")
 
 
 def _lacks(runs: Sequence[Run], record: Record) -> bool:
@@ -247,21 +248,21 @@ def _lacks(runs: Sequence[Run], record: Record) -> bool:
 def _prepared(record: Record, _fault: HeaderFault, known: _Known) -> tuple[Record, str]:
     """The one that it leads to without one turned bit, or the only one of the same unique key."""
     stored = record.prepared_transaction_offset
-    said = f"a half message at {stored} cannot be"
+    said = f"invalid preparedTransactionOffset {stored}"
     if record.sys_flag & sysflag.TRANSACTION_MASK in (sysflag.TRANSACTION_NONE,
                                                      sysflag.TRANSACTION_PREPARED):
         return replace(record, prepared_transaction_offset=0), (
-            f"{said}: 0, as in every message that ends none")
+            f"{said}: set to 0, as in every message that ends no transaction")
     turned = [place for bit in range(64) if _is_half(
         place := (stored & _LONG) ^ 1 << bit, record, known.records)]
     if len(turned) == 1:
         return replace(record, prepared_transaction_offset=turned[0]), (
-            f"{said}: its own is at {turned[0]}, without one turned bit")
+            f"{said}: corrected to {turned[0]} (one flipped bit)")
     indexed = _indexed_halves(record, known)
     if len(indexed) == 1:
         return replace(record, prepared_transaction_offset=indexed[0]), (
-            f"{said}: its own is at {indexed[0]}, by its unique key")
-    return replace(record, prepared_transaction_offset=0), f"{said}, and not known: set to 0"
+            f"{said}: corrected to {indexed[0]}, by its unique key")
+    return replace(record, prepared_transaction_offset=0), f"{said}: original unknown, set to 0"
 
 
 def _is_half(place: int, record: Record, records: Records) -> bool:

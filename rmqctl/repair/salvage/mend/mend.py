@@ -126,7 +126,7 @@ def mend(store: Store, parts: Sequence[LogPart], survey: Survey, gatherer: Gathe
 def put_back(store: Store, parts: Sequence[LogPart], survey: Survey) -> Mending:
     """Pages in damaged regions that were swapped. StoreIOError."""
     mending = _made(store, parts, swapped_pages(parts, survey.regions), 0, "put back",
-                    "it lay at another place")
+                    "was at another place")
     mending.moved = True
     return mending
 
@@ -154,8 +154,8 @@ def keep(store: Store, parts: Sequence[LogPart], survey: Survey, gatherer: Gathe
             continue  # kept by an earlier repair
         records.replace(record.physical, record.content)
         records.reasons[record.physical] = (
-            "its body stays as it is, its CRC is set anew, and RMQCTL=damaged marks it; room for "
-            f"that came from {record.how}")
+            "body kept as it is, CRC recomputed, marked RMQCTL=damaged; space for the mark from "
+            f"{record.how}")
     mending = _made(store, parts, records.pieces, 0, "keep damaged", "", records.reasons)
     mending.corrected = {record.physical for record in kept}
     mending.unmarked = {place: NO_ROOM for place in full if place not in earlier}
@@ -317,8 +317,8 @@ class _Round:
                     self._records.reasons[start] = topic.reason
                 elif are_odd(record.sys_flag):
                     self._records.reasons[start] = (
-                        "the lengths are restored; its other system flags are unknown and stay "
-                        "marked as damaged")
+                        "lengths restored; its other system flags are unknown and stay marked as "
+                        "damaged")
             return len(raw)
         return self._by_crc(source, region, start, room, rows) or self._by_twin(
             source, start, room, rows)

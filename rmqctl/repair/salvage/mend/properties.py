@@ -33,7 +33,7 @@ from rmqctl.store.store import Store
 
 _FEW, _SHARE = 1000, 20
 """More damaged messages than these, and more than one in so many, were sent so by a producer."""
-NO_ROOM = "there is no room for the mark"
+NO_ROOM = "no space for the mark"
 _VALUES = range(1, 256)
 _ASSIGN = props.NAME_VALUE_SEPARATOR.encode()
 _WORD = 32
@@ -58,7 +58,7 @@ def mend_properties(store: Store, parts: Sequence[LogPart], survey: Survey,
     made = Mended(Records(parts))
     places = survey.unsound
     if len(places) > max(_FEW, survey.messages // _SHARE):
-        made.left = dict.fromkeys(places, "too many have such properties for damage")
+        made.left = dict.fromkeys(places, "too many messages have such properties to be damage")
         return made
     entries = Entries(store)
     hashes = entries.keys(places) if places else {}
@@ -124,7 +124,7 @@ def _mend(made: Mended, record: Record, known: _Known, sealed: bool) -> None:
 def _told(record: Record, known: _Known, how: str) -> Iterator[str]:
     """What a mark costs, and what stays."""
     yield (f"its properties contain {props.fault(record.properties)}; these pairs are lost, and "
-           f"RMQCTL=damaged marks it (room from {how})")
+           f"RMQCTL=damaged marks it (space from {how})")
     if known.code is not None and known.code != _code(record):
         yield (f"tags {known.tags!r} from a message with the same tags code" if known.tags else
                f"its consume queue entry keeps the tags code {known.code}")

@@ -89,7 +89,7 @@ def proved_time(stored: int, between: Between, exact: Iterable[tuple[int, str]],
     # Who wrote it down to the millisecond.
     for time, by in exact:
         if between.allows(time) and (time in turned or not may_be):
-            return time, f"{said}: {time_text(time)}, as {by} says"
+            return time, f"{said}: corrected to {time_text(time)}, from {by}"
     # One turned bit: between neighbours on both sides, or in the index's second.
     seconds = [Between(max(between.low, key.time), min(between.high, key.time + _SECOND - 1))
                for key in keys if between.meets(key)]
@@ -97,18 +97,18 @@ def proved_time(stored: int, between: Between, exact: Iterable[tuple[int, str]],
         turned = [time for time in turned if any(second.allows(time) for second in seconds)]
     if len(turned) == 1 and (seconds or (between.closed and between.by_no_chance(
             turned[0], stored))):
-        return turned[0], f"{said}: {time_text(turned[0])} without one turned bit"
+        return turned[0], f"{said}: corrected to {time_text(turned[0])} (one flipped bit)"
     if seconds and not may_be:
         time = max(second.low for second in seconds)
-        return time, (f"{said}: {time_text(time)}, in the second that the index says and "
-                      "between its neighbours'; its milliseconds are not known")
+        return time, (f"{said}: set to {time_text(time)}, between its neighbours and in the "
+                      "index entry's second; milliseconds unknown")
     return None, ""
 
 
 def neighbours_time(stored: int, between: Between) -> tuple[int, str]:
     """What stands in for a time that cannot be: later searches by time must not be led astray."""
-    return between.low, (f"store time {time_text(stored)} cannot be, and what it was is not known: "
-                         f"set to that of its neighbour, {time_text(between.low)}")
+    return between.low, (f"invalid store time {time_text(stored)}: original unknown, set to that "
+                         f"of its neighbour, {time_text(between.low)}")
 
 
 class Times:
@@ -179,7 +179,7 @@ class Times:
             batch = self._store.batch_queues.get(key)
             row = batch.find(record.queue_offset) if batch is not None else None
             if row is not None and row.physical_offset == record.physical_offset:
-                yield row.store_timestamp, "the entry of its batch queue"
+                yield row.store_timestamp, "its batch queue entry"
             code = self._tags_code(key, record.queue_offset, record.physical_offset)
             if code is None:
                 return
@@ -191,7 +191,7 @@ class Times:
             elif record.topic == props.SCHEDULE_TOPIC.encode():
                 late = self._delay(record)
                 if late is not None:
-                    yield code - late, "the deliver time in its entry"
+                    yield code - late, "the deliver time in its consume queue entry"
         except RmqctlError:
             return  # what cannot be read proves nothing
 

@@ -116,7 +116,7 @@ class Topics:
             fits = [topic for topic in {*self.others(own), *_turned(own)} if hashes <= key_hashes(
                 replace(record, topic=topic)) and self._room(topic, one)]
             if len(fits) == 1:
-                said += f": {os.fsdecode(fits[0])} has its keys in the index"
+                said += f": corrected to {os.fsdecode(fits[0])}, which has its keys in the index"
                 return ToldTopic(fits[0], f"{said}, and{self._where(fits[0], one)}" if self._room(
                     fits[0], one) == _BETWEEN else said)
             return f"{said}: the index has other keys there" if (
@@ -135,7 +135,7 @@ class Topics:
         if len(fits) == 1 and self._claims[_claim(one)] < 2 and (
                 not self._may_be_elsewhere(fits[0], one)):
             return ToldTopic(fits[0], f"{said}:{self._where(fits[0], one)}")
-        return f"{said}: what it was is not known" if impossible or fits else None
+        return f"{said}: original unknown" if impossible or fits else None
 
     def of_impossible(self, record: Record, rows: Sequence[FoundRow]) -> ToldTopic | str:
         """The topic of a record whose own is none. ``rows`` lead to it."""
@@ -146,9 +146,9 @@ class Topics:
         found = {topic for topic in found if len(topic) == len(record.topic)}
         if len(found) == 1 and found.issuperset({told.topic} if isinstance(
                 told, ToldTopic) else ()):
-            return ToldTopic(topic := found.pop(), f"{_said(record)}: {os.fsdecode(topic)}, as the "
-                             "entry says that points to it")
-        return told if told and not found else f"{_said(record)}: what it was is not known"
+            return ToldTopic(topic := found.pop(), f"{_said(record)}: corrected to "
+                             f"{os.fsdecode(topic)}, from the entry that points to it")
+        return told if told and not found else f"{_said(record)}: original unknown"
 
     def by_crc(self, raw: bytes, record: Record) -> ToldTopic | None:
         """The topic with which a record matches the CRC at its end."""
@@ -246,7 +246,7 @@ class Topics:
         return _OPEN if hole.high == ENDLESS or one.queue_offset == hole.end - 1 else 0
 
     def _where(self, topic: bytes, one: Suspect) -> str:
-        return f" {os.fsdecode(topic)}/{one.key[1]} lacks queue offset {one.queue_offset} just here"
+        return f" {os.fsdecode(topic)}/{one.key[1]} lacks queue offset {one.queue_offset} here"
 
     def _may_be_elsewhere(self, topic: bytes, one: Suspect) -> bool:
         """Whether other damaged bytes may have held what the queue lacks, or all else that was of
@@ -315,5 +315,5 @@ def mend_topics(topics: Topics, records: Records,
             records.reasons[place] = told.reason
         elif told is not None:
             left[place] = told if isinstance(told, str) else (
-                f"{told.reason}, but the record's own CRC denies it")
+                f"{told.reason}, but the record's own CRC contradicts it")
     return left
