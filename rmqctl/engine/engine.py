@@ -77,7 +77,7 @@ class Engine(Putting):
         self.recovered = 0
         """Messages dispatched once more when the store was opened."""
         self.aside = AsideFolder(root)
-        """Where what is replaced is kept."""
+        """The folder that keeps replaced files."""
         # Close in reverse order if a step fails, so that the lock is released last.
         with ExitStack() as held:
             held.callback(lock.release)
@@ -99,14 +99,14 @@ class Engine(Putting):
                                  self.is_batch_topic, clock, self._begin, keep_queue_offsets)
             self._catch_up(again)
             self._held = held.pop_all()
-            """What is given back at the end, the lock last."""
+            """Resources to close at the end, the lock last."""
 
     @classmethod
     def open(cls, root: str | os.PathLike[str], settings: Settings | None = None, *,
              commitlog_dirs: Iterable[str] = (), clock: Callable[[], int] = now_ms,
              wall_clock: Callable[[], int] = now_ms,
              keep_queue_offsets: bool = False, outside: Iterable[str] = ()) -> Engine:
-        """Opens a store for appending and takes its lock.
+        """Open a store for appending and take its lock.
 
         Nothing is written outside the root but in ``commitlog_dirs`` and the folders ``outside``:
         the locks of other stores that contain one of these are taken as well.
@@ -136,13 +136,13 @@ class Engine(Putting):
             raise
 
     def is_batch_topic(self, topic: str) -> bool:
-        """Whether a topic has ``queue.type=BatchCQ``."""
+        """Return whether a topic has ``queue.type=BatchCQ``."""
         return self.settings.profile.batch_queues and topic in self._batch_topics
 
     # -- putting ------------------------------------------------------------------------------
 
     def append_many(self, messages: Iterable[Message]) -> Iterator[PutResult]:
-        """Puts messages as they come, a group at a time; a result for each, in order.
+        """Put messages as they come, a group at a time; a result for each, in order.
 
         With ``flush=sync`` the messages of a group share one fsync, and their results come
         after it. Memory is bounded by one group: 1024 messages, or 1 MiB of bodies and one message.
@@ -163,7 +163,7 @@ class Engine(Putting):
             yield from self.put_many(group)
 
     def put_many(self, messages: Sequence[Message], *, stop: bool = False) -> list[PutResult]:
-        """Puts a group of messages with one write (and one fsync); a result for each.
+        """Put a group of messages with one write (and one fsync); a result for each.
 
         With ``stop`` the first refused message ends the group: its result is the last.
         """
@@ -194,7 +194,7 @@ class Engine(Putting):
         return results
 
     def _settle(self, results: list[PutResult], end: int) -> None:
-        """Waits until everything before ``end`` is on disk, if puts are to be synchronous."""
+        """Wait until everything before ``end`` is on disk, if puts are to be synchronous."""
         done = True
         try:
             if self._group is not None:
@@ -244,9 +244,9 @@ class Engine(Putting):
             self._service = FlushService(self.log, self.settings)
 
     def _catch_up(self, index_from: int) -> None:
-        """Dispatches what the last run left undispatched, as a broker's start does.
+        """Dispatch what the last run left undispatched, as a broker's start does.
 
-        After a clean end that is what lies behind the newest row, if any of it has a row at all.
+        After a clean end that is what is after the newest row, if any of it has a row at all.
         """
         start = min(index_from, catch_up_start(self.state, self._dispatcher.max_physic()))
         if not self._running and not any(
@@ -264,7 +264,7 @@ class Engine(Putting):
                                  + self.settings.flush_consumequeue_thorough_interval / 1000)
 
     def reput(self) -> None:
-        """Dispatches everything appended so far to consumequeues and index, for all to see."""
+        """Dispatch everything appended so far to consumequeues and index, for all to see."""
         with self._put_lock:
             self._usable()
             try:
@@ -298,7 +298,7 @@ class Engine(Putting):
             raise
 
     def close(self) -> None:
-        """Ends cleanly: everything flushed, ``abort`` removed, the lock given back.
+        """End cleanly: everything flushed, ``abort`` removed, the lock given back.
 
         After a failed write the ``abort`` file stays, so that the next start recovers.
         """
@@ -317,7 +317,7 @@ class Engine(Putting):
                 small_files.remove_abort(self.root)
 
     def _give_up_services(self) -> None:
-        """Ends the threads, if they still run; what went wrong in them has been said."""
+        """End the threads, if they still run; what went wrong in them has been said."""
         for service in (self._group, self._service):
             if service is not None:
                 with contextlib.suppress(RmqctlError):
@@ -325,5 +325,5 @@ class Engine(Putting):
 
     @property
     def failed(self) -> bool:
-        """Whether a write failed; then nothing more can be put."""
+        """Return whether a write failed; then nothing more can be put."""
         return self._failed

@@ -25,7 +25,9 @@ STRUCTURES = ("consumequeue", "consumequeue_ext", "batchconsumequeue", "index")
 
 @dataclass(slots=True)
 class Flushed:
-    """What was forced: files by structure, the log's end, and the checkpoint before and after."""
+    """The result of a flush: files by structure, the log's end, and the checkpoint before and
+    after.
+    """
 
     files: dict[str, int] = field(default_factory=dict)
     flushed_to: int | None = None
@@ -43,7 +45,7 @@ class Flushed:
 def flush_store(root: str, settings: Settings, commitlog_dirs: Iterable[str] = (), *,
                 dry_run: bool = False,
                 progress: Callable[[int], None] = lambda _: None) -> Flushed:
-    """Forces everything, then moves the checkpoint forward. Takes the store's lock.
+    """Force everything, then move the checkpoint forward. Takes the store's lock.
 
     ``progress`` is called with 1 for each file. After an unclean end, or where the log's end is
     damaged, the checkpoint stays: a recovery relies on it. StoreHeldError, StoreIOError.
@@ -85,7 +87,7 @@ def _flush(store: Store, settings: Settings, dirs: list[str], progress: Callable
 
 
 def _below(folder: str) -> Iterator[tuple[str, bool]]:
-    """(path, is a folder) of everything below, each folder behind what is in it."""
+    """Yield (path, is a folder) of everything below, each folder after what is in it."""
     try:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
     except FileNotFoundError:
@@ -102,7 +104,7 @@ def _below(folder: str) -> Iterator[tuple[str, bool]]:
 
 def _advance(store: Store, settings: Settings, checkpoint: CheckpointFile,
              done: Flushed) -> None:
-    """Moves the checkpoint's times to what the store now holds on disk."""
+    """Move the checkpoint's times to what the store now holds on disk."""
     try:
         state = examine(store, settings.profile)
     except RefusedError as error:
@@ -121,7 +123,7 @@ def _advance(store: Store, settings: Settings, checkpoint: CheckpointFile,
 
 
 def _has_last_row(store: Store, row: tuple[str, int, int, int] | None) -> bool:
-    """Whether the row of the newest message that has one is in its consumequeue."""
+    """Return whether the row of the newest message that has one is in its consumequeue."""
     if row is None:
         return False
     topic, queue_id, queue_offset, physical = row
@@ -131,7 +133,7 @@ def _has_last_row(store: Store, row: tuple[str, int, int, int] | None) -> bool:
 
 
 def _full_until(store: Store) -> int:
-    """The end time of the newest index file that is full; 0 if none is."""
+    """Return the end time of the newest index file that is full; 0 if none is."""
     newest = 0
     for file in store.index_listing.files:
         try:

@@ -1,4 +1,4 @@
-"""What an engine must know of a store before it may append, and what it sets right there: where
+"""Facts that an engine must know of a store before it may append, and what it repairs there: where
 the log ends, from where it has to be dispatched again, what an unclean end left behind (spec:
 recovery.md §3-§6).
 
@@ -47,17 +47,18 @@ _BLOCK = 4 << 20
 _AGAIN = "index-again"
 WRITTEN = ("consumequeue", "consumequeue_ext", "batchconsumequeue", "index", "config", "timerlog",
            "timerwheel")
-"""What a broker that takes messages writes in a store, beside the log and the small files, of which
-none may be a link."""
+"""Paths that a broker with incoming messages writes in a store, beside the log and the small files,
+of which none may be a link.
+"""
 """The note below ``.rmqctl`` of where indexing has to begin again, while a recovery is at it."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogState:
-    """Where the log stands. ``end`` is the physical offset of the next record.
+    """The state of the log. ``end`` is the physical offset of the next record.
 
     ``clean``: the last run ended cleanly. ``start``: physical offset of the file which a
-    broker's recovery would begin with. ``cut_off``: bytes that a repair cut off lie beyond it.
+    broker's recovery would begin with. ``cut_off``: bytes that a repair cut off are beyond it.
     """
 
     end: int
@@ -67,7 +68,7 @@ class LogState:
 
 
 def examine(store: Store, version: BrokerVersion) -> LogState:
-    """The state of a store's log, read-only. RefusedError where appending would harm."""
+    """Return the state of a store's log, read-only. RefusedError where appending would harm."""
     log = store.log
     for trouble in store.log_troubles:
         raise RefusedError(f"{trouble.path}: {trouble.reason}; a broker would not start on it, "
@@ -112,7 +113,7 @@ def _intact_behind(store: Store, end: int) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class RecordedRun:
-    """Whole records behind each other, read from the log: ``count`` of them from ``base`` on.
+    """Whole records one after the other, read from the log: ``count`` of them from ``base`` on.
 
     ``last_row``: (topic, queue id, queue offset, physical offset) of the last one that has a row
     in a consumequeue; None if none has.
@@ -126,7 +127,7 @@ class RecordedRun:
 
 
 def recorded_runs(store: Store, start: int, end: int) -> Iterator[RecordedRun]:
-    """The records of ``[start, end)``, a few MiB at a time."""
+    """Yield the records of ``[start, end)``, a few MiB at a time."""
     for batch in store.log.walk(start, end):
         if not len(batch):
             continue
@@ -148,7 +149,7 @@ def _row(batch: Batch, number: int) -> tuple[str, int, int, int]:
 
 
 def catch_up_start(state: LogState, dispatched_to: int) -> int:
-    """The physical offset to dispatch from again.
+    """Return the physical offset to dispatch from again.
 
     ``dispatched_to`` is how far the newest row of all consumequeues reaches, -1 without rows.
     """
@@ -157,7 +158,9 @@ def catch_up_start(state: LogState, dispatched_to: int) -> int:
 
 
 def dispatched_to(store: Store, version: BrokerVersion) -> int:
-    """How far the log was dispatched by the plain consumequeues' own account; -1 without rows."""
+    """Return how far the log was dispatched by the plain consumequeues' own account; -1 without
+    rows.
+    """
     view = broker_view(store, version)
     most = -1
     for queue in store.queues.values():
@@ -167,15 +170,15 @@ def dispatched_to(store: Store, version: BrokerVersion) -> int:
 
 
 def sizes_of(settings: Settings) -> Sizes:
-    """The sizes a store has that is opened with these settings."""
+    """Return the sizes a store has that is opened with these settings."""
     return Sizes(settings.commitlog_file_size, settings.consumequeue_file_size,
                  settings.index_slots, settings.index_max)
 
 
 def lock_for(store: Store, commitlog_dirs: Iterable[str], outside: Iterable[str]) -> StoreLock:
-    """The lock, not taken yet, for writing as a broker does: below the root, in the folders of the
-    log that the user named, and in further ones ``outside`` (relative to the root or absolute). It
-    includes those of other stores that contain one of them.
+    """Return the lock, not taken yet, for writing as a broker does: below the root, in the folders
+    of the log that the user named, and in further ones ``outside`` (relative to the root or
+    absolute). It includes those of other stores that contain one of them.
 
     RefusedError where a folder of the log, or a link in what a broker writes, leads elsewhere.
     """
@@ -215,7 +218,7 @@ def set_right(store: Store, state: LogState, checkpoint: CheckpointFile, aside: 
 
 
 def _newest_time(store: Store, state: LogState) -> int | None:
-    """The latest store time (ms) in the part of the log that a recovery goes over; None: no
+    """Return the latest store time (ms) in the part of the log that a recovery goes over; None: no
     message is there.
 
     A checkpoint that says a later one was torn while it was written, or messages with old times
@@ -227,7 +230,7 @@ def _newest_time(store: Store, state: LogState) -> int | None:
 
 
 def _index_ends(store: Store) -> set[int]:
-    """When the index files end (ms), as far as they can be understood."""
+    """Return when the index files end (ms), as far as they can be understood."""
     ends = set()
     for file in store.index_listing.files:
         with suppress(FormatError, StoreIOError):
@@ -237,13 +240,13 @@ def _index_ends(store: Store) -> set[int]:
 
 def untrusted_index(store: Store, state: LogState,
                     trusted_until: int) -> tuple[list[StoreFile], int]:
-    """(index files that cannot be relied on, the physical offset to index again from).
+    """Return (index files that cannot be relied on, the physical offset to index again from).
 
     After an unclean end these are the files that end later than ``trusted_until``, the
     checkpoint's index time: what is in them may be torn. A broker destroys them and indexes only
     what its recovery walks over, so keys get lost. After any end, a file that knows messages
     beyond the end of the log is another: a broker would not index what is appended below its
-    end. The offset is where the first of them began, the end of the log when all are sound.
+    end. The offset is where the first of them began, the end of the log when all are intact.
     """
     start = _noted(store, state.end)
     doubtful: set[StoreFile] = set()
@@ -273,10 +276,10 @@ def untrusted_index(store: Store, state: LogState,
 
 
 def move_aside(store: Store, files: list[StoreFile], again: int, aside: AsideFolder) -> None:
-    """Moves index files out of the way. StoreIOError.
+    """Move index files out of the way. StoreIOError.
 
-    That it has to be indexed again from physical offset ``again`` on is noted first, for whoever
-    comes after a kill and finds no trace of the files; `done_again` takes the note away.
+    That it has to be indexed again from physical offset ``again`` on is noted first, for the next
+    process, which after a kill finds no trace of the files; `done_again` takes the note away.
     """
     if not files:
         return
@@ -298,7 +301,7 @@ def _noted(store: Store, end: int) -> int:
 
 
 def done_again(root: str) -> None:
-    """What had to be indexed again is on disk. StoreIOError."""
+    """Note that everything that had to be indexed again is on disk. StoreIOError."""
     _unlink(os.path.join(root, STAGING, _AGAIN))
 
 
@@ -309,7 +312,7 @@ def forget_cut_off(root: str) -> None:
 
 
 def _unlink(path: str) -> bool:
-    """Whether there was such a file. StoreIOError."""
+    """Return whether there was such a file. StoreIOError."""
     try:
         os.unlink(path)
     except FileNotFoundError:
@@ -320,7 +323,7 @@ def _unlink(path: str) -> bool:
 
 
 def clear_torn_tail(store: Store, end: int, aside: AsideFolder, *, cut_off: bool = False) -> None:
-    """Zeros beyond the end of the log in its file; what was there is kept.
+    """Zero beyond the end of the log in its file; what was there is kept.
 
     It is what a killed process left of its last write, or the END_OF_FILE record of a file that
     has no next one. A broker leaves it, and a short record appended over it would have a part of

@@ -25,7 +25,7 @@ _ABORT_MOST = 1 << 20
 class CheckpointFile:
     """The fields of ``STORE/checkpoint``; `flush` writes those the version knows.
 
-    ``generation`` 4 writes the three classic fields and leaves the others as they lie there, 5
+    ``generation`` 4 writes the three classic fields and leaves the others as they are there, 5
     writes all five. Times are store times in ms and only ever move forward; the two offsets of
     5.x stay as found unless they are set. A missing file reads as zeros and is made by `flush`.
     Safe to use from several threads. RefusedError for a link, StoreIOError when the file cannot be
@@ -55,11 +55,11 @@ class CheckpointFile:
 
     @property
     def record(self) -> CheckpointRecord:
-        """The fields as they are in memory."""
+        """Return the fields as they are in memory."""
         return self._record
 
     def advance(self, *, physic: int = 0, logics: int = 0, index: int = 0) -> None:
-        """Moves the times forward; an older one changes nothing."""
+        """Move the times forward; an older one changes nothing."""
         with self._lock:
             now = self._record
             self._record = now._replace(
@@ -68,9 +68,9 @@ class CheckpointFile:
                 index_msg_timestamp=max(now.index_msg_timestamp, index))
 
     def hold_back(self, newest: int, index_ends: Collection[int]) -> None:
-        """Takes back times that were torn while they were written: later than the ``newest``
-        message, and for the index none of the times at which an index file ends. What that was
-        nobody knows: 0, so that no index file is relied on.
+        """Reset times that were torn while they were written: later than the ``newest`` message,
+        and for the index none of the times at which an index file ends. The original is unknown: 0,
+        so that no index file is relied on.
         """
         with self._lock:
             now = self._record
@@ -81,7 +81,7 @@ class CheckpointFile:
                 index_msg_timestamp=0 if index > newest and index not in index_ends else index)
 
     def flush(self) -> None:
-        """Writes and forces the page. Bytes behind the known fields stay. StoreIOError."""
+        """Write and force the page. Bytes after the known fields stay. StoreIOError."""
         with self._lock:
             new = not os.path.lexists(self.path)
             fd = open_file(self.path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, "write to")
@@ -101,7 +101,7 @@ class CheckpointFile:
 
 
 def create_abort(root: str, pid: int | None) -> None:
-    """Makes ``abort`` last before anything else is written. RefusedError for a link, StoreIOError.
+    """Make ``abort`` last before anything else is written. RefusedError for a link, StoreIOError.
 
     ``pid`` None is 4.x: the file is made if it is missing and else left as it is. With a number
     it is 5.x: the previous content, empty for a new file, goes to ``abort.bak`` first. An
@@ -128,14 +128,14 @@ def create_abort(root: str, pid: int | None) -> None:
 
 
 def _refuse_link(path: str) -> None:
-    """What is written in place must not lie elsewhere: a link may lead anywhere."""
+    """Raise RefusedError for a link: a file written in place must not be outside of the store."""
     if os.path.islink(path):
         raise RefusedError(f"{path} is a link, and rmqctl does not write through links: replace "
                            "it with the file itself")
 
 
 def remove_abort(root: str) -> None:
-    """Takes ``abort`` away after a clean end, so that it stays away. StoreIOError."""
+    """Take ``abort`` away after a clean end, so that it stays away. StoreIOError."""
     path = os.path.join(root, ABORT)
     try:
         os.unlink(path)

@@ -59,7 +59,7 @@ _SCHEDULE = props.SCHEDULE_TOPIC.encode()
 def plan_broker(store: Store, version: str | None, scratch: Scratch,
                 wall_clock: Callable[[], int], *, given: Mapping[str, Any] | None = None,
                 prediction: Prediction | None = None) -> Plan:
-    """The plan for an opened store; derived files are made in ``scratch``.
+    """Return the plan for an opened store; derived files are made in ``scratch``.
 
     ``version`` None: the one `preflight` takes. ``given``: values by the names of
     `Settings`. ``prediction``: what `preflight` said of this store and version, if it was asked.
@@ -122,7 +122,7 @@ def _lost(prediction: Prediction) -> tuple[Lost, ...]:
 
 
 def _dropped(store: Store, predicted: Prediction) -> Dropped:
-    """What the start cuts off, and what only the entries tell that it cuts off."""
+    """Return what the start cuts off, and what only the entries tell that it cuts off."""
     places = places_of(((one.physical_offset, one.size) for one in predicted.lost_first),
                        store.log.raw_at)
     lost = predicted.account
@@ -132,7 +132,7 @@ def _dropped(store: Store, predicted: Prediction) -> Dropped:
 
 
 def _checkpoint(store: Store, prediction: Prediction, settings: Settings) -> list[Step]:
-    """The checkpoint's page, if it changes; bytes that the version does not know stay."""
+    """Return the checkpoint's page, if it changes; bytes that the version does not know stay."""
     assert prediction.checkpoint is not None
     size = page.CLASSIC_SIZE if settings.profile.generation < 5 else CHECKPOINT.size
     exists = os.path.lexists(store.path("checkpoint"))
@@ -148,7 +148,9 @@ def _checkpoint(store: Store, prediction: Prediction, settings: Settings) -> lis
 
 
 def _note(store: Store, predicted: Prediction) -> list[Step]:
-    """Where the log ends now, if bytes, rows or entries stay beyond it as a broker leaves them."""
+    """Return where the log ends now, if bytes, rows or entries stay beyond it as a broker leaves
+    them.
+    """
     if not predicted.leaves or predicted.truncate_to is None:
         return []
     note = cut_at(store.log, predicted.truncate_to)
@@ -175,7 +177,7 @@ class _Derived:
         self._keys: set[QueueKey] = set()
 
     def steps(self) -> tuple[list[Step], list[Step]]:
-        """(steps for the queues, steps for the index). StoreIOError, RefusedError."""
+        """Return (steps for the queues, steps for the index). StoreIOError, RefusedError."""
         in_files = self._made.noted is None
         changed = [change for change in self._made.queues if (change.added or self._ext) and (
             in_files or change.kind != PLAIN)]
@@ -209,7 +211,7 @@ class _Derived:
                        leave=lambda relative: relative not in self._doomed)
 
     def _prepare(self, changed: list[QueueChange]) -> None:
-        """Copies in what the dispatcher goes on from, without files that go away before."""
+        """Copy in what the dispatcher goes on from, without files that go away before."""
         root = self._store.root
         make_folders(self._scratch.path("consumequeue"), durable=False)
         for change in changed:

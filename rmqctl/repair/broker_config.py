@@ -25,7 +25,7 @@ class Configured:
 
     ``topics_known``: whether config/topics.json says which topics have batch queues.
     ``assumes_batch``: whether nothing says the size of batch consumequeue files. ``index_unknown``:
-    why the shape of the index files that are there cannot be told, else "".
+    why the shape of the index files that are there cannot be determined, else "".
     """
 
     settings: Settings
@@ -51,8 +51,8 @@ class Configured:
 
 
 def configured(store: Store, given: Mapping[str, Any], *, into_files: bool = False) -> Configured:
-    """The configuration for a repair of an opened store. ``into_files``: consumequeues in RocksDB
-    become files.
+    """Return the configuration for a repair of an opened store. ``into_files``: consumequeues in
+    RocksDB become files.
 
     ``given`` are values by the names of `Settings`, None where not given. A message that was
     dispatched to further queues says so itself (the property with its offsets there is made by
@@ -99,7 +99,9 @@ def configured(store: Store, given: Mapping[str, Any], *, into_files: bool = Fal
 
 
 def _queue_size(structure: str, size: int, name: str, option: str, older: str = "") -> str:
-    """What is assumed of a queue's files, and what happens if it is wrong (recovery.md §2)."""
+    """Return what is assumed of a queue's files, and what happens if it is wrong
+    (recovery.md §2).
+    """
     return (f"no {structure} file shows their size: assuming a broker's default, {size:,} bytes "
             f"({option}). A broker with another {name} does not start on such files{older}")
 

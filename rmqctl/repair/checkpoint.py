@@ -1,7 +1,7 @@
 """The checkpoint a store should have, by what is in its log (checkpoint-and-small-files.md §1).
 
 One that lags behind is right at any time. One that is missing, too short, zero or ahead of the log
-is made anew: after a crash a broker would walk the whole log, or too little of it.
+is rebuilt: after a crash a broker would walk the whole log, or too little of it.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from rmqctl.store.store import Store
 NAME = "checkpoint"
 _MOST = 1 << 16
 _NO_OFFSET = -1
-"""What a broker writes where there is no such offset."""
+"""The value that a broker writes without such an offset."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogFacts:
-    """What a checkpoint may say. Times are store times (ms), 0 where there is none.
+    """The limits of a valid checkpoint. Times are store times (ms), 0 if unknown.
 
     ``newest``: of the log; ``logics``: of the last message with a row in a consumequeue;
     ``index``: where the newest full index file ends. ``last`` and ``end``: physical offsets of
@@ -48,7 +48,7 @@ class LogFacts:
 
 
 def facts_of(store: Store) -> LogFacts:
-    """The facts of a store as it is, without reading its whole log. StoreIOError."""
+    """Return the facts of a store as it is, without reading its whole log. StoreIOError."""
     log_end = find_end(store)
     index = 0
     for file in store.indexes_newest_first():
@@ -61,7 +61,9 @@ def facts_of(store: Store) -> LogFacts:
 
 
 def _last_row(store: Store) -> int:
-    """The store time of the last message that a row leads to, as the log proves it; 0 if none."""
+    """Return the store time of the last message that a row leads to, as the log proves it; 0 if
+    none.
+    """
     places = [last_dispatched(store)]
     for queue in store.batch_queues.values():
         for number in range(len(queue.files) - 1, -1, -1):
@@ -77,7 +79,7 @@ def _last_row(store: Store) -> int:
 
 
 def facts_after(rebuilt: Rebuilt, commitlog_dirs: Iterable[str] = ()) -> LogFacts:
-    """The facts once the steps of a rebuild are carried out. StoreIOError."""
+    """Return the facts once the steps of a rebuild are carried out. StoreIOError."""
     logics, index = rebuilt.logics_timestamp, rebuilt.index_timestamp
     if CONSUMEQUEUE not in rebuilt.only or rebuilt.topic is not None:
         with Store.open(rebuilt.root, commitlog_dirs) as store:
@@ -106,7 +108,7 @@ def lost_with_it(store: Store, facts: LogFacts) -> tuple[Lost, ...]:
 
 def checkpoint_steps(root: str, facts: LogFacts, generation: int, *,
                      trust_index: bool = False) -> tuple[list[Step], list[Action]]:
-    """(steps, actions) for the checkpoint of the store at ``root``; nothing for a right one.
+    """Return (steps, actions) for the checkpoint of the store at ``root``; nothing for a right one.
 
     Fields that are right stay as they are. ``generation`` 5 also fills in the offset of the last
     message, as after a 5.x broker's recovery. ``trust_index``: the abort file stays beside a
@@ -156,7 +158,7 @@ def checkpoint_steps(root: str, facts: LogFacts, generation: int, *,
 
 def _right(old: CheckpointRecord, facts: LogFacts, generation: int, *,
            fresh: bool) -> tuple[CheckpointRecord, str]:
-    """(the fields as they should be, what was wrong with them; empty if nothing)."""
+    """Return (the fields as they should be, what was wrong with them; empty if nothing)."""
     # Times: no later than what they stand for.
     limits = {"physic_msg_timestamp": max(0, facts.newest),
               "logics_msg_timestamp": max(0, min(facts.logics, facts.newest)),
@@ -188,6 +190,6 @@ def _right(old: CheckpointRecord, facts: LogFacts, generation: int, *,
 
 
 def _shown(record: CheckpointRecord) -> dict[str, int]:
-    """The three times, and the offsets that are there."""
+    """Return the three times, and the offsets that are there."""
     return {name: value for name, value in record._asdict().items()
             if value or name in record._fields[:layout.CLASSIC_FIELDS]}

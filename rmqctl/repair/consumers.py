@@ -1,5 +1,5 @@
-"""What a plan of `recover` means for consumers, who meet fillers where messages are lost; and the
-lost messages of which only their groups' positions tell.
+"""Consequences of a plan of `recover` for consumers, who get fillers where messages are lost; and
+lost messages known only by consumer offsets.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""What a broker's cleaner takes away: the oldest files of the log, then what only leads there.
+"""Expiry like a broker's cleaner: the oldest files of the log, then the files whose entries all
+point there.
 
 spec: recovery.md §12, consumequeue.md §5, index.md §9. The log goes file by file from the first
 on, and stops at the first that is kept; the last one always stays. Nothing is deleted: a plan
@@ -46,13 +47,13 @@ _WAITING = {SCHEDULE_TOPIC: "delayed messages not yet delivered",
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Which files of the log expire.
+    """The limits by which files of the log expire.
 
     ``older_than`` (ms): as with a broker's ``fileReservedTime``, files that were last written
-    (modification time) so long ago. ``keep_bytes``: further ones, whatever their age, until the
-    log has no more bytes than these; a broker does so when its disk is full. ``free_bytes``:
-    whatever their age, until the log files that go take so many bytes of the disk. A file that
-    meets any goes. None: no such limit.
+    (modification time) that long ago or longer. ``keep_bytes``: further ones, whatever their age,
+    until the log has no more bytes than these; a broker does so when its disk is full.
+    ``free_bytes``: whatever their age, until the log files that go take so many bytes of the disk.
+    A file that meets any goes. None: no such limit.
     """
 
     older_than: int | None = None
@@ -75,7 +76,7 @@ class Expiry:
 
 
 def expire(store: Store, now: int, limits: Limits) -> Expiry:
-    """The plan that takes expired files of ``store`` away. ``now`` in epoch ms.
+    """Return the plan that takes expired files of ``store`` away. ``now`` in epoch ms.
 
     Queues, timer log and index are also rid of what an earlier deletion of log files left, as a
     broker does when it starts. Writes nothing. RefusedError where files of the log overlap,
@@ -119,7 +120,7 @@ def expire(store: Store, now: int, limits: Limits) -> Expiry:
 
 
 def closed_files(store: Store) -> list[StoreFile]:
-    """The files of the log that may go: those before the one in use."""
+    """Return the files of the log that may go: those before the one in use."""
     last = len(store.log.files) - 1
     # Files laid out ahead hold nothing yet: a running broker's last file is the one in use.
     while last > 0 and not used_size(store.log.source(last)):
@@ -128,7 +129,7 @@ def closed_files(store: Store) -> list[StoreFile]:
 
 
 def age_of(file: StoreFile) -> os.stat_result:
-    """What the file system says of a log file. StoreIOError."""
+    """Return what the file system says of a log file. StoreIOError."""
     try:
         return os.stat(file.path)
     except OSError as error:
@@ -136,7 +137,7 @@ def age_of(file: StoreFile) -> os.stat_result:
 
 
 def _expired_files(store: Store, now: int, limits: Limits) -> Iterator[tuple[StoreFile, str]]:
-    """The files of the log that go, oldest first, and why."""
+    """Yield the files of the log that go, oldest first, and why."""
     left, freed = sum(file.size for file in store.log.files), 0
     for file in closed_files(store):
         about = age_of(file)
@@ -177,8 +178,8 @@ def _expired_index(store: Store, after: int) -> Iterator[StoreFile]:
 
 def unread(queues: QueuesExpired, progress: ConsumerProgress,
            ) -> dict[tuple[str, str], dict[int, int]]:
-    """How many messages expire before those who wait for them have seen them: by group and topic,
-    then by queue id.
+    """Return how many messages expire before those who wait for them have seen them: by group and
+    topic, then by queue id.
     """
     found: dict[tuple[str, str], dict[int, int]] = {}
     for commit in progress.everybody():
@@ -192,7 +193,7 @@ def unread(queues: QueuesExpired, progress: ConsumerProgress,
 
 
 def unread_in_words(queues: QueuesExpired, progress: ConsumerProgress) -> Iterator[str]:
-    """The same in sentences."""
+    """Yield the same in sentences."""
     for (group, topic), places in unread(queues, progress).items():
         waiting = _WAITING.get(topic, "messages not yet consumed")
         listed = named([f"queue {queue_id}: {lost}" for queue_id, lost in places.items()])
@@ -239,7 +240,7 @@ class QueuesExpired:
     notes: list[str] = field(default_factory=list)
 
     def by_topic(self) -> dict[str, int]:
-        """How many queue offsets expire, by topic; topics without any left out."""
+        """Return how many queue offsets expire, by topic; topics without any left out."""
         out: dict[str, int] = {}
         for (topic, _), span in self.rows.items():
             if span.after > span.before:
@@ -248,9 +249,9 @@ class QueuesExpired:
 
 
 def expire_queues(store: Store, before: int, after: int) -> QueuesExpired:
-    """What goes of all queues when the log, which began at ``before``, begins at ``after``.
+    """Return what goes of all queues when the log, which began at ``before``, begins at ``after``.
 
-    A file goes when its last row leads to before ``after``, the first ones only, never the last
+    A file goes when its last row points to before ``after``, the first ones only, never the last
     one in use: it keeps the queue's next offset. StoreIOError.
     """
     out = QueuesExpired()
@@ -285,7 +286,7 @@ def _gone(out: QueuesExpired, files: list[StoreFile], file_size: int, unit: Fixe
 
 
 def _last_used(files: list[StoreFile]) -> int:
-    """The number of the last file that holds anything; 0 where none does."""
+    """Return the number of the last file that holds anything; 0 where none does."""
     for number in range(len(files) - 1, 0, -1):
         with FileSource(files[number].path) as source:
             if used_size(source):
@@ -294,19 +295,19 @@ def _last_used(files: list[StoreFile]) -> int:
 
 
 def _ends_before(file: StoreFile, file_size: int, unit: Fixed[Any], after: int) -> bool:
-    """The broker's test: where the last unit of the file leads to."""
+    """Return the broker's test: where the last unit of the file leads to."""
     with FileSource(file.path) as source:
         raw = source.read(file_size - unit.size, unit.size)
     return bool(unit.decode(raw).physical_offset < after)
 
 
 def _leads_behind(file: StoreFile, unit: Fixed[Any], after: int) -> bool:
-    """Whether any row of the file leads to a message that stays (only in a damaged one)."""
+    """Return whether any row of the file points to a message that stays (only in a damaged one)."""
     return any(len(rows) for rows in _rows_behind(file, unit, after))
 
 
 def _rows_behind(file: StoreFile, unit: Fixed[Any], after: int) -> Iterator[Array]:
-    """The rows of a file that lead to ``after`` or behind, page by page."""
+    """Yield the rows of a file that lead to ``after`` or after, page by page."""
     with FileSource(file.path) as source:
         for _, data in pages(source, unit.size, _PAGE_ROWS):
             rows = unit.array(data)
@@ -314,9 +315,9 @@ def _rows_behind(file: StoreFile, unit: Fixed[Any], after: int) -> Iterator[Arra
 
 
 def _first_row(queue: ConsumeQueue, physical: int) -> int:
-    """The first row at or behind a physical offset, by bisection; the end where none is.
+    """Return the first row at or after a physical offset, by bisection; the end where none is.
 
-    Fillers lead to 0 and are no rows, so they count as before everything.
+    Fillers lead to 0 and are not rows, so they count as before everything.
     """
     low, high = queue.first_index, queue.written
     while low < high:
@@ -330,7 +331,7 @@ def _first_row(queue: ConsumeQueue, physical: int) -> int:
 
 
 def _first_of_batch(batch: BatchQueue, physical: int) -> int:
-    """The first queue offset of the first row at or behind a physical offset."""
+    """Return the first queue offset of the first row at or after a physical offset."""
     end = 0
     for number in range(len(batch.files)):
         rows = batch.used(number)
@@ -361,7 +362,7 @@ def _gone_ext(store: Store, key: QueueKey, queue_files: list[StoreFile],
 
 
 def _first_code(file: StoreFile, after: int) -> int | None:
-    """The tags code of the file's first row that leads to ``after`` or behind."""
+    """Return the tags code of the file's first row that points to ``after`` or after."""
     behind = (rows for rows in _rows_behind(file, consume_queue.UNIT, after) if len(rows))
     first = next(behind, None)
     return None if first is None else int(first[0]["tags_code"])
@@ -379,7 +380,7 @@ class TimerExpired:
 
 
 def expire_timer(store: Store, before: int, after: int, read_until: int | None) -> TimerExpired:
-    """What goes of the timer log when the log begins at ``after`` instead of ``before``.
+    """Return what goes of the timer log when the log begins at ``after`` instead of ``before``.
 
     The first files go as long as their last unit leads to an expired message, never the last in
     use. ``read_until`` (ms): up to when timer messages were delivered; later ones that expire are
@@ -402,7 +403,7 @@ def expire_timer(store: Store, before: int, after: int, read_until: int | None) 
 
 
 def _last_unit(file: StoreFile, size: int) -> timer_log.UnitRecord | None:
-    """The unit in the last place of a full file, as a broker looks for it."""
+    """Return the unit in the last place of a full file, as a broker looks for it."""
     position = (size - TAIL.size) // UNIT_SIZE * UNIT_SIZE - UNIT_SIZE
     if position < 0:
         return None

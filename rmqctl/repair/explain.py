@@ -1,4 +1,4 @@
-"""What is at a place of a log: the verdict, what a plan does with it, and what tells."""
+"""Explanation of a place in a log: the verdict, the evidence, and what a plan does with it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ _WINDOW = 64 << 10
 
 
 def explain(store: Store, plan: Plan, offset: int) -> Place:
-    """The record, or the damage, at a physical offset. UsageError where no log is; StoreIOError."""
+    """Return the record, or the damage, at a physical offset. UsageError where no log is;
+    StoreIOError.
+    """
     located = store.log.locate(offset)
     if located is None:
         raise UsageError(f"physical offset {offset}: {store.log.explain(offset)}")

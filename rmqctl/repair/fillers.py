@@ -1,4 +1,6 @@
-"""How many fillers still stand where repairs put them: what `info` says without reading the log."""
+"""Count of the fillers that are still where repairs put them, for `info`, without reading
+the log.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ _UNDONE = "undone"
 
 
 def fillers_left(store: Store) -> int:
-    """The fillers in the bytes of the log that repairs of this store wrote and nobody took back.
+    """Return the fillers in the bytes of the log that repairs of this store wrote and nobody took
+    back.
 
     Those of a store that was copied without its ``.rmqctl`` are not known; `verify` and `stats`,
     which read the log, count these too. A journal or file that cannot be read counts for nothing.

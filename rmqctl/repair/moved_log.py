@@ -1,5 +1,5 @@
-"""What earlier repairs of a store mean for the next one: whole files of the log that one did away
-with as a broker's start does, and still keeps; the abort file that one left.
+"""Effects of earlier repairs on the next one: complete log files that a repair moved aside, as a
+broker's start would remove them, and still keeps; the abort file that it left.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class MovedLog(NamedTuple):
 
 
 def moved_log(store: Store) -> MovedLog | None:
-    """The newest repair that moved files from the end of the log aside, which are missing there
-    now; None where there is none, or its journal cannot be read. Looks only.
+    """Return the newest repair that moved files from the end of the log aside, which are missing
+    there now; None without one, or if its journal cannot be read. Looks only.
     """
     folders = {os.path.realpath(folder) for folder in store.log_folders}
     end = store.log.files[-1].base if store.log.files else -1
@@ -53,8 +53,8 @@ def moved_log(store: Store) -> MovedLog | None:
 
 
 def created_queues(store: Store) -> bool:
-    """Whether a repair created all consume queues that are there, in files, and no broker has begun
-    since: the abort file is older. They prove nothing of the form that the broker reads.
+    """Return whether a repair created all consume queues that are there, in files, and no broker
+    has begun since: the abort file is older. They prove nothing of the form that the broker reads.
     """
     files = {os.path.relpath(file.path, store.root) for queue in store.plain_queues.values()
              for file in queue.files}

@@ -1,4 +1,4 @@
-"""What `recover` would do to a store, for those who advise: planned, and thrown away."""
+"""A preview of `recover` for advice: a plan that is made and discarded."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _BEYOND = frozenset({"timer-log", "timer-check", "timer-wheel", "epoch-start"})
 
 def advised(store: Store, found: Diagnosis, options: RecoverOptions,
             watch: Watch) -> Outlook | None:
-    """What `recover` with the ``options`` would do to a store that was diagnosed; None where
+    """Return what `recover` with the ``options`` would do to a store that was diagnosed; None where
     nothing needs to be done, or nothing can be.
     """
     start = found.start
@@ -42,10 +42,11 @@ def advised(store: Store, found: Diagnosis, options: RecoverOptions,
 def outlook(store: Store, options: RecoverOptions, watch: Watch, found: Container[str], *,
             starts_well: bool) -> Outlook | None:
     """Plan a repair of an opened store in a temporary folder. ``found``: categories of findings.
-    ``starts_well``: a broker starts on it as it is and loses nothing, so its abort file is no harm.
+    ``starts_well``: a broker starts on it as it is and loses nothing, so its abort file is
+    harmless.
 
     None where the log is larger than `LARGEST`, or the plan could not be made for a reason that
-    lies outside the store.
+    is outside the store.
     """
     if store.log.size > LARGEST:
         return None
@@ -67,8 +68,8 @@ def outlook(store: Store, options: RecoverOptions, watch: Watch, found: Containe
 
 
 def damaged_tail(store: Store, plan: Plan) -> Tail | None:
-    """Where truncating replaces the fillers of a ``plan`` after which nothing intact follows; None
-    where it does not, or records are undecided.
+    """Return where truncating replaces the fillers of a ``plan`` after which nothing intact
+    follows; None where it does not, or records are undecided.
     """
     fills = sorted((action.offset for action in plan.actions
                     if action.action == "fill" and action.offset is not None), reverse=True)
@@ -91,7 +92,7 @@ def damaged_tail(store: Store, plan: Plan) -> Tail | None:
 
 
 def _truncates(store: Store) -> int | None:
-    """The end of the log, where truncating there changes other files and cuts no message."""
+    """Return the end of the log, where truncating there changes other files and cuts no message."""
     try:
         end = find_end(store).offset
         with Scratch() as scratch:

@@ -1,4 +1,4 @@
-"""What a repair would do, as a value: readable actions, and the steps that carry them out.
+"""A repair as a value: readable actions, and the steps that carry them out.
 
 A plan is computed without writing anything into the store; `rmqctl.repair.executor.executor`
 applies any plan. Two plans are equal when their actions are.
@@ -151,8 +151,8 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """What a plan loses that no filler in the log will show: ``messages``, and ``undecided``
-    records that nobody wants kept. ``places`` are the first of them that are intact now.
+    """Losses of a plan that no filler in the log will show: ``messages``, and ``undecided``
+    records that are not kept. ``places`` are the first of them that are intact now.
     """
 
     messages: int = 0
@@ -165,7 +165,7 @@ class Dropped:
 
 def places_of(records: Iterable[tuple[int, int]],
               read: Callable[[int, int], bytes | None]) -> tuple[Place, ...]:
-    """The first `MOST_PLACES` of the ``records`` (physical offset, size), by their bytes."""
+    """Return the first `MOST_PLACES` of the ``records`` (physical offset, size), by their bytes."""
     found = ((offset, read(offset, size)) for offset, size in islice(records, MOST_PLACES))
     return tuple(Place.of(offset, raw) for offset, raw in found if raw)
 
@@ -181,7 +181,7 @@ class Plan:
     them; None where they were not counted. ``conflicts``: places where another store has
     other intact messages, and nobody has said which are right.
     ``kept_damaged``: how many are kept though a part of them is lost. ``left_damaged``:
-    structures with damage that the plan leaves, as nothing tells what it was.
+    structures with damage that the plan leaves, as nothing shows what it was.
     """
 
     command: str
@@ -196,20 +196,21 @@ class Plan:
     messages: int | None = None
     kept_damaged: int = 0
     consumers: Consumers | None = None
-    """What the plan means for groups, once it is carried out; None where that was not judged."""
+    """Consequences of the plan for groups, once it is carried out; None where that was not judged.
+    """
     conflicts: int = 0
     left_damaged: tuple[str, ...] = ()
     assumed: Mapping[str, int] = field(default_factory=dict)
-    """What was taken for granted of the broker that wrote the store, by its name."""
+    """Assumptions about the broker that wrote the store, by its name."""
     form_unproven: bool = False
-    """Whether consume queues are created in a form, files, that nothing proves."""
+    """True if consume queues are created as files without proof that the broker uses files."""
     undo_first: str | None = None
     """The repair that keeps what this plan cannot bring back."""
     dropped: Dropped = field(default_factory=Dropped, compare=False)
     wrong_corrections: float = 0.0
     """The expected number of corrections by CRC that are wrong."""
     fillers: int = 0
-    """How many messages it puts in the place of lost ones."""
+    """Number of fillers written for lost messages."""
     verdicts: Mapping[int, Verdict] = field(default_factory=dict, compare=False)
     """On whole records of the log that it does not take for messages, by physical offset."""
 
@@ -220,7 +221,7 @@ class Plan:
 
     @property
     def lost_for_sure(self) -> int:
-        """Those of them that are lost whatever is decided about undecided records."""
+        """Return those of them that are lost whatever is decided about undecided records."""
         return max(0, self.lost - max(0, self.ambiguous - self.dropped.undecided))
 
     @property
@@ -235,7 +236,7 @@ class Plan:
 
     @property
     def impact(self) -> Impact | None:
-        """What the loss is to messages; None where none is lost."""
+        """Return what the loss is to messages; None where none is lost."""
         lost, total = self.messages_lost, self.lost
         if not total:
             return None
@@ -245,7 +246,7 @@ class Plan:
 
     @property
     def empty(self) -> bool:
-        """Whether there is nothing to do."""
+        """Return whether there is nothing to do."""
         return not self.steps
 
     def as_dict(self) -> dict[str, Any]:

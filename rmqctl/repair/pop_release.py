@@ -67,8 +67,8 @@ class Released:
 
 def plan_release(store: Store, wanted: Callable[[CheckPoint], bool], clock: Callable[[], int],
                  scratch: Scratch, *, undecided: bool = False) -> Released:
-    """The plan for an opened store; ``undecided``: also for messages of which damage hides whether
-    they were acknowledged. RefusedError for a store to which nothing can be appended as it
+    """Return the plan for an opened store; ``undecided``: also for messages of which damage hides
+    whether they were acknowledged. RefusedError for a store to which nothing can be appended as it
     is; UnsupportedError, StoreIOError.
     """
     # What was not acknowledged, and what of it can be delivered again; what a broker does not take
@@ -140,8 +140,8 @@ def _why_left(one: Popped, record: Record | None, *, undecided: bool) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Forms:
-    """What a broker of the store writes: ``short`` names in acknowledgements, and retry topics of
-    the ``second`` form.
+    """The forms that a broker of the store writes: ``short`` names in acknowledgements, and retry
+    topics of the ``second`` form.
     """
 
     short: bool
@@ -162,7 +162,7 @@ class _Forms:
 
 
 def _again(record: Record, popped_at: int, topic: str, settings: Settings) -> Outgoing:
-    """The message as a revive puts it; one that was delayed is not delayed again."""
+    """Return the message as a revive puts it; one that was delayed is not delayed again."""
     known = JavaMap()
     for name, value in JavaMap.from_properties(java_text(record.properties),
                                                settings.profile.map_capacity).items():
@@ -177,7 +177,9 @@ def _again(record: Record, popped_at: int, topic: str, settings: Settings) -> Ou
 
 
 def _ack(one: Popped, settings: Settings, *, short: bool) -> Outgoing:
-    """What a client's acknowledgement puts; it comes when the messages would be visible again."""
+    """Return what a client's acknowledgement puts; it comes when the messages would be visible
+    again.
+    """
     point, check_point = one.delivery.point, one.delivery.record
     assert check_point is not None
     values = {("ao", "ackOffset"): one.queue_offset, ("bn", "brokerName"): point.brokerName,

@@ -81,7 +81,7 @@ class Puts(Changes):
         return self.settings.profile.batch_queues and topic in self._batch
 
     def put(self, messages: Sequence[Outgoing], why: str) -> list[PutResult]:
-        """Plans to append them all; nothing where one is refused. What each put leads to. To be
+        """Plan to append them all; nothing where one is refused. What each put leads to. To be
         called once.
         """
         results, written = self._path.put(messages)
@@ -188,7 +188,7 @@ class Puts(Changes):
     # -- topics -------------------------------------------------------------------------------
 
     def create_topics(self, names: Iterable[str], why: str) -> None:
-        """Enters topics with one queue into config/topics.json, as a broker makes retry topics."""
+        """Enter topics with one queue into config/topics.json, as a broker makes retry topics."""
         new = {name: self.topics.bean(name, 1) for name in names if self.topics.get(name) is None}
         if not new or not self.topics.exists:
             return
@@ -211,7 +211,7 @@ def _batch(run: RecordRun) -> Batch:
 
 
 def _queues_of(batch: Batch, lmq: bool) -> Iterator[QueueKey]:
-    """The queues in which the records have entries."""
+    """Yield the queues in which the records have entries."""
     for start, size in zip(batch.start.tolist(), batch.column("total_size").tolist(), strict=True):
         record = decode(batch.data[start:start + size].tobytes())
         yield os.fsdecode(record.topic), record.queue_id
@@ -220,7 +220,7 @@ def _queues_of(batch: Batch, lmq: bool) -> Iterator[QueueKey]:
 
 
 def _patched(root: str, step: Step) -> Step:
-    """A patch of the pages that differ, in the place of a file of the same size."""
+    """Return a patch of the pages that differ, in the place of a file of the same size."""
     if not isinstance(step, Replace) or not isinstance(step.content, FileContent):
         return step
     pieces: list[Piece] = []

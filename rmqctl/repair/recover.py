@@ -1,7 +1,7 @@
-"""``recover``: one plan that sets a store right again, out of salvage and rebuild.
+"""``recover``: one plan that repairs a store, made of salvage and rebuild.
 
 The log first: what is damaged becomes fillers (`rmqctl.repair.salvage.salvage`). Then everything
-derived is made anew from the log as it will be (`rmqctl.repair.rebuild.rebuild`), and only files
+derived is rebuilt from the log as it will be (`rmqctl.repair.rebuild.rebuild`), and only files
 that differ are replaced. A store that is whole gets an empty plan.
 """
 
@@ -85,12 +85,12 @@ COMMAND = "recover"
 COMMITLOG, CHECKPOINT, TABLE = "commitlog", "checkpoint", "topic-queue-table"
 TIMER = "timer"
 PARTS = (COMMITLOG, CONSUMEQUEUE, INDEX, CHECKPOINT, TABLE, TIMER, CONFIG)
-"""What ``--only`` may name."""
+"""The values of ``--only``."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecoverOptions:
-    """What to recover: ``only`` of `PARTS`; with ``topic`` (and ``queue``) only these queues.
+    """Options of recover: ``only`` of `PARTS`; with ``topic`` (and ``queue``) only these queues.
 
     ``given`` are values by the names of `Settings`, None where not given. ``sources``: paths of
     what `rmqctl.repair.sources.opening` takes; ``prefer`` is one of them or "ours",
@@ -119,20 +119,20 @@ class RecoverOptions:
 
     @property
     def whole(self) -> bool:
-        """Whether everything that a start depends on is to be made whole."""
+        """Return whether everything that a start depends on is to be made whole."""
         return self.only.issuperset(PARTS[:4]) and self.topic is None
 
     @property
     def writes(self) -> tuple[str, ...]:
-        """The structures whose form must be one that is written. What only follows from the log is
-        made anew whatever form that has.
+        """Return the structures whose form must be one that is written. What only follows from the
+        log is rebuilt whatever form that has.
         """
         derived = self.only <= {CONSUMEQUEUE, INDEX, TABLE}
         return (CONSUMEQUEUE, INDEX, CONFIG, *(() if derived else (COMMITLOG,)))
 
 
 def _assumed(saved: Salvage) -> dict[str, int]:
-    """What the judgement of damage took for granted; nothing where there is none."""
+    """Return what the judgement of damage took for granted; empty without assumptions."""
     witness = saved.parts[0].witness if saved.parts else None
     if witness is None or not (saved.ambiguous or saved.steps):
         return {}
@@ -141,8 +141,8 @@ def _assumed(saved: Salvage) -> dict[str, int]:
 
 def plan_recover(root: str, scratch: Scratch, options: RecoverOptions, watch: Watch,
                  make: Callable[..., Rebuilt] = rebuild) -> Plan:
-    """The plan for the store at ``root``. Derived files are made in ``scratch``, which must stay
-    until the plan is carried out; nothing else is written. ``make`` does the rebuilding: a
+    """Return the plan for the store at ``root``. Derived files are made in ``scratch``, which must
+    stay until the plan is carried out; nothing else is written. ``make`` does the rebuilding: a
     function like `rmqctl.repair.rebuild.rebuild.rebuild`.
 
     NotAStoreError, RefusedError (sizes that contradict each other, see `configured` and
@@ -179,7 +179,7 @@ class _Planner:
         self._unplaceable = 0
         """Messages that get no row."""
         self._before: int | None = None
-        """Rows of the data base of consumequeues; None where there is none that can be read."""
+        """Rows of the database of consumequeues; None without a readable one."""
         self._made: rocksdb.Made | None = None
 
     def note(self, text: str) -> None:
@@ -294,8 +294,8 @@ class _Planner:
                     dropped, saved.wrong_corrections, saved.fillers, saved.verdicts)
 
     def _keep_abort(self) -> bool:
-        """Whether the abort file stays although all is whole: a broker that keeps its queues in
-        RocksDB makes all of them after an unclean end, and else misses some.
+        """Return whether the abort file stays although all is whole: a broker that keeps its queues
+        in RocksDB makes all of them after an unclean end, and else misses some.
 
         Not in front of DLedger's log, where a broker with files would cut entries off.
         """
@@ -312,12 +312,14 @@ class _Planner:
 
     @property
     def _form_unproven(self) -> bool:
-        """Whether the plan creates consume queues that may as well be in RocksDB."""
+        """Return whether the plan creates consume queues that may as well be in RocksDB."""
         return self._is_form_open and not is_likely_file(self._store)
 
     @property
     def _is_form_open(self) -> bool:
-        """Whether the plan creates consume queues, and nothing proves that they are files."""
+        """Return whether the plan creates consume queues, and nothing proves that they are
+        files.
+        """
         return touches(self._steps, CONSUMEQUEUE) and is_unproven(
             self._store, self._options.given.get("version"))
 
@@ -334,7 +336,9 @@ class _Planner:
             refuse_foreign(export, topics(self._store, self._generation, ())[0])
 
     def _undo_first(self) -> str | None:
-        """The repair that keeps whole files of the log, if undoing it brings just these back."""
+        """Return the repair that keeps whole files of the log, if undoing it brings just these
+        back.
+        """
         moved = moved_log(self._store)
         if moved is None:
             return None
@@ -353,7 +357,7 @@ class _Planner:
         self._actions += actions
 
     def _refuse_without_log(self) -> None:
-        """Made anew from no log at all, everything derived would be emptied."""
+        """Raise RefusedError without a log: a rebuild would empty everything derived."""
         store = self._store
         if any(file.size for file in store.log.files):
             return
@@ -392,7 +396,7 @@ class _Planner:
                 "mounted? Pass every folder with --commitlog-dir")
 
     def _log(self) -> Salvage:
-        """The log as it will be; as it is, where it was not asked for."""
+        """Return the log as it will be; as it is, where it was not asked for."""
         # Where the log was not asked for, nothing is looked at.
         if COMMITLOG not in self._options.only or self._options.topic is not None:
             parts = tuple(log_as_it_is(self._store))
@@ -444,7 +448,7 @@ class _Planner:
         return opened
 
     def _inner_batch_topics(self, parts: Sequence[LogPart]) -> set[str]:
-        """What only the log tells, where it is asked for without salvage."""
+        """Return what only the log tells, where it is asked for without salvage."""
         if CONSUMEQUEUE not in self._options.only or self._known.topics_known:
             return set()
         with self._watch("looking for batch queues", sum(part.size for part in parts)) as done:
@@ -452,7 +456,7 @@ class _Planner:
         return survey.inner_batch_topics
 
     def _settle(self, saved: Salvage, rebuilt: Rebuilt, steps: Sequence[Step]) -> Disputes:
-        """What entries that differ from the log say of messages of it."""
+        """Return what entries that differ from the log say of messages of it."""
         queues = {queue_of(step.target) for step in steps
                   if _part_of(step.target) == CONSUMEQUEUE}
         found = disputes(self._store, saved.parts, rebuilt, queues, index=any(
@@ -481,7 +485,7 @@ class _Planner:
         return timer_troubles(self._store, saved.log_end)
 
     def _settle_timed(self, saved: Salvage, timed: TimedDisputes) -> Salvage:
-        """The log with the REAL_TOPIC that units of the timer log have proven."""
+        """Return the log with the REAL_TOPIC that units of the timer log have proven."""
         if COMMITLOG not in self._options.only:
             timed.open |= timed.topics.keys()
             timed.topics.clear()
@@ -495,7 +499,7 @@ class _Planner:
         return self._corrected(saved, timed.corrected) if timed.corrected else saved
 
     def _corrected(self, saved: Salvage, corrected: Iterable[Changed]) -> Salvage:
-        """The log with the properties that entries have proven."""
+        """Return the log with the properties that entries have proven."""
         pieces: dict[int, list[Piece]] = {}
         for change in {change.place: change for change in corrected}.values():
             number = next(number for number, part in enumerate(saved.parts)
@@ -594,7 +598,7 @@ class _Planner:
         return sum(queue.disk_end - queue.first_index for queue in self._store.queues.values())
 
     def _in_rocksdb(self, saved: Salvage) -> None:
-        """The data base of consumequeues, made anew where anything in it, or in the queues that are
+        """The database of consumequeues, rebuilt where anything in it, or in the queues that are
         asked for, is wrong.
         """
         store, options = self._store, self._options
@@ -625,8 +629,8 @@ class _Planner:
         self._take(rocksdb.steps(self._root, made, self._before, why))
 
     def _left_damaged(self, saved: Salvage) -> tuple[str, ...]:
-        """What stays as it is although it is wrong: messages of topics that can be no folder, which
-        get no row, or that the index contradicts, and an index of unknown shape.
+        """Return what stays as it is although it is wrong: messages of topics that cannot be a
+        folder, which get no row, or that the index contradicts, and an index of unknown shape.
         """
         in_log = self._unplaceable or saved.wrong_topics or saved.unmarked
         left = (*((COMMITLOG,) if in_log else ()), *sorted(self._disputed))
@@ -638,12 +642,12 @@ class _Planner:
         return (*left, INDEX)
 
     def _troubled(self, part: str) -> bool:
-        """Whether `verify` finds trouble with the queues or the index."""
+        """Return whether `verify` finds trouble with the queues or the index."""
         return any(finding.is_trouble for finding in _verified(
             self._store, part, self._watch, self._options.jobs))
 
     def _untold(self, steps: Iterable[Step]) -> set[tuple[str, int]]:
-        """Light queues of which nothing tells whether rows are missing: they stay as they are,
+        """Light queues for which it is unknown whether rows are missing: they stay as they are,
         unless --multi-dispatch says it.
         """
         off = self._options.given.get("multi_dispatch") is False
@@ -696,14 +700,14 @@ def _part_of(target: str) -> str:
 
 def _verified(store: Store, part: str, watch: Watch, jobs: int
               ) -> Generator[Finding, None, None]:
-    """What `verify` finds of the queues or the index, up to the store's fixed end."""
+    """Yield what `verify` finds of the queues or the index, up to the store's fixed end."""
     with watch(f"checking the {part}", store.log.size) as done:
         yield from Verification(
             store, VerifyOptions(only=frozenset({part}), jobs=jobs), done).findings()
 
 
 def index_is_right(store: Store, watch: Watch, jobs: int) -> bool:
-    """Whether `verify` finds nothing about the index of a store whose log is whole.
+    """Return whether `verify` finds nothing about the index of a store whose log is whole.
 
     Its files need not be those of a rebuild: a broker whose clock was set back, or that stopped
     uncleanly, leaves others on the way, with the border message twice or with an empty file.

@@ -1,4 +1,4 @@
-"""What a broker's cleaner takes of a store, and for how long its disk has room.
+"""Files that a broker's cleaner removes from a store, and how long its disk has space.
 
 The rules are those of a start (`rmqctl.checks.preflight.disk`), what goes and who had not read it
 is told as `expire` tells it, and the rate is that of `du`. Nothing is changed.
@@ -97,7 +97,9 @@ class Retention:
 
     @property
     def unread_messages(self) -> int | None:
-        """How many of the messages that go some group has not read, summed over the groups."""
+        """Return how many of the messages that go some group has not read, summed over the
+        groups.
+        """
         return None if self.unread is None else sum(
             sum(places.values()) for places in self.unread.values())
 
@@ -123,19 +125,19 @@ class Retention:
 
 
 def rules_of(store: Store, version: str | None = None) -> tuple[str, Rules]:
-    """The release that the store is judged for, and what its cleaner goes by."""
+    """Return the release that the store is judged for, and what its cleaner goes by."""
     release = judged(store, version).release
     return release, Rules.of(store, version_of(release))
 
 
 def origin(store: Store, release: str, setting: str) -> str:
-    """Where the value of a setting comes from, in words."""
+    """Return where the value of a setting comes from, in words."""
     return str(Effective(store.sizes.conf, release).origin(setting))
 
 
 def expire_by_settings(store: Store, now: int) -> Expiry:
-    """The plan that takes away what has expired by the broker's fileReservedTime; the disk's use is
-    no reason to. As `expire`.
+    """Return the plan that takes away what has expired by the broker's fileReservedTime; the disk's
+    use is no reason to. As `expire`.
     """
     release, rules = rules_of(store)
     done = expire(store, now, Limits(older_than=rules.reserved_hours * HOUR))
@@ -146,7 +148,7 @@ def expire_by_settings(store: Store, now: int) -> Expiry:
 
 def retention(store: Store, around: Around, version: str | None = None,
               zone: tzinfo = UTC) -> Retention:
-    """What the cleaner of a broker on this store does; ``zone``: that of the broker's clock.
+    """Return what the cleaner of a broker on this store does; ``zone``: that of the broker's clock.
     UsageError, StoreIOError.
     """
     store.layout.require(store.root, "commitlog")
@@ -201,7 +203,7 @@ def retention(store: Store, around: Around, version: str | None = None,
 
 
 def _files(store: Store, rules: Rules, disk: DiskUse, closed: int) -> list[LogFile]:
-    """All files of the log: one that is kept keeps those behind it."""
+    """Return all files of the log: one that is kept keeps those after it."""
     found, latest = [], 0
     for number, file in enumerate(store.log.files):
         written = age_of(file).st_mtime_ns // 1_000_000
@@ -215,7 +217,9 @@ def _files(store: Store, rules: Rules, disk: DiskUse, closed: int) -> list[LogFi
 
 def _outlook(store: Store, rules: Rules, around: Around, grows: Growth, *,
              by_time: bool) -> Outlook | None:
-    """How the disk fills; None where no rate is known. ``by_time``: deleteWhen ever comes."""
+    """Return how the disk fills; None where no rate is known. ``by_time``: deleteWhen ever
+    comes.
+    """
     per_day = grows.recent_per_day or grows.per_day
     if not per_day or grows.last is None:
         return None

@@ -25,7 +25,7 @@ DERIVED = ("consumequeue", "consumequeue_ext", "batchconsumequeue", "index")
 class Scratch:
     """``root`` is the scratch folder. ``keep``: it stays when this is closed (to go on later).
 
-    Made in ``above`` under ``name``, or as a fresh temporary folder if that is None.
+    Made in ``above`` under ``name``, or as a fresh temporary folder without one.
     """
 
     def __init__(self, above: str | None = None, name: str = "scratch", *,
@@ -49,7 +49,7 @@ class Scratch:
         return os.path.join(self.root, *parts)
 
     def copy_in(self, store_root: str, relative: str) -> None:
-        """Copies a file, or a folder with all below it, times included. StoreIOError."""
+        """Copy a file, or a folder with all below it, times included. StoreIOError."""
         source, target = os.path.join(store_root, relative), self.path(relative)
         try:
             if os.path.isdir(source):
@@ -63,12 +63,12 @@ class Scratch:
             raise failed(error, source, f"copy to {target}:") from None
 
     def clear(self) -> None:
-        """Takes away what was made in it, the folder stays: somebody starts anew."""
+        """Delete what was made in it, but not the folder, for a new start."""
         for name in DERIVED:
             shutil.rmtree(self.path(name), ignore_errors=True)
 
     def remove(self) -> None:
-        """Takes the scratch folder away: rmqctl made all that is in it."""
+        """Take the scratch folder away: rmqctl made all that is in it."""
         shutil.rmtree(self.root, ignore_errors=True)
 
     def __enter__(self) -> Self:

@@ -22,7 +22,7 @@ _OUTSIDE = "_outside"
 
 
 def target(store: Store, path: str) -> str:
-    """``path`` relative to the store root; absolute where it lies outside (multi-path log)."""
+    """``path`` relative to the store root; absolute where it is outside (multi-path log)."""
     root, full = os.path.abspath(store.root), os.path.abspath(path)
     if full.startswith(root.rstrip(os.sep) + os.sep):
         return os.path.relpath(full, root)
@@ -31,8 +31,8 @@ def target(store: Store, path: str) -> str:
 
 def cut_files(store: Store, files: Sequence[StoreFile], end: int,
               used: int | None = None) -> list[Step]:
-    """Files one behind the other end at byte ``end``: what was written behind it becomes zeros, and
-    those that begin there or later go aside, the last one first. ``used``: the byte behind all that
+    """Files one after the other end at byte ``end``: what was written after it becomes zeros, and
+    those that begin there or later go aside, the last one first. ``used``: the byte after all that
     was written, where that is known.
     """
     steps: list[Step] = []
@@ -52,9 +52,9 @@ def cut_files(store: Store, files: Sequence[StoreFile], end: int,
 
 
 def part_target(store: Store, part: LogPart) -> str:
-    """The target of a file of the log; of one that is missing the path it would have.
+    """Return the target of a file of the log; of one that is missing the path it would have.
 
-    What is in it may come from a file that lies elsewhere: that is none of the log's.
+    What is in it may come from a file that is elsewhere: that file does not belong to the log.
     """
     files = store.log.files
     number = bisect_left(files, part.base, key=attrgetter("base"))
@@ -71,7 +71,7 @@ def part_target(store: Store, part: LogPart) -> str:
 
 
 def checked(root: str, target: str) -> str:
-    """The target in the one form a journal has: relative to the root if it lies below it."""
+    """Return the target in the one form a journal has: relative to the root if it is below it."""
     if os.path.isabs(target):
         target = os.path.normpath(target)
         inside = os.path.relpath(target, os.path.abspath(root))
@@ -87,7 +87,7 @@ def checked(root: str, target: str) -> str:
 
 
 def real_path(root: str, target: str, *, follow: bool) -> str:
-    """Where a target lies really.
+    """Return where a target lies really.
 
     A link as the target itself is followed only with ``follow``: to change a file's content
     changes what a link leads to; to move it moves the link.
@@ -99,8 +99,8 @@ def real_path(root: str, target: str, *, follow: bool) -> str:
 
 
 def is_alias(root: str, path: str) -> bool:
-    """Whether ``path`` is a link to something else of the store itself: to change its content
-    would change that.
+    """Return whether ``path`` is a link to something else of the store itself: to change its
+    content would change that.
     """
     if not os.path.islink(path):
         return False
@@ -108,7 +108,7 @@ def is_alias(root: str, path: str) -> bool:
 
 
 def refuse_foreign_links(root: str, target: str) -> None:
-    """RefusedError where a link that somebody else made leads to what is not theirs.
+    """Raise RefusedError where a link made by another user leads to files that are not theirs.
 
     The administrator repairs stores of other users: their links must not lead into what only the
     administrator may change. The system's rule for links in ``/tmp`` (protected_symlinks).
@@ -130,12 +130,12 @@ def refuse_foreign_links(root: str, target: str) -> None:
 
 
 def below(target: str) -> str:
-    """The name of a target below a folder like ``aside``."""
+    """Return the name of a target below a folder like ``aside``."""
     return os.path.join(_OUTSIDE, target.lstrip(os.sep)) if os.path.isabs(target) else target
 
 
 def up(path: str) -> list[str]:
-    """The path and all that are above it."""
+    """Return the path and all that are above it."""
     folders = [path]
     while (above := os.path.dirname(path)) != path:
         folders.append(above)
@@ -144,7 +144,7 @@ def up(path: str) -> list[str]:
 
 
 def nearest_folder(path: str) -> str:
-    """The innermost folder above ``path`` that is there."""
+    """Return the innermost folder above ``path`` that is there."""
     while not os.path.isdir(path := os.path.dirname(path)):
         if path == os.path.dirname(path):
             break

@@ -27,8 +27,8 @@ End = Literal["commit", "rollback"]
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which transactions: by ``ids``, else all that a broker still checks, of a producer ``group``
-    and ``older_than`` so many ms.
+    """The transactions to end: by ``ids``, else all that a broker still checks, of a producer
+    ``group`` and ``older_than`` so many ms.
     """
 
     ids: frozenset[str] = frozenset()
@@ -56,8 +56,8 @@ class Ended:
 
 def plan_end(store: Store, end: End, wanted: Wanted, clock: Callable[[], int],
              scratch: Scratch) -> Ended:
-    """The plan for an opened store. RefusedError for an id that is not known, or a store to which
-    nothing can be appended as it is; UnsupportedError, StoreIOError.
+    """Return the plan for an opened store. RefusedError for an id that is not known, or a store to
+    which nothing can be appended as it is; UnsupportedError, StoreIOError.
     """
     # Which transactions are meant.
     now, problems = clock(), list[Problem]()
@@ -110,7 +110,7 @@ def plan_end(store: Store, end: End, wanted: Wanted, clock: Callable[[], int],
 
 
 def _message(puts: Puts, end: End, some: Transaction) -> tuple[Outgoing | None, str]:
-    """(what a commit puts, why the transaction cannot be ended)."""
+    """Return (what a commit puts, why the transaction cannot be ended)."""
     record = None if some.record is None else puts.store.log.record_at(some.record.physical_offset)
     if record is None:
         return None, "its half message is not in the log"
@@ -129,7 +129,7 @@ def _message(puts: Puts, end: End, some: Transaction) -> tuple[Outgoing | None, 
 
 
 def _ops(ended: Iterable[Transaction], puts: Puts, now: int) -> Iterable[Outgoing]:
-    """The op messages: of 5.x for many half messages of a queue, else one for each."""
+    """Yield the op messages: of 5.x for many half messages of a queue, else one for each."""
     by_queue: dict[int, list[Transaction]] = {}
     for some in ended:
         by_queue.setdefault(some.queue_id, []).append(some)

@@ -52,14 +52,14 @@ class NewStore:
         return [os.path.join(self.root, folder) for folder in self.commitlog_dirs]
 
     def as_dict(self) -> dict[str, Any]:
-        """The document of the command line: the store and all that is remembered of it."""
+        """Return the document of the command line: the store and all that is remembered of it."""
         values = {name: getattr(self.settings, name) for name in KEYS if name != LOG_FOLDERS}
         return {"store": self.root, **values, LOG_FOLDERS: list(self.commitlog_dirs)}
 
 
 def plan_store(root: str | os.PathLike[str], settings: Settings,
                commitlog_dirs: Iterable[str] = ()) -> NewStore:
-    """What `create_store` would make. Writes nothing and fails where that would."""
+    """Return what `create_store` would make. Writes nothing and fails where that would."""
     path = os.fspath(root)
     if not path or "\0" in path:
         raise UsageError(f"{path!r} is not a folder name")
@@ -71,7 +71,7 @@ def plan_store(root: str | os.PathLike[str], settings: Settings,
 
 def create_store(root: str | os.PathLike[str], settings: Settings,
                  commitlog_dirs: Iterable[str] = ()) -> NewStore:
-    """Makes an empty store in a folder that is empty or does not exist.
+    """Make an empty store in a folder that is empty or do not exist.
 
     ``commitlog_dirs`` names the folders of a multi-path log, relative to the root or absolute;
     without it the log is ``commitlog/``. UsageError for sizes that cannot be, RefusedError for a
@@ -93,12 +93,12 @@ def create_store(root: str | os.PathLike[str], settings: Settings,
 
 
 def write_store_json(root: str, settings: Settings, commitlog_dirs: Iterable[str] = ()) -> None:
-    """Writes ``.rmqctl/store.json``: the configuration a store was made for. StoreIOError."""
+    """Write ``.rmqctl/store.json``: the configuration a store was made for. StoreIOError."""
     publish(path_of(root), store_json(settings, commitlog_dirs), store=root)
 
 
 def store_json(settings: Settings, commitlog_dirs: Iterable[str] = ()) -> bytes:
-    """The text of that file, which `rmqctl.store.store_settings` reads."""
+    """Return the text of that file, which `rmqctl.store.store_settings` reads."""
     values: dict[str, object] = {FORMAT: CURRENT_FORMAT}
     values |= {name: getattr(settings, name) for name in KEYS if name != LOG_FOLDERS}
     if folders := list(commitlog_dirs):
@@ -119,7 +119,7 @@ def _unmark(root: str) -> None:
 
 
 def _log_names(root: str, given: Iterable[str]) -> tuple[str, ...]:
-    """The names as they are kept: relative to the root where they lie below it."""
+    """Return the names as they are kept: relative to the root where they are below it."""
     top = os.path.abspath(root)
     folders: list[str] = []
     for name in given:
@@ -163,7 +163,7 @@ def _refuse_content(plan: NewStore) -> None:
 
 
 def _strange(plan: NewStore, names: list[str]) -> Iterator[str]:
-    """What an interrupted run would not have left."""
+    """Yield what an interrupted run would not have left."""
     root = plan.root
     staged = _names(os.path.join(root, STAGING))
     marked = MARK in staged
@@ -185,7 +185,7 @@ def _strange(plan: NewStore, names: list[str]) -> Iterator[str]:
 
 
 def _leads_to(plan: NewStore, name: str) -> bool:
-    """Whether ``name`` is nothing but the way to (empty) folders of the log."""
+    """Return whether ``name`` is nothing but the way to (empty) folders of the log."""
     logs = [folder for folder in plan.commitlog_dirs if not os.path.isabs(folder)]
 
     def only(path: str) -> bool:
@@ -198,7 +198,9 @@ def _leads_to(plan: NewStore, name: str) -> bool:
 
 
 def _names(folder: str) -> list[str]:
-    """The names in a folder; none if it does not exist. RefusedError if it is no folder."""
+    """Return the names in a folder; none if it does not exist. RefusedError if it is not a
+    folder.
+    """
     try:
         return sorted(os.listdir(folder))
     except FileNotFoundError:

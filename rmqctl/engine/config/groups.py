@@ -27,8 +27,8 @@ class SubscriptionGroups(ConfigTable):
     file, table_name = "subscriptionGroup.json", "subscriptionGroupTable"
 
     def bean(self, name: str, given: Mapping[str, Any] | None = None) -> Config:
-        """A group's properties in the order fastjson writes them, of which those ``given`` with a
-        value of the right kind are not the default. RefusedError for a name that no topic of
+        """Return a group's properties in the order fastjson writes them, of which those ``given``
+        with a value of the right kind are not the default. RefusedError for a name that no topic of
         retries could have.
         """
         problem = name_problem(name)

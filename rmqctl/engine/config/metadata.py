@@ -1,7 +1,7 @@
 """A broker's topics and groups in the form of ``mqadmin exportMetadata``.
 
-Left out is what that command leaves out: what a broker has by itself, topics whose permission is
-none there is, and, unless asked for, the retry and dead letter topics of groups.
+Left out is what that command leaves out: what a broker has by itself, topics whose permission is 0
+there is, and, unless asked for, the retry and dead letter topics of groups.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NEWEST = 5
 
 def metadata(store: Store, parts: tuple[str, ...], *, special: bool, cluster: str,
              now: int) -> tuple[dict[str, Any], list[ConfigFile]]:
-    """(the document, the files it is from) of the ``parts`` "topics", "groups".
+    """Return (the document, the files it is from) of the ``parts`` "topics", "groups".
 
     ``special``: with retry and dead letter topics. ``now``: epoch ms, the time of the export.
     """

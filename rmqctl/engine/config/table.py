@@ -2,8 +2,8 @@
 (checkpoint-and-small-files.md §4).
 
 Everything in the file that is not the changed entry stays as it is, in its order; a new entry comes
-last. A broker would write its table in the order of a ConcurrentHashMap instead, which means
-nothing to whoever reads it.
+last. A broker would write its table in the order of a ConcurrentHashMap instead, which has no
+meaning for readers.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ Config = dict[str, Any]
 
 
 def next_version(version: object, generation: int, now: int) -> dict[str, Any]:
-    """The data version after a change (`DataVersion.nextVersion`); the first one without any."""
+    """Return the data version after a change (`DataVersion.nextVersion`); the first one without
+    any.
+    """
     before = version if isinstance(version, dict) else {}
     counter = before.get("counter")
     state = {"stateVersion": before.get("stateVersion", 0)} if generation >= _SINCE else {}
@@ -46,7 +48,7 @@ def next_version(version: object, generation: int, now: int) -> dict[str, Any]:
 
 
 class ConfigTable:
-    """Entries by their names. Whoever changes them must hold the store's lock.
+    """Entries by their names. The caller must hold the store's lock to change them.
 
     ``clock`` gives epoch milliseconds. StoreIOError when the file cannot be read, RefusedError
     when it is damaged in a way in which changing it would lose something.
@@ -59,7 +61,7 @@ class ConfigTable:
         self.root, self.settings, self._clock = root, settings, clock
         self._store = Store(root, [], Sizes())
         self.notes: list[str] = []
-        """What the user should hear of the file: that its backup was taken."""
+        """Notes on the file for the user: that its backup was read instead."""
         self._read: tuple[int, int, int] | None = None
         self._texts: dict[str, tuple[Any, fastjson.Ready]] = {}
         """Entries, each with its text in the file: many are made one after the other."""
@@ -68,7 +70,7 @@ class ConfigTable:
     # -- reading ------------------------------------------------------------------------------
 
     def load(self) -> None:
-        """Reads the file anew, unless it is as it was read or written last."""
+        """Read the file again, unless it is unchanged since it was last read or written."""
         stamp = self._stamp()
         if stamp is not None and stamp == self._read:
             return
@@ -115,12 +117,12 @@ class ConfigTable:
         return f"{self.root}: {copy.fault()}"
 
     def path(self, suffix: str = "") -> str:
-        """Where the file is."""
+        """Return where the file is."""
         return self._store.path(FOLDER, self.file + suffix)
 
     @property
     def table(self) -> dict[str, Any]:
-        """The entries as they stand in the file, whatever they are."""
+        """Return the entries as they are in the file, whatever they are."""
         table: dict[str, Any] = self._value.get(self.table_name, {})
         return table
 
@@ -130,18 +132,18 @@ class ConfigTable:
         return dict(self._value.get(VERSION, {}))
 
     def get(self, name: str) -> Config | None:
-        """An entry as it stands in the file; None if it does not."""
+        """Return an entry as it is in the file; None if it is not there."""
         config = self.table.get(name)
         return dict(config) if isinstance(config, dict) else None
 
     # -- publishing ---------------------------------------------------------------------------
 
     def put(self, entries: Mapping[str, Config]) -> None:
-        """Adds or changes entries, and publishes the file."""
+        """Add or change entries, and publish the file."""
         self._replace({**self.table, **entries})
 
     def remove(self, name: str) -> None:
-        """Takes an entry out, and publishes the file."""
+        """Take an entry out, and publish the file."""
         self._replace({known: entry for known, entry in self.table.items() if known != name})
 
     def _replace(self, table: dict[str, Any]) -> None:
@@ -153,7 +155,7 @@ class ConfigTable:
         self._from_main = self._main_is_there = True
 
     def changed(self, table: dict[str, Any]) -> dict[str, Any]:
-        """The whole of the file with another table, as the next version."""
+        """Return the whole of the file with another table, as the next version."""
         value = {**self._value, VERSION: self._next_version(), self.table_name: table}
         # A bean's properties stand in alphabetical order.
         return value if self._value else dict(sorted(value.items()))

@@ -1,9 +1,9 @@
 """``config/topics.json``: reading, changing and publishing it (checkpoint-and-small-files.md §4).
 
-Everything in the file that is not the changed topic stays as it is, in its order; a new topic
-comes last. A broker would write its table in the order of a ConcurrentHashMap instead, which
-means nothing to whoever reads it. What a broker lets a topic be, its name and attributes, and the
-topics it has by itself are here, too (§4.2; `TopicValidator`, `TopicAttributes`).
+Everything in the file that is not the changed topic stays as it is, in its order; a new topic comes
+last. A broker would write its table in the order of a ConcurrentHashMap instead, which has no
+meaning for readers. The rules of a broker for names and attributes of topics, and the system
+topics, are here, too (§4.2; `TopicValidator`, `TopicAttributes`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CLIENT_QUEUES = 4
 """``defaultTopicQueueNums`` of a producer: the queues it asks for in a topic made by sending."""
 DEFAULT_QUEUES = 8
 BEAN_QUEUES = 16
-"""What a broker takes where a configuration does not say how many queues there are."""
+"""The number of queues that a broker assumes where a configuration gives none."""
 _MAX_QUEUES = (1 << 31) - 1
 
 MAX_LENGTH = 127
@@ -83,18 +83,18 @@ def name_problem(name: str) -> str | None:
 
 
 def system_topics(generation: int, cluster: str) -> frozenset[str]:
-    """The topics that a broker of the cluster has by itself, beside those with a prefix."""
+    """Return the topics that a broker of the cluster has by itself, beside those with a prefix."""
     return _SYSTEM | (_SYSTEM_SINCE_5 if generation >= 5 else frozenset()) | {
         cluster, cluster + _REPLY_SUFFIX}
 
 
 def is_system(name: str, generation: int, cluster: str) -> bool:
-    """Whether a broker of the cluster has this topic by itself."""
+    """Return whether a broker of the cluster has this topic by itself."""
     return name in system_topics(generation, cluster) or name.startswith(_SYSTEM_PREFIX)
 
 
 def takes_no_messages(name: str, generation: int) -> bool:
-    """Whether clients may not send to this topic."""
+    """Return whether clients may not send to this topic."""
     return name in (_NO_SENDING_SINCE_5 if generation >= 5 else _NO_SENDING)
 
 
@@ -113,7 +113,7 @@ def attributes_problem(new: Mapping[str, str]) -> str | None:
 
 
 def fixed_attribute(new: Mapping[str, str], old: Mapping[str, str]) -> str | None:
-    """The first attribute that would change although a topic keeps it for life."""
+    """Return the first attribute that would change although a topic keeps it for life."""
     return next((name for name, value in new.items()
                  if name in _FIXED and old.get(name) != value), None)
 
@@ -130,7 +130,7 @@ def _is_reserve_time(value: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A topic's configuration before (None: there is none) and after."""
+    """A topic's configuration before (None: it did not exist) and after."""
 
     topic: str
     before: Config | None
@@ -145,21 +145,21 @@ class Change:
 
 
 class Topics(ConfigTable):
-    """The topics of a store. Whoever changes them must hold the store's lock."""
+    """The topics of a store. The caller must hold the store's lock to change them."""
 
     file, table_name = NAME, TABLE
     makes = True
-    """Whether topics are made when a message comes for them (autoCreateTopicEnable)."""
+    """Create topics when a message for them arrives (autoCreateTopicEnable)."""
 
     # -- reading ------------------------------------------------------------------------------
 
     def is_batch(self, topic: str) -> bool:
-        """Whether a topic has ``queue.type=BatchCQ`` (5.x)."""
+        """Return whether a topic has ``queue.type=BatchCQ`` (5.x)."""
         return self.settings.profile.batch_queues and (
             _attributes(self.get(topic)).get(QUEUE_TYPE) == BATCH_QUEUE)
 
     def batch_topics(self) -> frozenset[str]:
-        """All topics with ``queue.type=BatchCQ``."""
+        """Return all topics with ``queue.type=BatchCQ``."""
         return frozenset(topic for topic in self.table if self.is_batch(topic))
 
     def allows(self, topic: str, queue_id: int) -> str | None:
@@ -184,7 +184,7 @@ class Topics(ConfigTable):
              perm: int | None = None, attributes: Mapping[str, str] | None = None,
              order: bool | None = None, filter_type: str | None = None,
              sys_flag: int | None = None) -> Change:
-        """What `create` would do, with nothing written.
+        """Return what `create` would do, with nothing written.
 
         What is not given stays as the topic has it; a new one gets 8 queues, perm 6, no order.
         RefusedError for a name that a broker does not take, UsageError for other values.
@@ -233,7 +233,7 @@ class Topics(ConfigTable):
                perm: int | None = None, attributes: Mapping[str, str] | None = None,
                order: bool | None = None, filter_type: str | None = None,
                sys_flag: int | None = None) -> Config:
-        """Adds a topic or changes one, and publishes the file; see `plan`.
+        """Add a topic or change one, and publish the file; see `plan`.
 
         A topic that is as wanted already is left alone, and so is the file.
         """
@@ -258,7 +258,7 @@ class Topics(ConfigTable):
 
     def auto_create(self, name: str, model: str = DEFAULT_TOPIC, queues: int = CLIENT_QUEUES,
                     sys_flag: int = 0) -> Config:
-        """The topic, made as a broker makes it when a message comes for it: after the topic
+        """Return the topic, made as a broker makes it when a message comes for it: after the topic
         ``model``, with as many ``queues`` as the producer asks for, if that has as many.
         RefusedError where a broker would not.
 
@@ -281,7 +281,7 @@ class Topics(ConfigTable):
         return config
 
     def own(self, name: str) -> Config | None:
-        """A topic that a broker has by itself, as it has it; None for another one."""
+        """Return a topic that a broker has by itself, as it has it; None for another one."""
         cluster = self.settings.cluster
         if name.startswith(_REVIVE_PREFIX):
             return self.bean(name, _REVIVE_QUEUES)
@@ -302,7 +302,7 @@ class Topics(ConfigTable):
         return self.bean(name, 1) if name.startswith(RETRY_PREFIX) else None
 
     def bean(self, name: str, queues: int) -> Config:
-        """A new topic's properties in the order fastjson writes them."""
+        """Return a new topic's properties in the order fastjson writes them."""
         bean: Config = {} if self.settings.profile.generation < 5 else {"attributes": {}}
         return bean | {"order": False, "perm": READ_WRITE, "readQueueNums": queues,
                        "topicFilterType": "SINGLE_TAG", "topicName": name, "topicSysFlag": 0,
@@ -315,6 +315,6 @@ def _attributes(config: Config | None) -> dict[str, str]:
 
 
 def number(config: Config, key: str, default: int) -> int:
-    """A number of a topic's configuration; the default where it has none."""
+    """Return a number of a topic's configuration; the default where it has none."""
     value = config.get(key, default)
     return value if isinstance(value, int) and not isinstance(value, bool) else default

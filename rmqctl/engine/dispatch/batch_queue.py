@@ -50,7 +50,7 @@ class BatchQueues(QueueSet[BatchedQueue, BatchQueue]):
     def __init__(self, root: str, file_size: int, pool: FilePool,
                  log_end: int | None = None, *, as_broker: bool = False,
                  wanted: Callable[[QueueKey], bool] | None = None) -> None:
-        """Finds all queues on disk; see `QueueSet`."""
+        """Find all queues on disk; see `QueueSet`."""
         super().__init__(os.path.join(root, FOLDER), file_size, pool, log_end,
                          as_broker=as_broker, wanted=wanted)
         for key, on_disk in Store(root, [], Sizes()).batch_queues.items():
@@ -67,7 +67,7 @@ class BatchQueues(QueueSet[BatchedQueue, BatchQueue]):
         return super()._take(key, on_disk)
 
     def _loaded(self, key: QueueKey, files: QueueFiles, on_disk: BatchQueue) -> BatchedQueue:
-        """The state that a broker's recovery leaves (spec §9)."""
+        """Return the state that a broker's recovery leaves (spec §9)."""
         queue = BatchedQueue(key, files)
         if on_disk.files:
             self._load(queue, on_disk)
@@ -101,7 +101,7 @@ class BatchQueues(QueueSet[BatchedQueue, BatchQueue]):
             queue.next_offset = int(last["msg_base_offset"]) + int(last["batch_size"])
 
     def put(self, rows: BatchRows) -> None:
-        """Writes the rows of one chunk of the log; StoreIOError when a file cannot be written."""
+        """Write the rows of one chunk of the log; StoreIOError when a file cannot be written."""
         self.wipe_cut()
         wanted = rows.queue != UNWANTED
         wild = (rows.base < 0) | (rows.count < 0)
@@ -125,7 +125,7 @@ class BatchQueues(QueueSet[BatchedQueue, BatchQueue]):
             start = stop
 
     def _append(self, queue: BatchedQueue, units: Array) -> None:
-        """Writes the rows that were not dispatched before at the queue's end."""
+        """Write the rows that were not dispatched before at the queue's end."""
         known = int(np.searchsorted(units["physical_offset"].astype(np.int64), queue.max_physic,
                                     "right"))
         units = units[known:]

@@ -58,7 +58,7 @@ class PlainQueue(Queue):
 
     @property
     def end(self) -> int:
-        """The queue offset behind the last row."""
+        """Return the queue offset after the last row."""
         return layout.queue_offset(self.files.position) if self.files.base is not None else 0
 
 
@@ -77,7 +77,7 @@ class Twins:
 
 
 Positions = Mapping[QueueKey, tuple[int, int]]
-"""(queue offset behind the last row, physical offset up to which the log was dispatched)."""
+"""(queue offset after the last row, physical offset up to which the log was dispatched)."""
 
 
 class ConsumeQueues(QueueSet[PlainQueue, FileQueue]):
@@ -92,7 +92,7 @@ class ConsumeQueues(QueueSet[PlainQueue, FileQueue]):
                  log_end: int | None = None, *, as_broker: bool = False,
                  wanted: Callable[[QueueKey], bool] | None = None,
                  positions: Positions | None = None, twins: Twins | None = None) -> None:
-        """Finds all queues on disk; see `QueueSet`.
+        """Find all queues on disk; see `QueueSet`.
 
         ``positions``: where queues stand; others find that themselves. ``twins``: queues of a
         store, of which files that would be the same are not written.
@@ -114,7 +114,7 @@ class ConsumeQueues(QueueSet[PlainQueue, FileQueue]):
         return TwinFiles(folder, self._pool, twin, self._twins.log_min)
 
     def finish_twins(self) -> frozenset[QueueKey]:
-        """The queues that were not written, since their twins are the same."""
+        """Return the queues that were not written, since their twins are the same."""
         same = set()
         for queue in self.queues:
             if isinstance(queue.files, TwinFiles):
@@ -128,7 +128,7 @@ class ConsumeQueues(QueueSet[PlainQueue, FileQueue]):
         return FileQueue(*key, folder, listed.files, listed.troubles, self._file_size)
 
     def _loaded(self, key: QueueKey, files: QueueFiles, on_disk: FileQueue) -> PlainQueue:
-        """The state that a broker's recovery leaves (spec §6)."""
+        """Return the state that a broker's recovery leaves (spec §6)."""
         queue = PlainQueue(key, files)
         with closing(on_disk):
             self._load(queue, on_disk)
@@ -162,7 +162,9 @@ class ConsumeQueues(QueueSet[PlainQueue, FileQueue]):
             queue.max_physic = on_disk.max_physical(end)
 
     def last_address(self, queue: PlainQueue) -> int | None:
-        """The last extension address among a queue's rows (the last many thousand of them)."""
+        """Return the last extension address among a queue's rows (the last many thousand of
+        them).
+        """
         folder = queue.files.folder
         with closing(self._on_disk(queue.key, folder, listing(folder))) as on_disk:
             first = max(on_disk.first_index, queue.end - _LAST_ROWS)
@@ -173,7 +175,7 @@ class ConsumeQueues(QueueSet[PlainQueue, FileQueue]):
     # -- writing ----------------------------------------------------------------------------------
 
     def put(self, rows: Rows, codes: Codes | None = None) -> None:
-        """Writes the rows of one chunk of the log; a queue's rows in the order they are given.
+        """Write the rows of one chunk of the log; a queue's rows in the order they are given.
 
         StoreIOError when a file cannot be written: giving the same rows again is then harmless.
         """
@@ -244,7 +246,7 @@ class ConsumeQueues(QueueSet[PlainQueue, FileQueue]):
             start = upto
 
     def _append(self, queue: PlainQueue, run: _Run, start: int, stop: int, blank: int) -> None:
-        """Writes rows ``[start, stop)`` at the queue's end, behind ``blank`` fillers."""
+        """Write rows ``[start, stop)`` at the queue's end, after ``blank`` fillers."""
         if run.codes is not None:
             run.units["tags_code"][start:stop] = run.codes(queue, run.order[start:stop])
         data = run.raw[start * UNIT_SIZE:stop * UNIT_SIZE]
@@ -275,7 +277,7 @@ class _Run:
 
 
 def _arranged(rows: Rows, queues: int) -> _Run:
-    """The rows by queue; numbers of queues are below ``queues``."""
+    """Return the rows by queue; numbers of queues are below ``queues``."""
     count = len(rows)
     units = np.empty(count, _UNITS)
     raw = units.view(np.uint8)

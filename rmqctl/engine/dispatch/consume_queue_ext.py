@@ -24,9 +24,9 @@ class ConsumeQueueExt:
 
     def __init__(self, root: str, key: QueueKey, file_size: int, pool: FilePool,
                  last_address: int | None = None, *, unused: bool = False) -> None:
-        """Goes on where the queue's files end on disk.
+        """Go on where the queue's files end on disk.
 
-        ``last_address``: the last address that the consumequeue holds; what lies behind its unit
+        ``last_address``: the last address that the consumequeue holds; what is after its unit
         belongs to rows that are not there, and is written over. ``unused``: all of it does.
         """
         folder = os.path.join(root, FOLDER, key[0], str(key[1]))
@@ -36,7 +36,7 @@ class ConsumeQueueExt:
             self._files.load(files, files[0].base if unused else _find_end(files, last_address))
 
     def begin(self, address: int) -> None:
-        """Where the first unit goes, in a queue that has no file yet."""
+        """Set where the first unit goes, in a queue that has no file yet."""
         files = self._files
         if files.base is None:
             offset = layout.byte_offset(address)
@@ -44,7 +44,7 @@ class ConsumeQueueExt:
             files.advance(offset - files.position)
 
     def put(self, tags_code: int, store_timestamp: int, bit_map: bytes | None) -> int | None:
-        """Appends a unit; the address that stands for it in a consumequeue row.
+        """Append a unit; the address that represents it in a consumequeue row.
 
         None when no address can be made: a bit map too large, or the address space used up.
         """
@@ -76,7 +76,9 @@ class ConsumeQueueExt:
 
 
 def _find_end(files: list[StoreFile], last_address: int | None) -> int:
-    """The byte offset where a broker's recovery goes on: behind the last row's unit, if there."""
+    """Return the byte offset where a broker's recovery goes on: after the last row's unit, if
+    there.
+    """
     if last_address is not None:
         offset = layout.byte_offset(last_address)
         for file in files:

@@ -1,4 +1,5 @@
-"""What the messages of a batch lead to, by column: the half of the dispatch that writes nothing.
+"""The entries that the messages of a batch give, by column: the half of the dispatch that writes
+nothing.
 
 It needs nothing but the bytes of the log, so other threads may do it ahead of the writer
 (`rmqctl.engine.dispatch.reput.Dispatcher.apply`). spec: consumequeue.md §3, §4, §9 and §10,
@@ -161,7 +162,7 @@ class Deriver:
         self._leads = LeadsOf(self.topics, self.levels, tags=rows, keys=keys)
 
     def derive(self, batch: Batch) -> Derived:
-        """The columns for the messages of a batch; they hold nothing of its buffer."""
+        """Return the columns for the messages of a batch; they hold nothing of its buffer."""
         topic = self.topics.encode(text.topics(batch))
         leads = self._leads.of(batch, topic)
         kind = batch.column("sys_flag") & sysflag.TRANSACTION_MASK
@@ -199,6 +200,6 @@ class Deriver:
 
 
 def deriver_for(settings: Settings, *, rows: bool = True) -> Deriver:
-    """The deriver whose columns a dispatcher with these settings takes."""
+    """Return the deriver whose columns a dispatcher with these settings takes."""
     return Deriver(settings.profile, settings.message_delay_level, rows=rows,
                    keys=settings.message_index, multi_dispatch=settings.multi_dispatch)

@@ -1,4 +1,5 @@
-"""What plain messages lead to, by the kernel in one loop from the bytes of the log to the columns.
+"""The entries of plain messages, derived by the kernel in one loop from the bytes of the log to the
+columns.
 
 It ends at the first message that is damaged or has something only `Deriver` knows, which goes on
 there by column.
@@ -22,7 +23,7 @@ _KEYS_EACH = 2
 
 
 class LeadPass:
-    """Derives from what a walk has read (`over` is its ``sound``); `settle` gives what it came by.
+    """Derives from what a walk has read (`over` is its ``intact``); `settle` gives what it came by.
 
     ``length``: bytes of the log that it is for. Only messages that end at or before ``limit``.
     """
@@ -48,7 +49,7 @@ class LeadPass:
         self._keys: Array = np.empty((2, 0), np.int64)
 
     def over(self, data: Array, base: int, at: int, end: int) -> int:
-        """As `Walk.sound` has it."""
+        """As `Walk.intact` has it."""
         if self._limit is not None:
             data = data[:max(self._limit - base, 0)]
             end = min(end, len(data))
@@ -68,7 +69,7 @@ class LeadPass:
                 return int(self._state[self._at["at"]])
 
     def _more_room(self) -> bool:
-        """Whether there was any message, or no room yet: else one has too many keys."""
+        """Return whether there was any message, or no room yet: else one has too many keys."""
         is_first = not self._columns.shape[1]
         if not is_first:
             if not self._state[self._at["messages"]]:
@@ -83,7 +84,7 @@ class LeadPass:
         return True
 
     def settle(self) -> None:
-        """Gives the columns of all messages that were passed over since the last time."""
+        """Give the columns of all messages that were skipped since the last time."""
         count, keys = self._state[1:3].tolist()
         if not count:
             return

@@ -50,7 +50,7 @@ class Header:
     index_count: int = 1
 
     def record(self, *, counted: bool) -> HeaderRecord:
-        """What stands on disk: no count before the first entry, unless ``counted``."""
+        """Return what stands on disk: no count before the first entry, unless ``counted``."""
         count = self.index_count if counted or self.index_count > 1 else 0
         return HeaderRecord(self.begin_timestamp, self.end_timestamp, self.begin_phy_offset,
                             self.end_phy_offset, self.hash_slot_count, count)
@@ -71,11 +71,11 @@ class IndexFile:
         self._pending = 0
         self.most_pending = MOST_PENDING
         self.touched = False
-        """Whether anything was written since it was opened."""
+        """True if anything was written since it was opened."""
 
     @classmethod
     def create(cls, path: str, shape: Shape, pool: FilePool, before: Header | None) -> IndexFile:
-        """A new file; its header starts with the end of the file ``before`` (spec §7)."""
+        """Return a new file; its header starts with the end of the file ``before`` (spec §7)."""
         pool.create(path, shape.file_size)
         file = cls(path, shape, pool, Header(), np.zeros(shape.slots, _SLOTS))
         file._header_dirty = file.touched = True
@@ -85,7 +85,7 @@ class IndexFile:
         return file
 
     def follow(self, before: Header) -> None:
-        """Starts an empty file's header with the end of the file before it."""
+        """Start an empty file's header with the end of the file before it."""
         if before.end_phy_offset > 0:
             self.header.begin_phy_offset = self.header.end_phy_offset = before.end_phy_offset
         if before.end_timestamp > 0:
@@ -94,9 +94,9 @@ class IndexFile:
 
     @classmethod
     def load(cls, path: str, shape: Shape, pool: FilePool, *, repair: bool) -> IndexFile:
-        """A file from disk. RefusedError when its size is not that of ``shape``.
+        """Return a file from disk. RefusedError when its size is not that of ``shape``.
 
-        ``repair``: slots that lead behind the header's count (the process died between writing the
+        ``repair``: slots that point after the header's count (the process died between writing the
         two) are led back along their chains, to where they stood when the header was written.
         """
         with FileSource(path) as source:
@@ -115,7 +115,7 @@ class IndexFile:
         return file
 
     def _lead_slots_back(self, source: FileSource) -> None:
-        """Follows the chains from slots that lead too far to the newest entry that counts."""
+        """Follow the chains from slots that lead too far to the newest entry that counts."""
         count = self.header.index_count
         over = np.flatnonzero(self._table >= count)
         if not len(over):
@@ -136,12 +136,12 @@ class IndexFile:
 
     @property
     def is_blank(self) -> bool:
-        """Whether the process that made it died before its header was written."""
+        """Return whether the process that made it died before its header was written."""
         return self.header == Header()
 
     @property
     def room(self) -> int:
-        """How many entries it still takes."""
+        """Return how many entries it still takes."""
         return max(0, self.shape.max_entries - self.header.index_count)
 
     @property
@@ -152,7 +152,7 @@ class IndexFile:
 
     def extend(self, key_hash: Array, key_row: Array, physical: Array,
                store_timestamp: Array) -> None:
-        """Adds entries for keys in put order (int64 columns, not empty, not more than there is
+        """Add entries for keys in put order (int64 columns, not empty, not more than there is
         room), of which each has the place and time of its message, number ``key_row``.
         """
         header, many = self.header, len(key_hash)
@@ -177,7 +177,7 @@ class IndexFile:
 
     def _link(self, entries: Array, key_hash: Array, key_row: Array, physical: Array,
               store_timestamp: Array) -> int:
-        """Fills new entries and leads their slots to them; how many slots were empty."""
+        """Fill new entries and leads their slots to them; how many slots were empty."""
         kernel = active()
         if kernel is not None:
             fresh: int = kernel.link_entries(
@@ -198,7 +198,7 @@ class IndexFile:
         entries["time_diff"][head:] = _seconds(store_timestamp[head:], begin)
 
     def _set_links(self, entries: Array, key_hash: Array) -> int:
-        """The entry before each in its slot; the slots lead to the last ones."""
+        """Return the entry before each in its slot; the slots lead to the last ones."""
         count, many = self.header.index_count, len(key_hash)
         bits = many.bit_length()
         # By slot, then by number: neighbours of one slot are linked to each other ...
@@ -224,9 +224,9 @@ class IndexFile:
         self._dirty[(slots * SLOT.size + HEADER.size) >> _PAGE_BITS] = True
 
     def sync_to_file(self, *, counted: bool = False) -> None:
-        """Writes new entries, the slots that changed and then the header. Fsyncs nothing.
+        """Write new entries, the slots that changed and then the header. Fsyncs nothing.
 
-        So a reader, and whoever comes after a kill, finds a file that is whole but for an instant.
+        So a reader, or the next process after a kill, finds a complete file except for an instant.
         ``counted``: the header of an empty file says 1, not 0, as after a 5.x shutdown.
         """
         # 1. The entries.
@@ -266,7 +266,7 @@ class IndexFile:
 
 
 def write_whole(path: str, shape: Shape, parts: Iterable[tuple[int, bytes]]) -> None:
-    """Makes a file for an `IndexWriter` to go on from, in a scratch folder: (position, bytes) of
+    """Make a file for an `IndexWriter` to go on from, in a scratch folder: (position, bytes) of
     what is in it, the rest zeros. Forces nothing to the device. StoreIOError.
     """
     make_folders(os.path.dirname(path), durable=False)
@@ -280,9 +280,9 @@ def write_whole(path: str, shape: Shape, parts: Iterable[tuple[int, bytes]]) -> 
 
 
 def last_hashes(paths: list[str], shape: Shape, physical: int) -> list[int]:
-    """The key hashes of the last entries that lead to ``physical``, oldest first.
+    """Return the key hashes of the last entries that point to ``physical``, oldest first.
 
-    ``paths``: the index files, oldest first; a message's entries may lie in several.
+    ``paths``: the index files, oldest first; a message's entries may be in several.
     """
     out: list[int] = []
     for path in reversed(paths):
@@ -302,7 +302,7 @@ def last_hashes(paths: list[str], shape: Shape, physical: int) -> list[int]:
 
 
 def newest_full_end(paths: list[str], shape: Shape) -> int:
-    """The end timestamp of the newest file that is full, 0 if none is."""
+    """Return the end timestamp of the newest file that is full, 0 if none is."""
     for path in reversed(paths):
         header = header_of(path)
         if header.index_count >= shape.max_entries:
@@ -311,7 +311,7 @@ def newest_full_end(paths: list[str], shape: Shape) -> int:
 
 
 def header_of(path: str) -> Header:
-    """The header of a file on disk; that of an unused one where it is too short for any."""
+    """Return the header of a file on disk; that of an unused one where it is too short for any."""
     with FileSource(path) as source:
         return Header(*HEADER.decode(source.read(0, HEADER.size).ljust(HEADER.size, b"\0")))
 
@@ -377,7 +377,7 @@ class IndexWriter:
                 return
 
     def _known(self, physical: Array, key_row: Array, key_hash: Array) -> tuple[int, int]:
-        """(first message, first key) that the index does not have yet."""
+        """Return (first message, first key) that the index does not have yet."""
         if self._file is None:
             return 0, 0
         if self._as_broker and self._file.full and len(physical):
@@ -401,7 +401,7 @@ class IndexWriter:
         return message, key + len(known)
 
     def _current(self) -> IndexFile:
-        """The last file; a new one where there is none or it is full."""
+        """Return the last file; a new one if it does not exist or is full."""
         file = self._file
         if file is not None and not file.full:
             return file
@@ -422,7 +422,8 @@ class IndexWriter:
             file.most_pending = self._most_pending
 
     def _name(self) -> str:
-        """The wall clock's name, moved on behind the last file's: order of names is order of age.
+        """Return the wall clock's name, moved on after the last file's: order of names is order of
+        age.
 
         Two files that are created in one millisecond must not share a name (a broker's do).
         """
@@ -431,7 +432,7 @@ class IndexWriter:
         return name if name > last else next_name(last)
 
     def sync_to_file(self) -> None:
-        """Writes what is only in memory. Fsyncs nothing."""
+        """Write what is only in memory. Fsyncs nothing."""
         if self._file is not None:
             self._file.sync_to_file()
 
@@ -445,7 +446,8 @@ class IndexWriter:
 
 
 def name_at(time: int) -> str:
-    """The name of an index file that is created at a time (ms), in local time as brokers' are.
+    """Return the name of an index file that is created at a time (ms), in local time as brokers'
+    are.
 
     That of 1970 for a time no calendar has: a rebuild's clock is a damaged store time.
     """
@@ -457,7 +459,7 @@ def name_at(time: int) -> str:
 
 
 def next_name(name: str) -> str:
-    """The least name behind another one's ("" is before all)."""
+    """Return the least name after another one's ("" is before all)."""
     known = names.parse_index(name)
     if known is None or known.year == MAXYEAR:
         return f"{int(name or 0) + 1:0{names.INDEX_DIGITS}d}"

@@ -54,7 +54,7 @@ class FilePool:
         return [*self._dirty, *self._folders]
 
     def create(self, path: str, size: int) -> None:
-        """Makes a file of ``size`` zero bytes (sparse) and the folders above it.
+        """Make a file of ``size`` zero bytes (sparse) and the folders above it.
 
         A file of that name is taken as it is when it has that size; an empty one, left where a
         process died between creating and sizing it, gets its size. RefusedError for any other.
@@ -83,7 +83,7 @@ class FilePool:
 
     def write(self, path: str, data: bytes | memoryview, position: int, *,
               unused: bool = False) -> None:
-        """Writes all of ``data`` at ``position`` of a file that exists.
+        """Write all of ``data`` at ``position`` of a file that exists.
 
         ``unused``: nothing of value was there, so a write that fails half way is wiped out again:
         no half unit may pass for a whole one.
@@ -106,7 +106,7 @@ class FilePool:
             raise failed(error, path, f"read at offset {position} of") from None
 
     def move_aside(self, path: str) -> None:
-        """Moves a file out of its queue: nothing is deleted."""
+        """Move a file out of its queue: nothing is deleted."""
         fd = self._open.pop(path, None)
         if fd is not None:
             os.close(fd)
@@ -115,18 +115,18 @@ class FilePool:
         self._folders[os.path.dirname(path)] = None
 
     def save_bytes(self, path: str, position: int, data: bytes) -> None:
-        """Keeps bytes that are about to be overwritten."""
+        """Keep bytes that are about to be overwritten."""
         self._aside.save_bytes(path, position, data)
 
     def flush(self) -> None:
-        """Fsyncs what was written or created since the last time, files first."""
+        """Fsync what was written or created since the last time, files first."""
         for path in list(self._dirty):
             self._sync_file(path)
         for folder in list(self._folders):
             self._sync_folder(folder)
 
     def sync(self, path: str) -> None:
-        """Fsyncs one file and the folder it is in, if they need it."""
+        """Fsync one file and the folder it is in, if they need it."""
         if path in self._dirty:
             self._sync_file(path)
         folder = os.path.dirname(path)
@@ -134,7 +134,7 @@ class FilePool:
             self._sync_folder(folder)
 
     def close(self) -> None:
-        """Closes all descriptors. Fsyncs nothing."""
+        """Close all descriptors. Fsyncs nothing."""
         while self._open:
             os.close(self._open.popitem()[1])
 
@@ -192,7 +192,7 @@ def wrong_size(path: str, size: int, wanted: int) -> RefusedError:
 class QueueFiles:
     """The files of one queue: equal sizes, named by the offset of their first byte in the queue.
 
-    ``base`` is the start of the last file (None: there is no file), ``position`` where the next
+    ``base`` is the start of the last file (None without files), ``position`` where the next
     unit goes (bytes from the queue's start). Sizes are whole units, so no unit is cut in two.
     """
 
@@ -207,9 +207,9 @@ class QueueFiles:
         self._stale = 0
 
     def load(self, files: list[StoreFile], position: int | None, stale: int = 0) -> None:
-        """Goes on with files found on disk. ``position`` None: none of them is to be kept.
+        """Go on with files found on disk. ``position`` None: none of them is to be kept.
 
-        Files that start behind ``position``, which a broker deletes, are moved aside when the
+        Files that start after ``position``, which a broker deletes, are moved aside when the
         queue is next written, or by `wipe`, which also zeroes the units from ``position`` up to
         ``stale``. RefusedError when a file has another size.
         """
@@ -228,21 +228,21 @@ class QueueFiles:
 
     @property
     def full(self) -> bool:
-        """Whether the last file has no room (False without a file)."""
+        """Return whether the last file has no room (False without a file)."""
         return self.base is not None and self.position >= self.base + self.file_size
 
     def start(self, base: int) -> None:
-        """Makes the first file; the next unit goes to its start."""
+        """Make the first file; the next unit goes to its start."""
         self._enter(base)
         self.position = base
 
     def roll(self) -> None:
-        """Makes the file behind the last, which must be full."""
+        """Make the file after the last, which must be full."""
         assert self.base is not None
         self._enter(self.base + self.file_size)
 
     def append(self, data: bytes | memoryview) -> None:
-        """Writes whole units from ``position`` on, over as many files as it takes.
+        """Write whole units from ``position`` on, over as many files as it takes.
 
         After an error ``position`` says how far it came.
         """
@@ -261,7 +261,7 @@ class QueueFiles:
             done += len(part)
 
     def advance(self, length: int) -> None:
-        """Leaves ``length`` bytes as they are."""
+        """Leave ``length`` bytes as they are."""
         self.position += length
 
     def write_at(self, position: int, data: bytes) -> None:
@@ -270,7 +270,7 @@ class QueueFiles:
         self._pool.write(self._path, data, position - self.base)
 
     def wipe(self) -> None:
-        """Takes away what was cut off: units of records that are no longer in the log.
+        """Take away what was cut off: units of records that are no longer in the log.
 
         A broker leaves them where they are, and takes them for rows once the log has grown over
         the places they lead to.
@@ -303,7 +303,7 @@ class QueueFiles:
 # -- all queues of one kind -----------------------------------------------------------------------
 
 UNWANTED = (1 << 31) - 1
-"""Stands for all queues whose rows are left out."""
+"""Represents all queues whose rows are left out."""
 
 
 @dataclass(slots=True)
@@ -334,7 +334,7 @@ class QueueSet(ABC, Generic[Q, D]):
 
     def __init__(self, folder: str, file_size: int, pool: FilePool, log_end: int | None, *,
                  as_broker: bool, wanted: Callable[[QueueKey], bool] | None) -> None:
-        """Rows of records behind ``log_end`` are cut off on opening, as a broker's recovery does.
+        """Rows of records after ``log_end`` are cut off on opening, as a broker's recovery does.
 
         They are wiped out with the first rows that are put, unless ``as_broker``. ``wanted`` says
         which queues are written at all (all).
@@ -349,14 +349,14 @@ class QueueSet(ABC, Generic[Q, D]):
 
     @abstractmethod
     def _on_disk(self, key: QueueKey, folder: str, listed: Listing) -> D:
-        """What is there of a queue."""
+        """Return what is there of a queue."""
 
     @abstractmethod
     def _loaded(self, key: QueueKey, files: QueueFiles, on_disk: D) -> Q:
-        """The queue in the state that a broker's recovery leaves."""
+        """Return the queue in the state that a broker's recovery leaves."""
 
     def number(self, key: QueueKey) -> int:
-        """The number that stands for a queue in the rows; `UNWANTED` for one not written."""
+        """Return the number that represents a queue in the rows; `UNWANTED` for one not written."""
         if self._wanted is not None and not self._wanted(key):
             return UNWANTED
         number = self._numbers.get(key)
@@ -376,7 +376,7 @@ class QueueSet(ABC, Generic[Q, D]):
         return QueueFiles(folder, self._file_size, self._pool)
 
     def wipe_cut(self) -> None:
-        """Takes away the rows that were cut off on opening. StoreIOError."""
+        """Take away the rows that were cut off on opening. StoreIOError."""
         while self._cut:
             self._cut[-1].files.wipe()
             self._cut.pop()

@@ -51,7 +51,7 @@ _NOWHERE, _PLAIN, _BATCH = range(3)
 class Dispatcher:
     """Consumequeues (plain, extended, batch, of light queues) and index of one store root.
 
-    ``log_end``: where the log ends; rows that lead behind it are cut off on opening, as a broker's
+    ``log_end``: where the log ends; rows that point after it are cut off on opening, as a broker's
     recovery cuts them. ``wall_clock`` (ms) names index files. ``batch_topics`` says of a topic
     whether its queues are batch queues; it is asked once for each topic.
 
@@ -121,7 +121,9 @@ class Dispatcher:
 
     @property
     def index_timestamp(self) -> int:
-        """The end of the newest index file that is full and brought to the disk; 0 if none."""
+        """Return the end of the newest index file that is full and brought to the disk; 0
+        if none.
+        """
         return 0 if self._index is None else self._index.index_timestamp
 
     @property
@@ -140,13 +142,13 @@ class Dispatcher:
         return self._queues.refused + self._batches.refused
 
     def next_offsets(self) -> dict[QueueKey, int]:
-        """The next queue offset of every queue: the topicQueueTable as recovery makes it."""
+        """Return the next queue offset of every queue: the topicQueueTable as recovery makes it."""
         offsets = {queue.key: queue.end for queue in self._queues.queues}
         offsets.update({queue.key: queue.next_offset for queue in self._batches.queues})
         return offsets
 
     def max_physic(self) -> int:
-        """How far the log was dispatched by the queues' own account; -1 if there is no row.
+        """Return how far the log was dispatched by the queues' own account; -1 without rows.
 
         The end of the last record with a row; of a batch queue only its start is known.
         """
@@ -158,7 +160,7 @@ class Dispatcher:
 
     def dispatch(self, data: bytes | bytearray | memoryview, base: int,
                  bit_maps: BitMaps | None = None) -> None:
-        """Writes what follows from whole, valid records that lie one behind the other in ``data``.
+        """Write what follows from whole, valid records that are one after the other in ``data``.
 
         ``base`` is the physical offset of ``data[0]``; blanks are left out by the caller.
         InternalError when ``data`` holds anything else than records.
@@ -173,7 +175,7 @@ class Dispatcher:
         self.apply(self._deriver.derive(batch), bit_maps)
 
     def apply(self, derived: Derived, bit_maps: BitMaps | None = None) -> None:
-        """Writes what was derived from records, which come in log order from call to call.
+        """Write what was derived from records, which come in log order from call to call.
 
         It may have been derived elsewhere, with topics numbered in another way.
         """
@@ -187,7 +189,7 @@ class Dispatcher:
         self._failed = False
 
     def _translated(self, derived: Derived) -> Array:
-        """Each message's topic as a number of the dispatcher's own."""
+        """Return each message's topic as a number of the dispatcher's own."""
         topics = self._deriver.topics
         topic = derived.topic
         if derived.topics is not topics.texts:
@@ -287,7 +289,9 @@ class Dispatcher:
 
     def _with_dispatched(self, rows: Rows, codes: Codes | None, derived: Derived, further: Further,
                          plain: Array) -> tuple[Rows, Codes | None]:
-        """The rows and those of multi-dispatched messages, a message's own row first (spec §10)."""
+        """Return the rows and those of multi-dispatched messages, a message's own row first (spec
+        §10).
+        """
         message, queue, offset = self._dispatched(derived, further, plain)
         if not len(message):
             return rows, codes
@@ -313,7 +317,7 @@ class Dispatcher:
 
     def _dispatched(self, derived: Derived, further: Further,
                     plain: Array) -> tuple[Array, Array, Array]:
-        """(message, queue number, queue offset) of the further rows."""
+        """Return (message, queue number, queue offset) of the further rows."""
         own = np.array([self._further.number(raw) for raw in further.names], np.int64)
         message, name, offset = further.message, own[further.name], further.offset
         queued = plain[message]
@@ -335,7 +339,7 @@ class Dispatcher:
     # -- the end ----------------------------------------------------------------------------------
 
     def wipe_cut(self) -> None:
-        """Brings to the disk that rows which led beyond the end of the log are gone, else done
+        """Bring to the disk that rows which led beyond the end of the log are gone, else done
         with the next rows. StoreIOError.
         """
         self._failed = True
@@ -345,25 +349,25 @@ class Dispatcher:
         self.flush()
 
     def finish_twins(self) -> frozenset[QueueKey]:
-        """The queues of which nothing was written. No rows may follow."""
+        """Return the queues of which nothing was written. No rows may follow."""
         return self._queues.finish_twins()
 
     def show(self) -> None:
-        """Hands what is only in memory to the system, so that readers see it."""
+        """Hand what is only in memory to the system, so that readers see it."""
         failed, self._failed = self._failed, True
         if self._index is not None:
             self._index.sync_to_file()
         self._failed = failed
 
     def flush(self) -> None:
-        """Brings everything that was written to the disk."""
+        """Bring everything that was written to the disk."""
         self.show()
         failed, self._failed = self._failed, True
         self._pool.flush()
         self._failed = failed
 
     def close(self) -> None:
-        """Writes what is only in memory and closes all files. Fsyncs nothing: see `flush`.
+        """Write what is only in memory and close all files. Fsyncs nothing: see `flush`.
 
         After an error it writes nothing more: the next opening takes the files as they are.
         """

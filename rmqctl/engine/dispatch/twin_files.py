@@ -30,7 +30,7 @@ class TwinFiles(QueueFiles):
         self._log_min = log_min
 
     def is_twin(self) -> bool:
-        """Whether nothing was written, and the twin's files have nothing else in them."""
+        """Return whether nothing was written, and the twin's files have nothing else in them."""
         twin = self._twin
         return twin is not None and self.base is not None and not twin.troubles and (
             len(twin.files) == self._next
@@ -38,7 +38,7 @@ class TwinFiles(QueueFiles):
             and not any(os.path.islink(file.path) for file in twin.files))
 
     def write_out(self) -> None:
-        """Writes the twin's units up to the position."""
+        """Write the twin's units up to the position."""
         twin, self._twin = self._twin, None
         if twin is None:
             return
@@ -69,7 +69,9 @@ class TwinFiles(QueueFiles):
         super()._write(data, position)
 
     def _older(self, twin: FileQueue, base: int) -> int:
-        """How many of the twin's files are before ``base``, and have expired by their last unit."""
+        """Return how many of the twin's files are before ``base``, and have expired by their last
+        unit.
+        """
         for number, file in enumerate(twin.files):
             last = twin.unit(layout.queue_offset(file.end) - 1) if file.base < base and (
                 file.size == self.file_size) else None

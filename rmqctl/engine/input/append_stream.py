@@ -66,7 +66,7 @@ class AppendSession:
 
     @property
     def notes(self) -> Iterator[str]:
-        """What the user should know of the store before anything is written."""
+        """Yield what the user should know of the store before anything is written."""
         if self.engine.recovered:
             why = ("consume queue or index entries were missing" if self.engine.state.clean
                    else "the last shutdown was not clean")
@@ -77,7 +77,7 @@ class AppendSession:
 
     @property
     def warnings(self) -> Iterator[str]:
-        """What became of recorded queue offsets, when everything is put."""
+        """Yield what became of recorded queue offsets, when everything is put."""
         renumbered, misplaced = self.engine.renumbered, self.engine.misplaced
         if renumbered:
             many = "1 message" if renumbered == 1 else f"{renumbered} messages"
@@ -89,7 +89,7 @@ class AppendSession:
 
     @property
     def remarks(self) -> Iterator[str]:
-        """What else the user should know when everything is put."""
+        """Yield what else the user should know when everything is put."""
         if self.unknown:
             named = ", ".join(sorted(self.unknown)[:5])
             yield (f"config/topics.json does not contain {named}: a broker rejects clients that "
@@ -99,7 +99,7 @@ class AppendSession:
 
     def put(self, messages: Sequence[Message], *, stop: bool = False,
             obey_topics: bool = True) -> list[PutResult]:
-        """Puts a group; see `Engine.put_many`.
+        """Put a group; see `Engine.put_many`.
 
         With ``obey_topics`` a message which a broker's topic configuration does not allow is
         refused, and new topics are entered there if the session creates topics.
@@ -173,7 +173,7 @@ def open_session(root: str, settings: Settings, commitlog_dirs: Iterable[str] = 
                  dry_run: bool = False, auto_create_topic: bool = False,
                  keep_queue_offsets: bool = False, outside: Iterable[str] = (),
                  clock: Callable[[], int] = now_ms) -> Iterator[AppendSession]:
-    """Opens a store for writing and closes it, cleanly where nothing failed.
+    """Open a store for writing and close it, cleanly where nothing failed.
 
     ``outside``: further folders that may be written, see `Engine.open`.
     ``dry_run`` opens it read-only: every answer is what a real run would give.
@@ -187,17 +187,19 @@ def open_session(root: str, settings: Settings, commitlog_dirs: Iterable[str] = 
 
 
 class Convert(Protocol):
-    """What makes messages of lines. InputError with the reason where a line holds none."""
+    """A converter of lines to messages. InputError with the reason where a line is not a
+    message.
+    """
 
     def line(self, line: Line) -> Message:
-        """The message of a line."""
+        """Return the message of a line."""
 
     def lines(self, lines: Sequence[Line]) -> Sequence[Message]:
-        """The messages of many lines."""
+        """Return the messages of many lines."""
 
 
 _TOGETHER = 256
-"""Lines that are read at once, and each for itself where one of them leads to no message."""
+"""Lines that are read at once, and each for itself where one of them points to no message."""
 
 
 class LineFault(NamedTuple):
@@ -215,7 +217,7 @@ class LineFault(NamedTuple):
 
 @dataclass(slots=True)
 class AppendTally:
-    """What a run has done so far; offsets are physical, sizes in bytes."""
+    """The progress of a run; offsets are physical, sizes in bytes."""
 
     messages: int = 0
     bytes_written: int = 0
@@ -226,7 +228,7 @@ class AppendTally:
     started: float = field(default_factory=time.monotonic)
 
     def count(self, stored: Sequence[PutResult]) -> None:
-        """Takes stored messages into account, in the order of the log."""
+        """Take stored messages into account, in the order of the log."""
         if not stored:
             return
         self.messages += sum([len(result.physical_offsets) or 1 for result in stored])
@@ -237,7 +239,7 @@ class AppendTally:
         self.end_physical_offset = (last.physical_offset or 0) + (last.wrote_bytes or 0)
 
     def as_dict(self) -> dict[str, Any]:
-        """The summary of the command line."""
+        """Return the summary of the command line."""
         seconds = time.monotonic() - self.started
         return {
             "messages": self.messages,
@@ -252,7 +254,7 @@ class AppendTally:
 
 
 def converter(settings: Settings, *, as_recorded: bool = False, replay: bool = False) -> Convert:
-    """What makes messages of lines.
+    """Return what makes messages of lines.
 
     ``as_recorded``: the record it was. ``replay``: what once reached the put path. Else what a
     client sends, to which a broker adds its properties.
@@ -269,7 +271,7 @@ def converter(settings: Settings, *, as_recorded: bool = False, replay: bool = F
 
 def _added(messages: list[Message] | OutgoingList,
            more: Sequence[Message]) -> list[Message] | OutgoingList:
-    """Both behind each other; by column as long as all are."""
+    """Return both one after the other; by column as long as all are."""
     if isinstance(more, OutgoingList):
         if not messages:
             return more
@@ -293,14 +295,14 @@ class LineAppender:
                          settings.commitlog_file_size - BLANK_SIZE)
         self.tally = AppendTally()
         self.faults: list[LineFault] = []
-        """What the last group led to no message by."""
+        """Faults of the lines of the last group that gave no message."""
         self.stopped_by: str | None = None
         """The line that ended the run, why, and what became of those before it."""
 
     def put(self, lines: Sequence[tuple[int, Line]]) -> Iterator[tuple[int, PutResult]]:
-        """Puts one group at once; (line number, result) of all that reached the store's checks.
+        """Put one group at once; (line number, result) of all that reached the store's checks.
 
-        When everything is to stop at a fault, nothing behind the faulty line is put.
+        When everything is to stop at a fault, nothing after the faulty line is put.
         """
         # Lines to messages, these to the store, and what became of each line.
         self.faults = []
@@ -324,7 +326,7 @@ class LineAppender:
 
     def _read(self, lines: Sequence[tuple[int, Line]]) -> tuple[
             Sequence[Message], list[tuple[int, Line]], list[LineFault]]:
-        """(messages, the line of each, lines that are none)."""
+        """Return (messages, the line of each, lines that are not messages)."""
         messages: list[Message] | OutgoingList = []
         sources: list[tuple[int, Line]] = []
         broken: list[LineFault] = []
@@ -342,7 +344,9 @@ class LineAppender:
 
     def _read_singly(self, lines: Sequence[tuple[int, Line]], messages: list[Message],
                      sources: list[tuple[int, Line]], broken: list[LineFault]) -> None:
-        """The same line by line; where everything is to stop at one that is none, up to it."""
+        """Return the same line by line; up to the first line that is not a message, where that is
+        to stop everything.
+        """
         for number, raw in lines:
             try:
                 messages.append(self._convert.line(raw))
@@ -374,7 +378,7 @@ class LineAppender:
             self.stopped_by = f"{fault}; stopped here, {self._before()}"
 
     def _before(self) -> str:
-        """What became of the lines before the one that ended the run."""
+        """Return what became of the lines before the one that ended the run."""
         count = self.tally.messages
         if not count:
             return "nothing was written"
@@ -387,7 +391,7 @@ class LineAppender:
 # -- a dry run ------------------------------------------------------------------------------------
 
 class DryRunLog:
-    """Stands for the log's files: knows positions, keeps no bytes."""
+    """Represents the log's files: knows positions, keeps no bytes."""
 
     def __init__(self, state: LogState, log: CommitLog, file_size: int) -> None:
         self.position, self._size = state.end, file_size
@@ -398,7 +402,7 @@ class DryRunLog:
         self._left = file_size if file is None else file.end - state.end
 
     def room(self) -> int:
-        """Bytes left in the current file; a whole file where there is none yet."""
+        """Bytes left in the current file; a whole file if it does not exist yet."""
         return self._left
 
     def append(self, parts: Sequence[bytes | memoryview]) -> None:
@@ -419,7 +423,7 @@ class DryRunLog:
 
 
 class DryRunEngine(Putting):
-    """What `Engine` is, without effect. Use `open`."""
+    """An `Engine` without effect. Use `open`."""
 
     recovered = 0
     failed = False
@@ -439,7 +443,7 @@ class DryRunEngine(Putting):
     def open(cls, root: str | os.PathLike[str], settings: Settings | None = None, *,
              commitlog_dirs: Iterable[str] = (), clock: Callable[[], int],
              keep_queue_offsets: bool = False, outside: Iterable[str] = ()) -> DryRunEngine:
-        """Opens the store read-only; refuses where `Engine.open` would."""
+        """Open the store read-only; refuses where `Engine.open` would."""
         settings = settings or Settings()
         path = os.fspath(root)
         dirs = list(commitlog_dirs)
@@ -451,7 +455,7 @@ class DryRunEngine(Putting):
         return cls(path, settings, store, state, clock, keep_queue_offsets)
 
     def put_many(self, messages: Sequence[Message], *, stop: bool = False) -> list[PutResult]:
-        """The results a real run would give."""
+        """Return the results a real run would give."""
         results, _ = self._path.put(messages, stop=stop)
         return results
 
@@ -466,7 +470,7 @@ class DryRunEngine(Putting):
 
 
 def next_offsets(store: Store, settings: Settings, state: LogState) -> dict[tuple[str, int], int]:
-    """The topicQueueTable as it is when a real run has dispatched what the last one left."""
+    """Return the topicQueueTable as it is when a real run has dispatched what the last one left."""
     version = settings.profile
     table = consumequeue_ends(store, broker_view(store, version), lambda _: None)
     reach = QueueReach(version.generation, store.light_queues)

@@ -78,7 +78,7 @@ class LineReader:
 
     @property
     def waits(self) -> bool:
-        """Whether the next read would have to wait for input."""
+        """Return whether the next read would have to wait for input."""
         try:
             return not select.select([self.fd], [], [], 0)[0]
         except (OSError, ValueError):
@@ -113,7 +113,7 @@ class LineReader:
             self._held += part
 
     def _whole(self) -> Line:
-        """The line that is held, now complete."""
+        """Return the line that is held, now complete."""
         line: Line = self._too_long() if self._beyond else bytes(self._held)
         self._held, self._beyond = bytearray(), False
         return line
@@ -149,7 +149,7 @@ class LineReader:
 
 @contextmanager
 def open_lines(path: str | None, *, limit: int = MAX_LINE) -> Iterator[LineReader]:
-    """A reader of a file, or of standard input for None and ``-``.
+    """Return a reader of a file, or of standard input for None and ``-``.
 
     StoreIOError when it cannot be opened.
     """
@@ -174,7 +174,8 @@ def open_lines(path: str | None, *, limit: int = MAX_LINE) -> Iterator[LineReade
 
 
 def parse(line: bytes) -> dict[str, Any]:
-    """The JSON object in a line, read slowly and exactly. InputError says what is wrong where.
+    """Return the JSON object in a line, read slowly and exactly. InputError says what is wrong
+    where.
 
     Lone surrogates stay as they are; numbers beyond any field's range come back as one that is
     out of range too.
@@ -221,7 +222,7 @@ _AT = re.compile(r"(.*) - at `\$\.?(.*)`", re.DOTALL)
 class Typed(Generic[_Fields]):
     """Reads objects as a struct; fields it does not have are ignored.
 
-    Texts may hold lone surrogates U+DC80 to U+DCFF, which stand for bytes that are no UTF-8.
+    Texts may hold lone surrogates U+DC80 to U+DCFF, which represent bytes that are not UTF-8.
     """
 
     def __init__(self, fields: type[_Fields]) -> None:
@@ -229,7 +230,7 @@ class Typed(Generic[_Fields]):
         self._decode = msgspec.json.Decoder(fields).decode
 
     def line(self, line: Line) -> _Fields:
-        """The object in a line. InputError says in one line why it cannot be read."""
+        """Return the object in a line. InputError says in one line why it cannot be read."""
         try:
             return self._decode(line)  # type: ignore[arg-type]  # no error is a line: TypeError
         except (msgspec.MsgspecError, ValueError, TypeError, RecursionError):
@@ -238,14 +239,14 @@ class Typed(Generic[_Fields]):
         return self.object(parse(line))
 
     def lines(self, lines: Sequence[Line]) -> list[_Fields]:
-        """The objects in many lines. InputError where one of them cannot be read."""
+        """Return the objects in many lines. InputError where one of them cannot be read."""
         try:
             return list(map(self._decode, lines))  # type: ignore[arg-type]
         except (msgspec.MsgspecError, ValueError, TypeError, RecursionError):
             return list(map(self.line, lines))
 
     def object(self, fields: Mapping[str, Any]) -> _Fields:
-        """The same for an object that is parsed already; it is left as it is."""
+        """Return the same for an object that is parsed already; it is left as it is."""
         try:
             typed = msgspec.convert(fields, self._type)
         except msgspec.ValidationError as error:
@@ -264,7 +265,7 @@ def _name(match: re.Match[str]) -> str:
 
 
 def _in_words(account: str) -> str:
-    """The decoder's account of a wrong type, in the form of all reasons."""
+    """Return the decoder's account of a wrong type, in the form of all reasons."""
     match = _AT.fullmatch(account)
     wrong, where = match.groups() if match else (account, "")
     wrong = re.sub("`([^`]*)`", _name, wrong[:1].lower() + wrong[1:])
@@ -272,7 +273,7 @@ def _in_words(account: str) -> str:
 
 
 def _check_texts(value: Any, field: str) -> None:
-    """Refuses half surrogates which stand for no byte."""
+    """Refuse half surrogates which represent no byte."""
     if isinstance(value, str):
         if not value.isascii():
             try:
@@ -292,5 +293,5 @@ def _check_texts(value: Any, field: str) -> None:
 
 
 def half_surrogate(error: UnicodeEncodeError) -> str:
-    """What is wrong with a text that cannot be encoded."""
+    """Return what is wrong with a text that cannot be encoded."""
     return f"contains an unpaired surrogate (U+{ord(error.object[error.start]):04X})"

@@ -42,7 +42,7 @@ _NAME, _END = props.NAME_VALUE_SEPARATOR, props.PROPERTY_SEPARATOR
 
 
 class _Item(msgspec.Struct, gc=False):
-    """What the messages of a batch do not share."""
+    """Fields that the messages of a batch do not share."""
 
     body: str | None = None
     body_encoding: str | None = None
@@ -96,15 +96,15 @@ class _Way(Generic[_Fields, _Made]):
         self._read, self._check, self._read_many = typed.line, typed.object, typed.lines
 
     def line(self, line: Line) -> _Made:
-        """What a JSON line says. InputError says in one line why it cannot be taken."""
+        """Return what a JSON line says. InputError says in one line why it cannot be taken."""
         return self._make(self._read(line))
 
     def lines(self, lines: Sequence[Line]) -> Sequence[_Made]:
-        """What each of many lines says. InputError where one of them cannot be taken."""
+        """Return what each of many lines says. InputError where one of them cannot be taken."""
         return [self._make(fields) for fields in self._read_many(lines)]
 
     def object(self, fields: Mapping[str, Any]) -> _Made:
-        """The same for an object that is parsed already; it is left as it is."""
+        """Return the same for an object that is parsed already; it is left as it is."""
         return self._make(self._check(fields))
 
     def _make(self, fields: _Fields) -> _Made:
@@ -112,7 +112,7 @@ class _Way(Generic[_Fields, _Made]):
 
 
 class _Sent(_Way[_Fields, Outgoing | OutgoingBatch]):
-    """What goes through the put path. ``messages`` makes a batch of an object."""
+    """An object that goes through the put path. ``messages`` makes a batch of an object."""
 
     def __init__(self, fields: type[_Fields], single: Prepare, item: Prepare, batch: Prepare,
                  many: PrepareMany | None = None) -> None:
@@ -121,11 +121,11 @@ class _Sent(_Way[_Fields, Outgoing | OutgoingBatch]):
         self._many = many or (lambda given: list(map(single, given)))
 
     def _stored_at(self, read: Sequence[_Fields]) -> Sequence[int | None]:
-        """The store times that the objects give."""
+        """Return the store times that the objects give."""
         return [None] * len(read)
 
     def lines(self, lines: Sequence[Line]) -> Sequence[Outgoing | OutgoingBatch]:
-        """What each of many lines says. InputError where one of them cannot be taken."""
+        """Return what each of many lines says. InputError where one of them cannot be taken."""
         read = self._read_many(lines)
         bodies, batched = [fields.body for fields in read], [fields.messages for fields in read]
         if None in [fields.topic for fields in read] or None in bodies or (
@@ -336,7 +336,7 @@ def _body(item: _Item, field: str = "") -> bytes:
 
 
 def _bodies(items: Sequence[_Item]) -> list[bytes]:
-    """The bodies of messages that have one."""
+    """Return the bodies of messages that have one."""
     encodings = [item.body_encoding for item in items]
     if encodings.count(None) == len(items) and False not in [item.crc_ok for item in items]:
         try:

@@ -1,4 +1,4 @@
-"""Dead letters put anew: each once, by what `rmqctl.store.groups.dead_letters` makes of it."""
+"""Dead letters put again: each once, by what `rmqctl.store.groups.dead_letters` makes of it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _TOGETHER = 64
 
 
 class Made(NamedTuple):
-    """What is to become of a dead letter: the message object, or the ``status`` and the ``reason``
-    why there is none; ``msg_id`` is that of the message it became before.
+    """The outcome for a dead letter: the message object, or the ``status`` and the ``reason``
+    without one; ``msg_id`` is that of the message it became before.
     """
 
     letter: DeadLetter
@@ -36,7 +36,7 @@ class Made(NamedTuple):
 
 def made(letters: Iterable[DeadLetter], resending: Resending, requeued: Requeued, *,
          again: bool = False) -> Iterator[Made]:
-    """What each dead letter becomes; ``again``: also those that were requeued before."""
+    """Yield what each dead letter becomes; ``again``: also those that were requeued before."""
     for letter in letters:
         before = None if again else requeued.find(letter)
         if before is not None:
@@ -50,12 +50,12 @@ def made(letters: Iterable[DeadLetter], resending: Resending, requeued: Requeued
 
 
 def line(message: dict[str, Any]) -> bytes:
-    """A message object as a line that `append` takes, without its end."""
+    """Return a message object as a line that `append` takes, without its end."""
     return json.dumps(message, separators=(",", ":")).encode()
 
 
 def requeue(letters: Iterable[Made], session: AppendSession) -> Iterator[dict[str, Any]]:
-    """Puts them, some at a time, and says what became of each: rows of `COLUMNS`.
+    """Put them, some at a time, and say what became of each: rows of `COLUMNS`.
 
     A message for a topic that config/topics.json does not know is left out: no client could read
     it. StoreIOError.

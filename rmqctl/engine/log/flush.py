@@ -1,6 +1,6 @@
-"""When the log is forced to the device (spec: recovery.md §11).
+"""Forcing the log to the device (spec: recovery.md §11).
 
-`FlushService` does it from time to time, `GroupCommit` whenever somebody waits for it. After an
+`FlushService` does it from time to time, `GroupCommit` whenever a caller waits for it. After an
 error neither tries again: the system may have forgotten what it could not write, and the next
 fsync would say that all is well.
 """
@@ -22,7 +22,7 @@ COMMIT_INTERVAL = 0.2
 
 
 class Forceable(Protocol):
-    """What is forced: `LogFiles`, or anything that has positions and can be synced."""
+    """The target of a flush: `LogFiles`, or anything that has positions and can be synced."""
 
     @property
     def position(self) -> int: ...
@@ -46,7 +46,7 @@ class _Service(ABC):
         self._stopping = False
         self._failure: RmqctlError | None = None
         self.syncs = 0
-        """How often the log was forced."""
+        """Number of times that the log was forced."""
         self._thread = threading.Thread(target=self._guarded, name=self._name, daemon=True)
         ending.note(self)
 
@@ -56,7 +56,7 @@ class _Service(ABC):
         return self._failure
 
     def check(self) -> None:
-        """Raises what went wrong in the background, if anything did. Costs next to nothing."""
+        """Raise what went wrong in the background, if anything did. Costs next to nothing."""
         if self._failure is not None:
             # A new one each time: threads must not share a traceback.
             raise type(self._failure)(str(self._failure))
@@ -67,7 +67,7 @@ class _Service(ABC):
             self.stop()
 
     def stop(self) -> None:
-        """Forces the rest and ends the thread. The error if that, or anything before, failed."""
+        """Force the rest and ends the thread. The error if that, or anything before, failed."""
         with self._change:
             self._stopping = True
             self._change.notify_all()
@@ -140,10 +140,9 @@ class FlushService(_Service):
 
 
 class GroupCommit(_Service):
-    """Synchronous flush: one thread forces the log for everybody who waits.
-
-    Whoever comes while a sync is under way is served by the next one, together with all others
-    who came meanwhile. The thread starts at once.
+    """Synchronous flush: one thread forces the log for all waiting callers. A caller that comes
+    during a sync is served by the next one, together with all others that came meanwhile. The
+    thread starts at once.
     """
 
     _name = "log-group-commit"
@@ -152,12 +151,13 @@ class GroupCommit(_Service):
         super().__init__(log)
         self._wanted = self._reached = log.synced
         self._asked = 0
-        """How many have waited. A new one is what starts a sync: a position that nobody has
-        written yet must not keep the thread busy."""
+        """Number of callers that have waited. A new one is what starts a sync: a position that
+        nobody has written yet must not keep the thread busy.
+        """
         self._thread.start()
 
     def wait(self, position: int, timeout_ms: float) -> bool:
-        """Waits until the log is forced up to ``position``; False when the time is over first.
+        """Wait until the log is forced up to ``position``; False when the time is over first.
 
         False means that the bytes are in the log and may yet become durable. StoreIOError when
         forcing failed, now or earlier; RefusedError when the service has ended.

@@ -49,7 +49,7 @@ class LogFile(ABC):
         return self.wrote == self.size
 
     def append(self, parts: Sequence[Part]) -> None:
-        """Appends the parts at `wrote`, where they must fit.
+        """Append the parts at `wrote`, where they must fit.
 
         Views must have items of one byte. StoreIOError; then nothing was appended.
         """
@@ -62,17 +62,17 @@ class LogFile(ABC):
 
     @abstractmethod
     def _put(self, parts: Sequence[Part], position: int, end: int) -> None:
-        """Takes the parts over, from ``position`` to ``end``. StoreIOError."""
+        """Take the parts over, from ``position`` to ``end``. StoreIOError."""
 
     def declare_full(self) -> None:
-        """Leaves the rest of the file as it is; nothing more can be appended."""
+        """Leave the rest of the file as it is; nothing more can be appended."""
         self.wrote = self.size
 
     def commit(self) -> None:  # noqa: B027  # nothing to do for most
-        """Hands gathered bytes to the system, where a variant gathers any. StoreIOError."""
+        """Hand gathered bytes to the system, where a variant gathers any. StoreIOError."""
 
     def sync(self) -> None:
-        """Commits and forces everything appended so far to the device. StoreIOError.
+        """Commit and force everything appended so far to the device. StoreIOError.
 
         After a failure the system may have forgotten which pages were not written, and a second
         try would hear that all is well: so the failure is given again each time.
@@ -95,7 +95,7 @@ class LogFile(ABC):
             self.synced = upto
 
     def close(self) -> None:
-        """Closes the file without forcing anything."""
+        """Close the file without forcing anything."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             try:
@@ -114,7 +114,7 @@ class ChannelFile(LogFile):
 class BufferPool:
     """At most ``count`` anonymous buffers of ``size`` bytes, made when first needed.
 
-    A buffer that comes back is handed out again as it is: nobody reads what he has not written.
+    A buffer that comes back is reused as it is: nobody reads what he has not written.
     """
 
     def __init__(self, count: int, size: int) -> None:
@@ -129,7 +129,9 @@ class BufferPool:
         return self.count - self._out
 
     def take(self) -> mmap.mmap:
-        """A buffer. InternalError when all are out, StoreIOError when there is no memory."""
+        """Return a buffer. InternalError when all are out, StoreIOError when memory is
+        exhausted.
+        """
         with self._lock:
             if self._out >= self.count:
                 raise InternalError("all buffers of the transient store pool are in use")
@@ -142,13 +144,13 @@ class BufferPool:
             return buffer
 
     def give(self, buffer: mmap.mmap) -> None:
-        """Takes a buffer back."""
+        """Take a buffer back."""
         with self._lock:
             self._out -= 1
             self._idle.append(buffer)
 
     def close(self) -> None:
-        """Gives the idle buffers back to the system."""
+        """Give the idle buffers back to the system."""
         with self._lock:
             for buffer in self._idle:
                 buffer.close()
@@ -159,7 +161,7 @@ class PooledFile(LogFile):
     """Appends go to a buffer of ``pool``; `commit` writes what was not yet handed over.
 
     The buffer is taken at the first append and given back, not cleared, when all of a full file
-    is committed. A broker would copy the buffer's old content behind the closing blank to the
+    is committed. A broker would copy the buffer's old content after the closing blank to the
     file; here the rest stays zeros.
     """
 
@@ -171,7 +173,7 @@ class PooledFile(LogFile):
         self._committing = threading.Lock()
         self._committed = position
         self._filled = position
-        """Behind the last byte appended; `wrote` is beyond it once the file is declared full."""
+        """After the last byte appended; `wrote` is beyond it once the file is declared full."""
 
     @property
     def committed(self) -> int:
@@ -201,7 +203,7 @@ class PooledFile(LogFile):
             self._buffer = None
 
     def close(self) -> None:
-        """Closes the file; what was not committed is lost."""
+        """Close the file; what was not committed is lost."""
         with self._committing:
             self._return()
         super().close()
@@ -231,7 +233,7 @@ class MappedFile(LogFile):
         self._map[position:end] = parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _warm(self) -> None:
-        """Touches, advises and locks every page. That the system refuses is no error."""
+        """Touches, advises and locks every page. That the system refuses is not an error."""
         step = mmap.PAGESIZE * _WARM_STEP
         for start in range(0, self.size, step):
             pages = slice(start, min(start + step, self.size), mmap.PAGESIZE)
@@ -243,7 +245,7 @@ class MappedFile(LogFile):
         self.locked = _lock_pages("mlock", self._map)
 
     def close(self) -> None:
-        """Unlocks and unmaps; the system writes what is not forced when it likes."""
+        """Unlock and unmaps; the system writes what is not forced when it likes."""
         if not self._map.closed:
             if self.locked:
                 _lock_pages("munlock", self._map)
@@ -253,7 +255,7 @@ class MappedFile(LogFile):
 
 
 def _lock_pages(name: str, pages: mmap.mmap) -> bool:
-    """Calls ``mlock`` or ``munlock`` for a whole mapping; whether the system did it."""
+    """Call ``mlock`` or ``munlock`` for a whole mapping; whether the system did it."""
     try:
         call = getattr(ctypes.CDLL(None, use_errno=True), name)
     except (OSError, AttributeError):

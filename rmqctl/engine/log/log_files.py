@@ -1,4 +1,4 @@
-"""The commitlog as something to append to: its files, one behind the other, over its folders
+"""The commitlog as something to append to: its files, one after the other, over its folders
 (spec: commitlog.md §1-§2, recovery.md §7).
 """
 
@@ -57,7 +57,7 @@ class LogFiles:
         """The files of the log, those made here among them."""
         self.current: LogFile | None = None
         self.syncs = 0
-        """How often a file was forced."""
+        """Number of times that a file was forced."""
         self._known = {file.base: file.path for file in self.files}
         if len(self._known) < len(self.files):
             raise RefusedError("two commitlog files have the same name: recover the store first")
@@ -86,24 +86,24 @@ class LogFiles:
 
     @property
     def position(self) -> int:
-        """The physical offset of the next byte."""
+        """Return the physical offset of the next byte."""
         file = self.current
         return self._end if file is None else file.base + file.wrote
 
     def room(self) -> int:
-        """Bytes left in the current file; of a whole file where there is none yet."""
+        """Bytes left in the current file; of a whole file if it does not exist yet."""
         file = self.current
         return self.file_size if file is None else file.size - file.wrote
 
     def append(self, parts: Sequence[Part]) -> None:
-        """Appends the parts at `position`, in a new file where there is none yet.
+        """Append the parts at `position`, in a new file if no file is open yet.
 
         They must fit into `room`. StoreIOError, and then nothing was appended.
         """
         (self.current or self._next()).append(parts)
 
     def close_with_blank(self) -> None:
-        """Ends the current file with the END_OF_FILE record. What is behind it stays as it is."""
+        """End the current file with the END_OF_FILE record. What is after it stays as it is."""
         file = self.current or self._next()
         room = file.size - file.wrote
         if room < BLANK_SIZE:
@@ -112,7 +112,7 @@ class LogFiles:
         file.declare_full()
 
     def start_at(self, physical: int) -> None:
-        """Where the first file of an empty log is to begin. RefusedError, InternalError."""
+        """Set where the first file of an empty log is to begin. RefusedError, InternalError."""
         if self.files or self.current is not None:
             raise InternalError(f"the log continues at {self.position}, not at {physical}")
         if physical % self.file_size or physical < 0:
@@ -120,7 +120,7 @@ class LogFiles:
         self._end = physical
 
     def roll(self) -> None:
-        """Goes on with the next file; the current one must be full.
+        """Go on with the next file; the current one must be full.
 
         StoreIOError when it cannot be made, RefusedError when a file with data has its name;
         then everything is as before, and it can be tried again.
@@ -158,7 +158,7 @@ class LogFiles:
         return self._maker.next(path, base)
 
     def _free_buffer(self) -> None:
-        """Commits full files, oldest first, until the pool has a buffer for the next one."""
+        """Commit full files, oldest first, until the pool has a buffer for the next one."""
         if self._pool is None:
             return
         for file in self._unforced():
@@ -174,19 +174,21 @@ class LogFiles:
 
     @property
     def synced(self) -> int:
-        """The physical offset up to which everything appended here is forced to the device."""
+        """Return the physical offset up to which everything appended here is forced to the
+        device.
+        """
         with self._lock:
             file = self._waiting[0] if self._waiting else self.current
         return self._end if file is None else file.base + file.synced
 
     def commit(self) -> None:
-        """Hands what the pool's buffers hold to the system. StoreIOError."""
+        """Hand what the pool's buffers hold to the system. StoreIOError."""
         if self._pool is not None:
             for file in self._unforced():
                 file.commit()
 
     def sync(self, least_pages: int = 0) -> int:
-        """Forces the files in order, the last one if it has ``least_pages`` unforced pages; the
+        """Force the files in order, the last one if it has ``least_pages`` unforced pages; the
         answer is `synced`.
 
         With 0 everything that was appended. StoreIOError, which comes again on every later
@@ -201,7 +203,7 @@ class LogFiles:
             return self.synced
 
     def _leave(self, file: LogFile) -> None:
-        """Closes a full file that is forced and behind the current one."""
+        """Close a full file that is forced and after the current one."""
         with self._lock:
             done = bool(self._waiting) and file is self._waiting[0] and file.synced == file.size
             if done:
@@ -220,7 +222,7 @@ class LogFiles:
             _remove_unused(file)
 
     def close(self) -> None:
-        """Commits what is gathered and closes every file; forces nothing, and without
+        """Commit what is gathered and close every file; forces nothing, and without
         `remove_unused` removes nothing. StoreIOError once all that can be closed is closed.
         """
         failures: list[RmqctlError] = []
@@ -243,7 +245,7 @@ class LogFiles:
 
 
 def _due(file: LogFile, least_pages: int) -> bool:
-    """Whether a broker would force the file (spec: recovery.md §11)."""
+    """Return whether a broker would force the file (spec: recovery.md §11)."""
     wrote, synced = file.wrote, file.synced
     if wrote == synced:
         return False
@@ -253,7 +255,7 @@ def _due(file: LogFile, least_pages: int) -> bool:
 
 
 def _remove_unused(file: LogFile) -> None:
-    """Removes a file laid out ahead, once more making sure that nothing is in it."""
+    """Remove a file laid out ahead, once more making sure that nothing is in it."""
     if file.wrote or not is_all_zero(file.path):
         raise InternalError(f"{file.path}: preallocated, but not empty")
     try:
@@ -270,16 +272,16 @@ _READ = 1 << 20
 
 def place(folders: Sequence[str], start: int, file_size: int,
           full: Collection[str] = ()) -> str:
-    """The folder in which the file that starts at physical offset ``start`` is made.
+    """Return the folder in which the file that starts at physical offset ``start`` is made.
 
-    Folders that are ``full`` are passed over unless all are.
+    Folders that are ``full`` are skipped unless all are.
     """
     candidates = sorted(set(folders).difference(full) or set(folders))
     return candidates[start // file_size % len(candidates)]
 
 
 def is_all_zero(path: str) -> bool:
-    """Whether a file holds nothing but zeros; holes are not read. StoreIOError."""
+    """Return whether a file holds nothing but zeros; holes are not read. StoreIOError."""
     with FileSource(path) as source:
         position = source.next_data(0)
         while position < source.size:
@@ -302,7 +304,7 @@ class Maker:
         self.mapped = mapped and pool is None
 
     def open(self, path: str, base: int, position: int) -> LogFile:
-        """An existing file, to be appended to at ``position``.
+        """Return an existing file, to be appended to at ``position``.
 
         RefusedError when its length is not that of the log's files, StoreIOError.
         """
@@ -320,7 +322,7 @@ class Maker:
             raise
 
     def next(self, path: str, base: int) -> LogFile:
-        """The file to go on with: one laid out earlier that holds nothing, or a new one.
+        """Return the file to go on with: one laid out earlier that holds nothing, or a new one.
 
         RefusedError when a file with anything in it has the name, StoreIOError.
         """
@@ -332,7 +334,9 @@ class Maker:
             raise
 
     def _take(self, path: str) -> int:
-        """A file laid out earlier. Where it is too short, somebody was killed making it."""
+        """Return a file laid out earlier. If it is too short, a process was killed while creating
+        it.
+        """
         if not is_all_zero(path):
             raise RefusedError(f"{path}: contains data beyond the end of the log: recover the "
                                "store first")
@@ -376,7 +380,7 @@ class FileAllocator:
         ending.note(self)
 
     def ask(self, base: int) -> None:
-        """Wants the file that starts at ``base``; does not wait."""
+        """Want the file that starts at ``base``; does not wait."""
         with self._change:
             if self._stopping:
                 raise InternalError("a file of a closed log was requested")
@@ -389,7 +393,8 @@ class FileAllocator:
             self._change.notify_all()
 
     def take(self, base: int) -> LogFile:
-        """The file that starts at ``base``, waited for. The error that kept it from being made.
+        """Return the file that starts at ``base``, waited for. The error that kept it from being
+        made.
 
         What failed earlier, in the background, is tried once more: the disk may have room now.
         """
@@ -424,7 +429,7 @@ class FileAllocator:
                 self._change.notify_all()
 
     def end(self) -> None:
-        """Ends the thread."""
+        """End the thread."""
         with self._change:
             self._stopping = True
             self._change.notify_all()

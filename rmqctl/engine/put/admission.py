@@ -1,17 +1,18 @@
-"""What a store refuses, with a broker's status (spec: recovery.md §8, commitlog.md §7-§8).
+"""Checks of the puts that a store refuses, with a broker's status (spec: recovery.md §8,
+commitlog.md §7-§8).
 
 Every check answers None, or a `PutResult` that says why; nothing is written then. The order of
 the calls for a message is that of the functions here, the rewriting (`rewrite`) before the sizes.
 
 Beyond a broker, because its store would suffer or another file be hit, MESSAGE_ILLEGAL with a
-reason goes to: a topic that is no folder name (empty, ``.``, ``..``, with ``/`` or NUL, more than
-255 bytes) or whose length byte would read back negative; a negative queue id; a number that does
-not fit its field; an IPv6 bit in ``sys_flag`` with an IPv4 host; text that has no UTF-8; an empty
-batch; what every later recovery would take for damage (`unreadable`). Where a broker fails with
-an exception instead of a status, that is MESSAGE_ILLEGAL, too.
+reason goes to: a topic that is not a folder name (empty, ``.``, ``..``, with ``/`` or NUL, more
+than 255 bytes) or whose length byte would read back negative; a negative queue id; a number that
+does not fit its field; an IPv6 bit in ``sys_flag`` with an IPv4 host; text that has no UTF-8; an
+empty batch; what every later recovery would take for damage (`unreadable`). Where a broker fails
+with an exception instead of a status, that is MESSAGE_ILLEGAL, too.
 
 4.9.3 counts its light queues, but looks at the wrong variable and never refuses; 5.3.3 does not
-count. So no check stands for it.
+count. So rmqctl does not check that.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ _HALF_PAIR = "an unpaired surrogate, which UTF-8 cannot encode"
 
 @cache
 def sign_bit(name: str) -> int:
-    """Which bit of a record's number is its sign."""
+    """Return which bit of a record's number is its sign."""
     return 8 * layout.width_of(Message, name)[0] - 1
 
 
@@ -125,7 +126,7 @@ def text_fault(properties: str, settings: Settings) -> str | None:
 
 
 def number_fault(holder: object, names: Sequence[str]) -> str | None:
-    """The first number that does not fit its field, or a negative queue id."""
+    """Return the first number that does not fit its field, or a negative queue id."""
     for name in names:
         value = getattr(holder, name)
         if value is None:
@@ -139,7 +140,7 @@ def number_fault(holder: object, names: Sequence[str]) -> str | None:
 
 
 def hosts_fault(sys_flag: int, born_host: Host, store_host: Host) -> str | None:
-    """Whether both are hosts, and IPv6 ones where ``sys_flag`` says so."""
+    """Return whether both are hosts, and IPv6 ones where ``sys_flag`` says so."""
     for name, (address, port) in (("born_host", born_host), ("store_host", store_host)):
         if len(address) not in _ADDRESSES or port >> INT not in (0, -1):
             return f"{name} is not an address and port"
@@ -149,7 +150,7 @@ def hosts_fault(sys_flag: int, born_host: Host, store_host: Host) -> str | None:
 
 
 def encoding_fault(text: str) -> str | None:
-    """Whether a properties string has bytes at all."""
+    """Return whether a properties string has bytes at all."""
     try:
         raw_text(text)
     except UnicodeEncodeError:
@@ -178,8 +179,8 @@ def record_topic_fault(raw: bytes, magic: int, version: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class StoreState:
-    """What decides whether a store takes anything. ``lock_held_ms``: how long the put lock has
-    been held by the put now in it, 0 for none.
+    """The state that decides whether a store accepts anything. ``lock_held_ms``: how long the put
+    lock has been held by the put now in it, 0 for none.
     """
 
     shutdown: bool = False
@@ -208,10 +209,10 @@ def check_store(state: StoreState, settings: Settings) -> PutResult | None:
 
 def check_message(message: Outgoing, settings: Settings, *,
                   hooks: bool = True) -> PutResult | None:
-    """The checks of a single message before anything is rewritten.
+    """Check a single message before anything is rewritten.
 
     ``hooks=False`` leaves out what a 5.3.3 broker tests before it asks its store: for messages
-    which once were in a store, whoever put them there.
+    which once were in a store, no matter how they came there.
     """
     fault = topic_fault(message.topic, settings.version, hooks)
     if fault is not None:
@@ -234,7 +235,8 @@ def check_message(message: Outgoing, settings: Settings, *,
 
 def check_inner_batch(message: Outgoing, properties: Properties, settings: Settings,
                       is_batch_topic: Callable[[str], bool]) -> PutResult | None:
-    """An inner batch goes to a BatchCQ topic only, and only it has ``INNER_NUM`` (5.x).
+    """Check that an inner batch goes to a BatchCQ topic only, and that only it has ``INNER_NUM``
+    (5.x).
 
     A broker tests this before and again after the delay and timer rewrite.
     """
@@ -270,7 +272,7 @@ def unreadable(topic: str, properties: Properties, settings: Settings) -> str | 
 
 def check_sizes(settings: Settings, body: int, properties: int, record: int, *,
                 multi_dispatch: bool = False) -> PutResult | None:
-    """The limits of the encoder, in bytes.
+    """Check the limits of the encoder, in bytes.
 
     ``properties``: with the separator and the reserved bytes of an appended CRC. ``record``: the
     whole record. ``multi_dispatch``: its properties were rebuilt with the offsets of other
@@ -306,7 +308,7 @@ def request_size(batch: OutgoingBatch) -> int:
 
 def check_batch(batch: OutgoingBatch, settings: Settings, *,
                 hooks: bool = True) -> PutResult | None:
-    """The checks of a batch before it is encoded; ``hooks`` as for `check_message`.
+    """Check a batch before it is encoded; ``hooks`` as for `check_message`.
 
     All faults are MESSAGE_ILLEGAL.
     """
@@ -344,7 +346,7 @@ def _batch_fault(batch: OutgoingBatch, settings: Settings) -> str | None:
 
 def check_batch_sizes(settings: Settings, batch: OutgoingBatch, properties: Sequence[int],
                       records: Sequence[int]) -> PutResult | None:
-    """The limits of the batch encoder, in bytes for each message.
+    """Check the limits of the batch encoder, in bytes for each message.
 
     ``properties``: own and batch's together, without the reserved bytes of an appended CRC. A
     broker does not test their sum: its length field would overflow.
@@ -366,8 +368,8 @@ _RECORD_NUMBERS = (
 
 
 def check_record(record: Record, settings: Settings) -> PutResult | None:
-    """Whether a recorded message can be stored as it was: only what could not be read back, or
-    does not fit its field, is refused. A magic of 0 means: the version its topic needs.
+    """Return whether a recorded message can be stored as it was: only what could not be read back,
+    or does not fit its field, is refused. A magic of 0 means: the version its topic needs.
     """
     fault = record_topic_fault(record.topic, record.magic, settings.version)
     if fault is None and (

@@ -40,11 +40,11 @@ LaneKey = tuple[str, int, int, Host | None, Host | None]
 
 
 class Kind(NamedTuple):
-    """What all records of one topic, set of flags and pair of hosts share."""
+    """The parts that all records of one topic, set of flags and pair of hosts share."""
 
     magic: int
     topic: bytes
-    """Behind its length, as stored."""
+    """After its length, as stored."""
     fixed: int
     """Bytes of everything but body and properties."""
     pack: Callable[..., bytes]
@@ -65,7 +65,7 @@ class Lanes:
         self.clear()
 
     def clear(self) -> None:
-        """Forgets all of them."""
+        """Forget all of them."""
         self._numbers: dict[LaneKey, int] = {}
         self._queue_numbers: dict[QueueKey, int] = {}
         self.kinds: list[Kind] = []
@@ -75,7 +75,7 @@ class Lanes:
         self._arrays: LaneArrays | None = None
 
     def encode(self, *columns: Sequence[Any]) -> list[int]:
-        """The number of each lane, `NONE` for those whose messages need a closer look.
+        """Return the number of each lane, `NONE` for those whose messages need a closer look.
 
         ``columns`` are the parts of their keys.
         """
@@ -105,7 +105,7 @@ class Lanes:
 
     @property
     def arrays(self) -> LaneArrays:
-        """All lanes as arrays."""
+        """Return all lanes as arrays."""
         if self._arrays is None:
             self._arrays = LaneArrays(self)
         return self._arrays
@@ -177,7 +177,7 @@ class Columns:
         self.special: list[int] = np.flatnonzero(~ordinary).tolist()
 
     def _fill(self, name: int, values: Sequence[int | None]) -> Array | None:
-        """Fills a row of numbers; which are missing (bool), None where none is."""
+        """Fill a row of numbers; which are missing (bool), None where none is."""
         first = values[0]
         if first is values[-1] and values.count(first) == len(values):
             if first is None:
@@ -192,7 +192,9 @@ class Columns:
         return None
 
     def ordinary_until(self, number: int) -> int:
-        """The first number from ``number`` on that needs a closer look, or how many there are."""
+        """Return the first number from ``number`` on that needs a closer look, or how many there
+        are.
+        """
         place = bisect_left(self.special, number)
         return self.special[place] if place < len(self.special) else len(self.lane)
 
@@ -209,7 +211,7 @@ class Columns:
         return stored
 
     def store_hosts(self, part: slice) -> Iterable[Host]:
-        """The store host of each message."""
+        """Return the store host of each message."""
         kinds = self.lanes.kinds
         hosts = {kinds[lane].store_host for lane in self._used(part)}
         if len(hosts) == 1:
@@ -217,13 +219,13 @@ class Columns:
         return [kinds[lane].store_host for lane in self.lane[part]]
 
     def _used(self, part: slice) -> list[int]:
-        """The lanes of a part."""
+        """Return the lanes of a part."""
         used: list[int] = np.flatnonzero(np.bincount(self._row[part])).tolist()
         return used
 
     def records(self, part: slice, physical: int,
                 offsets: dict[QueueKey, int]) -> tuple[memoryview, list[int]]:
-        """(records of a part from a physical offset on, their queue offsets).
+        """Return (records of a part from a physical offset on, their queue offsets).
 
         ``offsets`` are the next of each queue, 0 where it is not there; they are counted up.
         """
@@ -262,7 +264,7 @@ class _Slices:
 
 
 def _encoded(texts: Sequence[str], ordinary: Array) -> list[bytes]:
-    """The stored bytes of properties; a text that has none is not ordinary."""
+    """Return the stored bytes of properties; a text that has none is not ordinary."""
     encoded = []
     for number, text in enumerate(texts):
         try:

@@ -1,5 +1,5 @@
-"""Where the log stands while a group of messages is put, what of it is yet to be written, and what
-was written and is yet to be dispatched (reput; spec: recovery.md §6).
+"""The position in the log while a group of messages is put: bytes yet to be written, and records
+yet to be dispatched (reput; spec: recovery.md §6).
 """
 
 from __future__ import annotations
@@ -19,35 +19,35 @@ class AppendLog(Protocol):
 
     @property
     def current(self) -> object | None:
-        """The file that is appended to; None before the first."""
+        """Return the file that is appended to; None before the first."""
 
     @property
     def files(self) -> Sequence[object]:
-        """All files, oldest first."""
+        """Return all files, oldest first."""
 
     @property
     def position(self) -> int:
-        """Where the next byte goes."""
+        """Return where the next byte goes."""
 
     def room(self) -> int:
-        """Bytes left in the current file; a whole file's where there is none yet."""
+        """Bytes left in the current file; a whole file's if it does not exist yet."""
 
     def append(self, parts: Sequence[bytes | memoryview]) -> None:
-        """Writes at ``position``; makes the first file of an empty log."""
+        """Write at ``position``; makes the first file of an empty log."""
 
     def close_with_blank(self) -> None:
-        """Ends the current file with the END_OF_FILE record."""
+        """End the current file with the END_OF_FILE record."""
 
     def roll(self) -> None:
-        """Goes on in the next file."""
+        """Go on in the next file."""
 
     def start_at(self, physical: int) -> None:
-        """Where the first file of an empty log is to begin."""
+        """Set where the first file of an empty log is to begin."""
 
 
 @dataclass(slots=True)
 class RecordRun:
-    """Whole records that lie behind each other in one file, from physical offset ``base`` on."""
+    """Whole records that are one after the other in one file, from physical offset ``base`` on."""
 
     base: int
     data: bytes | memoryview
@@ -83,24 +83,24 @@ class Cursor:
         self.runs: list[RecordRun] = []
 
     def start(self) -> None:
-        """Begins a group where the log ends."""
+        """Begin a group where the log ends."""
         self.base = self.position = self.log.position
         self.end = self.position + self.log.room()
         self.parts, self.bit_maps, self.runs = [], {}, []
 
     @property
     def is_new(self) -> bool:
-        """Whether the log has neither a file nor a record."""
+        """Return whether the log has neither a file nor a record."""
         return self.log.current is None and not self.log.files and not self.parts
 
     def start_at(self, physical: int) -> None:
-        """Where the first file of an empty log is to begin."""
+        """Set where the first file of an empty log is to begin."""
         self.log.start_at(physical)
         self.base = self.position = physical
         self.end = physical + self.log.room()
 
     def make_room(self, size: int) -> None:
-        """Goes on in the next file if a record of ``size`` bytes and a blank do not fit here."""
+        """Go on in the next file if a record of ``size`` bytes and a blank do not fit here."""
         if size + BLANK_SIZE > self.end - self.position:
             self.roll()
 
@@ -110,7 +110,7 @@ class Cursor:
         self.position += len(records)
 
     def roll(self) -> None:
-        """Closes the current file, if there is one, and goes on in the next."""
+        """Close the current file, if there is one, and go on in the next."""
         self.write()
         self._begin()
         if self.log.current is not None:
@@ -122,7 +122,7 @@ class Cursor:
         self.end = self.position + self.log.room()
 
     def write(self) -> None:
-        """Appends what was gathered to the current file."""
+        """Append what was gathered to the current file."""
         if not self.parts:
             return
         self._begin()
@@ -142,20 +142,20 @@ class Backlog:
         self._bytes = 0
 
     def add(self, written: list[RecordRun]) -> bool:
-        """Takes what was written; whether it is time to `clear`."""
+        """Take what was written; whether it is time to `clear`."""
         self._waiting += written
         self._bytes += sum([len(run.data) for run in written])
         return self._bytes >= DISPATCH_BYTES
 
     def clear(self) -> None:
-        """Dispatches everything."""
+        """Dispatch everything."""
         for run in joined(self._waiting):
             self._dispatch(run)
         self._waiting, self._bytes = [], 0
 
 
 def joined(runs: list[RecordRun]) -> Iterator[RecordRun]:
-    """The runs, those that lie right behind each other as one.
+    """Yield the runs, those that lie right one after the other as one.
 
     Single puts leave one for each message. None goes on over the end of a file: there is always
     a blank between.

@@ -35,7 +35,8 @@ _V6 = 16
 
 
 def raw_text(text: str) -> bytes:
-    """The stored bytes of a text; lone surrogates U+DC80-DCFF stand for bytes that are no UTF-8.
+    """Return the stored bytes of a text; lone surrogates U+DC80-DCFF represent bytes that are not
+    UTF-8.
 
     UnicodeEncodeError for any other lone surrogate.
     """
@@ -53,7 +54,7 @@ def host_flags(sys_flag: int, born_host: Host, store_host: Host) -> int:
 
 @dataclass(frozen=True, slots=True)
 class TopicPart:
-    """How a topic is stored: its record version and its bytes behind their length."""
+    """The stored form of a topic: its record version and its bytes after their length."""
 
     magic: int
     length: int
@@ -80,7 +81,7 @@ class Encoder:
         return TopicPart(magic, len(raw), width.pack(len(raw)) + raw)
 
     def properties_part(self, properties: str) -> bytes:
-        """The properties' bytes, with the separator an appended CRC needs before it."""
+        """Return the properties' bytes, with the separator an appended CRC needs before it."""
         raw = raw_text(properties)
         if self.reserved and raw and not raw.endswith(_SEPARATOR):
             raw += _SEPARATOR
@@ -92,7 +93,7 @@ class Encoder:
                 + properties + self.reserved)
 
     def record(self, record: Record, topic: TopicPart) -> bytes:
-        """The bytes of a finished record; its ``total_size`` must be what `size` says.
+        """Return the bytes of a finished record; its ``total_size`` must be what `size` says.
 
         ``record.properties`` come without the reserved CRC, which is filled in here.
         """
@@ -103,9 +104,9 @@ class Encoder:
 
 
 def assemble(record: Record, topic: bytes, properties: bytes) -> bytes:
-    """The bytes of a finished record; ``topic`` comes behind its length.
+    """Return the bytes of a finished record; ``topic`` comes after its length.
 
-    ``total_size``, ``physical_offset`` and the CRC are taken as they stand in the record.
+    ``total_size``, ``physical_offset`` and the CRC are taken as they are in the record.
     """
     body = record.body
     return b"".join((
@@ -118,5 +119,5 @@ def assemble(record: Record, topic: bytes, properties: bytes) -> bytes:
 
 
 def body_crc(body: bytes) -> int:
-    """The CRC a record holds for a body; 0 for an empty one."""
+    """Return the CRC a record holds for a body; 0 for an empty one."""
     return crc32(body) & CRC_MASK

@@ -1,4 +1,4 @@
-"""What a broker does to a message before it reaches the put path (`SendMessageProcessor`,
+"""Changes that a broker makes to a message before it reaches the put path (`SendMessageProcessor`,
 `TransactionalMessageBridge`; spec: commitlog.md §3 and §5.3, recovery.md §10).
 
 Single messages get ``CLUSTER`` and, from a 5.x broker, ``UNIQ_KEY``; the string is rebuilt in
@@ -47,8 +47,9 @@ _Put = TypeVar("_Put", bound=Outgoing | OutgoingBatch | Record)
 def unique_ids(address: bytes = LOCALHOST, *, clock: Callable[[], int] = now_ms,
                process: int | None = None, loader: int | None = None, counter: int = 0,
                zone: tzinfo = UTC) -> Callable[[], str]:
-    """A maker of client unique ids: address, process id, hash of a class loader, milliseconds
-    since the start of the month, counter, as 32 (IPv4) or 56 (IPv6) upper-case hex digits.
+    """Return a maker of client unique ids: address, process id, hash of a class loader,
+    milliseconds since the start of the month, counter, as 32 (IPv4) or 56 (IPv6) upper-case hex
+    digits.
 
     ``process`` and ``loader`` are this process and a random number unless given. ``zone`` is
     where the month starts (Java: the local zone).
@@ -74,7 +75,7 @@ def unique_ids(address: bytes = LOCALHOST, *, clock: Callable[[], int] = now_ms,
 
 
 def _month(now: int, zone: tzinfo) -> tuple[int, int]:
-    """(start of the month ``now`` lies in, start of the next), in ms."""
+    """Return (start of the month ``now`` is in, start of the next), in ms."""
     start = datetime.fromtimestamp(now / 1000, zone).replace(
         day=1, hour=0, minute=0, second=0, microsecond=0)
     after = start.replace(year=start.year + start.month // 12, month=start.month % 12 + 1)
@@ -83,14 +84,14 @@ def _month(now: int, zone: tzinfo) -> tuple[int, int]:
 
 def prepare(properties: Mapping[str, str] | str, settings: Settings,
             unique_id: Callable[[], str], *, batch: bool = False, rebuilt: bool = False) -> str:
-    """The properties string that reaches the put path.
+    """Return the properties string that reaches the put path.
 
     ``properties`` is what the client sent: a string, or pairs in the order of its string. Pairs
     a broker's parser drops (an empty value) are dropped. ``batch``: the own properties of a
     batch, which get no unique key and keep ``WAIT``. ``rebuilt``: the string is built once more
     from the broker's map (a half message), where 4.9.3 still has ``WAIT``; a delayed message is
     recognised. ValueError for an empty key, a key with 0x01 or 0x02, a value with 0x02, and
-    what is no text.
+    what is not text.
     """
     pairs = props.parse(properties) if isinstance(properties, str) else _pairs(properties)
     profile = settings.profile
@@ -112,14 +113,14 @@ def prepare(properties: Mapping[str, str] | str, settings: Settings,
 
 
 class _Plan(NamedTuple):
-    """How the properties of these names are joined: everything that no value changes."""
+    """A plan to join the properties of these names: everything that no value changes."""
 
     parts: tuple[str, ...]
-    """What stands before, between and behind the values."""
+    """The parts before, between and after the values."""
     names: tuple[str, ...]
     """Whose values come between them; the unique key's too, where it is to be made."""
     ends: int
-    """How often the separator of properties stands in the parts."""
+    """Number of property separators in the parts."""
     makes_unique_key: bool
 
 
@@ -134,11 +135,11 @@ class Preparer:
         self._plans: dict[tuple[str, ...], _Plan | None] = {}
 
     def __call__(self, properties: Mapping[str, str] | str) -> str:
-        """The properties string of one message."""
+        """Return the properties string of one message."""
         return self.many([properties])[0]
 
     def many(self, properties: Sequence[Mapping[str, str] | str]) -> list[str]:
-        """The properties strings of messages, in order."""
+        """Return the properties strings of messages, in order."""
         if set(map(type, properties)) != {dict}:
             return [self._one(pairs) for pairs in properties]
         names = list(map(tuple, properties))
@@ -160,7 +161,7 @@ class Preparer:
         return prepare(properties, self._settings, self._unique_id, batch=self._batch)
 
     def _same(self, names: tuple[str, ...], properties: Sequence[Mapping[str, str]]) -> list[str]:
-        """The strings of messages whose properties have these names."""
+        """Return the strings of messages whose properties have these names."""
         plan = self._plans.get(names, _UNKNOWN)
         if plan is _UNKNOWN:
             if len(self._plans) >= _PLANS:
@@ -187,7 +188,7 @@ class Preparer:
         return texts
 
     def _plan(self, names: tuple[str, ...]) -> _Plan | None:
-        """The plan for these names; None where a value decides, or a name is wrong."""
+        """Return the plan for these names; None where a value decides, or a name is wrong."""
         profile, batch = self._settings.profile, self._batch
         special = {props.DELAY, POP_CHECKPOINT, CLUSTER}
         if not (batch or profile.stores_wait):
@@ -215,7 +216,7 @@ _UNKNOWN = _Plan((), (), 0, makes_unique_key=False)
 
 
 def _is_name(given: object) -> bool:
-    """Whether a property may have this name; a program may hand over anything."""
+    """Return whether a property may have this name; a program may hand over anything."""
     return isinstance(given, str) and bool(given) and _NAME not in given and _END not in given
 
 
@@ -275,7 +276,7 @@ def batches(items: Iterable[_Put], limit: int,
 
 
 def _common(item: Outgoing) -> tuple[object, ...] | None:
-    """What messages of one batch have in common; None for one that stays alone."""
+    """Return what messages of one batch have in common; None for one that stays alone."""
     text = item.properties
     if (item.sys_flag & _ALONE or item.prepared_transaction_offset
             or item.topic.startswith(props.RETRY_PREFIX)):
@@ -289,7 +290,9 @@ def _common(item: Outgoing) -> tuple[object, ...] | None:
 
 
 def _at_most(item: Outgoing) -> int:
-    """A bound for the bytes of a message's record: with an appended CRC and its separator."""
+    """Return a bound for the bytes of a message's record: with an appended CRC and its
+    separator.
+    """
     texts = item.topic, item.properties
     return _MOST_AROUND + len(item.body) + sum(
         len(text) if text.isascii() else 4 * len(text) for text in texts)

@@ -1,4 +1,4 @@
-"""What is handed to the put path, single messages and batches, and what comes back: a broker's
+"""Arguments and results of the put path: single messages and batches: a broker's
 status and where the message went (spec: recovery.md §8).
 """
 
@@ -26,7 +26,7 @@ FIELDS = ("status", "physical_offset", "wrote_bytes", "msg_id", "queue_offset", 
 class Outgoing(msgspec.Struct, gc=False):
     """One message as it reaches ``putMessage``.
 
-    ``properties`` is the properties string (texts that are no UTF-8 as lone surrogates, the way
+    ``properties`` is the properties string (texts that are not UTF-8 as lone surrogates, the way
     `read` shows them). None for times and hosts means: the engine's clock, the settings' hosts.
     ``filter_bit_map`` goes to the ConsumeQueueExt unit, where that is enabled.
     """
@@ -54,7 +54,7 @@ class OutgoingList(Sequence[Outgoing]):
 
     @classmethod
     def of(cls, messages: Sequence[Outgoing]) -> OutgoingList:
-        """The same messages by column."""
+        """Return the same messages by column."""
         if isinstance(messages, cls):
             return messages
         return cls([
@@ -88,7 +88,7 @@ class OutgoingList(Sequence[Outgoing]):
         return Outgoing(*[column[place] for column in self.columns])
 
     def extend(self, more: OutgoingList) -> None:
-        """Adds messages at the end."""
+        """Add messages at the end."""
         for column, others in zip(self.columns, more.columns, strict=True):
             column.extend(others)
 
@@ -103,7 +103,7 @@ class BatchItem(msgspec.Struct, gc=False):
 
 
 class OutgoingBatch(msgspec.Struct, gc=False):
-    """Messages of one queue which are put together and lie in one file.
+    """Messages of one queue which are put together and are in one file.
 
     ``properties`` is the batch's own string, which a broker appends to that of each message.
     """
@@ -128,7 +128,7 @@ class MappedRecord(Record):
 
 
 class PutResult(msgspec.Struct, gc=False):
-    """What one put led to. Offsets are None when nothing was written; then ``reason`` says why.
+    """The result of one put. Offsets stay None when nothing was written; then ``reason`` says why.
 
     For a batch ``physical_offsets`` holds the place of every message, ``wrote_bytes`` their sum.
     """
@@ -145,12 +145,14 @@ class PutResult(msgspec.Struct, gc=False):
 
     @property
     def stored(self) -> bool:
-        """Whether the message is in the log (also when its flush or replication timed out)."""
+        """Return whether the message is in the log (also when its flush or replication
+        timed out).
+        """
         return self.physical_offset is not None
 
     @property
     def msg_id(self) -> str | None:
-        """The offset message id; of a batch all of them, joined by commas."""
+        """Return the offset message id; of a batch all of them, joined by commas."""
         if self.physical_offset is None or self.store_host is None:
             return None
         if not self.physical_offsets:
@@ -158,10 +160,10 @@ class PutResult(msgspec.Struct, gc=False):
         return ",".join([message_id(*self.store_host, place) for place in self.physical_offsets])
 
     def as_dict(self) -> dict[str, Any]:
-        """The result object of the command line."""
+        """Return the result object of the command line."""
         return {name: getattr(self, name) for name in FIELDS}
 
 
 def refused(status: str, reason: str) -> PutResult:
-    """A put that wrote nothing."""
+    """Return a put that wrote nothing."""
     return PutResult(status, msg_num=0, reason=reason)

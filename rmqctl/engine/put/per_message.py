@@ -74,7 +74,7 @@ class SingleMessages:
 
     def put_all(self, messages: Sequence[Outgoing], results: list[PutResult], *,
                 stop: bool) -> None:
-        """Puts messages in order, with a result for each.
+        """Put messages in order, with a result for each.
 
         With ``stop`` the first refused message ends it, and its result is the last.
         """
@@ -94,7 +94,7 @@ class SingleMessages:
                 break
 
     def _columns(self, messages: Sequence[Outgoing], kernel: ModuleType) -> Columns | None:
-        """The messages by column; None where one holds what no field can."""
+        """Return the messages by column; None where one holds what no field can."""
         try:
             return Columns(messages, kernel, self._lanes, self._rules.concerns, self._body_limit,
                            self._record_limit)
@@ -102,7 +102,7 @@ class SingleMessages:
             return None
 
     def _put_ordinary(self, columns: Columns, number: int, results: list[PutResult]) -> int:
-        """Puts ordinary messages from ``number`` on; the number of the first that is not put.
+        """Put ordinary messages from ``number`` on; the number of the first that is not put.
 
         It stops before the end of a file as well, and before whatever needs a closer look.
         """
@@ -130,7 +130,7 @@ class SingleMessages:
         return part.stop
 
     def put(self, message: Outgoing) -> PutResult:
-        """Puts any message, or says why not."""
+        """Put any message, or say why not."""
         settings, cursor, table = self._settings, self._cursor, self._table
         # Admission.
         wrong = admission.check_message(message, settings, hooks=settings.broker_checks)
@@ -187,7 +187,7 @@ class SingleMessages:
         return PutResult(PUT_OK, physical, size, queue_offset, inner, now, store_host)
 
     def _kind_of(self, message: Outgoing) -> Kind:
-        """What the records of this topic, these flags and hosts share; they were checked."""
+        """Return what the records of this topic, these flags and hosts share; they were checked."""
         key = message.topic, message.sys_flag, message.born_host, message.store_host
         known = self._kinds.get(key)
         if known is not None:
@@ -205,9 +205,9 @@ class SingleMessages:
         return kind
 
     def _ordinary_kind(self, lane: LaneKey) -> Kind | None:
-        """What the ordinary messages of a lane share; None where it has none.
+        """Return what the ordinary messages of a lane share; None where it has none.
 
-        TypeError for what is no number.
+        TypeError for what is not a number.
         """
         topic, queue_id, sys_flag, born_host, store_host = lane
         probe = Outgoing(topic, b"", "", index(queue_id), 0, index(sys_flag),
@@ -221,7 +221,7 @@ class SingleMessages:
 
 
 def does_not_fit(size: int, settings: Settings) -> PutResult | None:
-    """Why a record of ``size`` bytes can lie in no commitlog file."""
+    """Why a record of ``size`` bytes can be in no commitlog file."""
     if size + BLANK_SIZE > settings.commitlog_file_size:
         return refused(MESSAGE_ILLEGAL, f"a record of {size} bytes does not fit into a "
                        f"commitlog file of {settings.commitlog_file_size}")

@@ -6,7 +6,7 @@ encoding, room in the file or the END_OF_FILE blank, append, the queue's counter
 
 Records can be put back as they were (`append --as-recorded`): times, hosts, flags, properties.
 Only what depends on the place is made new: the physical offset, and the queue offset where the
-recorded one would not continue its queue. A row whose queue offset leaves a gap, or lies before
+recorded one would not continue its queue. A row whose queue offset leaves a gap, or is before
 the end of its queue, would be misplaced or dropped by every broker (spec: consumequeue.md §4).
 """
 
@@ -76,7 +76,7 @@ class Recorder:
         """Rows that kept one at which their queue does not go on."""
 
     def place(self, record: Record) -> Placed:
-        """Settles version, CRC and queue offsets. Takes the record over and changes it."""
+        """Settle version, CRC and queue offsets. Takes the record over and changes it."""
         # Version and CRC, where the record came without.
         if not record.magic:
             record.magic = magic_for(record.topic)
@@ -104,7 +104,7 @@ class Recorder:
         return Placed(record, size, moved, counters)
 
     def _continue(self, key: tuple[str, int], given: int) -> int:
-        """The queue offset for a row: the given one, unless the queue goes on elsewhere."""
+        """Return the queue offset for a row: the given one, unless the queue goes on elsewhere."""
         expected = self._table.get(key)
         if given < 0 or (expected is not None and not self._keep):
             return expected or 0
@@ -112,7 +112,9 @@ class Recorder:
         return given
 
     def _inner_batch(self, record: Record, moved: bool) -> int:
-        """How many queue offsets an inner batch covers; its base follows the queue offset."""
+        """Return how many queue offsets an inner batch covers; its base follows the queue
+        offset.
+        """
         properties = props.parse(_text(record.properties))
         if moved and props.INNER_BASE in properties:
             record.properties = _with_value(record.properties, _INNER_BASE,
@@ -121,7 +123,7 @@ class Recorder:
         return max(1, int(text)) if text.isascii() and text.isdigit() else 1
 
     def _multi_dispatch(self, record: Record, counters: dict[tuple[str, int], int]) -> bool:
-        """Settles the rows in the other queues; True when their offsets had to change."""
+        """Settle the rows in the other queues; True when their offsets had to change."""
         properties = props.parse(_text(record.properties))
         names = properties.get(props.MULTI_DISPATCH, "").split(",")
         given = properties.get(props.MULTI_QUEUE_OFFSET, "").split(",")
@@ -144,7 +146,7 @@ class Recorder:
         return True
 
     def encode(self, placed: Placed, physical: int) -> bytes:
-        """The bytes at a physical offset. Advances the queues' counters."""
+        """Return the bytes at a physical offset. Advances the queues' counters."""
         record = placed.record
         moved = placed.moved or physical != record.physical_offset
         record.total_size, record.physical_offset = placed.size, physical
@@ -165,7 +167,7 @@ def _prefixed(topic: bytes, magic: int) -> bytes:
 
 
 def _with_value(raw: bytes, name: bytes, value: str) -> bytes:
-    """The properties with another value for one name, everything else as it was."""
+    """Return the properties with another value for one name, everything else as it was."""
     separator = props.PROPERTY_SEPARATOR.encode()
     start = name + props.NAME_VALUE_SEPARATOR.encode()
     return separator.join(start + value.encode() if part.startswith(start) else part
@@ -176,7 +178,7 @@ def _with_value(raw: bytes, name: bytes, value: str) -> bytes:
 
 
 def stretches(messages: Sequence[Message]) -> Iterable[tuple[type, Sequence[Message]]]:
-    """The messages in order, those of one kind behind each other together."""
+    """Return the messages in order, those of one kind one after the other together."""
     if isinstance(messages, OutgoingList) or set(map(type, messages)) == {Outgoing}:
         return [(Outgoing, messages)]
     return ((kind, list(stretch)) for kind, stretch in groupby(messages, type))
@@ -214,7 +216,7 @@ class PutPath:
 
     def put(self, messages: Sequence[Message], *,
             stop: bool = False) -> tuple[list[PutResult], list[RecordRun]]:
-        """Appends a group in order: (a result for each message, what was written).
+        """Append a group in order: (a result for each message, what was written).
 
         A refused message writes nothing and does not stop the others, unless ``stop``: then its
         result is the last. StoreIOError when the system fails; nothing is acknowledged then.
@@ -286,7 +288,7 @@ class PutPath:
                          physical_offsets=tuple(positions))
 
     def _put_recorded(self, record: Record) -> PutResult:
-        """A record as it was; only what depends on its place is made new."""
+        """Return a record as it was; only what depends on its place is made new."""
         # Admission: what could not be read back is refused.
         wrong = admission.check_record(record, self.settings)
         if (wrong is None and record.sys_flag & INNER_BATCH
@@ -323,16 +325,16 @@ class PutPath:
 
 
 class Putting(Closing):
-    """What an engine and the dry run of one have in common."""
+    """The common interface of an engine and its dry run."""
 
     _path: PutPath
 
     def put_many(self, messages: Sequence[Message], *, stop: bool = False) -> list[PutResult]:
-        """Puts a group of messages; a result for each."""
+        """Put a group of messages; a result for each."""
         raise NotImplementedError
 
     def put(self, message: Message) -> PutResult:
-        """Puts one message, batch or recorded record. With ``flush=sync`` it is on disk then."""
+        """Put one message, batch or recorded record. With ``flush=sync`` it is on disk then."""
         return self.put_many([message])[0]
 
     @property

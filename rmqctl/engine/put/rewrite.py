@@ -1,4 +1,4 @@
-"""What a broker changes in a message before it is encoded (spec: recovery.md §9,
+"""Changes that a broker makes to a message before it is encoded (spec: recovery.md §9,
 timer-and-others-5x.md §1.1, consumequeue.md §9-§10, commitlog.md §5.4).
 
 All of it rebuilds the properties string from the map it was parsed into, in the map's order; a
@@ -69,13 +69,13 @@ def is_blank(text: str | None) -> bool:
 
 
 def delete_property(properties: str, name: str) -> str:
-    """The string without a property, everything else as it stands."""
+    """Return the string without a property, everything else as it stands."""
     return re.sub(f"(?:^|(?<=\x02)){re.escape(name)}\x01[^\x02]*(?:\x02|$)", "", properties,
                   flags=re.DOTALL)
 
 
 def batch_properties(own: str, shared: str) -> bytes:
-    """What is stored for a message of a batch: its own string and the batch's."""
+    """Return what is stored for a message of a batch: its own string and the batch's."""
     first, second = raw_text(own), raw_text(shared)
     if first and second and not first.endswith(_SEPARATOR):
         first += _SEPARATOR
@@ -83,7 +83,9 @@ def batch_properties(own: str, shared: str) -> bytes:
 
 
 def moved(message: M, properties: JavaMap, topic: str, queue_id: int, settings: Settings) -> M:
-    """The message in another topic and queue, its own kept in ``REAL_TOPIC``/``REAL_QID``."""
+    """Return the message in another topic and queue, its own kept in
+    ``REAL_TOPIC``/``REAL_QID``.
+    """
     properties.put(props.REAL_TOPIC, message.topic)
     properties.put(props.REAL_QUEUE_ID, str(message.queue_id))
     return _rebuilt(replace(message, topic=topic, queue_id=queue_id), properties, settings)
@@ -115,10 +117,11 @@ def _deliver_time(properties: JavaMap, now: int) -> int:
 
 
 def timer_rewrite(message: M, properties: JavaMap, now: int, settings: Settings) -> M | PutResult:
-    """Into the timer topic, due at a multiple of the precision; unchanged when due already.
+    """Return the message moved to the timer topic, due at a multiple of the precision; unchanged
+    when due already.
 
-    ``now``: the broker's clock in ms. WHEEL_TIMER_MSG_ILLEGAL for a time that is none or too
-    far ahead, and for a delete request that comes too late.
+    ``now``: the broker's clock in ms. WHEEL_TIMER_MSG_ILLEGAL for a time that is invalid or too far
+    ahead, and for a delete request that comes too late.
     """
     try:
         time = _deliver_time(properties, now)
@@ -138,7 +141,7 @@ def timer_rewrite(message: M, properties: JavaMap, now: int, settings: Settings)
 
 
 def schedule(message: M, properties: JavaMap, now: int, settings: Settings) -> M | PutResult:
-    """The delay or timer rewrite, if the message asks for one.
+    """Return the delay or timer rewrite, if the message asks for one.
 
     A message that is in the schedule topic already is left there; a broker never sees one.
     """
@@ -160,7 +163,9 @@ def schedule(message: M, properties: JavaMap, now: int, settings: Settings) -> M
 
 def inner_batch(message: Outgoing, properties: JavaMap, settings: Settings,
                 offset: int) -> tuple[Outgoing, int]:
-    """An inner batch with its first queue offset, and how many it takes. ValueError: no number."""
+    """Return an inner batch with its first queue offset, and how many it takes. ValueError: no
+    number.
+    """
     text = properties.get(props.INNER_NUM)
     number = 1 if text is None else max(1, java_int(text, 16))
     if has_consume_queue_row(message.sys_flag):
@@ -170,7 +175,7 @@ def inner_batch(message: Outgoing, properties: JavaMap, settings: Settings,
 
 
 def wants_multi_dispatch(message: Outgoing, properties: JavaMap, settings: Settings) -> bool:
-    """Whether offsets of other queues are allotted to the message."""
+    """Return whether offsets of other queues are allotted to the message."""
     if is_blank(properties.get(props.MULTI_DISPATCH)):
         return False
     if settings.profile.multi_dispatch_any_queue:
@@ -189,7 +194,7 @@ def _names(properties: JavaMap) -> list[str]:
 
 def multi_dispatch(message: Outgoing, properties: JavaMap, settings: Settings,
                    table: Mapping[QueueKey, int]) -> Rewritten | PutResult:
-    """The message with the offsets it gets in the queues it names.
+    """Return the message with the offsets it gets in the queues it names.
 
     4.9.3: every queue gets one, LMQs as queue 0 (with ``lmq``), others under the message's own
     queue id; a queue named twice goes on by one; ``WAIT`` is not stored. 5.3.3: only LMQs get
@@ -237,14 +242,14 @@ class Rewriter:
         delay_table(settings.message_delay_level)
 
     def concerns(self, message: Outgoing) -> bool:
-        """Whether a step may apply: when False, the message is stored as it came."""
+        """Return whether a step may apply: when False, the message is stored as it came."""
         text = message.properties
         return ("DELAY" in text or "INNER_" in text or (self._timer and "TIMER_D" in text)
                 or bool(message.sys_flag & INNER_BATCH) or (self._crc and props.CRC32 in text))
 
     def apply(self, message: Outgoing, now: int, table: Mapping[QueueKey, int],
               is_batch_topic: Callable[[str], bool]) -> Rewritten | PutResult:
-        """The message as it is stored, or why it is not.
+        """Return the message as it is stored, or why it is not.
 
         ``now``: store time in ms. ``table``: the next offset of each queue, which is only read.
         """
@@ -303,7 +308,9 @@ class Rewriter:
                                      multi_dispatch=multi_dispatch)
 
     def apply_batch(self, batch: OutgoingBatch, now: int) -> OutgoingBatch | PutResult:
-        """A batch as it is encoded: its own string rebuilt, a timer batch in the timer topic."""
+        """Return a batch as it is encoded: its own string rebuilt, a timer batch in the timer
+        topic.
+        """
         settings = self._settings
         properties = JavaMap.from_properties(batch.properties, settings.profile.map_capacity)
         changed = schedule(batch, properties, now, settings)

@@ -1,4 +1,4 @@
-"""What a broker puts when a transaction is ended: the message of a commit, and op messages
+"""Messages that a broker puts when a transaction is ended: the message of a commit, and op messages
 (spec: recovery.md §10).
 """
 
@@ -21,7 +21,7 @@ _QUEUE_ID = re.compile(r"[0-9]{1,9}")
 
 
 def rebuilt(record: Record, settings: Settings, **more: str) -> str:
-    """A half message's properties as a broker writes them once more, with others."""
+    """Return a half message's properties as a broker writes them once more, with others."""
     known = JavaMap.from_properties(java_text(record.properties), settings.profile.map_capacity)
     for name, value in more.items():
         known.put(name, value)
@@ -37,7 +37,7 @@ def target(known: Mapping[str, str]) -> tuple[str, int] | None:
 
 
 def committed(record: Record, known: Mapping[str, str], settings: Settings) -> Outgoing | None:
-    """What a commit puts of a half message; None where it names no topic and queue."""
+    """Return what a commit puts of a half message; None where it names no topic and queue."""
     place = target(known)
     if place is None:
         return None
@@ -48,7 +48,7 @@ def committed(record: Record, known: Mapping[str, str], settings: Settings) -> O
 
 
 def op_message(body: str, settings: Settings, now: int, host: Host, queue_id: int = 0) -> Outgoing:
-    """The op message with a body, born at ``now`` (ms)."""
+    """Return the op message with a body, born at ``now`` (ms)."""
     known = JavaMap()  # as a client's message has them
     known.put(props.TAGS, ENDED)
     known.put("WAIT", "true")

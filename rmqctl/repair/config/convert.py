@@ -43,9 +43,9 @@ Entries = Iterator[tuple[bytes, bytes]]
 
 
 def plan_convert(store: Store, to: ConfigLayout, scratch: Scratch, *, alone: bool = True) -> Plan:
-    """The plan that puts the configuration of ``store`` into the form ``to``; new data bases are
-    made in ``scratch``. ``alone``: nothing else is converted with it. RefusedError where it cannot
-    be read in full, MissingExtraError, StoreIOError.
+    """Return the plan that puts the configuration of ``store`` into the form ``to``; new databases
+    are made in ``scratch``. ``alone``: nothing else is converted with it. RefusedError where it
+    cannot be read in full, MissingExtraError, StoreIOError.
     """
     store.layout.require(store.root, "config")
     if store.layout.config == to:
@@ -76,7 +76,7 @@ def plan_convert(store: Store, to: ConfigLayout, scratch: Scratch, *, alone: boo
 
 
 def _needs(store: Store, to: ConfigLayout) -> Iterator[str]:
-    """What else a broker needs for this form."""
+    """Yield what else a broker needs for this form."""
     if to == "json" and store.layout.consumequeue == "rocksdb":
         yield ("the consume queues are in RocksDB: a broker with storeType=default does not read "
                "them")
@@ -91,7 +91,9 @@ def _refuse_damage(store: Store, file: ConfigFile) -> None:
 
 
 def _move_aside(store: Store, changes: Changes) -> None:
-    """What holds the configuration now, and what would count instead of the new form."""
+    """Move aside what holds the configuration now, and what a broker would read instead of the new
+    form.
+    """
     why = "the configuration moves to another form"
     folders = dict.fromkeys((*CONFIG_DATABASES["rocksdb-v2"].values(),
                              *CONFIG_DATABASES["rocksdb-v1"].values()))
@@ -134,7 +136,7 @@ def _to_database(files: Mapping[str, ConfigFile], to: ConfigLayout, changes: Cha
 
 
 def _databases(form: ConfigLayout) -> dict[str, list[str]]:
-    """Which files each data base stands in for."""
+    """Return which files each database replaces."""
     inside: dict[str, list[str]] = {}
     for name, folder in CONFIG_DATABASES[form].items():
         inside.setdefault(folder, []).append(name)
@@ -143,9 +145,9 @@ def _databases(form: ConfigLayout) -> dict[str, list[str]]:
 
 def new_database(form: ConfigLayout, folder: str, values: Mapping[str, dict[str, Any]],
                  scratch: Scratch) -> list[Create]:
-    """The files of a data base with ``values``, by the names of the JSON files, to be created in
-    ``folder`` (relative to the root), made in ``scratch``; that without which it is none is the
-    last. MissingExtraError, StoreIOError.
+    """Return the files of a database with ``values``, by the names of the JSON files, to be created
+    in ``folder`` (relative to the root), made in ``scratch``; the file that makes it a database is
+    the last. MissingExtraError, StoreIOError.
     """
     os.makedirs(scratch.path(FOLDER), exist_ok=True)
     families = _second(values) if form == "rocksdb-v2" else _first(*values.items())
@@ -155,8 +157,8 @@ def new_database(form: ConfigLayout, folder: str, values: Mapping[str, dict[str,
 
 def replaced(store: Store, changed: Mapping[str, dict[str, Any]],
              scratch: Scratch) -> list[Step]:
-    """The steps that put databases with these values, by the names of the JSON files, in the place
-    of those that stand in for the files, which are kept aside; what else they hold stays.
+    """Return the steps that put databases with these values, by the names of the JSON files, in the
+    place of those that replace the files, which are kept aside; what else they hold stays.
     RefusedError where not all of it can be read, MissingExtraError, StoreIOError.
     """
     form = store.layout.config

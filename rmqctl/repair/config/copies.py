@@ -28,7 +28,7 @@ _KINDS = {
 
 
 def lost_config(store: Store, sources: Iterable[Source]) -> Planned:
-    """The steps that bring lost configuration back; of several sources the first has it."""
+    """Return the steps that bring lost configuration back; of several sources the first has it."""
     steps: list[Step] = []
     actions: list[Action] = []
     done: set[str] = set()
@@ -51,8 +51,8 @@ def lost_config(store: Store, sources: Iterable[Source]) -> Planned:
 
 
 def newer_offsets_of(store: Store, sources: Iterable[Source], taken: Planned) -> list[str]:
-    """What to say of sources with greater committed offsets: which are right, nothing proves.
-    ``taken``: lost files that come from sources, whose offsets are the store's then.
+    """Return what to say of sources with greater committed offsets: which are right, nothing
+    proves. ``taken``: lost files that come from sources, whose offsets are the store's then.
     """
     origins = {action.proof["source"] for action in taken[1]
                if action.proof and action.target == f"{FOLDER}/{OFFSETS}"}
@@ -64,7 +64,7 @@ def newer_offsets_of(store: Store, sources: Iterable[Source], taken: Planned) ->
 
 
 def _content(store: Store, file: ConfigFile) -> bytes | None:
-    """The bytes of the copy that a broker loads; None where there is none, or nothing in it."""
+    """Return the bytes of the copy that a broker loads; None if it does not exist or is empty."""
     if file.kind not in _KINDS or file.used is None or not file.entries or file.faults:
         return None
     try:

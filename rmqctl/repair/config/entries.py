@@ -1,7 +1,7 @@
 """``config merge`` and ``topic restore``: single entries of the tables in ``config/``.
 
 Everything else in a file stays as it is, in its order; new entries come last. Progress (offsets,
-ordered POP) is no configuration. SQL92 filters are not merged: one whose bloom filter has other
+ordered POP) is not configuration. SQL92 filters are not merged: one whose bloom filter has other
 sizes makes a broker drop all (`ConsumerFilterManager.decode`), and consumers register them again.
 Queue mappings of static topics name the broker that they belong to.
 """
@@ -44,7 +44,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
               "topicSysFlag": 0},
     _GROUPS: {"attributes": {}, "consumeMessageOrderly": False, "consumeTimeoutMinute": 15,
               "groupRetryPolicy": {"type": "CUSTOMIZED"}, "groupSysFlag": 0}}
-"""What a broker reads from an entry without the field."""
+"""The values that a broker assumes for an entry without the field."""
 _NAMED = 5
 Table = dict[str, Any]
 
@@ -79,8 +79,8 @@ class Merge:
 
 
 def read_source(path: str) -> tuple[Exported, list[str]]:
-    """(the tables of a store, of a folder with configuration files, of one of these files, or of
-    an export of mqadmin; notes). RefusedError where it has none, or one that cannot be read;
+    """Return (the tables of a store, of a folder with configuration files, of one of these files,
+    or of an export of mqadmin; notes). RefusedError where it has none, or one that cannot be read;
     UsageError for a torn file, StoreIOError.
     """
     if not os.path.isdir(path):
@@ -122,9 +122,9 @@ def read_source(path: str) -> tuple[Exported, list[str]]:
 
 def plan_merge(store: Store, source: str, clock: Callable[[], int], scratch: Scratch, *,
                replace: bool = False) -> Merge:
-    """The plan that brings over the entries that the store lacks; with ``replace`` also those that
-    differ. Databases are made in ``scratch``. ``clock``: epoch ms. RefusedError where a file cannot
-    be read or changed without loss, UsageError, MissingExtraError, StoreIOError.
+    """Return the plan that brings over the entries that the store lacks; with ``replace`` also
+    those that differ. Databases are made in ``scratch``. ``clock``: epoch ms. RefusedError where a
+    file cannot be read or changed without loss, UsageError, MissingExtraError, StoreIOError.
     """
     # What the source has, and what speaks against it.
     store.layout.require(store.root, "config")
@@ -189,7 +189,7 @@ def plan_merge(store: Store, source: str, clock: Callable[[], int], scratch: Scr
 
 
 def _is_users(store: Store, table: str, name: str) -> bool:
-    """Whether no broker creates the entry by itself."""
+    """Return whether no broker creates the entry by itself."""
     if table == _TOPICS:
         cluster = store.sizes.conf.values.get("cluster") or known.CLUSTER
         return is_user_topic(name) and not is_system(name, store.generation, cluster)
@@ -231,8 +231,8 @@ def _unreachable(store: Store, taken: Table) -> list[str]:
 
 
 def plan_restore(store: Store, topic: str, clock: Callable[[], int], scratch: Scratch) -> Plan:
-    """The plan that adds a missing topic: as topics.json.bak has it, else as messages and queues
-    show it (`known.topic`). RefusedError where nothing is known of it, or the file cannot be
+    """Return the plan that adds a missing topic: as topics.json.bak has it, else as messages and
+    queues show it (`known.topic`). RefusedError where nothing is known of it, or the file cannot be
     changed without loss; MissingExtraError, StoreIOError.
     """
     store.layout.require(store.root, "config")
@@ -300,7 +300,7 @@ def _refuse_damage(store: Store, file: ConfigFile) -> None:
 
 def _changed(store: Store, files: Iterable[tuple[ConfigFile, Mapping[str, Table]]],
              clock: Callable[[], int], scratch: Scratch) -> list[Step]:
-    """The steps that give the files these tables, and the next data version."""
+    """Return the steps that give the files these tables, and the next data version."""
     steps: list[Step] = []
     databases: dict[str, dict[str, Any]] = {}
     for file, tables in files:

@@ -11,7 +11,8 @@ from rmqctl.store.store import Store
 
 
 def mend_epochs(store: Store) -> Planned:
-    """The steps that put a good backup into the place of an epoch file that is damaged or missing.
+    """Return the steps that put a good backup into the place of an epoch file that is damaged or
+    missing.
 
     A broker reads the backup after a wrong count or CRC, and exits where the file is empty or cut.
     A backup is good where its epochs are in order and begin within the log.

@@ -1,4 +1,4 @@
-"""What ``mqadmin`` wrote of a broker's topics and groups: a source of lost configuration.
+"""Output of ``mqadmin`` with a broker's topics and groups: a source of lost configuration.
 
 ``exportMetadata`` writes one object with ``topicConfigTable``, ``subscriptionGroupTable`` or both,
 their entries as in ``config/topics.json`` and ``config/subscriptionGroup.json`` (which are of this
@@ -113,7 +113,7 @@ def refuse_foreign(export: Exported, topics: Iterable[str]) -> None:
 
 
 def fitting(store: Store, export: Exported, table: str) -> tuple[dict[str, Any], list[str]]:
-    """(the entries of a table that the store's queues do not contradict, notes on them)."""
+    """Return (the entries of a table that the store's queues do not contradict, notes on them)."""
     theirs = export.tables[table]
     if table != "topicConfigTable":
         return theirs, []
@@ -133,12 +133,12 @@ def fitting(store: Store, export: Exported, table: str) -> tuple[dict[str, Any],
 
 
 def is_batch(entry: dict[str, Any]) -> bool:
-    """Whether a topic of this configuration has batch queues."""
+    """Return whether a topic of this configuration has batch queues."""
     return (entry.get("attributes") or {}).get(QUEUE_TYPE) == BATCH_QUEUE
 
 
 def _is_sound(table: _Table, key: str, entry: Any) -> bool:
-    """Whether a broker that reads such an entry takes it for that of ``key``."""
+    """Return whether a broker that reads such an entry takes it for that of ``key``."""
     if not isinstance(entry, dict) or not key or entry.get(table.key, key) != key:
         return False
     if entry.get("topicFilterType") not in _FILTERS or "\ufffd" in key:

@@ -1,4 +1,4 @@
-"""What a store itself tells of its configuration: topics and groups by names of queues and offsets,
+"""Configuration derived from the store itself: topics and groups by names of queues and offsets,
 progress of the delay service by what was delivered.
 """
 
@@ -53,10 +53,10 @@ _ID_DIGITS, _SINCE = 11, 5
 
 
 def topics(store: Store, generation: int, table: Iterable[str]) -> tuple[Table, dict[str, int]]:
-    """(topics by name as a broker would keep them, how many queues are seen of each).
+    """Return (topics by name as a broker would keep them, how many queues are seen of each).
 
     ``table``: queues that the log knows (``TopicTest-3``). Groups' offsets tell of queues, too.
-    What nothing tells has the values of a topic made by sending: 4 queues, perm 6; 1 queue in
+    What nothing shows has the values of a topic made by sending: 4 queues, perm 6; 1 queue in
     retry and dead letter topics. System topics, which a broker makes by itself, are left out.
     """
     seen: dict[str, int] = {}
@@ -99,8 +99,8 @@ class Shown(NamedTuple):
 
 
 def topic(store: Store, name: str) -> Shown | None:
-    """A topic as `topics` has it, with the queues that are seen, and the type of its messages; None
-    where neither log nor queues know it. One walk over the log. StoreIOError.
+    """Return a topic as `topics` has it, with the queues that are seen, and the type of its
+    messages; None where neither log nor queues know it. One walk over the log. StoreIOError.
     """
     # What its messages show, delivered or waiting.
     queues: set[int] = set()
@@ -156,8 +156,8 @@ def topic(store: Store, name: str) -> Shown | None:
 
 def groups(store: Store, generation: int, table: Iterable[str],
            more: Iterable[str] = ()) -> tuple[Table, dict[str, str]]:
-    """(groups by name with a broker's defaults, what tells of each). ``more``: groups of which
-    offsets are known otherwise.
+    """Return (groups by name with a broker's defaults, what tells of each). ``more``: groups of
+    which offsets are known otherwise.
     """
     told: dict[str, str] = {}
     for group in [*(commit.group for commit in ConsumerProgress.of(store).commits), *more]:
@@ -234,7 +234,7 @@ def _take(batch: Batch, waiting: dict[int, tuple[array[int], array[int]]],
 
 
 def text_of(counts: Mapping[str, object], most: int = 5) -> str:
-    """The first few names, and how many more there are."""
+    """Return the first few names, and how many more there are."""
     names = list(counts)
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more

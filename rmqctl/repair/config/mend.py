@@ -1,9 +1,9 @@
-"""``recover --only config``: topics, groups and offsets in ``config/`` made whole again.
+"""``recover --only config``: topics, groups and offsets in ``config/`` repaired.
 
 A file that a broker would not take is made of what can be read of it (brokers write in place, so a
 crash leaves the beginning of the new content), of its backup for what is missing then, and where
 neither tells anything, of what ``mqadmin exportMetadata`` wrote of topics and groups, if that is
-given, and of what the store itself knows. What nothing tells is said.
+given, and of what the store itself knows. What nothing shows is said.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class ConfigMended:
 def mend_config(store: Store, generation: int, table: Iterable[str], clock: Callable[[], int],
                 watch: Watch, *, missing: bool, settled: Collection[str] = (),
                 exports: Sequence[Exported] = ()) -> ConfigMended:
-    """What makes the files whole. ``table``: queues that the log knows (``TopicTest-3``).
+    """Return what makes the files whole. ``table``: queues that the log knows (``TopicTest-3``).
     ``missing``: files of which neither copy is there are made, too; else a note says that they can
     be. ``settled``: targets that the plan has brought back already, from another store. ``clock``:
     epoch ms. ``exports``: what the first of them has of a file counts. StoreIOError.
@@ -164,7 +164,7 @@ class _Mender:
     # -- of what can be read --------------------------------------------------------------------
 
     def _readable(self, kind: _Kind, copy: Copy) -> tuple[dict[str, Any], int] | None:
-        """(the object, bytes read) of what is whole in a copy; None without any entry."""
+        """Return (the object, bytes read) of what is whole in a copy; None without any entry."""
         if copy.state not in (UNREADABLE, ODDITY):
             return None
         data = self._store.read_small(FOLDER, copy.path.removeprefix(f"{FOLDER}/"), most=MAX_SIZE)
@@ -226,7 +226,7 @@ class _Mender:
         return good
 
     def judge(self, export: Exported) -> None:
-        """What was not taken of it."""
+        """Note the unused parts of an export."""
         if export.refused:
             skipped = plural(export.refused, "invalid entry", "invalid entries")
             self.made.notes.append(
@@ -283,7 +283,7 @@ class _Mender:
 
     def _told(self, kind: _Kind, file: ConfigFile,
               export: Exported | None) -> tuple[dict[Any, Any], dict[str, Any]]:
-        """(entries, what tells of them). ``export``: has this file's table."""
+        """Return (entries, what tells of them). ``export``: has this file's table."""
         # Topics and groups: from the queues and the log.
         path = file.main.path
         if kind.name == "topics.json":
@@ -315,8 +315,8 @@ class _Mender:
 
     def _with(self, export: Exported | None, kind: _Kind, entries: known.Table,
               proof: dict[str, Any], unknown: str) -> tuple[known.Table, dict[str, Any]]:
-        """The store's entries under those of an export. ``unknown``: what is not known of the
-        former, with room for their names.
+        """Return the store's entries under those of an export. ``unknown``: what is not known of
+        the former, with room for their names.
         """
         theirs = {} if export is None else self._taken(export, kind)
         mine = dict.fromkeys(sorted(entries.keys() - theirs.keys()))
@@ -385,7 +385,7 @@ def _proof(export: Exported, taken: int) -> dict[str, Any]:
 
 
 def _entries(kind: _Kind, value: dict[str, Any]) -> dict[str, Any]:
-    """The entries of a table that have their shape."""
+    """Return the entries of a table that have their shape."""
     table = value.get(kind.table)
     if not isinstance(table, dict):
         return {}

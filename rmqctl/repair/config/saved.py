@@ -1,7 +1,7 @@
 """Positions of groups and of the delay service in files that were saved elsewhere.
 
 Nothing in such a file says of which broker it is. What speaks for this one: its topics are here,
-and its positions lie within their queues.
+and its positions are within their queues.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Saved:
 
 
 def expanded(names: Iterable[str]) -> list[str]:
-    """The names; in the place of a folder that has configuration files and no log these files, or
-    the backup where there is no other.
+    """Return the names; in the place of a folder that has configuration files and no log these
+    files, or the backup where nothing else exists.
     """
     found: list[str] = []
     for name in names:
@@ -59,7 +59,9 @@ def expanded(names: Iterable[str]) -> list[str]:
 
 
 def _has_log(root: str) -> bool:
-    """Whether a folder is a store with a log: of a DLedger member, or one of several paths too."""
+    """Return whether a folder is a store with a log: of a DLedger member, or one of several paths
+    too.
+    """
     if os.path.isdir(os.path.join(root, "commitlog")):
         return True
     try:
@@ -70,7 +72,7 @@ def _has_log(root: str) -> bool:
 
 
 def taken(names: Iterable[str], read: Callable[[str], T | None]) -> tuple[list[T], list[str]]:
-    """(what ``read`` makes of those of ``names`` that are files of its kind, the others)."""
+    """Return (what ``read`` makes of those of ``names`` that are files of its kind, the others)."""
     found: list[T] = []
     others: list[str] = []
     for name in names:
@@ -108,7 +110,7 @@ def read_saved(name: str) -> Saved | None:
 
 
 def _is_line(data: bytes) -> bool:
-    """Whether the first line is an object by itself, as in JSON lines, and no such file."""
+    """Return whether the first line is an object by itself, as in JSON lines, and no such file."""
     try:
         value = config_json.parse(data.partition(b"\n")[0]).value
     except FormatError:
@@ -118,8 +120,8 @@ def _is_line(data: bytes) -> bool:
 
 def saved_config(store: Store, saved: Iterable[Saved], table: Mapping[str, int]) -> tuple[
         Planned, list[str]]:
-    """(the steps that bring lost files back, notes). ``table``: the ends of our queues by the log
-    (``TopicTest-3``). RefusedError for a file of another broker.
+    """Return (the steps that bring lost files back, notes). ``table``: the ends of our queues by
+    the log (``TopicTest-3``). RefusedError for a file of another broker.
     """
     steps: list[Step] = []
     actions: list[Action] = []
@@ -146,7 +148,7 @@ def saved_config(store: Store, saved: Iterable[Saved], table: Mapping[str, int])
 
 
 def _refuse_foreign(one: Saved, known: Sequence[object], beyond: Sequence[object]) -> None:
-    """A position that was committed lay within its queue; the queue may have lost its end."""
+    """A position that was committed was within its queue; the queue may have lost its end."""
     if not known and any(offset for _, _, offset in one.positions):
         raise RefusedError(f"--from {one.name}: has no offset for any queue of the store: it "
                            "belongs to another broker")
@@ -158,7 +160,7 @@ def _refuse_foreign(one: Saved, known: Sequence[object], beyond: Sequence[object
 
 
 def _end(store: Store, table: Mapping[str, int], topic: str, queue_id: int) -> int | None:
-    """Behind the last message of a queue, by the log or by its rows; None for one not known."""
+    """After the last message of a queue, by the log or by its rows; None for one not known."""
     queue = store.known_queues.get((topic, queue_id))
     ends = [table.get(f"{topic}-{queue_id}"), None if queue is None else queue.disk_end]
     return max((end for end in ends if end is not None), default=None)

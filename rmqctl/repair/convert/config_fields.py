@@ -83,7 +83,9 @@ def fit_config(changes: Changes, store: Store, release: str, gone: Collection[st
 
 
 def pull_offsets(store: Store, release: str) -> int:
-    """How many offsets say how far groups have pulled: only the second form in RocksDB has them."""
+    """Return how many offsets say how far groups have pulled: only the second form in RocksDB has
+    them.
+    """
     form = store.layout.config
     if form == "json" or is_from(release, FEATURES[form].since):
         return 0
@@ -102,7 +104,7 @@ def _fit(changes: Changes, name: str, copy: Copy, release: str, gone: Collection
 
 def _fitted(name: str, value: dict[str, Any], release: str, gone: Collection[str],
             dropped: list[Dropped]) -> dict[str, Any]:
-    """A copy of the value of a file as the release has it."""
+    """Return a copy of the value of a file as the release has it."""
     for field in CONFIG_FIELDS:
         if field.file == name and not is_from(release, field.since):
             value = _without(value, field, field.path, dropped, "")
@@ -118,7 +120,7 @@ def _fitted(name: str, value: dict[str, Any], release: str, gone: Collection[str
 
 def _without(value: dict[str, Any], field: ConfigField, path: tuple[str, ...],
              dropped: list[Dropped], name: str) -> dict[str, Any]:
-    """The value without the field; an unusual value of it is noted."""
+    """Return the value without the field; an unusual value of it is noted."""
     key, *rest = path
     if key == "*":
         return {entry: _without(inner, field, path[1:], dropped, str(entry))

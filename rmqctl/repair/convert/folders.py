@@ -37,7 +37,7 @@ SETTING, READ_ONLY = "storePathCommitLog", "readOnlyCommitLogStorePaths"
 
 @dataclass(slots=True)
 class Copied:
-    """What came of it; ``folders``: how many files of the log each folder of the new store has."""
+    """The result; ``folders``: how many files of the log each folder of the new store has."""
 
     store: str
     bytes_copied: int = 0
@@ -45,7 +45,7 @@ class Copied:
 
     @property
     def setting(self) -> str:
-        """The value of `SETTING` for a broker on the new store."""
+        """Return the value of `SETTING` for a broker on the new store."""
         return ",".join(self.folders)
 
     def as_dict(self) -> dict[str, Any]:
@@ -107,7 +107,9 @@ class InFolders:
         return done
 
     def _remember(self) -> None:
-        """What `init` remembered of the old store, with the folders of the new one."""
+        """Write the settings that `init` remembered for the old store, with the folders of the new
+        one.
+        """
         values = {name: value for name, value in self._store.remembered.items()
                   if name != LOG_FOLDERS}
         if self._names != (LOG,):
@@ -117,7 +119,7 @@ class InFolders:
 
 
 def _only_one(store: Store, same: Sequence[StoreFile]) -> StoreFile:
-    """The file of a name; RefusedError where several folders have different ones."""
+    """Return the file of a name; RefusedError where several folders have different ones."""
     first, *others = same
     for other in others:
         if not same_content(first.path, other.path):

@@ -5,7 +5,7 @@ The plain files before DLedger's are copied byte for byte, holes and times too. 
 each message is put as the record it was: its queue offset, times, hosts, flags, properties and body
 stay. Its physical offset does not, as the heads of the entries are gone; a file in the new store
 says for each message which it was. The offset of the half message that a commit or rollback names
-is written anew with it.
+is rewritten with it.
 
 Consumequeues and index are made from the log. Group offsets count in queue offsets, so they hold.
 """
@@ -54,15 +54,15 @@ MAPPING = "physical-offsets.csv"
 COLUMNS = ("old", "new", "topic", "queue_id", "queue_offset")
 _NOT_CARRIED = ("timerwheel", "timerlog", "compaction/compactionLog", "tieredstore",
                 "consumequeue_ext")
-"""What holds physical offsets, or belongs to a service of its own, and is not made from the log."""
+"""Files with physical offsets, or of a separate service, that are not made from the log."""
 _HALF = props.HALF_TOPIC.encode()
 _MOST_PLACES = 20
 
 
 @dataclass(slots=True)
 class Converted:
-    """What came of it. ``left_out``: messages that are damaged (a filler keeps the queue offset of
-    each that can be read but for its body), and places where what lies there is no message;
+    """The result. ``left_out``: messages that are damaged (a filler keeps the queue offset of
+    each that can be read but for its body), and places without a message;
     ``places``: the first of them, as physical offsets. ``unmapped``: commits and rollbacks whose
     half message is not in the log any more: they name the old offset still.
     """
@@ -123,7 +123,7 @@ class WithPlainLog:
 
     def run(self, advance: Callable[[int], None] = lambda _bytes: None,
             check: Callable[[], None] = lambda: None) -> Converted:
-        """Makes the store. ``check`` is called where a stop does no harm. StoreIOError."""
+        """Make the store. ``check`` is called where a stop does no harm. StoreIOError."""
         create_store(self._root, self._settings)
         self._copy_config()
         begin = self._copy_plain_files(advance, check)
@@ -139,13 +139,13 @@ class WithPlainLog:
     # -- what is copied -----------------------------------------------------------------------
 
     def _copy_config(self) -> None:
-        """The files of ``config/``, data bases too. StoreIOError."""
+        """The files of ``config/``, databases too. StoreIOError."""
         for path in files_below(self._store.path("config")):
             copy_file(os.path.join(self._store.path("config"), path),
                   os.path.join(self._root, "config", path))
 
     def _copy_plain_files(self, advance: Callable[[int], None], check: Callable[[], None]) -> int:
-        """Those before DLedger's; the physical offset where these begin. StoreIOError."""
+        """Return those before DLedger's; the physical offset where these begin. StoreIOError."""
         for file in self._store.log.files:
             if file.head:
                 if file.base and not self.done.bytes_copied:
@@ -192,7 +192,9 @@ class WithPlainLog:
         sync_file(done.mapping)
 
     def _groups(self, begin: int, offsets: Offsets) -> Iterator[list[Record]]:
-        """The messages of the entries; a new group where one names a half message of the last."""
+        """Yield the messages of the entries; a new group where one names a half message of the
+        last.
+        """
         group: list[Record] = []
         size = 0
         for record in self._records(begin):
@@ -236,8 +238,8 @@ class WithPlainLog:
 
 
 def _filler(record: Record) -> Record:
-    """What keeps the queue offset of a message with a damaged body: without it those behind would
-    get rows before their own.
+    """Return what keeps the queue offset of a message with a damaged body: without it those after
+    it would get rows before their own.
     """
     flags = record.sys_flag & ~(COMPRESSED | COMPRESSION_MASK | BORN_HOST_V6)
     return replace(record, body=bytes(max(1, len(record.body))), born_host=NOWHERE, sys_flag=flags,
@@ -262,7 +264,7 @@ class Offsets:
             self._new.append(new)
 
     def rename(self, record: Record) -> bool:
-        """Gives a commit or rollback the new offset of its half message; False if it is unknown."""
+        """Give a commit or rollback the new offset of its half message; False if it is unknown."""
         named = record.prepared_transaction_offset
         if not named:
             return True
@@ -285,9 +287,9 @@ def refuse_overlap(source: str, target: str) -> None:
 
 def copy_store(store: Store, root: str, advance: Callable[[int], None] = lambda _bytes: None,
                check: Callable[[], None] = lambda: None) -> None:
-    """Copies a store, but for what is of one place alone: its lock, and what repairs have kept.
+    """Copy a store, but for what is of one place alone: its lock, and what repairs have kept.
 
-    UsageError where its log lies elsewhere, RefusedError for a place that is taken,
+    UsageError where its log is elsewhere, RefusedError for a place that is taken,
     StoreHeldError while a broker writes to it, StoreIOError.
     """
     if any(_outside(folder, store.root) for folder in store.log_folders):
@@ -318,7 +320,9 @@ def _outside(folder: str, root: str) -> bool:
 
 
 def files_below(folder: str) -> Iterator[str]:
-    """The regular files below a folder, relative to it; none where it is missing. StoreIOError."""
+    """Yield the regular files below a folder, relative to it; none where it is missing.
+    StoreIOError.
+    """
     def failed(error: OSError) -> None:
         if not isinstance(error, FileNotFoundError):
             raise StoreIOError.from_oserror(error, error.filename, "list")

@@ -1,4 +1,4 @@
-"""``convert``: consumequeues from files into RocksDB and back, made anew from the log; from both,
+"""``convert``: consumequeues from files into RocksDB and back, rebuilt from the log; from both,
 as a broker that writes them twice has them, to one of the two.
 
 Both forms follow from the log, so nothing is translated but where queues stand whose messages have
@@ -45,7 +45,7 @@ from rmqctl.store.store import Sizes, Store
 
 COMMAND = "convert"
 WRITES = ("commitlog",)
-"""What must be in a form that is written: consumequeues are made as a whole."""
+"""Structures whose form rmqctl must be able to write: consumequeues are rebuilt completely."""
 Form = Literal["file", "rocksdb"]
 _EXT = "consumequeue_ext"
 _TO_ROCKSDB = (
@@ -57,7 +57,7 @@ _TWICE = "a broker with rocksdbCQDoubleWriteEnable starts a new database beside 
 _TO_FILES = ("a broker reads these consume queues with storeType=default, and topics, groups and "
              "consumer offsets from the JSON files in config/: make sure that these are up to date")
 FORM_NOTES = frozenset({_TO_ROCKSDB, _TWICE, _TO_FILES})
-"""What a broker needs to read the other form."""
+"""Notes on what a broker needs to read the other form."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +72,8 @@ class ConvertOptions:
 
 
 def plan_convert(root: str, scratch: Scratch, options: ConvertOptions, watch: Watch) -> Plan:
-    """The plan for the store at ``root``; what is made lies in ``scratch``, which must stay until
-    it is carried out. Nothing to do where the consumequeues have that form already.
+    """Return the plan for the store at ``root``; what is made is in ``scratch``, which must stay
+    until it is carried out. Nothing to do where the consumequeues have that form already.
 
     NotAStoreError, UnsupportedError (a layout that cannot be converted), RefusedError (the log is
     damaged, or queues are of a kind that the other form has not), StoreIOError.
@@ -135,7 +135,7 @@ def refuse_damage(store: Store) -> None:
 
 
 def _without_copy(store: Store) -> Plan:
-    """The plan that leaves a broker's files, and takes the copy in RocksDB away."""
+    """Return the plan that leaves a broker's files, and takes the copy in RocksDB away."""
     store.layout.require(store.root, CONSUMEQUEUE)
     names = sorted(name for name in os.listdir(store.path(CONSUMEQUEUE))
                    if DATABASE_FILE.fullmatch(name))
@@ -148,7 +148,9 @@ def _without_copy(store: Store) -> Plan:
 
 
 def _in_files(scratch: Scratch, before: int, table: Mapping[QueueKey, int]) -> Planned:
-    """(steps, actions) that put the queues of the scratch folder in the place of a data base."""
+    """Return (steps, actions) that put the queues of the scratch folder in the place of a
+    database.
+    """
     top = scratch.path(CONSUMEQUEUE)
     steps: list[Step] = [MoveAside(CONSUMEQUEUE), MakeFolder(CONSUMEQUEUE)]
     for folder, below, files in os.walk(top):
@@ -162,8 +164,8 @@ def _in_files(scratch: Scratch, before: int, table: Mapping[QueueKey, int]) -> P
 
 def keep_ends(store: Store, known: Mapping[QueueKey, int], top: str,
               settings: Settings) -> dict[QueueKey, int]:
-    """The next queue offsets of queues that are not ``known``, as they have no message in the log
-    any more: for each a file is made below ``top`` that ends where it stood. StoreIOError.
+    """Return the next queue offsets of queues that are not ``known``, as they have no message in
+    the log any more: for each a file is made below ``top`` that ends where it stood. StoreIOError.
     """
     kept: dict[QueueKey, int] = {}
     for key, queue in store.queues.items():

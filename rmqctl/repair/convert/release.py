@@ -82,7 +82,7 @@ from rmqctl.store.store import Store
 COMMAND = "convert"
 _DELAYED = props.SCHEDULE_TOPIC.encode()
 OLDEST = "4.9.2"
-"""What older releases do not read is not in the table of features."""
+"""Structures that older releases do not read and the table of features does not have."""
 LEFT_OUT = "left-out"
 _QUEUES = ("consumequeue", "consumequeue_ext", "batchconsumequeue")
 _CHECKPOINT = "checkpoint"
@@ -102,8 +102,8 @@ _WAIT = Phrase("wait until a broker of {release} or later has delivered them, or
 
 @dataclass(frozen=True, slots=True)
 class NotConverted:
-    """What the older release does not read. ``is_loss``: whether it is lost by that, or stays in a
-    form that means nothing, or something else, to brokers or clients of that release.
+    """A structure that the older release does not read. ``is_loss``: whether it is lost by that, or
+    stays in a form that means nothing, or something else, to brokers or clients of that release.
     ``is_counted``: whether the plan counts it among the messages that it loses.
     """
 
@@ -128,7 +128,7 @@ class ForRelease:
 
 
 def target_release(typed: str) -> str:
-    """The release that is named. UsageError for one that is unknown or too old."""
+    """Return the release that is named. UsageError for one that is unknown or too old."""
     release = release_of(typed)
     if not is_from(release, OLDEST):
         raise UsageError(f"--for {typed}: expected {OLDEST} or a later release")
@@ -137,7 +137,7 @@ def target_release(typed: str) -> str:
 
 def plan_for(root: str, release: str, scratch: Scratch, options: ConvertOptions, watch: Watch,
              now: int) -> ForRelease:
-    """The plan for the store at ``root``; see `plan_convert`. ``now``: epoch ms.
+    """Return the plan for the store at ``root``; see `plan_convert`. ``now``: epoch ms.
 
     RefusedError where the log is damaged, or where the release would not start on the result;
     NotAStoreError, UnsupportedError, MissingExtraError, StoreIOError.
@@ -359,7 +359,7 @@ class _Conversion(Changes):
                         ((place, 0) for place in self._gone), log.raw_at)))
 
     def left(self, now: int) -> Iterator[NotConverted]:
-        """What cannot be converted. StoreIOError."""
+        """Yield what cannot be converted. StoreIOError."""
         for (feature, topic), count in sorted(self._by_topic.items()):
             cause = Phrase(
                 "left out: a {release} broker truncates its log at a message whose topic has more "
@@ -412,7 +412,9 @@ def _remedy(feature: str) -> Phrase:
 
 
 def has_batches(queue: BatchQueue) -> bool:
-    """Whether the queue has a unit of several messages, or a gap, so that it has no plain form."""
+    """Return whether the queue has a unit of several messages, or a gap, so that it has no plain
+    form.
+    """
     rows = queue.all_used()
     bases = rows["msg_base_offset"].astype(np.int64)
     return bool((rows["batch_size"] != 1).any() or (np.diff(bases) != 1).any())
@@ -420,7 +422,7 @@ def has_batches(queue: BatchQueue) -> bool:
 
 def _plain_rows(rows: np.ndarray[Any, Any], folder: str, scratch: Scratch,
                 file_size: int) -> Iterator[Create]:
-    """The files of a plain queue with the units of a batch queue that has no batches."""
+    """Yield the files of a plain queue with the units of a batch queue that has no batches."""
     file_size = layout.file_size(file_size)
     first = int(rows["msg_base_offset"][0])
     units = np.zeros(len(rows), layout.dtype())

@@ -1,8 +1,8 @@
-"""Damaged heads of DLedger entries around intact messages, set right (spec: dledger.md §2).
+"""Damaged heads of DLedger entries around intact messages, corrected (spec: dledger.md §2).
 
 All fields of a head follow from where the entry lies, how long its message is, and its place in the
 chain, which DLedger's index or the entries on both sides tell (`rmqctl.store.log.chain`). No broker
-uses the three fields that nothing tells: they stay as they are.
+uses the three fields that nothing shows: they stay as they are.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rmqctl.store.log.dledger import UnitReader
 
 
 class HeadFix(NamedTuple):
-    """The head at byte offset ``at``: which ``fields`` differ, its bytes now and set right."""
+    """The head at byte offset ``at``: which ``fields`` differ, its bytes now and corrected."""
 
     at: int
     fields: tuple[str, ...]

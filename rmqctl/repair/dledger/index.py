@@ -1,4 +1,4 @@
-"""DLedger's own index made anew from the entries of a log (spec: dledger.md §3)."""
+"""DLedger's own index rebuilt from the entries of a log (spec: dledger.md §3)."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class IndexCheck:
 
 
 def units_of(entries: Entries) -> Array:
-    """The units of entries (`dledger.INDEX_UNIT`, structured)."""
+    """Return the units of entries (`dledger.INDEX_UNIT`, structured)."""
     out: Array = np.zeros(len(entries), dledger.INDEX_UNIT.dtype())
     out["magic"], out["pos"], out["size"] = dledger.MAGIC_ENTRY, entries.pos, entries.size
     out["entry_index"], out["term"] = entries.number, entries.term
@@ -53,8 +53,8 @@ def units_of(entries: Entries) -> Array:
 
 def index_steps(store: Store, node: Node, files: Sequence[File], check: IndexCheck,
                 scratch: Scratch) -> Planned:
-    """What makes the index right: each file with a wrong unit, or of a wrong size, as a whole, and
-    each that is missing. Units of entries that are gone stay as they are. StoreIOError.
+    """Return what makes the index right: each file with a wrong unit, or of a wrong size, as a
+    whole, and each that is missing. Units of entries that are gone stay as they are. StoreIOError.
     """
     # The files that are wrong or missing.
     there = {file.base // dledger.INDEX_FILE_SIZE: file for file in node.index_listing.files}

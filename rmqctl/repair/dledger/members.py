@@ -3,7 +3,7 @@
 Members have the same entries at the same byte offsets. Where two have an entry of the same index
 and term, all before it is the same as well; so what is damaged before it is copied, where the copy
 agrees with what is left of ours, and with most of the other members
-(`rmqctl.repair.salvage.agreement`). Behind the last entry that both have, only what the other
+(`rmqctl.repair.salvage.agreement`). After the last entry that both have, only what the other
 member has noted as committed is: the rest is its leader's to send. Where the logs part nothing is
 copied unless a person has decided which is right. A message that its own CRC corrects needs no
 copy. Nothing is ever put in the place of what no member gives: a group does not agree on a filler.
@@ -63,9 +63,9 @@ _MOST_LOST = 10_000
 def mend_log(store: Store, scratch: Scratch, sources: Sequence[Source] = (), *,
              keep_ours: bool = False, correct: Correct = "off",
              progress: Callable[[int], None] | None = None) -> tuple[Salvage, Planned]:
-    """The log of a member as it will be, with what its sources, open stores of other members, have
-    of what is damaged or lost; what cannot be mended stays as it is and is ``lost``. And the steps
-    for DLedger's index. Nothing is written but into ``scratch``.
+    """Return the log of a member as it will be, with what its sources, open stores of other
+    members, have of what is damaged or lost; what cannot be mended stays as it is and is ``lost``.
+    And the steps for DLedger's index. Nothing is written but into ``scratch``.
 
     ``keep_ours``: where the logs part, ours is right. ``correct``: how much of a message may be
     changed where its CRC says how. RefusedError for a source of another group,
@@ -96,7 +96,7 @@ class _Job:
     contested: list[tuple[int, int, int]] = field(default_factory=list)
     """(number of the action, start, end) of copies that ours, or other sources, contradict."""
     end: int | None = None
-    """Where the log ends, as a preferred source's does: what was behind goes."""
+    """The end of the log, by a preferred source's; everything after it is removed."""
 
     def run(self) -> tuple[Salvage, Planned]:
         self.parts = log_parts(self.store, file_size_of(self.store, self.sources))
@@ -131,7 +131,7 @@ class _Job:
                     "its message", "its place in the chain of entries"]}))
 
     def _by_crc(self) -> None:
-        """Corrects messages in intact entries that one change explains."""
+        """Correct messages in intact entries that one change explains."""
         if self.correct == "off":
             return
         found: list[tuple[int, Correction]] = []
@@ -152,7 +152,7 @@ class _Job:
                 length=len(correction.after), proof=correction.proof))
 
     def _entry(self, at: int) -> bytes | None:
-        """The bytes of the entry at a place, where its head is intact. StoreIOError."""
+        """Return the bytes of the entry at a place, where its head is intact. StoreIOError."""
         with self._part(at).open() as opened:
             head = whole_entry(opened, at - opened.base)
             return None if head is None else opened.read(at - opened.base, head.size)
@@ -222,7 +222,7 @@ class _Job:
         self._lay(source)
 
     def _before(self, source: Source, run: Run) -> None:
-        """What only the source has before our first file."""
+        """Copy entries that only the source has, before our first file."""
         if source.preferred:
             self._copy(source, run, "preferred, although it may have expired here")
         else:
@@ -261,8 +261,8 @@ class _Job:
         return any(low < end and high > start for low, high in self.placed)
 
     def _agreed(self, source: Source, run: Run, why: str, *, alone: bool) -> None:
-        """Copies what neither the rest of ours nor most other sources contradict. ``alone``: each
-        entry is decided by itself; else nothing behind the first that is contested is copied.
+        """Copy what neither the rest of ours nor most other sources contradict. ``alone``: each
+        entry is decided by itself; else nothing after the first that is contested is copied.
         """
         others = [other for other in self.sources if other is not source]
         bad = [] if source.preferred else disputed(
@@ -289,7 +289,7 @@ class _Job:
             {"source": source.name, "index": index, "decided": self.keep_ours}))
 
     def _settle(self) -> None:
-        """A copy that was contested is no conflict where another source gave the entry."""
+        """A copy that was contested is not a conflict where another source gave the entry."""
         for number, start, end in self.contested:
             if self._was_placed(start, end):
                 action = self.actions[number]
@@ -302,8 +302,8 @@ class _Job:
                 self.conflicts += not self.keep_ours
 
     def _trust(self, log: CommitLog, at: int) -> int:
-        """What speaks for an entry: what of ours knows its message, and fields as brokers write
-        them.
+        """Return what speaks for an entry: what of ours knows its message, and fields as brokers
+        write them.
         """
         place, record = log.locate(at), log.record_at(at + HEAD_SIZE)
         head = None if place is None else whole_entry(*place)
@@ -384,7 +384,7 @@ class _Job:
     # -- what comes of it -------------------------------------------------------------------------
 
     def _ended(self) -> Iterator[Step]:
-        """Files behind the end of a preferred source's log go aside."""
+        """Files after the end of a preferred source's log go aside."""
         if self.end is None:
             return
         while self.parts and self.parts[-1].base >= self.end:
@@ -396,7 +396,7 @@ class _Job:
                 yield MoveAside(name)
 
     def _clear(self, end: int) -> None:
-        """Bytes behind the end, which are no entry: nothing is lost, so nothing tells of any."""
+        """Bytes after the end, which are no entry: nothing is lost, so no entry tells of any."""
         part = self._part(end)
         if part.base > end or part.path is None:
             return
@@ -410,7 +410,7 @@ class _Job:
                 "entry", "", end, part.base + used - end))
 
     def _gone(self, last: int) -> int:
-        """How many entries behind the last one were there, by the checkpoint; none where a
+        """Return how many entries after the last one were there, by the checkpoint; none where a
         preferred log ends earlier.
         """
         try:
@@ -478,12 +478,14 @@ class _Job:
 
     @property
     def _who(self) -> str:
-        """Who else may have what this member has not; members that were named do not have it."""
+        """Return who else may have what this member has not; members that were named do not have
+        it.
+        """
         return "A further member of the group" if self.sources else (
             "Another member (pass it with --from)")
 
     def _with_bad_properties(self) -> int:
-        """How many messages have damaged properties: most of them count as whole entries."""
+        """Return how many messages have damaged properties: most of them count as whole entries."""
         places = _bad_properties([part for part in self.parts if part.head])
         if places:
             self.notes.append(
@@ -494,8 +496,9 @@ class _Job:
 
 
 def _bad_properties(parts: Sequence[LogPart]) -> list[int]:
-    """The places of the messages whose properties are damaged. Appended CRCs that are wrong count
-    where most messages have a right one (`rmqctl.formats.local.append_crc.stored`). StoreIOError.
+    """Return the places of the messages whose properties are damaged. Appended CRCs that are wrong
+    count where most messages have a right one (`rmqctl.formats.local.append_crc.stored`).
+    StoreIOError.
     """
     unsound: list[int] = []
     wrong: list[int] = []

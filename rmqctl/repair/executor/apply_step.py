@@ -1,6 +1,6 @@
 """Carrying out one step of a committed repair, or taking it back.
 
-Both can be cut off anywhere and done again: what has been done is told from what lies where
+Both can be cut off anywhere and done again: what has been done is told from what is where
 (`StepStates`, which writes nothing). Each is durable when it returns; a new name is forced to disk
 before an old one goes.
 """
@@ -33,7 +33,7 @@ Phase = Literal["todo", "half", "done"]
 class ChangedError(RefusedError):
     """Something else changed the target of a step, before or after the repair did.
 
-    ``begun``: the step may have done something. Where it has not, nothing is to be taken back.
+    ``begun``: the step may have done something. Where it has not, nothing is to be undone.
     """
 
     def __init__(self, message: str, *, begun: bool = True) -> None:
@@ -63,7 +63,9 @@ class StepStates:
         return path
 
     def _in_dir(self, record: Record, name: str) -> str:
-        """Where something of the repair's own is. RefusedError where a link leads elsewhere."""
+        """Return where something of the repair's own is. RefusedError where a link leads
+        elsewhere.
+        """
         staging_dir = self._staging_dirs[record.staging_dir]
         path = os.path.join(staging_dir, name)
         if (folder := os.path.dirname(path)) not in self._own_folders:
@@ -77,11 +79,11 @@ class StepStates:
         return self._in_dir(record, record.backup)
 
     def _is_new(self, record: Record, current: FileStamp) -> bool:
-        """Whether what the target's name leads to is what the step put there."""
+        """Return whether what the target's name leads to is what the step put there."""
         return self._is(record, current, record.new, record.digest)
 
     def _is_old(self, record: Record, current: FileStamp) -> bool:
-        """Whether it is what was there before the step.
+        """Return whether it is what was there before the step.
 
         By its content in a copy alone: an empty ``abort`` of another time is another broker's.
         """
@@ -103,7 +105,7 @@ class StepStates:
     # -- how far is it? -------------------------------------------------------------------------
 
     def phase(self, record: Record) -> Phase:
-        """How much of the step has been done. ChangedError if it is neither old nor new."""
+        """Return how much of the step has been done. ChangedError if it is neither old nor new."""
         if record.kind == "folder":
             return "done" if os.path.isdir(self.path(record)) else "todo"
         if record.kind == "patch":
@@ -147,7 +149,7 @@ class StepStates:
     def phases(self) -> Iterator[tuple[Record, Phase | ChangedError]]:
         """`phase` of every step, in their order, all before the next one is carried out.
 
-        What lies below something that is still to be moved aside is not what its step made.
+        What is below something that is still to be moved aside is not what its step made.
         """
         under = self.under_moves()
         for number, record in enumerate(self.journal.records):
@@ -157,8 +159,8 @@ class StepStates:
                 yield record, problem
 
     def under_moves(self) -> set[int]:
-        """The numbers of the steps whose place is still, or again, taken by what an earlier step
-        moves aside: nothing of theirs is there.
+        """Return the numbers of the steps whose place is still, or again, taken by what an earlier
+        step moves aside: nothing of theirs is there.
         """
         numbers: set[int] = set()
         moved: set[str] = set()
@@ -174,7 +176,7 @@ class StepStates:
         return numbers
 
     def _old_name_restored(self, record: Record, target: FileStamp) -> bool:
-        """Whether the old name of what was moved is there again beside the new one."""
+        """Return whether the old name of what was moved is there again beside the new one."""
         return record.old is not None and record.old.fits(target) and self._same_files(
             self.path(record), self._backup(record))
 
@@ -204,8 +206,8 @@ class StepStates:
 
     @staticmethod
     def _same_files(first: str, other: str) -> bool:
-        """Whether both names are of the same content: after a power failure an old name may be
-        there again beside the new one.
+        """Return whether both names are of the same content: after a power failure an old name may
+        be there again beside the new one.
         """
         return is_regular(first) and is_regular(other) and same_content(first, other)
 
@@ -215,7 +217,7 @@ class StepStates:
 
 
 class StepApplier(StepStates):
-    """Carries the steps of one repair out, and takes them back."""
+    """Carries the steps of one repair out, and undoes them."""
 
     def __init__(self, root: str, journal: Journal, named: Iterable[str] = ()) -> None:
         super().__init__(root, journal, named)
@@ -224,7 +226,7 @@ class StepApplier(StepStates):
     # -- forward --------------------------------------------------------------------------------
 
     def forward(self, record: Record) -> None:
-        """Does what is left of the step. ChangedError, StoreIOError."""
+        """Do what is left of the step. ChangedError, StoreIOError."""
         phase = self.phase(record)
         path = self.path(record)
         if record.kind == "folder":
@@ -245,7 +247,7 @@ class StepApplier(StepStates):
             self._rename(self._in_dir(record, record.staged), path)
 
     def _base(self, record: Record, path: str) -> str:
-        """The folder that was there before the step made others below it."""
+        """Return the folder that was there before the step made others below it."""
         first = os.path.join(self.root, record.folders[0]) if record.folders else path
         return os.path.dirname(first)
 
@@ -275,7 +277,7 @@ class StepApplier(StepStates):
             os.close(fd)
 
     def _sync_patched(self, record: Record, path: str, mtime_ns: int | None = None) -> None:
-        """Forces a patched file to disk, its modification time as it was: expiry goes by it."""
+        """Force a patched file to disk, its modification time as it was: expiry goes by it."""
         assert record.old is not None
         wanted = record.old.mtime_ns if mtime_ns is None else mtime_ns
         fd = open_file(path, os.O_RDWR)
@@ -291,10 +293,10 @@ class StepApplier(StepStates):
     # -- backward -------------------------------------------------------------------------------
 
     def check_undo(self, record: Record, phase: Phase, *, applied: bool) -> int | None:
-        """ChangedError unless the step can be taken back as if nothing had happened since.
+        """ChangedError unless the step can be undone as if nothing had happened since.
 
-        The answer is the modification time (ns) a patched file is to have afterwards where
-        somebody wrote to it after an ``applied`` repair; else None.
+        The answer is the modification time (ns) a patched file is to have afterwards if it was
+        written to after an ``applied`` repair; else None.
         """
         if record.kind in ("replace", "move") and phase != "todo" and (
                 stat_file(self._backup(record)) is None):
@@ -307,7 +309,7 @@ class StepApplier(StepStates):
         return current.mtime_ns
 
     def backward(self, record: Record, *, force: bool = False, mtime_ns: int | None = None) -> None:
-        """Takes back what was done of the step. Nothing goes: what the repair made, and with
+        """Undo what was done of the step. Nothing is deleted: what the repair made, and with
         ``force`` what was changed since, moves to ``undone``. ChangedError, StoreIOError.
         """
         path = self.path(record)
@@ -347,7 +349,9 @@ class StepApplier(StepStates):
         self._rename(backup, path)
 
     def _has_both_names(self, path: str, backup: str) -> bool:
-        """Whether the old file has its own name, and the one under ``aside`` is a second one."""
+        """Return whether the old file has its own name, and the one under ``aside`` is a second
+        one.
+        """
         record, other = stat_file(path), stat_file(backup)
         if record is None or other is None or record.is_folder:
             return False
@@ -407,7 +411,7 @@ class StepApplier(StepStates):
     # -- names ----------------------------------------------------------------------------------
 
     def _make_folders(self, folder: str, base: str) -> None:
-        """Makes ``folder`` and what is missing above it up to ``base``, durably.
+        """Make ``folder`` and what is missing above it up to ``base``, durably.
 
         Also what is there already is forced: a run that was killed may have made it just before.
         """
@@ -421,7 +425,7 @@ class StepApplier(StepStates):
             base = inner
 
     def _as_before(self, folder: str) -> None:
-        """A folder made anew is as open as the one of its name that was moved aside."""
+        """A folder rebuilt is as open as the one of its name that was moved aside."""
         for record in self.journal.records:
             path = self.path(record) if record.kind == "move" else ""
             if path and (folder == path or folder.startswith(path + os.sep)):
@@ -452,7 +456,7 @@ class StepApplier(StepStates):
                 sync_folder(folder)
 
     def restore_times(self) -> None:
-        """Gives the folders in which names changed the times they had, as far as it goes."""
+        """Give the folders in which names changed the times they had, as far as it goes."""
         own = {os.path.dirname(self.path(record)) for record in self.journal.records}
         for name, mtime_ns in self.journal.times.items():
             path = os.path.join(self.root, name)
@@ -465,7 +469,7 @@ class StepApplier(StepStates):
 
 
 def _free(path: str) -> str:
-    """A name that is free: ``path``, ``path.2``, …"""
+    """Return a name that is free: ``path``, ``path.2``, …"""
     number, free = 1, path
     while os.path.lexists(free):
         number += 1

@@ -1,4 +1,4 @@
-"""Whether the steps of a plan can be carried out one after the other on the store as it is."""
+"""Checks that the steps of a plan can be carried out one after the other on the store as it is."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Checked:
 
 
 def check(root: str, steps: Sequence[Step], named: Iterable[str] = ()) -> list[Checked]:
-    """What is left to do of the steps, in their order; patches of one file become one.
+    """Return what is left to do of the steps, in their order; patches of one file become one.
 
     RefusedError where the store is not as the plan takes it to be, or where a step would write
     outside the root and the folders ``named`` by the user; InternalError for a plan that
@@ -58,7 +58,7 @@ def check(root: str, steps: Sequence[Step], named: Iterable[str] = ()) -> list[C
 
 
 class _Picture:
-    """What lies where after the steps so far."""
+    """The files and folders after the steps so far."""
 
     def __init__(self, bounds: Bounds) -> None:
         self._bounds = bounds
@@ -194,8 +194,8 @@ def shared(root: str, steps: Iterable[Step]) -> list[str]:
 
 
 def moved_aside(root: str, steps: Iterable[Step]) -> list[str]:
-    """Every file that the steps move aside, each once; of a folder all files in it, or itself where
-    it has none.
+    """Return every file that the steps move aside, each once; of a folder all files in it, or
+    itself where it has none.
     """
     found: dict[str, None] = {}
     for step in steps:
@@ -223,7 +223,7 @@ def _files_below(path: str, target: str) -> Iterator[str]:
 
 
 def is_fulfilled(root: str, steps: Sequence[Step]) -> bool:
-    """Whether the store is as the steps would leave it: then a plan was applied before."""
+    """Return whether the store is as the steps would leave it: then a plan was applied before."""
     created: set[str] = set()
     for step in reversed(_merged(root, steps)):
         path = real_path(root, step.target, follow=isinstance(step, Replace | Patch))
@@ -244,7 +244,7 @@ def is_fulfilled(root: str, steps: Sequence[Step]) -> bool:
 
 
 def _only(path: str, created: set[str]) -> bool:
-    """Whether nothing is at ``path`` and below but what has been made."""
+    """Return whether nothing is at ``path`` and below but what has been made."""
     if not os.path.lexists(path):
         return True
     if path not in created:
@@ -266,7 +266,7 @@ def _is_content(path: str, content: bytes | FileContent | Piece) -> bool:
 
 
 def _has(path: str, piece: Piece, *, whole: bool) -> bool:
-    """Whether a file has the bytes of a piece at its place; ``whole``: and no others."""
+    """Return whether a file has the bytes of a piece at its place; ``whole``: and no others."""
     if not os.path.isfile(path):
         return False
     try:

@@ -2,10 +2,10 @@
 
 A repair is staged, committed by its journal, carried out step by step, and noted as done. A kill
 before the commit leaves the old store; after it, the next `Repair` of the store completes it, or
-`Repair.undo` takes it back. Nothing of the store is deleted by either.
+`Repair.undo` undoes it. Nothing of the store is deleted by either.
 
-While a root is repaired, others are kept out. A store's lock lies in its root. What a broker
-uploaded to a tier lies elsewhere than the broker's own root, which has the lock that a running
+While a root is repaired, others are kept out. A store's lock is in its root. What a broker
+uploaded to a tier is elsewhere than the broker's own root, which has the lock that a running
 broker holds: such further roots are noted below ``.rmqctl``, so that who completes or takes back
 a repair later keeps the same ones out.
 """
@@ -56,7 +56,7 @@ SCRATCH = "scratch"
 ROOTS_NOTE = "held.json"
 _WRITTEN = ("lock", os.path.join(STAGING, FOLDER), os.path.join(STAGING, SCRATCH),
             os.path.join(STAGING, ACTIONS_LOG), os.path.join(STAGING, ROOTS_NOTE), PRUNED)
-"""What every repair writes to."""
+"""The targets that every repair writes to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,9 @@ class Repair:
 
     @property
     def scratch_folder(self) -> str:
-        """A folder on the store's file system for what a plan is made of; made by who uses it."""
+        """Return a folder on the store's file system for what a plan is made of; made by who uses
+        it.
+        """
         return os.path.join(self.root, STAGING, SCRATCH)
 
     def __enter__(self) -> Self:
@@ -141,7 +143,7 @@ class Repair:
     # -- apply ----------------------------------------------------------------------------------
 
     def apply(self, plan: Plan) -> Applied:
-        """Carries a plan out.
+        """Carry a plan out.
 
         RefusedError if the store is not as the plan takes it to be, StoreIOError if it cannot be
         made ready: then nothing has changed. StoreIOError that names the id: it is committed, but
@@ -240,7 +242,7 @@ class Repair:
 
     def undo(self, repair_id: str | None = None, *, force: bool = False,
              moved: Sequence[str] = ()) -> Undone:
-        """Takes a repair back, the newest by default; an interrupted one as far as it came.
+        """Undo a repair, the newest by default; an interrupted one as far as it came.
 
         ``moved`` (``OLD=NEW``) tells of folders outside of a store that was moved or copied.
 
@@ -268,7 +270,7 @@ class Repair:
         return self._carry_back(repair_id, maybe=state == "undoing", named=named)
 
     def abandon(self, repair_id: str) -> None:
-        """Gives an interrupted repair up: the store stays as it is, and so does what is kept.
+        """Give an interrupted repair up: the store stays as it is, and so does what is kept.
 
         UsageError, RefusedError if it is not interrupted.
         """
@@ -279,7 +281,7 @@ class Repair:
         set_state(self.root, repair_id, "abandoned", self._clock())
 
     def prune(self, repair_ids: Sequence[str], notes: Sequence[str] = ()) -> None:
-        """Deletes what repairs keep (see `prunable`): they can not be undone any more. What they
+        """Delete what repairs keep (see `prunable`): they can not be undone any more. What they
         lost stays noted, except for those whose ids are in ``notes`` (see `forgettable`).
         RefusedError while one is not finished; StoreIOError.
         """
@@ -330,7 +332,7 @@ class RootLocks:
 
     @property
     def broker_roots(self) -> list[str]:
-        """The further roots, as real paths; a folder that is not there is nobody's root.
+        """Return the further roots, as real paths; a folder that is not there is nobody's root.
 
         Of those that were only noted, the ones with a ``lock``: none is created there because a
         file in the store says so.
@@ -344,7 +346,7 @@ class RootLocks:
                 if root != own_root and os.path.isdir(root)]
 
     def acquire(self) -> None:
-        """Takes all locks or none. StoreHeldError, StoreIOError."""
+        """Take all locks or none. StoreHeldError, StoreIOError."""
         further = self.broker_roots
         with ExitStack() as stack:
             for root in (*further, *stores_around(self._around, (self.root, *further))):
@@ -353,7 +355,7 @@ class RootLocks:
             self._more = stack.pop_all()
 
     def hold_around(self, folders: Sequence[str]) -> None:
-        """Takes the locks of further stores, which contain one of the folders. StoreHeldError."""
+        """Take the locks of further stores, which contain one of the folders. StoreHeldError."""
         held = (self.root, *self.broker_roots,
                 *stores_around(self._around, (self.root, *self.broker_roots)))
         for root in stores_around(folders, held):
@@ -366,7 +368,7 @@ class RootLocks:
             self._more.close()
 
     def note(self) -> None:
-        """Notes the further roots for later runs, where there are any. StoreIOError."""
+        """Note the further roots for later runs, where there are any. StoreIOError."""
         if not self._given:
             return
         root = os.path.realpath(self.root)
@@ -381,13 +383,13 @@ class RootLocks:
 
 
 def _named(root: str, broker_root: str) -> str:
-    """Relative where the root lies below it: the two are moved together."""
+    """Relative where the root is below it: the two are moved together."""
     below = root.startswith(os.path.join(broker_root, ""))
     return os.path.relpath(broker_root, root) if below else broker_root
 
 
 def noted_roots(root: str) -> list[str]:
-    """The broker's roots that a repair of ``root`` noted; none where there is no such note."""
+    """Return the broker's roots that a repair of ``root`` noted; none without such a note."""
     path = os.path.join(root, STAGING, ROOTS_NOTE)
     try:
         with open(open_file(path, os.O_RDONLY, "read"), "rb") as file:

@@ -1,4 +1,4 @@
-"""The journal of a repair: everything needed to complete it, or to take it back, after a kill.
+"""The journal of a repair: everything needed to complete it, or to undo it, after a kill.
 
 ``STORE/.rmqctl/repairs/ID/`` holds what a repair staged and keeps. Its ``journal.jsonl`` appears
 there in one piece, by rename, when everything is staged: that commits the repair. It is JSON
@@ -6,7 +6,7 @@ lines: a header, then the plan's actions, then the steps; the header counts both
 CRC-32 of all that follows it. It never changes again; how far the repair is says ``state.json``
 beside it (missing: committed, the steps have not all been carried out).
 
-``STORE/.rmqctl/log.jsonl`` has one line of JSON for every action that was done or taken back.
+``STORE/.rmqctl/log.jsonl`` has one line of JSON for every action that was done or undone.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _FIELDS = {name: field_name for field_name, name in _ON_DISK.items()}
 
 Kind = Literal["create", "replace", "patch", "move", "folder"]
 StateName = Literal["interrupted", "applied", "undoing", "undone", "abandoned", "damaged", "aside"]
-"""``interrupted``: committed, not all carried out. ``undoing``: being taken back. ``abandoned``:
+"""``interrupted``: committed, not all carried out. ``undoing``: being undone. ``abandoned``:
 was interrupted, and given up as it is. ``damaged``: its journal cannot be read. ``aside``: no
 repair, see `put_aside`."""
 Neighbours = Mapping[str, Mapping[str, tuple[int, int]]]
@@ -60,7 +60,7 @@ class Record:
     bytes that were there (patch); ``undone`` where undo puts what the repair made. ``spans`` are
     (position, size) of the bytes of a patch. ``folders`` are those that the step makes, outermost
     first.
-    ``again``: a later step makes something anew at, or below, the target. ``digest`` tells the new
+    ``again``: a later step rebuilds something at, or below, the target. ``digest`` tells the new
     content (create, replace) in a copy of the store, where times may be others, ``old_digest`` the
     old one (replace, and move of what is small).
     """
@@ -166,7 +166,7 @@ def _refuse_strange_paths(record: Record, further_dirs: int) -> None:
     """ValueError for paths that no repair writes into its journal: it may be a stranger's.
 
     A target is relative to the root, or absolute in a folder outside (`relocated` decides about
-    those). What is kept lies in the repair's own folder.
+    those). What is kept is in the repair's own folder.
     """
     own = [record.staged, record.backup, record.undone]
     if any(os.path.isabs(name) for name in own):
@@ -197,29 +197,29 @@ def _line(value: Mapping[str, Any]) -> bytes:
 
 
 def repairs_folder(root: str) -> str:
-    """Where all repairs of a store lie."""
+    """Return where all repairs of a store lie."""
     return os.path.join(root, STAGING, FOLDER)
 
 
 def repair_folder(root: str, repair_id: str) -> str:
-    """Where one repair lies."""
+    """Return where one repair lies."""
     return os.path.join(repairs_folder(root), repair_id)
 
 
 def backup_folder(repair_id: str) -> str:
-    """Where a repair keeps what it moved aside, relative to the store root."""
+    """Return where a repair keeps what it moved aside, relative to the store root."""
     return os.path.join(STAGING, FOLDER, repair_id)
 
 
 def order(repair_id: str) -> tuple[str, int]:
-    """Sorts ids by age: they never go back, even when the clock does."""
+    """Sort ids by age: they never go back, even when the clock does."""
     match = _ID.fullmatch(repair_id)
     assert match is not None
     return match[1], int(match[2])
 
 
 def ids(root: str) -> list[str]:
-    """The ids of all repairs, committed or not, oldest first. StoreIOError."""
+    """Return the ids of all repairs, committed or not, oldest first. StoreIOError."""
     folder = repairs_folder(root)
     try:
         names = os.listdir(folder)
@@ -231,7 +231,7 @@ def ids(root: str) -> list[str]:
 
 
 def next_id(root: str, now: int) -> str:
-    """An id later than every other one, of the time ``now`` (ms) if that is later."""
+    """Return an id later than every other one, of the time ``now`` (ms) if that is later."""
     try:
         stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now / 1000))
     except (ValueError, OverflowError, OSError):
@@ -243,7 +243,7 @@ def next_id(root: str, now: int) -> str:
 
 
 def is_committed(root: str, repair_id: str) -> bool:
-    """Whether a repair has a journal; without one nothing but its own folder was touched."""
+    """Return whether a repair has a journal; without one nothing but its own folder was touched."""
     return os.path.lexists(os.path.join(repair_folder(root, repair_id), JOURNAL))
 
 
@@ -264,14 +264,14 @@ def load(root: str, repair_id: str) -> Journal:
 
 def set_state(root: str, repair_id: str, state: StateName, now: int,
               **more: Any) -> None:
-    """Notes durably how far a repair is. StoreIOError."""
+    """Note durably how far a repair is. StoreIOError."""
     folder = repair_folder(root, repair_id)
     publish(os.path.join(folder, STATE), _line({"state": state, "time": now, **more}),
             store=root, staging=folder)
 
 
 def state_of(root: str, repair_id: str) -> tuple[StateName, Mapping[str, Any]]:
-    """How far a committed repair is, and what was noted with that. StoreIOError."""
+    """Return how far a committed repair is, and what was noted with that. StoreIOError."""
     path = os.path.join(repair_folder(root, repair_id), STATE)
     if not os.path.lexists(path):
         return "interrupted", {}
@@ -326,20 +326,24 @@ def entry(root: str, repair_id: str) -> Entry:
 
 
 def history(root: str) -> list[Entry]:
-    """All committed repairs of a store, oldest first. Opens nothing for writing. StoreIOError."""
+    """Return all committed repairs of a store, oldest first. Opens nothing for writing.
+    StoreIOError.
+    """
     return [entry(root, repair_id) for repair_id in ids(root) if is_committed(root, repair_id)]
 
 
 def put_aside(root: str) -> list[Entry]:
-    """What openings of the store or dispatches to the tier put aside, oldest first: they replaced
-    it without a plan, so it has no journal to take it back by. StoreIOError.
+    """Return what openings of the store or dispatches to the tier put aside, oldest first: they
+    replaced it without a plan, so it has no journal to undo it by. StoreIOError.
     """
     return [Entry(aside.path, aside.time, "", "aside", aside.files, aside.files)
             for aside in asides(root)]
 
 
 def pending(root: str) -> str | None:
-    """The id of a repair, or of its undoing, that was committed and is not finished. Read-only."""
+    """Return the id of a repair, or of its undoing, that was committed and is not finished.
+    Read-only.
+    """
     for earlier in reversed(ids(root)):
         if is_committed(root, earlier) and state_of(root, earlier)[0] in PENDING:
             return earlier
@@ -347,7 +351,7 @@ def pending(root: str) -> str | None:
 
 
 def overlapping(journal: Journal, others: Iterable[Journal]) -> str | None:
-    """The first of ``others`` which touched what ``journal`` did."""
+    """Return the first of ``others`` which touched what ``journal`` did."""
     targets = {record.target for record in journal.records}
     above = {folder for target in targets for folder in _above(target)}
     for other in others:
@@ -366,7 +370,7 @@ def _above(target: str) -> list[str]:
 
 
 def refuse_damaged(root: str, repair_id: str) -> RefusedError:
-    """The refusal to complete a repair whose journal cannot be read."""
+    """Return the refusal to complete a repair whose journal cannot be read."""
     return RefusedError(
         f"repair {repair_id} was interrupted and its journal is damaged: its kept files are in "
         f"{repair_folder(root, repair_id)}; `rmqctl undo {root} {repair_id} --abandon` leaves "
@@ -376,7 +380,7 @@ def refuse_damaged(root: str, repair_id: str) -> RefusedError:
 
 
 def note_actions(root: str, journal: Journal, state: str, now: int, *, maybe: bool = False) -> None:
-    """Appends the actions of a repair, durably.
+    """Append the actions of a repair, durably.
 
     ``maybe``: a run that was killed may have written some of them already; these are not written
     again. StoreIOError.
@@ -432,7 +436,7 @@ def _append(fd: int, path: str, lines: Sequence[bytes]) -> None:
 
 
 def _count(path: str, repair_id: str, state: str) -> int:
-    """How many whole lines there are of a repair in a state."""
+    """Return how many whole lines there are of a repair in a state."""
     needle, count = json.dumps(repair_id).encode(), 0
     try:
         with open(path, "rb") as file:

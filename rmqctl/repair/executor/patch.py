@@ -1,6 +1,6 @@
 """Bytes in place: files that hold the bytes of a patch, and laying them over its target.
 
-Such a file has the bytes of all spans of the patch one behind the other; zeros are holes where
+Such a file has the bytes of all spans of the patch one after the other; zeros are holes where
 the file system has them, so that wiping a gigabyte costs nothing.
 """
 
@@ -24,7 +24,7 @@ Found = Literal["old", "new", "between", "other"]
 
 
 def write_pieces(path: str, pieces: Iterable[Piece], mode: int = FILE_MODE) -> None:
-    """Makes the file of new bytes. StoreIOError."""
+    """Make the file of new bytes. StoreIOError."""
     fd = open_file(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, "make", mode)
     try:
         base = 0
@@ -39,7 +39,7 @@ def write_pieces(path: str, pieces: Iterable[Piece], mode: int = FILE_MODE) -> N
 
 
 def save_spans(path: str, source: int, name: str, spans: Spans) -> None:
-    """Makes the file of the bytes which ``source`` (called ``name``) has now; behind its end it
+    """Make the file of the bytes which ``source`` (called ``name``) has now; after its end it
     counts as zero, and with its mode. StoreIOError.
     """
     about = os.fstat(source)
@@ -58,7 +58,7 @@ def save_spans(path: str, source: int, name: str, spans: Spans) -> None:
 
 
 def lay(target: int, name: str, source_path: str, spans: Spans) -> None:
-    """Writes the bytes of a patch file over the target, as far as they differ. StoreIOError."""
+    """Write the bytes of a patch file over the target, as far as they differ. StoreIOError."""
     source = open_file(source_path, os.O_RDONLY)
     try:
         base = 0
@@ -80,9 +80,9 @@ def lay(target: int, name: str, source_path: str, spans: Spans) -> None:
 
 
 def compare(target: int, name: str, new: str, old: str, spans: Spans) -> Found:
-    """Which bytes the target has: ``between`` where some are old and some new. StoreIOError.
+    """Return which bytes the target has: ``between`` where some are old and some new. StoreIOError.
 
-    Behind the end of the target lie zeros.
+    After the end of the target lie zeros.
     """
     import numpy as np
 
@@ -119,8 +119,8 @@ def compare(target: int, name: str, new: str, old: str, spans: Spans) -> Found:
 
 
 def set_length(fd: int, size: int, path: str) -> None:
-    """StoreIOError. Of a target it changes the length only where a patch reaches behind its end:
-    what goes by that, when it is taken back, are bytes the repair wrote, or zeros.
+    """StoreIOError. Of a target it changes the length only where a patch reaches after its end:
+    what goes by that, when it is undone, are bytes the repair wrote, or zeros.
     """
     try:
         os.ftruncate(fd, size)

@@ -1,9 +1,9 @@
-"""What old repairs keep, given up for good: the one place where kept bytes are deleted.
+"""Files kept by old repairs, deleted for good: the one place where kept bytes are deleted.
 
 The oldest repairs go, up to the first that is younger: so a repair that stays never lacks a later
-one that would have to be taken back before it, and taking one back needs only what it kept itself.
+one that would have to be undone before it, and taking one back needs only what it kept itself.
 A repair is given up by the renaming of its journal; what it staged and kept is then that of a
-repair which was never committed, and is taken away at once, or by whoever enters next.
+repair which was never committed, and is taken away at once, or by the next process.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ class Prunable:
 
 
 def prunable(root: str, before: int) -> list[Prunable]:
-    """The repairs made before ``before`` (ms), oldest first, up to the first that is younger.
+    """Return the repairs made before ``before`` (ms), oldest first, up to the first that is
+    younger.
 
     Looks only. RefusedError where one is not finished: it needs what it keeps. StoreIOError.
     """
@@ -79,14 +80,14 @@ def _examined(root: str, entry: Entry) -> Prunable:
 
 
 def _is_log(target: str) -> bool:
-    """Whether a target of a repair is a file of the log, in any of its folders."""
+    """Return whether a target of a repair is a file of the log, in any of its folders."""
     folder, name = os.path.split(target)
     return names.parse_offset(name) is not None and folder != "timerlog" and (
         os.path.isabs(folder) or os.sep not in folder)
 
 
 def forget(root: str, repair_id: str, *, note: bool = False) -> None:
-    """Gives one up, under the root's lock; with ``note`` also the note of what it lost, which else
+    """Give one up, under the root's lock; with ``note`` also the note of what it lost, which else
     stays. StoreIOError.
     """
     folder = repair_folder(root, repair_id)
@@ -97,7 +98,7 @@ def forget(root: str, repair_id: str, *, note: bool = False) -> None:
 
 
 def _keep_note(root: str, repair_id: str) -> None:
-    """Copies the note of what a repair lost to where it stays."""
+    """Copy the note of what a repair lost to where it stays."""
     path = os.path.join(repair_folder(root, repair_id), NOTE)
     if not is_regular(path) or state_of(root, repair_id)[0] == "undone":
         return
@@ -109,8 +110,8 @@ def _keep_note(root: str, repair_id: str) -> None:
 
 
 def forgettable(root: str, before: int, pruned: Iterable[str] = ()) -> list[str]:
-    """The ids of repairs made before ``before`` (ms) of which only the note of what they lost is
-    left, or will be once those in ``pruned`` are.
+    """Return the ids of repairs made before ``before`` (ms) of which only the note of what they
+    lost is left, or will be once those in ``pruned`` are.
     """
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(max(before, 0) / 1000))
     noted = {repair_id for repair_id in pruned_notes(root) if order(repair_id)[0] <= stamp}
@@ -119,7 +120,7 @@ def forgettable(root: str, before: int, pruned: Iterable[str] = ()) -> list[str]
 
 
 def forget_note(root: str, repair_id: str) -> None:
-    """Deletes the note of what a pruned repair lost. StoreIOError."""
+    """Delete the note of what a pruned repair lost. StoreIOError."""
     path = os.path.join(root, PRUNED, f"{repair_id}.json")
     try:
         os.unlink(path)
@@ -131,8 +132,8 @@ def forget_note(root: str, repair_id: str) -> None:
 
 
 def left_elsewhere(root: str, repair_id: str) -> Iterator[str]:
-    """Folders on other file systems that a repair keeps things in, made where the store lay before:
-    whether they are this store's cannot be told.
+    """Folders on other file systems that a repair keeps things in, made where the store was before:
+    whether they are this store's cannot be determined.
     """
     with suppress(StoreIOError):
         known = noted_staging_dirs(root, repair_id)

@@ -1,11 +1,11 @@
-"""A journal's paths in a store that lies elsewhere than where the repair was made.
+"""A journal's paths in a store that is elsewhere than where the repair was made.
 
 Targets below the root move with the store. Those outside of it (folders of a multi-path log, a
 tier's metadata), and folders that links lead to, need not: where the store was copied they are the
-other store's. A copy cannot be told from a store that was moved: inodes come again by chance, and
-the other store may lie on a disk that is not there now. So a folder outside counts as this store's
-where it lies as it did, seen from the root, and holds files that the repair knew; or where somebody
-says so. Everything else is refused, with or without ``--force``.
+other store's. A copy cannot be distinguished from a store that was moved: inodes come again by
+chance, and the other store may be on a disk that is not there now. So a folder outside counts as
+this store's where it is as it did, seen from the root, and holds files that the repair knew; or
+where the user says so. Everything else is refused, with or without ``--force``.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Folders = Mapping[str, str]
 
 
 def load_here(root: str, repair_id: str, moved: Sequence[str] = ()) -> tuple[Journal, Folders]:
-    """The journal of a repair with all paths as they are now, and the folders given.
+    """Return the journal of a repair with all paths as they are now, and the folders given.
 
     ``moved`` are texts ``OLD=NEW``; what an undoing that was begun was given counts as well.
     StoreIOError, RefusedError, UsageError for an OLD that the repair does not know.
@@ -51,12 +51,14 @@ def load_here(root: str, repair_id: str, moved: Sequence[str] = ()) -> tuple[Jou
 
 
 def moved_to(root: str, repair_id: str, moved: Sequence[str]) -> list[str]:
-    """The folders that ``moved``, the texts of this command alone, names as NEW. UsageError."""
+    """Return the folders that ``moved``, the texts of this command alone, names as NEW.
+    UsageError.
+    """
     return list(_parsed(load(root, repair_id), moved).values()) if moved else []
 
 
 def noted(root: str, given: Folders) -> dict[str, Any]:
-    """What a state notes of the folders given; a further copy needs them anew."""
+    """Return what a state notes of the folders given; a further copy needs them again."""
     return {"moved": {"root": os.path.realpath(root), "folders": dict(given)}} if given else {}
 
 
@@ -88,7 +90,7 @@ def _parsed(journal: Journal, moved: Iterable[str]) -> dict[str, str]:
 
 
 def outside(journal: Journal) -> list[str]:
-    """The folders outside of the store in which a repair changes files, as it names them."""
+    """Return the folders outside of the store in which a repair changes files, as it names them."""
     return sorted({os.path.dirname(record.target) for record in journal.records
                    if os.path.isabs(record.target)})
 
@@ -124,7 +126,7 @@ def refuse_unknown(root: str, wanted: str | None, repair_id: str | None) -> None
 
 
 def interrupted(root: str, named: Iterable[str] = ()) -> Interrupted | None:
-    """The unfinished repair of a store; None where there is none, or its journal is damaged.
+    """Return the unfinished repair of a store; None without one, or if its journal is damaged.
 
     Looks only. ``named``: folders outside that the user named. StoreIOError.
     """
@@ -161,7 +163,7 @@ def _question(root: str, journal: Journal, named: Iterable[str]) -> str:
 
 
 def as_it_lies(root: str, journal: Journal, given: Folders) -> Journal:
-    """The journal with its paths as they are in the store at ``root``. RefusedError."""
+    """Return the journal with its paths as they are in the store at ``root``. RefusedError."""
     now = os.path.realpath(root)
     if _is_where_made(root, now, journal):
         # Given nevertheless: a copy in the very place, its further folders elsewhere.
@@ -214,7 +216,7 @@ def _refuse_shared(root: str, now: str, journal: Journal) -> None:
 
 def _folder_here(root: str, now: str, journal: Journal, folder: str, given: Folders,
                  other: str) -> str:
-    """Where a folder outside is for this store. RefusedError."""
+    """Return where a folder outside is for this store. RefusedError."""
     if folder in given:
         if other and _is_same(folder, given[folder]):
             raise RefusedError(f"{folder}: belongs to the store {other}, in which repair "
@@ -246,8 +248,8 @@ def _is_same(first: str, other: str) -> bool:
 
 
 def _is_known(now: str, journal: Journal, folder: str, candidate: str) -> bool:
-    """Whether a folder has a file that the repair knew in ``folder``: one that it left alone, or
-    one that it changed, or was to, as it was or became.
+    """Return whether a folder has a file that the repair knew in ``folder``: one that it left
+    alone, or one that it changed, or was to, as it was or became.
     """
     for name, (size, digest) in journal.neighbours.get(folder, {}).items():
         path = os.path.join(candidate, name)
@@ -269,8 +271,8 @@ def _is_known(now: str, journal: Journal, folder: str, candidate: str) -> bool:
 
 
 def _renamed(journal: Journal, now: str, folders: Folders) -> Journal:
-    """The journal with other folders outside; what is kept on other file systems lies beside its
-    targets.
+    """Return the journal with other folders outside; what is kept on other file systems is beside
+    its targets.
     """
     records = tuple(_record(record, folders) for record in journal.records)
     return replace(journal, records=records,
@@ -288,7 +290,9 @@ def _record(record: Record, folders: Folders) -> Record:
 
 
 def _above(path: str, folders: Folders) -> str:
-    """The folder that is, or lies above, one of those renamed; empty where that is not known."""
+    """Return the folder that is, or lies above, one of those renamed; empty where that is not
+    known.
+    """
     for old, new in folders.items():
         rest = old.removeprefix(path)
         if rest == "" or (rest != old and rest.startswith(os.sep) and new.endswith(rest)):
@@ -297,7 +301,7 @@ def _above(path: str, folders: Folders) -> str:
 
 
 def _staging_dir(now: str, records: Sequence[Record], number: int, folder: str) -> str:
-    """Where the further staging folder of a number is; it was made as ``folder``."""
+    """Return where the further staging folder of a number is; it was made as ``folder``."""
     target = next((record.target for record in records if record.staging_dir == number), None)
     if target is None:
         return folder

@@ -36,11 +36,11 @@ class Room(NamedTuple):
 def rooms(root: str, todo: Sequence[Checked], folders: Iterable[str] | None = None,
           is_there: Callable[[FileContent, int], bool] = lambda _content, _device: False) -> list[
               Room]:
-    """A `Room` for each file system that the checked steps write to, named by a folder there, the
-    root if it is one. StoreIOError.
+    """Return a `Room` for each file system that the checked steps write to, named by a folder
+    there, the root if it is one. StoreIOError.
 
     ``folders``: where each step stages its files; None: beside its target. ``is_there``: whether a
-    file lies on a device already, and is renamed.
+    file is on a device already, and is renamed.
     """
     needed: dict[int, int] = {}
     where = {os.stat(root).st_dev: root}

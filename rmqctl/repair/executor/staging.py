@@ -144,7 +144,7 @@ class Staging:
                 raise error
 
     def _is_there(self, content: FileContent, device: int) -> bool:
-        """Whether a file need only be renamed on a device."""
+        """Return whether a file need only be renamed on a device."""
         return self._movable(content) and os.stat(content.path).st_dev == device
 
     # -- steps ----------------------------------------------------------------------------------
@@ -187,7 +187,7 @@ class Staging:
         return content_digest(path) if self._to_digest >= 0 else ""
 
     def _named(self, path: str) -> str:
-        """As targets are named: relative to the root where it lies below it."""
+        """As targets are named: relative to the root where it is below it."""
         root = os.path.realpath(self.root)
         inside = path == root or path.startswith(root + os.sep)
         return os.path.relpath(path, root) if inside else path
@@ -213,7 +213,7 @@ class Staging:
 
     def _stage(self, staging_dir: int, name: str, step: Create | Replace, *, like: str | None,
                near: str = "") -> FileStamp:
-        """Writes new content, durably; its mark."""
+        """Write new content, durably; its mark."""
         path, content = self._path(staging_dir, name), step.content
         if isinstance(content, FileContent):
             self._take(content, path)
@@ -264,7 +264,7 @@ class Staging:
         return os.path.join(self._staging_dirs.folders[staging_dir], name)
 
     def _folder(self, staging_dir: int, name: str) -> str:
-        """Makes a folder in a staging folder, to be forced at the end."""
+        """Make a folder in a staging folder, to be forced at the end."""
         path = self._path(staging_dir, name)
         if path not in self._touched:
             make_folders(path, durable=False)
@@ -277,7 +277,7 @@ class Staging:
         return path
 
     def _free_backup_name(self, staging_dir: int, target: str) -> str:
-        """A free name under ``aside``, with the folder for it.
+        """Return a free name under ``aside``, with the folder for it.
 
         Names are told apart as ``NUMBER OF THE STAGING FOLDER/NAME IN IT``.
         """
@@ -308,7 +308,9 @@ def _undone_name(target: str) -> str:
 
 
 def _mode_near(*folders: str) -> int:
-    """The rights of the first file in one of the folders, or somewhere below; the first counts."""
+    """Return the rights of the first file in one of the folders, or somewhere below; the first
+    counts.
+    """
     for folder in folders:
         for holder, inner, names in os.walk(folder):
             inner[:] = sorted(name for name in inner if name != STAGING)
@@ -336,7 +338,7 @@ def _neighbours(targets: Iterable[str]) -> Neighbours:
 
 
 def head_of(path: str) -> int:
-    """A checksum of a file's first bytes; 0 where they are zeros, which tell nothing.
+    """Return a checksum of a file's first bytes; 0 where they are zeros, which tell nothing.
 
     StoreIOError.
     """
@@ -349,7 +351,7 @@ def head_of(path: str) -> int:
 
 
 def clear(root: str, repair_id: str) -> None:
-    """Takes away what a repair staged that was never committed, or keeps that was given up
+    """Take away what a repair staged that was never committed, or keep that was given up
     (`rmqctl.repair.executor.prune`), as far as the system lets it.
 
     All of the former was made by rmqctl, or are copies: before the commit nothing of the store is

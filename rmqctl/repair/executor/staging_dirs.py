@@ -1,7 +1,7 @@
 """The folders in which a repair stages and keeps things.
 
 Renaming works only within one mount, and a log's folder may be another disk, by a link or as one
-of several. What is staged and kept for such a target lies in a ``.rmqctl`` folder beside that
+of several. What is staged and kept for such a target is in a ``.rmqctl`` folder beside that
 folder: never in it, because a broker refuses to start on strange names there.
 """
 
@@ -30,7 +30,7 @@ _OWN_NAME = re.compile("-[0-9a-f]{8}")
 
 
 def reachable(first: str, other: str) -> bool:
-    """Whether files can be renamed between two folders. StoreIOError.
+    """Return whether files can be renamed between two folders. StoreIOError.
 
     Asked of the system itself: a bind mount has the same device number and yet is another mount.
     A name that does not exist is "renamed": mounts are compared before names are looked up.
@@ -50,7 +50,7 @@ def reachable(first: str, other: str) -> bool:
 class StagingDirs:
     """The folders in which one repair stages and keeps things, made as they are needed.
 
-    The first lies in the store's ``.rmqctl``, further ones on other file systems.
+    The first is in the store's ``.rmqctl``, further ones on other file systems.
     """
 
     def __init__(self, root: str, repair_id: str) -> None:
@@ -59,9 +59,10 @@ class StagingDirs:
         self._found: dict[str, int] = {}
 
     def of(self, target: str, path: str) -> int:
-        """The number of the staging folder for what lies, or will lie, at the real ``path``.
+        """Return the number of the staging folder for a file that is, or will be, at the real
+        ``path``.
 
-        RefusedError where there is none on its file system.
+        RefusedError if its file system has none.
         """
         near = nearest_folder(path)
         if near not in self._found:
@@ -92,7 +93,9 @@ class StagingDirs:
 
 
 def structure_of(root: str, target: str) -> str:
-    """The folder on whose file system a target lies: that of its last link, or of its structure."""
+    """Return the folder on whose file system a target lies: that of its last link, or of its
+    structure.
+    """
     if os.path.isabs(target):
         return os.path.dirname(target)
     path, top = root, ""
@@ -127,7 +130,7 @@ def refuse_strange_dirs(root: str, journal: Journal) -> None:
 
 
 def noted_staging_dirs(root: str, repair_id: str) -> list[str]:
-    """The further staging folders of a repair that was never committed.
+    """Return the further staging folders of a repair that was never committed.
 
     A copy of a store has the notes of the original: whose these are is in their names.
     """

@@ -37,8 +37,8 @@ Progress = Callable[[int], object]
 
 @dataclass(frozen=True, slots=True)
 class Undone:
-    """A repair that was taken back: its id, the number of its steps, the folder (relative to
-    the store root) with what it had made. ``already``: it had been taken back before.
+    """A repair that was undone: its id, the number of its steps, the folder (relative to
+    the store root) with what it had made. ``already``: it had been undone before.
     """
 
     id: str
@@ -49,8 +49,8 @@ class Undone:
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """What `undo` of a repair would find. ``changed`` says in words which targets are not as the
-    repair left them. ``root`` and ``host`` are where it was made, as its journal says.
+    """The state that `undo` of a repair would find. ``changed`` says in words which targets are not
+    as the repair left them. ``root`` and ``host`` are where it was made, as its journal says.
     """
 
     entry: Entry
@@ -61,7 +61,7 @@ class Preview:
 
 
 def choose(root: str, repair_id: str | None) -> str:
-    """The repair that is meant: the newest that is not undone or given up, unless named.
+    """Return the repair that is meant: the newest that is not undone or given up, unless named.
 
     UsageError for an id there is not, RefusedError if there is nothing to undo.
     """
@@ -83,7 +83,7 @@ def choose(root: str, repair_id: str | None) -> str:
 
 def preview(root: str, repair_id: str | None = None, moved: Sequence[str] = (),
             named: Sequence[str] = ()) -> Preview:
-    """Looks only; ``moved`` and ``named`` as for `begin`. UsageError, RefusedError,
+    """Look only; ``moved`` and ``named`` as for `begin`. UsageError, RefusedError,
     StoreIOError.
     """
     repair_id = choose(root, repair_id)
@@ -102,7 +102,9 @@ def preview(root: str, repair_id: str | None = None, moved: Sequence[str] = (),
 
 def _examine(root: str, journal: Journal, named: Sequence[str], *,
              applied: bool) -> tuple[list[str], dict[str, int]]:
-    """(what was changed since, modification times that are to stay by number of the step)."""
+    """Return (what was changed since, modification times that are to stay by number of the
+    step).
+    """
     applier = StepApplier(root, journal, named)
     changed, times = [], {}
     for number, (record, phase) in enumerate(applier.phases()):
@@ -122,7 +124,7 @@ def _examine(root: str, journal: Journal, named: Sequence[str], *,
 
 def begin(root: str, repair_id: str, now: int, *, force: bool, moved: Sequence[str] = (),
           named: Sequence[str] = ()) -> None:
-    """Decides that a repair is taken back; nothing but its state changes yet.
+    """Decide that a repair is undone; nothing but its state changes yet.
 
     ``moved`` (``OLD=NEW``) tells of folders outside of a store that was moved or copied, ``named``
     are the folders outside that may be written. UsageError, RefusedError.
@@ -146,7 +148,7 @@ def begin(root: str, repair_id: str, now: int, *, force: bool, moved: Sequence[s
 
 
 def _later(root: str, repair_id: str) -> Iterator[Journal]:
-    """The later repairs that are not undone, the newest first."""
+    """Yield the later repairs that are not undone, the newest first."""
     for other in reversed(ids(root)):
         if (order(other) > order(repair_id) and is_committed(root, other)
                 and state_of(root, other)[0] != "undone"):
@@ -158,7 +160,7 @@ def _later(root: str, repair_id: str) -> Iterator[Journal]:
 
 def carry_on(root: str, repair_id: str, clock: Callable[[], int], progress: Progress, *,
              maybe: bool, named: Sequence[str] = ()) -> Undone:
-    """Takes back the rest of a repair in the state ``undoing``. ``maybe``: a run before this one
+    """Undo the rest of a repair in the state ``undoing``. ``maybe``: a run before this one
     may have done some of it. ChangedError, StoreIOError.
     """
     journal, _ = load_here(root, repair_id)
@@ -178,5 +180,5 @@ def carry_on(root: str, repair_id: str, clock: Callable[[], int], progress: Prog
 
 
 def undone(journal: Journal, *, already: bool = False) -> Undone:
-    """The result for a repair that has been taken back."""
+    """Return the result for a repair that has been undone."""
     return Undone(journal.id, len(journal.records), backup_folder(journal.id), already)

@@ -1,1 +1,1 @@
-"""Offsets of consumer groups set anew: reset, copied from another group, or imported."""
+"""Changing offsets of consumer groups: reset, copied from another group, or imported."""

@@ -61,8 +61,8 @@ class Reset:
 
 def plan_reset(store: Store, wanted: Reset, view: View, clock: Callable[[], int],
                scratch: Scratch) -> Offsets:
-    """The plan for an opened store; ``view`` says where queues begin and end. ``clock``: epoch ms.
-    Positions in RocksDB are those of a new data base, made in ``scratch``.
+    """Return the plan for an opened store; ``view`` says where queues begin and end. ``clock``:
+    epoch ms. Positions in RocksDB are those of a new database, made in ``scratch``.
 
     RefusedError for a group or a queue that is not known, or a file that cannot be changed without
     loss; UnsupportedError where the configuration cannot be read; MissingExtraError, StoreIOError.
@@ -139,7 +139,7 @@ class _Empty:
 
     @cached_property
     def _reached(self) -> Collection[tuple[str, int]] | None:
-        """The queues that the log knows; None where damage may hide one."""
+        """Return the queues that the log knows; None where damage may hide one."""
         problems: list[Problem] = []
         found = log_reach(self._store, View(self._store), report=problems.append)
         return None if problems else found.keys()
@@ -160,7 +160,7 @@ def _moved(store: Store, view: View, wanted: Reset, topic: str, queue_id: int,
 
 
 def _place(wanted: Reset, rows: QueueRows, before: int | None) -> int:
-    """The queue offset that is asked for, of a queue; a number within its bounds."""
+    """Return the queue offset that is asked for, of a queue; a number within its bounds."""
     if isinstance(wanted.to, Number):
         number = wanted.to.value + ((rows.first if before is None else before)
                                     if wanted.to.is_shift else 0)

@@ -1,5 +1,5 @@
-"""Committed offsets as a plan sets them, in the file a broker reads, or in the data base that
-stands in for it.
+"""Committed offsets as a plan sets them, in the file a broker reads, or in the database that
+replaces it.
 
 Everything else in ``consumerOffset.json`` (or ``lmqConsumerOffset.json``, with ``enableLmq``) stays
 as it is, in its order. What consumers keep themselves (broadcasting) is not here.
@@ -95,8 +95,8 @@ class Offsets:
 
 
 def file_of(store: Store, group: str) -> ConfigFile:
-    """The file that holds the group's offsets; with ``enableLmq`` a broker keeps all of them in
-    the second one. RefusedError where it cannot be changed without loss.
+    """Return the file that holds the group's offsets; with ``enableLmq`` a broker keeps all of them
+    in the second one. RefusedError where it cannot be changed without loss.
     """
     plain, light = load_one(store, _FILE), load_one(store, _LMQ_FILE)
     known = [file for file in (plain, light) if any(row["group"] == group for row in file.rows())]
@@ -120,7 +120,7 @@ def _refuse_damage(store: Store, file: ConfigFile) -> None:
 
 
 def positions(file: ConfigFile, group: str) -> dict[str, dict[int, int]]:
-    """The group's offsets by topic and queue id."""
+    """Return the group's offsets by topic and queue id."""
     found: dict[str, dict[int, int]] = {}
     for row in file.rows():
         if row["group"] == group:
@@ -129,7 +129,7 @@ def positions(file: ConfigFile, group: str) -> dict[str, dict[int, int]]:
 
 
 def refuse_odd_name(group: str) -> None:
-    """RefusedError for what is no name of a consumer group."""
+    """RefusedError for what is not a name of a consumer group."""
     if group == DELAY_GROUP:
         raise RefusedError("the delay service is not a consumer group: its progress is in "
                            "config/delayOffset.json")
@@ -138,14 +138,14 @@ def refuse_odd_name(group: str) -> None:
 
 
 def is_configured(store: Store, group: str) -> bool:
-    """Whether the group is among the subscription groups."""
+    """Return whether the group is among the subscription groups."""
     return any(row["group"] == group for row in load_one(store, "subscriptionGroup.json").rows())
 
 
 def queue_rows(store: Store, view: View, topic: str, queue_id: int,
                stack: ExitStack) -> QueueRows | None:
-    """The queue, until the stack is left. A broker's answer for a time (`offset_by_time`) is the
-    start of the queue where it meets a damaged message; this one looks beyond that.
+    """Return the queue, until the stack is left. A broker's answer for a time (`offset_by_time`) is
+    the start of the queue where it meets a damaged message; this one looks beyond that.
     """
     queue = store.queue(topic, queue_id)
     if queue is not None:
@@ -156,7 +156,7 @@ def queue_rows(store: Store, view: View, topic: str, queue_id: int,
 
 def moved_to(store: Store, rows: QueueRows | None, queue: tuple[str, str, int], before: int | None,
              to: int) -> Moved:
-    """The move of a group's offset (group, topic, queue id) to another one. StoreIOError."""
+    """Return the move of a group's offset (group, topic, queue id) to another one. StoreIOError."""
     if rows is None:
         return Moved(*queue, before, to, 0, 0, None)
     place = next((page for page in rows.pages(to, min(to + 1, rows.end)) if len(page[0])), None)
@@ -171,8 +171,8 @@ def moved_to(store: Store, rows: QueueRows | None, queue: tuple[str, str, int], 
 def planned(store: Store, command: str, queues: Sequence[Moved], changed: Sequence[Moved],
             why: Callable[[Moved], Phrase], notes: Iterable[str], clock: Callable[[], int],
             scratch: Scratch) -> Offsets:
-    """The plan that moves ``changed`` of the ``queues``; ``why`` says it of each. ``clock``: epoch
-    ms. RefusedError, MissingExtraError, StoreIOError.
+    """Return the plan that moves ``changed`` of the ``queues``; ``why`` says it of each. ``clock``:
+    epoch ms. RefusedError, MissingExtraError, StoreIOError.
     """
     if not changed:
         return Offsets(Plan(command, store.root, notes=tuple(notes)), tuple(queues))
@@ -207,7 +207,7 @@ def planned(store: Store, command: str, queues: Sequence[Moved], changed: Sequen
 
 
 def notes_of(store: Store, view: View, files: Iterable[ConfigFile]) -> list[str]:
-    """What the user must know before the broker starts, of any change of offsets."""
+    """Return what the user must know before the broker starts, of any change of offsets."""
     notes = []
     cut = cut_by_broker(view)
     if cut is not None:
@@ -223,7 +223,7 @@ def notes_of(store: Store, view: View, files: Iterable[ConfigFile]) -> list[str]
 
 
 def lost_queues(changed: Iterable[Moved], whose: str) -> list[str]:
-    """What to do first where offsets are in queues without an entry. One note, or none."""
+    """Return what to do first where offsets are in queues without an entry. One note, or none."""
     empty = [f"{queue.topic}-{queue.queue_id}" for queue in changed
              if (queue.before or queue.after) and not queue.max_offset]
     if not empty:
@@ -234,7 +234,7 @@ def lost_queues(changed: Iterable[Moved], whose: str) -> list[str]:
 
 def _changed(store: Store, file: ConfigFile, queues: Sequence[Moved],
              clock: Callable[[], int]) -> dict[str, Any]:
-    """The whole of the file, with the offsets as they are to be."""
+    """Return the whole of the file, with the offsets as they are to be."""
     value = dict(file.value or {})
     for queue in queues:
         light = file.name == _LMQ_FILE and queue.group.startswith(LMQ_PREFIX)
@@ -256,7 +256,7 @@ def _changed(store: Store, file: ConfigFile, queues: Sequence[Moved],
 
 
 def quotes_queue_ids(store: Store, file: ConfigFile, table: Mapping[str, Any] | None) -> bool:
-    """Whether the file has its queue ids as JSON texts; a broker writes them bare."""
+    """Return whether the file has its queue ids as JSON texts; a broker writes them bare."""
     if file.used is None or file.used.database or not table:
         return False
     with FileSource(store.path(file.used.path)) as source:

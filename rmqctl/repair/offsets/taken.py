@@ -32,7 +32,7 @@ from rmqctl.store.store import Store
 COPY, IMPORT = "offsets-copy", "offsets-import"
 
 Rule = Literal["missing", "max", "min", "replace"]
-"""Which offset stands where both sides have one: ours, the larger, the smaller, or theirs."""
+"""The offset that wins where both sides have one: ours, the larger, the smaller, or theirs."""
 
 
 class Wanted(NamedTuple):
@@ -45,8 +45,8 @@ class Wanted(NamedTuple):
 
 def plan_copy(store: Store, source: str, target: str, topic: str | None, view: View,
               clock: Callable[[], int], scratch: Scratch) -> Offsets:
-    """The plan that gives a group the offsets of another one in the same store, in one topic or in
-    all but the retry topics, which each group has of its own.
+    """Return the plan that gives a group the offsets of another one in the same store, in one topic
+    or in all but the retry topics, which each group has of its own.
 
     RefusedError where the group has none, or a file cannot be changed without loss.
     """
@@ -68,8 +68,8 @@ def plan_copy(store: Store, source: str, target: str, topic: str | None, view: V
 
 def plan_import(store: Store, wanted: Wanted, view: View, clock: Callable[[], int],
                 scratch: Scratch) -> Offsets:
-    """The plan that takes over offsets of a file or of another store. RefusedError where a file
-    cannot be changed without loss.
+    """Return the plan that takes over offsets of a file or of another store. RefusedError where a
+    file cannot be changed without loss.
     """
     store.layout.require(store.root, "config")
     return _plan(store, IMPORT, wanted, view, clock, scratch)

@@ -1,1 +1,1 @@
-"""Consumequeues and index made anew from the log, and what that changes in a store."""
+"""Consumequeues and index rebuilt from the log, and what that changes in a store."""

@@ -1,4 +1,4 @@
-"""What a rebuild takes from a range of the log as it would be: what its messages lead to."""
+"""Derived entries of a range of the log as it will be, for a rebuild."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _BAD_BODY = "the body does not match its CRC"
 
 
 def log_as_it_is(store: Store) -> list[LogPart]:
-    """The files of the log without any change."""
+    """Return the files of the log without any change."""
     return [LogPart(file.base, file.size, file.path, witness=file.witness, limit=file.limit,
                     head=file.head)
             for file in store.log.files if file.size]
@@ -32,9 +32,9 @@ def log_as_it_is(store: Store) -> list[LogPart]:
 
 @dataclass(slots=True)
 class LogSummary:
-    """What a walk over some of the log came by.
+    """Findings of a walk over a part of the log.
 
-    ``last`` and ``end``: physical offsets of the last intact message and behind it, -1 without
+    ``last`` and ``end``: physical offsets of the last intact message and after it, -1 without
     any; ``newest`` the greatest store time (ms), 0 without any.
     """
 
@@ -45,7 +45,7 @@ class LogSummary:
     damage: Damage = field(default_factory=Damage)
 
     def append(self, later: LogSummary) -> None:
-        """Takes in what was found of the log behind."""
+        """Take in what was found of the log behind."""
         self.messages += later.messages
         if later.messages:
             self.last, self.end = later.last, later.end
@@ -55,8 +55,8 @@ class LogSummary:
 
 @dataclass(slots=True)
 class DerivedRange(LogSummary):
-    """What one range leads to. ``first`` and ``position``: what it covered (positions in the
-    part).
+    """The entries that one range gives. ``first`` and ``position``: what it covered (positions in
+    the part).
     """
 
     first: int = 0
@@ -66,7 +66,7 @@ class DerivedRange(LogSummary):
 
 def derive(settings: Settings, rows: bool, limit: int | None, kept: KeptEntries,
            part: Range[LogPart], sink: Callable[[Derived], None] | None = None) -> DerivedRange:
-    """The intact messages of a range that end at or before physical offset ``limit``.
+    """Return the intact messages of a range that end at or before physical offset ``limit``.
 
     ``rows``: columns for the consumequeues are wanted. ``kept``: entries of the store, which know
     more of damaged messages. ``sink`` takes what was derived, batch by
@@ -108,7 +108,7 @@ def derive(settings: Settings, rows: bool, limit: int | None, kept: KeptEntries,
 
 
 def _intact(batch: Batch, limit: int | None, damage: Damage) -> Batch:
-    """The messages that may be dispatched; bodies that were changed are noted as damage."""
+    """Return the messages that may be dispatched; bodies that were changed are noted as damage."""
     good = batch.crc_ok()
     if limit is not None:
         inside = batch.offset + batch.column("total_size") <= limit

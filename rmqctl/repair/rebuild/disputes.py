@@ -5,16 +5,16 @@ damaged property would destroy the only proof of what it was. Where the place an
 entry are the message's and its hash is not:
 
 * One changed byte of the property explains the hash, and only one, and the entry is proven: the
-  message is set right. An index entry is, where it hangs in the chain of its own hash's slot, and
+  message is corrected. An index entry is, where it hangs in the chain of its own hash's slot, and
   that of the message's key is another one; a tag's hash, where other entries of the queue have it.
 * One changed byte of the hash in the entry would explain it, and nothing in the message: the entry
-  is set right.
+  is corrected.
 * Both do, or several changes of the message: it is undecided, and neither is touched.
 * Nothing does: where the index has another key of the message, or the second in which it was
   stored and the queue its entry, the entry is right and the message is not, and neither is
-  touched. Else the entry is another message's, of another history of the log, and made anew.
+  touched. Else the entry is another message's, of another history of the log, and rebuilt.
 
-Damaged properties, and those that a repair has marked so, are no dispute: their entries are right
+Damaged properties, and those that a repair has marked so, are not disputes: their entries are right
 (`rmqctl.repair.rebuild.kept`).
 
 Index entries have to stand where the order of messages has them.
@@ -49,7 +49,7 @@ from rmqctl.store.index.files import IndexFile
 from rmqctl.store.store import Store
 
 _MOST = 1000
-"""Entries that are looked at: where more contradict the log, it is no message that was hit."""
+"""Entries that are looked at: where more contradict the log, it is not a message that was hit."""
 _MOST_STEPS = 10_000
 _SECOND = 1000
 _PAGE = 1 << 20
@@ -61,7 +61,7 @@ _SPACE = 32
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """A byte of the ``message`` at a physical offset that is set right: its ``place``, what it was
+    """A byte of the ``message`` at a physical offset that is corrected: its ``place``, what it was
     and will be.
     """
 
@@ -86,8 +86,8 @@ class Disputes:
 
 def disputes(store: Store, parts: Sequence[LogPart], rebuilt: Rebuilt, queues: set[QueueKey], *,
              index: bool) -> Disputes:
-    """What the entries of some queues that differ from the log say, and those of the index, of
-    messages that are in ``parts`` as they are in the store. StoreIOError.
+    """Return what the entries of some queues that differ from the log say, and those of the index,
+    of messages that are in ``parts`` as they are in the store. StoreIOError.
     """
     found = Disputes()
     records = IntactRecords(store, parts)
@@ -127,8 +127,8 @@ class IntactRecords:
 
 def _tags(rebuilt: Rebuilt, queues: set[QueueKey], records: IntactRecords) -> Iterator[
         tuple[int, Record, bool]]:
-    """(the hash in its entry, the message, whether other entries have it) where that is another
-    one's.
+    """Yield (the hash in its entry, the message, whether other entries have it) where that is
+    another one's.
     """
     present, made = rebuilt.present, rebuilt.made.plain_queues
     left = _MOST
@@ -191,8 +191,8 @@ class _Entries(NamedTuple):
 
 
 def _keys(store: Store, rebuilt: Rebuilt) -> dict[int, _Entries]:
-    """All that the index has for messages, by place, where any is of no key of theirs. Each entry
-    hangs in the chain of its slot, and stands in the messages' order.
+    """Return all that the index has for messages, by place, where any is of no key of theirs. Each
+    entry hangs in the chain of its slot, and is in the messages' order.
     """
     if not store.index_listing.files:
         return {}
@@ -234,7 +234,7 @@ def _keys(store: Store, rebuilt: Rebuilt) -> dict[int, _Entries]:
 
 
 def _indexes(store: Store) -> Iterator[IndexFile]:
-    """The index files that can be read, each open until the next one."""
+    """Yield the index files that can be read, each open until the next one."""
     for file in store.index_listing.files:
         try:
             index = store.open_index(file)
@@ -245,8 +245,8 @@ def _indexes(store: Store) -> Iterator[IndexFile]:
 
 
 def _pages(index: IndexFile) -> Iterator[tuple[int, Array, Array, Array]]:
-    """(number of the first entry, places, hashes, which are of messages), page by page; the entries
-    next to a page come along, as of none.
+    """Yield (number of the first entry, places, hashes, which are of messages), page by page; the
+    entries next to a page come along, as of none.
     """
     count = index.header.entries
     for begin in range(0, count, _PAGE):
@@ -270,7 +270,7 @@ class _Known:
         self._codes: Array = np.sort(self._coded(made, hashes), kind="stable")
 
     def hold(self, places: Array, hashes: Array) -> Array:
-        """Which pairs are among them."""
+        """Return which pairs are among them."""
         codes = self._coded(places, hashes)
         if not len(self._codes):
             return np.zeros(len(codes), bool)
@@ -278,7 +278,7 @@ class _Known:
         return np.asarray(self._codes[at] == codes)
 
     def _coded(self, places: Array, hashes: Array) -> Array:
-        """A pair as one number: that of its place, and the hash; -1 for an unknown place."""
+        """Return a pair as one number: that of its place, and the hash; -1 for an unknown place."""
         places = places.astype(np.int64)
         if not len(self._places):
             return np.full(len(places), -1, np.int64)
@@ -288,7 +288,7 @@ class _Known:
 
 
 def _hangs(index: IndexFile, number: int, key: int) -> bool:
-    """Whether an entry is in the chain of its hash's slot."""
+    """Return whether an entry is in the chain of its hash's slot."""
     at = index.slot(index.shape.slot_of(key)) if key >= 0 else 0
     for _ in range(_MOST_STEPS):
         if at <= number:
@@ -299,7 +299,7 @@ def _hangs(index: IndexFile, number: int, key: int) -> bool:
 
 
 def _pairs(store: Store) -> Array:
-    """All entries of a store's index."""
+    """Return all entries of a store's index."""
     parts = [np.zeros(0, ENTRY.array(b"").dtype)]
     for file in store.index_listing.files:
         with closing(store.open_index(file)) as index:
@@ -310,7 +310,9 @@ def _pairs(store: Store) -> Array:
 
 
 def _is_led(store: Store, record: Record) -> bool:
-    """Whether the queue has an entry of the message, so that the index got its entries as well."""
+    """Return whether the queue has an entry of the message, so that the index got its entries as
+    well.
+    """
     queue = store.row_as_evidence(os.fsdecode(record.topic), record.queue_id)
     unit = None if queue is None else queue.unit(record.queue_offset)
     return unit is not None and (unit.physical_offset, unit.size) == (
@@ -359,7 +361,7 @@ def single_changes(record: Record, names: Sequence[str],
 
 
 def value_range(raw: bytes, name: str) -> range:
-    """Where the value of a property stands."""
+    """Return where the value of a property stands."""
     head = (name + props.NAME_VALUE_SEPARATOR).encode()
     mark = props.PROPERTY_SEPARATOR.encode()
     at = 0 if raw.startswith(head) else raw.find(mark + head) + 1

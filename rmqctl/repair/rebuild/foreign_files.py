@@ -1,9 +1,9 @@
-"""What keeps a broker from starting and is no data: strange names among a store's files.
+"""Files that are not data and keep a broker from starting: strange names among a store's files.
 
 A broker takes every entry of these folders for one of its files (recovery.md §2): a name that is
-no number, another length, for 4.x also a folder, and it does not start. Its index folder is
-different: names that are no number are passed over (`IndexService.load` catches that), but
-whatever has a number for a name is taken for an index file.
+not a number, another length, for 4.x also a folder, and it does not start. Its index folder is
+different: names that are no number are skipped (`IndexService.load` catches that), but whatever has
+a number for a name is taken for an index file.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ WHY = "a broker does not start on it"
 _TAKEN = "a broker treats it as an index file"
 _NO_INDEX = "not an index file"
 _NUMBER = re.compile(r"[+-]?[0-9]{1,19}")
-"""What Long.parseLong takes, but for other scripts' digits and numbers that are too large."""
+"""Numbers that Long.parseLong accepts, except other scripts' digits and numbers that are too
+large.
+"""
 _QUEUES = ("consumequeue", "consumequeue_ext")
 _NAMED = 5
 
@@ -52,7 +54,7 @@ def foreign_queue_entries(store: Store, generation: int) -> Planned:
 
 
 def foreign_index_entries(store: Store) -> Planned:
-    """What is no index file goes aside."""
+    """Move aside what is not an index file."""
     folder = store.path("index")
     index_listing = listing(folder, names.INDEX_DIGITS)
     folders = [os.path.join(folder, name) for name in index_listing.folders]
@@ -68,7 +70,9 @@ def foreign_index_entries(store: Store) -> Planned:
 
 
 def joined(steps: Sequence[Step], actions: Sequence[Action], foreign: Planned) -> Planned:
-    """The steps and actions for derived files with those for strays, each thing moved once."""
+    """Return the steps and actions for derived files with those for strays, each thing
+    moved once.
+    """
     done = {step.target for step in steps}
     gone = [step.target for step in foreign[0] if step.target not in done]
     left = [step for step in steps
@@ -144,6 +148,6 @@ def _moved_aside(store: Store, paths: Iterable[str], why: str = WHY) -> Planned:
 
 
 def _bytes_of(path: str) -> int | None:
-    """None for a folder, a link and whatever else is no file."""
+    """None for a folder, a link and whatever else is not a file."""
     return _size(path) if os.path.isfile(path) and not os.path.islink(path) else None
 

@@ -35,7 +35,7 @@ class Expired:
     """Index files with entries of messages before the log's start.
 
     ``whole``: full files of nothing else, oldest first, which stay as they are. ``part``: the
-    file behind them, of which ``entries`` are such (None: no such file).
+    file after them, of which ``entries`` are such (None: no such file).
     """
 
     whole: tuple[StoreFile, ...] = ()
@@ -53,7 +53,7 @@ class Expired:
 
 
 def expired(root: str, shape: Shape, log_min: int) -> Expired:
-    """What of the store's index tells of messages before physical offset ``log_min``.
+    """Return what of the store's index tells of messages before physical offset ``log_min``.
 
     It ends with the first file that is damaged. StoreIOError.
     """
@@ -79,7 +79,7 @@ def expired(root: str, shape: Shape, log_min: int) -> Expired:
 
 
 def seed(expired_files: Expired, shape: Shape, log_min: int, scratch: Scratch) -> None:
-    """Lays into the scratch folder what a writer goes on from.
+    """Lay into the scratch folder what a writer goes on from.
 
     Of the last whole file that is its head alone, which the next file's first entry counts from.
     StoreIOError.
@@ -96,8 +96,8 @@ def seed(expired_files: Expired, shape: Shape, log_min: int, scratch: Scratch) -
 
 def _cut(file: StoreFile, shape: Shape, header: Header, log_min: int) -> Iterator[
         tuple[int, bytes]]:
-    """(position, bytes) of the file as it was before the first living entry, without overwritten
-    entries: what stands after one moves up.
+    """Yield (position, bytes) of the file as it was before the first living entry, without
+    overwritten entries: what is after one moves up.
     """
     table: Any = np.zeros(shape.slots, _SLOTS)
     number, fresh, first, last = 1, 0, None, None
@@ -147,9 +147,9 @@ def _moved_up(page: Array, slots: Array, number: int, gone: Array, table: Array)
 
 def _pages(file: StoreFile, shape: Shape, header: Header,
            log_min: int) -> Iterator[tuple[Array, Any]]:
-    """(numbers, entries) of the leading entries that lead before ``log_min``, up to the first that
-    cannot be right. Overwritten ones are left out: without a hash, which no key has but for one of
-    4 billion, or which lead before the entry before.
+    """Yield (numbers, entries) of the leading entries that lead before ``log_min``, up to the first
+    that cannot be right. Overwritten ones are left out: without a hash, which no key has but for
+    one of 4 billion, or which lead before the entry before.
     """
     number, before = 1, -1
     with FileSource(file.path) as source:
@@ -177,10 +177,11 @@ def _pages(file: StoreFile, shape: Shape, header: Header,
 
 
 def matched(built: Sequence[StoreFile], existing: Sequence[StoreFile], after: str) -> list[str]:
-    """The name each made file gets in the store (both oldest first), ascending, behind ``after``.
+    """Return the name each made file gets in the store (both oldest first), ascending, after
+    ``after``.
 
     A file that begins with the same message keeps its name; others take the next name of a file
-    there, or their own one, if it lies between those of their neighbours. A file that is right as
+    there, or their own one, if it is between those of their neighbours. A file that is right as
     it is keeps its name in any order: a broker names them by its clock, which may be set back.
     """
     begins: dict[int, StoreFile] = {}
@@ -208,7 +209,7 @@ def matched(built: Sequence[StoreFile], existing: Sequence[StoreFile], after: st
 
 def _ascending(built: Sequence[StoreFile], same: Sequence[StoreFile | None], after: str, *,
                right_ones: bool) -> list[str | None]:
-    """The names of the files that begin with the ``same`` messages, where they ascend; with
+    """Return the names of the files that begin with the ``same`` messages, where they ascend; with
     ``right_ones`` of those with the same content in any order.
     """
     sure: list[str | None] = []
@@ -225,8 +226,8 @@ def _ascending(built: Sequence[StoreFile], same: Sequence[StoreFile | None], aft
 
 def _fill(built: Sequence[StoreFile], sure: Sequence[str | None], free: list[str],
           after: str) -> list[str] | None:
-    """``sure`` with a name between those of its neighbours for each file that has none; None where
-    there is no room for one.
+    """``sure`` with a name between those of its neighbours for each file that has none; None
+    without space for one.
     """
     out: list[str] = []
     taken = {name for name in sure if name}
@@ -248,6 +249,6 @@ def _fill(built: Sequence[StoreFile], sure: Sequence[str | None], free: list[str
 
 
 def _own(file: StoreFile) -> str:
-    """The name after the store time of the first entry: it follows from the log alone."""
+    """Return the name after the store time of the first entry: it follows from the log alone."""
     header = header_of(file.path)
     return name_at(header.begin_timestamp) if header.index_count > 1 else file.name

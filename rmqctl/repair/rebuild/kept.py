@@ -1,4 +1,4 @@
-"""What consume queue and index entries know of messages with damaged properties.
+"""Knowledge of consume queue and index entries about messages with damaged properties.
 
 No CRC covers properties. The entries were made when the message was intact, so where properties are
 damaged, or a repair has marked them so, a rebuild keeps what the entries have: the tags code, the
@@ -37,7 +37,7 @@ _TRIED = 16
 
 
 class Entry(NamedTuple):
-    """Where a message has its entry: queue, queue offset, place and size."""
+    """The place of a message's entry: queue, queue offset, place and size."""
 
     topic: str
     queue_id: int
@@ -53,7 +53,7 @@ class Entries:
     store: Store
 
     def tags_code(self, message: Entry) -> int | None:
-        """The tags code of a message's own entry; None without one."""
+        """Return the tags code of a message's own entry; None without one."""
         key = message.topic, message.queue_id
         try:
             batch = self.store.batch_queues.get(key)
@@ -73,8 +73,8 @@ class Entries:
         return self._of_ext(key, unit.tags_code) if is_address(unit.tags_code) else unit.tags_code
 
     def tags(self, message: Entry, code: int) -> str | None:
-        """The tags of a message near to this one in its queue that has the same tags code; None
-        without one.
+        """Return the tags of a message near to this one in its queue that has the same tags code;
+        None without one.
         """
         queue = self.store.known_queues.get((message.topic, message.queue_id))
         if queue is None or not queue.exists or message.topic == SCHEDULE_TOPIC or not code:
@@ -109,14 +109,14 @@ class Entries:
         return None if found is None else found.tags_code
 
     def keys(self, places: Iterable[int]) -> dict[int, tuple[int, ...]]:
-        """The hashes which the index has of messages, in its order, by place; 0 is none: zeros were
-        written over it.
+        """Return the hashes which the index has of messages, in its order, by place; 0 for an
+        overwritten one.
         """
         return {place: tuple(key.key_hash for key in keys if key.key_hash)
                 for place, keys in keys_of_places(self.store, places).items()}
 
     def further(self, place: int, size: int) -> tuple[tuple[str, int], ...]:
-        """(light queue, queue offset) of the rows that lead to a message."""
+        """Return (light queue, queue offset) of the rows that point to a message."""
         found = []
         for (name, _), queue in self.store.known_queues.items():
             if not name.startswith(LMQ_PREFIX) or not queue.exists:
@@ -142,7 +142,7 @@ class KeptEntries(Closing):
     root: str
     sizes: Sizes
     further: bool
-    """Whether messages may have rows in light queues."""
+    """True if messages may have rows in light queues."""
     _entries: Entries | None = field(default=None, compare=False)
     _lock: Any = field(default_factory=Lock, compare=False)
 
@@ -151,13 +151,15 @@ class KeptEntries(Closing):
 
     @classmethod
     def of(cls, root: str, settings: Settings) -> KeptEntries:
-        """Those of a store that is rebuilt with these settings."""
+        """Return those of a store that is rebuilt with these settings."""
         return cls(root, Sizes(consumequeue_file=settings.consumequeue_file_size,
                                index_slots=settings.index_slots, index_max=settings.index_max),
                    settings.multi_dispatch)
 
     def kept(self, batch: Batch, derived: Derived) -> Derived:
-        """What the messages of a batch lead to, with what their entries know of damaged ones."""
+        """Return what the messages of a batch lead to, with what their entries know of damaged
+        ones.
+        """
         odd = kept_damaged(batch) | damaged_properties(batch)
         if not odd.any():
             return derived

@@ -1,16 +1,16 @@
-"""Consumequeues and index made anew from the log alone, in a scratch folder.
+"""Consumequeues and index rebuilt from the log alone, in a scratch folder.
 
 The engine's own dispatcher writes them, so they are the bytes a broker would have written that
 dispatched this log from its first to its last message. `rmqctl.repair.rebuild.steps` says what
 has to change in the store.
 
 What no log tells stays as the store has it: rows and entries of expired messages, filter bit maps
-(where the extension files are there), names of index files. What is damaged in the log is passed
-over; a row whose queue offset leaves a gap then lands at the queue's end, as at a broker
-(spec: consumequeue.md §4), and is counted in ``gaps``.
+(where the extension files are there), names of index files. Damage in the log is skipped; a row
+whose queue offset leaves a gap then lands at the queue's end, as at a broker (spec: consumequeue.md
+§4), and is counted in ``gaps``.
 
 How far a rebuild came is noted in a small file of the scratch folder, so that it can go on later.
-What lies there is fsynced only when a run ends: after the machine went down nothing in it is
+What is there is fsynced only when a run ends: after the machine went down nothing in it is
 relied on, after a kill everything is.
 """
 
@@ -75,16 +75,16 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Rebuilt:
-    """What a rebuild made below ``scratch``, from the log that begins at ``log_min``.
+    """The files that a rebuild made below ``scratch``, from the log that begins at ``log_min``.
 
     Offsets are physical, times are store times (ms). ``log_end`` is where the log ends; ``last``
     the start of its last intact message (-1 without any) and ``newest`` the greatest store time.
     ``logics_timestamp`` belongs to the last message with a row, ``index_timestamp`` to the newest
-    full index file; 0 where there is none. ``next_offsets``: the next queue offset of every queue
-    the log holds a message of (without the queues that were not wanted). ``gaps``, ``refused``,
-    ``unplaceable`` and ``repeated`` count rows as `Dispatcher` does. ``damage`` is what was passed
-    over. ``void_from``: from where on the log is another store's than the one that wrote the rows.
-    ``same`` queues are those of the ``store``, and were not made.
+    full index file; 0 without one. ``next_offsets``: the next queue offset of every queue the log
+    holds a message of (without the queues that were not wanted). ``gaps``, ``refused``,
+    ``unplaceable`` and ``repeated`` count rows as `Dispatcher` does. ``damage`` is what was
+    skipped. ``void_from``: from where on the log is another store's than the one that wrote the
+    rows. ``same`` queues are those of the ``store``, and were not made.
     """
 
     root: str
@@ -111,16 +111,16 @@ class Rebuilt:
     store: Store | None = None
     same: frozenset[QueueKey] = frozenset()
     made: Store = field(kw_only=True)
-    """What lies in ``scratch``."""
+    """The files in ``scratch``."""
 
     @property
     def present_batches(self) -> Mapping[QueueKey, BatchQueue]:
-        """The batch queues of the store."""
+        """Return the batch queues of the store."""
         return (self.store or seed.derived_in(self.root)).batch_queues
 
     @property
     def present(self) -> Mapping[QueueKey, FileQueue]:
-        """The plain queues of the store."""
+        """Return the plain queues of the store."""
         if self.store is not None:
             return self.store.plain_queues
         return seed.derived_in(self.root, self.settings.consumequeue_file_size).plain_queues
@@ -137,7 +137,7 @@ class Rebuilt:
            **known: Any) -> Rebuilt:
         """With the figures of ``done``, what was dispatched of the log; ``known`` are the others.
 
-        ``log_end`` None: behind the last intact message.
+        ``log_end`` None: after the last intact message.
         """
         return cls(
             log_min=log_min, log_end=max(done.end, log_min) if log_end is None else log_end,
@@ -147,12 +147,12 @@ class Rebuilt:
                 known["scratch"].root, known["settings"].consumequeue_file_size), **known)
 
     def wants(self, key: QueueKey) -> bool:
-        """Whether a queue was asked for."""
+        """Return whether a queue was asked for."""
         return CONSUMEQUEUE in self.only and wants(self.topic, self.queue, key)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a person should know of it."""
+        """Return what a person should know of it."""
         notes = []
         if self.damage.count:
             first = self.damage.spans[0]
@@ -184,7 +184,7 @@ def rebuild(parts: Sequence[LogPart], root: str, settings: Settings, scratch: Sc
             batch_topics: Collection[str] = frozenset(), log_end: int | None = None,
             save_every: float = SAVE_EVERY, kept: Kept | None = None,
             opened: Store | None = None, twins: bool = True) -> Rebuilt:
-    """Makes the derived structures of a log (its ``parts`` in order) in an empty scratch folder.
+    """Make the derived structures of a log (its ``parts`` in order) in an empty scratch folder.
 
     ``root`` is the store they are for, which is only read. ``only``: ``consumequeue`` (plain,
     extended, batch, light) and ``index``. With ``topic`` (and ``queue``) only these queues are
@@ -206,7 +206,7 @@ def rebuild(parts: Sequence[LogPart], root: str, settings: Settings, scratch: Sc
 
 
 def wanted_parts(only: Collection[str], topic: str | None, settings: Settings) -> frozenset[str]:
-    """What of ``only`` can be rebuilt. RefusedError where that is nothing."""
+    """Return what of ``only`` can be rebuilt. RefusedError where that is nothing."""
     wanted = frozenset(only) & BOTH
     if topic is not None or not settings.message_index:
         wanted -= {INDEX}
@@ -217,7 +217,7 @@ def wanted_parts(only: Collection[str], topic: str | None, settings: Settings) -
 
 
 def log_size(parts: Sequence[LogPart], log_end: int | None = None) -> int:
-    """The bytes that ``progress`` will hear of in all."""
+    """Return the bytes that ``progress`` will hear of in all."""
     return sum(max(0, min(part.end, log_end if log_end is not None else part.end) - part.base)
                for part in parts)
 
@@ -307,7 +307,7 @@ class _Job:
                               self._begun))
 
     def _begun(self, key: QueueKey, place: int) -> int:
-        """Where a queue of the store began, if that is after ``place``, else 0."""
+        """Return where a queue of the store began, if that is after ``place``, else 0."""
         queue = None if self._store is None else self._store.known_queues.get(key)
         if self._store is None or queue is None:
             return 0
@@ -318,7 +318,7 @@ class _Job:
 
     @property
     def _twin_store(self) -> Store | None:
-        """The store whose queues need not be made again; None where all have to be.
+        """Return the store whose queues need not be made again; None where all have to be.
 
         Who goes on later needs all of them, and of a store in use files grow.
         """
@@ -329,7 +329,8 @@ class _Job:
         return store
 
     def _queue_ids(self, held: ExitStack) -> QueueIds | None:
-        """Where the store has seen both ways of keeping light queues, each row stays in its queue.
+        """Return a chooser that keeps each row in its queue, if the store has light queues of both
+        kinds.
 
         None where the settings say it all.
         """
@@ -344,7 +345,7 @@ class _Job:
 
     def _go_on(self, dispatcher: Dispatcher, reached: RebuildProgress, base: tuple[int, ...],
                jobs: int, progress: Callable[[int], None] | None, save_every: float) -> None:
-        """Dispatches what is left. Interrupted, it notes how far it came."""
+        """Dispatch what is left. Interrupted, it notes how far it came."""
         # `complete`: between two parts, so that what is saved is of whole parts.
         complete = True
         saved = time.monotonic()
@@ -387,7 +388,7 @@ class _Job:
 
 
 def _lone_queues(store: Store) -> Iterator[tuple[QueueKey, FileQueue]]:
-    """The plain queues of a store that lie in the one folder which a broker has for them, and
+    """Yield the plain queues of a store that are in the one folder which a broker has for them, and
     share it with no other folder.
     """
     for key, queue in store.plain_queues.items():
@@ -397,7 +398,7 @@ def _lone_queues(store: Store) -> Iterator[tuple[QueueKey, FileQueue]]:
 
 
 def wants(topic: str | None, queue: int | None, key: QueueKey) -> bool:
-    """Whether a queue is among those of ``topic`` (and ``queue``), None meaning all."""
+    """Return whether a queue is among those of ``topic`` (and ``queue``), None meaning all."""
     return (topic is None or key[0] == topic) and (queue is None or key[1] == queue)
 
 
@@ -418,18 +419,18 @@ class RebuildProgress(LogSummary):
     unplaceable: int = 0
     repeated: int = 0
     finished: str = ""
-    """Stands for the files that were there at the end; empty before."""
+    """Represents the files that were there at the end; empty before."""
 
 
 class StateFile:
-    """The state in ``scratch``, of the log and the options that ``identity`` stands for."""
+    """The state in ``scratch``, of the log and the options that ``identity`` represents."""
 
     def __init__(self, scratch: Scratch, identity: str) -> None:
         self._scratch, self._identity = scratch, identity
         self._path = scratch.path(NAME)
 
     def load(self) -> RebuildProgress | None:
-        """How far an earlier run came; None where there is none to go on from."""
+        """Return how far an earlier run came; None if it cannot be continued."""
         try:
             with FileSource(self._path) as source:
                 document: Any = json.loads(source.read(0, _MOST))
@@ -447,7 +448,7 @@ class StateFile:
             return None
 
     def finish(self, progress: RebuildProgress) -> None:
-        """Notes that nothing is left to do. StoreIOError."""
+        """Note that nothing is left to do. StoreIOError."""
         progress.finished = self._files()
         self.save(progress)
 
@@ -462,7 +463,7 @@ class StateFile:
         return digest.hexdigest()
 
     def save(self, progress: RebuildProgress, *, durable: bool = False) -> None:
-        """Notes the state. ``durable``: what it tells of was fsynced. StoreIOError."""
+        """Note the state. ``durable``: what it tells of was fsynced. StoreIOError."""
         text = json.dumps({"version": _VERSION, "identity": self._identity, "boot": _boot(),
                            "durable": durable, "progress": asdict(progress)}).encode()
         replace_file(self._path, text, staged=f"{self._path}.new", doing="write", durable=durable)
@@ -470,7 +471,7 @@ class StateFile:
 
 def identity(parts: Sequence[LogPart], settings: Settings, wanted: object,
              seeds: Iterable[StoreFile]) -> str:
-    """Stands for a log as it is now, what is to be made of it, and what it is made upon."""
+    """Represents a log as it is now, what is to be made of it, and what it is made upon."""
     digest = hashlib.sha256(repr((settings, wanted)).encode("utf-8", "surrogateescape"))
     for part in parts:
         digest.update(repr((part.base, part.size, _about(part.path))).encode(

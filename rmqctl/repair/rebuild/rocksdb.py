@@ -1,4 +1,4 @@
-"""Consumequeues in RocksDB made anew from the log, in a scratch folder (spec: rocksdb.md §2-§4).
+"""Consumequeues in RocksDB rebuilt from the log, in a scratch folder (spec: rocksdb.md §2-§4).
 
 Rows go to the queue offsets of their messages, as a broker puts them, so nothing of what is there
 is needed but where queues stand whose messages have all expired. The tables are written in the
@@ -57,7 +57,7 @@ _OFFSET = struct.Struct(">q")
 
 @dataclass(slots=True)
 class Made:
-    """What was made: ``files`` in ``folder``. ``ends``: the next queue offset of every queue that
+    """The database: ``files`` in ``folder``. ``ends``: the next queue offset of every queue that
     has one; ``rows``: how many. ``refused``: messages whose queue offset no queue can have.
     """
 
@@ -73,7 +73,7 @@ def make(parts: Sequence[LogPart], root: str, settings: Settings, scratch: Scrat
          progress: Callable[[int], None] | None = None, others: RocksQueues | None = None,
          wants: Callable[[QueueKey], bool] | None = None,
          log: CommitLog | None = None) -> Made:
-    """Writes the data base that a broker would have of the log ``parts`` of the store at ``root``
+    """Write the database that a broker would have of the log ``parts`` of the store at ``root``
     into a scratch folder.
 
     ``present`` are the queues that the store has: one without any message in the log goes on where
@@ -115,9 +115,9 @@ def make(parts: Sequence[LogPart], root: str, settings: Settings, scratch: Scrat
 
 def stands_at(queue: ConsumeQueue, log_min: int,
               log_end: int | None = None) -> PositionRecord | None:
-    """The last row of a queue whose messages have all expired; None for any other.
+    """Return the last row of a queue whose messages have all expired; None for any other.
 
-    ``log_end``: rows that lead there or behind are cut off; where others have expired the queue
+    ``log_end``: rows that lead there or after are cut off; where others have expired the queue
     goes on at the first of these.
     """
     last = queue.last if isinstance(queue, RocksQueue) else None
@@ -133,7 +133,7 @@ def stands_at(queue: ConsumeQueue, log_min: int,
 
 
 class Writer:
-    """A data base being written. Messages of a queue before the place that ``begun`` gives belong
+    """A database being written. Messages of a queue before the place that ``begun`` gives belong
     to an earlier one.
     """
 
@@ -219,13 +219,13 @@ class Writer:
         self.last[key] = max(self.last.get(key, last), last, key=lambda one: one.queue_offset)
 
     def keep(self, key: QueueKey, last: PositionRecord | None) -> None:
-        """Where a queue stands that has no row."""
+        """Set the position of a queue without rows."""
         if last is not None:
             self.last[key] = last
 
     def carry_over(self, others: RocksQueues) -> None:
-        """The rows of a data base, and what it notes, of all queues that are not made of the log;
-        its checkpoint too, as those may lag behind it. FormatError.
+        """The rows of a database, and what it notes, of all queues that are not made of the log;
+        its checkpoint too, as they may be older. FormatError.
         """
         from rocksdict import WriteBatch
 
@@ -247,7 +247,7 @@ class Writer:
                 self.first[topic, queue_id] = queue.least
 
     def finish(self) -> Made:
-        """Brings all of it into files and closes them."""
+        """Bring all of it into files and close them."""
         from rocksdict import WriteBatch
 
         offsets = self._database.handle(OFFSETS)
@@ -265,8 +265,8 @@ class Writer:
 
 
 def cut(store: Store, to: int, scratch: Scratch) -> tuple[Planned, dict[QueueKey, int]]:
-    """((steps, actions), the next queue offset of every queue) of a data base whose log ends at the
-    physical offset ``to``. StoreIOError, MissingExtraError.
+    """Return ((steps, actions), the next queue offset of every queue) of a database whose log ends
+    at the physical offset ``to``. StoreIOError, MissingExtraError.
     """
     present, parts = store.rocksdb, log_as_it_is(store)
     queues = {} if present is None else present.queues
@@ -284,9 +284,9 @@ def cut(store: Store, to: int, scratch: Scratch) -> tuple[Planned, dict[QueueKey
 
 def is_right(present: RocksQueues | None, made: Made, log_min: int,
              wants: Callable[[QueueKey], bool] = lambda _: True) -> bool:
-    """Whether the data base of a store has just the rows that were made of its log, and those of
-    expired messages at most. One of which a part cannot be read is wrong. ``wants``: which queues
-    are compared.
+    """Return whether the database of a store has just the rows that were made of its log, and those
+    of expired messages at most. One of which a part cannot be read is wrong. ``wants``: which
+    queues are compared.
     """
     if present is None or present.damage or present.odd_count:
         return False
@@ -315,8 +315,8 @@ def _same(present: RocksQueue | None, fresh: RocksQueue, log_min: int) -> bool:
 
 
 def steps(root: str, made: Made, before: int | None, why: str) -> Planned:
-    """(steps, actions) that put the data base in the place of ``consumequeue/``, which is kept
-    aside. ``before``: its rows until now, None where nobody knows.
+    """Return (steps, actions) that put the database in the place of ``consumequeue/``, which is
+    kept aside. ``before``: its rows until now, None where nobody knows.
     """
     planned: list[Step] = []
     if os.path.lexists(os.path.join(root, FOLDER)):

@@ -33,8 +33,8 @@ from rmqctl.store.store import Store
 def copy_steps(store: Store, parts: Sequence[LogPart], settings: Settings, scratch: Scratch, *,
                log_end: int | None, jobs: int,
                progress: Callable[[int], None] | None = None) -> Planned:
-    """(steps, actions) that put a copy made of the log ``parts`` in the place of a wrong one;
-    nothing for one that agrees with the log. StoreIOError, MissingExtraError.
+    """Return (steps, actions) that put a copy made of the log ``parts`` in the place of a wrong
+    one; nothing for one that agrees with the log. StoreIOError, MissingExtraError.
     """
     why, present = "", None
     try:
@@ -55,7 +55,7 @@ def copy_steps(store: Store, parts: Sequence[LogPart], settings: Settings, scrat
 
 
 def _agrees(present: RocksQueues, made: Made, log_min: int) -> bool:
-    """Whether each entry of the copy is one that follows from the log."""
+    """Return whether each entry of the copy is one that follows from the log."""
     with RocksQueues(made.folder) as fresh:
         for key, queue in present.queues.items():
             other = fresh.queues.get(key)
@@ -74,7 +74,7 @@ def _agrees(present: RocksQueues, made: Made, log_min: int) -> bool:
 
 
 def _replaced(store: Store, made: Made) -> list[Step]:
-    """The files of the data base alone: those of the queues lie beside them."""
+    """Return the files of the database alone: those of the queues are beside them."""
     there = {name for name in os.listdir(store.path(FOLDER)) if DATABASE_FILE.fullmatch(name)}
     steps: list[Step] = [MoveAside(f"{FOLDER}/{name}") for name in sorted(there - {*made.files})]
     for name in made.files:

@@ -31,7 +31,8 @@ _MADE = "rocksdb-start"
 
 def start_steps(store: Store, predicted: Prediction, rules: BrokerVersion, settings: Settings,
                 scratch: Scratch) -> list[Step]:
-    """The steps that put the data base in the place of the present one; none where it is the same.
+    """Return the steps that put the database in the place of the present one; none where it is the
+    same.
 
     RefusedError where a part of the present one cannot be read, StoreIOError, MissingExtraError.
     """
@@ -78,7 +79,7 @@ def _made(store: Store, present: RocksQueues | None, predicted: Prediction, rule
 
 
 def _same(present: Database, folder: str) -> bool:
-    """Whether a data base has the same entries as the one in ``folder``."""
+    """Return whether a database has the same entries as the one in ``folder``."""
     with Database.open(folder) as made:
         return all(ours == theirs for family in (ROWS, OFFSETS) for ours, theirs in zip_longest(
             present.items(family), made.items(family)))

@@ -1,8 +1,8 @@
-"""What a rebuild takes over from the store, because no log tells it.
+"""Parts that a rebuild takes over from the store, because the log does not contain them.
 
-Rows of expired messages stay. Batch queues and the index go on behind them. A plain queue is made
-anew from where the log makes it begin, with fillers before the first row as a broker does it, and
-takes them over at the end.
+Rows of expired messages stay. Batch queues and the index go on after them. A plain queue is rebuilt
+from where the log makes it begin, with fillers before the first row as a broker does it, and takes
+them over at the end.
 
 Filter bit maps come from the extension units there are. Where the log's head has expired, the
 addresses of units go on from those the queue had (spec: consumequeue.md §8).
@@ -38,7 +38,7 @@ from rmqctl.store.store import Sizes, Store
 PLAIN, EXT, BATCH = "consumequeue", "consumequeue_ext", "batchconsumequeue"
 _FILLER = np.array([tuple(FILLER)], consume_queue.dtype())[0]
 _AHEAD = 64
-"""Units that are passed over at most to find a message's one."""
+"""Units that are skipped at most to find a message's one."""
 _MISSES = 64
 """So many messages in a row without a unit: the others are not looked for any more."""
 _PAGE = 1 << 16
@@ -54,7 +54,7 @@ def derived_in(root: str, file_size: int | None = None) -> Store:
 
 
 def expired_batches(root: str, file_size: int, log_min: int) -> Iterator[tuple[StoreFile, int]]:
-    """(file, bytes) of each batch queue: the last file that has rows of expired messages, and
+    """Yield (file, bytes) of each batch queue: the last file that has rows of expired messages, and
     how much of it they take. StoreIOError.
     """
     if not log_min:
@@ -73,7 +73,7 @@ def expired_batches(root: str, file_size: int, log_min: int) -> Iterator[tuple[S
 
 
 def seed_batch(root: str, file: StoreFile, used: int, scratch: Scratch) -> None:
-    """Lays the leading ``used`` bytes of a batch queue's file into the scratch folder."""
+    """Lay the leading ``used`` bytes of a batch queue's file into the scratch folder."""
     with FileSource(file.path) as source:
         data = source.read(0, used)
     target = scratch.path(os.path.relpath(file.path, root))
@@ -92,7 +92,7 @@ def seed_batch(root: str, file: StoreFile, used: int, scratch: Scratch) -> None:
 
 
 def drop_unfinished(scratch: Scratch, settings: Settings, done: int) -> None:
-    """Cuts the rows of messages that do not end before ``done`` out of the scratch folder.
+    """Cut the rows of messages that do not end before ``done`` out of the scratch folder.
 
     The last of them may be there in part, and so may be the fillers before a queue's first row,
     behind which it would be misplaced. The rows come again. StoreIOError.
@@ -116,7 +116,7 @@ def drop_unfinished(scratch: Scratch, settings: Settings, done: int) -> None:
 
 
 def _sound_rows(file: StoreFile, done: int) -> tuple[Any, int]:
-    """The rows of a file and how many of them, from the first on, are there for good."""
+    """Return the rows of a file and how many of them, from the first on, are there for good."""
     with FileSource(file.path) as source:
         rows = consume_queue.UNIT.array(source.read(0, file.size))
     end = rows["physical_offset"] + rows["size"]
@@ -126,7 +126,7 @@ def _sound_rows(file: StoreFile, done: int) -> tuple[Any, int]:
 
 def _cut_files(files: list[StoreFile], counts: list[int], unit: int, size: int,
                aside: AsideFolder) -> None:
-    """Leaves the leading units of the files, up to the first that is not full."""
+    """Leave the leading units of the files, up to the first that is not full."""
     more = True
     for file, count in zip(files, counts, strict=True):
         if not more or not count:
@@ -146,7 +146,7 @@ def _cut_files(files: list[StoreFile], counts: list[int], unit: int, size: int,
 
 
 def take_over(root: str, scratch: Scratch, file_size: int, log_min: int) -> None:
-    """Puts the store's rows of expired messages where the rebuilt queues have fillers.
+    """Put the store's rows of expired messages where the rebuilt queues have fillers.
 
     The same with the bytes before the first extension unit. Doing it again changes nothing.
     StoreIOError.
@@ -162,7 +162,9 @@ def take_over(root: str, scratch: Scratch, file_size: int, log_min: int) -> None
 
 
 def _first_alive(queue: ConsumeQueue, log_min: int) -> int:
-    """The queue offset of the first row that was made: before it are fillers or expired ones."""
+    """Return the queue offset of the first row that was made: before it are fillers or expired
+    ones.
+    """
     for first, rows in queue.pages(queue.first_index, queue.written):
         alive = np.flatnonzero((rows["physical_offset"] >= log_min) & (rows != _FILLER))
         if len(alive):
@@ -224,7 +226,7 @@ class _Queue:
 class OldUnits:
     """Gives the unit of each message of a queue, asked in queue order (a `Recall`).
 
-    A message's unit is known by its tags code and store time, and by the row that leads to it.
+    A message's unit is known by its tags code and store time, and by the row that points to it.
     """
 
     def __init__(self, root: str) -> None:
@@ -234,7 +236,7 @@ class OldUnits:
 
     def __call__(self, key: QueueKey, physical: int, tags_code: int,
                  store_timestamp: int) -> tuple[int | None, bytes | None]:
-        """(address, bit map or None) of the unit; None and None where none is known."""
+        """Return (address, bit map or None) of the unit; None and None where none is known."""
         if key not in self._queues:
             self._queues[key] = self._open(key, physical)
         queue = self._queues[key]
@@ -263,7 +265,7 @@ class OldUnits:
         return _Queue(files, place, found_any=True)
 
     def _by_row(self, key: QueueKey, physical: int) -> int | None:
-        """The byte offset that the queue's row of a message leads to."""
+        """Return the byte offset that the queue's row of a message leads to."""
         queue = self._store.queue(*key)
         if queue is None:
             return None
@@ -280,7 +282,7 @@ class OldUnits:
 
     def _search(self, queue: _Queue, tags_code: int, store_timestamp: int) -> tuple[
             int, UnitRecord | None]:
-        """(byte offset, unit) of the next unit that fits; the first one may lie anywhere."""
+        """Return (byte offset, unit) of the next unit that fits; the first one may lie anywhere."""
         place, passed = queue.position, 0
         while passed < _AHEAD or not queue.found_any:
             unit = self._unit(queue, place)
@@ -297,7 +299,7 @@ class OldUnits:
         return 0, None
 
     def _unit(self, queue: _Queue, place: int) -> UnitRecord | None:
-        """The unit at a byte offset; None where none is."""
+        """Return the unit at a byte offset; None where none is."""
         start, data = queue.page
         if not start <= place or place + MAX_SIZE > start + len(data):
             file = next((file for file in queue.files if file.base <= place < file.end), None)

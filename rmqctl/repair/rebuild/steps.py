@@ -1,4 +1,4 @@
-"""What has to change in a store so that its derived files are the rebuilt ones.
+"""Changes that make the derived files of a store the rebuilt ones.
 
 One readable action for each queue and each index file. What is right already stays untouched.
 """
@@ -50,7 +50,7 @@ Kind = Literal["file", "folder", "other"]
 
 
 def derived_steps(rebuilt: Rebuilt, index_is_right: Callable[[], bool] = lambda: False) -> Planned:
-    """(steps, actions) for the store a rebuild was made for.
+    """Return (steps, actions) for the store a rebuild was made for.
 
     Nothing where everything is right: of the index, also where its files are other ones than the
     made ones and ``index_is_right``, which is asked only then. The scratch folder must stay until
@@ -243,7 +243,7 @@ class _Batch(_Queue):
 
 
 def _first_behind(queue: ConsumeQueue, log_end: int) -> int | None:
-    """The first row that leads beyond the end of the log; None without any."""
+    """Return the first row that leads beyond the end of the log; None without any."""
     for first, rows in queue.pages(queue.first_index, queue.written):
         behind = np.flatnonzero(rows["physical_offset"] >= log_end)
         if len(behind):
@@ -252,8 +252,8 @@ def _first_behind(queue: ConsumeQueue, log_end: int) -> int | None:
 
 
 def _is_damaged_behind(queue: ConsumeQueue, log_min: int) -> bool:
-    """Whether a damaged row behind the last valid one leads into the log, and none to an expired
-    message: of a queue without any message in the log.
+    """Return whether a damaged row after the last valid one leads into the log, and none to an
+    expired message: of a queue without any message in the log.
     """
     seen = False
     for _, rows in queue.pages(queue.written, queue.disk_end):
@@ -333,7 +333,7 @@ def _entries(file: StoreFile) -> int | None:
 
 
 def compare(root: str, scratch: str, folder: str, leave: Callable[[str], bool]) -> list[Step]:
-    """The steps for ``folder`` (relative to both roots, e.g. ``consumequeue/TopicTest/0``).
+    """Return the steps for ``folder`` (relative to both roots, e.g. ``consumequeue/TopicTest/0``).
 
     ``leave``: files of the store that stay though the scratch folder lacks them. Times of files
     that do not change stay. StoreIOError.
@@ -364,8 +364,8 @@ def compare(root: str, scratch: str, folder: str, leave: Callable[[str], bool]) 
 
 
 def _in_the_way(root: str, folder: str) -> Iterator[str]:
-    """What stands above ``folder`` and is no folder. A link may lead to a disk that is not there
-    now: it stays, and no plan goes on below it.
+    """Yield what stands above ``folder`` and is not a folder. A link may lead to a disk that is not
+    there now: it stays, and no plan goes on below it.
     """
     above, parts = "", folder.split(os.sep)
     for part in parts[:-1]:
@@ -377,7 +377,7 @@ def _in_the_way(root: str, folder: str) -> Iterator[str]:
 
 
 def kind_of(root: str, path: str) -> Kind | None:
-    """What ``path`` in the store leads to; None: there is nothing, not even a link."""
+    """Return what ``path`` in the store leads to; None: there is nothing, not even a link."""
     if os.path.isfile(path):
         return "other" if is_alias(root, path) else "file"
     if os.path.isdir(path):

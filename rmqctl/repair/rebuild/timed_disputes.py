@@ -64,7 +64,7 @@ def timed_disputes(store: Store, parts: Sequence[LogPart],
 
 
 def disputed_unit(finding: Finding) -> UnitRecord | None:
-    """The unit of a finding about the hash of its topic; None for any other finding."""
+    """Return the unit of a finding about the hash of its topic; None for any other finding."""
     if finding.category != "timer-log" or finding.file is None or finding.offset is None or (
             not finding.detail.startswith("topic_hash ")):
         return None
@@ -94,7 +94,7 @@ def _judge(found: TimedDisputes, record: Record, wanted: int, known: set[str]) -
 
 
 def _renamed(record: Record, fits: Callable[[bytes], bool]) -> Iterator[Changed]:
-    """The one byte that makes a property of another name REAL_TOPIC, where that fits."""
+    """Yield the one byte that makes a property of another name REAL_TOPIC, where that fits."""
     raw, name = record.properties, props.REAL_TOPIC.encode()
     start = record.physical_offset + record.total_size - len(raw)
     at = 0
@@ -111,14 +111,14 @@ def _renamed(record: Record, fits: Callable[[bytes], bool]) -> Iterator[Changed]
 
 
 def _with(record: Record, change: Changed) -> bytes:
-    """The properties of a message with a change."""
+    """Return the properties of a message with a change."""
     raw = record.properties
     at = change.place - (record.physical_offset + record.total_size - len(raw))
     return raw[:at] + bytes([change.after]) + raw[at + 1:]
 
 
 def real_topic(properties: bytes) -> str:
-    """The topic to which a timed message is delivered; "" where it names none."""
+    """Return the topic to which a timed message is delivered; "" where it names none."""
     return props.parse(properties.decode("utf-8", "replace")).get(props.REAL_TOPIC, "")
 
 

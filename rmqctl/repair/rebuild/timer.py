@@ -34,7 +34,9 @@ _PROGRESS = f"config/{TIMERCHECK}"
 
 
 def timer_troubles(store: Store, log_end: int) -> list[Finding]:
-    """What `verify` finds wrong with the timer's files, for a log that ends at ``log_end``."""
+    """Return what `verify` finds wrong with the timer's files, for a log that ends at
+    ``log_end``.
+    """
     if not TimerFiles.of(store).in_use:
         return []
     return [finding for finding in check(store, log_end, live=False) if finding.is_trouble]
@@ -42,7 +44,7 @@ def timer_troubles(store: Store, log_end: int) -> list[Finding]:
 
 def timer_steps(store: Store, log_end: int, next_row: int | None, findings: list[Finding],
                 settled: TimedDisputes | None = None) -> Changes:
-    """What sets the timer's files right for a log that ends at ``log_end``.
+    """Return what sets the timer's files right for a log that ends at ``log_end``.
 
     ``next_row``: the next queue offset of the timer topic, None where it has no queue.
     ``findings``: those of `timer_troubles`; ``settled``: messages that are corrected, or in
@@ -78,13 +80,13 @@ def _without(changes: Changes, name: str) -> None:
 
 
 def _progress_is_damaged(findings: list[Finding]) -> bool:
-    """Whether timercheck itself is damaged or missing, not only ahead of the timer log."""
+    """Return whether timercheck itself is damaged or missing, not only ahead of the timer log."""
     return any(finding.category == "timer-check" and ": says " not in finding.detail
                for finding in findings)
 
 
 def _log_is_wrong(files: TimerFiles, findings: list[Finding], log_end: int) -> bool:
-    """Whether units are damaged or missing, not only beyond the end of the commitlog."""
+    """Return whether units are damaged or missing, not only beyond the end of the commitlog."""
     beyond = files.units(0).physical >= log_end
     if beyond.any() and not beyond[beyond.argmax():].all():  # a damaged one: others follow
         return True
@@ -96,7 +98,9 @@ def _log_is_wrong(files: TimerFiles, findings: list[Finding], log_end: int) -> b
 
 def _new_log(store: Store, files: TimerFiles, log_end: int, *, restored: bool,
              topics: Mapping[int, str]) -> Changes:
-    """A timer log and a wheel with the messages that wait for their time; the old files go."""
+    """Return a timer log and a wheel with the messages that wait for their time; the old
+    files go.
+    """
     changes = Changes()
     # The messages that wait, out of the queue of timed messages.
     last_read = files.checked.last_read_time_ms
@@ -171,7 +175,7 @@ def _new_wheel(store: Store, pages: dict[int, bytes], changes: Changes) -> None:
 
 
 def _differs(path: str, pages: dict[int, bytes]) -> bool:
-    """Whether a wheel is not the one of these pages."""
+    """Return whether a wheel is not the one of these pages."""
     try:
         with FileSource(path) as source:
             if source.size != FILE_SIZE:

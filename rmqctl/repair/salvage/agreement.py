@@ -1,4 +1,4 @@
-"""Whether what is left of a damaged record can be of the message that another store has there.
+"""Check that the remains of a damaged record can be of the message that another store has there.
 
 Two logs may be one on both sides of a place and not at it. So a copy has to agree with what of our
 record survived: with the CRC that its head has of its body, or, where the damage took that, with
@@ -38,7 +38,8 @@ _APART = 16
 
 
 def agrees(ours: bytes, theirs: bytes, head: int = 0) -> bool | None:
-    """Whether what is left of ours is of that message; None where nothing is left that tells.
+    """Return whether what is left of ours is of that message; None where nothing is left that
+    tells.
 
     ``head``: bytes of the entry header before the message. A message with the CRC of theirs may
     still be in an entry of another index or term.
@@ -72,8 +73,8 @@ def agrees(ours: bytes, theirs: bytes, head: int = 0) -> bool | None:
 
 
 def is_one_damage(ours: bytes, theirs: bytes) -> bool:
-    """Whether damage of one place, zeros or a few turned bits made ours of theirs: every byte that
-    survived is the same.
+    """Return whether damage of one place, zeros or a few flipped bits made ours of theirs: every
+    byte that survived is the same.
     """
     here, there = np.frombuffer(ours, np.uint8), np.frombuffer(theirs, np.uint8)
     places = np.flatnonzero((here != there) & ~_zeroed(here))
@@ -86,7 +87,7 @@ def _runs(places: Array) -> list[Array]:
 
 
 def _zeroed(data: Array) -> Array:
-    """Which bytes are in a run of zeros (bool)."""
+    """Return which bytes are in a run of zeros (bool)."""
     bounds = np.flatnonzero(np.diff(np.concatenate([[False], data == 0, [False]]).astype(np.int8)))
     found: Array = np.zeros(len(data), bool)
     for start, end in bounds.reshape(-1, 2).tolist():
@@ -96,14 +97,14 @@ def _zeroed(data: Array) -> Array:
 
 
 def _is_dense(differs: Array) -> bool:
-    """Whether so much differs, everywhere, that nothing is left of the record."""
+    """Return whether so much differs, everywhere, that nothing is left of the record."""
     quarters = np.array_split(differs, 4)
     return all(float(part.mean()) > 0.85 for part in quarters)
 
 
 def records_of(source: Source, item: Range) -> Iterator[tuple[int, bytes]]:
-    """(physical offset, bytes) of the messages that a source has in a range, in a DLedger log of
-    its entries. StoreIOError.
+    """Yield (physical offset, bytes) of the messages that a source has in a range, in a DLedger log
+    of its entries. StoreIOError.
     """
     position = item.start
     while position < item.end and (place := source.log.locate(position)) is not None:
@@ -184,7 +185,7 @@ def _foreign(source: AnySource, low: int, high: int) -> Iterator[tuple[int, int]
 
 
 def _raw(source: Source, start: int) -> bytes | None:
-    """The message at a place of a source's log, in a DLedger log the entry. StoreIOError."""
+    """Return the message at a place of a source's log, in a DLedger log the entry. StoreIOError."""
     place = source.log.locate(start)
     if place is None or not place[0].head:
         return source.log.raw_at(start)
@@ -193,8 +194,8 @@ def _raw(source: Source, start: int) -> bytes | None:
 
 
 def _counts(parts: Sequence[LogPart], raw: bytes, head: int) -> bool:
-    """Whether a message is one: whole, with properties that are some, and with a key that our index
-    has for its place, if that has any. An entry without a message counts as well.
+    """Return whether a message is one: whole, with properties that are some, and with a key that
+    our index has for its place, if that has any. An entry without a message counts as well.
     """
     if head and dledger.ENTRY_HEAD.decode(raw).magic in dledger.CONTROL:
         return True
@@ -215,7 +216,7 @@ def _part(parts: Sequence[LogPart], start: int) -> LogPart | None:
 
 
 def _head(parts: Sequence[LogPart], start: int) -> int:
-    """The bytes before a message that are of its entry: none outside of DLedger's files."""
+    """Return the bytes before a message that are of its entry: none outside of DLedger's files."""
     return (_part(parts, start) or parts[-1]).head
 
 

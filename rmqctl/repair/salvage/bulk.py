@@ -32,7 +32,7 @@ class Bulk:
     """Lost messages of one missing file that get a filler, in the order of their places.
 
     Columns: ``queue`` (number in ``keys``), ``offset`` (queue offset), ``physical``, ``size``.
-    Their bytes do not overlap; what lies between them is `gaps`.
+    Their bytes do not overlap; what is between them is `gaps`.
     """
 
     region: Region
@@ -42,7 +42,7 @@ class Bulk:
     physical: Array
     size: Array
     pieces: list[Piece] = field(default_factory=list)
-    """What fills the gaps (positions in the file), once that is known."""
+    """The bytes that fill the gaps (positions in the file), once that is known."""
 
     times: list[tuple[int, int]] = field(default_factory=list)
     """(physical offset, store time) from where on the fillers have another time."""
@@ -52,7 +52,7 @@ class Bulk:
 
     @property
     def time(self) -> int:
-        """The store time behind the last of ``pieces``: no later record may be older."""
+        """Return the store time after the last of ``pieces``: no later record may be older."""
         return self.times[-1][1] if self.times else self.region.time
 
     def later(self, physical: int, time: int) -> None:
@@ -73,7 +73,7 @@ class Bulk:
             yield int(ends[index]), int(starts[index])
 
     def absorb(self, least: int) -> None:
-        """Gaps that no record fits into go to the message before them, or else behind them."""
+        """Gaps that no record fits into go to the message before them, or else after them."""
         if self.region.start < self.physical[0] < self.region.start + least:
             self.size[0] += self.physical[0] - self.region.start
             self.physical[0] = self.region.start
@@ -81,7 +81,7 @@ class Bulk:
         self.size[:-1] += np.where(gap < least, gap, 0)
 
     def runs(self) -> Iterator[tuple[QueueKey, tuple[int, int, int, int]]]:
-        """(queue, (queue offsets ``[first, end)``, bytes ``[start, end)``)) without a gap."""
+        """Yield (queue, (queue offsets ``[first, end)``, bytes ``[start, end)``)) without a gap."""
         order = np.lexsort((self.offset, self.queue))
         queue, offset = self.queue[order], self.offset[order]
         fresh = np.flatnonzero(np.append(True, (np.diff(queue) != 0) | (np.diff(offset) != 1)))
@@ -92,13 +92,13 @@ class Bulk:
                 int(self.physical[last] + self.size[last]))
 
     def rows(self, count: int) -> Iterator[FoundRow]:
-        """The first ``count`` of them."""
+        """Yield the first ``count`` of them."""
         for queue, offset, physical, size in zip(*(column[:count].tolist() for column in (
                 self.queue, self.offset, self.physical, self.size)), strict=True):
             yield FoundRow(self.keys[queue], offset, physical, size)
 
     def write(self, folder: str, style: Style, mtime_ns: int | None) -> str:
-        """Makes the file; its path. The same content has the same name. StoreIOError."""
+        """Make the file; its path. The same content has the same name. StoreIOError."""
         base = self.region.start
         path = os.path.join(folder, FOLDER, f"{base:020d}-{self._digest(style)}")
         make_folders(os.path.dirname(path), durable=False)
@@ -131,7 +131,7 @@ class Bulk:
         return digest.hexdigest()[:16]
 
     def _chunks(self, style: Style) -> Iterator[tuple[int, Array]]:
-        """(physical offset, bytes) of some messages at a time; between them zeros."""
+        """Yield (physical offset, bytes) of some messages at a time; between them zeros."""
         first, ends = 0, self.physical + self.size
         while first < len(self):
             start = int(self.physical[first])
@@ -174,7 +174,7 @@ def _topic_number(keys: Sequence[QueueKey]) -> dict[str, int]:
 
 def parted(region: Region, columns: RowColumns, limit: int, style: Style) -> tuple[
         Bulk | None, list[FoundRow]]:
-    """(what can be done by column, the other rows). ``limit``: where a message must end.
+    """Return (what can be done by column, the other rows). ``limit``: where a message must end.
 
     ``columns``: rows that lead into the region, which is a whole missing file.
     """

@@ -54,7 +54,7 @@ _OF_ONE = frozenset(field.name for field in fields(Record)) - {
 
 @dataclass(slots=True)
 class Comparison:
-    """What one source has to do with our log.
+    """The comparison of one source with our log.
 
     ``equal``: intact records (and blanks) that are the same in both. ``offered``: intact ones
     of the source where ours has nothing. ``conflicts``: intact ones of the source (and blanks)
@@ -83,7 +83,7 @@ class Comparison:
 
     def settle(self) -> None:
         """Once both logs are compared. Ours is damaged where our own consumequeues and index know
-        theirs better. Where one record alone differs, between equal ones, it is no split brain:
+        theirs better. Where one record alone differs, between equal ones, it is not a split brain:
         then the source's is damaged if they know ours better.
         """
         for ranges in (self.equal, self.offered, self.conflicts):
@@ -103,7 +103,7 @@ class Comparison:
 
 
 class _PartsLog(CommitLog):
-    """A log as it would be: of what is missing there is no file."""
+    """A log as it would be: missing parts have no file."""
 
     def __init__(self, parts: Sequence[LogPart]) -> None:
         there = [part for part in parts if part.path is not None or part.pieces]
@@ -217,7 +217,7 @@ class _Pass(PhysicalPass):
                 - all(key.agrees(ours.store_timestamp) for key in keys))
 
     def _inside(self, offset: Array, size: Array) -> tuple[Array, Array]:
-        """(whether records lie in a stretch, number of the stretch)."""
+        """Return (whether records are in a stretch, number of the stretch)."""
         number = np.searchsorted(self._starts, offset, "right") - 1
         inside = number >= 0
         inside &= offset + size <= self._ends[number]
@@ -301,7 +301,7 @@ class _Pass(PhysicalPass):
 
 
 def knowledge(store: Store, witness: Witness | None, record: Record) -> int:
-    """How many structures of a store know a record as it is: row, keys, tags."""
+    """Return how many structures of a store know a record as it is: row, keys, tags."""
     if witness is None:
         return 0
     place = record.physical_offset
@@ -311,7 +311,7 @@ def knowledge(store: Store, witness: Witness | None, record: Record) -> int:
 
 
 def _has_its_tags(store: Store, record: Record) -> bool:
-    """Whether the row of a record's queue offset has the code of its tags."""
+    """Return whether the row of a record's queue offset has the code of its tags."""
     queue = store.known_queues.get((text(record.topic), record.queue_id))
     try:
         unit = None if queue is None else queue.unit(record.queue_offset)
@@ -323,13 +323,13 @@ def _has_its_tags(store: Store, record: Record) -> bool:
 
 
 def _is_torn(raw: bytes, other: bytes) -> bool:
-    """Whether this is the other record without its last bytes, which were never written."""
+    """Return whether this is the other record without its last bytes, which were never written."""
     length = len(raw.rstrip(b"\0"))
     return length < len(raw) and raw[:length] == other[:length] and any(other[length:])
 
 
 def _ask_doubtful(gone: Stretch, log: _PartsLog, theirs: _Side, found: Comparison) -> None:
-    """Whether the source has what may be a record of ours; where it has nothing, that says
+    """Return whether the source has what may be a record of ours; where it has nothing, that says
     nothing.
     """
     for place, size in gone.doubtful:
@@ -342,8 +342,8 @@ def _ask_doubtful(gone: Stretch, log: _PartsLog, theirs: _Side, found: Compariso
 
 
 def _unknown(log: _PartsLog, found: Comparison, blank: Range) -> list[int]:
-    """Places of records of ours where the source's file has ended, if it is a page of an earlier
-    life that has them: what is on both sides is equal, and neither rows nor index know of them.
+    """Places of records of ours where the source's file has ended, if the records are in a stale
+    page: what is on both sides is equal, and neither rows nor index know of them.
     """
     before, behind = found.equal.before(blank.start), found.equal.behind(blank.end)
     place = log.locate(blank.start)
@@ -362,7 +362,7 @@ def _unknown(log: _PartsLog, found: Comparison, blank: Range) -> list[int]:
 
 def compare(ours: Store, parts: Sequence[LogPart], source: Source, survey: Survey,
             gone: Sequence[Stretch], progress: Callable[[int], None] | None = None) -> Comparison:
-    """Walks both logs, ours as its ``parts``. ``gone``: where ours has nothing, by its ``survey``.
+    """Walk both logs, ours as its ``parts``. ``gone``: where ours has nothing, by its ``survey``.
 
     StoreIOError; RefusedError where nothing of the source is of our log.
     """

@@ -1,4 +1,4 @@
-"""What the content of a body is, and how rarely a wrong change leaves it so.
+"""Kinds of content of a body, and how rarely a wrong change preserves the kind.
 
 A change that a CRC suggests is a random one, if it is wrong. So of all changes that are tried only
 those count which leave a body what it is with the change: text, JSON, a zlib stream. How many that
@@ -49,7 +49,9 @@ def compression(record: Record) -> str | None:
 
 
 def unpacks(record: Record) -> bool | None:
-    """Whether a compressed body is one; None where it is none, or nothing here can tell."""
+    """Return whether a compressed body is one; None if it is not compressed, or the codec is
+    missing.
+    """
     if compression(record) is None:
         return None
     number = (record.sys_flag & sysflag.COMPRESSION_MASK) >> sysflag.COMPRESSION_SHIFT
@@ -65,7 +67,7 @@ def unpacks(record: Record) -> bool | None:
 
 
 def is_zlib(body: bytes) -> bool:
-    """Whether all of a body is one zlib stream whose checksum is right."""
+    """Return whether all of a body is one zlib stream whose checksum is right."""
     codec, left = zlib.decompressobj(), MAX_DECOMPRESSED
     try:
         data = codec.decompress(body, left)
@@ -83,11 +85,11 @@ def is_zlib(body: bytes) -> bool:
 
 
 def odd_bytes(content: bytes, *, properties: bool = False) -> Odd | None:
-    """The bytes for which this is no text; None where it is.
+    """Return the bytes for which this is not text; None where it is.
 
     Text is UTF-8 without control characters but tabs and ends of lines; in ``properties``
     their separators are text, too. Where control characters alone reach over many bytes, these are
-    told: that is no text, and to decode it takes long.
+    told: that is not text, and to decode it takes long.
     """
     control = _CONTROL.search(content)
     if control is not None:
@@ -110,7 +112,7 @@ def odd_bytes(content: bytes, *, properties: bool = False) -> Odd | None:
 
 
 def not_text(body: bytes) -> int | None:
-    """How many bytes there are of which one must change to make this text; None if it is.
+    """Return how many bytes there are of which one must change to make this text; None if it is.
 
     A control character must be changed itself. Where the decoder stops, what is wrong is that
     place, or the character before it.
@@ -123,9 +125,9 @@ def not_text(body: bytes) -> int | None:
 
 
 def has_bad_sectors(body: bytes, place: int) -> bool:
-    """Whether a text, which begins at ``place`` of the log, has bytes that are no text in whole
-    sectors: from one border to another, with text before and behind. So much is damaged that no
-    change of a few bytes elsewhere explains its CRC. A text with a binary part ends it there by
+    """Return whether a text, which begins at ``place`` of the log, has bytes that are not text in
+    whole sectors: from one border to another, with text before and after. So much is damaged that
+    no change of a few bytes elsewhere explains its CRC. A text with a binary part ends it there by
     chance once in 900 times.
     """
     first, last = _CONTROL.search(body), _CONTROL.search(body[::-1])
@@ -149,7 +151,7 @@ def has_bad_sectors(body: bytes, place: int) -> bool:
 
 
 def is_json(body: bytes) -> bool:
-    """Whether a body is one JSON document, as UTF-8."""
+    """Return whether a body is one JSON document, as UTF-8."""
     try:
         json.loads(body.decode("utf-8"))
     except (ValueError, RecursionError):

@@ -1,9 +1,9 @@
 """Intact records that contradict what their queues, their neighbours or the index know of them.
 
 Fields that no CRC covers: topic, queue, queue offset, transaction bits, and the properties that
-give rows in further queues. A row alone is no proof against a message: folders of queues are copied
-and renamed. It is believed where the log itself lacks just that message, between others of its
-queue. One that cannot be mended then gets a filler.
+give rows in further queues. A row alone is not proof against a message: folders of queues are
+copied and renamed. It is believed where the log itself lacks just that message, between others of
+its queue. One that cannot be mended then gets a filler.
 
 Yield (benchmarks/stage_yields.py): any value in the queue offset 60 of 60, in the queue id 56 (the
 others have no entry), one byte of the topic 60.
@@ -40,8 +40,8 @@ _MOST_QUEUES = 1 << 16
 class Contradictions:
     """One round over all of them: `of_rows`, then `of_places`. What it finds goes into ``records``.
 
-    ``skipping``: light queues with gaps of a broker's own making, whose rows stand too early. How
-    much begins anew with each start of the broker, as their queue offsets go back then.
+    ``skipping``: light queues with gaps of a broker's own making, whose rows stand too early. That
+    changes with each start of the broker, as their queue offsets go back then.
     """
 
     def __init__(self, store: Store, gatherer: Gatherer, evidence: Evidence,
@@ -53,7 +53,7 @@ class Contradictions:
             self.by_place.setdefault(row.physical, []).append(row)
 
     def of_rows(self) -> None:
-        """Mends or condemns what rows contradict. StoreIOError."""
+        """Mend or condemn what rows contradict. StoreIOError."""
         for physical, rows_there in sorted(self.by_place.items()):
             _, record, raw = self._records.read(physical, rows_there[0].size)
             if record is None or not record.crc_ok or self._records.is_replaced(physical):
@@ -74,7 +74,7 @@ class Contradictions:
                 self._records.rejected.add(physical)
 
     def of_places(self, but: Container[int], undecided: Collection[int] = ()) -> None:
-        """Mends or condemns what is out of the order of its queue, ``but`` at some places, where
+        """Mend or condemn what is out of the order of its queue, ``but`` at some places, where
         the topic is doubtful, and not in queues with ``undecided`` records, which tell nothing of
         others. StoreIOError.
         """
@@ -90,7 +90,8 @@ class Contradictions:
                     self._misfit(key, run)
 
     def _is_lacking(self, row: FoundRow, record: Record) -> bool:
-        """Whether the log, and not only a folder's name, says that it lacks the row's message.
+        """Return whether the log, and not only a folder's name, says that it lacks the row's
+        message.
 
         A queue of which the log has no message at all is believed only for a single row that is
         one bit off. A message that its own queue's row leads to needs no other row of that queue,
@@ -125,8 +126,9 @@ class Contradictions:
             + (row.key[1] ^ record.queue_id & 0xFFFFFFFF).bit_count()) == 1
 
     def _is_of_a_copy(self, record: Record, row: FoundRow) -> bool:
-        """Whether a row rather came with the file of another queue: the message's own entry leads
-        to it, and the row is of no light queue, or has the queue offset of an entry of the message.
+        """Return whether a row rather came with the file of another queue: the message's own entry
+        points to it, and the row is of no light queue, or has the queue offset of an entry of the
+        message.
         """
         own = os.fsdecode(record.topic), record.queue_id
         if row.batch or row.key == own or not self._leads(own, record.queue_offset, row.physical):
@@ -136,8 +138,9 @@ class Contradictions:
                 record, dispatched(record.properties))))
 
     def _is_another(self, record: Record, corrected: Record) -> bool:
-        """Whether consume queue and index know another message where a record lies: more than one
-        of the fields that the entry has differs, and the index has other keys for its place.
+        """Return whether consume queue and index know another message where a record lies: more
+        than one of the fields that the entry has differs, and the index has other keys for its
+        place.
         """
         fields = sum((record.topic != corrected.topic, record.queue_id != corrected.queue_id,
                       record.queue_offset != corrected.queue_offset))
@@ -149,7 +152,9 @@ class Contradictions:
         return bool(known - own and own - known)
 
     def _must_go(self, record: Record, rows: list[FoundRow]) -> bool:
-        """Whether a record that rows contradict must make room: else their queues had gaps."""
+        """Return whether a record that rows contradict must make room: else their queues
+        had gaps.
+        """
         own = os.fsdecode(record.topic), record.queue_id
         if self._leads(own, record.queue_offset, record.physical_offset):
             return True  # its own queue knows it: its properties lost the further queues
@@ -163,7 +168,7 @@ class Contradictions:
     def _misfit(self, key: QueueKey, run: Run) -> None:
         """A single record whose queue offset fits nowhere in its queue, and no row tells why.
 
-        It belongs into the hole around it if its queue offset is just one bit off. Far behind the
+        It belongs into the hole around it if its queue offset is just one bit off. Far after the
         end of the queue it must go: the queue would have a gap. One of an earlier offset stays, as
         in a topic that was made again.
         """
@@ -213,7 +218,7 @@ class Contradictions:
         return self._bent_properties(record, raw, rows)
 
     def _leads(self, key: QueueKey, offset: int, physical: int) -> bool:
-        """Whether the row for that queue offset leads to that place."""
+        """Return whether the row for that queue offset points to that place."""
         queue = self._store.queues.get(key)
         if queue is None:
             batch = self._store.batch_queues.get(key)
@@ -224,7 +229,9 @@ class Contradictions:
         return unit is not None and unit.physical_offset == physical
 
     def _bent_properties(self, record: Record, raw: bytes, rows: list[FoundRow]) -> bytes | None:
-        """The record with the one bit of its properties turned that gives it the missing rows."""
+        """Return the record with the one bit of its properties turned that gives it the missing
+        rows.
+        """
         text = record.properties
         if len(text) > 4096:
             return None
@@ -248,14 +255,15 @@ class Contradictions:
         return None if rewritten is None else unless_crc_differs(raw[:text_start] + rewritten)
 
     def _led(self, record: Record, further: set[tuple[str, int]]) -> set[tuple[str, int]]:
-        """Those of a record's further rows that lead to it."""
+        """Return those of a record's further rows that point to it."""
         light, leads = self._store.light_queues, self._store.leads
         place = record.physical_offset
         return {(name, offset) for name, offset in further if self._leads(
             (name, light.id_of(name, record.queue_id, offset, place, leads)), offset, place)}
 
     def _rewritten(self, record: Record, rows: list[FoundRow]) -> bytes | None:
-        """The properties with the missing rows said anew, as far as they fit: the body is whole.
+        """Return the properties with the missing queues named again, as far as they fit: the body
+        is whole.
 
         What is readable of the others stays, if there is room. None where it does not do.
         """
@@ -291,7 +299,9 @@ class Contradictions:
             properties.popitem()
 
     def _says(self, record: Record, row: FoundRow) -> bool:
-        """Whether a record says of itself what a row says: it was a neighbour that misled."""
+        """Return whether a record says of itself what a row says: it was a neighbour that
+        misled.
+        """
         return _says(record, row) or (row.key[0] in self._skipping and any(
             name == row.key[0] and offset > row.queue_offset
             for name, offset in dispatched(record.properties)))
@@ -309,7 +319,7 @@ def _says(record: Record, row: FoundRow) -> bool:
 
 
 def _says_twice(record: Record) -> bool:
-    """Whether the properties of a batch say its queue offset as well."""
+    """Return whether the properties of a batch say its queue offset as well."""
     range_said = batch_range_of(record.properties)
     return bool(record.sys_flag & sysflag.INNER_BATCH) and range_said is not None and (
         range_said[0] == record.queue_offset)

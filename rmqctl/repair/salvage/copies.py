@@ -1,6 +1,6 @@
 """Lost bytes copied from another store, where it proves to hold the same log.
 
-A log only grows at its end, and a slave's follows it byte for byte. So what lies between two
+A log only grows at its end, and a slave's follows it byte for byte. So what is between two
 records that both logs have at the same places is the same in both, as far as it is intact in
 either (`rmqctl.repair.salvage.proven`).
 """
@@ -36,10 +36,10 @@ _KEPT = "this store's copy is kept, as preferred"
 
 @dataclass(slots=True)
 class Copied:
-    """What came of the sources. ``parts`` are the files of the log with what was copied; ``files``
-    (by the file's first physical offset) is the whole content of some. ``places``: of copied
-    bytes, ``[start, end)``; ``yielded``: of ours that gave way to a preferred source.
-    ``conflicts``: how many nobody has decided.
+    """The result of copying from the sources. ``parts`` are the files of the log with what was
+    copied; ``files`` (by the file's first physical offset) is the whole content of some.
+    ``places``: of copied bytes, ``[start, end)``; ``yielded``: of ours that gave way to a preferred
+    source. ``conflicts``: the number of undecided ones.
     """
 
     parts: list[LogPart]
@@ -52,7 +52,7 @@ class Copied:
     conflicts: int = 0
 
     def has(self, place: int) -> bool:
-        """Whether a byte was copied."""
+        """Return whether a byte was copied."""
         return any(start <= place < end for start, end in self.places)
 
     @property
@@ -133,7 +133,7 @@ class Copier:
 
     def _conflicts(self, result: Copied, source: Source, found: Comparison) -> list[
             tuple[int, int]]:
-        """Tells of what both logs have intact, and not the same; where it lies."""
+        """Tell of what both logs have intact, and not the same; where it lies."""
         spans: dict[tuple[int, int], int] = {}
         # Conflicts between the same equal parts of the logs are one.
         for item in found.conflicts.items:
@@ -182,7 +182,7 @@ class Copier:
         return list(spans)
 
     def _other_way(self, result: Copied, source: Source, stretch: Stretch) -> tuple[int, int]:
-        """Tells of what follows a stretch in which both logs part; where it lies."""
+        """Tell of what follows a stretch in which both logs part; where it lies."""
         start, end = stretch.end, result.parts[-1].end
         part = next(part for part in result.parts if part.base <= start < part.end)
         result.actions.append(Action(
@@ -195,7 +195,7 @@ class Copier:
         return stretch.start, ENDLESS
 
     def _give_way(self, result: Copied, spans: Sequence[tuple[int, int]]) -> Survey:
-        """Takes what is ours out of conflicts."""
+        """Take what is ours out of conflicts."""
         result.yielded += spans
         pieces: dict[int, list[Piece]] = {}
         for low, high in spans:
@@ -251,7 +251,9 @@ class Copier:
 
     def _undisputed(self, result: Copied, source: Source, found: Comparison,
                     ranges: Sequence[Range]) -> list[Range]:
-        """The ranges without messages that ours, or other sources, contradict; tells of those."""
+        """Return the ranges without messages that ours, or other sources, contradict; tells of
+        those.
+        """
         others = [other for other in self._sources if other is not source]
         replaced = sorted([*self._strange, *(
             (int(place), int(end)) for some in found.fillers for place, end in some)])
@@ -278,7 +280,7 @@ class Copier:
                 "neighbours": {"before": None, "after": None}, "decided": self._keep_ours}))
 
     def _decided(self, result: Copied) -> None:
-        """A copy that was contested is no conflict where another source gave the message."""
+        """A copy that was contested is not a conflict where another source gave the message."""
         for number, low, high in self._contested:
             if any(start < high and end > low for start, end in result.places):
                 action = result.actions[number]
@@ -312,7 +314,7 @@ class Copier:
 
 
 def _clipped(source: Source, item: Range, start: int, end: int) -> Range | None:
-    """The part of a range between two places, which are borders of its frames."""
+    """Return the part of a range between two places, which are borders of its frames."""
     low, high = max(item.start, start), min(item.end, end)
     if low >= high:
         return None
@@ -328,8 +330,8 @@ def _clipped(source: Source, item: Range, start: int, end: int) -> Range | None:
 
 
 def _without(source: Source, ranges: Sequence[Range], stretch: Stretch) -> list[Range]:
-    """The ranges without places where what may be our own record is another one: what is copied
-    around it proves it, and else the source's would take its place.
+    """Return the ranges without places where what may be our own record is another one: what is
+    copied around it proves it, and else the source's would take its place.
     """
     left, against = list(ranges), {*stretch.against}
     for place, size in stretch.doubtful:
@@ -347,7 +349,7 @@ def _without(source: Source, ranges: Sequence[Range], stretch: Stretch) -> list[
 
 def _near(source: Source, ranges: Sequence[Range], parts: Sequence[LogPart]) -> tuple[
         list[Range], str]:
-    """(the ranges that can be of this log's files, why others cannot)."""
+    """Return (the ranges that can be of this log's files, why others cannot)."""
     size, (low, high) = parts[0].size, (parts[0].base, parts[-1].end)
     near, why = [], ""
     behind = [item for item in ranges if item.end > low]

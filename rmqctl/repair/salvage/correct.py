@@ -10,7 +10,7 @@ more speaks for it (`rmqctl.repair.salvage.contents`):
 * they are JSON with it: then just the changes count that make them JSON;
 * a zlib stream ends with a checksum of its own, which must be right then, too.
 
-A text with whole sectors that are no text is damaged there, and no other change is looked for. All
+A text with whole sectors that are not text is damaged there, and no other change is looked for. All
 chances of one repair, of records that nothing explains too, add up to `MOST_WRONG` at most
 (`Chances`).
 
@@ -54,7 +54,7 @@ MOST_WRONG = 0.01
 """Of the expected number of wrong corrections of one repair."""
 _CRC_BITS = 31
 _CHANGES = {"bit": (8, _CRC_BITS), "byte": (255, 3 * 255 + 127)}
-"""How many changes are tried of each byte, and of the CRC, which may be what is damaged."""
+"""Number of changes tried for each byte, and of the CRC, which may be what is damaged."""
 _CRC_NAME = append_crc.build(0)[:append_crc.SIZE - append_crc.DIGITS - 1]
 _MOST_OF_NAME = len(_CRC_NAME) - 3
 _BODY, _RECORD, _WITH_RECORD = "the body's CRC", "the record's CRC", "the record's"
@@ -100,7 +100,7 @@ class Chances:
         self.expected = 0.0
 
     def allow(self, place: int, chance: float, most: float = MOST_WRONG) -> bool:
-        """Counts the record at a place, unless the sum would be above ``most`` then."""
+        """Count the record at a place, unless the sum would be above ``most`` then."""
         more = chance - self._by_place.get(place, 0.0)
         if more > 0 and self.expected + more > most:
             return False
@@ -111,8 +111,8 @@ class Chances:
 
 def corrected(raw: bytes, record: Record, how: Correct, sealed: bool,
               chances: Chances | None = None) -> Correction | str | None:
-    """The correction of a record which stands where it says; why there is none; None if nothing
-    explains it.
+    """Return the correction of a record which stands where it says; the reason if it is not sure;
+    None if nothing explains it.
 
     ``raw``: its bytes, of which ``record`` was read. ``sealed``: its store's messages carry
     appended CRCs. ``chances``: of the repair that it is of.
@@ -151,13 +151,14 @@ def _found(raw: bytes, record: Record, how: Correct, sealed: bool) -> Correction
 
 
 def explained_by_body(record: Record) -> bool:
-    """Whether a flipped bit of the body explains that it does not match its CRC."""
+    """Return whether a flipped bit of the body explains that it does not match its CRC."""
     return any(one_bit(len(record.body), syndrome) for syndrome in syndromes(
         zlib.crc32(record.body), record.body_crc & 0xFFFFFFFF))
 
 
 def damaged_crc(record: Record) -> str | None:
-    """How it is known that the CRC of a body is damaged, and not the body; None: it is not known.
+    """Return how it is known that the CRC of a body is damaged, and not the body; None: it is not
+    known.
 
     No broker sets the highest bit. Between this field and the body are the place of the record and
     its lengths: where they are intact, one run of damage reaches only one of the two.
@@ -177,7 +178,7 @@ def damaged_crc(record: Record) -> str | None:
 
 def _whole(raw: bytes, position: int, after: bytes, record: Record,
            sealed: bool) -> Record | None:
-    """The record with other bytes at a place, if it matches its CRCs then."""
+    """Return the record with other bytes at a place, if it matches its CRCs then."""
     changed = raw[:position] + after + raw[position + len(after):]
     result = whole_record(changed, record.physical_offset, sealed)
     return None if result is None or (sealed and not append_crc.verify(changed)) else result
@@ -187,15 +188,15 @@ def _whole(raw: bytes, position: int, after: bytes, record: Record,
 
 
 def _is_sealed(raw: bytes) -> bool:
-    """Whether a record had an appended CRC: a digit that is none, or a letter of the name, is
-    damage. A message that was stored while the feature was off has nothing like it.
+    """Return whether a record had an appended CRC: an invalid digit, or a wrong letter of the name,
+    is damage. A message that was stored while the feature was off has nothing like it.
     """
     alike = sum(a == b for a, b in zip(raw[-append_crc.SIZE:], _CRC_NAME, strict=False))
     return alike >= _MOST_OF_NAME
 
 
 def _name(raw: bytes, record: Record) -> Correction | None:
-    """The name of the appended CRC, if that is right with it."""
+    """Return the name of the appended CRC, if that is right with it."""
     at = len(raw) - append_crc.SIZE
     if raw[at:].startswith(_CRC_NAME):
         return None
@@ -203,7 +204,9 @@ def _name(raw: bytes, record: Record) -> Correction | None:
 
 
 def _field(raw: bytes, record: Record) -> Correction | None:
-    """The CRC of a body as it is, whatever its field says, if the record's own CRC wants that."""
+    """Return the CRC of a body as it is, whatever its field says, if the record's own CRC wants
+    that.
+    """
     if record.crc_ok:
         return None
     return _known(raw, record, body_crc_at(), (zlib.crc32(record.body) & CRC_MASK).to_bytes(
@@ -211,7 +214,7 @@ def _field(raw: bytes, record: Record) -> Correction | None:
 
 
 def _known(raw: bytes, record: Record, at: int, after: bytes, what: str) -> Correction | None:
-    """What must stand at a place, if the record's own CRC wants that: a single candidate."""
+    """Return what must be at a place, if the record's own CRC wants that: a single candidate."""
     result = _whole(raw, at, after, record, sealed=True)
     if result is None or unpacks(result) is False:
         return None
@@ -243,7 +246,7 @@ def _one(raw: bytes, record: Record, how: Correct, sealed: bool) -> Correction |
 
 def _judged(raw: bytes, record: Record, change: Change, result: Record, size: int,
             sealed: bool) -> Correction | str:
-    """Whether that is proof enough. ``size``: the bytes whose changes were tried."""
+    """Return whether that is proof enough. ``size``: the bytes whose changes were tried."""
     what = "bit" if change.xor.bit_count() == 1 else "byte"
     per_byte, of_crc = _CHANGES[what]
     tried = per_byte * size + of_crc
@@ -307,7 +310,7 @@ def _candidates(raw: bytes, record: Record, how: Correct) -> Iterator[Change]:
 
 
 def _run(raw: bytes, record: Record, sealed: bool) -> Correction | str | None:
-    """What bytes of a known place must have been."""
+    """Return what bytes of a known place must have been."""
     bits = _CRC_BITS + (sealed and not record.crc_ok)
     refused = None
     for start, content, differences in _contents(raw, record):
@@ -334,7 +337,7 @@ def _run(raw: bytes, record: Record, sealed: bool) -> Correction | str | None:
 
 
 def _contents(raw: bytes, record: Record) -> Iterator[tuple[int, torn.Content, tuple[int, ...]]]:
-    """(where it begins in the record, bytes that runs are looked for in, the differences)."""
+    """Yield (where it begins in the record, bytes that runs are looked for in, the differences)."""
     place, body = record.physical_offset, body_at(record)
     if not record.crc_ok:
         share = ZLIB_CHANCE if compression(record) == "zlib" else 1.0

@@ -1,4 +1,4 @@
-"""Fillers: well-formed records that stand in for lost messages and fill damaged bytes.
+"""Fillers: well-formed records that replace lost messages and fill damaged bytes.
 
 A *row filler* has the topic, queue and queue offset of a lost message, so that dispatch gives its
 consumequeue row again; its body is zeros with the right CRC, one byte at least, and nothing of it
@@ -16,7 +16,7 @@ What brokers make of a row filler (read in the sources of 4.9.3 and 5.3.3):
   topic is discarded with an error in the log, and delivery goes on. Its tags code 0 means due.
 * ``RMQ_SYS_TRANS_HALF_TOPIC``: a born time of 0 is older than any fileReservedTime, so the
   check service takes it for expired (needSkip) and moves it to TRANS_CHECK_MAX_TIME_TOPIC.
-* ``RMQ_SYS_TRANS_OP_HALF_TOPIC``: tag ``d`` and a body that is no number: getLong gives -1,
+* ``RMQ_SYS_TRANS_OP_HALF_TOPIC``: tag ``d`` and a body that is not a number: getLong gives -1,
   smaller than any offset, so the op counts as done.
 * ``rmq_sys_wheel_timer`` (5.x): without TIMER_OUT_MS enqueueing stops for ever; one of time 0
   goes straight to delivery, where TIMER_DEL_UNIQKEY makes doPut drop it.
@@ -80,7 +80,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """What the fillers of a store have in common.
+    """The common style of a store's fillers.
 
     ``sealed``: they end with a ``__CRC32#`` property, as every message of the store does (a
     broker with forceVerifyPropCRC ends its log at one without). ``host``: (address, port).
@@ -92,7 +92,8 @@ class Style:
 
 @dataclass(frozen=True, slots=True)
 class Filler:
-    """What a row filler says. The first of ``rows`` is its own, the others it is dispatched to.
+    """The content of a row filler. The first of ``rows`` is its own, the others it is dispatched
+    to.
 
     ``batch``: queue offsets it covers in a batch queue from its own on; 0 for a plain queue.
     """
@@ -123,8 +124,8 @@ class Filler:
         return self.tight(style) + _LEAST_BODY
 
     def tight(self, style: Style) -> int:
-        """The same with an empty body: the size of a lost message that itself had neither body nor
-        properties. To be avoided where a neighbour can spare a byte.
+        """Return the same with an empty body: the size of a lost message that itself had neither
+        body nor properties. To be avoided where a neighbour can spare a byte.
         """
         return size_of(0, self._magic, 0, len(self.topic), len(_text(self.required, style)))
 
@@ -138,7 +139,7 @@ class Filler:
         return magic_for(self.topic)
 
     def parts(self, physical: int, size: int, time: int, style: Style) -> Parts:
-        """The record of ``size`` bytes at ``physical`` (positions count from its start).
+        """Return the record of ``size`` bytes at ``physical`` (positions count from its start).
 
         ``time``: its store time (ms). ValueError when ``size`` is less than `tight`.
         """
@@ -157,7 +158,8 @@ class Filler:
 
     def columns(self, queue_id: Array, queue_offset: Array, physical: Array, size: Array,
                 time: Array, style: Style) -> tuple[Array, Array]:
-        """(heads, ends) of many records of this topic, one a row (uint8); between them zeros.
+        """Return (heads, ends) of many records of this topic, one a row (uint8); between them
+        zeros.
 
         For a single plain row, whose queue id and offset the columns say. All sizes must be at
         least `least`, and all at least `wanted` or all less.
@@ -187,7 +189,9 @@ class Filler:
 
 
 def filler(physical: int, size: int, time: int, style: Style) -> Parts:
-    """A record of ``size`` bytes that no queue and no index knows. ValueError below `least`."""
+    """Return a record of ``size`` bytes that no queue and no index knows. ValueError below
+    `least`.
+    """
     if size < least_filler(style):
         raise ValueError(f"{size} bytes are too few for a record")
     topic, text = _raw(TOPIC), _text({MARK: LOST}, style)
@@ -206,7 +210,7 @@ def least_filler(style: Style) -> int:
 
 
 def blank(size: int) -> Parts:
-    """The record that closes a file, with ``size`` bytes to its end (at least 8)."""
+    """Return the record that closes a file, with ``size`` bytes to its end (at least 8)."""
     if size < BLANK_SIZE:
         raise ValueError(f"{size} bytes are too few for an end-of-file record")
     return ((0, _BLANK.pack(size, MAGIC_BLANK)),)
@@ -217,7 +221,7 @@ def _raw(topic: str) -> bytes:
 
 
 def _text(values: dict[str, str], style: Style) -> bytes:
-    """The properties string; of a sealed record with twenty bytes left for the CRC."""
+    """Return the properties string; of a sealed record with twenty bytes left for the CRC."""
     text = props.build(values, trailing=style.sealed).encode("utf-8", "surrogateescape")
     return text + bytes(append_crc.SIZE) if style.sealed else text
 
@@ -225,7 +229,9 @@ def _text(values: dict[str, str], style: Style) -> bytes:
 @lru_cache(maxsize=4096)
 def _template(magic: int, topic: bytes, properties: bytes, sys_flag: int,
               host: tuple[bytes, int]) -> tuple[bytes, bytes]:
-    """(head, what follows the body) of such a record; lengths, places and times are not set."""
+    """Return (head, what follows the body) of such a record; lengths, places and times are not
+    set.
+    """
     raw = build(Record(
         total_size=0, magic=magic, body_crc=0, queue_id=0, flag=0, queue_offset=0,
         physical_offset=0, sys_flag=sys_flag, born_timestamp=0, born_host=NOWHERE,
@@ -237,7 +243,7 @@ def _template(magic: int, topic: bytes, properties: bytes, sys_flag: int,
 
 def _record(template: tuple[bytes, bytes], magic: int, physical: int, size: int, style: Style,
             **values: int) -> Parts:
-    """The record with a body of zeros that makes it ``size`` bytes long, sparsely."""
+    """Return the record with a body of zeros that makes it ``size`` bytes long, sparsely."""
     head, end = bytearray(template[0]), template[1]
     rest = size - len(head) - len(end)
     values.update(total_size=size, physical_offset=physical, body_crc=_crc_of_zeros(rest),
@@ -257,7 +263,7 @@ def _record(template: tuple[bytes, bytes], magic: int, physical: int, size: int,
 
 
 def _zeros(count: int, crc: int = 0) -> int:
-    """The CRC-32 of something with the CRC ``crc`` followed by ``count`` zero bytes."""
+    """Return the CRC-32 of something with the CRC ``crc`` followed by ``count`` zero bytes."""
     while count > 0:
         crc = zlib.crc32(memoryview(_PAGE)[:min(count, _ZEROS)], crc)
         count -= _ZEROS
@@ -266,5 +272,5 @@ def _zeros(count: int, crc: int = 0) -> int:
 
 @lru_cache(maxsize=1024)
 def _crc_of_zeros(count: int) -> int:
-    """The body CRC of ``count`` zero bytes; 0 for an empty body."""
+    """Return the body CRC of ``count`` zero bytes; 0 for an empty body."""
     return _zeros(count) & CRC_MASK

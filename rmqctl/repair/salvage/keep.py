@@ -1,7 +1,7 @@
 """Damaged messages that are kept, marked, instead of a filler: with damaged properties always, with
 a damaged body where ``--keep-damaged`` is given.
 
-The record keeps its place, its size and its row. Its CRC is set anew, and the property ``RMQCTL``
+The record keeps its place, its size and its row. Its CRC is recomputed, and the property ``RMQCTL``
 is ``damaged``, so that consumers and filters can tell. That property takes `len(KEPT_START)` bytes,
 which come from the first of these that has them:
 
@@ -54,8 +54,8 @@ class Kept(NamedTuple):
 def kept_damaged(parts: Sequence[LogPart], survey: Survey, gatherer: Gatherer,
                  evidence: Evidence, generation: int, *, bodies: bool) -> tuple[
                      list[Kept], set[int]]:
-    """(the damaged records that can be delivered as they are, places of those with an intact body
-    that have no room for the mark). StoreIOError.
+    """Return (the damaged records that can be delivered as they are, places of those with an intact
+    body that have no room for the mark). StoreIOError.
 
     Only records whose place and size are beyond doubt, that say themselves where they stand, and
     that their consumequeue row, or a hole in their queue, confirms. ``bodies``: also those whose
@@ -94,9 +94,9 @@ def kept_damaged(parts: Sequence[LogPart], survey: Survey, gatherer: Gatherer,
 
 def marked(record: Record, sealed: bool,
            wanted: Mapping[str, str] | None = None) -> tuple[bytes, str] | None:
-    """(the record with the mark and right CRCs, where the mark's bytes came from).
+    """Return (the record with the mark and right CRCs, where the mark's bytes came from).
 
-    Pairs that are damaged go; ``wanted`` are properties to be put in. None where there is no room:
+    Pairs that are damaged go; ``wanted`` are properties to be put in. None without enough space:
     no byte is taken from an intact body, but that it may be compressed. ``sealed``: the store's
     records end with an appended CRC.
     """
@@ -139,17 +139,19 @@ def marked(record: Record, sealed: bool,
 
 
 def _short(text: bytes, sealed: bool, room: int) -> int:
-    """How many bytes are missing for some properties, and what separates them from the CRC."""
+    """Return how many bytes are missing for some properties, and what separates them from
+    the CRC.
+    """
     return len(text) + (sealed and not _is_closed(text)) - room
 
 
 def _is_closed(text: bytes) -> bool:
-    """Whether another property may follow."""
+    """Return whether another property may follow."""
     return not text or text.endswith(_SEPARATOR)
 
 
 def _sound(text: bytes, names: Sequence[str]) -> bytes:
-    """The pairs of a properties string that are not damaged, without some properties."""
+    """Return the pairs of a properties string that are not damaged, without some properties."""
     if props.fault(text) is None:
         return _without(text, names)
     left = [part for part in text.split(_SEPARATOR) if part and props.fault(part) is None]
@@ -157,13 +159,13 @@ def _sound(text: bytes, names: Sequence[str]) -> bytes:
 
 
 def _without(text: bytes, names: Sequence[str]) -> bytes:
-    """The properties string without some properties, all else as it was."""
+    """Return the properties string without some properties, all else as it was."""
     starts = tuple(f"{name}{props.NAME_VALUE_SEPARATOR}".encode() for name in names)
     return _SEPARATOR.join(part for part in text.split(_SEPARATOR) if not part.startswith(starts))
 
 
 def _deliverable(record: Record, generation: int) -> bool:
-    """Whether brokers and clients take it, whatever its body is."""
+    """Return whether brokers and clients take it, whatever its body is."""
     topic = os.fsdecode(record.topic)
     values = props.parse(record.properties.decode("utf-8", "replace"))
     return (len(record.body) > 0 and not of_record(record)
@@ -173,7 +175,7 @@ def _deliverable(record: Record, generation: int) -> bool:
 
 
 def _expected(record: Record, rows: list[FoundRow], gatherer: Gatherer) -> bool:
-    """Whether its queue misses just this message at just this place."""
+    """Return whether its queue misses just this message at just this place."""
     if not sysflag.has_consume_queue_row(record.sys_flag):
         return not rows
     key = os.fsdecode(record.topic), record.queue_id
@@ -185,9 +187,9 @@ def _expected(record: Record, rows: list[FoundRow], gatherer: Gatherer) -> bool:
 
 
 def kept_from(ours: Record, theirs: Record) -> bool:
-    """Whether ours is this message, kept with damage by an earlier repair: that leaves all but
-    flags and body as they were, and of the properties some; what it put in names the same further
-    rows, or does no more than keep a broker from harm.
+    """Return whether ours is this message, kept with damage by an earlier repair: that leaves all
+    but flags and body as they were, and of the properties some; what it put in names the same
+    further rows, or does no more than keep a broker from harm.
     """
     if not ours.properties.startswith(KEPT_START) or theirs.properties.startswith(KEPT_START):
         return False

@@ -1,4 +1,4 @@
-"""How a damaged region is tiled: fillers at their places, fillers between, not a byte left.
+"""Tiling of a damaged region: fillers at their places, fillers between, not a byte left.
 
 What follows the region decides how it must end: another record (``exact``), nothing more in
 this file (``blank``), or nothing more in the log (``tail``).
@@ -22,7 +22,7 @@ _SHARE = 64 << 10
 
 @dataclass(slots=True)
 class FilledMessage:
-    """A lost message that a filler stands for.
+    """A lost message that a filler represents.
 
     ``physical`` and ``size`` None: not known; then it lies somewhere in ``(low, high)``. They are
     the filler's, which may have a byte more than the message had; ``told`` are those known of it.
@@ -57,13 +57,13 @@ class FillSpan:
 
     @property
     def limit(self) -> int:
-        """Where a record in it must end: a file keeps room for its blank."""
+        """Return where a record in it must end: a file keeps room for its blank."""
         return self.end if self.mode == "exact" else self.end - BLANK_SIZE
 
 
 class Filling:
     """The tiling of one span. ``left``: messages that found no room; ``short``: see `fill`.
-    ``unnamed``: fillers that stand for no message that is known.
+    ``unnamed``: fillers that represent no message that is known.
     """
 
     def __init__(self, span: FillSpan, style: Style) -> None:
@@ -72,12 +72,12 @@ class Filling:
         self.short = self.unnamed = 0
         self._least = filler.least_filler(style)
         self.end = span.start
-        """Where the log goes on behind what was filled in (``tail``)."""
+        """The physical offset where the log continues after the fillers (``tail``)."""
         self.time = span.time
         """The store time of the last record that was filled in."""
 
     def settle(self) -> None:
-        """Drops items that overlap or do not fit; they become messages of unknown place."""
+        """Drop items that overlap or do not fit; they become messages of unknown place."""
         placed: list[FilledMessage] = []
         position = self.span.start
         for item in sorted(self.span.items, key=lambda message: message.physical or 0):
@@ -97,7 +97,7 @@ class Filling:
                 self._widen(number, item)
 
     def _widen(self, number: int, item: FilledMessage) -> None:
-        """Gives an item a byte for its body: from what is free beside it, or from a neighbour. One
+        """Give an item a byte for its body: from what is free beside it, or from a neighbour. One
         between two intact messages has to do without.
         """
         items, span = self.span.items, self.span
@@ -118,7 +118,9 @@ class Filling:
             before.size = (before.size or 0) - 1
 
     def gaps(self) -> Iterator[tuple[int, int, int]]:
-        """(number of the item behind it, start, end) of what no item covers, the last included."""
+        """Yield (number of the item after it, start, end) of what no item covers, the last
+        included.
+        """
         position = self.span.start
         for number, item in enumerate(self.span.items):
             assert item.physical is not None
@@ -130,7 +132,7 @@ class Filling:
             yield len(self.span.items), position, self.span.limit
 
     def place(self, waiting: list[FilledMessage]) -> list[FilledMessage]:
-        """Gives messages of unknown place room in the gaps; returns those that found none.
+        """Give messages of unknown place room in the gaps; returns those that found none.
 
         ``waiting`` is sorted by what must come first; a queue's messages stay in their order.
         """
@@ -183,7 +185,8 @@ class Filling:
             position += size
 
     def fill(self) -> Iterator[tuple[int, int, Parts]]:
-        """(physical offset, size, bytes) of the records, in order; together they cover the span.
+        """Yield (physical offset, size, bytes) of the records, in order; together they cover the
+        span.
 
         ``short`` is set to the bytes at the start of the span that cannot hold a record and that
         no neighbour in the span could take (only where nothing but odd bytes is there).
@@ -230,7 +233,7 @@ class Filling:
             yield one
 
     def piece(self, base: int) -> Piece:
-        """All of it as one piece of the file that begins at ``base``."""
+        """Return all of it as one piece of the file that begins at ``base``."""
         start = self.span.start
         parts: list[tuple[int, bytes]] = []
         for offset, _, some in self.fill():

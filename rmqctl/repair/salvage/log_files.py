@@ -33,10 +33,10 @@ FAR = 64
 
 
 def padded(part: LogPart, region: Region, short: int, style: Style) -> Piece:
-    """A region too small for any record is taken by the message before it.
+    """Return the message before a region too small for any record, extended over it.
 
     That gets as many empty properties (0x02) as there are bytes: no broker reads anything from
-    them. RefusedError where no message lies before it that has room for them.
+    them. RefusedError where no message is before it that has room for them.
     """
     if region.previous is not None:
         with part.open() as source:
@@ -53,8 +53,8 @@ def padded(part: LogPart, region: Region, short: int, style: Style) -> Piece:
 
 
 def log_parts(store: Store, size: int | None = None) -> list[LogPart]:
-    """The files of a log as they should be: all of one ``size`` (else as the files tell), none
-    missing between two.
+    """Return the files of a log as they should be: all of one ``size`` (else as the files tell),
+    none missing between two.
 
     RefusedError where names or sizes make no log.
     """
@@ -82,7 +82,7 @@ def log_parts(store: Store, size: int | None = None) -> list[LogPart]:
 
 
 def without_empty_end(parts: Sequence[LogPart]) -> tuple[list[LogPart], list[LogPart]]:
-    """(the parts of a log, those at its end that go): files without a byte that get none.
+    """Return (the parts of a log, those at its end that go): files without a byte that get none.
 
     A broker was killed between making the next file and extending it.
     """
@@ -100,7 +100,7 @@ def without_empty_end(parts: Sequence[LogPart]) -> tuple[list[LogPart], list[Log
 
 
 def file_size(store: Store) -> int:
-    """The size of the log's files: the longest one's, if all names are multiples of it.
+    """Return the size of the log's files: the longest one's, if all names are multiples of it.
 
     The most frequent length can be that of files that were cut, and the distance of names that of
     files between which one is missing. Where all were cut, what their names have in common.
@@ -124,7 +124,9 @@ def file_size(store: Store) -> int:
 
 def laid_over(parts: Sequence[LogPart],
               pieces: Mapping[int, Sequence[Piece]]) -> list[LogPart]:
-    """The parts with more pieces (by number of the part); these cover what is there already."""
+    """Return the parts with more pieces (by number of the part); these cover what is there
+    already.
+    """
     return [replace(part, pieces=over(part.pieces, pieces[number])) if number in pieces else part
             for number, part in enumerate(parts)]
 
@@ -146,7 +148,7 @@ def over(below: Sequence[Piece], above: Sequence[Piece]) -> tuple[Piece, ...]:
 
 
 def cut(piece: Piece, start: int, end: int) -> Piece:
-    """The bytes ``[start, end)`` (positions in the file) of a piece."""
+    """Return the bytes ``[start, end)`` (positions in the file) of a piece."""
     if start == piece.at and end == piece.end:
         return piece
     parts = []
@@ -158,7 +160,7 @@ def cut(piece: Piece, start: int, end: int) -> Piece:
 
 
 def lay(fd: int, path: str, pieces: Sequence[Piece]) -> None:
-    """Writes pieces into a file. StoreIOError."""
+    """Write pieces into a file. StoreIOError."""
     for piece in pieces:
         position = 0
         for at, data in piece.parts:
@@ -169,7 +171,7 @@ def lay(fd: int, path: str, pieces: Sequence[Piece]) -> None:
 
 
 def zero(fd: int, path: str, position: int, length: int) -> None:
-    """Makes bytes of a file zero; holes stay holes. StoreIOError."""
+    """Make bytes of a file zero; holes stay holes. StoreIOError."""
     for start in range(position, position + length, _BLOCK):
         count = min(_BLOCK, position + length - start)
         if any(os.pread(fd, count, start)):
@@ -177,14 +179,14 @@ def zero(fd: int, path: str, position: int, length: int) -> None:
 
 
 def copy_path(scratch: Scratch, part: LogPart) -> str:
-    """Where the whole content of a file of the log is made ready. StoreIOError."""
+    """Return where the whole content of a file of the log is made ready. StoreIOError."""
     path = scratch.path(_COPIED, f"{part.base:020d}")
     make_folders(os.path.dirname(path), durable=False)
     return path
 
 
 def _with_pieces(scratch: Scratch, part: LogPart) -> str:
-    """A file of such content with the pieces laid over it; its path. StoreIOError."""
+    """Return a file of such content with the pieces laid over it; its path. StoreIOError."""
     path = copy_path(scratch, part)
     assert part.path is not None
     try:
@@ -216,7 +218,7 @@ class Files:
         self._own = {file.base for file in store.log.files}
 
     def filled(self, part: LogPart, region: Region, filling: Filling) -> None:
-        """Tells what a region is filled with."""
+        """Tell what a region is filled with."""
         self._actions.append(_action(self._target(part), region, filling))
 
     def by_column(self, parts: Sequence[LogPart], bulks: Mapping[int, Bulk],
@@ -244,7 +246,9 @@ class Files:
                 yield MoveAside(target)
 
     def steps(self, parts: Sequence[LogPart], written: Mapping[int, str]) -> list[Step]:
-        """What makes the files those of ``parts``. ``written``: files that are ready, by number."""
+        """Return what makes the files those of ``parts``. ``written``: files that are ready, by
+        number.
+        """
         steps: list[Step] = []
         for number, part in enumerate(parts):
             target = self._target(part)
@@ -279,7 +283,7 @@ class Files:
         return steps
 
     def _whole(self, target: str, part: LogPart) -> Step:
-        """A file whose whole content was copied, with what was laid over that."""
+        """Return a file whose whole content was copied, with what was laid over that."""
         content = self._copied[part.base]
         time = os.stat(content.path).st_mtime_ns if part.base not in self._own else (
             os.stat(os.path.join(self._store.root, target)).st_mtime_ns)
@@ -289,7 +293,7 @@ class Files:
         return (Replace if part.base in self._own else Create)(target, content, time)
 
     def _time(self, parts: Sequence[LogPart], number: int) -> int | None:
-        """A neighbour's modification time: a broker's expiry goes by it."""
+        """Return a neighbour's modification time: a broker's expiry goes by it."""
         for part in [*reversed(parts[:number]), *parts[number + 1:]]:
             if part.path is not None:  # a file by column has the same time
                 return os.stat(part.path).st_mtime_ns

@@ -1,4 +1,4 @@
-"""Which messages are lost: rows, damaged records and gaps put together, one entry a message.
+"""The lost messages: rows, damaged records and gaps put together, one entry a message.
 
 `Collector` says which of them get a filler; `lost_messages` makes the list for people, with all
 that is known of each.
@@ -59,7 +59,7 @@ class KnownLosses:
 
     @property
     def count(self) -> int:
-        """How many get a filler, if there is room."""
+        """Return how many get a filler, if there is room."""
         return len(self.filled) + sum(map(len, self.bulks.values()))
 
 
@@ -78,7 +78,7 @@ class Collector:
         self.known = KnownLosses()
 
     def collect(self, evidence: Evidence) -> KnownLosses:
-        """What the rows that lead into damaged regions tell, and the rest. StoreIOError."""
+        """Return what the rows that lead into damaged regions tell, and the rest. StoreIOError."""
         rows = list(evidence.rows)
         for region in self._survey.regions:
             columns = evidence.columns.get(region.start)
@@ -180,7 +180,7 @@ class Collector:
                                    start + size)
 
     def _rows_of(self, record: Record, physical: int, foreign: bool) -> list[Row]:
-        """The rows a damaged record claims, as far as the log lacks just these.
+        """Return the rows a damaged record claims, as far as the log lacks just these.
 
         ``foreign``: see `is_foreign_place`; then only rows between two others of their queue.
         """
@@ -259,7 +259,7 @@ class Collector:
         return region if region is not None and physical < region.end else None
 
     def _record(self, physical: int, size: int, region: Region) -> Record | None:
-        """What the fields of a damaged record say, if they still make a record."""
+        """Return what the fields of a damaged record say, if they still make a record."""
         part = self._parts[region.file]
         if part.path is None:
             return None
@@ -285,14 +285,14 @@ def _turned_size(physical: int, size: int, region: Region, following: int) -> in
 
 
 def rank(row: FoundRow, record: Record | None = None) -> tuple[int, str, int]:
-    """The record's own queue first, then ordinary queues, light queues last."""
+    """Return the record's own queue first, then ordinary queues, light queues last."""
     if record is not None and (os.fsdecode(record.topic), record.queue_id) == row.key:
         return 0, *row.key
     return 2 if row.key[0].startswith(props.LMQ_PREFIX) else 1, *row.key
 
 
 def _between(time: int | None, region: Region) -> int | None:
-    """A row's own store time, if it fits between those of the neighbours."""
+    """Return a row's own store time, if it fits between those of the neighbours."""
     if time is None or time <= 0:
         return None
     if region.before is not None and time < region.before:
@@ -315,10 +315,10 @@ class LostMessages(NamedTuple):
 
 def lost_messages(store: Store, survey: Survey, known: KnownLosses, evidence: Evidence,
                   end: int) -> LostMessages:
-    """The lost messages in the order of their places, those of unknown place behind them.
+    """Return the lost messages in the order of their places, those of unknown place after them.
 
-    Also those which consumequeues know behind the last file of the log (which ends at ``end``).
-    A message of which only the index tells stands there with its keys alone.
+    Also those which consumequeues know after the last file of the log (which ends at ``end``).
+    A message of which only the index tells is there with its keys alone.
     """
     regions = list(survey.regions)
     if evidence.beyond:
@@ -378,9 +378,9 @@ def lost_messages(store: Store, survey: Survey, known: KnownLosses, evidence: Ev
 
 def dropped(store: Store, left_out: Sequence[tuple[int, int | None]], known: KnownLosses,
             lost: int, homeless: int, unnamed: int) -> Dropped:
-    """What of the ``lost`` messages and of the records that are ``left_out`` (place, size) no
-    filler stands for. ``homeless`` messages found no room; ``unnamed`` fillers stand for no message
-    that is known, so each stands for one of these.
+    """Return what of the ``lost`` messages and of the records that are ``left_out`` (place, size)
+    no filler represents. ``homeless`` messages found no room; ``unnamed`` fillers represent no
+    message that is known, so each represents one of these.
     """
     filled = known.count - homeless
     rows = {(row.topic, row.queue_id, row.queue_offset) for message in known.filled

@@ -1,6 +1,6 @@
-"""How much of what a source has in a damaged stretch of our log is proven to be ours.
+"""The part of a source's bytes in a damaged stretch of our log that is proven to be ours.
 
-What lies between two records that both logs have at the same places is the same in both. Where
+What is between two records that both logs have at the same places is the same in both. Where
 only one such record is near (a lost head, a torn tail, a source that ends or begins there) our
 consumequeues and our index tell how far the logs are one, and so does what is left of the damaged
 records.
@@ -46,7 +46,7 @@ class Proven:
 
 def proven_part(parts: Sequence[LogPart], source: Source, found: Comparison,
                 stretch: Stretch) -> Proven | str:
-    """How much of a stretch is proven; why none is."""
+    """Return how much of a stretch is proven; why none is."""
     # What is equal right before it and right behind it, with nothing that differs between.
     left = found.equal.before(stretch.start) if stretch.start else None
     right = found.equal.behind(stretch.end) if stretch.end < ENDLESS else None
@@ -101,9 +101,9 @@ def proven_part(parts: Sequence[LogPart], source: Source, found: Comparison,
 
 
 def has_parted(source: Source, found: Comparison, stretch: Stretch, runs: Runs) -> bool:
-    """Whether ours behind a stretch is of another way than the source's in it: no equal message
-    follows, and queue offsets of these are other messages' in ours (``runs``). One alone may be a
-    turned bit, unless what is left of ours contradicts the source there as well.
+    """Return whether ours after a stretch is of another way than the source's in it: no equal
+    message follows, and queue offsets of these are other messages' in ours (``runs``). One alone
+    may be a flipped bit, unless what is left of ours contradicts the source there as well.
     """
     if stretch.end == ENDLESS or found.equal.behind(stretch.end) is not None:
         return False
@@ -123,7 +123,7 @@ def has_parted(source: Source, found: Comparison, stretch: Stretch, runs: Runs) 
 
 def _far(parts: Sequence[LogPart], source: Source, found: Comparison,
          stretch: Stretch, equal_end: int) -> int:
-    """How far the source's log is proven to be ours, from the start of a stretch on.
+    """Return how far the source's log is proven to be ours, from the start of a stretch on.
 
     Where it ends with our log, and ours tells of nothing that it has lost, the source is
     followed as a slave follows its master: if it has the last of ours, too (what is equal
@@ -144,7 +144,7 @@ def _far(parts: Sequence[LogPart], source: Source, found: Comparison,
 
 def _begun(parts: Sequence[LogPart], source: Source, found: Comparison,
            stretch: Stretch) -> None:
-    """What the heads of torn or damaged records of ours say, in their places."""
+    """Count the evidence of the heads of torn or damaged records of ours."""
     for number, low, high in by_part(parts, stretch.start, stretch.end):
         with parts[number].open() as opened:
             for item in found.offered.within(low, high):
@@ -164,7 +164,7 @@ def _begun(parts: Sequence[LogPart], source: Source, found: Comparison,
 
 
 def _same_message(ours: bytes, theirs: bytes) -> bool | None:
-    """Whether what begins with ``ours`` was the whole record ``theirs``, at the same place.
+    """Return whether what begins with ``ours`` was the whole record ``theirs``, at the same place.
 
     True where CRC, queue offset and times are the same (or all but the body, where an earlier
     repair kept that), False where two of them are others; None where that does not tell.
@@ -195,7 +195,7 @@ def _same_message(ours: bytes, theirs: bytes) -> bool | None:
 
 
 def _displaced(parts: Sequence[LogPart], source: Source, stretch: Stretch) -> None:
-    """What records of ours that lie at a wrong place (pages) say of the stretch."""
+    """Count the evidence of records of ours that are at a wrong place (pages)."""
     for number, low, high in by_part(parts, stretch.start, stretch.end):
         part = parts[number]
         if part.path is None and not part.pieces:
@@ -233,7 +233,9 @@ def _head(parts: Sequence[LogPart]) -> int:
 
 
 def _records_of(source: Source, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """(place, size) of the first records of a source in ``[start, end)``, its frames' borders."""
+    """Yield (place, size) of the first records of a source in ``[start, end)``, its frames'
+    borders.
+    """
     position, left = start, _MOST_HEADS
     while position < end and left > 0 and (
             place := source.log.locate(position)) is not None:
@@ -248,7 +250,7 @@ def _records_of(source: Source, start: int, end: int) -> Iterator[tuple[int, int
 
 
 def _holds_anything(parts: Sequence[LogPart], start: int) -> bool:
-    """Whether any byte from a physical offset on is not zero."""
+    """Return whether any byte from a physical offset on is not zero."""
     for number, low, high in by_part(parts, start, ENDLESS):
         with parts[number].open() as opened:
             position = opened.next_data(low - opened.base)
@@ -260,7 +262,7 @@ def _holds_anything(parts: Sequence[LogPart], start: int) -> bool:
 
 
 def by_part(parts: Sequence[LogPart], start: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """(number of the part, start, end) of physical bytes."""
+    """Yield (number of the part, start, end) of physical bytes."""
     for number, part in enumerate(parts):
         low, high = max(part.base, start), min(part.end, end)
         if low < high:
@@ -268,7 +270,7 @@ def by_part(parts: Sequence[LogPart], start: int, end: int) -> Iterator[tuple[in
 
 
 def _told(stretch: Stretch) -> str:
-    """What our own structures say of it, in words."""
+    """Return what our own structures say of it, in words."""
     said = [plural(count, *names) for count, *names in (
         (stretch.rows, "entry", "entries"), (stretch.keys, "key"),
         (stretch.alike, "unproven record")) if count]

@@ -48,7 +48,7 @@ Fillers = Literal["in-place", "none"]
 _ROUNDS = 6
 STALE, CONTRADICTED, UNDECIDED = NOT_OURS = (
     Verdict.STALE, Verdict.CONTRADICTED, Verdict.UNDECIDED)
-"""What whole records are that are left out, though every byte of them may be right."""
+"""Verdicts on complete records that are left out, although every byte of them may be right."""
 _OF_MODE = {"bit": "bit", "byte": "byte or a torn run"}
 _OTHER_WAYS = ("--correct byte and --keep-damaged reduce their number; --fillers in-place writes "
                "them")
@@ -67,11 +67,11 @@ class Salvage:
     said which are right.
     ``wrong_topics``: messages that stay with a topic that cannot be right.
     ``kept_damaged``: messages that are delivered though they have lost a part of themselves.
-    ``void_from``: from where on a preferred source's log stands for all of ours. ``unmarked``:
+    ``void_from``: from where on a preferred source's log represents all of ours. ``unmarked``:
     messages with damaged properties that stay as they are. ``dropped``: what is lost that no
-    filler stands for. ``wrong_corrections``: how many are expected
+    filler represents. ``wrong_corrections``: how many are expected
     (`rmqctl.repair.salvage.correct.Chances`). ``fillers``: how many of them are written.
-    ``verdicts``: on whole records that are no messages, by physical offset.
+    ``verdicts``: on whole records that are not messages, by physical offset.
     """
 
     parts: tuple[LogPart, ...]
@@ -97,7 +97,7 @@ class Salvage:
 
     @property
     def empty(self) -> bool:
-        """Whether the log needs no change."""
+        """Return whether the log needs no change."""
         return not self.steps
 
 
@@ -108,14 +108,14 @@ def salvage(store: Store, generation: int | None = None, *,
             scratch: Scratch | None = None, correct: Correct = "bit",
             keep_damaged: bool = False, fillers: Fillers = "in-place",
             sources: Sequence[Source] = (), keep_ours: bool = False) -> Salvage:
-    """Plans it; nothing is written. ``generation`` (4 or 5): whose rules decide, else the store's.
+    """Plan it; nothing is written. ``generation`` (4 or 5): whose rules decide, else the store's.
 
     With ``scratch`` missing files of very many messages are made there, instead of in memory; it
     must stay until the steps are carried out.
 
-    ``missing_file``: what stands for a file that is missing between others, fillers of what
+    ``missing_file``: what represents a file that is missing between others, fillers of what
     is known of it, or one blank record over all of it. ``ambiguous``: what to do with whole records
-    behind damage that may be messages or lie in a body. ``correct``: how much of a record may be
+    after damage that may be messages or are in a body. ``correct``: how much of a record may be
     changed where its CRC says how. ``keep_damaged``: a body that cannot be corrected is delivered
     as it is, marked. ``fillers``: ``none`` refuses to make any. ``progress``
     hears of the bytes walked.
@@ -275,7 +275,7 @@ class _Job:
         return self._fill(parts, survey, gatherer, evidence, restored)
 
     def _copy(self, survey: Survey, parts: Sequence[LogPart]) -> tuple[Sequence[LogPart], Survey]:
-        """What other stores have of what is damaged or missing."""
+        """Return what other stores have of what is damaged or missing."""
         def survey_of(parts: Sequence[LogPart], places: Sequence[tuple[int, int]],
                       disproved: Iterable[int]) -> Survey:
             self.condemned.acquit([one for one in self.condemned.places
@@ -303,7 +303,7 @@ class _Job:
         return self.copied.parts, survey
 
     def _by_column(self, parts: Sequence[LogPart], survey: Survey) -> list[Region]:
-        """Missing files: nothing lies there but what the consumequeues tell."""
+        """Missing files: nothing is there but what the consumequeues tell."""
         if self.scratch is None:
             return []
         return [region for region in survey.regions if (region.start, region.end) == (
@@ -419,7 +419,7 @@ class _Job:
 
     @property
     def _crcs_forced(self) -> bool:
-        """Whether the broker ends its log at a message without an appended CRC."""
+        """Return whether the broker ends its log at a message without an appended CRC."""
         return bool(self.store.sizes.conf.force_property_crc)
 
     def _style(self, survey: Survey) -> Style:
@@ -427,7 +427,9 @@ class _Job:
 
     def _spans(self, parts: Sequence[LogPart], survey: Survey,
                known: KnownLosses) -> list[tuple[Region, FillSpan]]:
-        """The regions to fill, with what each must end with; of a file by column its gaps."""
+        """Return the regions to fill, with what each must end with; of a file by column its
+        gaps.
+        """
         last = max((message.physical for message in known.filled if message.physical is not None),
                    default=-1)
         used = max(survey.used, bisect_right(parts, last, key=lambda part: part.base) - 1,
@@ -449,7 +451,7 @@ class _Job:
         return spans
 
     def _is_blank(self, region: Region, mode: Mode) -> bool:
-        """Whether one blank record is to stand for a missing file, whatever was in it."""
+        """Return whether one blank record is to represent a missing file, whatever was in it."""
         return self.missing_file == "blank" and mode == "blank" and not region.dirty
 
     def _made(self, parts: Sequence[LogPart], survey: Survey,
@@ -536,7 +538,7 @@ class _Job:
                        self.condemned.verdicts)
 
     def _end(self, parts: Sequence[LogPart], survey: Survey, end: int) -> int:
-        """Behind the last message; behind its file's blank if the next file is there."""
+        """After the last message; after its file's blank if the next file is there."""
         for number, part in enumerate(parts):
             if part.base < end <= part.end and number in survey.closed and number + 1 < len(parts):
                 return part.end

@@ -7,12 +7,12 @@ known from the bytes themselves, and the rest must come from what is found there
 * bytes that cannot be in the text around them: the run is these, or some bytes more beside them.
   Of NULs it is just these, since bytes that are cleared beside them would be NULs as well;
 * runs of NULs in other bodies, each one of them;
-* bytes before and behind a border of 4,096 or 512 bytes of the log, where writes are torn.
+* bytes before and after a border of 4,096 or 512 bytes of the log, where writes are torn.
 
 Where that is not proof enough, all that is found in a text must be bytes that the same text has
 elsewhere, and then the whole must be JSON. A zlib stream must end with its right checksum.
 
-Yield (benchmarks/stage_yields.py): 31 of 55 bodies with two to four damaged bytes before or behind
+Yield (benchmarks/stage_yields.py): 31 of 55 bodies with two to four damaged bytes before or after
 the border of a sector.
 """
 
@@ -50,7 +50,7 @@ class Place(NamedTuple):
 class Content:
     """Bytes of a record that a CRC covers, ``behind`` covered bytes follow them.
 
-    ``physical``: where they lie in the log. ``properties``: they are that string. ``share``: the
+    ``physical``: where they are in the log. ``properties``: they are that string. ``share``: the
     chance of a wrong change to be let through by what is looked at afterwards. ``seed``: of the
     samples.
     """
@@ -77,7 +77,8 @@ class Run(NamedTuple):
 
 
 def runs(content: Content, syndromes: Sequence[int], most: float) -> Iterator[list[Run]]:
-    """The solutions at known places, those of the surest places first; each list is of one step.
+    """Yield the solutions at known places, those of the surest places first; each list is of one
+    step.
 
     ``syndromes``: the differences between the CRC of all that is covered and the stored one.
     Ends where the weight of all candidates is above ``most``, beyond the places that are seen.
@@ -144,7 +145,7 @@ def _places(content: Content, odd: Odd | None, *, text: bool) -> Iterator[list[P
 
 
 class _Candidates:
-    """What may have stood at a place. ``counts``: of a text, how often it has each byte."""
+    """The candidates for a place. ``counts``: of a text, how often it has each byte."""
 
     def __init__(self, content: Content, place: Place, counts: Array | None) -> None:
         self._content, self.place = content, place
@@ -157,7 +158,7 @@ class _Candidates:
 
     @property
     def weight(self) -> float:
-        """How many candidates have only bytes that their text has elsewhere."""
+        """Return how many candidates have only bytes that their text has elsewhere."""
         return float(len(self._values)) ** self.place.size * self._content.share
 
     @property
@@ -170,13 +171,13 @@ class _Candidates:
                          lambda luck: self.laid(bytes(luck.choices(values, k=size))))
 
     def laid(self, after: bytes) -> bytes:
-        """The content with other bytes at the place."""
+        """Return the content with other bytes at the place."""
         data, place = self._content.data, self.place
         return data[:place.start] + after + data[place.start + place.size:]
 
     def solved(self, syndromes: Sequence[int], *, narrow: bool) -> Iterator[bytes]:
-        """The bytes of the place with which the CRC is right, and a text is one; with ``narrow``
-        just those that it has elsewhere, too.
+        """Yield the bytes of the place with which the CRC is right, and a text is one; with
+        ``narrow`` just those that it has elsewhere, too.
         """
         covered = len(self._content.data) + self._content.behind
         for syndrome in syndromes:
@@ -192,6 +193,6 @@ class _Candidates:
                 yield after
 
     def changed(self, after: bytes) -> tuple[int, bytes]:
-        """(position, bytes) from the first byte to the last that differ."""
+        """Return (position, bytes) from the first byte to the last that differ."""
         differ = [index for index, value in enumerate(after) if value != self._old[index]]
         return self.place.start + differ[0], after[differ[0]:differ[-1] + 1]

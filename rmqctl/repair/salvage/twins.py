@@ -55,9 +55,9 @@ class Twins:
         self._lookups = _MOST_LOOKUPS
 
     def of(self, raw: bytes, record: Record, *, sealed: bool) -> Twin | None:
-        """The damaged ``record`` (its bytes: ``raw``) with another one's body. StoreIOError.
+        """Return the damaged ``record`` (its bytes: ``raw``) with another one's body. StoreIOError.
 
-        None where there is none, and where the record is still damaged with it.
+        None without one, or if the record is still damaged with it.
         """
         if record.crc_ok or not record.body:
             return None
@@ -86,7 +86,7 @@ class Twins:
         return None
 
     def _places(self, record: Record, key: str) -> Iterator[int]:
-        """Where a message may be that has the same body, by pointers of either."""
+        """Yield where a message may be that has the same body, by pointers of either."""
         if record.prepared_transaction_offset > 0:
             yield record.prepared_transaction_offset
         if (origin := _origin(record)) is not None:
@@ -108,15 +108,15 @@ class Twins:
 
 
 def _points(record: Record, other: Record) -> bool:
-    """Whether the damaged record names the other as its source, or the other names it as its half
-    message.
+    """Return whether the damaged record names the other as its source, or the other names it as its
+    half message.
     """
     return (_is_half_of(other, record) or _is_half_of(record, other)
             or _origin(record) == other.physical_offset)
 
 
 def _is_half_of(half: Record, end: Record) -> bool:
-    """Whether ``end`` names ``half`` as the half message that it was built from."""
+    """Return whether ``end`` names ``half`` as the half message that it was built from."""
     named = end.prepared_transaction_offset
     if named <= 0 or not _is_half(half):
         return False
@@ -131,7 +131,7 @@ def _is_half(record: Record) -> bool:
 
 
 def _origin(record: Record) -> int | None:
-    """The physical offset in ORIGIN_MESSAGE_ID; None without one."""
+    """Return the physical offset in ORIGIN_MESSAGE_ID; None without one."""
     with suppress(FormatError, ValueError):
         place: int = parse_message_id(_values(record).get(props.ORIGIN_MESSAGE_ID, ""))[2]
         return place

@@ -1,7 +1,7 @@
-"""Who speaks for a record as a plan would have it: told with each that is mended.
+"""Evidence for a record as a plan would write it, given with each that is corrected.
 
 A field is proved by what has it from another writing of it: rows, index entries, the log around the
-record, and CRCs. What a CRC covers it proves, unless it is itself what was set right.
+record, and CRCs. What a CRC covers it proves, unless it is itself what was corrected.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _HEAD = "total_size", "magic", _CRC, "queue_id", "queue_offset", "physical_offse
 
 
 class Told(NamedTuple):
-    """``fields`` that are set right, and ``witnesses`` of the record with them."""
+    """``fields`` that are corrected, and ``witnesses`` of the record with them."""
 
     fields: tuple[str, ...]
     witnesses: tuple[str, ...]
@@ -50,7 +50,9 @@ class Witnesses:
         self._store, self._parts, self._records = store, parts, Records(parts)
 
     def of_record(self, place: int, after: bytes) -> Told | None:
-        """Of the record that is put at a place; None if it is none. StoreIOError."""
+        """Return the evidence for the record that is put at a place; None if it is not a record.
+        StoreIOError.
+        """
         record = _decoded(after)
         if record is None or record.physical_offset != place:
             return None

@@ -1,1 +1,1 @@
-"""What `recover --from` takes lost bytes from: stores, and messages kept in other forms."""
+"""Sources of `recover --from` for lost bytes: stores, and messages kept in other forms."""

@@ -22,7 +22,7 @@ _MOST_IN_MEMORY = 32 << 20
 
 
 def widen(parts: list[LogPart], start: int, end: int) -> None:
-    """Adds the files before and behind a log that something is copied into."""
+    """Add the files before and after a log that something is copied into."""
     first, last = parts[0], parts[-1]
     while start < parts[0].base >= first.size:
         parts.insert(0, LogPart(parts[0].base - first.size, first.size, None,
@@ -40,7 +40,7 @@ class Copying:
 
     def copy(self, parts: list[LogPart], files: dict[int, FileContent], source: Source,
              number: int, ranges: Sequence[Range]) -> None:
-        """Lays ``ranges`` of a source over the part ``number``, within which they lie. ``files``
+        """Lay ``ranges`` of a source over the part ``number``, within which they lie. ``files``
         (by the file's first physical offset) gets the whole content of some. StoreIOError.
         """
         part = parts[number]
@@ -61,7 +61,7 @@ class Copying:
             parts[number] = laid_over([part], {0: pieces})[0]
 
     def _whole_file(self, source: Source, part: LogPart, ranges: Sequence[Range]) -> str | None:
-        """The source's own file, where every byte comes from it and nobody appends to it."""
+        """Return the source's own file, where every byte comes from it and nobody appends to it."""
         log = source.log
         file = log.file_of(part.base)
         if (file is None or file is log.files[-1] or (file.base, file.size) != (
@@ -71,7 +71,7 @@ class Copying:
 
     def _written(self, scratch: Scratch, source: Source, part: LogPart,
                  ranges: Sequence[Range]) -> str:
-        """A file with all of a part's bytes and the copied ones. StoreIOError."""
+        """Return a file with all of a part's bytes and the copied ones. StoreIOError."""
         # Begin with what is there; holes stay holes.
         path = copy_path(scratch, part)
         if part.path is not None and part.path != path:
@@ -104,7 +104,7 @@ class Copying:
 
 
 def _bytes(source: Source, item: Range) -> Iterator[tuple[int, bytes]]:
-    """(place, bytes) of a range; what is left out is zero. StoreIOError."""
+    """Yield (place, bytes) of a range; what is left out is zero. StoreIOError."""
     position = item.start
     while position < item.end:
         place = source.log.locate(position)

@@ -18,7 +18,7 @@ _COLUMN = re.compile(r"column \d+: ")
 
 
 def records(path: str, unused: Unused) -> Iterator[tuple[str, bytes]]:
-    """(place in words, bytes) of the message of each line. StoreIOError."""
+    """Yield (place in words, bytes) of the message of each line. StoreIOError."""
     exact = Exact()
     with open_lines(path) as reader:
         for group in reader.groups():

@@ -1,4 +1,4 @@
-"""What `recover --from` may name: a store, files of a log, or messages read from one.
+"""Opening the sources of `recover --from`: a store, files of a log, or messages read from one.
 
 Messages are JSON lines or Parquet; each is encoded again, to the bytes that were stored, and laid
 out at its physical offset (`rmqctl.repair.sources.records`). What else is named is refused, with
@@ -67,9 +67,9 @@ class Readers:
 
 @dataclass(slots=True)
 class Source:
-    """A log that bytes may come from; ``name`` as it was given. ``end``: behind its last record.
+    """A log that bytes may come from; ``name`` as it was given. ``end``: after its last record.
 
-    ``store``: what the log lies in, None where there is only a log. ``preferred``: what it has is
+    ``store``: what the log is in, None where there is only a log. ``preferred``: what it has is
     taken where both logs have an intact record of their own. ``notes``: warnings.
     """
 
@@ -81,7 +81,7 @@ class Source:
     notes: tuple[str, ...] = ()
 
     def parts(self) -> list[LogPart]:
-        """The places of its files, none of them missing, without what is in them."""
+        """Return the places of its files, none of them missing, without what is in them."""
         size, files = self.log.file_size, self.log.files
         return [LogPart(base, size, None)
                 for base in range(files[0].base, files[-1].base + 1, size)] if files else []
@@ -204,7 +204,7 @@ class Opener:
         return read
 
     def _laid_out(self, name: str) -> LaidOut:
-        """RefusedError where nothing tells how long our files are."""
+        """Raise RefusedError where nothing shows the size of our files."""
         ours, log = self.ours, self.ours.log
         if not log.files and ours.sizes.commitlog_file is None:
             raise RefusedError(f"{name}: this store has no log file left, and messages alone do "
@@ -229,7 +229,9 @@ class _Bare:
 
 
 def _log_file(path: str) -> StoreFile:
-    """A file of a log, by its name or by its first record. NotAStoreError where neither tells."""
+    """Return a file of a log, by its name or by its first record. NotAStoreError where neither
+    tells.
+    """
     size, name = os.path.getsize(path), os.path.basename(path)
     base = names.parse_offset(name)
     if base is None:
@@ -259,7 +261,8 @@ def _refuse_same_files(ours: Store, log: CommitLog, name: str) -> None:
 
 
 def file_size_of(ours: Store, sources: Sequence[Source]) -> int | None:
-    """The size of the log's files, as a source has them; None where ours cannot be of that size.
+    """Return the size of the log's files, as a source has them; None where ours cannot be of that
+    size.
 
     Where all of ours were cut, nothing else tells.
     """
@@ -283,7 +286,7 @@ def _inode(path: str) -> tuple[int, int]:
 
 
 def _kind(path: str) -> str:
-    """What a file is. NotAStoreError for what no bytes can come from, StoreIOError."""
+    """Return what a file is. NotAStoreError for what no bytes can come from, StoreIOError."""
     with FileSource(path) as source:
         start, size = source.read(0, _START), source.size
     if not size:
@@ -313,7 +316,7 @@ def _what(start: bytes, text: bytes) -> str:
 
 
 def _is_tier(folder: str) -> bool:
-    """Whether a folder has one named like a cluster's in a tier."""
+    """Return whether a folder has one named like a cluster's in a tier."""
     try:
         with os.scandir(folder) as entries:
             return any(tiered_names.parse_cluster(entry.name) and entry.is_dir()
@@ -323,7 +326,9 @@ def _is_tier(folder: str) -> bool:
 
 
 def _below(folder: str) -> list[tuple[str, str]]:
-    """(path, kind) of files with messages in a folder: of an export, or named as what they are."""
+    """Return (path, kind) of files with messages in a folder: of an export, or named as what they
+    are.
+    """
     found: list[tuple[str, str]] = []
     endings = _ENDINGS
     if os.path.lexists(os.path.join(folder, _MANIFEST)):

@@ -1,6 +1,7 @@
 """Records out of Parquet files of an export: the bytes that were stored, for `recover --from`.
 
-A text there has lost what is no UTF-8: such a record can be had from the column ``record`` only.
+A text there has lost what is not UTF-8: such a record can be had from the column ``record``
+only.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ _host = lru_cache(maxsize=4096)(host_bytes)
 
 
 def records(path: str, unused: Unused) -> Iterator[tuple[str, bytes]]:
-    """(place in words, bytes) of the message of each row. StoreIOError; NotAStoreError where its
-    columns are none of an export, or not all that make a record.
+    """Yield (place in words, bytes) of the message of each row. StoreIOError; NotAStoreError where
+    its columns are none of an export, or not all that make a record.
     """
     try:
         with parquet.ParquetFile(path) as file:
@@ -64,7 +65,7 @@ def records(path: str, unused: Unused) -> Iterator[tuple[str, bytes]]:
 
 def _reader(path: str, schema: pa.Schema, topic: str | None) -> tuple[
         Callable[[Mapping[str, Any]], bytes], Sequence[str]]:
-    """(what makes a record of a row, the columns it needs)."""
+    """Return (what makes a record of a row, the columns it needs)."""
     names = set(schema.names)
     if _RECORD in names and pa.types.is_binary(schema.field(_RECORD).type):
         return _record, [_RECORD]
@@ -133,7 +134,7 @@ def _reason(error: Exception) -> str:
 
 
 def _topic_of(path: str) -> str | None:
-    """The topic that the name of a folder says; None without one."""
+    """Return the topic that the name of a folder says; None without one."""
     for part in reversed(os.path.abspath(path).split(os.sep)[:-1]):
         match = _FOLDER.fullmatch(part)
         if match is not None:

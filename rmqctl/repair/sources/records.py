@@ -1,4 +1,4 @@
-"""Messages that somebody kept outside of a log, laid out as the log they were read from.
+"""Messages that were kept outside of a log, laid out as the log they were read from.
 
 Each record is written to its physical offset in files of the log's own size, in a scratch folder;
 between the records lie holes. From there on it is a log as any other, of which much is missing.
@@ -35,7 +35,7 @@ _OTHERS = "for other reasons"
 
 @dataclass(slots=True)
 class Unused:
-    """What of a source cannot be used: how often for each reason, and where that was first."""
+    """The unusable parts of a source: how often for each reason, and where that was first."""
 
     counts: Counter[str] = field(default_factory=Counter)
     first: dict[str, str] = field(default_factory=dict)
@@ -52,11 +52,12 @@ class Unused:
 
 
 Read = Callable[[str, Unused], Iterator[tuple[str, bytes]]]
-"""Reads a file: (where in it, for a person; the bytes of a record). What is none is told."""
+"""Reads a file: (where in it, for a person; the bytes of a record). What is not a record is noted.
+"""
 
 
 class KnownPlaces:
-    """Where the records of a laid out log lie: the `rmqctl.scan.source.Witness` of its files.
+    """The places of the records in a laid out log: the `rmqctl.scan.source.Witness` of its files.
 
     ``offset`` and ``size`` of records, ascending and without overlaps (int64).
     """
@@ -158,8 +159,8 @@ class LaidOut:
         return fd
 
     def log(self, unused: Unused) -> tuple[CommitLog, int]:
-        """(the log, the end of its last record). Where records contradict each other none is in
-        it, and ``unused`` is told. StoreIOError.
+        """Return (the log, the end of its last record). Where records contradict each other none is
+        in it, and ``unused`` is told. StoreIOError.
         """
         try:
             offset, size, time = self._settled(unused)

@@ -1,10 +1,10 @@
 """Messages of a tier, back at the places that they had in our log.
 
 Such a record is the one of our log but for its physical offset, and a row of our consumequeue says
-that one: the row of its queue offset, where size and tags are its own. Where there is none such,
-our index does: the one place that has entries of all its keys, stored when it was. What proves that
-it is ours comes after, as for every source. (A store that `carve --out` made is none of these:
-where messages are missing it numbers those behind them anew, so that their rows would be others'.)
+that one: the row of its queue offset, where size and tags are its own. Without such a row, our
+index does: the one place that has entries of all its keys, stored when it was. What proves that it
+is ours comes after, as for every source. (A store that `carve --out` made is none of these: where
+messages are missing it renumbers those after them, so that their rows would be others'.)
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Relocator(Closing):
         self._indexes = None
 
     def moved(self, raw: bytes) -> bytes | str:
-        """The record as it was in our log; why not, in words. StoreIOError."""
+        """Return the record as it was in our log; why not, in words. StoreIOError."""
         try:
             record = decode(raw)
         except FormatError as error:
@@ -63,7 +63,9 @@ class Relocator(Closing):
         return append_crc.seal(made) if append_crc.stored(record.properties) is not None else made
 
     def place(self, record: Record) -> int | None:
-        """The physical offset that the row of its queue offset says, if it fits the record."""
+        """Return the physical offset that the row of its queue offset says, if it fits the
+        record.
+        """
         queue = self._ours.known_queues.get((text(record.topic), record.queue_id))
         try:
             unit = None if queue is None else queue.unit(record.queue_offset)
@@ -82,7 +84,7 @@ class Relocator(Closing):
         return unit.physical_offset
 
     def _by_index(self, record: Record) -> int | None:
-        """The one physical offset to which entries of all its keys lead. StoreIOError."""
+        """Return the one physical offset to which entries of all its keys lead. StoreIOError."""
         if self._indexes is None:
             self._indexes = [*islice(self._opened(), _MOST_OPEN)]
         found: set[int] | None = None

@@ -63,7 +63,9 @@ def _cut_queue(cut: Changes, store: Store, topic: str, number: int, end: int) ->
 
 
 def _first_beyond(index: list[StoreFile], end: int) -> tuple[int, int, int] | None:
-    """(file, entry in it, place in the log) of the first entry at or after a queue offset."""
+    """Return (file, entry in it, place in the log) of the first entry at or after a queue
+    offset.
+    """
     for which, file in enumerate(index):
         with FileSource(file.path) as source:
             rows = UNIT.array(source.read(0, source.size // UNIT_SIZE * UNIT_SIZE))
@@ -75,7 +77,7 @@ def _first_beyond(index: list[StoreFile], end: int) -> tuple[int, int, int] | No
 
 
 def _cut_positions(cut: Changes, store: Store, ends: Mapping[QueueKey, int]) -> None:
-    """How far a queue was compacted must not be ahead of it."""
+    """Set back the compacted offset of queues where it is ahead."""
     value = load_beside(store, _FOLDER, _POSITIONS).main.value
     table = value.get("queueOffsetMap") if isinstance(value, dict) else None
     if not isinstance(value, dict) or not isinstance(table, dict):

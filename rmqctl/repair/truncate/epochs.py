@@ -10,7 +10,7 @@ from rmqctl.store.store import Store
 
 
 def cut_epochs(store: Store, to: int) -> Changes:
-    """Epochs that begin at or behind physical offset ``to`` go, as when a broker cuts its log.
+    """Epochs that begin at or after physical offset ``to`` go, as when a broker cuts its log.
 
     The backup is cut as well: a broker falls back on it. Where no epoch is left the file goes
     aside, as a broker writes no empty one.

@@ -1,4 +1,4 @@
-"""Index files of a log that is cut: the last entries are taken back, as if never put.
+"""Index files of a log that is cut: the last entries are undone, as if never put.
 
 An entry keeps what its hash slot held before it, so a file can be led back to any earlier state
 without the log: what is left is byte for byte what a broker had then (spec: index.md §4-§7).
@@ -30,7 +30,7 @@ _PAGE_SLOTS = 1 << 10
 
 @dataclass(slots=True, kw_only=True)
 class IndexCut(Changes):
-    """What happens to the index files.
+    """Changes to the index files.
 
     ``full_until`` is the end time of the newest file that is full afterwards if one that was full
     before is not any more (0: none is left); None otherwise. It is what the checkpoint may say.
@@ -40,7 +40,7 @@ class IndexCut(Changes):
 
 
 def cut_index(store: Store, to: int, generation: int) -> IndexCut:
-    """Cuts the entries of records at or behind physical offset ``to`` out of all index files.
+    """Cut the entries of records at or after physical offset ``to`` out of all index files.
 
     Slots and entries are read in pages. ``generation`` (4 or 5): what an empty file's header
     says. StoreIOError.
@@ -100,7 +100,7 @@ def _headers(store: Store) -> Iterator[tuple[StoreFile, HeaderRecord | None]]:
 
 def _cut_file(cut: IndexCut, store: Store, index: IndexFile, oldest: bool,
               before: HeaderRecord | None, to: int, generation: int) -> HeaderRecord | None:
-    """The header the file has afterwards; None when it goes aside."""
+    """Return the header the file has afterwards; None when it goes aside."""
     # How many entries are before the cut: all, none, or some.
     header, name = index.header, target(store, index.file.path)
     count, when = entries_before(index, to)
@@ -134,7 +134,7 @@ def _cut_file(cut: IndexCut, store: Store, index: IndexFile, oldest: bool,
 
 
 def _empty(before: HeaderRecord | None, generation: int) -> HeaderRecord:
-    """The header of a file without any entry, as a shutdown leaves it (spec §7)."""
+    """Return the header of a file without any entry, as a shutdown leaves it (spec §7)."""
     count = 1 if generation >= 5 else 0
     when = before.end_timestamp if before is not None and before.end_timestamp > 0 else 0
     physical = before.end_phy_offset if before is not None and before.end_phy_offset > 0 else 0
@@ -142,11 +142,11 @@ def _empty(before: HeaderRecord | None, generation: int) -> HeaderRecord:
 
 
 def _was_made(store: Store, oldest: bool, before: HeaderRecord | None, to: int) -> bool:
-    """Whether a broker that knew the messages up to ``to`` had made a file: its ``oldest`` one, or
-    that behind the one with the header ``before``.
+    """Return whether a broker that knew the messages up to ``to`` had made a file: its ``oldest``
+    one, or that after the one with the header ``before``.
 
     The first message of any kind makes the first file, and the next one after a file is full the
-    one behind it, with keys or without.
+    one after it, with keys or without.
     """
     log = store.log
     if oldest:
@@ -166,7 +166,7 @@ def _was_made(store: Store, oldest: bool, before: HeaderRecord | None, to: int) 
 
 
 def _pages(index: IndexFile, last: int) -> Iterator[tuple[int, Array]]:
-    """(number of the first, entries) page by page from entry ``last`` down to entry 1."""
+    """Yield (number of the first, entries) page by page from entry ``last`` down to entry 1."""
     while last > 0:
         first = max(1, last + 1 - _PAGE_ENTRIES)
         data = index.source.read(index.shape.entry_position(first),
@@ -176,7 +176,7 @@ def _pages(index: IndexFile, last: int) -> Iterator[tuple[int, Array]]:
 
 
 def entries_before(index: IndexFile, to: int) -> tuple[int, int]:
-    """(how many entries are kept, the store time the last of them tells)."""
+    """Return (how many entries are kept, the store time the last of them tells)."""
     entries = min(index.header.entries, max(index.shape.capacity, 0))
     for first, page in _pages(index, entries):
         before = np.flatnonzero(page["physical_offset"] < to)
@@ -188,7 +188,8 @@ def entries_before(index: IndexFile, to: int) -> tuple[int, int]:
 
 
 def _led_back(index: IndexFile, count: int) -> tuple[Array, int]:
-    """(the slots as they were with ``count`` entries, how many entries had found theirs empty).
+    """Return (the slots as they were with ``count`` entries, how many entries had found theirs
+    empty).
 
     A header up to 4.7.0 counts every entry, so then all that go are counted (spec §2).
     """
@@ -221,7 +222,7 @@ def _led_back(index: IndexFile, count: int) -> tuple[Array, int]:
 
 
 def _slot_pieces(index: IndexFile, table: Array) -> Iterator[Piece]:
-    """The slots that change, in runs of whole pages."""
+    """Yield the slots that change, in runs of whole pages."""
     shape = index.shape
     raw = index.source.read(shape.slot_position(0), shape.slots * SLOT.size)
     old = SLOT.array(raw)["entry"]
@@ -237,7 +238,7 @@ def _slot_pieces(index: IndexFile, table: Array) -> Iterator[Piece]:
 
 
 def _entry_piece(index: IndexFile, count: int) -> Iterator[Piece]:
-    """Zeros over everything behind the last entry that is kept."""
+    """Zeros over everything after the last entry that is kept."""
     start = index.shape.entry_position(count + 1)
     until = max(used_size(index.source), HEADER.size)
     if until > start:

@@ -2,7 +2,7 @@
 
 What is left is what a broker has that never dispatched more than the log's first part. No file
 stays without a row: a broker's truncation takes the first unit of a queue's last file for a row
-whatever it holds (spec: consumequeue.md §6), so an empty file would give a row that is none.
+whatever it holds (spec: consumequeue.md §6), so an empty file would give an invalid row.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _EXT = "consumequeue_ext"
 
 @dataclass(slots=True, kw_only=True)
 class QueuesCut(Changes):
-    """What happens to the queues; ``next_offsets`` holds every queue's next queue offset then.
+    """Changes to the queues; ``next_offsets`` holds every queue's next queue offset then.
 
     ``restarted`` are queues that have no row left, though they had not begun at 0: their queue
     offsets do now.
@@ -44,10 +44,10 @@ class QueuesCut(Changes):
 
 
 def cut_queues(store: Store, to: int, scratch: Scratch | None = None) -> QueuesCut:
-    """Cuts the rows of records at or behind physical offset ``to`` off every queue. StoreIOError.
+    """Cut the rows of records at or after physical offset ``to`` off every queue. StoreIOError.
 
-    Rows in files are taken away from a queue's end on. A damaged row that leads behind ``to`` from
-    among good ones stays: what follows it would be lost with it. A data base is made anew, in
+    Rows in files are taken away from a queue's end on. A damaged row that points after ``to`` from
+    among good ones stays: what follows it would be lost with it. A database is rebuilt, in
     ``scratch``, which must stay until the plan is carried out.
     """
     cut = QueuesCut()
@@ -91,15 +91,15 @@ def cut_queues(store: Store, to: int, scratch: Scratch | None = None) -> QueuesC
 
 
 def _behind(row: Any) -> int:
-    """The queue offset behind a batch queue's row; 0 for none."""
+    """Return the queue offset after a batch queue's row; 0 for none."""
     return 0 if row is None else int(row["msg_base_offset"]) + int(row["batch_size"])
 
 
 @dataclass(slots=True)
 class _Tail:
-    """The end of a queue that is cut: ``end`` is the byte of the queue behind the last row kept.
+    """The end of a queue that is cut: ``end`` is the byte of the queue after the last row kept.
 
-    ``end`` and ``last``, that row, are None where none is kept. ``used`` is the byte behind
+    ``end`` and ``last``, that row, stay None if no row is kept. ``used`` is the byte after
     everything, ``newest`` the last row of those that go, ``first_address`` the least extension
     address among them.
     """
@@ -112,7 +112,7 @@ class _Tail:
 
 
 def _tail(files: list[StoreFile], unit: Fixed[Any], to: int) -> _Tail | None:
-    """None where no row at the queue's end leads to ``to`` or behind."""
+    """None where no row at the queue's end leads to ``to`` or after."""
     used = 0
     newest: Any = None
     address: int | None = None
@@ -137,7 +137,7 @@ def _tail(files: list[StoreFile], unit: Fixed[Any], to: int) -> _Tail | None:
 
 def backwards(files: list[StoreFile], unit: Fixed[Any],
               until: int | None = None) -> Iterator[tuple[int, Array]]:
-    """(where it starts in the stream, units) page by page from the end; no unused space.
+    """Yield (where it starts in the stream, units) page by page from the end; no unused space.
 
     ``until``: only units in front of this byte.
     """
@@ -170,7 +170,7 @@ def _plan(cut: QueuesCut, store: Store, key: QueueKey, folder: str, files: list[
 
 def _cut_ext(cut: QueuesCut, store: Store, key: QueueKey, queue_files: list[StoreFile],
              tail: _Tail) -> None:
-    """The extension ends behind the unit of the last row that has one (spec §8)."""
+    """The extension ends after the unit of the last row that has one (spec §8)."""
     files = listing(store.path(_EXT, key[0], str(key[1]))).files
     if not files:
         return
@@ -186,7 +186,7 @@ def _cut_ext(cut: QueuesCut, store: Store, key: QueueKey, queue_files: list[Stor
 
 
 def _ext_end(files: list[StoreFile], queue_files: list[StoreFile], tail: _Tail) -> int | None:
-    """The byte behind the last unit that is kept; None where none of the rows cut had one."""
+    """Return the byte after the last unit that is kept; None where none of the rows cut had one."""
     last = None if tail.end is None else _last_address(queue_files, tail.end)
     if last is not None:
         position = consume_queue_ext.byte_offset(last)
@@ -204,7 +204,7 @@ def _ext_end(files: list[StoreFile], queue_files: list[StoreFile], tail: _Tail) 
 
 
 def _last_address(files: list[StoreFile], until: int) -> int | None:
-    """The address of the last row in front of ``until`` that has one."""
+    """Return the address of the last row in front of ``until`` that has one."""
     for _, page in backwards(files, consume_queue.UNIT, until):
         linked = np.flatnonzero(page["tags_code"] <= consume_queue_ext.MAX_ADDRESS)
         if len(linked):

@@ -1,7 +1,7 @@
-"""The timer of 5.x behind a cut log: its log, its wheel and its progress
+"""The timer of 5.x after a cut log: its log, its wheel and its progress
 (spec: timer-and-others-5x.md §1).
 
-A slot of the wheel that leads to a unit which is gone would hide the units chained behind it, so
+A slot of the wheel that leads to a unit which is gone would hide the units chained after it, so
 slots are led back to the last unit that stays.
 """
 
@@ -30,7 +30,7 @@ _PAGE_SLOTS = 128
 
 
 def cut_timer(store: Store, to: int, next_row: int | None) -> Changes:
-    """Takes the units of timer messages at or behind physical offset ``to`` back.
+    """Take the units of timer messages at or after physical offset ``to`` back.
 
     ``next_row`` is the next queue offset of the timer topic afterwards, None where it has no
     queue. StoreIOError.
@@ -46,13 +46,13 @@ def cut_timer(store: Store, to: int, next_row: int | None) -> Changes:
 
 
 def _sound(units: Array) -> Array:
-    """The test a broker's recovery makes of a unit; the end mark of a file fails it."""
+    """Return the test a broker's recovery makes of a unit; the end mark of a file fails it."""
     sound: Array = (units["size"] == UNIT_SIZE) & ((units["magic"] & ~timer_log.MAGIC_BITS) == 0)
     return sound
 
 
 def _end_before(files: list[StoreFile], to: int) -> int | None:
-    """The place behind the last unit that stays; None where none goes."""
+    """Return the place after the last unit that stays; None where none goes."""
     gone = 0
     for base, units in backwards(files, timer_log.UNIT):
         sound = _sound(units)
@@ -105,7 +105,7 @@ def _cut_wheel(cut: Changes, store: Store, files: list[StoreFile], end: int) -> 
 
 def _lead_back(last: Array, count: Array, touched: Array, base: int, units: Array,
                end: int) -> None:
-    """Follows the chains of ``touched`` slots through one page of units that go."""
+    """Follow the chains of ``touched`` slots through one page of units that go."""
     low = max(base, end)
     sound = _sound(units)
     previous = units["prev_pos"].astype(np.int64)

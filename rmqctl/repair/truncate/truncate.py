@@ -71,8 +71,8 @@ class Truncation:
 
     @property
     def impact(self) -> Impact | None:
-        """What the cut is to messages; None where none is cut. The log before is not read: how
-        many it has in all is not known.
+        """Return what the cut is to messages; None where none is cut. The log before is not read:
+        how many it has in all is not known.
         """
         if not self.lost:
             return None
@@ -85,12 +85,12 @@ class Truncation:
 def truncate(store: Store, to: int, generation: int,
              step: Callable[[int], None] | None = None,
              scratch: Scratch | None = None) -> Truncation:
-    """The plan that ends the log of ``store`` at physical offset ``to``. A data base of
-    consumequeues is made anew in ``scratch``.
+    """Return the plan that ends the log of ``store`` at physical offset ``to``. A database of
+    consumequeues is rebuilt in ``scratch``.
 
     ``to`` must be where a record, a blank, or an unused or damaged part begins: RefusedError names
     the nearest such offsets. ``generation`` (4 or 5) is the broker's. ``step`` hears of the bytes
-    read behind the cut. Writes nothing. StoreIOError.
+    read after the cut. Writes nothing. StoreIOError.
     """
     store.layout.require_writable(store.root, WRITES, made_anew=True)
     store.layout.require(store.root, "consumequeue")
@@ -156,7 +156,7 @@ def _set_back_checkpoint(store: Store, cut_at: Border, full_until: int | None, s
 
 
 def _left_as_is(store: Store, to: int) -> list[str]:
-    """What else of the store is touched by the cut, and is left as it is."""
+    """Return what else of the store is touched by the cut, and is left as it is."""
     notes = [f"{trouble.path}: {trouble.reason}" for trouble in store.log_troubles]
     damaged = _damage_before(store, to)
     if damaged is not None:
@@ -166,7 +166,7 @@ def _left_as_is(store: Store, to: int) -> list[str]:
 
 
 def _damage_before(store: Store, to: int) -> int | None:
-    """The first damage in the files a broker's recovery may look at after the cut."""
+    """Return the first damage in the files a broker's recovery may look at after the cut."""
     log = store.log
     numbers = [number for number, file in enumerate(log.files) if file.base < to]
     for number in numbers[-_RECOVERED:]:
@@ -190,7 +190,7 @@ def _damage_before(store: Store, to: int) -> int | None:
 class Border:
     """A physical offset at which the log may end.
 
-    ``store_timestamp`` is that of the last record in front of it (None: there is none); ``log_end``
+    ``store_timestamp`` is that of the last record in front of it (None without one); ``log_end``
     is where the log ends now.
     """
 
@@ -200,10 +200,10 @@ class Border:
 
 
 def border(store: Store, to: int) -> Border:
-    """Checks that a frame of the log (record, blank, unused or damaged part) begins at ``to``.
+    """Check that a frame of the log (record, blank, unused or damaged part) begins at ``to``.
 
-    Walks the file from its start: a record that only lies in another one's body is no border.
-    RefusedError names the borders around an offset that is none, and says why others cannot be
+    Walks the file from its start: a record that only is in another one's body is not a border.
+    RefusedError names the borders around an offset between them, and says why others cannot be
     the end of a log. StoreIOError.
     """
     log = store.log
@@ -255,7 +255,9 @@ def refuse_overlaps(store: Store) -> None:
 
 
 def _borders_around(walk: Walk, to: int, file: StoreFile) -> tuple[int, int, int | None]:
-    """(greatest border up to ``to``, least behind it, store time of the last record before it)."""
+    """Return (greatest border up to ``to``, least after it, store time of the last record before
+    it).
+    """
     below, above = file.base, file.end
     last: int | None = None
     for batch in walk:
@@ -273,7 +275,7 @@ def _borders_around(walk: Walk, to: int, file: StoreFile) -> tuple[int, int, int
 
 
 def cut_log(store: Store, to: int) -> Planned:
-    """The log's files behind ``to`` go aside, and the rest of the file that holds it is wiped.
+    """Move the log's files after ``to`` aside, and zero the rest of the file that contains it.
 
     A file that begins exactly at ``to`` stays, as with a broker, but empty: without it the blank
     that closes the file before would be the log's end, and what is appended would overwrite it.
@@ -308,7 +310,7 @@ def cut_log(store: Store, to: int) -> Planned:
 
 @dataclass(slots=True)
 class MessagesBehind:
-    """What lies behind the cut: ``listed`` are the first of ``count`` intact messages.
+    """The part after the cut: ``listed`` are the first of ``count`` intact messages.
     ``undecided``: records that may be messages, and damaged ones that nothing else knows.
     """
 
@@ -325,7 +327,7 @@ class MessagesBehind:
 def messages_behind(store: Store, to: int, progress: ConsumerProgress,
                     step: Callable[[int], None] | None = None,
                     known: Array | None = None) -> MessagesBehind:
-    """Reads the log from ``to`` (a border) on. ``step`` hears of the bytes read. ``known``: places
+    """Read the log from ``to`` (a border) on. ``step`` hears of the bytes read. ``known``: places
     of lost messages. StoreIOError.
     """
     cut = MessagesBehind()
@@ -343,7 +345,7 @@ def messages_behind(store: Store, to: int, progress: ConsumerProgress,
 
 
 def _frames(store: Store, to: int) -> Iterator[Batch]:
-    """All frames from the border ``to`` on, damage right behind it included."""
+    """Yield all frames from the border ``to`` on, damage right after it included."""
     for number, file in enumerate(store.log.files):
         if file.end > to:
             yield from Walk(store.log.source(number), max(0, to - file.base))
@@ -387,7 +389,7 @@ def _from_delay(batch: Batch, intact: Array, topic: Array, topics: text.Dictiona
 
 def warnings(cut: MessagesBehind, progress: ConsumerProgress, next_offsets: dict[QueueKey, int],
              restarted: list[QueueKey]) -> list[str]:
-    """What somebody should know before the messages are cut, one sentence each."""
+    """Return what the user should know before the messages are cut, one sentence each."""
     # How much is listed, and damage that may hold more.
     said = []
     if cut.count > len(cut.listed):

@@ -1,1 +1,1 @@
-"""Damaged records brought back whole, and what no broker can have written set right."""
+"""Damaged records brought back whole, and what no broker can have written corrected."""

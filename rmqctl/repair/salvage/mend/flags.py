@@ -61,7 +61,7 @@ _ALL = np.array([sum(parts) for parts in product(
     (0, sysflag.MULTI_TAGS), (0, sysflag.NEED_UNWRAP, sysflag.INNER_BATCH, _INNER))], np.uint64)
 """All flags that releases write."""
 _MAGIC_STARTS = {1: b"\x04\x22\x4d\x18", 2: b"\x28\xb5\x2f\xfd"}
-"""How the frames of codecs begin that may not be installed."""
+"""First bytes of the frames of codecs that may not be installed."""
 _SHOWS_FLAGS = {rules.FLAG_BITS, rules.SYS_FLAG, rules.BORN_PORT, rules.STORE_PORT,
                 rules.STORE_TIME}
 
@@ -76,7 +76,7 @@ class ToldFlags(NamedTuple):
 
 
 def are_odd(sys_flag: int) -> bool:
-    """Whether no release writes such flags."""
+    """Return whether no release writes such flags."""
     return bool(sys_flag & ~sysflag.KNOWN) or (
         bool(sys_flag & sysflag.COMPRESSED) and _kind(sys_flag) not in CODECS)
 
@@ -91,8 +91,8 @@ class Flags:
 
     def of(self, raw: bytes, place: int, rows: Sequence[FoundRow], times: Times) -> (
             ToldFlags | None):
-        """The record at a place with the flags that it must have had; None where they are right,
-        or nothing tells. ``rows`` lead to it. StoreIOError.
+        """Return the record at a place with the flags that it must have had; None where they are
+        right, or nothing shows. ``rows`` point to it. StoreIOError.
         """
         stored = field_of(raw, "sys_flag")
         if self._survey.has_crcs and append_crc.stored(raw) is not None:
@@ -130,7 +130,7 @@ class Flags:
     # -- the parts of the flags -------------------------------------------------------------------
 
     def _shaped(self, raw: bytes, place: int, times: Times) -> Record | None:
-        """The record with the only widths of hosts that fit it; its other flags are 0."""
+        """Return the record with the only widths of hosts that fit it; its other flags are 0."""
         found = [record for bits in _HOSTS if (record := whole_record(
             with_fields(raw, sys_flag=bits), place, sealed=False)) is not None and all(
                 0 <= port <= rules.MOST_PORT for port in (
@@ -143,7 +143,7 @@ class Flags:
         return found[0] if len(found) == 1 else None
 
     def _transactions(self, record: Record, rows: Sequence[FoundRow]) -> set[int]:
-        """The kinds that entries, the half message and the properties allow."""
+        """Return the kinds that entries, the half message and the properties allow."""
         values = _values(record)
         if record.topic in _OWN_TOPICS:
             found = {sysflag.TRANSACTION_NONE}
@@ -162,7 +162,7 @@ class Flags:
                 if has_entry is None or sysflag.has_consume_queue_row(kind) == has_entry}
 
     def _has_entry(self, record: Record, rows: Sequence[FoundRow]) -> bool | None:
-        """Whether a consume queue has or had an entry for the message; None: unknown."""
+        """Return whether a consume queue has or had an entry for the message; None: unknown."""
         key = record.topic.decode("utf-8", "surrogateescape"), record.queue_id
         if any(row.key == key and row.size == record.total_size and (
                 row.queue_offset <= record.queue_offset < row.queue_offset + row.count)
@@ -183,7 +183,7 @@ class Flags:
             *self._witness.keys(place, place + 1)[1].tolist()})
 
     def _packed(self, record: Record, transaction: int) -> set[int]:
-        """What the flags may say of the compression."""
+        """Return what the flags may say of the compression."""
         found = {0}
         for number, codec in CODECS.items() if record.body else ():
             try:
@@ -203,7 +203,7 @@ class Flags:
         return found
 
     def _style(self, record: Record) -> set[int]:
-        """What the flags may say of multi tags and inner batches."""
+        """Return what the flags may say of multi tags and inner batches."""
         seen = {flags & _STYLE for flags in self._survey.flags} | {0}
         if props.INNER_NUM in _values(record):
             return {style for style in seen if style & _INNER} or {*range(_STYLE + 1)}
@@ -212,7 +212,9 @@ class Flags:
     # -- with an appended CRC ---------------------------------------------------------------------
 
     def _by_seal(self, raw: bytes, place: int, stored: int) -> ToldFlags | None:
-        """The only flags with which the record matches its CRC: all combinations are tried."""
+        """Return the only flags with which the record matches its CRC: all combinations are
+        tried.
+        """
         if append_crc.verify(raw):
             return None
         where = fixed_field("sys_flag")
@@ -228,7 +230,7 @@ class Flags:
 
 def mend_flags(flags: Flags, survey: Survey, records: Records,
                rows: Mapping[int, Sequence[FoundRow]]) -> None:
-    """Puts intact messages into ``records`` whose header shows that their flags are damaged, as far
+    """Put intact messages into ``records`` whose header shows that their flags are damaged, as far
     as these are known. ``rows`` by the place that they lead to. StoreIOError.
     """
     def time_at(place: int | None) -> int | None:
@@ -254,7 +256,7 @@ def _told(raw: bytes, flags: int, reason: str, *, whole: bool) -> ToldFlags | No
 
 
 def _nearest(stored: int, allowed: set[int]) -> int:
-    """What is stored where it is allowed, else what differs least."""
+    """Return what is stored where it is allowed, else what differs least."""
     return min(allowed, key=lambda value: ((value ^ stored).bit_count(), value))
 
 
@@ -263,7 +265,7 @@ def _kind(sys_flag: int) -> int:
 
 
 def _plain(record: Record) -> Record:
-    """A copy that counts as a plain message."""
+    """Return a copy that counts as a plain message."""
     return replace(record, sys_flag=record.sys_flag & HOST_BITS)
 
 

@@ -1,15 +1,16 @@
-"""Heads of intact messages that no broker can have written, set right as far as anything proves it.
+"""Headers of intact messages that no broker can have written, corrected as far as anything proves
+it.
 
-A port that is none and a compression that no version knows make clients give up in the midst of a
-pull, so these do not stay: the store's own host stands in the neighbours, a compression shows in
-the body, and one turned bit above a port's sixteen leaves the port itself. What none of that tells
-is not invented: an unknown port becomes 0, which says just that and which every client reads; a
-message whose compression is not known gets a filler. So does one with a number among its properties
-that is none, and not proved by other fields: a broker would cut the log off there. A store time is
-set right as `times` has it, the place of a half message by that message itself, else it becomes
-0. A negative number of times that a message was consumed is what one turned bit left of it, else 0,
-as in a first delivery; a CRC appended to the message that covers the negative number is set anew.
-A negative queue is the only one of the topic that lacks this very message just here.
+An invalid port and a compression that no version knows make clients give up in the midst of a pull,
+so these do not stay: the store's own host is in the neighbours, a compression shows in the body,
+and one flipped bit above a port's sixteen leaves the port itself. What none of that tells is not
+invented: an unknown port becomes 0, which says just that and which every client reads; a message
+whose compression is not known gets a filler. So does one with an invalid numeric property that
+other fields do not prove: a broker would cut the log off there. A store time is corrected as
+`times` has it, the place of a half message by that message itself, else it becomes 0. A negative
+number of times that a message was consumed is what one flipped bit left of it, else 0, as in a
+first delivery; a CRC appended to the message that covers the negative number is reset. A negative
+queue is the only one of the topic that lacks this very message just here.
 
 Yield (benchmarks/stage_yields.py) with any value in one field: place of the half message 60 of 60,
 store host 55, reconsume times 34. A born host of any value is unknown; of single bits that were
@@ -47,7 +48,7 @@ _LONG = (1 << 64) - 1
 
 @dataclass(slots=True)
 class _Known:
-    """What tells of a record. ``lookups``: how often the index may still be asked for a key."""
+    """The evidence for headers. ``lookups``: how often the index may still be asked for a key."""
 
     store: Store
     survey: Survey
@@ -55,11 +56,11 @@ class _Known:
     times: Times
     lookups: int = _MOST_LOOKUPS
     homeless: Counter[tuple[bytes, int]] = field(default_factory=Counter)
-    """By topic and queue offset how many messages say a queue that is none."""
+    """Number of messages with an invalid queue, by topic and queue offset."""
 
 
 def mend_headers(store: Store, survey: Survey, records: Records) -> None:
-    """Puts mended records into ``records``; rejects those that cannot stay as they are."""
+    """Put mended records into ``records``; rejects those that cannot stay as they are."""
     known = _Known(store, survey, records, Times(store, survey, records))
     for fault in survey.headers.faults:
         if rules.QUEUE_ID in fault.categories:
@@ -130,7 +131,7 @@ def _store_port(record: Record, fault: HeaderFault, known: _Known) -> tuple[Reco
 
 
 def _host_at(records: Records, place: int | None) -> Host | None:
-    """The store host of the message at a place, if its port is one."""
+    """Return the store host of the message at a place, if its port is one."""
     if place is None:
         return None
     _, record, _ = records.read(place, None)
@@ -154,7 +155,7 @@ def _sys_flag(record: Record, _fault: HeaderFault, _known: _Known) -> tuple[Reco
 
 
 def _reconsume(raw: bytes, record: Record) -> tuple[bytes, str]:
-    """The bytes of the record with the times that it was consumed set right.
+    """Return the bytes of the record with the times that it was consumed corrected.
 
     No other field proves them, so an appended CRC of the negative number does not, either.
     """
@@ -170,7 +171,9 @@ def _reconsume(raw: bytes, record: Record) -> tuple[bytes, str]:
 
 
 def _number(record: Record, _fault: HeaderFault, known: _Known) -> tuple[Record | None, str]:
-    """The level of a delay is the queue's number and one; an inner batch's base its own offset."""
+    """Correct the level of a delay (the queue's number and one), and an inner batch's base (its own
+    offset).
+    """
     raw, reasons = record.properties, []
     while name := rules.bad_number(_values(raw), record.topic, known.survey.generation):
         said = _values(raw)[name].encode("utf-8", "surrogateescape")
@@ -190,7 +193,7 @@ def _values(raw: bytes) -> dict[str, str]:
 
 
 def _digits_one_bit_off(said: bytes) -> list[bytes]:
-    """The numbers that one turned bit made this of; none for what is too long to be one."""
+    """Return the numbers that one flipped bit made this of; none for what is too long to be one."""
     if len(said) > _MOST_DIGITS:
         return []
     turned = (said[:index] + bytes([value ^ 1 << bit]) + said[index + 1:]
@@ -199,8 +202,8 @@ def _digits_one_bit_off(said: bytes) -> list[bytes]:
 
 
 def _one_bit(number: int) -> int | None:
-    """The port, or the number of deliveries, that one turned bit above its sixteen made this number
-    of; None: it was more.
+    """Return the port, or the number of deliveries, that one flipped bit above its sixteen made
+    this number of; None: it was more.
     """
     high = (number & 0xFFFFFFFF) >> 16
     return number & rules.MOST_PORT if high.bit_count() == 1 else None
@@ -211,8 +214,8 @@ def _store_time(record: Record, fault: HeaderFault, known: _Known) -> tuple[Reco
 
 
 def _queue_id(record: Record, _fault: HeaderFault, known: _Known) -> tuple[Record, str]:
-    """The one queue of the topic that lacks this very message just here, if no other message asks
-    for its place.
+    """Return the one queue of the topic that lacks this very message just here, if no other message
+    asks for its place.
     """
     if known.records.is_replaced(record.physical_offset):  # a row has told
         return record, ""
@@ -237,7 +240,7 @@ def _queue_offset(record: Record, _fault: HeaderFault, known: _Known) -> tuple[R
 
 
 def _lacks(runs: Sequence[Run], record: Record) -> bool:
-    """Whether a queue has a hole of this one message at its place in the log."""
+    """Return whether a queue has a hole of this one message at its place in the log."""
     return any(one.end == record.queue_offset and other.first == record.queue_offset + 1
                and one.high < record.physical_offset < other.low for one, other in pairwise(runs))
 
@@ -246,7 +249,9 @@ def _lacks(runs: Sequence[Run], record: Record) -> bool:
 
 
 def _prepared(record: Record, _fault: HeaderFault, known: _Known) -> tuple[Record, str]:
-    """The one that it leads to without one turned bit, or the only one of the same unique key."""
+    """Return the one that it leads to without one flipped bit, or the only one of the same unique
+    key.
+    """
     stored = record.prepared_transaction_offset
     said = f"invalid preparedTransactionOffset {stored}"
     if record.sys_flag & sysflag.TRANSACTION_MASK in (sysflag.TRANSACTION_NONE,
@@ -266,7 +271,7 @@ def _prepared(record: Record, _fault: HeaderFault, known: _Known) -> tuple[Recor
 
 
 def _is_half(place: int, record: Record, records: Records) -> bool:
-    """Whether at a place lies a half message of a record's queue, and of its unique key."""
+    """Return whether at a place lies a half message of a record's queue, and of its unique key."""
     if not 0 <= place < record.physical_offset:
         return False
     _, half, _ = records.read(place, None)

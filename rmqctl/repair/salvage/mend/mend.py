@@ -4,8 +4,8 @@
   size, magic and place are known anyhow; one bit of its other lengths may be wrong.
 * A body CRC one bit off: a wrong body would hardly give that (32 chances in 2^31).
 * An intact record whose topic, queue, queue offset or transaction bits contradict the row of its
-  queue that leads to it, while no row supports what it says.
-* Whole records, and 512-byte sectors or 4 KiB pages, that lie at another record's place (`moved`).
+  queue that points to it, while no row supports what it says.
+* Whole records, and 512-byte sectors or 4 KiB pages, that are at another record's place (`moved`).
 
 Nothing is changed without such proof, and a mended record must be accepted by the next survey.
 
@@ -132,7 +132,7 @@ def put_back(store: Store, parts: Sequence[LogPart], survey: Survey) -> Mending:
 
 
 def mark(store: Store, parts: Sequence[LogPart], survey: Survey, evidence: Evidence) -> Mending:
-    """Intact messages with damaged properties: set right, or marked. StoreIOError."""
+    """Intact messages with damaged properties: corrected, or marked. StoreIOError."""
     found = mend_properties(store, parts, survey, evidence)
     mending = _made(store, parts, found.records.pieces, len(found.corrections), "keep damaged", "",
                     found.records.reasons, found.corrections)
@@ -191,7 +191,9 @@ def _made(store: Store, parts: Sequence[LogPart], pieces: dict[int, list[Piece]]
 
 def _told(witnesses: Witnesses, place: int, piece: Piece, why: str, reason: str | None) -> tuple[
         str, Mapping[str, Any]]:
-    """(why a piece is put there, what speaks for it as data). ``reason``: what is said of it."""
+    """Return (why a piece is put there, what speaks for it as data). ``reason``: what is said of
+    it.
+    """
     content = bytearray(piece.size)
     piece.read_into(memoryview(content), 0)
     told = None if why else witnesses.of_record(place, bytes(content))
@@ -268,7 +270,7 @@ class _Round:
     # -- in damaged regions -----------------------------------------------------------------------
 
     def _damaged(self, source: Source, region: Region, start: int, rows: list[FoundRow]) -> int:
-        """The size of the record at ``start``, if it is whole or could be mended; else 0."""
+        """Return the size of the record at ``start``, if it is whole or could be mended; else 0."""
         position = start - source.base
         part = self._parts[region.file]
         # A message leaves room for the blank behind it: one beyond that was never put.
@@ -325,7 +327,7 @@ class _Round:
 
     def _by_flags(self, source: Source, region: Region, start: int, room: int,
                   rows: list[FoundRow]) -> int:
-        """The size of a record whose system flags alone were damaged; 0 without one."""
+        """Return the size of a record whose system flags alone were damaged; 0 without one."""
         position = start - source.base
         size = total_size_at(source.read(position, START_SIZE))
         if not MIN_SIZE <= size <= min(room, MOST_BODY):
@@ -340,14 +342,14 @@ class _Round:
         return self._whole(start, told.raw, told.reason)
 
     def _may_be_of(self, place: int) -> bool:
-        """Whether a message may have been at a place of this log: no other one is there."""
+        """Return whether a message may have been at a place of this log: no other one is there."""
         if not self._parts[0].base <= place < self._parts[-1].end:
             return False
         _, record, _ = self._records.read(place, None)
         return record is None or not record.crc_ok
 
     def _by_twin(self, source: Source, start: int, room: int, rows: list[FoundRow]) -> int:
-        """The size of a record whose body another message has, too; 0 without one."""
+        """Return the size of a record whose body another message has, too; 0 without one."""
         found = self._stored(source, start, room)
         twin = None if found is None else self._twins.of(*found, sealed=self._survey.has_crcs)
         if twin is None or not self._supported(twin.record, rows, False):
@@ -363,7 +365,9 @@ class _Round:
         return len(content)
 
     def _stored(self, source: Source, start: int, room: int) -> tuple[bytes, Record] | None:
-        """The bytes of a damaged record that stands where it says, and what is read of them."""
+        """Return the bytes of a damaged record that stands where it says, and what is read of
+        them.
+        """
         position = start - source.base
         size = total_size_at(source.read(position, START_SIZE))
         if not MIN_SIZE <= size <= min(room, MOST_BODY):
@@ -377,7 +381,7 @@ class _Round:
 
     def _by_crc(self, source: Source, region: Region, start: int, room: int,
                 rows: list[FoundRow]) -> int:
-        """The size of a record whose CRC says which byte of it is wrong; 0 without one."""
+        """Return the size of a record whose CRC says which byte of it is wrong; 0 without one."""
         found = None if self._correct == "off" else self._stored(source, start, room)
         if found is None:
             return 0
@@ -405,7 +409,9 @@ class _Round:
         return self._by_crc_field(raw, record, rows) or self._by_topic(raw, record, rows)
 
     def _by_crc_field(self, raw: bytes, record: Record, rows: list[FoundRow]) -> int:
-        """The size of a record of which the CRC of the body is damaged, not the body; 0 else."""
+        """Return the size of a record of which the CRC of the body is damaged, not the body; 0
+        else.
+        """
         reason = damaged_crc(record)
         after = with_fields(raw, body_crc=body_crc(record.body))
         if reason is None or append_crc.verify(after) is False or not self._supported(
@@ -414,7 +420,7 @@ class _Round:
         return self._whole(record.physical_offset, after, reason)
 
     def _by_topic(self, raw: bytes, record: Record, rows: list[FoundRow]) -> int:
-        """The size of a record whose own CRC is right with another topic; 0 without one."""
+        """Return the size of a record whose own CRC is right with another topic; 0 without one."""
         told = self._topics.by_crc(raw, record)
         named = None if told is None else replace(record, topic=told.topic)
         if told is None or named is None or not self._supported(named, rows, False):
@@ -432,15 +438,15 @@ class _Round:
             self._records.replace(place, correction.after)
 
     def _is_led_elsewhere(self, record: Record, said: int) -> bool:
-        """Whether the entry of a record's queue offset leads to the place that it says."""
+        """Return whether the entry of a record's queue offset leads to the place that it says."""
         witness = self._parts[0].witness
         return witness is not None and sysflag.has_consume_queue_row(record.sys_flag) and (
             witness.entry_of(record) == (said, record.total_size))
 
     def _is_shifted(self, source: Source, region: Region, position: int, size: int,
                     file_size: int = 0) -> bool:
-        """Whether the next record, or another one of the region, is off by as much as this one, or
-        by whole files of ``file_size``.
+        """Return whether the next record, or another one of the region, is off by as much as this
+        one, or by whole files of ``file_size``.
         """
         own = shift_of(source, position)
         others = {position + size, *(start - source.base
@@ -450,7 +456,8 @@ class _Round:
 
     def _supported(self, record: Record, rows: list[FoundRow], foreign: bool, *,
                    moved: bool = False, shifted: bool = False, wrong: int = 0) -> bool:
-        """Whether rows agree with a record, or nothing speaks against it but its head was hit.
+        """Return whether rows agree with a record, or nothing speaks against it but its head was
+        hit.
 
         ``foreign``: what it says of its place looks as if it belonged elsewhere. Then the log must
         lack just such a message between two others of its queue. ``moved``: that other place is one
@@ -477,7 +484,7 @@ class _Round:
         return self._fits(record)
 
     def _fits(self, record: Record, *, inner: bool = False) -> bool:
-        """Whether the log lacks just such a record: in its queue, and in no row's place."""
+        """Return whether the log lacks just such a record: in its queue, and in no row's place."""
         if not sysflag.has_consume_queue_row(record.sys_flag):
             return True
         key = os.fsdecode(record.topic), record.queue_id
@@ -487,7 +494,9 @@ class _Round:
 
     def _candidates(self, source: Source, position: int, head: bytes, room: int,
                     sizes: set[int]) -> Iterator[bytes]:
-        """What the record may have been: place and magic set right, at most a length bit turned."""
+        """Yield what the record may have been: place and magic corrected, at most a bit of a length
+        flipped.
+        """
         # Its own size may be right.
         stored = field_of(head, "total_size")
         if MIN_SIZE <= stored <= room:
@@ -530,16 +539,16 @@ class _Round:
 
 
 def _ends_in_zeros(record: Record, head: bytes, sizes: set[int]) -> bool:
-    """Whether a record was torn in its topic: the zeros there and after it are no length of its
-    properties, unless its own size or an entry says so.
+    """Return whether a record was torn in its topic: the zeros there and after it are no length of
+    its properties, unless its own size or an entry says so.
     """
     return (record.topic.endswith(b"\0") and not record.properties and record.total_size not in {
         field_of(head, "total_size"), *sizes})
 
 
 def _is_timely(region: Region, record: Record) -> bool:
-    """Whether a message begins where the one before a region ends, and was stored between those
-    around it: what an earlier life of a file left is older.
+    """Return whether a message begins where the one before a region ends, and was stored between
+    those around it: what an earlier use of a file left is older.
     """
     return region.start == record.physical_offset and (
         region.before is not None and region.after is not None

@@ -1,6 +1,6 @@
-"""Pages of 512 bytes or 4 KiB of a log that lie at another page's place: two that were swapped.
+"""Pages of 512 bytes or 4 KiB of a log that are at another page's place: two that were swapped.
 
-A record's own place is no proof: who sends a message may put a whole record into its body that
+A record's own place is not proof: who sends a message may put a whole record into its body that
 names any place. So two pages are put back together, or not at all: with each at the other's place
 every byte of both has to be of an intact record. Nobody can send a message that makes the bytes
 of another page right which he does not know.
@@ -61,7 +61,7 @@ def swapped_pages(parts: Sequence[LogPart], regions: Sequence[Region]) -> dict[i
 
 
 def _joined(regions: Sequence[Region]) -> list[Stretch]:
-    """The regions, those that touch each other as one."""
+    """Return the regions, those that touch each other as one."""
     found: list[Stretch] = []
     for region in regions:
         if found and found[-1][0] == region.file and found[-1][2] == region.start:
@@ -121,8 +121,8 @@ def _part_of(parts: Sequence[LogPart], place: int) -> int:
 
 def _fitting(parts: Sequence[LogPart], stretches: Sequence[Stretch], swaps: Sequence[Swap],
              pieces: dict[int, list[Piece]]) -> list[Swap]:
-    """Those of which, all laid over the log, every byte is of an intact record, of a blank, or
-    behind the log's end.
+    """Return those of which, all laid over the log, every byte is of an intact record, of a blank,
+    or after the log's end.
     """
     # The log as it would be, and what of it is explained.
     made = laid_over(parts, {number: tuple(sorted(some, key=lambda piece: piece.at))
@@ -167,7 +167,7 @@ def _magics(source: Source, start: int, end: int) -> Iterator[int]:
 
 
 def misplaced(source: Source, start: int, end: int) -> Iterator[tuple[int, Record | int]]:
-    """(position, the record there) for whole records which say that they belong elsewhere.
+    """Yield (position, the record there) for whole records which say that they belong elsewhere.
 
     For one that is not whole just the physical offset it says.
     """
@@ -190,8 +190,8 @@ def misplaced(source: Source, start: int, end: int) -> Iterator[tuple[int, Recor
 
 
 def is_indexed(store: Store, record: Record) -> bool:
-    """Whether the index has keys for the place that a record says, all of them the record's and of
-    its store time: one key may be that of many messages.
+    """Return whether the index has keys for the place that a record says, all of them the record's
+    and of its store time: one key may be that of many messages.
     """
     keys = keys_of_places(store, [record.physical_offset]).get(record.physical_offset, [])
     return bool(keys) and {key.key_hash for key in keys} <= key_hashes(record) and all(

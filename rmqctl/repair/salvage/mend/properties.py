@@ -1,9 +1,9 @@
-"""Messages with damaged properties and an intact body: set right where entries prove it, else kept.
+"""Messages with damaged properties and an intact body: corrected where entries prove it, else kept.
 
-No CRC covers properties. One NUL, or one byte of tags or keys, is set right where just one other
+No CRC covers properties. One NUL, or one byte of tags or keys, is corrected where just one other
 byte makes the message agree with the tags code of its consume queue entry and the hashes of its
 index entries. All other messages are marked RMQCTL=damaged: the damaged pairs go, what
-names further queues is taken from the rows that lead to the message, and the rest stays.
+names further queues is taken from the rows that point to the message, and the rest stays.
 
 Yield (benchmarks/stage_yields.py): 56 of 60 messages with one NUL in their properties have their
 very bytes again; the others are kept.
@@ -80,7 +80,7 @@ def mend_properties(store: Store, parts: Sequence[LogPart], survey: Survey,
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What entries have of a message; ``rows``: those that it does not say of itself."""
+    """The entries of a message; ``rows``: those that the message itself does not name."""
 
     code: int | None
     hashes: frozenset[int]
@@ -93,7 +93,7 @@ class _Known:
             not self.hashes or key_hashes(record) == self.hashes) and not self.missing(record)
 
     def missing(self, record: Record) -> list[FoundRow]:
-        """The rows that the message does not account for."""
+        """Return the rows that the message does not account for."""
         own = os.fsdecode(record.topic), record.queue_id
         said = dispatched(record.properties)
         return [row for row in self.rows if (
@@ -122,7 +122,7 @@ def _mend(made: Mended, record: Record, known: _Known, sealed: bool) -> None:
 
 
 def _told(record: Record, known: _Known, how: str) -> Iterator[str]:
-    """What a mark costs, and what stays."""
+    """Yield what a mark costs, and what stays."""
     yield (f"its properties contain {props.fault(record.properties)}; these pairs are lost, and "
            f"RMQCTL=damaged marks it (space from {how})")
     if known.code is not None and known.code != _code(record):
@@ -162,7 +162,7 @@ def _is_text(value: str) -> bool:
 
 
 def _corrected(record: Record, known: _Known) -> Correction | None:
-    """The one byte that is wrong, if entries prove what it was."""
+    """Return the one byte that is wrong, if entries prove what it was."""
     if known.agrees(record):
         return None
     raw, found, tried = record.properties, [], 0
@@ -187,7 +187,7 @@ def _corrected(record: Record, known: _Known) -> Correction | None:
 
 
 def candidates(raw: bytes) -> Iterator[tuple[int, Sequence[int]]]:
-    """Where the one wrong byte of properties may be, and what it may have been."""
+    """Yield where the one wrong byte of properties may be, and what it may have been."""
     if raw.count(0):
         if raw.count(0) == 1:
             yield raw.index(0), _VALUES
@@ -217,7 +217,7 @@ def _entry(record: Record) -> Entry:
 
 
 def _code(record: Record) -> int | None:
-    """The tags code that a message makes; None where it makes none."""
+    """Return the tags code that a message makes; None where it makes none."""
     try:
         return tags_code(record.topic.decode("utf-8", "replace"),
                          props.parse(record.properties.decode("utf-8", "replace")),

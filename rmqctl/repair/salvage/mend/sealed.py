@@ -44,7 +44,9 @@ Candidates = tuple[str, int, int, Array]
 
 
 def matching(raw: bytes, at: int, width: int, values: Array) -> Array:
-    """Those of the values (uint64) of a field with which a record matches its appended CRC."""
+    """Return those of the values (uint64) of a field with which a record matches its
+    appended CRC.
+    """
     covered, stored = bytearray(raw[:len(raw) - append_crc.SIZE]), append_crc.stored(raw)
     if stored is None or len(covered) > _MOST_COVERED or at + width > len(covered):
         return values[:0]
@@ -64,8 +66,8 @@ def matching(raw: bytes, at: int, width: int, values: Array) -> Array:
 def field_of_seal(raw: bytes, record: Record, rows: Sequence[FoundRow], times: Times,
                   survey: Survey, gatherer: Gatherer, chances: Chances,
                   before: Record | None) -> Correction | None:
-    """The one field and value with which a record matches its appended CRC. ``rows`` lead to it;
-    ``times``: store times of the messages before and after; ``before``: the message before.
+    """Return the one field and value with which a record matches its appended CRC. ``rows`` point
+    to it; ``times``: store times of the messages before and after; ``before``: the message before.
     """
     if not record.crc_ok or append_crc.verify(raw) is not False:
         return None
@@ -95,7 +97,7 @@ def field_of_seal(raw: bytes, record: Record, rows: Sequence[FoundRow], times: T
 
 def _candidates(record: Record, rows: Sequence[FoundRow], times: Times,
                 gatherer: Gatherer) -> Iterator[Candidates]:
-    """The plausible values of each field that no other check covers."""
+    """Yield the plausible values of each field that no other check covers."""
     bits = record.sys_flag & HOST_BITS
 
     def of(field: str, values: Array | range) -> Candidates:
@@ -134,7 +136,7 @@ def _hosts(record: Record, survey: Survey, before: Record | None) -> Iterator[
 
 
 def _lacking(record: Record, gatherer: Gatherer) -> range:
-    """The queue offsets that the message's queue lacks just here."""
+    """Return the queue offsets that the message's queue lacks just here."""
     key = record.topic.decode("utf-8", "surrogateescape"), record.queue_id
     for hole in gatherer.holes.get(key, ()):
         if hole.low < record.physical_offset < hole.high:

@@ -1,9 +1,9 @@
-"""Store times that no checksum covers, set right by whoever else wrote them down.
+"""Store times that no checksum covers, corrected by other structures that contain them.
 
 To the millisecond that are a unit of a consumequeue_ext, a row of a batch queue, the deliver time
 in the row of a delayed message, the header of an index file (its first and last message) and the
 checkpoint (the log's last); the other entries of the index know the second. The order of the log
-bounds them all: a broker's clock runs forward. So where just one turned bit makes a time fit
+bounds them all: a broker's clock runs forward. So where just one flipped bit makes a time fit
 between its neighbours', that was it.
 
 A single time out of order is legal (a clock may be set back), and stays unless such a proof speaks
@@ -41,7 +41,7 @@ _SECOND = 1000
 
 
 class Between(NamedTuple):
-    """Store times (ms) that the neighbours leave; -1 and `ENDLESS` where there is none."""
+    """Store times (ms) that the neighbours leave; -1 and `ENDLESS` without a neighbour."""
 
     low: int
     high: int
@@ -54,27 +54,27 @@ class Between(NamedTuple):
         return self.low <= time <= self.high
 
     def by_no_chance(self, time: int, stored: int) -> bool:
-        """Whether a clock that was wrong for one message would hardly have been wrong by just as
-        much as one of the 64 bits makes of it: the span is short beside that.
+        """Return whether a clock that was wrong for one message would hardly have been wrong by
+        just as much as one of the 64 bits makes of it: the span is short beside that.
         """
         return abs(time - stored) > 64 * (self.high - self.low)
 
     def meets(self, key: IndexedKey) -> bool:
-        """Whether the second of an index entry has a time that is allowed."""
+        """Return whether the second of an index entry has a time that is allowed."""
         return self.low < key.time + _SECOND and key.time <= self.high
 
     def may_be(self, time: int) -> bool:
-        """Whether nothing but a long pause speaks against a time at an end of the log."""
+        """Return whether nothing but a long pause speaks against a time at an end of the log."""
         return not self.closed and self.allows(time) and (
             time <= self.low + rules.YEARS if self.low >= 0 else time >= self.high - rules.YEARS)
 
 
 def proved_time(stored: int, between: Between, exact: Iterable[tuple[int, str]],
                 keys: Sequence[IndexedKey], *, impossible: bool) -> tuple[int | None, str]:
-    """(the time that something proves, the reason in words); None where nothing does.
+    """Return (the time that something proves, the reason in words); None where nothing does.
 
-    ``exact``: who else has the time, with whose word it is; ``keys``: the index entries that lead
-    to the message. ``impossible``: the stored time needs no contradiction.
+    ``exact``: who else has the time, with whose word it is; ``keys``: the index entries that point
+    to it. ``impossible``: the stored time needs no contradiction.
     """
     said = f"store time {time_text(stored)}"
     turned = [time for bit in range(64)
@@ -106,7 +106,7 @@ def proved_time(stored: int, between: Between, exact: Iterable[tuple[int, str]],
 
 
 def neighbours_time(stored: int, between: Between) -> tuple[int, str]:
-    """What stands in for a time that cannot be: later searches by time must not be led astray."""
+    """Return what replaces a time that cannot be: later searches by time must not be led astray."""
     return between.low, (f"invalid store time {time_text(stored)}: original unknown, set to that "
                          f"of its neighbour, {time_text(between.low)}")
 
@@ -136,7 +136,7 @@ class Times:
                 self._records.reasons[physical] = reason
 
     def _is_misfit(self, record: Record) -> bool:
-        """Whether its queue offset fits nowhere in its queue, and no entry leads to it."""
+        """Return whether its queue offset fits nowhere in its queue, and no entry points to it."""
         place = record.physical_offset
         witness = self._records.parts[0].witness
         runs = self._survey.runs.of((os.fsdecode(record.topic), record.queue_id))
@@ -144,7 +144,9 @@ class Times:
             witness is not None and witness.confirms(record))
 
     def possible(self, record: Record, fault: HeaderFault) -> tuple[Record, str]:
-        """The record with a time that can be; as it is where its neighbours' cannot be either."""
+        """Return the record with a time that can be; as it is where its neighbours' cannot be
+        either.
+        """
         times = [time for place in (fault.before, fault.behind)
                  if (time := self._time_at(place)) is not None]
         if len(times) < 2 or min(times) < rules.EARLIEST:
@@ -165,7 +167,7 @@ class Times:
 
     def _proved(self, record: Record, between: Between, *, impossible: bool = False) -> tuple[
             int | None, str]:
-        """(the time that something proves, the reason in words); None where nothing does."""
+        """Return (the time that something proves, the reason in words); None where nothing does."""
         keys = self._keys_of(record.physical_offset)
         exact = list(self._exact(record))
         if between.high >= ENDLESS and not any(between.meets(key) for key in keys):
@@ -173,7 +175,7 @@ class Times:
         return proved_time(record.store_timestamp, between, exact, keys, impossible=impossible)
 
     def _exact(self, record: Record) -> Iterator[tuple[int, str]]:
-        """(store time, who says it) of what holds it to the millisecond."""
+        """Yield (store time, who says it) of what holds it to the millisecond."""
         key = os.fsdecode(record.topic), record.queue_id
         try:
             batch = self._store.batch_queues.get(key)
@@ -233,7 +235,7 @@ class Times:
 
     def _last_times(self) -> tuple[int, ...]:
         """Store times that the checkpoint has: of the last message when it was written. One that
-        an earlier message has, too, may be that one's: the clock was set back behind it.
+        an earlier message has, too, may be that one's: the clock was set back after it.
         """
         saved = self._store.checkpoint
         times = () if saved is None else (saved.physic_msg_timestamp, saved.logics_msg_timestamp)

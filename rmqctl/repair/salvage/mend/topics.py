@@ -1,13 +1,13 @@
-"""Topics that are damaged, set right by the index or by the queue that lacks just that message.
+"""Topics that are damaged, corrected by the index or by the queue that lacks just that message.
 
 No body CRC covers a topic. One that no broker can have written shows by itself; one that looks like
 any other is suspected where its message stands alone in its queue, or out of the order of it. Where
-a row leads to the message it has told already (`contradict`). Else it is
+a row points to the message it has told already (`contradict`). Else it is
 
 * the topic under which the index has the keys of the message, at its place: one that the store
-  knows, or its own without one turned bit;
+  knows, or its own without one flipped bit;
 * where the index says nothing of it, the one topic of the same length that lacks just that queue
-  offset in that queue between the messages before and behind, or, in a log that begins at 0, the
+  offset in that queue between the messages before and after, or, in a log that begins at 0, the
   one whose queue would end with it. A topic that looks like any other must be unknown for that, one
   byte off, and its message not the first of a queue.
 
@@ -65,13 +65,15 @@ class ToldTopic(NamedTuple):
 
 
 def is_impossible(topic: bytes) -> bool:
-    """Whether no broker can have written it: no folder's name, no UTF-8, or control characters."""
+    """Return whether no broker can have written it: no folder's name, no UTF-8, or control
+    characters.
+    """
     name = os.fsdecode(topic)
     return folder_fault(name) is not None or not name.isprintable()
 
 
 class Topics:
-    """What the witnesses of a log tell of its messages' topics. ``evidence``: rows of holes."""
+    """The evidence of a log for its messages' topics. ``evidence``: rows of holes."""
 
     def __init__(self, store: Store, parts: Sequence[LogPart], survey: Survey,
                  gatherer: Gatherer, evidence: Evidence) -> None:
@@ -80,7 +82,7 @@ class Topics:
         self._lost = {(row.key, row.queue_offset) for row in evidence.rows}
         self._budget = _MOST_HOLES
         self._claims: Counter[tuple[int, int, int]] = Counter()
-        """How many suspects would take the same place in a queue."""
+        """Number of suspects that would take the same place in a queue."""
 
     def suspects(self) -> list[Suspect]:
         """Messages that stand alone and may have another topic; in log order."""
@@ -99,8 +101,8 @@ class Topics:
             (lacked | indexed) - sure), _MOST_ASKED)])
 
     def told(self, record: Record) -> ToldTopic | str | None:
-        """The topic of a record; why that cannot be told of a wrong one; None where nothing shows
-        that it is wrong.
+        """Return the topic of a record; why that cannot be determined of a wrong one; None where
+        nothing shows that it is wrong.
         """
         # The index has its keys: nothing is wrong, but for a topic that cannot be.
         place, own = record.physical_offset, record.topic
@@ -138,7 +140,7 @@ class Topics:
         return f"{said}: original unknown" if impossible or fits else None
 
     def of_impossible(self, record: Record, rows: Sequence[FoundRow]) -> ToldTopic | str:
-        """The topic of a record whose own is none. ``rows`` lead to it."""
+        """Return the topic of a record whose own is invalid. ``rows`` point to it."""
         told = self.told(record)
         found = {os.fsencode(row.key[0]) for row in rows if not row.batch and (
             row.key[1], row.queue_offset, row.size) == (
@@ -151,7 +153,7 @@ class Topics:
         return told if told and not found else f"{_said(record)}: original unknown"
 
     def by_crc(self, raw: bytes, record: Record) -> ToldTopic | None:
-        """The topic with which a record matches the CRC at its end."""
+        """Return the topic with which a record matches the CRC at its end."""
         if record.crc_ok and append_crc.stored(raw) is not None:
             for topic in self.others(record.topic):
                 if append_crc.verify(build(replace(record, topic=topic))):
@@ -164,14 +166,16 @@ class Topics:
         return [name for name in self._names.get(len(topic), ()) if name != topic][:_MOST_ASKED]
 
     def is_known(self, topic: bytes) -> bool:
-        """Whether other messages of the store have a topic, a queue, or its configuration."""
+        """Return whether other messages of the store have a topic, a queue, or its
+        configuration.
+        """
         return topic in self._names.get(len(topic), ())
 
     # -- the witnesses ----------------------------------------------------------------------------
 
     @cached_property
     def _names(self) -> dict[int, list[bytes]]:
-        """The topics that the store knows, by length."""
+        """Return the topics that the store knows, by length."""
         names = {*_OF_BROKERS, *self._configured, *self._topics}
         by_length: dict[int, list[bytes]] = {}
         for name in sorted(names):
@@ -188,24 +192,24 @@ class Topics:
 
     @cached_property
     def _topics(self) -> Counter[str]:
-        """How many queues of a topic the log and the folders know."""
+        """Return how many queues of a topic the log and the folders know."""
         return Counter(topic for topic, _ in {
             *self._survey.runs.keys, *self._store.known_queues, *self._store.batch_queues})
 
     def _is_known(self, one: Suspect) -> bool:
-        """Whether its topic has other messages, a folder, or is configured."""
+        """Return whether its topic has other messages, a folder, or is configured."""
         return one.key[0] in self._configured or self._topics[one.key[0]] > 1 or (
             one.key in self._store.known_queues or one.key in self._store.batch_queues)
 
     def _is_between(self, hole: Hole) -> bool:
-        """Whether a queue had the messages of a hole: a log that begins at 0 has it from its own
-        beginning.
+        """Return whether a queue had the messages of a hole: a log that begins at 0 has it from its
+        own beginning.
         """
         return hole.high < ENDLESS and (hole.low >= 0 or self._from_zero)
 
     @cached_property
     def _queues(self) -> dict[tuple[int, int], list[bytes]]:
-        """Topics with a queue, by their length and its id. One message alone is no proof of its
+        """Topics with a queue, by their length and its id. One message alone is not proof of its
         topic: that may be damaged, too.
         """
         found: dict[tuple[int, int], list[bytes]] = {}
@@ -220,7 +224,9 @@ class Topics:
         return found
 
     def _rooms(self, one: Suspect, least: int) -> list[bytes]:
-        """The topics whose queue lacks a message just there; none once too much was looked at."""
+        """Return the topics whose queue lacks a message just there; none once too much was looked
+        at.
+        """
         own, found = os.fsencode(one.key[0]), []
         for topic in self._queues.get((len(own), one.key[1]), ()):
             self._budget -= len(self._gatherer.holes[os.fsdecode(topic), one.key[1]])
@@ -231,7 +237,7 @@ class Topics:
         return found
 
     def _room(self, topic: bytes, one: Suspect) -> int:
-        """How the queue of a topic lacks a message just there; 0: it does not."""
+        """Return how the queue of a topic lacks a message just there; 0: it does not."""
         key = os.fsdecode(topic), one.key[1]
         if key not in self._gatherer.holes:
             return _OPEN
@@ -249,8 +255,8 @@ class Topics:
         return f" {os.fsdecode(topic)}/{one.key[1]} lacks queue offset {one.queue_offset} here"
 
     def _may_be_elsewhere(self, topic: bytes, one: Suspect) -> bool:
-        """Whether other damaged bytes may have held what the queue lacks, or all else that was of
-        the right one.
+        """Return whether other damaged bytes may have held what the queue lacks, or all else that
+        was of the right one.
         """
         hole = holes_with(self._gatherer.holes, (os.fsdecode(topic), one.key[1]), one.queue_offset)
         if hole is None:
@@ -278,8 +284,8 @@ def _claim(one: Suspect) -> tuple[int, int, int]:
 
 
 def _is_like(topic: bytes, damaged: bytes, plain: bool) -> bool:
-    """Whether what is left of a damaged topic may be of this one: all but a byte, where it looks
-    like a topic (``plain``), else at least half of its letters.
+    """Return whether what is left of a damaged topic may be of this one: all but a byte, where it
+    looks like a topic (``plain``), else at least half of its letters.
     """
     pairs = [(a, b) for a, b in zip(topic, damaged, strict=True) if 0x20 < b < 0x7F]
     equal = sum(a == b for a, b in pairs)
@@ -287,7 +293,7 @@ def _is_like(topic: bytes, damaged: bytes, plain: bool) -> bool:
 
 
 def _turned(topic: bytes) -> Iterator[bytes]:
-    """The topic with one bit turned, as far as a broker may have written that."""
+    """Yield the topic with one bit flipped, as far as a broker may have written that."""
     for at in range(len(topic)):
         for bit in range(8):
             turned = topic[:at] + bytes([topic[at] ^ 1 << bit]) + topic[at + 1:]
@@ -297,7 +303,7 @@ def _turned(topic: bytes) -> Iterator[bytes]:
 
 def mend_topics(topics: Topics, records: Records,
                 rows: Mapping[int, Sequence[FoundRow]]) -> dict[int, str]:
-    """Puts intact messages with their topics into ``records``; why others stay that cannot be
+    """Put intact messages with their topics into ``records``; why others stay that cannot be
     right, by place. ``rows`` by the place that they lead to. StoreIOError.
     """
     left = {}
