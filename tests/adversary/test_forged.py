@@ -139,7 +139,7 @@ def test_too_few_bytes_for_a_blank(left: int, tmp_path: Path) -> None:
     content = log.read_bytes()
     log.write_bytes(content[:last.physical] + longer + b"\x07" * left)
     applied = run("recover", tmp_path, "--apply", "--yes").expect(0, 1)
-    assert f"physical offset {FILE_SIZE - left} are too few for the blank" in re.sub(
+    assert f"physical offset {FILE_SIZE - left} are too short for an end-of-file record" in re.sub(
         r"\s+", " ", applied.out + applied.err)
     assert log.read_bytes()[last.physical:] == longer + b"\x07" * left
     found = {row["physical_offset"]: len(body_of(row)) for row in run(

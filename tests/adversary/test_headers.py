@@ -301,7 +301,7 @@ def test_a_born_port_is_what_one_turned_bit_left_or_unknown(tmp_path: Path, valu
     assert read[30]["born_host"].rpartition(":")[2] == str(port)
     assert read[30]["body"] == "odd"
     reasons = " ".join(one["reason"] for one in done["actions"])
-    assert ("one turned bit" if port else "not known") in reasons
+    assert ("one flipped bit" if port else "original unknown") in reasons
     assert findings(store) == []
 
 
@@ -328,8 +328,8 @@ def test_a_compression_that_nothing_proves_makes_a_filler(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(("value", "expected", "word"), [
-    (3 - (1 << 31), 3, "one turned bit"), (-3, 0, "not known"), (-(1 << 31), 0, "one turned bit"),
-    (-1, 0, "not known"), (3 | 1 << 20, 3, "one turned bit")])
+    (3 - (1 << 31), 3, "one flipped bit"), (-3, 0, "unknown"), (-(1 << 31), 0, "one flipped bit"),
+    (-1, 0, "unknown"), (3 | 1 << 20, 3, "one flipped bit")])
 @pytest.mark.parametrize("sealed", [False, True], ids=["plain", "sealed"])
 def test_negative_reconsume_times_are_what_one_turned_bit_left_or_none(
         tmp_path: Path, value: int, expected: int, word: str, sealed: bool) -> None:

@@ -117,7 +117,7 @@ def test_what_is_no_record_is_refused_before_anything_is_written(golden, tmp_pat
     data, base, _ = next(pieces(folder / "store", "basic", 3))
     for some, at in ((data[:-1], base), (data + bytes(8), base), (data, base + 8),
                      (data[:20], base)):
-        with pytest.raises(InternalError, match="not whole records"):
+        with pytest.raises(InternalError, match="not complete records"):
             made.dispatch(some, at)
     assert list(tmp_path.iterdir()) == []
     made.dispatch(b"", base)

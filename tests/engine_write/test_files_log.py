@@ -319,7 +319,7 @@ def test_a_file_laid_out_earlier_is_used_when_it_holds_nothing(tmp_path, way):
     with pytest.raises(RefusedError, match="longer"):
         maker(way).next(str(path), 0)
     path.write_bytes(bytes(FILE_SIZE - 1) + b"x")
-    with pytest.raises(RefusedError, match="holds data"):
+    with pytest.raises(RefusedError, match="contains data"):
         maker(way).next(str(path), 0)
     assert path.read_bytes() == bytes(FILE_SIZE - 1) + b"x"
 

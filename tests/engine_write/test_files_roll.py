@@ -150,7 +150,7 @@ def test_the_end_at_the_border_of_a_file(tmp_path):
 def test_ends_that_cannot_be(tmp_path, end):
     for base in (0, 3 * FILE_SIZE):
         (tmp_path / f"{base:020d}").write_bytes(bytes(FILE_SIZE))
-    with pytest.raises(RefusedError, match="cannot go on"):
+    with pytest.raises(RefusedError, match="cannot append at"):
         open_log(tmp_path, end)
 
 
@@ -273,7 +273,7 @@ def test_a_next_file_with_data_is_refused_and_left(tmp_path, ahead):
         log.append([b"x"])
         log.close_with_blank()
         for _ in range(2):
-            with pytest.raises(RefusedError, match="holds data"):
+            with pytest.raises(RefusedError, match="contains data"):
                 log.roll()
             assert (log.position, log.room()) == (FILE_SIZE, 0)
         log.remove_unused()

@@ -197,7 +197,7 @@ BAD = [
     ({"properties": {"a": "v\x02"}}, "field properties: the value of 'a' holds the separator"),
     ({"tags": "v\x02"}, "field properties: the value of 'TAGS' holds the separator"),
     ({"properties_raw": {}}, "field properties_raw: expected text, got an object"),
-    ({"properties_raw": "", "delay_level": 1}, "field delay_level: has no place beside"),
+    ({"properties_raw": "", "delay_level": 1}, "field delay_level: cannot be combined with"),
     ({"keys": 5}, "field keys: expected text or a list, got a whole number"),
     ({"keys": ["a", 5]}, "field keys[1]: expected text, got a whole number"),
     ({"body_encoding": "hex"}, "field body_encoding: 'hex' is neither utf-8 nor base64"),
@@ -229,7 +229,7 @@ BAD = [
     ({"body": "a\ud800"}, f"field body: {HALF}"),
     ({"body": "\udc80"},
      "field body: contains an unpaired surrogate (U+DC80); encode binary data as base64"),
-    ({"messages": [{"body": "b"}]}, "field messages: has no place beside body"),
+    ({"messages": [{"body": "b"}]}, "field messages: cannot be combined with body"),
     ({"messages": {}}, "field messages: expected a list, got an object"),
     ({"body": None, "messages": []}, "field messages: a batch without messages"),
     ({"body": None, "messages": [1]}, "field messages[0]: expected an object, got a whole number"),
@@ -243,7 +243,7 @@ BAD = [
     ({"body": None, "messages": [{"body": "b", "filter_bit_map": "0"}]},
      "field messages[0].filter_bit_map: not hexadecimal"),
     ({"body": None, "messages": [{"body": "b"}], "prepared_transaction_offset": 5},
-     "field messages: has no place beside"),
+     "field messages: cannot be combined with"),
 ]
 
 

@@ -73,7 +73,7 @@ def test_a_dry_run_changes_nothing(store: Path, rmqctl: Runner) -> None:
     (["x" * 128], 6, "128 characters"), (["t", "--perm", "9"], 2, "--perm"),
     (["t", "--read-queues", "0"], 2, "--read-queues"), ([], 2, "NAME"),
     (["t", "--attribute", "x"], 2, "FIELD=VALUE"),
-    (["t", "--attribute", "x=y"], 2, "no topic attribute")])
+    (["t", "--attribute", "x=y"], 2, "unknown topic attribute")])
 def test_what_is_refused(store: Path, rmqctl: Runner, words: list[str], code: int,
                          said: str) -> None:
     with snapshot.assert_unchanged(store / "config"):

@@ -130,7 +130,7 @@ def test_properties_that_cannot_be_are_refused():
     batch = pa.RecordBatch.from_pydict({
         "topic": ["t", "u"], "body": [b"b", b"b"], "properties": pa.array(
             [[("x", "1")], [("", "2")]], pa.map_(pa.string(), pa.string()))})
-    with pytest.raises(RefusedError, match="of topic u: properties: .* cannot name a property"):
+    with pytest.raises(RefusedError, match="of topic u: properties: .* cannot be a property name"):
         outgoing(batch, Preparer(Settings(), lambda: "ID"))
 
 

@@ -31,7 +31,8 @@ def test_repeated_queue_offsets_are_counted(repeated: int, tmp_path: Path) -> No
                    header=Header(queue_offset=7 + number))
     store = writer.write(tmp_path / "store")
     plan = run("recover", store, *OPTIONS, "--apply", "--yes").expect(0).json()
-    said = [note for note in plan["notes"] if "that an earlier message of the queue has" in note]
+    said = [note for note in plan["notes"]
+            if "that an earlier message of the queue already has" in note]
     assert [note.split()[0] for note in said] == ([str(repeated)] if repeated else [])
     assert bool(errors(store)) == bool(repeated)
 

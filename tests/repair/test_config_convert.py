@@ -106,7 +106,7 @@ def test_a_key_that_names_no_group_is_refused(golden_copy: GoldenFolder, key: st
     path = store / "config/consumerOffset.json"
     path.write_text(json.dumps({"offsetTable": {key: {"0": 1}}}))
     said = run("config", "convert", store, "--to", "rocksdb-v2").expect(6)
-    assert "is no topic@group" in said.err
+    assert "is not of the form topic@group" in said.err
 
 
 def parsed(data: bytes) -> Any:

@@ -160,8 +160,8 @@ def test_all_kinds_of_sources(store: Path, master: Path, tmp_path: Path, form: s
 @pytest.mark.parametrize(("text", "code", "what"), [
     ('{"topicConfigTable":{"a":{"perm":6,', 2, "@"),
     ('{"brokerConfigs":{}}', 2, "exportConfigs"),
-    ('{"x":1}', 6, "no configuration of topics or groups"),
-    ("", 6, "no configuration of topics or groups"),
+    ('{"x":1}', 6, "no topics or groups found"),
+    ("", 6, "no topics or groups found"),
 ])
 def test_a_source_that_cannot_be_read(store: Path, tmp_path: Path, text: str, code: int,
                                       what: str) -> None:
@@ -323,7 +323,7 @@ def test_the_type_of_all_messages(tmp_path: Path, properties: list[str],
 
 
 @pytest.mark.parametrize(("name", "code", "what"), [
-    ("nobody", 6, "nothing to restore it from"), ("a/b", 6, "characters"),
+    ("nobody", 6, "cannot restore topic"), ("a/b", 6, "characters"),
     ("rmq_sys_x", 6, "system topic"), (" ", 6, "blank")])
 def test_what_is_no_topic_to_restore(store: Path, name: str, code: int, what: str) -> None:
     with nothing_changed(store):

@@ -53,7 +53,7 @@ def test_topics_and_groups_are_taken(tmp_path: Path, how: str) -> None:
     assert topics["proof"]["exported"] == groups["proof"]["exported"] == str(source)
     assert topics["proof"]["exported_at"] == 1_700_000_000_000
     assert (topics["proof"]["of_export"], topics["to"]) == (2, 5)  # pays, %RETRY%, %DLQ% as well
-    assert any("adds up the queues" in note for note in found["notes"])
+    assert any("adds up a topic's queues" in note for note in found["notes"])
     assert any("of %DLQ%lost, %RETRY%tired, pays: " in note for note in found["notes"])
     plan(store, *wanted, "--apply")
     table = read(store, TOPICS)["topicConfigTable"]
@@ -68,7 +68,7 @@ def test_topics_and_groups_are_taken(tmp_path: Path, how: str) -> None:
     assert [loss["what"] for loss in start["losses"]] == ["offsets"]  # of groups that retry
     again = plan(store, *wanted)
     assert again["actions"] == []
-    assert any("nothing of it is needed" in note for note in again["notes"])
+    assert any("not needed" in note for note in again["notes"])
     run("undo", store, "--yes").expect(0)
     assert [path.read_bytes() if path.exists() else None for path in names] == before
 
@@ -133,7 +133,7 @@ def test_what_is_no_source(tmp_path: Path) -> None:
     configs.write_text('{"brokerConfigs":{"broker-a":{"brokerRole":"SLAVE"}},"clusterScale":{}}')
     metadata(elsewhere, topicConfigTable={"theirs": topic("theirs")})
     with snapshot.assert_unchanged(store):
-        assert "may not be whole" in run("recover", store, *SIZES, "--from", torn).expect(2).err
+        assert "may be incomplete" in run("recover", store, *SIZES, "--from", torn).expect(2).err
         refused = run("recover", store, *SIZES, "--from", configs).expect(2)
         assert "exportMetadata" in refused.err
         refused = run("recover", store, *SIZES, "--from", elsewhere).expect(6)

@@ -40,7 +40,7 @@ def test_positions_are_taken(tmp_path: Path, how: str, more: tuple[str, ...]) ->
     assert (store / "config" / POSITIONS).read_bytes() == whole
     again = plan(store, *wanted)
     assert again["actions"] == []
-    assert any("nothing of it is needed" in note for note in again["notes"])
+    assert any("not needed" in note for note in again["notes"])
 
 
 @pytest.mark.parametrize("below", ["config", "."])
@@ -69,15 +69,17 @@ def test_those_of_another_broker(tmp_path: Path) -> None:
         source.write_text(json.dumps({"offsetTable": table, **more}))
         return source
 
-    assert "none of the store's queues" in refused(store, saved({"others@billing": {"0": 4}}))
+    assert "no offset for any queue of the store" in refused(
+        store, saved({"others@billing": {"0": 4}}))
     far = {str(queue): 10**6 for queue in range(3)}
-    assert "lie beyond their ends" in refused(store, saved({"orders@billing": far}))
-    assert "none of the store's queues" in refused(store, saved({"2": 7}))  # nothing was delayed
+    assert "are beyond the end of their queue" in refused(store, saved({"orders@billing": far}))
+    assert "no offset for any queue of the store" in refused(
+        store, saved({"2": 7}))  # nothing was delayed
     assert "has no position" in refused(store, saved({}), 2)
     assert "where a whole number belongs" in refused(
         store, saved({"orders@billing": {"0": "x"}}), 2)
     source.write_text('{"offsetTable":{"orders@billing":{0:1')
-    assert "may not be whole" in refused(store, source, 2)
+    assert "may be incomplete" in refused(store, source, 2)
     # One of several: this queue has lost its end.
     found = plan(store, "--from", saved({"orders@billing": {"0": 1, "1": 2, "2": 10**6}}))
     assert any("1 position lies beyond the end of the queue" in one for one in found["notes"])

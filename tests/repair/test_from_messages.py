@@ -181,7 +181,7 @@ def test_a_tier(golden: GoldenFolder, golden_copy: GoldenFolder, tmp_path: Path)
     run("undo", store, "--yes").expect(0)
     assert log_of(store) == damaged
     shutil.rmtree(store / "index")
-    assert "only these tell where it lay" in recover(store, source).expect(6).err
+    assert "do not point to a single place" in recover(store, source).expect(6).err
     # Another broker's.
     other = golden_copy("5.3.3/basic/store")
     assert "none of its" in recover(other, source).expect(6).err
@@ -222,7 +222,7 @@ def test_one_file_of_the_log(named: bool, tmp_path: Path) -> None:
     run("undo", store, "--yes").expect(0)
     other = filled(split=0).write(tmp_path / "other")
     result = recover(store, log_files(other)[1], options=(*SIZES, *JSON)).expect(6)
-    assert "another broker or of another log" in result.err
+    assert "another broker or another log" in result.err
     shutil.rmtree(store / "index")
     recover(store, source, options=(*SIZES, *JSON)).expect(6)
 
@@ -347,10 +347,10 @@ def test_what_cannot_be_used_is_said(tmp_path: Path) -> None:
                        (changed(queue_offset=None, flag=None), "fields queue_offset, flag: miss"),
                        (changed(body="short"), "field body_crc contradicts the other fields"),
                        (changed(total_size=4), "field total_size contradicts the other fields"),
-                       (changed(crc_ok=False), "the body was found damaged"),
-                       (changed(placement="doubtful"), "may lie in the body of another"),
-                       (changed(physical_offset=1 << 61), "lies far from this log"),
-                       (changed(physical_offset=-1), "lies far from this log"),
+                       (changed(crc_ok=False), "the body is damaged"),
+                       (changed(placement="doubtful"), "may be part of another message's body"),
+                       (changed(physical_offset=1 << 61), "is far from this log"),
+                       (changed(physical_offset=-1), "is far from this log"),
                        (changed(physical_offset=SMALL.log_file_size - 8), "reaches over the end"),
                        (changed(sys_flag=16, total_size=json.loads(lines[50])["total_size"] + 12),
                         "IPv6"),
@@ -417,14 +417,14 @@ def test_files_that_are_no_source(tmp_path: Path) -> None:
         "empty": (3, b"", "is empty"),
         "none.jsonl": (6, b"{}\n{}\n", "none of its 2 messages can be used"),
         "torn.jsonl": (6, lines.read_bytes()[:300], "none of its 1 message can be used"),
-        "all.json": (3, b"[%s]" % lines.read_bytes().replace(b"\n", b","), "one JSON list"),
+        "all.json": (3, b"[%s]" % lines.read_bytes().replace(b"\n", b","), "a single JSON list"),
         "all.csv": (3, run("read", store, "-o", "csv").out.encode(), "is CSV"),
         "all.jsonl.gz": (3, gzip.compress(lines.read_bytes()), "packed with gzip"),
-        "noise": (3, base64.b85encode(bytes(range(256))), "no kind that is known"),
-        "text.txt": (3, b"hello\n", "no kind that is known"),
+        "noise": (3, base64.b85encode(bytes(range(256))), "an unknown format"),
+        "text.txt": (3, b"hello\n", "an unknown format"),
         "torn.parquet": (5, b"PAR1" + bytes(100), "cannot be read as Parquet"),
-        "00000000000000000000": (6, bytes(100), "no message of it is the same"),
-        "middle.bin": (3, log_files(store)[0].read_bytes()[:60], "give it the name it had")}
+        "00000000000000000000": (6, bytes(100), "none of its messages equals"),
+        "middle.bin": (3, log_files(store)[0].read_bytes()[:60], "rename it to its original name")}
     for name, (code, content, said) in made.items():
         path = tmp_path / name
         path.write_bytes(content)
@@ -445,7 +445,8 @@ def test_parquet_of_others(tmp_path: Path) -> None:
         as_export(store, tmp_path / "export", by_topic=False) / "all.parquet")
     at = export.column_names.index("flag")
     for number, (table, said) in enumerate((
-            (pa.table({"id": [1, 2], "name": ["a", "b"]}), "none that `rmqctl pipeline export`"),
+            (pa.table({"id": [1, 2], "name": ["a", "b"]}),
+             "not written by `rmqctl pipeline export`"),
             (export.drop_columns(["body"]), "has no column body"),
             (export.set_column(at, "flag", pa.array(["x"] * 120)), "column flag is string"))):
         path = tmp_path / f"{number}.parquet"

@@ -162,7 +162,7 @@ def test_no_fillers(tmp_path: Path) -> None:
 
 def test_what_one_byte_explains_is_told(golden: GoldenFolder) -> None:
     result = run("recover", golden("5.3.3/crash-crc/before"), "--correct", "bit", *JSON).expect(1)
-    assert "--correct byte brings it back" in result.err
+    assert "--correct byte restores the original" in result.err
 
 
 @given(body=st.binary(max_size=200), cluster=st.booleans(), wait=st.booleans(),

@@ -94,7 +94,7 @@ def test_one_turned_bit(tmp_path: Path, bit: int, keyed: bool) -> None:
     action, = checked(tmp_path, writer)
     assert action["action"] == "mend record"
     assert action["offset"] == put.physical
-    assert "without one turned bit" in action["reason"]
+    assert "(one flipped bit)" in action["reason"]
 
 
 @pytest.mark.parametrize(("number", "time"), sample(product(
@@ -103,8 +103,8 @@ def test_the_index_tells_it(tmp_path: Path, number: int, time: int) -> None:
     writer = filled()
     retimed(writer, number, time)
     action, = checked(tmp_path, writer, exact=False)
-    assert ("in the second that the index says" if number == 17 else
-            "as the header of its index file says") in action["reason"]
+    assert ("in the index entry's second" if number == 17 else
+            "from the header of its index file") in action["reason"]
     times = [put.time for put in writer.puts]
     if number == 17:
         times[number] = EPOCH + (times[number] - EPOCH) // 1000 * 1000
@@ -116,7 +116,7 @@ def test_the_checkpoint_tells_the_last_one(tmp_path: Path, time: int) -> None:
     writer = filled(keyed=False)
     retimed(writer, 29, time)
     action, = checked(tmp_path, writer)
-    assert "as the checkpoint says" in action["reason"]
+    assert "from the checkpoint" in action["reason"]
 
 
 @pytest.mark.parametrize("time", [0, -1, 946_684_800_001, EPOCH + 9 * YEAR + 12345])
@@ -277,21 +277,21 @@ def test_the_half_message_of_the_same_unique_key(tmp_path: Path, value: int, old
     writer = transactions(old=old)
     led_to(writer, 13, value)
     action, = checked(tmp_path, writer)
-    assert f"its own is at {writer.puts[4].physical}, by its unique key" in action["reason"]
+    assert f"corrected to {writer.puts[4].physical}, by its unique key" in action["reason"]
 
 
 def test_a_half_message_that_nothing_leads_to(tmp_path: Path) -> None:
     writer = transactions(old=False, keyed=False)
     led_to(writer, 13, 123_456_789)
     action, = checked(tmp_path, writer, exact=False)
-    assert "not known: set to 0" in action["reason"]
+    assert "original unknown, set to 0" in action["reason"]
 
 
 def test_a_message_that_ends_no_half_message(tmp_path: Path) -> None:
     writer = transactions(old=False)
     led_to(writer, 20, 123_456_789)
     action, = checked(tmp_path, writer)
-    assert "0, as in every message that ends none" in action["reason"]
+    assert "set to 0, as in every message that ends no transaction" in action["reason"]
 
 
 def test_several_fields_of_one_head(tmp_path: Path) -> None:

@@ -172,7 +172,7 @@ def test_the_only_message_of_a_topic(rmqctl: Run, tmp_path: Path) -> None:
     assert any("'re\\x00und': original unknown" in note for note in found.notes)
     done = rmqctl("recover", built.root, "--apply", "--yes", *JSON).expect(1)
     assert done.json()["left_damaged"] == ["commitlog"]
-    assert "topic that can be no folder" in done.err
+    assert "topic that cannot be a folder" in done.err
 
 
 def test_one_of_which_only_the_index_tells(tmp_path: Path) -> None:

@@ -190,7 +190,7 @@ def test_with_light_queues_offsets_are_in_another_file(tmp_path: Path, light: bo
 def test_a_group_that_committed_nothing_yet(tmp_path: Path) -> None:
     store = store_of(tmp_path)
     (store / "config" / "consumerOffset.json").unlink()
-    assert "name the topic" in reset(store, "--to", "latest").expect(6).err
+    assert "pass --topic" in reset(store, "--to", "latest").expect(6).err
     reset(store, "--to", "latest", "--topic", "pays", "--queue", "2", "--apply", *JSON).expect(0)
     assert table(store)["offsetTable"] == {"pays@billing": {"2": 10}}
 

@@ -93,7 +93,7 @@ def test_what_is_invisible_too_long_is_left(tmp_path: Path) -> None:
     root = built(tmp_path, waiting(check_point(0, 1, pt=9 * SOON), SOON), check_point(1, 1))
     plan = release(root)
     assert [row["queue_offset"] for row in plan["released"]] == [1]
-    assert "does not take it" in plan["left"][0]["reason"]
+    assert "rejects it" in plan["left"][0]["reason"]
 
 
 @pytest.mark.parametrize(("specs", "topic"), [

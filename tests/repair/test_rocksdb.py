@@ -169,7 +169,7 @@ def test_what_has_expired(golden_copy):
         ends = {key: queue.disk_end for key, queue in opened.queues.items()}
     said = run("expire", store, "--keep-bytes", "100KiB", "--apply", "-o", "json").expect(0)
     assert contents(store) == data
-    assert "stay in the data base" in said.err
+    assert "stay in the consume queue database" in said.err
     first = said.json()["min_phy_offset"]
     assert first == 98304
     with Store.open(store) as opened:

@@ -536,4 +536,4 @@ def test_a_frame_in_the_message_of_an_entry_behind_a_page_is_none(tmp_path: Path
             for one in rmqctl("read", root, "-o", "json").json()}
     assert read == {put.physical for put in writer.puts} - {hit.physical}
     told = rmqctl("recover", root, "--explain", str(behind)).out
-    assert "an entry leads to a message" in told
+    assert "an entry points to a message" in told

@@ -262,7 +262,7 @@ def test_recover_brings_runs_and_names_back(tmp_path: Path) -> None:
         (store / name).write_bytes(content)
     options = ("--index-slots", "8", "--index-max", "32", "-o", "json")
     plan = run("recover", store, *options, "--correct", "bit").expect(1)
-    assert "--correct byte brings it back" in plan.err
+    assert "--correct byte restores the original" in plan.err
     document_of = run("recover", store, *options, "--correct", "byte", "--apply",
                       "--yes").expect(0).json()
     actions = [action for action in document_of["actions"] if action["action"] == "correct"]

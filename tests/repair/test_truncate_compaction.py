@@ -60,7 +60,7 @@ def test_as_an_engine_serves_it(golden_copy: GoldenFolder, tmp_path: Path) -> No
     back_up(Source(str(root), ()), str(tmp_path / "backup"), lambda: 1_750_000_000_000, "1.0.0")
     made = restore(str(tmp_path / "backup"), str(tmp_path / "new"), offset=END)
     assert served(tmp_path / "new") == AS_SERVED
-    assert any("compaction came after the cut" in note for note in made.notes)
+    assert any("compaction ran after the cut" in note for note in made.notes)
     assert run("verify", tmp_path / "new", "-o", "json").expect(0).json()["ok"]
 
 

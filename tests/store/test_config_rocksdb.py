@@ -115,7 +115,7 @@ def test_recover_leaves_it_alone(golden_copy: GoldenFolder) -> None:
     found = run("verify", store, "-o", "json").expect(1).json()["findings"]
     assert "recover" in next(one["next"] for one in found if one["category"] == "body-crc")
     planned = run("recover", store, "--apply", "--yes", "-o", "json").expect(1)
-    assert "the configuration stays as it is" in planned.err
+    assert "the configuration is left as it is" in planned.err
     assert {path.name: path.read_bytes() for path in (store / "config/rdb").iterdir()} == before
     run("verify", store).expect(0)
     run("truncate", store, "--to-phy", "4997", "--apply", "--yes").expect(0)

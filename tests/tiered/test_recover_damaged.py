@@ -185,7 +185,7 @@ def test_a_wrong_store_time(copy, number, time):
     before = content(copy)
     plan = run(copy, "recover").json()
     assert [action["action"] for action in plan["actions"]] == ["mend records"]
-    assert "in the second that the index says" in plan["actions"][0]["reason"]
+    assert "in the index entry's second" in plan["actions"][0]["reason"]
     assert recovered(copy) == list(range(COUNT))
     assert content(copy) == whole
     cli.run("undo", copy / "tier", "--yes").expect(0)

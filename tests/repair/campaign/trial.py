@@ -40,7 +40,7 @@ _WITHOUT_ROWS = ("no rows", "nothing")
 _MADE = 40
 """How many stores there are of each kind that is made."""
 
-_REPEATED = "a queue offset that an earlier message of the queue has"
+_REPEATED = "a queue offset that an earlier message of the queue already has"
 """Of such messages the plan says that verify reports them."""
 
 
@@ -254,7 +254,7 @@ def _is_said(finding: Finding, plan: Plan, verdict: Verdict) -> bool:
     return any(start <= (finding.offset or 0) < end for start, end in verdict.unseen
                if finding.structure == "commitlog") or (
         finding.category == "file-size" and any(
-            "does not start on this store" in note for note in plan.notes)) or (
+            "would not start on this store" in note for note in plan.notes)) or (
         finding.category in ("cq-wrong-tag", "index-entry")
         and finding.structure in plan.left_damaged) or (
         finding.category == "message-fields" and any(_REPEATED in note for note in plan.notes))

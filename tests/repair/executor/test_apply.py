@@ -178,16 +178,16 @@ def test_patches_of_one_file_are_one(root):
 
 
 @pytest.mark.parametrize(("steps", "words"), [
-    ([Create(LOG, b"")], "is there already"),
-    ([Create(LOG + "/x", b"")], "is no folder"),
-    ([Replace("none", b"")], "is not there any more"),
-    ([Replace("consumequeue", b"")], "is no regular file"),
-    ([Patch("none", (Piece(0, 1),))], "is not there any more"),
-    ([MoveAside("none")], "is not there any more"),
-    ([MoveAside("abort"), MoveAside("abort")], "is not there any more"),
-    ([MakeFolder("abort")], "is there already"),
+    ([Create(LOG, b"")], "exists already"),
+    ([Create(LOG + "/x", b"")], "is not a folder"),
+    ([Replace("none", b"")], "does not exist any more"),
+    ([Replace("consumequeue", b"")], "is not a regular file"),
+    ([Patch("none", (Piece(0, 1),))], "does not exist any more"),
+    ([MoveAside("none")], "does not exist any more"),
+    ([MoveAside("abort"), MoveAside("abort")], "does not exist any more"),
+    ([MakeFolder("abort")], "exists already"),
     ([MoveAside("consumequeue/U"), Replace("consumequeue/U/0/00000000000000000000", b"")],
-     "is not there any more"),
+     "does not exist any more"),
     ([MoveAside("linked")], "is a link to a folder"),
 ])
 def test_a_store_that_is_not_as_the_plan_takes_it(root, steps, words):
@@ -355,7 +355,7 @@ def test_a_folder_that_is_a_mount_of_its_own(tmp_path, elsewhere):
     before = state(root)
     with (mock.patch("rmqctl.repair.executor.staging_dirs.reachable",
                      lambda one, other: one == other),
-          pytest.raises(RefusedError, match="is a mount of its own")):
+          pytest.raises(RefusedError, match="is a mount point")):
         apply(root, MoveAside("commitlog/00000000000000018000"))
     assert state(root) == before
 

@@ -167,7 +167,8 @@ def test_a_broker_ran_between_an_interruption_and_now(root):
     before = state(root)
     for _ in range(2):
         with pytest.raises(RefusedError, match=(
-                f"repair {id} was interrupted and cannot be completed: {LOG}: has other bytes")):
+                f"repair {id} was interrupted and cannot be completed: {LOG}: the bytes that the "
+                "repair wrote were changed")):
             samples.repair(root)
         assert state(root) == before
     with Repair(str(root), "undo", finish=False) as held:

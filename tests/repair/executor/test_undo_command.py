@@ -54,7 +54,7 @@ def test_what_was_put_aside_without_a_repair(root, rmqctl):
         kept = root / ".rmqctl" / rows[2]["id"] / "commitlog/0.at-7"
         assert kept.read_bytes() == b"torn"
         refused = rmqctl("undo", root, rows[2]["id"], "--yes").expect(6).err
-        assert "is no repair" in refused
+        assert "is not a repair" in refused
         assert str(root / ".rmqctl" / rows[2]["id"]) in refused
     assert rmqctl("undo", root, "--yes", "-o", "json").expect(0).json()["id"] == done.id
 
