@@ -176,7 +176,7 @@ def test_a_damaged_copy_of_the_source(store: Path, master: Path) -> None:
     shutil.copy(topics, f"{topics}.bak")
     topics.write_bytes(bytes(100))
     made = plan("config", "merge", store, "--from", master)
-    assert any("topics.json.bak is read instead" in note for note in made["notes"])
+    assert any("reading config/topics.json.bak instead" in note for note in made["notes"])
     Path(f"{topics}.bak").write_bytes(b"{")
     assert "no copy of it can be read" in run(
         "config", "merge", store, "--from", master).expect(6).err
@@ -200,7 +200,7 @@ def test_hostile_entries_are_left_out(store: Path, tmp_path: Path) -> None:
                                   "messageRequestModeMap": {"t": []}}))
     made = plan("config", "merge", store, "--from", source)
     assert [one["to"] for one in made["actions"]] == ["good"]
-    assert any("11 entries that no broker writes" in note for note in made["notes"])
+    assert any("11 invalid entries skipped" in note for note in made["notes"])
 
 
 def test_empty_tables_and_no_file(store: Path, master: Path, tmp_path: Path) -> None:
@@ -261,7 +261,7 @@ def test_a_topic_comes_back_from_its_messages(store: Path) -> None:
     with snapshot.assert_unchanged(store):
         made = plan(*words)
     assert made["actions"][0]["proof"]["queues_seen"] == 4
-    assert any("perm" in note and "not known" in note for note in made["notes"])
+    assert any("perm" in note and "unknown" in note for note in made["notes"])
     run(*words, *APPLY).expect(0)
     assert read(store, "topics.json")["topicConfigTable"][lacks] == topic(lacks)
     assert plan(*words)["actions"] == []

@@ -75,7 +75,7 @@ def test_those_of_another_broker(tmp_path: Path) -> None:
     assert "are beyond the end of their queue" in refused(store, saved({"orders@billing": far}))
     assert "no offset for any queue of the store" in refused(
         store, saved({"2": 7}))  # nothing was delayed
-    assert "has no position" in refused(store, saved({}), 2)
+    assert "contains no offsets" in refused(store, saved({}), 2)
     assert "where a whole number belongs" in refused(
         store, saved({"orders@billing": {"0": "x"}}), 2)
     source.write_text('{"offsetTable":{"orders@billing":{0:1')

@@ -81,7 +81,7 @@ def test_files_of_one_name(several: Path, tmp_path: Path) -> None:
     run(*words, tmp_path / "new").expect(0)
     assert {*os.listdir(tmp_path / "new/commitlog")} == files
     (several / "second" / name).write_bytes(b"x" * 1024)
-    assert "one name" in run(*words, tmp_path / "other").expect(6).err
+    assert "the same name" in run(*words, tmp_path / "other").expect(6).err
     assert not (tmp_path / "other").exists()
 
 

@@ -156,7 +156,8 @@ def test_the_larger_the_body_the_more_must_speak_for_it() -> None:
 
 def test_what_cannot_be_unpacked_is_not_believed() -> None:
     raw, record = record_of(b"marked, but not compressed", sys_flag=sysflag.COMPRESSED)
-    assert after(raw, "bit", (body_at(record) + 3, 4)) == "the corrected body cannot be decompressed"
+    assert after(raw, "bit", (body_at(record) + 3, 4)) == (
+        "the corrected body cannot be decompressed")
 
 
 def test_random_damage_is_explained_as_rarely_as_said() -> None:

@@ -67,7 +67,7 @@ def test_undone_it_is_damage_again(cut):
 def test_salvage_still_brings_it_back(cut):
     root, end = cut
     made = rmqctl("recover", root, "--correct", "off", "--apply", "-o", "json").expect(1).json()
-    assert any(f"ended the log at {end}" in note for note in made["notes"])
+    assert any(f"truncated the log at {end}" in note for note in made["notes"])
     assert rmqctl("verify", root, "-o", "json").expect(0).json()["coverage"]["messages"] == 274
 
 
@@ -87,7 +87,7 @@ def test_whole_files_of_it_come_back_with_undo(without_files):
     root, repair = without_files
     planned = rmqctl("recover", root, "-o", "json").json()
     assert planned["next"] == [f"rmqctl undo {root} {repair}"]
-    assert any("moved 3 whole files of the log aside" in note and planned["next"][0] in note
+    assert any("moved 3 complete files of the log aside" in note and planned["next"][0] in note
                for note in planned["notes"])
     rmqctl("undo", root, repair, "--yes").expect(0)
     planned = rmqctl("recover", root, "-o", "json").json()
@@ -102,7 +102,7 @@ def test_undo_is_not_advised_where_it_would_take_back_more(without_files):
     (root / "checkpoint").write_bytes(bytes(4096))
     planned = rmqctl("recover", root, "-o", "json").json()
     assert not planned["next"][0].startswith("rmqctl undo")
-    assert any(f"repair {repair} has moved 3 whole files" in note and "changed since" in note
+    assert any(f"repair {repair} moved 3 complete files" in note and "changed since" in note
                for note in planned["notes"])
 
 

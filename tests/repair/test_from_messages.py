@@ -419,7 +419,7 @@ def test_files_that_are_no_source(tmp_path: Path) -> None:
         "torn.jsonl": (6, lines.read_bytes()[:300], "none of its 1 message can be used"),
         "all.json": (3, b"[%s]" % lines.read_bytes().replace(b"\n", b","), "a single JSON list"),
         "all.csv": (3, run("read", store, "-o", "csv").out.encode(), "is CSV"),
-        "all.jsonl.gz": (3, gzip.compress(lines.read_bytes()), "packed with gzip"),
+        "all.jsonl.gz": (3, gzip.compress(lines.read_bytes()), "compressed with gzip"),
         "noise": (3, base64.b85encode(bytes(range(256))), "an unknown format"),
         "text.txt": (3, b"hello\n", "an unknown format"),
         "torn.parquet": (5, b"PAR1" + bytes(100), "cannot be read as Parquet"),

@@ -364,7 +364,7 @@ def test_a_source_that_is_held_is_read_to_a_fixed_end(golden: GoldenFolder,
     assert "holds it" not in recover(store, source).expect(0).err
     with held(source) as holder:
         result = recover(store, source, options=APPLY).expect(0)
-        assert f"process {holder.pid} holds it" in result.err
+        assert f"locked by process {holder.pid}" in result.err
     assert log_of(store) == whole
 
 
@@ -449,7 +449,7 @@ def test_a_torn_tail_goes_on_only_as_far_as_ours_knows(tmp_path: Path) -> None:
     store, source = ours.write(tmp_path / "ours"), other.write(tmp_path / "other")
     plan = recover(store, source, options=(*SIZES, *JSON)).expect(1)
     assert actions(plan.json(), "copy") == []
-    assert "contradicts it" in plan.err
+    assert "contradict it" in plan.err
     # The right one's comes back.
     right = filled().write(tmp_path / "right")
     recover(store, right, options=(*SIZES, *APPLY)).expect(0)
@@ -662,9 +662,9 @@ def test_sources_that_are_none(tmp_path: Path) -> None:
             (2, ("--from", str(linked)), "hard links"),
             (3, ("--from", str(tmp_path / "nowhere")), "not a store"),
             (3, ("--from", str(empty)), "no commitlog"),
-            (2, ("--from", str(log_files(store)[0])), "of the store itself"),
-            (2, ("--prefer", "ours"), "--prefer requires --from"),
-            (2, ("--from", str(other), "--prefer", str(store)), "one of the --from sources"),
+            (2, ("--from", str(log_files(store)[0])), "to the store itself"),
+            (2, ("--prefer", "ours"), "--prefer goes with --from"),
+            (2, ("--from", str(other), "--prefer", str(store)), "given with --from"),
             (2, ("--from", str(other), "--only", "index"), "commitlog"),
             (2, ("--from", str(other), "--strategy", "broker"), "cannot be combined with --strategy broker")):
         with snapshot.assert_unchanged(store, other):

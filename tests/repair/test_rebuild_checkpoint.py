@@ -90,7 +90,8 @@ def test_a_page_of_another_length_keeps_its_values(tmp_path):
     for data in (layout.build(right)[:40], layout.build(right)[:-1], layout.build(right) + b"x",
                  layout.build(right)[:-1] + b"x"):
         (tmp_path / "checkpoint").write_bytes(data)
-        assert after(tmp_path) == (right, "checkpoint is not a 4096-byte page with zeros after its fields")
+        assert after(tmp_path) == (
+            right, "checkpoint is not a 4096-byte page with zeros after its fields")
 
 
 def test_an_empty_log_needs_none_and_a_folder_goes_aside(tmp_path):

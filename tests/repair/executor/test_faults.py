@@ -69,8 +69,8 @@ def test_an_error_after_the_commit_says_how_to_go_on(folder):
     id = pending(str(root))  # noqa: A001
     assert id
     assert str(caught.value).endswith(
-        f"no space left on the device (ENOSPC); repair {id} is not finished: nothing is lost, "
-        f"running the command again completes it, and `rmqctl undo {root} {id}` takes it back")
+        f"no space left on the device (ENOSPC); repair {id} is not finished, but nothing is lost: "
+        f"run the command again to complete it, or `rmqctl undo {root} {id}` to revert it")
     with Repair(str(root), "truncate") as held:
         assert held.finished is not None
         assert (held.finished.id, held.finished.steps) == (id, 13)
