@@ -198,8 +198,8 @@ class _Mender:
         # What is not known any more.
         if fresh and of_backup is None and export is None:
             self.made.notes.append(
-                f"{file.main.path}: the content after byte {length} is unknown, and there is no "
-                "usable backup")
+                f"{file.main.path}: the content after byte {length} is unknown, and no usable "
+                "backup exists")
         elif kind.shape == "numbers" and only_old:
             self.made.notes.append(
                 f"{file.main.path}: offsets of {kind.counted(len(only_old))} are from the "
