@@ -147,7 +147,7 @@ class Engine(Putting):
         With ``flush=sync`` the messages of a group share one fsync, and their results come
         after it. Memory is bounded by one group: 1024 messages, or 1 MiB of bodies and one message.
         """
-        malloc_tuning.keep_freed_memory()  # each group's records and bodies lie in the same pages
+        malloc_tuning.keep_freed_memory()  # each group's records and bodies are in the same pages
         group: list[Message] = []
         size = 0
         for message in messages:
@@ -155,7 +155,7 @@ class Engine(Putting):
             if type(message) is OutgoingBatch:
                 size += sum([len(item.body) for item in message.messages])
             else:
-                size += len(message.body)  # type: ignore[union-attr]  # what has one is no batch
+                size += len(message.body)  # type: ignore[union-attr]  # a batch has none
             if size >= GROUP_BYTES or len(group) >= GROUP_MESSAGES:
                 yield from self.put_many(group)
                 group, size = [], 0

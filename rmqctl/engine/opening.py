@@ -86,7 +86,7 @@ def examine(store: Store, version: BrokerVersion) -> LogState:
     recovered = recover_log(store, version)
     # A broker takes a record that says another physical offset than its own; here that is damage.
     damaged = min([*recovered.misplaced, recovered.end])
-    # What lies beyond it must be nothing but leftovers of a write.
+    # What is beyond it must be nothing but leftovers of a write.
     cut = store.cut_off is not None and store.cut_off.end == damaged
     intact = None if cut else _intact_behind(store, damaged)
     if intact is not None:
@@ -347,7 +347,7 @@ def clear_torn_tail(store: Store, end: int, aside: AsideFolder, *, cut_off: bool
         publish(store.path(NOTE), note, store=store.root)
     fd = open_file(file.path, os.O_RDWR)
     try:
-        # The last block first: its head keeps what lies in a torn record from passing for records
+        # The last block first: its head keeps what is in a torn record from passing for records
         # if this is killed halfway.
         for start in reversed(starts):
             write_all(fd, bytes(min(_BLOCK, used - start)), start, file.path)

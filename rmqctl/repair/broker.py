@@ -126,7 +126,7 @@ def _dropped(store: Store, predicted: Prediction) -> Dropped:
     places = places_of(((one.physical_offset, one.size) for one in predicted.lost_first),
                        store.log.raw_at)
     lost = predicted.account
-    # A start that cuts nothing keeps the entries, but committed offsets prove nothing behind it.
+    # A start that cuts nothing keeps the entries, but committed offsets prove nothing after it.
     gone = lost.by_offsets if predicted.start_is_harmless else lost.known
     return Dropped(lost.cut_for_sure + gone, lost.cut - lost.cut_for_sure, places)
 
@@ -191,7 +191,7 @@ class _Derived:
             for folder in self._folders(change):
                 compared.add(folder)
                 queues += self._compare(folder)
-        # In what was compared, a file that goes away may have been made anew.
+        # In what was compared, a file that goes away may have been rebuilt.
         queues += [MoveAside(path) for path in self._made.doomed
                    if path.startswith(_QUEUES) and os.path.dirname(path) not in compared]
         if self._indexes:

@@ -115,7 +115,7 @@ def checkpoint_steps(root: str, facts: LogFacts, generation: int, *,
     complete index, which a broker would discard after the checkpoint's index time. StoreIOError
     when the file cannot be read.
     """
-    # The page as it is; one that is no file or too short counts as zeros.
+    # The page as it is; one that is not a file or too short counts as zeros.
     path = os.path.join(root, NAME)
     kind = kind_of(root, path)
     is_file, strange = kind == "file", kind in ("folder", "other")
@@ -159,7 +159,7 @@ def checkpoint_steps(root: str, facts: LogFacts, generation: int, *,
 def _right(old: CheckpointRecord, facts: LogFacts, generation: int, *,
            fresh: bool) -> tuple[CheckpointRecord, str]:
     """Return (the fields as they should be, what was wrong with them; empty if nothing)."""
-    # Times: no later than what they stand for.
+    # Times: not later than what they represent.
     limits = {"physic_msg_timestamp": max(0, facts.newest),
               "logics_msg_timestamp": max(0, min(facts.logics, facts.newest)),
               "index_msg_timestamp": max(0, min(facts.index, facts.newest))}

@@ -175,7 +175,7 @@ class Puts(Changes):
             writer.wants, least = None, dict(writer.first)
             for each in derived:
                 writer.add(each, lmq=self.settings.multi_dispatch)
-            writer.first = least  # noted once somebody has asked for it
+            writer.first = least  # noted once it was asked for
         except FormatError as error:
             raise RefusedError(f"{self.store.root}: {error}: cannot add entries to consume queues "
                                "that are partly unreadable") from None

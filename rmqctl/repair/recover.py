@@ -585,7 +585,7 @@ class _Planner:
         self._notes += rebuilt.notes
         self._unplaceable = rebuilt.unplaceable
         foreign: Planned = [], []
-        # Last, what is none of the store's.
+        # Last, what does not belong to the store.
         if self._options.topic is None:
             for name, some in ((CONSUMEQUEUE, foreign_queue_entries(self._store, self._generation)),
                                (INDEX, foreign_index_entries(self._store))):

@@ -157,7 +157,7 @@ class ConfigTable:
     def changed(self, table: dict[str, Any]) -> dict[str, Any]:
         """Return the whole of the file with another table, as the next version."""
         value = {**self._value, VERSION: self._next_version(), self.table_name: table}
-        # A bean's properties stand in alphabetical order.
+        # A bean's properties are in alphabetical order.
         return value if self._value else dict(sorted(value.items()))
 
     def _text(self, name: str, entry: Any) -> fastjson.Ready:

@@ -83,7 +83,7 @@ class BatchQueues(QueueSet[BatchedQueue, BatchQueue]):
             last = rows[-1] if len(rows) else last
             if len(rows) * UNIT_SIZE < self._file_size:
                 break
-        # Rows that lead behind the log's end are cut off, over as many files as it takes.
+        # Rows that point after the log's end are cut off, over as many files as it takes.
         stale = position or 0
         if self._log_end is not None and last is not None and (
                 int(last["physical_offset"]) >= self._log_end):

@@ -145,7 +145,7 @@ class ConsumeQueues(QueueSet[PlainQueue, FileQueue]):
             return
         if not on_disk.files:
             return
-        # Rows that lead behind the log's end are cut off.
+        # Rows that point after the log's end are cut off.
         end = stale = on_disk.written
         has_rows = True
         if self._log_end is not None and on_disk.max_physical(end) > self._log_end:
@@ -207,7 +207,7 @@ class ConsumeQueues(QueueSet[PlainQueue, FileQueue]):
         """The put algorithm for rows ``[start, stop)`` with consecutive queue offsets."""
         files = queue.files
         while start < stop:
-            # What was dispatched before is passed over, by the place of its record.
+            # What was dispatched before is skipped, by the place of its record.
             if run.end[start] <= queue.max_physic:
                 start += int(np.searchsorted(run.end[start:stop], queue.max_physic, "right"))
                 continue
@@ -235,7 +235,7 @@ class ConsumeQueues(QueueSet[PlainQueue, FileQueue]):
                 upto = stop if current == 0 else start + 1
             elif expected < current:
                 there = min(stop - start, layout.queue_offset(current - expected))
-                # The offsets of a light queue may begin anew with each start of the broker.
+                # The offsets of a light queue may start again with each start of the broker.
                 if not queue.key[0].startswith(LMQ_PREFIX):
                     self.repeated += there
                 start += there

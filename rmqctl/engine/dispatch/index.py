@@ -212,7 +212,7 @@ class IndexFile:
         # ... and the first of a slot to what the slot held.
         used = slot[first]
         old = self._table[used].astype(np.int64)
-        # Each was put when the file had as many entries as stand before it.
+        # Each was put when the file had as many entries as are before it.
         old[(old <= 0) | (old > place[first] + count)] = 0
         linked[first] = old
         entries["previous"][place] = linked

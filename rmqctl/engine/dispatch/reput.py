@@ -230,7 +230,7 @@ class Dispatcher:
             if len(batched):
                 self._put_batches(derived, topic, batched)
             self.unplaceable += int(np.count_nonzero(rowed & (kinds == _NOWHERE)))
-        # Plain rows; where there are extension units, an address stands for the tags code.
+        # Plain rows; where there are extension units, an address represents the tags code.
         rows = Rows(self._numbers.encode(topic[which], derived.queue_id[which]),
                     derived.queue_offset[which], derived.physical[which], derived.size[which],
                     tags[which])

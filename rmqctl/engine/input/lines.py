@@ -157,7 +157,7 @@ def open_lines(path: str | None, *, limit: int = MAX_LINE) -> Iterator[LineReade
         if sys.stdin is None:
             # Descriptor 0 may be a file of the store by now.
             raise StoreIOError(f"cannot read {STANDARD_INPUT}: it is closed")
-        with suppress(OSError):  # a larger pipe, fewer and larger groups; a file is none
+        with suppress(OSError):  # a larger pipe, fewer and larger groups; a file is not a pipe
             fcntl.fcntl(0, fcntl.F_SETPIPE_SZ, READ_SIZE)
         yield LineReader(0, limit=limit)
         return

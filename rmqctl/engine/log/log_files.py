@@ -421,7 +421,7 @@ class FileAllocator:
                 outcome = self._make(base)
             except RmqctlError as error:
                 outcome = error
-            except Exception as error:  # noqa: BLE001  # whoever waits must get an answer
+            except Exception as error:  # noqa: BLE001  # a waiting caller must get an answer
                 outcome = InternalError(f"cannot create the log file at {base}: {error!r}")
             with self._change:
                 self._wanted.remove(base)

@@ -178,7 +178,7 @@ class Preparer:
                 values = [pairs[name] for pairs in properties]
                 fits = fits and "" not in values
             columns += (values, repeat(part))
-        # Not what was planned for: an empty value, a separator in one, or what is no text.
+        # Not what was planned for: an empty value, a separator in one, or what is not text.
         try:
             texts = list(map("".join, zip(*columns, strict=False))) if fits else []
         except TypeError:

@@ -130,7 +130,7 @@ def _to_database(files: Mapping[str, ConfigFile], to: ConfigLayout, changes: Cha
         source = ", ".join(files[name].main.path for name in names)
         made = new_database(to, folder, {name: files[name].value or {} for name in names}, scratch)
         changes.steps += made[:-1]
-        # That without which it is none tells what it holds.
+        # The file that makes it a database has the action.
         changes.act(made[-1], "restore", None, entries, f"a database with the entries of {source}",
                     "entry")
 

@@ -170,7 +170,7 @@ class _Job:
     # -- one source -------------------------------------------------------------------------------
 
     def _from(self, source: Source) -> None:
-        # Compare both logs; a log of another group is no source.
+        # Compare both logs; a log of another group is not a source.
         other = source.store
         assert other is not None
         committed = committed_index(other)
@@ -241,7 +241,7 @@ class _Job:
         for number in range(run.first, run.last + 1):
             place = source.log.locate(at)
             head = None if place is None else whole_entry(*place)
-            if head is None and place is not None:  # behind the end mark
+            if head is None and place is not None:  # after the end mark
                 at = place[0].base + place[0].size
                 place = source.log.locate(at)
                 head = None if place is None else whole_entry(*place)

@@ -326,7 +326,7 @@ class StepApplier(StepStates):
             return
         undone, staged = self._in_dir(record, record.undone), self._in_dir(record, record.staged)
         # A second name of either is left by a power failure; without one, a file that is there
-        # though ours was never put in place, or was taken back already, is somebody else's.
+        # though ours was never put in place, or was undone already, belongs to another writer.
         for other in (staged, undone):
             if os.path.lexists(other) and not self._same_files(path, other):
                 return
@@ -338,7 +338,7 @@ class StepApplier(StepStates):
         if old is None or (self._has_both_names(path, backup) and (
                 current is None or current.inode == old.inode
                 or not self._is_new(record, current))):
-            return  # never done, or taken back already
+            return  # never done, or undone already
         if current is not None:
             if record.kind == "move" and not force:
                 raise self._changed(record, "was created again")

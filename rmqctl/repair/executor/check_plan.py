@@ -72,7 +72,7 @@ class _Picture:
         if follow and is_alias(root, os.path.join(root, target)):
             raise RefusedError(f"{target}: is a link to another file of the store")
         if follow and os.path.islink(os.path.join(root, target)):
-            # It may lead anywhere, to what is none of the store's.
+            # It may lead anywhere, outside of the store.
             raise RefusedError(f"{target}: is a link to {real_path(root, target, follow=True)}, "
                                "and rmqctl does not write through links: replace it with the file "
                                "itself")

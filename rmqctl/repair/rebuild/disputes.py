@@ -166,7 +166,7 @@ def _judge_tags(found: Disputes, code: int, record: Record, *, common: bool) -> 
 
     try:
         own = code_of(record.properties)
-    except ValueError:  # a level of delay that is no number
+    except ValueError:  # a level of delay that is not a number
         return
     changes = list(single_changes(record, (props.TAGS,), fits))
     if not changes:
@@ -211,7 +211,7 @@ def _keys(store: Store, rebuilt: Rebuilt) -> dict[int, _Entries]:
         else:
             odd = np.union1d(odd, here)
             readable.append(index.source.name)
-    # All entries of these places that stand in order and in their chain; one file may end between
+    # All entries of these places that are in order and in their chain; one file may end between
     # those of a message.
     found: dict[int, _Entries] = {}
     for index in _indexes(store) if len(odd) else ():

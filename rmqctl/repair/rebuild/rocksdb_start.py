@@ -69,7 +69,7 @@ def _made(store: Store, present: RocksQueues | None, predicted: Prediction, rule
                 for batch in dispatched(log, part, rules):
                     writer.add(deriver.derive(batch), lmq=settings.multi_dispatch)
 
-        # What is noted; the first entry of a queue only once somebody has asked for it.
+        # What is noted; the first entry of a queue only once it was asked for.
         writer.first, writer.end = least, noted.checkpoint
         writer.last = {key: PositionRecord(place, end - 1)
                        for key, (end, place) in noted.queues.items() if end}

@@ -63,7 +63,7 @@ def agrees(ours: bytes, theirs: bytes, head: int = 0) -> bool | None:
             (here != there)[crc.stop + _APART:] & _zeroed(here)[crc.stop + _APART:]).any() and (
             here[crc.stop:crc.stop + _APART] == there[crc.stop:crc.stop + _APART]).all():
         return False
-    # A few turned bits, or one run of damage, explain another CRC; more do not.
+    # A few flipped bits, or one run of damage, explain another CRC; more do not.
     if int(np.unpackbits(here[places] ^ there[places]).sum()) <= _MOST_BITS:
         return True
     if len(_runs(places)) == 1 and places[0] < crc.stop and (

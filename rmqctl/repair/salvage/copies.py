@@ -359,7 +359,7 @@ def _near(source: Source, ranges: Sequence[Range], parts: Sequence[LogPart]) -> 
             why = (f"{away // size} files would be missing between this store's log and physical "
                    f"offset {item.start}, so that is probably not part of it")
             continue
-        # A record lies in one file: where ours end the source's must end, too.
+        # A record is in one file: where ours end the source's must end, too.
         first = parts[0].base - (parts[0].base - item.start - 1) // size * size
         border = next((border for border in range(first, item.end, size)
                        if (file := source.log.file_of(border)) is None

@@ -184,7 +184,7 @@ def _whole(raw: bytes, position: int, after: bytes, record: Record,
     return None if result is None or (sealed and not append_crc.verify(changed)) else result
 
 
-# -- what stands there in any case ----------------------------------------------------------------
+# -- what is there in any case ---------------------------------------------------------------------
 
 
 def _is_sealed(raw: bytes) -> bool:

@@ -100,11 +100,11 @@ def marked(record: Record, sealed: bool,
     no byte is taken from an intact body, but that it may be compressed. ``sealed``: the store's
     records end with an appended CRC.
     """
-    # A body that says it is compressed, and is not, is none.
+    # A body that is marked compressed, and is not, is invalid.
     flags = record.sys_flag
     if unpacks(record) is False:
         flags &= ~(sysflag.COMPRESSED | sysflag.COMPRESSION_MASK)
-    # The properties that are sound, and the room that is left for them.
+    # The properties that are intact, and the room that is left for them.
     text, body = record.properties, record.body
     own = text[:-append_crc.SIZE] if sealed and append_crc.stored(text) is not None else text
     sealed = sealed and (own is not text or bool(props.fault(text)))

@@ -205,7 +205,7 @@ class Filling:
                 yield from self._fillers(position, gap)
             # Store times never go back: the next recovery would take such a one for damage.
             self.time = max(self.time, item.time or self.time)
-            # Behind it: it takes what no record fits into.
+            # After it: it takes what no record fits into.
             end = item.physical + item.size
             follows = (span.items[number + 1].physical or 0) if number + 1 < len(
                 span.items) else span.end

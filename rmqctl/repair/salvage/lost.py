@@ -128,7 +128,7 @@ class Collector:
                 rows_here = rows_here[:1]
             bounds = [holes_with(self._holes, row.key, row.queue_offset) for row in rows_here]
             filler = Filler(tuple(Row(*row.key, row.queue_offset) for row in rows_here), batch)
-            # The message may lie between the nearest known ones of all its queues.
+            # The message may be between the nearest known ones of all its queues.
             self.known.filled.append(FilledMessage(
                 filler, physical, size, "consumequeue",
                 max((hole.low for hole in bounds if hole), default=-1),
@@ -164,7 +164,7 @@ class Collector:
                 foreign = is_foreign_place(said, start, self._parts[region.file].size) or (
                     said != start and is_displaced(self._parts, start, said, size))
                 if foreign and record.crc_ok and not self._rows_of(record, start, foreign):
-                    continue  # a whole record of an earlier life of the file, or from elsewhere
+                    continue  # a whole record of an earlier use of the file, or from elsewhere
                 if not sysflag.has_consume_queue_row(record.sys_flag):
                     self.known.without_row.append((start, size, record))
                     continue
@@ -251,7 +251,7 @@ class Collector:
                        max(0, bisect_right(self._starts, low) - 1):
                        bisect_right(self._starts, high)])
 
-    # -- what lies there --------------------------------------------------------------------------
+    # -- what is there -----------------------------------------------------------------------------
 
     def _region(self, physical: int) -> Region | None:
         number = bisect_right(self._starts, physical) - 1

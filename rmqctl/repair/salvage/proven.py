@@ -47,7 +47,7 @@ class Proven:
 def proven_part(parts: Sequence[LogPart], source: Source, found: Comparison,
                 stretch: Stretch) -> Proven | str:
     """Return how much of a stretch is proven; why none is."""
-    # What is equal right before it and right behind it, with nothing that differs between.
+    # What is equal right before it and right after it, with nothing that differs between.
     left = found.equal.before(stretch.start) if stretch.start else None
     right = found.equal.behind(stretch.end) if stretch.end < ENDLESS else None
     parted_left = left is not None and found.conflicts.has_any(left.end, stretch.start)
@@ -66,7 +66,7 @@ def proven_part(parts: Sequence[LogPart], source: Source, found: Comparison,
                       f"the messages at {before} and {after} are equal{told}")
     _displaced(parts, source, stretch)
     told = _told(stretch)
-    # Only one side: the logs may part behind the last of ours that agrees.
+    # Only one side: the logs may diverge after the last of ours that agrees.
     if before is not None:
         contradicted = [place for place, _ in against if place >= stretch.agreed_end]
         end = _far(parts, source, found, stretch, left.end if left else start)

@@ -188,7 +188,7 @@ class _Job:
         restored = 0
         looked_elsewhere = False
         survey = self._survey(parts)
-        # Whole records that are none of this log's messages, or may be none.
+        # Complete records that are not, or may not be, messages of this log.
         stale, beside = stale_records(parts, survey)
         if self.condemned.add(stale, STALE):
             survey = self._survey(parts)
@@ -292,7 +292,8 @@ class _Job:
         self.copied, survey = copier.run(parts, survey, self.sources)
         self.notes += self.copied.notes
         self.actions += self.copied.actions
-        # The source proves what is copied, also behind bytes which it has not: it is no body there.
+        # The source proves what is copied, also after bytes that it lacks: there it is not part of
+        # a body.
         copied = Ranges()
         for start, end in sorted(self.copied.places):
             copied.put(Range(start, end))
@@ -457,7 +458,7 @@ class _Job:
     def _made(self, parts: Sequence[LogPart], survey: Survey,
               fillings: Sequence[tuple[Region, Filling]], known: KnownLosses, evidence: Evidence,
               restored: int) -> Salvage:
-        # Missing files by column, unless one blank record is to stand for them.
+        # Missing files by column, unless one blank record is to represent them.
         pieces: dict[int, list[Piece]] = {}
         files = Files(self.store, self.scratch, self.actions, self.copied.files)
         bulks = {start: bulk for start, bulk in known.bulks.items() if not any(

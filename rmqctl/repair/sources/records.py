@@ -189,7 +189,7 @@ class LaidOut:
         reach = np.maximum.accumulate(end) if len(end) else end
         against = np.zeros(len(rows), bool)
         against[1:] = rows["offset"][1:] < reach[:-1]
-        # Whoever is overlapped is as doubtful as whoever overlaps.
+        # An overlapped record is as doubtful as the overlapping one.
         against[:-1] |= against[1:]
         for place, length in zip(rows["offset"][against].tolist(),
                                  rows["size"][against].tolist(), strict=True):

@@ -201,7 +201,7 @@ def _led_back(index: IndexFile, count: int) -> tuple[Array, int]:
     entries = min(header.entries, max(shape.capacity, 0))
     freed = 0
     table[table > shape.capacity] = 0
-    # A writer that died may have left entries and slots behind what its header counts.
+    # A writer that died may have left entries and slots after what its header counts.
     for first, page in _pages(index, max(entries, int(table.max(initial=0)))):
         if first + len(page) <= count + 1:
             break
@@ -213,7 +213,7 @@ def _led_back(index: IndexFile, count: int) -> tuple[Array, int]:
             place = table[over] - low
             linked = np.where(place < len(previous), previous[np.minimum(place, len(previous) - 1)],
                               0)
-            # A sound link leads to an older entry; anything else ends the chain.
+            # An intact link leads to an older entry; anything else ends the chain.
             table[over] = np.where((linked > 0) & (linked < table[over]), linked, 0)
             over = over[table[over] >= low]
     if header.hash_slot_count == header.entries:

@@ -71,7 +71,7 @@ def _cut_log(cut: Changes, store: Store, files: list[StoreFile], end: int) -> No
 
 
 def _cut_wheel(cut: Changes, store: Store, files: list[StoreFile], end: int) -> None:
-    # The slots that lead to units which are cut.
+    # The slots that point to units which are cut.
     path = store.path("timerwheel")
     if not os.path.lexists(path):
         return
@@ -116,7 +116,7 @@ def _lead_back(last: Array, count: Array, touched: Array, base: int, units: Arra
         inside = (rest == 0) & (unit < len(units))
         unit = np.where(inside, unit, 0)
         inside &= sound[unit]
-        # A sound link leads to an older unit; anything else ends the chain.
+        # An intact link leads to an older unit; anything else ends the chain.
         linked = np.where(inside & (previous[unit] < last[over]), previous[unit], -1)
         count[over] -= np.where(inside, np.where(deletes[unit], -1, 1), 0)
         last[over] = linked

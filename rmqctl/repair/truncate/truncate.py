@@ -232,7 +232,7 @@ def border(store: Store, to: int) -> Border:
     if below != to:
         raise RefusedError(f"physical offset {to} is not a boundary between records: the previous "
                            f"one is {below}, the next one {above}")
-    # The last record before it may lie in an earlier file.
+    # The last record before it may be in an earlier file.
     while last is None and number > 0:
         number -= 1
         source = log.source(number)
@@ -305,7 +305,7 @@ def cut_log(store: Store, to: int) -> Planned:
     return [*reversed(moved), *wiped], actions
 
 
-# -- the messages behind the cut: what is lost, and who should know -------------------------------
+# -- the messages after the cut: what is lost, and who should know ---------------------------------
 
 
 @dataclass(slots=True)

@@ -87,7 +87,7 @@ def _mend(known: _Known, fault: HeaderFault) -> None:
     raw = stored if corrected == record else (
         None if corrected is None else unless_crc_differs(build(corrected)))
     if raw is None or corrected is None:
-        # An appended CRC that contradicts it, or nothing that could stand there: a filler.
+        # An appended CRC that contradicts it, or nothing that could be there: a filler.
         if any(name in (*rules.UNDECODABLE, rules.NUMBER) for name in fault.categories):
             records.rejected.add(fault.offset)
             return

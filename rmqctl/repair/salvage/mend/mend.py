@@ -224,7 +224,7 @@ class _Round:
 
     def run(self) -> Mending:
         # In damaged regions: wherever a row or the log itself says that a record starts. What a
-        # frame says of itself does not count: it may lie in a body.
+        # frame says of itself does not count: it may be in a body.
         rows: dict[int, list[FoundRow]] = {}
         for row in self._evidence.rows:
             rows.setdefault(row.physical, []).append(row)
@@ -273,7 +273,7 @@ class _Round:
         """Return the size of the record at ``start``, if it is whole or could be mended; else 0."""
         position = start - source.base
         part = self._parts[region.file]
-        # A message leaves room for the blank behind it: one beyond that was never put.
+        # A message leaves space for the blank after it: one beyond that was never put.
         room = min(region.end, part.end - BLANK_SIZE) - start
         sizes = {row.size for row in rows if MIN_SIZE <= row.size <= room}
         head = source.read(position, max(0, min(room, 1 << 16)))
@@ -295,7 +295,7 @@ class _Round:
                 continue
             record = record if topic is None else replace(record, topic=topic.topic)
             said = field_of(head, "physical_offset")
-            # A place that this log has not reached is no other record's of it.
+            # A place that this log has not reached cannot be of another record.
             displaced = said != start and is_displaced(self._parts, start, said, len(candidate))
             # Nor is one that its own entry leads to, or that its neighbours are as far from.
             if said != start and not rows and (self._is_led_elsewhere(record, said) or (

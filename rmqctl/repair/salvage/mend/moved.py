@@ -145,7 +145,7 @@ def _fitting(parts: Sequence[LogPart], stretches: Sequence[Stretch], swaps: Sequ
                         sound[-1] = sound[-1][0], high
                     else:
                         sound.append((low, high))
-    # A swap fits if both of its pages lie in that.
+    # A swap fits if both of its pages are in that.
     begins = np.array([low for low, _ in sound], np.int64)
 
     def fits(page: int, size: int) -> bool:

@@ -90,7 +90,7 @@ def proved_time(stored: int, between: Between, exact: Iterable[tuple[int, str]],
     for time, by in exact:
         if between.allows(time) and (time in turned or not may_be):
             return time, f"{said}: corrected to {time_text(time)}, from {by}"
-    # One turned bit: between neighbours on both sides, or in the index's second.
+    # One flipped bit: between neighbours on both sides, or in the index's second.
     seconds = [Between(max(between.low, key.time), min(between.high, key.time + _SECOND - 1))
                for key in keys if between.meets(key)]
     if seconds:
