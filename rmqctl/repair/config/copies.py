@@ -20,9 +20,9 @@ from rmqctl.store.store import Store
 
 _KINDS = {
     "topics": "", "groups": "", "filters": "", "orders": "", "mappings": "", "modes": "",
-    "offsets": "messages consumed since then are delivered again",
-    "lmq-offsets": "messages consumed since then are delivered again",
-    "delay": "messages delivered since then are delivered again",
+    "offsets": "later messages are delivered again",
+    "lmq-offsets": "later messages are delivered again",
+    "delay": "later messages are delivered again",
 }
 """Kinds of files that are taken, and what it means that a source's are older."""
 
@@ -79,7 +79,7 @@ def why(name: str, ours: ConfigFile) -> str:
     state = "missing" if ours.main.state == MISSING else (
         "empty" if ours.main.state == EMPTY else "unreadable")
     older = _KINDS[ours.kind]
-    return f"{state}, and no usable backup; copied from {name}" + (f": {older}" if older else "")
+    return f"{state}, no usable backup; from {name}" + (f": {older}" if older else "")
 
 
 def _proof(source: Source, theirs: ConfigFile) -> dict[str, Any]:

@@ -401,9 +401,8 @@ def warnings(cut: MessagesBehind, progress: ConsumerProgress, next_offsets: dict
     # Delays, transactions and timers, which lose more than messages.
     topics = cut.by_topic
     if topics[SCHEDULE_TOPIC]:
-        said.append(f"{SCHEDULE_TOPIC}: {cut.pending_delay} of "
-                    f"{plural(topics[SCHEDULE_TOPIC], 'removed delayed message')} were not yet "
-                    "delivered and never will be")
+        said.append(f"{SCHEDULE_TOPIC}: {plural(topics[SCHEDULE_TOPIC], 'delayed message')} "
+                    f"removed, of which {cut.pending_delay} will never be delivered")
     if cut.delivered_delay:
         said.append(f"{plural(cut.delivered_delay, 'message')} that the delay service had "
                     "delivered: if only the delivered copy is removed, it is not delivered again")

@@ -118,14 +118,14 @@ class Flags:
         said = f"system flags {stored & 0xFFFFFFFF:#x} are damaged"
         if len(packed) == len(style) == 1:
             flags = hosts | transaction | packed.pop() | style.pop()
-            return _told(raw, flags, f"{said}: {flags:#x} is the only value that fits the hosts, "
-                         "the transaction, the body and the other messages of the log", whole=True)
+            return _told(raw, flags, f"{said}: only {flags:#x} fits hosts, transaction, body and "
+                         "the other messages", whole=True)
         flags = stored & ~sysflag.KNOWN | hosts | transaction | _nearest(
             stored & _PACKED, packed) | _nearest(stored & _STYLE, style)
         if not flags & ~sysflag.KNOWN or flags == stored:
             return None
-        return _told(raw, flags, f"{said}: hosts and transaction are restored, the other flags "
-                     "are unknown and stay marked as damaged", whole=False)
+        return _told(raw, flags, f"{said}: hosts and transaction restored; the others are unknown "
+                     "and stay damaged", whole=False)
 
     # -- the parts of the flags -------------------------------------------------------------------
 
