@@ -166,7 +166,7 @@ def test_two_files_of_one_name(tmp_path):
 
 def test_a_first_file_of_the_wrong_length_is_not_touched(tmp_path):
     (tmp_path / f"{0:020d}").write_bytes(b"a" * 100)
-    with pytest.raises(RefusedError, match="100 bytes long"):
+    with pytest.raises(RefusedError, match="has 100 bytes, not"):
         open_log(tmp_path, 50)
     assert (tmp_path / f"{0:020d}").read_bytes() == b"a" * 100
 

@@ -125,7 +125,7 @@ def test_the_backup_is_mentioned(store: Path, rmqctl: Runner) -> None:
         rmqctl("topic", "create", store, name).expect(0)
     (store / "config/topics.json").write_bytes(b"{")
     done = rmqctl("topic", "create", store, "three").expect(0)
-    assert "topics.json.bak is taken instead" in done.err
+    assert "reading config/topics.json.bak instead" in done.err
     assert set(json.loads((store / "config/topics.json").read_text())["topicConfigTable"]) == {
         "one", "three"}
     assert (store / ".rmqctl/kept/config/topics.json.1").read_bytes() == b"{"

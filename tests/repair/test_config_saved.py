@@ -82,7 +82,7 @@ def test_those_of_another_broker(tmp_path: Path) -> None:
     assert "may be incomplete" in refused(store, source, 2)
     # One of several: this queue has lost its end.
     found = plan(store, "--from", saved({"orders@billing": {"0": 1, "1": 2, "2": 10**6}}))
-    assert any("1 position lies beyond the end of the queue" in one for one in found["notes"])
+    assert any("1 offset is beyond the end of the queue" in one for one in found["notes"])
     run("recover", store, *SIZES, "--only", "index", "--from", source).expect(2)
 
 

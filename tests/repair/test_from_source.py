@@ -361,7 +361,7 @@ def test_a_source_that_is_held_is_read_to_a_fixed_end(golden: GoldenFolder,
     whole = log_of(store)
     source = snapshot.copy_tree(golden("5.3.3/basic/store"), tmp_path / "slave")
     middle_file_gone(store)
-    assert "holds it" not in recover(store, source).expect(0).err
+    assert "locked by" not in recover(store, source).expect(0).err
     with held(source) as holder:
         result = recover(store, source, options=APPLY).expect(0)
         assert f"locked by process {holder.pid}" in result.err

@@ -75,7 +75,7 @@ def test_four_zeros_and_back(rmqctl: Run, golden_copy: GoldenFolder, name: str, 
     action, = (one for one in done["actions"] if one["action"] == "mend record")
     assert action["proof"]["fields"] == ["topic"]
     topic = os.fsdecode(record.topic)
-    assert f"{topic}/{record.queue_id} lacks queue offset {record.queue_offset} just here" in (
+    assert f"{topic}/{record.queue_id} lacks queue offset {record.queue_offset} here" in (
         action["reason"])
     assert ("has its keys in the index" in action["reason"]) == (lost == "queues")
     assert "left_damaged" not in done
@@ -179,7 +179,8 @@ def test_one_of_which_only_the_index_tells(tmp_path: Path) -> None:
     """One turned bit makes the topic under which the index has its key."""
     built, found = torn(tmp_path, 4, b"sefund", lost="queues")
     action, = found.actions
-    assert action.reason == "topic 'sefund': refund has its keys in the index"
+    assert action.reason == (
+        "topic 'sefund': corrected to refund, which has its keys in the index")
     assert salvaging.records(found.parts)[built.messages[4].start] == built.messages[4].raw
 
 
@@ -233,7 +234,7 @@ def test_another_topic_that_is_known_stays(tmp_path: Path) -> None:
     """Without rows and index two such messages may have changed places: it is said."""
     _, found = torn(tmp_path, 5, b"bills1")
     assert (found.actions, found.wrong_topics) == ((), 1)
-    assert any("out of order, and orders/0 lacks queue offset 2 just here" in note
+    assert any("out of order, and orders/0 lacks queue offset 2 here" in note
                for note in found.notes)
 
 

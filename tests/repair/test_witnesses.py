@@ -33,7 +33,7 @@ def change(built: tiny.Tiny, physical: int, value: bytes) -> None:
     (15, 1, ["queue_id"], {"its consume queue entry", "the body's CRC", "the index"}),
     (27, 8, ["queue_offset"], {"its consume queue entry", "the body's CRC", "the index"}),
     (3, 4, ["total_size"], {"its consume queue entry", "the sum of its lengths",
-                            "the message behind it"}),
+                            "the message after it"}),
     (35, 16, ["physical_offset"], {"its consume queue entry", "the body's CRC"}),
     (11, 1, ["body_crc"], {"its consume queue entry", "the body's CRC except for one bit"}),
 ])
@@ -94,7 +94,7 @@ def test_pages_that_are_put_back(tmp_path: Path) -> None:
              if action["action"] == "put back"]
     assert moved
     for action in moved:
-        assert any("rows" in name for name in action["proof"]["witnesses"])
+        assert any("entries" in name for name in action["proof"]["witnesses"])
 
 
 def test_a_damaged_message_that_is_kept(tmp_path: Path) -> None:
