@@ -102,14 +102,14 @@ class _Expiring:
         try:
             metadata = load(path)
         except FormatError as error:
-            raise RefusedError(f"{path}: {error}; reserve times of topics are in it: "
-                               "`rmqctl tiered recover` makes it anew") from None
+            raise RefusedError(f"{path}: {error}; it contains the topics' reserve times: `rmqctl "
+                               "tiered recover` recreates it") from None
         if metadata is None and os.path.lexists(f"{path}.bak"):
-            raise RefusedError(f"{path} is missing, only its backup is there, which may have "
-                               "reserve times of topics: `rmqctl tiered recover` makes it anew")
+            raise RefusedError(f"{path} is missing, and its backup may contain reserve times of "
+                               "topics: `rmqctl tiered recover` recreates it")
         if metadata is None:
-            self._plan.notes.append(f"{path} is missing: no topic's reserve time is known, and "
-                               "`rmqctl tiered recover` makes it anew")
+            self._plan.notes.append(f"{path} is missing: reserve times of topics are unknown; "
+                                    "`rmqctl tiered recover` recreates it")
         return metadata
 
     def _entry(self, kind: str, path: str, base: int) -> meta.SegmentEntry | None:
@@ -124,7 +124,7 @@ class _Expiring:
         self._plan.steps.append(Replace(os.path.abspath(path), data))
         self._plan.actions.append(Action(
             "update", path, os.path.getsize(path), len(data),
-            f"without the entries of the files that go: {count}"))
+            f"entries of deleted files removed: {count}"))
 
     # -- queues -----------------------------------------------------------------------------------
 
@@ -192,8 +192,8 @@ class _Expiring:
             return False
         newest = _newest(queue, segment)
         if newest is None:
-            self._plan.notes.append(f"{queue.commit_log.reader.where(segment.path)}: no message in "
-                                    "it can be read, so it goes by the time of the file")
+            self._plan.notes.append(f"{queue.commit_log.reader.where(segment.path)}: no readable "
+                                    "message; using the file's modification time")
             newest = segment.mtime_ms
         return newest < limit
 
@@ -219,8 +219,8 @@ class _Expiring:
             except FormatError:
                 newest = None
             if newest is None:
-                self._plan.notes.append(f"{flat.reader.where(segment.path)}: is no index file that "
-                                        "can be read; it and those after it stay")
+                self._plan.notes.append(f"{flat.reader.where(segment.path)}: not a readable index "
+                                        "file; it and the files after it are kept")
                 return
             # No bytes: its name may be that of the next one.
             if not segment.size or newest >= limit:

@@ -146,7 +146,7 @@ class FlatFile:
                        if self.segments[n].base <= offset), None)
         segment = None if number is None else self.segments[number]
         if segment is None or number is None or offset >= segment.end or length <= 0:
-            raise FormatError(f"{length} bytes cannot be read from here",
+            raise FormatError(f"cannot read {length} bytes from here",
                               file=self.reader.where(self.folder), offset=offset)
         length += further
         data = self.reader.read(segment.path, offset - segment.base,
@@ -277,14 +277,14 @@ class FlatQueue:
         of that size at that place. A coda record in front is passed over, as a broker does.
         """
         if unit.size < message.MIN_SIZE or unit.commit_log_offset < 0:
-            raise FormatError("a unit that leads to no message",
+            raise FormatError("the unit does not point to a message",
                               file=self.commit_log.folder, offset=unit.commit_log_offset,
                               path="size")
         data = self.commit_log.read(unit.commit_log_offset, unit.size + CODA_SIZE)
         if is_coda(data):
             data = data[CODA_SIZE:]
         if len(data) < unit.size:
-            raise FormatError("the message is not there, or not whole",
+            raise FormatError("the message is missing or incomplete",
                               file=self.commit_log.folder, offset=unit.commit_log_offset,
                               path="total_size")
         return data[:unit.size]
@@ -297,7 +297,7 @@ class FlatQueue:
         """
         unit = self.unit(queue_offset)
         if unit is None:
-            raise FormatError(f"no unit for queue offset {queue_offset}",
+            raise FormatError(f"no unit of queue offset {queue_offset}",
                               file=self.consume_queue.folder, offset=queue_offset * UNIT_SIZE)
         data = self.raw(unit)
         try:
@@ -307,8 +307,7 @@ class FlatQueue:
                               offset=unit.commit_log_offset, path=error.path) from None
         for name, wanted in (("total_size", unit.size), ("queue_offset", queue_offset)):
             if getattr(record, name) != wanted:
-                raise FormatError(f"says {getattr(record, name)}, the unit of queue offset "
-                                  f"{queue_offset} makes it {wanted}",
-                                  file=self.commit_log.folder, offset=unit.commit_log_offset,
-                                  path=name)
+                raise FormatError(f"is {getattr(record, name)}, expected {wanted} from the unit of "
+                                  f"queue offset {queue_offset}", file=self.commit_log.folder,
+                                  offset=unit.commit_log_offset, path=name)
         return record

@@ -85,8 +85,8 @@ class Tier(Closing):
         try:
             if not any(names.parse_cluster(entry.name)
                        for entry in reader.list("") if entry.is_folder):
-                raise NotAStoreError(f"{root}: no tier: no folder with the name of a cluster "
-                                     "(8 hex digits, '_', the cluster) is in it")
+                raise NotAStoreError(f"{root}: not a tier: contains no cluster folder (8 hex "
+                                     "digits, '_', the cluster)")
         except BaseException:
             tier.close()
             raise
@@ -148,8 +148,8 @@ class Tier(Closing):
                 raise StoreIOError(problem.reason)
         if len(queues) > 1:
             brokers = ", ".join(sorted({queue.name.broker for queue in queues}))
-            raise UsageError(f"{topic}/{queue_id} is there for several brokers ({brokers}): "
-                             "name one with --broker")
+            raise UsageError(f"{topic}/{queue_id} exists for several brokers ({brokers}): choose "
+                             "one with --broker")
         return queues[0] if queues else None
 
     def indexes(self, broker: str | None = None) -> Iterator[tuple[str, FlatFile]]:
@@ -224,10 +224,11 @@ def _look(reader: Reader) -> Found:
         parsed = names.parse_cluster(cluster)
         if parsed is None:
             if cluster not in (".rmqctl", "config", names.LOCAL_INDEX_FOLDER):
-                found_queues.problems.append(Trouble(path, "no cluster's folder"))
+                found_queues.problems.append(Trouble(path, "not a cluster folder"))
             continue
         if not parsed[1]:
-            found_queues.problems.append(Trouble(path, "the hash in the cluster's folder is wrong"))
+            found_queues.problems.append(Trouble(path, "the hash in the cluster folder's name is "
+                                                 "wrong"))
         for broker, below in _folders(reader, path, found_queues):
             for topic, under in _folders(reader, below, found_queues):
                 _queues_of(reader, (parsed[0], broker, topic), under, found_queues)
@@ -238,19 +239,19 @@ def _queues_of(reader: Reader, owner: tuple[str, str, str], path: str, found_que
     cluster, broker, topic = owner
     for number, folder in _folders(reader, path, found_queues):
         if not (number.isascii() and number.isdigit()) or str(int(number)) != number:
-            found_queues.problems.append(Trouble(folder, "no queue's folder"))
+            found_queues.problems.append(Trouble(folder, "not a queue folder"))
             continue
         flat = {}
         for kind, place in _folders(reader, folder, found_queues):
             if kind not in names.KINDS:
-                found_queues.problems.append(Trouble(place, "no kind of file a tier has"))
+                found_queues.problems.append(Trouble(place, "not a file type of a tier"))
                 continue
             try:
                 flat[kind] = FlatFile.open(reader, place)
             except StoreIOError as error:
                 found_queues.problems.append(Trouble(place, str(error), unreadable=True))
                 continue
-            found_queues.problems.extend(Trouble(f"{place}/{name}", "no segment's name")
+            found_queues.problems.extend(Trouble(f"{place}/{name}", "not a segment name")
                                          for name in flat[kind].strange)
         if names.INDEX in flat:
             found_queues.indexes[cluster, broker] = flat.pop(names.INDEX)
@@ -273,4 +274,4 @@ def _folders(reader: Reader, path: str, found_queues: Found) -> Iterator[tuple[s
             yield entry.name, below
         elif path or entry.name not in (names.METADATA_NAME, f"{names.METADATA_NAME}.bak",
                                          "lock"):
-            found_queues.problems.append(Trouble(below, "a file where folders belong"))
+            found_queues.problems.append(Trouble(below, "a file in a place for folders"))

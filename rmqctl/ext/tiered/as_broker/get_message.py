@@ -215,7 +215,7 @@ def _units(queue: FlatQueue, offset: int, count: int) -> list[UnitRecord]:
     data = flat.read_as_broker(offset * UNIT_SIZE, count * UNIT_SIZE)
     units = list(UNIT.decode_all(data[:len(data) - len(data) % UNIT_SIZE]))
     if not units:
-        raise FormatError("no whole unit is there", file=flat.reader.where(flat.folder),
+        raise FormatError("no complete unit here", file=flat.reader.where(flat.folder),
                           offset=offset * UNIT_SIZE)
     return units
 
@@ -234,7 +234,7 @@ def _split(queue: FlatQueue, offset: int, units: Sequence[UnitRecord],
         covered -= 1
     length = _end(units[covered - 1]) - first
     if length > max(limits.size, MAX_RECORD):
-        raise FormatError(f"the unit of queue offset {offset} says {length} bytes",
+        raise FormatError(f"the unit of queue offset {offset} has an invalid size: {length} bytes",
                           file=flat.reader.where(flat.folder), offset=first, path="size")
     # A coda in front of the last message moves it behind the range: read that much further.
     data = flat.read_as_broker(first, length, CODA_SIZE)

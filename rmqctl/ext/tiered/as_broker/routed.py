@@ -78,16 +78,16 @@ class _Reading:
             self._judge(offset, answer)
             for record in answer.records:
                 if answer.side == "tier" and not offset <= record.queue_offset < answer.next_offset:
-                    self._fault(f"the tier gives a message of queue offset {record.queue_offset} "
-                                f"among those from {offset} to {answer.next_offset - 1}")
+                    self._fault(f"the tier returns a message of queue offset {record.queue_offset} "
+                                f"for queue offsets {offset} to {answer.next_offset - 1}")
                     continue
                 yield record
             if until is not None and answer.records and all(
                     record.store_timestamp > until + CLOCK_SLACK for record in answer.records):
                 break
         if self._faults > _NAMED:
-            self._report(Problem("damage", f"{self.name}: {self._faults - _NAMED} more answers "
-                                 "were not whole"))
+            self._report(Problem("damage", f"{self.name}: {self._faults - _NAMED} more incomplete "
+                                 "answers"))
         for side, first, last in self._runs:
             whose = "the tier" if side == "tier" else "the local store"
             self._report(Problem("note", f"{self.name}: queue offsets {first} to {last} from "
@@ -98,8 +98,8 @@ class _Reading:
         if answer.trouble is not None:
             self._fault(f"the tier cannot answer from queue offset {offset} on: {answer.trouble}")
         elif answer.status == get_message.TOO_SMALL and answer.next_offset > answer.max:
-            self._fault(f"a broker takes {answer.next_offset} for the first offset, because of the "
-                        "first bytes of the tiered commit log, and finds nothing before it")
+            self._fault(f"a broker computes {answer.next_offset} as the first queue offset from "
+                        "the first bytes of the tiered commit log, and returns nothing before it")
         elif answer.status == get_message.TOO_SMALL and answer.next_offset > offset >= 0:
             self._gone(offset, answer.next_offset)
         else:
@@ -120,10 +120,10 @@ class _Reading:
         """Offsets that nobody has: at the queue's beginning that is its fate, later a loss."""
         if self._runs:
             self._report(Problem("gap", f"{self.name}: queue offsets {first} to {end - 1} are in "
-                                 "neither: the tier ends before the local store begins"))
+                                 "neither store: the tier ends before the local store begins"))
         else:
-            self._report(Problem("note", f"{self.name}: queue offsets {first} to {end - 1} are "
-                                 "gone"))
+            self._report(Problem("note", f"{self.name}: queue offsets {first} to {end - 1} were "
+                                 "deleted"))
 
     def _fault(self, text: str) -> None:
         self._faults += 1

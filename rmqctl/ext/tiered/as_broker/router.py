@@ -47,7 +47,7 @@ class Strategy(IntEnum):
             return cls[name.upper().replace("-", "_")]
         except KeyError:
             known = ", ".join(strategy.name.lower().replace("_", "-") for strategy in cls)
-            raise UsageError(f"no strategy {name!r}; there are {known}") from None
+            raise UsageError(f"unknown strategy {name!r}; valid: {known}") from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,8 +61,8 @@ class AppendFile:
                                   self.kind, base)
         present = self.writer.size(path)
         if present:
-            raise RefusedError(f"{self.writer.where(path)}: holds {present} bytes already, "
-                               "although no segment before it ends there")
+            raise RefusedError(f"{self.writer.where(path)}: already contains {present} bytes, but "
+                               "the segment before it does not end at its start")
         self.writer.create(path)
         self._dirty[path] = None
         self.path, self.base, self.size = path, base, 0
@@ -91,8 +91,8 @@ class AppendFile:
             stop = int(np.searchsorted(ends, begin + self.limit - self.size, "right"))
             if stop <= first:
                 if not self.size:
-                    raise RefusedError(f"{self.owner.path}: a record is longer than the most "
-                                       f"that a {self.kind} segment may have, {self.limit} bytes")
+                    raise RefusedError(f"{self.owner.path}: a record is longer than the maximum "
+                                       f"size of a {self.kind} segment, {self.limit} bytes")
                 self.roll()
                 continue
             end = int(ends[stop - 1])

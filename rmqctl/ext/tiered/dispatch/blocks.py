@@ -208,7 +208,7 @@ def _proven(taken: Taken, batch: Batch, ok: Array) -> Batch:
         taken.cut(good, next(text for text, test in tests if not test[good]))
         return batch.select(slice(0, good))
     if good < count:
-        taken.cut(good, "no record lies there, or it is damaged")
+        taken.cut(good, "no record at this offset, or a damaged one")
     return batch
 
 
@@ -217,13 +217,13 @@ def _tests(taken: Taken, batch: Batch) -> list[tuple[str, Array]]:
     queue, count = taken.queue, len(batch)
     topic = queue.topic.encode("utf-8", "surrogateescape")
     return [
-        ("the record there has another size than its row",
+        ("the record's size differs from its entry's",
          batch.column("total_size") == taken.rows["size"][:count]),
-        ("the record there is of another topic", _has_topic(batch, topic)),
-        ("the record there is of another queue", batch.column("queue_id") == queue.queue_id),
-        ("the record there has another queue offset",
+        ("the record is of another topic", _has_topic(batch, topic)),
+        ("the record is of another queue", batch.column("queue_id") == queue.queue_id),
+        ("the record has another queue offset",
          batch.column("queue_offset") == taken.first + np.arange(count)),
-        ("the body of the record there does not match its CRC", batch.crc_ok()),
+        ("body CRC mismatch", batch.crc_ok()),
     ]
 
 
@@ -322,8 +322,8 @@ class Sweep:
         for queue_taken in taken:
             inside = queue_taken.rows["physical_offset"] + queue_taken.rows["size"] <= file_end
             if not inside.all():
-                queue_taken.cut(int(inside.argmin()), "the record would reach over the end of the "
-                                                      "log file")
+                queue_taken.cut(int(inside.argmin()), "the record would extend past the end of the "
+                                "log file")
         taken = [queue_taken for queue_taken in taken if len(queue_taken.rows)]
         if not taken:
             return

@@ -106,7 +106,7 @@ class Dispatch:
         for topic, number in local_queues.batch:
             self.outcomes.append(Outcome(
                 topic, number, status=SKIPPED,
-                reason="a batch consumequeue: rmqctl uploads plain ones only"))
+                reason="batch consume queue: rmqctl uploads only plain ones"))
         for key in local_queues.queues:
             local = LocalQueue(self._view, self.store.queues[key])
             outcome = Outcome(*key)
@@ -119,12 +119,12 @@ class Dispatch:
         if self.tier.metadata_error is not None:
             raise RefusedError(f"{self.tier.metadata_error}; `rmqctl tiered recover` rebuilds it")
         if self.metadata.old:
-            raise RefusedError(f"{where} is of a broker 5.1.0 or 5.1.1, which is not written; "
-                               "`rmqctl tiered recover` makes today's of it")
+            raise RefusedError(f"{where} is in the format of broker 5.1.0 or 5.1.1, which rmqctl "
+                               "does not write; `rmqctl tiered recover` converts it")
         if self.metadata.faults:
             fault = self.metadata.faults[0]
-            raise RefusedError(f"{where}: {fault.path}: {fault.reason}; it would be lost when the "
-                               "file is written anew; see `rmqctl tiered recover`")
+            raise RefusedError(f"{where}: {fault.path}: {fault.reason}; rewriting the file would "
+                               "lose it; see `rmqctl tiered recover`")
         self._refuse_unknown(where)
 
     def _refuse_unknown(self, where: str) -> None:
@@ -137,9 +137,10 @@ class Dispatch:
         topic = unknown_topic((queue for name, queue in in_tier.queues.items()
                                if (name.cluster, name.broker) == broker), self.metadata)
         if topic is not None:
-            says = "does not know" if os.path.lexists(where) else "is missing, so nothing knows"
-            raise RefusedError(f"{where} {says} the topic {topic}, which is in the tier; "
-                               "`rmqctl tiered recover` finds its id in the index")
+            says = ("does not contain" if os.path.lexists(where)
+                    else "is missing, so there is no entry for")
+            raise RefusedError(f"{where} {says} the topic {topic}, which is in the tier; `rmqctl "
+                               "tiered recover` finds its ID in the index")
 
     def _prepare(self, local: LocalQueue, outcome: Outcome) -> None:
         # What an earlier run left half done is completed first.
@@ -265,8 +266,8 @@ class Dispatch:
         if long.any():
             count = int(long.argmax())
             queue.stop(block.offset + count,
-                       f"the message has {int(block.size[count])} bytes, a commit log segment at "
-                       f"most {self.settings.commit_log_max}: a broker would try for ever")
+                       f"the message has {int(block.size[count])} bytes, more than a commit log "
+                       f"segment ({self.settings.commit_log_max}): a broker would retry forever")
         # With --only-due, not the groups a broker would not begin yet.
         starts = upload.groups.starts(block.size[:count])
         if self.options.only_due:

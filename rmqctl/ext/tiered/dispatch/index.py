@@ -115,13 +115,13 @@ class IndexRun:
             behind = {}
         elif not note.is_ours({key: end for key, end in ends.items()
                                if end > by_key[key][0].cq_start}):
-            notes.append("somebody else (a broker, or a run with --no-index) uploaded since the "
-                         "index was fed last: what it had not indexed is left so")
+            notes.append("a broker, or a run with --no-index, has uploaded since the index was "
+                         "last updated: messages it did not index stay unindexed")
             behind = {}
         elif behind and note.position is not None and not self._writer.rewind(*note.position):
-            notes.append("the index files are not those of the run before, which was interrupted: "
-                         f"up to {sum(end - note.upto[key] for key, end in behind.items())} "
-                         "messages may be missing in the index")
+            notes.append("the index files are not those of the interrupted run: up to "
+                         f"{sum(end - note.upto[key] for key, end in behind.items())} messages may "
+                         "be missing from the index")
             behind = {}
         # Their messages are read from the tier.
         for key in behind:

@@ -117,16 +117,16 @@ class LocalQueue:
 
     def _why(self, rows: Array) -> str:
         if not len(rows):
-            return "the consumequeue has no row there: a file is missing or short"
+            return "no consume queue entry: a file is missing or too short"
         unit = UnitRecord(*(int(value) for value in rows[0]))
         if unit == layout.ZERO:
-            return "the row in the consumequeue was never written"
+            return "the consume queue entry was never written"
         if unit == FILLER:
-            return "the row in the consumequeue is a filler"
+            return "the consume queue entry is padding"
         if not message.MIN_SIZE <= unit.size <= MAX_RECORD or unit.physical_offset < 0:
-            return (f"the row in the consumequeue is damaged: physical offset "
-                    f"{unit.physical_offset}, {unit.size} bytes")
-        return f"the row in the consumequeue leads back in the log, to {unit.physical_offset}"
+            return (f"the consume queue entry is damaged: physical offset {unit.physical_offset}, "
+                    f"{unit.size} bytes")
+        return f"the consume queue entry points back in the log, to {unit.physical_offset}"
 
     def tags(self, rows: Array) -> tuple[Array, list[int]]:
         """(tags codes of rows, which of them stand in no extension unit that can be read)."""

@@ -107,8 +107,8 @@ def broker_of(tier: Tier, store: Store, cluster: str | None, broker: str | None)
     clusters = sorted({owner for owner, name in owners if broker in (None, name)})
     if cluster is None:
         if len(clusters) > 1:
-            raise UsageError(f"{tier.name} has several clusters ({', '.join(clusters)}): name one "
-                             "with --cluster")
+            raise UsageError(f"{tier.name} has several clusters ({', '.join(clusters)}): choose "
+                             "one with --cluster")
         cluster = clusters[0] if clusters else None
     brokers = {name for owner, name in owners if cluster in (None, owner)}
     brokers |= tier.metadata.brokers
@@ -119,8 +119,7 @@ def broker_of(tier: Tier, store: Store, cluster: str | None, broker: str | None)
     if broker is None:
         if len(brokers) != 1:
             known = f"several ({', '.join(sorted(brokers))})" if brokers else "none yet"
-            raise UsageError(f"name the broker with --broker (its brokerName): {tier.name} has "
-                             f"{known}")
+            raise UsageError(f"pass the broker's brokerName with --broker: {tier.name} has {known}")
         broker = next(iter(brokers))
     cluster = cluster or DEFAULT_CLUSTER
     for name in (cluster, broker):
@@ -172,7 +171,8 @@ def queues_to_upload(store: Store, cluster: str, broker: str, topics: list[str])
                 continue
             if names.is_filtered(topic, cluster, broker):
                 if topic in wanted:
-                    raise UsageError(f"the topic {topic} is never tiered: it is the broker's own")
+                    raise UsageError(f"the topic {topic} is never tiered: it is a system topic of "
+                                     "the broker")
                 continue
             into.append((topic, number))
     missing = wanted - {topic for topic, _ in (*chosen.queues, *chosen.batch)}
@@ -185,12 +185,11 @@ def why_not_continued(local: LocalQueue, current: int) -> tuple[str, str] | None
     """(status, reason) of a tiered queue that the local one cannot continue; None: it can."""
     if current < local.first:
         return REFUSED, (f"the tier ends at queue offset {current}, the local queue begins at "
-                         f"{local.first}: what was between is gone. A broker would delete the "
-                         "tiered queue here; --restart-queue moves its files aside and begins "
-                         "anew")
+                         f"{local.first}: the messages between are gone. A broker would delete the "
+                         "tiered queue; --restart-queue moves its files aside and starts it again")
     if current > local.end:
-        return SKIPPED, (f"the tier ends at queue offset {current}, the local queue already at "
-                         f"{local.end}")
+        return SKIPPED, (f"the tier ends at queue offset {current}, after the end of the local "
+                         f"queue, {local.end}")
     return None
 
 

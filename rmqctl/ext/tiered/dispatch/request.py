@@ -113,7 +113,7 @@ class Target:
         """UsageError for metadata behind a URL."""
         broker_root = broker_root_of(self.metadata_path)
         if broker_root is None:
-            raise UsageError("--metadata is a file of this machine: a broker has it on its own")
+            raise UsageError("--metadata must be a local file")
         return broker_root
 
     def open(self) -> Tier:
@@ -153,15 +153,16 @@ def locate(request: Request) -> tuple[Request, Target, list[str]]:
             brokers = known.metadata.brokers
         if path is not None:
             broker = request.broker or (brokers.pop() if len(brokers) == 1 else None)
-            note = (f"{tier} goes by {path}, with {names.LOCAL_INDEX_FOLDER} beside it: "
-                    f"{target.metadata_path} is another tier's (--metadata names another file)")
+            note = (f"{tier} uses the metadata in {path}, and {names.LOCAL_INDEX_FOLDER} beside "
+                    f"it: {target.metadata_path} belongs to another tier (pass --metadata to use "
+                    "another file)")
             return replace(request, broker=broker), Target(tier, path), [note]
     # New metadata is not begun for a tier that has some elsewhere.
     other = find_metadata(tier)
     if other is not None and not os.path.lexists(target.metadata_path) and os.path.realpath(
             broker_root_of(other) or "") != os.path.realpath(target.broker_root):
-        raise UsageError(f"{tier} has its metadata in {other}: name it with --metadata "
-                         "(or, to begin anew beside the store, name the new file)")
+        raise UsageError(f"{tier} has its metadata in {other}: pass it with --metadata (or pass "
+                         "the new file, to start a new one in the store)")
     return request, target, []
 
 
@@ -173,8 +174,8 @@ def _refuse_inside_store(tier: str, request: Request) -> None:
     for folder in (*_FOLDERS_OF_A_STORE, *request.commitlog_dirs):
         path = os.path.realpath(os.path.join(request.store, folder))
         if tier_path == path or tier_path.startswith(f"{path}{os.sep}"):
-            raise RefusedError(f"{tier}: lies in {folder} of the store itself; a tier needs a "
-                               "folder of its own, such as "
+            raise RefusedError(f"{tier}: is in the {folder} folder of the store itself; a tier "
+                               "needs its own folder, such as "
                                f"{os.path.join(request.store, 'tieredstore')}")
 
 
@@ -266,9 +267,9 @@ def _difference(queue: FlatQueue, block: Block) -> str | None:
     last = block.offset + len(block) - 1
     rows, _ = unit_rows(block.begin, block.size, block.tags)
     if queue.consume_queue.read(block.offset * UNIT_SIZE, len(rows)) != rows:
-        return f"the units of queue offsets {block.offset} to {last} are not what was written"
+        return f"units of queue offsets {block.offset} to {last} differ from what was written"
     if queue.commit_log.read(block.base, block.bytes) != memoryview(block.data)[:block.bytes]:
-        return f"the messages of queue offsets {block.offset} to {last} are not what was written"
+        return f"messages of queue offsets {block.offset} to {last} differ from what was written"
     return None
 
 
@@ -285,5 +286,5 @@ def verify_all(checked: Checked, tier: Tier, broker: str, settings: TierSettings
         place = f"{finding.file or ''}{'' if finding.offset is None else f' @{finding.offset}'}"
         checked.findings.append(f"{finding.category}: {place}: {finding.detail}")
     if result.troubles > len(checked.findings):
-        checked.findings.append(f"{result.troubles - len(checked.findings)} more: "
-                              f"`rmqctl tiered verify {tier.name}` tells all")
+        checked.findings.append(f"{result.troubles - len(checked.findings)} more: run `rmqctl "
+                                f"tiered verify {tier.name}` for all")

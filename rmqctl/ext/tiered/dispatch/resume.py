@@ -184,7 +184,7 @@ def _last_known(queue: FlatQueue) -> tuple[tuple[int, int] | None, str | None]:
         place += CODA_SIZE
     end = place + unit.size
     if end > log.end:
-        return None, (f"the unit of queue offset {queue.commit_offset - 1} leads beyond the end of "
+        return None, (f"the unit of queue offset {queue.commit_offset - 1} points past the end of "
                       f"the commit log ({end}, it ends at {log.end}); see `rmqctl tiered recover`")
     return (place, end), None
 
@@ -366,8 +366,8 @@ def commit_tier(root: str, metadata: str | None, clock: Callable[[], int], *,
     with Tier.open(root, metadata) as tier:
         path, broker_root, tier_root = tier.metadata_path, tier.broker_root, tier.name
         if path is None or broker_root is None:
-            raise UsageError(f"{root}: no tieredStoreMetadata.json is found; name it with "
-                             "--metadata, or make it with `rmqctl tiered recover`")
+            raise UsageError(f"{root}: tieredStoreMetadata.json not found; pass it with "
+                             "--metadata, or create it with `rmqctl tiered recover`")
         if dry_run:
             _refuse(tier, path)
             for queue in tier.queues():
@@ -394,9 +394,9 @@ def _refuse(tier: Tier, path: str) -> None:
     if tier.metadata_error is not None:
         raise RefusedError(f"{tier.metadata_error}; `rmqctl tiered recover` rebuilds it")
     if tier.metadata.old or tier.metadata.faults:
-        raise RefusedError(f"{path}: something in it would be lost when it is written anew; see "
-                           "`rmqctl tiered recover`")
+        raise RefusedError(f"{path}: rewriting the file would lose data; see `rmqctl tiered "
+                           "recover`")
     topic = unknown_topic(tier.queues(), tier.metadata)
     if topic is not None:
-        raise RefusedError(f"{path} does not know the topic {topic}, which is in the tier; "
-                           "`rmqctl tiered recover` finds its id in the index")
+        raise RefusedError(f"{path} does not contain the topic {topic}, which is in the tier; "
+                           "`rmqctl tiered recover` finds its ID in the index")

@@ -82,8 +82,8 @@ def dispatch(request: Request, clock: Callable[[], int], watch: Watch | None = N
         if not is_url(target.tier):
             note_path(target.tier, target.metadata_path)
         if run.restarted:
-            notes.append("the index still has items of what was in the queues that begin anew: "
-                         "`rmqctl tiered recover` takes them out")
+            notes.append("the index still contains items of the restarted queues' old messages: "
+                         "`rmqctl tiered recover` removes them")
         # Messages, and the keys of them.
         result = Result(cluster, broker, run.outcomes, notes)
         watch.total(sum(file.size for file in store.log.files))
@@ -98,8 +98,8 @@ def dispatch(request: Request, clock: Callable[[], int], watch: Watch | None = N
             try:
                 result.checked = _check(target, store, run, settings, watch)
             except _StoppedError:
-                notes.append("all was uploaded, but the check was interrupted: `rmqctl tiered "
-                             "verify` does it")
+                notes.append("upload complete, verification interrupted: run `rmqctl tiered "
+                             "verify`")
     return result
 
 
@@ -108,7 +108,7 @@ def _locked(request: Request, target: Target) -> Iterator[None]:
     """Makes the folders a dispatch needs and holds them, and the store it reads from."""
     if not is_url(target.tier):
         if os.path.lexists(target.tier) and not os.path.isdir(target.tier):
-            raise UsageError(f"{target.tier}: is no folder")
+            raise UsageError(f"{target.tier}: not a folder")
         make_folders(os.path.abspath(target.tier))
     make_folders(os.path.abspath(target.broker_root))
     config = os.path.dirname(target.metadata_path)
@@ -150,8 +150,8 @@ def _run_with_index(request: Request, run: Dispatch, tier: Tier, folder: IndexFo
         run.run(index)
         result.items = index.items
         if writer.dropped:
-            result.notes.append(f"{writer.dropped} keys have no place in an index file and were "
-                                "left out, as a broker leaves them out")
+            result.notes.append(f"{writer.dropped} keys do not fit in an index file and were "
+                                "skipped, as a broker skips them")
         paths = writer.full_files()
         if request.seal_index and not run.stopped:
             paths.append(writer.open_file)

@@ -44,7 +44,7 @@ def locked(root: str, metadata_path: str, source: str | None = None, *,
     """
     broker_root = broker_root_of(metadata_path)
     if broker_root is None:
-        raise InternalError(f"{metadata_path}: metadata behind a URL is not written")
+        raise InternalError(f"{metadata_path}: cannot write metadata to a URL")
     refuse_noted(root, metadata_path, metadata, (*outside, *(() if source is None else (source,))))
     if not is_url(root):
         Bounds(root, outside).refuse_links(root)
@@ -62,5 +62,5 @@ def locked(root: str, metadata_path: str, source: str | None = None, *,
             except StoreIOError:
                 if probe(os.path.join(source, "lock")).held:
                     raise StoreHeldError(
-                        f"{source}: the store is held by another process") from None
+                        f"{source}: another process holds the store's lock") from None
         yield

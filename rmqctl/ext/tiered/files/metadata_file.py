@@ -181,7 +181,7 @@ def load(path: str) -> meta.Metadata | None:
     except OSError as error:
         raise StoreIOError.from_oserror(error, path, "read") from None
     if not data.strip(b"\0 \t\r\n"):
-        raise FormatError("it is empty")
+        raise FormatError("the file is empty")
     return meta.read(data)
 
 
@@ -192,8 +192,8 @@ def save(path: str, metadata: meta.Metadata, broker_root: str) -> bool:
     metadata behind a URL: a broker has it on its machine.
     """
     if is_url(path):
-        raise RefusedError(f"{path}: metadata is not written behind a URL; copy it to this "
-                           "machine and name it with --metadata")
+        raise RefusedError(f"{path}: cannot write metadata to a URL; copy it to this machine and "
+                           "pass it with --metadata")
     data = meta.build(metadata)
     staging = os.path.join(broker_root, STAGING)
     try:

@@ -22,7 +22,7 @@ def open_reader(target: str) -> Reader:
 
         return RemoteReader(target)
     if not vfs.isdir(target):
-        words = "is no folder" if vfs.lexists(target) else "no such folder"
+        words = "not a folder" if vfs.lexists(target) else "no such folder"
         raise NotAStoreError(f"{target}: {words}")
     return PosixReader(target)
 
@@ -34,7 +34,7 @@ def open_writer(target: str) -> TierWriter:
 
         return RemoteWriter(target)
     if os.path.lexists(target) and not os.path.isdir(target):
-        raise NotAStoreError(f"{target}: is no folder")
+        raise NotAStoreError(f"{target}: not a folder")
     from rmqctl.ext.tiered.files.writer import PosixWriter
 
     durable.make_folders(os.path.abspath(target))

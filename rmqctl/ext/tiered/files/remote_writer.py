@@ -130,7 +130,7 @@ class RemoteWriter(RemoteFiles):
         if present != position:
             raise self._somebody_else(path, present, position)
         pending = self._pending.get(path) or _Pending(present)
-        with failing(self.where(path), "keep what is to be written to"):
+        with failing(self.where(path), "save the data to write to"):
             added = pending.add(parts)
             if sum(other.length for other in self._pending.values()) > _IN_MEMORY_OF_ALL:
                 pending.out_of_memory()
@@ -162,8 +162,8 @@ class RemoteWriter(RemoteFiles):
         """Nothing: a file that the driver has closed lasts."""
 
     def _somebody_else(self, path: str, present: int | None, wanted: int) -> RefusedError:
-        return RefusedError(f"{self.where(path)}: {present or 0} bytes are there, {wanted} were "
-                            "expected; somebody else writes to this tier")
+        return RefusedError(f"{self.where(path)}: has {present or 0} bytes, expected {wanted}; "
+                            "another process is writing to this tier")
 
     def _add(self, path: str, pending: _Pending) -> None:
         """Adds what is pending to the file; what a failure leaves of it is taken back."""
@@ -175,8 +175,8 @@ class RemoteWriter(RemoteFiles):
                 self._staged(path, self._both(path, pending))
             present = super().size(path)
             if present != pending.base + pending.length:
-                raise StoreIOError(f"cannot write to {self.where(path)}: {present} bytes are there "
-                                   f"afterwards, not {pending.base + pending.length}")
+                raise StoreIOError(f"cannot write to {self.where(path)}: it has {present} bytes "
+                                   f"after the write, expected {pending.base + pending.length}")
         except BaseException:
             with contextlib.suppress(StoreIOError, RefusedError):  # the next commit tries again
                 self._shorten(path, pending.base)

@@ -68,8 +68,8 @@ def resolve(reader: Reader, given: dict[str, int | None]) -> tuple[TierSettings,
     values = {**known, **{name: value for name, value in given.items() if value is not None}}
     for name in _REMEMBERED:
         if name in known and values[name] != known[name]:
-            notes.append(f"{name.replace('_', ' ')}: {values[name]} now, {known[name]} before; "
-                         "files written from now on follow the new one")
+            notes.append(f"{name.replace('_', ' ')}: {values[name]}, was {known[name]}; applies to "
+                         "files written from now on")
     return TierSettings(**values), notes
 
 
@@ -82,9 +82,9 @@ def recall(reader: Reader) -> tuple[dict[str, int], list[str]]:
     try:
         note: Any = config_json.parse(reader.read(PLACE, 0, min(size, _MAX_SIZE))).value
     except FormatError as error:
-        return {}, [f"{where}: {error.reason}; as if it were not there"]
+        return {}, [f"{where}: {error.reason}; ignored"]
     if not isinstance(note, dict) or note.get("format") != _FORMAT:
-        return {}, [f"{where}: of another format; as if it were not there"]
+        return {}, [f"{where}: unknown format; ignored"]
     values = {}
     for name in _REMEMBERED:
         value = note.get(name)

@@ -81,8 +81,8 @@ class PosixWriter(PosixReader):
         fd, where = self._fd(path), self.where(path)
         size = os.fstat(fd).st_size
         if size != position:
-            raise RefusedError(f"{where}: {size} bytes are there, {position} were expected; "
-                               "somebody else writes to this tier")
+            raise RefusedError(f"{where}: has {size} bytes, expected {position}; another process "
+                               "is writing to this tier")
         self._dirty.add(path)
         try:
             if len(parts) == 1 and len(parts[0]) >= odirect.FROM:
@@ -175,7 +175,7 @@ class PosixWriter(PosixReader):
             folder = f"{ASIDE}/aside/{number:06d}"
             if not os.path.lexists(self._full(folder)):
                 return f"{folder}/{path}"
-        raise RefusedError(f"{self.where(ASIDE)}: too many files are kept here")
+        raise RefusedError(f"{self.where(ASIDE)}: too many files kept here")
 
     def put_aside(self, path: str) -> str:
         aside = self._aside(path)

@@ -70,7 +70,8 @@ def compact(file: IndexFile) -> Compacted:
     FormatError where the file is cut short; RefusedError where it is another form.
     """
     if file.form == COMPACTED or file.shape.old:
-        raise RefusedError(f"{file.where}: only the open form of 5.2.0 and newer can be rearranged")
+        raise RefusedError(f"{file.where}: only the open format of 5.2.0 and newer can be "
+                           "compacted")
     if not file.items:
         return Compacted(file, 0, 0, True, np.zeros(0, np.int32))
     counts, sound = counted(file)

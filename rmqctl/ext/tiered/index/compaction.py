@@ -38,7 +38,7 @@ Status = Literal["uploaded", "completed", "known", "empty"]
 
 Opening = Callable[[str], AbstractContextManager[IndexFile]]
 
-_RECOVER = "let `rmqctl tiered recover` look at the tier first"
+_RECOVER = "run `rmqctl tiered recover` first"
 _INDEX = names.KINDS.index(names.INDEX)
 
 
@@ -171,10 +171,9 @@ def _known(writer: Reader, metadata: Metadata, cluster: str, broker: str,
             path = _segment_path(cluster, broker, entry.base_offset)
             expected, size = file.shape.compacted_size(file.items), writer.size(path)
             if not expected == entry.size == size:
-                raise RefusedError(
-                    f"{file.where}: metadata has it uploaded as {writer.where(path)} with "
-                    f"{entry.size} bytes; there are {size or 0}, and {expected} are expected: "
-                    f"{_RECOVER}")
+                raise RefusedError(f"{file.where}: uploaded as {writer.where(path)} with "
+                                   f"{entry.size} bytes according to the metadata, but the file "
+                                   f"has {size or 0}, expected {expected}: {_RECOVER}")
             return Uploaded(file.where, "known", file.timestamp, file.items, path,
                             entry.base_offset, entry.size)
     return None
@@ -195,13 +194,13 @@ def _next_place(writer: Reader, metadata: Metadata, cluster: str, broker: str,
         path = _segment_path(cluster, broker, last.base_offset)
         present = writer.size(path) or 0
         if last.size and present != last.size and last.base_offset not in ahead:
-            raise RefusedError(f"{writer.where(path)}: metadata says {last.size} bytes, there are "
-                               f"{present}: {_RECOVER}")
+            raise RefusedError(f"{writer.where(path)}: {last.size} bytes in the metadata, but the "
+                               f"file has {present}: {_RECOVER}")
     path = _segment_path(cluster, broker, base)
     flat = FlatFile.open(writer, path.rpartition("/")[0])
     beyond = [segment for segment in flat.segments if segment.base > base and segment.size]
     if beyond:
-        raise RefusedError(f"{writer.where(beyond[0].path)}: metadata does not know it, it ends at "
+        raise RefusedError(f"{writer.where(beyond[0].path)}: not in the metadata, which ends at "
                            f"{base}: {_RECOVER}")
     return _Place(path, base, writer.size(path))
 
@@ -226,7 +225,7 @@ def _refuse_foreign(writer: Reader, place: _Place, file: IndexFile) -> None:
     header = fmt.HEADER.decode(raw)
     if header.magic in fmt.MAGICS and header.begin_timestamp != file.timestamp:
         raise RefusedError(f"{writer.where(place.path)}: an index file from "
-                           f"{time_text(header.begin_timestamp)} that metadata does not know: "
+                           f"{time_text(header.begin_timestamp)} that is not in the metadata: "
                            f"{_RECOVER}")
 
 
@@ -328,8 +327,8 @@ def plan_local(request: CompactRequest, now: Callable[[], int],
 def _known_root(tier: Tier) -> str:
     """The local root of the tier's broker. UsageError where it is not known."""
     if tier.broker_root is None or tier.metadata_path is None:
-        raise UsageError(f"{tier.name}: no {names.METADATA_NAME} is found beside it, so the local "
-                         "root of its broker is not known: name the file with --metadata")
+        raise UsageError(f"{tier.name}: no {names.METADATA_NAME} beside it, so the broker's local "
+                         "root is unknown: pass the file with --metadata")
     return tier.broker_root
 
 
@@ -341,7 +340,7 @@ def _files(tier: Tier, request: CompactRequest) -> LocalFiles:
         (f"{tier.metadata_path}: {fault.path}: {fault.reason}" for fault in tier.metadata.faults),
         None)
     if fault:
-        raise RefusedError(f"{fault}; let `rmqctl tiered recover` mend the metadata first")
+        raise RefusedError(f"{fault}; run `rmqctl tiered recover` first to repair the metadata")
     cluster, broker = _owner(tier, request)
     # The broker still appends to the newest file, so it is left unless all are requested.
     folder = os.path.join(broker_root, names.LOCAL_INDEX_FOLDER)
@@ -355,7 +354,7 @@ def _files(tier: Tier, request: CompactRequest) -> LocalFiles:
     waiting = _waiting_for_dispatch(tier, broker_root, (cluster, broker), present)
     if waiting:
         notes.append(f"a `tiered dispatch` was interrupted: {', '.join(waiting)} in {folder} stay "
-                     "until it is run again, which completes them")
+                     "until it is run again")
         present = [name for name in present if name not in waiting]
     # Slots and items come from options, from the last run, or from files of the tier.
     files = LocalFiles(
@@ -363,7 +362,7 @@ def _files(tier: Tier, request: CompactRequest) -> LocalFiles:
         [os.path.join(folder, name) for name in present],
         request.slots or remembered.get("index_slots") or tier.known_slots(broker),
         request.max_items or remembered.get("index_max"), notes)
-    files.notes += [f"{os.path.join(folder, name)}: of a broker of 5.1.x, left alone"
+    files.notes += [f"{os.path.join(folder, name)}: from a 5.1.x broker, skipped"
                     for name in old]
     return files
 
@@ -392,5 +391,5 @@ def _owner(tier: Tier, request: CompactRequest) -> tuple[str, str]:
     if not fitting and request.cluster and request.broker:
         return request.cluster, request.broker
     named = ", ".join(f"{broker} of {cluster}" for cluster, broker in fitting or sorted(owners))
-    raise UsageError(f"{tier.name}: whose index files these are is not clear "
-                     f"({named or 'no broker'} is there): name --broker and --cluster")
+    raise UsageError(f"{tier.name}: cannot determine the owner of these index files "
+                     f"({named or 'no broker'} found): pass --broker and --cluster")

@@ -82,7 +82,7 @@ class IndexFile:
                               or not self.shape.items_at <= extent.position
                               or extent.position + extent.length > end):
             raise self._fault(position, "slot", f"items at {extent.position}, {extent.length} "
-                                                "bytes: not in the file")
+                              "bytes: outside the file")
         return extent
 
     def _compacted_chain(self, slot: int, most: int | None) -> Iterator[fmt.CompactedItemRecord]:
@@ -106,13 +106,13 @@ class IndexFile:
         last = self.items - 1 if self.shape.old else self.items
         while number >= first and left > 0:
             if number > last:
-                raise self._fault(position, "slot", f"leads to item {number} of {self.items}")
+                raise self._fault(position, "slot", f"points to item {number} of {self.items}")
             position = self.shape.item_position(number)
             item = self._decoded(fmt.ITEM, position)
             yield fmt.CompactedItemRecord(*item[:-1])
             if item.previous >= number:
-                raise self._fault(position, "previous", f"item {number} leads to {item.previous}, "
-                                                        "which is not older")
+                raise self._fault(position, "previous", f"item {number} points to {item.previous}, "
+                                  "which is not older")
             number, left = item.previous, left - 1
 
     def blocks(self) -> Iterator[tuple[int, np.ndarray[Any, Any]]]:
@@ -168,17 +168,17 @@ def examine(read: ReadAt, size: int, where: str, *, status: Status, base: int = 
         if status == "UNSEALED" and not any(header):  # made, and killed before its header was
             return IndexFile(where, size, status, EMPTY, _EMPTY_HEADER, fmt.DEFAULT_SHAPE, read)
         if header.magic not in fmt.MAGICS:
-            raise FormatError(f"not an index magic: {header.magic:08x}", offset=0, path="magic")
+            raise FormatError(f"invalid index magic: {header.magic:08x}", offset=0, path="magic")
         if header.item_count < 0:
-            raise FormatError("a negative number of items", path="item_count",
+            raise FormatError("negative number of items", path="item_count",
                               offset=fmt.HEADER.field("item_count").offset)
         if status == "UPLOADED":
             return IndexFile(where, size, status, COMPACTED, header,
                              fmt.compacted_shape(header, size, None), read, base)
         shape = open_shape_of(read, size, header, slots, max_items)
         if header.item_count > shape.max_items:
-            raise FormatError(f"says {header.item_count} items, there is place for "
-                              f"{shape.max_items}", path="item_count",
+            raise FormatError(f"item count is {header.item_count}, but only {shape.max_items} "
+                              "fit", path="item_count",
                               offset=fmt.HEADER.field("item_count").offset)
         return IndexFile(where, size, status, OPEN, header, shape, read, base)
     except FormatError as error:

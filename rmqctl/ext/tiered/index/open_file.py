@@ -50,7 +50,7 @@ class OpenIndexFile:
 
     def __init__(self, path: str, timestamp: int, shape: fmt.Shape) -> None:
         if shape.old:
-            raise RefusedError(f"{path}: only the open form of 5.2.0 and newer can be written")
+            raise RefusedError(f"{path}: only the open format of 5.2.0 and newer can be written")
         if shape.open_size > fmt.MAX_SIZE:
             raise RefusedError(f"{path}: with {shape.slots} slots and {shape.max_items} items it "
                                "would be larger than a broker can map (2 GiB)")
@@ -82,10 +82,9 @@ class OpenIndexFile:
             durable.sync_folder(os.path.dirname(self.path))
             return
         if size != self.shape.open_size:
-            raise RefusedError(
-                f"{self.path}: has {size} bytes; with {self.shape.slots} slots and "
-                f"{self.shape.max_items} items it would have {self.shape.open_size} "
-                "(name the numbers it was made with: --index-slots, --index-max)")
+            raise RefusedError(f"{self.path}: has {size} bytes, expected {self.shape.open_size} "
+                               f"for {self.shape.slots} slots and {self.shape.max_items} items "
+                               "(pass the numbers it was created with: --index-slots, --index-max)")
         with FileSource(self.path) as source:
             self._load(source)
             if not self._is_sound(source):
@@ -94,10 +93,10 @@ class OpenIndexFile:
     def _load(self, source: FileSource) -> None:
         header = fmt.HEADER.decode(source.read(0, fmt.HEADER.size))
         if header.magic and header.magic not in fmt.MAGICS:
-            raise RefusedError(f"{self.path}: no index file: its magic is {header.magic:08x}")
+            raise RefusedError(f"{self.path}: not an index file: its magic is {header.magic:08x}")
         if not 0 <= header.item_count < self.shape.max_items:
-            raise RefusedError(f"{self.path}: says {header.item_count} items, there is place for "
-                               f"{self.shape.max_items - 1}")
+            raise RefusedError(f"{self.path}: item count is {header.item_count}, but only "
+                               f"{self.shape.max_items - 1} fit")
         self.items, self.end_timestamp = header.item_count, max(header.end_timestamp, 0)
         for first in range(0, self.shape.slots, _WRITTEN):
             count = min(_WRITTEN, self.shape.slots - first)

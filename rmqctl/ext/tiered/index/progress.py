@@ -49,9 +49,9 @@ class IndexProgress:
         try:
             note = config_json.parse(data).value
             if note["format"] != _FORMAT:
-                raise ValueError("its format is not known")
+                raise ValueError("unknown format")
             if note["tier"] != self._owner:
-                return [f"{self.path} is about another tier ({note['tier']}); not used"]
+                return [f"{self.path} is for another tier ({note['tier']}); not used"]
             time, items = map(_number, note["position"])
             for topic, number, done, aim in _rows(note["queues"]):
                 self.upto[topic, number], self.target[topic, number] = done, aim
@@ -93,5 +93,5 @@ def _rows(queues: Any) -> Iterator[tuple[str, int, int, int]]:
 
 def _number(value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ValueError(f"{value!r} is no offset")
+        raise ValueError(f"{value!r} is not an offset")
     return value

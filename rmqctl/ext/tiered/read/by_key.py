@@ -205,24 +205,24 @@ def _proven(queue: FlatQueue, item: CompactedItemRecord) -> Record:
     physical_offset = item.commit_log_offset
     where = queue.commit_log.reader.where(queue.commit_log.folder)
     if not message.MIN_SIZE <= item.size <= MAX_RECORD or physical_offset < 0:
-        raise FormatError("the item leads to no message", file=where, offset=physical_offset,
-                          path="size")
+        raise FormatError("the item does not point to a message", file=where,
+                          offset=physical_offset, path="size")
     data = queue.commit_log.read(physical_offset, item.size)
     record = message.decode(data, 0, physical_offset) if len(data) == item.size else None
     if record is None:
-        gone = "expired" if physical_offset < queue.commit_log.start else "not there"
+        gone = "expired" if physical_offset < queue.commit_log.start else "missing"
         raise FormatError(f"the message is {gone}", file=where, offset=physical_offset,
                           path="offset")
     for name, wanted in (("physical_offset", physical_offset), ("total_size", item.size)):
         if getattr(record, name) != wanted:
-            raise FormatError(f"says {getattr(record, name)}, the index {wanted}", file=where,
+            raise FormatError(f"is {getattr(record, name)}, but {wanted} in the index", file=where,
                               offset=physical_offset, path=name)
     # An item that is damaged may lead to a frame in a message's body, which has no unit.
     witness = queue.commit_log.witness
     if witness is not None and not witness().confirms(record):
         around = inside_of(queue, physical_offset)
         if around is not None:
-            raise FormatError(f"the item leads into the message at {around.physical_offset}",
+            raise FormatError(f"the item points into the message at {around.physical_offset}",
                               file=where, offset=physical_offset, path="offset")
     return record
 
@@ -230,7 +230,7 @@ def _proven(queue: FlatQueue, item: CompactedItemRecord) -> Record:
 def _errors(files: IndexFiles, report: Report) -> None:
     for error in files.errors:
         kind = "unreadable" if isinstance(error, StoreIOError) else "damage"
-        report(Problem(kind, f"{error}: this index file is left out"))  # type: ignore[arg-type]
+        report(Problem(kind, f"{error}: index file skipped"))  # type: ignore[arg-type]
 
 
 def by_key(tier: Tier, files: IndexFiles, topic: str, key: str, *, begin: int = 0,
@@ -296,7 +296,7 @@ def _chain(keyed: Keyed, wanted: int, report: Report,
     try:
         yield from keyed.file.chain(wanted, most)
     except FormatError as error:
-        report(Problem("damage", f"{error}: the rest of this chain is left out"))
+        report(Problem("damage", f"{error}: rest of this chain skipped"))
     except StoreIOError as error:
         report(Problem("unreadable", str(error)))
 
@@ -346,15 +346,15 @@ def as_broker(tier: Tier, files: IndexFiles, topic: str, key: str, *, begin: int
     makes its whole query fail. UsageError where the files are those of several brokers.
     """
     if len({keyed.owner for keyed in files.files}) > 1:
-        raise UsageError("the tier has index files of several brokers, and a broker answers from "
-                         "its own: name one with --broker")
+        raise UsageError("the tier has index files of several brokers, and a broker reads only its "
+                         "own: choose one with --broker")
     _errors(files, report)
     answer = KeyAnswer()
     # A broker without an entry for the topic does not search the index.
     known = tier.metadata.topics.get(topic)
     if known is None:
-        report(Problem("note", f"metadata does not know the topic {topic}: a broker finds "
-                       "nothing of it in the tier"))
+        report(Problem("note", f"topic {topic} is not in the metadata: a broker finds none of its "
+                       "messages in the tier"))
         return answer
     queues = _Queues(tier, topic, broker)
     owner = files.files[0].owner if files.files else ""
@@ -367,7 +367,7 @@ def as_broker(tier: Tier, files: IndexFiles, topic: str, key: str, *, begin: int
         # A broker reads whatever bytes the item names, so check the size and decode them.
         try:
             if item.size > MAX_RECORD:
-                raise FormatError(f"the item says {item.size} bytes", path="size")
+                raise FormatError(f"the item has an invalid size: {item.size} bytes", path="size")
             data = queue.commit_log.read_as_broker(item.commit_log_offset, item.size)
             answer.records.append(message.decode(data, 0, item.commit_log_offset))
         except FormatError as error:

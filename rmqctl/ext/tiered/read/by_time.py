@@ -125,7 +125,7 @@ def _segment_at(queue: FlatQueue, metadata: Metadata, when: int) -> Segment:
         # Java's division goes towards zero, so an empty range stays at its lower end.
         middle = low + (high - low) // 2 if low <= high else low
     if middle >= len(segments):
-        raise FormatError("a broker fails here: the time is beyond that of every segment",
+        raise FormatError("a broker fails here: the time is after the end of every segment",
                           file=queue.consume_queue.reader.where(queue.consume_queue.folder))
     return segments[middle]
 
@@ -151,8 +151,9 @@ def broker_time(queue: FlatQueue, offset: int) -> int:
     end = _STORED.offset + _STORED.size
     data = flat.read_as_broker(unit.commit_log_offset, min(unit.size, end))
     if len(data) < end:
-        raise FormatError(f"queue offset {offset} leads to no message", file=flat.reader.where(
-            flat.folder), offset=unit.commit_log_offset, path="store_timestamp")
+        raise FormatError(f"queue offset {offset} does not point to a message",
+                          file=flat.reader.where(flat.folder), offset=unit.commit_log_offset,
+                          path="store_timestamp")
     return int.from_bytes(data[_STORED.offset:end], "big", signed=True)
 
 

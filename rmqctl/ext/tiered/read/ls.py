@@ -212,6 +212,5 @@ def kind_of(path: str) -> str | None:
     kind = _ALIKE.get(str(kind), kind)
     if kind in TYPES.values():
         return kind
-    unknown = "what it is" if kind is None else f"a file of a tier; it looks like {kind}"
-    raise NotAStoreError(f"{path}: neither its path nor its content tells {unknown}; give --kind, "
-                         f"one of: {', '.join(TYPES)}")
+    why = "unknown file type" if kind is None else f"not a file of a tier; it looks like {kind}"
+    raise NotAStoreError(f"{path}: {why}; pass --kind to set it: {', '.join(TYPES)}")

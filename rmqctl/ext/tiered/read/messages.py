@@ -97,7 +97,7 @@ def messages(queue: FlatQueue, start: int | None = None, end: int | None = None,
                 flat = queue.consume_queue
                 yield Fault(queue_offset, beyond - queue_offset, flat.reader.where(flat.folder),
                             queue_offset * UNIT_SIZE, None,
-                            "no unit is there: the segments do not meet")
+                            "no unit here: there is a gap between the segments")
             queue_offset = beyond
 
 
@@ -153,7 +153,7 @@ def _in_a_body(queue: FlatQueue, queue_offset: int, unit: UnitRecord) -> Fault |
     segment = flat.segment_of(place)
     return Fault(queue_offset, 1, flat.reader.where(segment.path if segment else flat.folder),
                  place, "commit_log_offset",
-                 f"the unit leads into the message at {around.physical_offset}")
+                 f"the unit points into the message at {around.physical_offset}")
 
 
 def inside_of(queue: FlatQueue, place: int, queue_offset: int | None = None) -> Record | None:
@@ -212,10 +212,10 @@ def proven(queue: FlatQueue, queue_offset: int, unit: UnitRecord) -> Record | Fa
     where = flat.reader.where(segment.path if segment is not None else flat.folder)
     try:
         if unit.size > MAX_RECORD:
-            raise FormatError(f"the unit says {unit.size} bytes", path="size")
+            raise FormatError(f"the unit has an invalid size: {unit.size} bytes", path="size")
         if segment is None and offset >= 0:
             gone = "expired: before the first segment" if offset < flat.start else "in no segment"
-            raise FormatError(f"the message is not there ({gone})", path="commit_log_offset")
+            raise FormatError(f"the message is missing ({gone})", path="commit_log_offset")
         return queue.record(queue_offset)
     except FormatError as error:
         return Fault(queue_offset, 1, where, offset, error.path, error.reason)
@@ -243,7 +243,9 @@ def at_offset(queue: FlatQueue, offset: int) -> Record | str:
     if not isinstance(record, Fault):
         return record
     first = held_from(queue)
-    return f"expired: the first that is there is {first}" if offset < first else str(record)
+    if offset < first:
+        return f"expired: the first queue offset still here is {first}"
+    return str(record)
 
 
 def at_place(queue: FlatQueue, place: int, around: bool = False) -> Record | str:
@@ -272,11 +274,12 @@ def at_place(queue: FlatQueue, place: int, around: bool = False) -> Record | str
         return around_it
     if isinstance(around_it, str):
         return f"no message starts at {place}: {around_it}"
-    return (f"no message starts at {place}; it lies inside the one at {around_it.physical_offset} "
-            f"({around_it.total_size} bytes), which --containing shows")
+    return (f"no message starts at {place}. It is inside the message at "
+            f"{around_it.physical_offset} ({around_it.total_size} bytes); add --containing to show "
+            "that message")
 
 
 def _around(queue: FlatQueue, segment: Segment, place: int) -> Record | str:
     with queue.commit_log.source(segment) as source:
         return (record_around(source, place - segment.base)
-                or f"damage or unused bytes are around {place}")
+                or f"{place} is in a damaged or unused range")

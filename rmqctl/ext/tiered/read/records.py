@@ -26,4 +26,4 @@ def records(root: str, unused: Unused) -> Iterator[tuple[str, bytes]]:
                         if sound[row]:
                             yield where, batch.bytes_at(row)
                         else:
-                            unused.add("the body does not match its CRC", where)
+                            unused.add("body CRC mismatch", where)

@@ -118,4 +118,4 @@ class FaultReport:
     def finish(self) -> None:
         if self._more:
             self._report(Problem("damage", f"{self._queue}: {self._more} more queue offsets up to "
-                                 f"{self._last} lead to no message"))
+                                 f"{self._last} do not point to a message"))

@@ -38,7 +38,7 @@ _OVERLAP = 600_000
 """Queues are uploaded one after the other: items of index files lie so far (ms) out of order."""
 _BLOCK = 1 << 20
 _FEW = 1 << 14
-_MISSING = "index items that are missing"
+_MISSING = "missing index items"
 
 
 @dataclass(slots=True)
@@ -79,7 +79,7 @@ def look(flat: FlatFile | None, local: LocalIndex, entries: Mapping[int, Segment
     # The uploaded ones: one for each base; empty, sound or damaged.
     flat, wrong = split_names(flat)
     for segment in wrong if changes else ():
-        out.move_aside(segment.path, segment.size, "another file has its place")
+        out.move_aside(segment.path, segment.size, "another file is in its place")
     for segment, file in zip(flat.segments, uploaded(flat), strict=True):
         entry = entries.get(segment.base)
         if not segment.size:
@@ -87,8 +87,8 @@ def look(flat: FlatFile | None, local: LocalIndex, entries: Mapping[int, Segment
                 out.segments.append(RecoveredSegment(segment.base, 0, entry.begin_timestamp,
                                                      entry.end_timestamp, segment.mtime_ms))
             elif changes:
-                out.move_aside(segment.path, 0, "an upload that never came: a broker takes it "
-                                                  "for its newest index file")
+                out.move_aside(segment.path, 0, "an unfinished upload: a broker would use it as "
+                               "its newest index file")
         elif isinstance(file, StoreIOError):
             raise file
         elif isinstance(file, IndexFile):
@@ -134,7 +134,7 @@ def _recovered_segment(file: IndexFile, segment: Segment,
 
 
 def _damaged(reason: str) -> str:
-    return f"damaged ({reason}); what it had is made anew from the messages"
+    return f"damaged ({reason}); its items are rebuilt from the messages"
 
 
 def discard(out: RecoveredIndex, flat: FlatFile | None,
@@ -206,7 +206,7 @@ def rebuild(out: RecoveredIndex, flat: FlatFile | None,
                                     names.INDEX, base)
         items = (size - shape.items_at) // fmt.COMPACTED_ITEM.size
         out.act(Create(target, FileContent(new)), "rebuild", None, size,
-                f"keys of messages that have no index item: {items}")
+                f"message keys without an index item: {items}")
         out.segments.append(RecoveredSegment(base, size, begin, end, None))
         if base == following:
             following += size

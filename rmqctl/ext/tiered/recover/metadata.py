@@ -67,7 +67,7 @@ def assign_ids(old: Metadata, spare: Metadata | None, topics: Iterable[str],
             entry = TopicEntry(number, topic, update_timestamp=now)
         used.add(entry.topic_id)
         new.topics[topic] = entry
-        changes.add("topics come")
+        changes.add("topics added")
     new.serial = max([new.serial, *used])
     return new, changes
 
@@ -88,7 +88,7 @@ def enter_recovered(new: Metadata, spare: Metadata | None, broker: str,
         if queue.name.queue_id not in table:
             table[queue.name.queue_id] = QueueEntry(
                 queue.name.topic, broker, queue.name.queue_id, queue.first, queue.last, now)
-            changes.add("queues come")
+            changes.add("queues added")
     tables[names.INDEX][names.index_path(broker)] = list(indexes)
     for number, kind in enumerate(names.KINDS):
         _segments(new, spare, number, tables[kind], moved, changes, now, f"{broker}/")
@@ -108,7 +108,7 @@ def _segments(new: Metadata, spare: Metadata | None, number: int,
         gone = [base for base in table[path] if base not in bases]
         for base in gone:
             del table[path][base]
-        changes.add("segments without a file go", len(gone))
+        changes.add("segments without a file removed", len(gone))
         if not table[path]:
             del table[path]
     # Entries of those that are there.
@@ -121,11 +121,11 @@ def _segments(new: Metadata, spare: Metadata | None, number: int,
             if entry == old:
                 continue
             if old is None:
-                changes.add("segments come")
+                changes.add("segments added")
             elif entry.size != old.size:
-                changes.add("sizes change")
+                changes.add("sizes corrected")
             else:
-                changes.add("times change")
+                changes.add("times corrected")
             table.setdefault(path, {})[segment.base] = entry
 
 

@@ -119,8 +119,8 @@ class QueueRecovery:
         # Names: one file for each base, the others are moved aside.
         log, wrong = split_names(queue.commit_log)
         rows, strange = split_names(queue.consume_queue, UNIT_SIZE)
-        self._move_aside(wrong, "another file has its place")
-        self._move_aside(strange, "no consume queue file begins there")
+        self._move_aside(wrong, "another file is in its place")
+        self._move_aside(strange, "no consume queue file begins here")
         # The commit log: what lies in it, in files that begin where their messages say.
         surveyed = self._survey_placed(log, rows)
         self._rename([*wrong_names(surveyed.log), *wrong_names(rows)])
@@ -179,8 +179,8 @@ class QueueRecovery:
                 surveyed = survey(self._queue, log, path)
                 self._out.view = FlatQueue(self._queue.name, log, rows)
         if in_the_way := surveyed.in_the_way():
-            self._move_aside(in_the_way, "no message of its own is in it, and an earlier segment "
-                                         "reaches over its beginning")
+            self._move_aside(in_the_way, "contains no message of its own, and an earlier segment "
+                             "extends past its start")
             log, _ = split_names(replace(log, segments=[
                 segment for segment in log.segments if segment not in in_the_way]))
             surveyed = survey(self._queue, log, path)
@@ -226,8 +226,9 @@ class QueueRecovery:
                 target = self._target(names.COMMIT_LOG, segment.base)
                 self._out.act(Replace(target, FileContent(files[segment.path]),
                                       segment.mtime_ms * 1_000_000),
-                              "close up", segment.size, segment.usable, "a part of a block is "
-                              "there twice: without it everything is where units lead")
+                              "close up", segment.size, segment.usable,
+                              "a part of a block is stored twice: without it, every message is "
+                              "where its unit points")
         self._out.view = queue
         return again
 
@@ -250,8 +251,8 @@ class QueueRecovery:
                 surveyed = self._survey_with(surveyed, Patched(below, mended))
                 damaged = find_damaged(surveyed, self._queue.name)
             if count:
-                why.append("what is damaged of records is known from the rest of them and from "
-                           f"their queue: {count}")
+                why.append("damaged fields restored from the rest of the record and its queue: "
+                           f"{count}")
             # Store times last, each round with better neighbours.
             for _ in range(_MOST_ROUNDS):
                 times = mend_times(surveyed)
@@ -265,8 +266,8 @@ class QueueRecovery:
         self._patch(surveyed, mended, why)
         for first, end in damaged.shared[:_MOST_RUNS]:
             out.notes.append(f"{self._queue.name.path}: the damaged messages {first} to {end - 1} "
-                             "lie in one stretch, and no index item tells their borders: units "
-                             "that are made for them lead to equal parts of it")
+                             "share one range without index items to separate them: their new "
+                             "units point to equal parts of it")
         if damaged.units:
             path = os.path.join(self._folder, "rows-with-units")
             surveyed.rows = with_units(surveyed, damaged.units, path)
@@ -300,8 +301,8 @@ class QueueRecovery:
                 if len(reasons) > _MOST_RUNS:
                     why.append(f"and {len(reasons) - _MOST_RUNS} more")
             if len(pieces) > len(mended.get(path, ())):
-                why.append("a block was written again after a part of itself: these messages say "
-                           "another place than theirs")
+                why.append("a block was written again after a part of itself: these messages "
+                           "contain wrong physical offsets")
             pieces.sort(key=lambda piece: piece.at)
             self._out.act(Patch(path, tuple(pieces)),
                           "mend records" if path in mended else "put places right", len(pieces),
@@ -342,10 +343,10 @@ class QueueRecovery:
         copy_ranges(log.reader, last.path, [(0, cut - last.base)], path)
         target = self._target(names.COMMIT_LOG, last.base)
         self._out.act(Replace(target, FileContent(path), last.mtime_ms * 1_000_000), "cut",
-                      last.size, cut - last.base, "no unit leads to what lies beyond")
+                      last.size, cut - last.base, "no unit points past this offset")
         if last.size > last.usable or end < last.base:
-            out.notes.append(f"{self._queue.commit_log.folder}: what no unit leads to in earlier "
-                             "segments stays")
+            out.notes.append(f"{self._queue.commit_log.folder}: ranges of earlier segments without "
+                             "units are kept")
         return cut
 
     # -- the consume queue ------------------------------------------------------------------------
@@ -397,21 +398,21 @@ class QueueRecovery:
         target = self._target(names.CONSUME_QUEUE, place.base)
         if segment is None or not segment.name_ok:
             self._out.act(Create(target, FileContent(path)), "rebuild", None, size, (
-                f"is missing; units made from messages of the commit log: {added}"
+                f"missing; units rebuilt from messages of the commit log: {added}"
                 if segment is None else "with the right name"))
             return reach
         why = []
         if segment.size % UNIT_SIZE:
-            why.append("it ends within a unit")
+            why.append("it ends in the middle of a unit")
         if wrong:
-            why.append(f"units that lead to no message of theirs: {wrong}")
+            why.append(f"units that do not point to their message: {wrong}")
         if added:
             why.append(f"messages without a unit: {added}")
         if segment.size - segment.size % UNIT_SIZE > size:
-            why.append("units at the end lead beyond the commit log" if units.cut else
-                       "it is longer than up to the next one")
+            why.append("units at the end point past the commit log" if units.cut else
+                       "it extends past the start of the next file")
         self._out.act(Replace(target, FileContent(path)), "rebuild" if wrong or added else "cut",
-                      segment.size, size, "; ".join(why) or "its units are not those there are")
+                      segment.size, size, "; ".join(why) or "its units differ from those expected")
         return reach
 
     def _plan_empty_files(self, units: Units, files: Sequence[UnitFile]) -> None:
@@ -422,10 +423,10 @@ class QueueRecovery:
             if segment.base in used or (not segment.name_ok and self._changes):
                 continue  # what has a wrong name is moved aside already
             if segment.size and self._changes:
-                self._move_aside([segment], "none of its units leads to a message")
+                self._move_aside([segment], "none of its units points to a message")
             elif segment.base < last and self._changes:
-                self._move_aside([segment], "it is empty, and files after it are not: a broker "
-                                            "would meet a gap")
+                self._move_aside([segment], "it is empty, but later files are not: a broker would "
+                                 "find a gap")
             elif segment.name_ok:
                 self._out.consume_queue.append(RecoveredSegment(
                     segment.base, segment.usable - segment.usable % UNIT_SIZE, NEVER, NEVER,
@@ -441,44 +442,42 @@ def _notes(queue: FlatQueue, surveyed: Survey, units: Units, dropped: int | None
     where = f"{queue.name.topic}/{queue.name.queue_id}"
     # Report what is wrong in the commit log, segment by segment.
     if surveyed.doubtful:
-        yield (f"{where}: {ambiguity(surveyed.doubtful)}; they are left out, unless --ambiguous "
-               "keep is given")
+        yield (f"{where}: {ambiguity(surveyed.doubtful)}; skipped unless --ambiguous keep is given")
     for segment, base in surveyed.misplaced:
-        yield (f"{surveyed.log.reader.where(segment.path)}: its messages say that it begins at "
-               f"{base}, where there is no room for it")
+        yield (f"{surveyed.log.reader.where(segment.path)}: according to its messages it begins at "
+               f"{base}, where it does not fit")
     if surveyed.damaged:
-        yield (f"{where}: {surveyed.damaged} bytes of the commit log are no message; they stay "
-               f"(from {surveyed.spans[0].offset} on)")
+        yield (f"{where}: {surveyed.damaged} bytes of the commit log are not messages; they are "
+               f"kept (from {surveyed.spans[0].offset} on)")
     # Report messages that no entry can point to, and entries that point to no message.
     if units.damaged:
-        yield (f"{where}: of {plural(units.damaged, 'queue offset')} from {units.first_damaged} on "
-               "only damaged bytes are left; their units lead there, a broker passes over them")
+        yield (f"{where}: only damaged bytes are left of {plural(units.damaged, 'queue offset')} "
+               f"from {units.first_damaged} on; their units point there, and a broker skips them")
     beyond = sum(part.beyond for part in surveyed.segments)
     if beyond:
-        yield (f"{where}: {plural(beyond, 'message')} beyond the start of the next segment, where "
-               "nothing can lead to them")
+        yield (f"{where}: {plural(beyond, 'message')} after the start of the next segment, where "
+               "no unit can point to them")
     if surveyed.foreign:
         yield f"{where}: {plural(surveyed.foreign, 'message')} of other queues in its commit log"
     if surveyed.bad_crc:
-        yield (f"{where}: {plural(surveyed.bad_crc, 'message')} with a body that does not match "
-               "its CRC")
+        yield (f"{where}: {plural(surveyed.bad_crc, 'message')} with a body CRC mismatch")
     if units.counts.unknown:
-        yield (f"{where}: {plural(units.counts.unknown, 'unit')} to what is no whole message any "
-               "more; they stay")
+        yield (f"{where}: {plural(units.counts.unknown, 'unit')} that no longer point to a "
+               "complete message; they are kept")
     # A gap in the commit log means lost messages.
     for before, after in surveyed.log.gaps():
-        yield (f"{where}: the commit log has nothing from {before.end} to {after.base}; the "
-               "messages that were there are lost")
+        yield (f"{where}: the commit log has a gap from {before.end} to {after.base}; the messages "
+               "there are lost")
     # Report queue offsets without entries, with an upper limit.
     missing = units.missing() if changes and dropped is None else []
     for run in missing[:_MOST_RUNS]:
-        yield (f"{where}: queue offsets {_range(run)} are in the commit log and get no units, "
-               "because a hole lies between them and the rest")
+        yield (f"{where}: queue offsets {_range(run)} are in the commit log and get no units: they "
+               "are separated from the others by a gap")
     if len(missing) > _MOST_RUNS:
-        yield f"{where}: and {len(missing) - _MOST_RUNS} more such runs"
+        yield f"{where}: {len(missing) - _MOST_RUNS} more such ranges"
     for left, right in pairwise(units.runs):
-        yield (f"{where}: of queue offsets {_range(Run(left.end, right.start))} neither units nor "
-               "messages are left; the hole stays")
+        yield (f"{where}: neither units nor messages of queue offsets "
+               f"{_range(Run(left.end, right.start))} are left; the gap stays")
 
 
 def _range(run: Run) -> str:

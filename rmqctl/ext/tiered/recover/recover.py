@@ -143,7 +143,7 @@ class _Recovery:
                 # What is in it would count as gone.
                 raise StoreIOError(f"{where}: {problem.reason}")
             if inside:
-                self._notes.append(f"{where}: {problem.reason}; it stays")
+                self._notes.append(f"{where}: {problem.reason}; kept")
 
     # -- queues -----------------------------------------------------------------------------------
 
@@ -186,13 +186,13 @@ class _Recovery:
             elif name == path:
                 why = f"{name} is missing"
         if why is not None and readable:
-            self._notes.append(f"{why}; what its backup has right is kept")
+            self._notes.append(f"{why}; valid data of its backup is used")
         if not readable:
             return meta.Metadata(), None, why
         if readable[0].faults:
             fault = readable[0].faults[0]
-            self._notes.append(f"{path}: {fault.path}: {fault.reason} "
-                               f"({len(readable[0].faults)} such entries are made anew)")
+            self._notes.append(f"{path}: {fault.path}: {fault.reason} ({len(readable[0].faults)} "
+                               "such entries are recreated)")
         return readable[0], readable[1] if len(readable) > 1 else None, why
 
     def _topics(self, files: Sequence[IndexFile], queues: Sequence[RecoveredQueue]) -> tuple[
@@ -217,8 +217,8 @@ class _Recovery:
         if not fresh and _equal(new, self._old):
             return
         if self._old.old:
-            self._notes.append(f"{path}: is written in the form of 5.3; a broker of 5.1.0 or "
-                               "5.1.1 cannot read that")
+            self._notes.append(f"{path}: will be written in the format of 5.3, which a 5.1.0 or "
+                               "5.1.1 broker cannot read")
         data = meta.build(new)
         present = os.path.lexists(path)
         kind = Replace if present else Create
@@ -227,7 +227,7 @@ class _Recovery:
         actions.append(Action("rebuild" if fresh else "update", path,
                               os.path.getsize(path) if present else None, len(data),
                               "; ".join(filter(None, (reason, str(changes))))
-                              or "is not what the files say"))
+                              or "differs from the files"))
 
     # -- index ------------------------------------------------------------------------------------
 
@@ -267,8 +267,8 @@ class _Recovery:
         slots = self._slots() or (local.slots if local else None)
         if slots is None:
             slots = fmt.DEFAULT_SLOTS
-            self._notes.append(f"no index file tells the number of hash slots: {slots}, a broker's "
-                               "default, is taken (--index-slots)")
+            self._notes.append("no index file shows the number of hash slots: using a broker's "
+                               f"default, {slots} (--index-slots)")
         most = (self._options.index_max or recall(self._tier.reader)[0].get("index_max")
                 or (local.max_items if local else fmt.DEFAULT_MAX_ITEMS))
         forms = [file.shape.old for file in index.files if file.items]
@@ -284,23 +284,23 @@ class _Recovery:
                          queues: Sequence[RecoveredQueue]) -> str | None:
         """Why lost items are not looked for, "" where that needs no words; None: they are."""
         if self._tier.broker_root is None:
-            return ("the broker's local root is not known, so neither are the index files that are "
-                    "not uploaded: lost items are not looked for (--metadata FILE names it)")
+            return ("the broker's local root is unknown, and so are its index files that are not "
+                    "uploaded: missing items are not rebuilt (pass --metadata FILE)")
         present = index.files or index.steps or index.broken or index.unread
         # That there was one metadata says, how it is laid out the notes of the tier.
         if not present and not (self._index_entries() and self._slots() is not None):
             if any(queue.commit_log for queue in queues):
-                return "there is no index file at all: --only index makes one from the messages"
+                return "there are no index files: --only index creates them from the messages"
             return ""
         if self._is_dispatched(queues):
-            return ("a `tiered dispatch` was interrupted: run again it indexes what it had "
-                    "uploaded, and lost items are not looked for before")
+            return ("a `tiered dispatch` was interrupted: run it again to index what it uploaded; "
+                    "missing items are not rebuilt until then")
         unread = list(index.unread)
         if not self._slots() and self._local_shape(index) is None:
             unread += [f"{path}: {why}" for path, why in index.broken]
         if unread:
-            return (f"{unread[0]}; items may be in it, so lost ones are not looked for "
-                    "(--index-slots tells its layout, --only index goes on without it)")
+            return (f"{unread[0]}; it may contain items, so missing ones are not rebuilt (pass "
+                    "--index-slots for its layout, or --only index to proceed without it)")
         return None
 
     @staticmethod

@@ -25,7 +25,7 @@ class Scope:
 def open_tier(root: str, metadata: str | None) -> Tier:
     """A tier to be recovered: its metadata may be lost. UsageError, NotAStoreError."""
     if is_url(root):
-        raise UsageError(f"{root}: only a tier in a folder can be changed")
+        raise UsageError(f"{root}: only a tier in a local folder can be changed")
     present = metadata is not None and os.path.lexists(metadata)
     tier = Tier.open(root, metadata if present else None)
     path = metadata or expected_path(tier.name)
@@ -39,7 +39,7 @@ def scope_of(tier: Tier, cluster: str | None, broker: str | None) -> Scope:
     of. UsageError.
     """
     if tier.metadata_path is None or tier.broker_root is None:
-        raise UsageError(f"{tier.name}: where its metadata lay cannot be told: name the file "
+        raise UsageError(f"{tier.name}: cannot determine where its metadata was: pass the file "
                          "with --metadata")
     owners = tier.found.owners
     meant = sorted(owner for owner in owners if cluster in (None, owner[0])
@@ -49,12 +49,12 @@ def scope_of(tier: Tier, cluster: str | None, broker: str | None) -> Scope:
         meant = [owner for owner in meant if owner[1] in of_metadata] or meant
     if not meant:
         if owners and (cluster or broker):
-            raise UsageError(f"{tier.name}: there is no {cluster or ''}/{broker or ''} in it")
-        raise NotAStoreError(f"{tier.name}: no file of a tier is in it")
+            raise UsageError(f"{tier.name}: does not contain {cluster or ''}/{broker or ''}")
+        raise NotAStoreError(f"{tier.name}: contains no tier files")
     if len(meant) > 1:
         every = ", ".join(f"{cluster}/{other}" for cluster, other in meant)
-        raise UsageError(f"{tier.name} has the files of several brokers ({every}), and each has "
-                         "metadata of its own: name one with --broker (and --cluster)")
+        raise UsageError(f"{tier.name} has files of several brokers ({every}), each with its own "
+                         "metadata: choose one with --broker (and --cluster)")
     return Scope(*meant[0], tier.metadata_path, tier.broker_root)
 
 

@@ -21,7 +21,7 @@ from rmqctl.formats.tiered import metadata as meta
 from rmqctl.formats.tiered import names
 from rmqctl.parse_values import is_url
 
-_HASHES = "the hash in the cluster's folder is wrong"
+_HASHES = "the hash in the cluster folder's name is wrong"
 
 
 def structure(tier: Tier, broker: str | None = None) -> Iterator[Finding]:
@@ -35,8 +35,8 @@ def structure(tier: Tier, broker: str | None = None) -> Iterator[Finding]:
             continue
         for segment in flat.segments:
             if not segment.name_ok:
-                yield _about(name, flat, segment, TIER, "tiered-name", "the hash in its name is "
-                             f"not that of {segment.base}")
+                yield _about(name, flat, segment, TIER, "tiered-name", "the hash in its name does "
+                             f"not match {segment.base}")
         for left, right in pairwise(flat.segments):
             yield from _seam(name, flat, left, right)
 
@@ -57,12 +57,12 @@ def _seam(name: QueueName, flat: FlatFile, left: Segment, right: Segment) -> Ite
     elif left.base + left.size < right.base:
         missing = right.base - left.base - left.size
         yield _about(name, flat, left, TIER, "tiered-gap", f"ends at {left.base + left.size}, the "
-                     f"next segment begins at {right.base}: {plural(missing, 'byte')} are missing",
+                     f"next segment begins at {right.base}: {plural(missing, 'byte')} missing",
                      missing)
     elif left.base + left.size > right.base:
         over = left.base + left.size - right.base
-        yield _about(name, flat, left, TIER, "tiered-overlap", f"has {plural(over, 'byte')} more "
-                     f"than fit before the next segment at {right.base}", over)
+        yield _about(name, flat, left, TIER, "tiered-overlap", f"extends {plural(over, 'byte')} "
+                     f"past the start of the next segment at {right.base}", over)
 
 
 def _about(name: QueueName, flat: FlatFile, segment: Segment, structure_: str, category: str,
@@ -91,19 +91,19 @@ def metadata(tier: Tier, broker: str | None = None) -> Iterator[Finding]:
     if path is None:
         place = None if is_url(tier.name) else expected_path(tier.name)
         if place is not None:
-            yield Finding("tiered-metadata-missing", METADATA, f"{place} is not there: a broker "
-                          "would begin anew", tier.reader.where(""))
+            yield Finding("tiered-metadata-missing", METADATA, f"{place} is missing: a broker "
+                          "would start with empty metadata", tier.reader.where(""))
         else:
-            yield Finding("tiered-metadata-missing", METADATA, "no tieredStoreMetadata.json lies "
-                          "beside the tier: files were not compared with it (--metadata names it)",
-                          tier.reader.where(""), severity=INFO)
+            yield Finding("tiered-metadata-missing", METADATA, "no tieredStoreMetadata.json beside "
+                          "the tier: not compared (pass --metadata)", tier.reader.where(""),
+                          severity=INFO)
         return
     # Check the file itself: readable, not just a backup, without invalid parts.
     if tier.metadata_error is not None:
         yield Finding("tiered-metadata-damaged", METADATA, tier.metadata_error, path)
         return
     if path.endswith(".bak"):
-        yield Finding("tiered-metadata-missing", METADATA, "only the backup is there", path)
+        yield Finding("tiered-metadata-missing", METADATA, "only the backup exists", path)
     for fault in tier.metadata.faults:
         yield Finding("tiered-metadata-damaged", METADATA, f"{fault.path}: {fault.reason}", path)
     yield from _backup(path)
@@ -111,8 +111,8 @@ def metadata(tier: Tier, broker: str | None = None) -> Iterator[Finding]:
     others = foreign(tier)
     for other in sorted(others):
         if broker in (None, other):
-            yield Finding("tiered-oddity", METADATA, f"has nothing of the broker {other!r}: name "
-                          "the metadata of that one with --metadata to have it compared", path)
+            yield Finding("tiered-oddity", METADATA, f"contains nothing of broker {other!r}: pass "
+                          "its metadata with --metadata to compare it", path)
     yield from _topics(tier, path, others if broker is None else {
         name.broker for name, _ in flat_files(tier)} - {broker} | others)
     # Compare in both directions: files with their entries, and entries with their files.
@@ -137,8 +137,8 @@ def _backup(path: str) -> Iterator[Finding]:
     except StoreIOError as error:
         yield Finding("file-unreadable", METADATA, str(error), backup)
     except FormatError as error:
-        yield Finding("tiered-oddity", METADATA, f"the backup cannot be read: {error.reason}; it "
-                      "is only asked where the file itself is bad", backup)
+        yield Finding("tiered-oddity", METADATA, f"backup unreadable: {error.reason}; it is used "
+                      "only if the file itself is damaged", backup)
 
 
 def _topics(tier: Tier, path: str, others: set[str]) -> Iterator[Finding]:
@@ -152,8 +152,8 @@ def _topics(tier: Tier, path: str, others: set[str]) -> Iterator[Finding]:
                           topic=topic.topic)
         owners.setdefault(topic.topic_id, topic.topic)
         if topic.topic_id > known.serial:
-            yield Finding("tiered-metadata-entry", METADATA, f"topic id {topic.topic_id} is above "
-                          f"the serial number {known.serial}: it will be given again", path,
+            yield Finding("tiered-metadata-entry", METADATA, f"topic ID {topic.topic_id} is above "
+                          f"the serial number {known.serial}: it will be assigned again", path,
                           topic=topic.topic)
     # Every queue folder needs an entry of its topic and queue, with the right broker.
     for queue in tier.queues():
@@ -162,14 +162,15 @@ def _topics(tier: Tier, path: str, others: set[str]) -> Iterator[Finding]:
             continue
         if name.topic not in known.topics or name.queue_id not in known.queues.get(name.topic, {}):
             lacking = "topic" if name.topic not in known.topics else "queue"
-            yield Finding("tiered-metadata-entry", METADATA, f"its {lacking} has no entry: a "
-                          "broker does not see it", queue.commit_log.reader.where(
+            yield Finding("tiered-metadata-entry", METADATA, f"its {lacking} has no metadata "
+                                                             "entry: a broker does not see "
+                                                             "it", queue.commit_log.reader.where(
                               queue.commit_log.folder.rpartition("/")[0]),
                           topic=name.topic, queue_id=name.queue_id)
             continue
         broker = known.queues[name.topic][name.queue_id].broker_name
         if broker != name.broker and len(list(tier.queues(name.topic, name.queue_id))) == 1:
-            yield Finding("tiered-metadata-entry", METADATA, f"the queue's entry is of the broker "
+            yield Finding("tiered-metadata-entry", METADATA, "the queue's entry is of broker "
                           f"{broker!r}", path, topic=name.topic, queue_id=name.queue_id)
 
 
@@ -184,7 +185,7 @@ def _flat(tier: Tier, name: QueueName, flat: FlatFile) -> Iterator[Finding]:
             yield _about(name, flat, segment, METADATA,
                          "tiered-oddity" if harmless else "tiered-metadata-entry",
                          "has no entry in the metadata" + (
-                             ", and no bytes" if harmless else ": a broker does not see it"))
+                             ", and is empty" if harmless else ": a broker does not see it"))
             continue
         yield from _size(name, flat, segment, entry, segment.base == last)
     for base in sorted(set(entries) - bases):
@@ -197,13 +198,12 @@ def _size(name: QueueName, flat: FlatFile, segment: Segment, entry: meta.Segment
         return  # what is behind the next segment's base is an overlap, found elsewhere
     if entry.size > segment.size:
         yield _about(name, flat, segment, METADATA, "tiered-segment-short", f"has {segment.size} "
-                     f"bytes, {entry.size} were committed: {entry.size - segment.size} are missing",
+                     f"bytes, {entry.size} were committed: {entry.size - segment.size} missing",
                      entry.size - segment.size)
     elif last and flat.kind != names.INDEX:
         yield _about(name, flat, segment, METADATA, "tiered-metadata-size", f"has {segment.size} "
-                     f"bytes, {entry.size} in the metadata: a broker takes the file's when it "
-                     "starts",
-                     severity="info")
+                     f"bytes, {entry.size} in the metadata: a broker uses the file's size at "
+                     "startup", severity="info")
     else:
         yield _about(name, flat, segment, METADATA, "tiered-metadata-size", f"has {segment.size} "
                      f"bytes, {entry.size} in the metadata: a broker reads no further")
@@ -213,10 +213,10 @@ def _missing(kind: str, where: str, entry: meta.SegmentEntry, file: str) -> Find
     parts = where.split("/")
     queue = parts[-2:] if len(parts) > 2 and parts[-1].isdigit() and kind != names.INDEX else None
     topic, queue_id = (queue[0], int(queue[1])) if queue else (None, None)
-    said = f"{kind} segment {names.build_segment(entry.base_offset)} of {where} is not there"
+    said = f"{kind} segment {names.build_segment(entry.base_offset)} of {where} is missing"
     if entry.status == meta.DELETED or not entry.size:
-        return Finding("tiered-oddity", METADATA, f"{said}; metadata has "
-                       + ("it for deleted" if entry.size else "no bytes for it"), file,
+        return Finding("tiered-oddity", METADATA, f"{said}; in the metadata it is "
+                       + ("deleted" if entry.size else "empty"), file,
                        topic=topic, queue_id=queue_id)
     return Finding("tiered-segment-missing", METADATA, f"{said}; {entry.size} bytes were committed",
                    file, entry.base_offset, entry.size, topic, queue_id, position=None)

@@ -53,14 +53,14 @@ class Times:
 def check(file: IndexFile, take: Take, times: Times) -> Iterator[Finding]:
     """Findings of one file. ``take`` gets every block of items. StoreIOError, FormatError."""
     if file.form == EMPTY and file.status == "UNSEALED":
-        yield note(file, "file-empty", "an open index file of no bytes: what it had is lost")
+        yield note(file, "file-empty", "empty open index file: its items are lost")
         return
     if file.form == EMPTY:
         yield note(file, "tiered-oddity", "has no items: an idle broker uploads such a file when "
                    "it stops")
         return
     if file.shape.slots > MAX_SLOTS:
-        yield note(file, "tiered-index-header", f"{file.shape.slots} slots: too many to be real")
+        yield note(file, "tiered-index-header", f"{file.shape.slots} slots: implausibly many")
         return
     if file.form == COMPACTED:
         yield from _header(file)
@@ -80,12 +80,12 @@ def note(file: IndexFile, category: str, detail: str, position: int | None = Non
 def _header(file: IndexFile) -> Iterator[Finding]:
     header, shape = file.header, file.shape
     if header.magic != fmt.END_MAGIC:
-        yield note(file, "tiered-index-header", "has the magic of an open file, and is compacted",
+        yield note(file, "tiered-index-header", "compacted, but has the magic of an open file",
                    0, length=4)
     tail = file.read(file.size - fmt.TAIL_SIZE, fmt.TAIL_SIZE)
     if shape.old and tail != fmt.BEGIN_MAGIC.to_bytes(fmt.TAIL_SIZE, "big"):
-        yield note(file, "tiered-index-header", "the seal after the items is not what 5.1 writes",
-                   file.size - fmt.TAIL_SIZE, length=fmt.TAIL_SIZE)
+        yield note(file, "tiered-index-header", "the end mark after the items is not the one that "
+                   "5.1 writes", file.size - fmt.TAIL_SIZE, length=fmt.TAIL_SIZE)
 
 
 def _slots(file: IndexFile) -> Iterator[Finding]:
@@ -114,14 +114,15 @@ def _slots(file: IndexFile) -> Iterator[Finding]:
         expected = int(position[follows][-1] + length[follows][-1]) if follows.any() and (
             off.any() or wrong.any()) else int(begin[-1])
         if len(slots) < count:
-            yield note(file, "tiered-index-slot", "the file ends inside its slots", file.size)
+            yield note(file, "tiered-index-slot", "the file ends in the middle of its slots",
+                                                  file.size)
             return
     if expected != end:
-        yield note(file, "tiered-index-slot", f"slots end at {expected}, the items at {end}",
+        yield note(file, "tiered-index-slot", f"slots end at {expected}, items at {end}",
                    shape.items_at)
     if not shape.old and used != file.header.slot_count:
-        yield note(file, "tiered-index-header", f"says {file.header.slot_count} slots are used, "
-                   f"{used} are", fmt.HEADER.field("slot_count").offset, length=4)
+        yield note(file, "tiered-index-header", f"slot count is {file.header.slot_count}, but "
+                   f"{used} are used", fmt.HEADER.field("slot_count").offset, length=4)
 
 
 def _wrong_slots(file: IndexFile, first: int, length: Array, position: Array, begin: Array,
@@ -131,14 +132,13 @@ def _wrong_slots(file: IndexFile, first: int, length: Array, position: Array, be
         place = file.shape.slot_position(first + slot)
         if wrong[slot]:
             yield note(file, "tiered-index-slot", f"slot {first + slot}: {int(length[slot])} bytes "
-                       "of items, which is no number of items that fits", place, length=8)
+                       "of items, not a valid number of items", place, length=8)
             # Behind a wrong length the places of all others are off by as much.
             rest = position[slot + 1:] - begin[slot + 1:-1]
             follows = int(rest[0]) if len(rest) else 0
         elif int(position[slot] - begin[slot]) != follows:
             yield note(file, "tiered-index-slot", f"slot {first + slot}: items at "
-                       f"{int(position[slot])}, they should be at {int(begin[slot]) + follows}",
-                       place,
+                       f"{int(position[slot])}, expected at {int(begin[slot]) + follows}", place,
                        length=8)
             shift = int(position[slot] - begin[slot])
             if slot + 1 < len(position) and int(position[slot + 1] - begin[slot + 1]) == shift:
@@ -160,14 +160,13 @@ def _compacted_items(file: IndexFile, take: Take, times: Times) -> Iterator[Find
         negative = (hashed < 0) & ~_lowest(hashed, slots)
         bad = negative | (item_position < position) | (item_position >= position + length)
         for item in np.flatnonzero(bad).tolist():
-            reason = (f"the slot of its hash {int(hashed[item])} has its items elsewhere"
-                      if not negative[item] else "a key hash is never negative: "
-                                                 f"{int(hashed[item])}")
+            reason = (f"items of the slot of its hash {int(hashed[item])} are elsewhere"
+                      if not negative[item] else f"negative key hash: {int(hashed[item])}")
             yield note(file, "tiered-index-hash", f"item {first + item}: {reason}",
                        int(item_position[item]),
                        length=unit.size)
     if seen < file.items:
-        yield note(file, "tiered-index-header", f"says {file.items} items, there are {seen}",
+        yield note(file, "tiered-index-header", f"item count is {file.items}, but there are {seen}",
                    fmt.HEADER.field("item_count").offset, length=4)
 
 
@@ -200,7 +199,7 @@ def _open(file: IndexFile, take: Take, times: Times) -> Iterator[Finding]:
     full = header.item_count + 1 == shape.max_items
     if not shape.old and (header.magic == fmt.END_MAGIC) != full:
         yield note(file, "tiered-index-header", f"{plural(header.item_count, 'item')} of "
-                   f"{shape.max_items}, and the magic of {'an open' if full else 'a full'} file", 0,
+                   f"{shape.max_items}, but the magic of {'an open' if full else 'a full'} file", 0,
                    length=4)
     last: Array = np.full(shape.slots, none, np.int32)
     seen = 0
@@ -210,12 +209,12 @@ def _open(file: IndexFile, take: Take, times: Times) -> Iterator[Finding]:
         seen += len(items)
         yield from _links(file, first, items, last)
     if seen < file.items:
-        yield note(file, "tiered-index-header", f"says {file.items} items, there is place for "
-                   f"{seen}", fmt.HEADER.field("item_count").offset, length=4)
+        yield note(file, "tiered-index-header", f"item count is {file.items}, but only {seen} fit",
+                                                fmt.HEADER.field("item_count").offset, length=4)
     used = int((last != none).sum())
     if not shape.old and used != header.slot_count:
-        yield note(file, "tiered-index-header", f"says {header.slot_count} slots are used, {used} "
-                   "are", fmt.HEADER.field("slot_count").offset, length=4)
+        yield note(file, "tiered-index-header", f"slot count is {header.slot_count}, but {used} "
+                   "are used", fmt.HEADER.field("slot_count").offset, length=4)
     yield from _heads(file, last)
 
 
@@ -225,7 +224,7 @@ def _links(file: IndexFile, first: int, items: Array, last: Array) -> Iterator[F
     good = np.flatnonzero(~negative)
     previous = items["previous"].astype(np.int64)
     for row in np.flatnonzero(negative).tolist():
-        yield note(file, "tiered-index-hash", f"item {first + row}: a key hash is never negative: "
+        yield note(file, "tiered-index-hash", f"item {first + row}: negative key hash: "
                    f"{int(hashed[row])}", file.shape.item_position(first + row),
                    length=fmt.ITEM.size)
     slot = hashed[good] % file.shape.slots
@@ -242,8 +241,8 @@ def _links(file: IndexFile, first: int, items: Array, last: Array) -> Iterator[F
     bad = leads_to != wanted
     for row in np.sort(rows[bad])[:BLOCK_ITEMS].tolist():
         should = int(wanted[rows == row][0])
-        yield note(file, "tiered-index-chain", f"item {first + row} leads to {int(previous[row])}, "
-                   f"the item before it in its slot is {should}",
+        yield note(file, "tiered-index-chain", f"item {first + row} points to "
+                   f"{int(previous[row])}, the previous item in its slot is {should}",
                    file.shape.item_position(first + row), length=fmt.ITEM.size)
 
 
@@ -258,12 +257,13 @@ def _heads(file: IndexFile, last: Array) -> Iterator[Finding]:
         spare = heads["unused"] != 0
         for slot in np.flatnonzero(wrong | spare).tolist():
             place = file.shape.slot_position(first + slot)
-            detail = (f"leads to item {int(heads['item'][slot])}, its newest is "
-                      f"{int(last[first + slot])}" if wrong[slot] else "has bytes where none are "
-                                                                       "used")
+            detail = (f"points to item {int(heads['item'][slot])}, its newest is "
+                      f"{int(last[first + slot])}" if wrong[slot] else "contains data, but no item "
+                                                                       "uses it")
             yield note(file, "tiered-index-slot", f"slot {first + slot} {detail}", place, length=8)
         if len(heads) < count:
-            yield note(file, "tiered-index-slot", "the file ends inside its slots", file.size)
+            yield note(file, "tiered-index-slot", "the file ends in the middle of its slots",
+                                                  file.size)
             return
 
 
@@ -276,14 +276,14 @@ def _end_time(file: IndexFile, times: Times) -> Iterator[Finding]:
     if times.most - times.least > _I32.max // 2 or end in (begin, begin + times.most):
         return  # times of IPv6 hosts, a file reopened since, or milliseconds
     if end > _YEAR_3000:
-        yield note(file, "tiered-oddity", f"the header's end {end} is no time: a broker takes "
-                   "bytes of an IPv6 host for a store time",
-                   fmt.HEADER.field("end_timestamp").offset, length=8)
+        yield note(file, "tiered-oddity", f"header end time {end} is invalid: a broker misread an "
+                   "IPv6 host as the store time", fmt.HEADER.field("end_timestamp").offset,
+                   length=8)
     elif end > high:
-        yield note(file, "tiered-index-header", f"ends at {time_text(end)}, its newest item "
-                   f"is of {time_text(high)}",
-                   fmt.HEADER.field("end_timestamp").offset, length=8)
+        yield note(file, "tiered-index-header", f"header end time {time_text(end)}, but its newest "
+                   f"item is from {time_text(high)}", fmt.HEADER.field("end_timestamp").offset,
+                   length=8)
     elif end < low:
-        yield note(file, "tiered-oddity", f"the header's end {time_text(end)} is before the newest "
-                   f"item's {time_text(low)}: a broker loses it when it opens a file again",
+        yield note(file, "tiered-oddity", f"header end time {time_text(end)} is before the newest "
+                   f"item's {time_text(low)}: lost when a broker reopens it",
                    fmt.HEADER.field("end_timestamp").offset, length=8)

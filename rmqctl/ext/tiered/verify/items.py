@@ -122,10 +122,10 @@ class Items:
             elif known is not None and queue in known:
                 tally.expired += count
             elif len(tally.unknown) < MOST_EXPLAINED:
-                tally.unknown[f"topic id {topic_id}, which was never given" if known is None else
-                              f"queue {queue} of topic id {topic_id}, which there is not"] += count
+                tally.unknown[f"unknown topic ID {topic_id}" if known is None else
+                              f"missing queue {queue} of topic ID {topic_id}"] += count
             else:
-                tally.unknown["further queues which there are not"] += count
+                tally.unknown["further missing queues"] += count
 
     # -- when all messages were seen ---------------------------------------------------------------
 
@@ -154,14 +154,14 @@ class Items:
             yield from self._times(bucket.items, bucket.keys)
         # What is only counted.
         for file, count in more.items():
-            yield note(self.files[file], "tiered-index-item", f"{plural(count, 'more item')} with "
-                       "no message of theirs are only counted", count=count)
+            yield note(self.files[file], "tiered-index-item", f"{plural(count, 'more item')} "
+                       "without a matching message, counted only", count=count)
         yield from self._tallied()
         for number in sorted(missing):
             queue = self.queues[number]
             yield Finding("tiered-index-missing", "index", f"{plural(missing[number], 'key')} of "
-                          "messages have no item: they are not uploaded yet, or were lost when a "
-                          "broker died", queue.commit_log.reader.where(queue.commit_log.folder),
+                          "messages without an index item: not uploaded yet, or lost in a broker "
+                          "crash", queue.commit_log.reader.where(queue.commit_log.folder),
                           topic=queue.name.topic, queue_id=queue.name.queue_id,
                           queue_offset=first_missing[number], count=missing[number])
 
@@ -172,15 +172,16 @@ class Items:
                            count=count)
             if tally.expired or tally.removed:
                 yield note(file, "tiered-index-expired", f"{plural(tally.expired, 'item')} of "
-                           f"expired messages, {tally.removed} of topics or queues that are gone",
+                           f"expired messages, {tally.removed} of deleted topics or queues",
                            count=tally.expired + tally.removed)
             if tally.old_unit:
                 yield note(file, "tiered-oddity", f"{plural(tally.old_unit, 'time')} in "
-                           "milliseconds, as 5.1 has them, in a file of seconds",
+                           "milliseconds, as in 5.1, in a file that uses seconds",
                            count=tally.old_unit)
             if tally.wide:
-                yield note(file, "tiered-oddity", f"{plural(tally.wide, 'time')} made of the bytes "
-                           "of IPv6 hosts, where a broker looks for a store time", count=tally.wide)
+                yield note(file, "tiered-oddity", f"{plural(tally.wide, 'time')} made from bytes "
+                           "of IPv6 hosts, which a broker misreads as the store time",
+                           count=tally.wide)
 
     def _times(self, items: Array, keys: Array) -> Iterator[Finding]:
         """Item times against messages, exactly as the versions compute them."""
@@ -202,9 +203,9 @@ class Items:
             tally.old_unit += int(millis.sum())
             for row in np.flatnonzero(~right & ~millis).tolist():
                 place, size = self._place(file, int(ours["number"][row]))
-                yield note(file, "tiered-index-time", f"item {int(ours['number'][row])}: a time "
-                           f"difference of {int(difference[row])}, the message's is "
-                           f"{int(proper[row])}", place, length=size)
+                yield note(file, "tiered-index-time", f"item {int(ours['number'][row])}: time "
+                           f"difference {int(difference[row])}, expected {int(proper[row])} for "
+                           "its message", place, length=size)
 
     def _place(self, file: IndexFile, number: int) -> tuple[int, int]:
         if file.form == COMPACTED:
@@ -226,11 +227,10 @@ class Items:
         is_cut = self.counted.messages_lost_in_repairs and (
             item_record.commit_log_offset >= _end_of_units(queue))
         severity = INFO if is_cut or _leads_as_unit(queue, item_record) else ""
-        return note(file, "tiered-index-item", f"item {item} leads to "
-                                               f"{item_record.commit_log_offset} of "
-                    f"{queue.name.topic}/{queue.name.queue_id}: {self._reason(queue, item_record)}",
-                    place, length=size, topic=queue.name.topic, queue_id=queue.name.queue_id,
-                    severity=severity)
+        return note(file, "tiered-index-item", f"item {item} points to "
+                    f"{item_record.commit_log_offset} of {queue.name.topic}/{queue.name.queue_id}: "
+                    f"{self._reason(queue, item_record)}", place, length=size,
+                    topic=queue.name.topic, queue_id=queue.name.queue_id, severity=severity)
 
     @staticmethod
     def _reason(queue: FlatQueue, item: fmt.CompactedItemRecord) -> str:
@@ -250,7 +250,7 @@ class Items:
             message.decode(log.read(item.commit_log_offset, total))
         except (FormatError, StoreIOError):
             return "the message there is damaged"
-        return "the message there has no such key, or no unit leads to it"
+        return "the message there has no such key, or no unit points to it"
 
     def close(self) -> None:
         self.held.close()

@@ -47,9 +47,8 @@ class Left:
         for number, units in self._hit_spans.items():
             yield self._damaged(self.check.spans[number], units)
         if self._unexplained:
-            yield self.place.rows("tiered-cq-unit", f"{self._unexplained} more units lead to no "
-                                  "message of theirs; they are only counted",
-                                  count=self._unexplained)
+            yield self.place.rows("tiered-cq-unit", f"{self._unexplained} more units do not point "
+                                  "to their message; counted only", count=self._unexplained)
         yield from self._orphans()
 
     # -- the shape of the consume queue ------------------------------------------------------------
@@ -58,20 +57,19 @@ class Left:
         flat, units = self.check.queue.consume_queue, self.check.units
         for tear in units.tears:
             behind = units.end - tear.first
-            yield self.place.rows(
-                "tiered-cq-torn", f"a unit was torn here: from queue offset {tear.first} on units "
-                f"lie {tear.shift} bytes after their places, and a broker reads garbage for "
-                f"{plural(behind, 'message')}", tear.first * UNIT_SIZE,
-                queue_offset=tear.first, count=max(behind, 1))
+            yield self.place.rows("tiered-cq-torn", f"torn unit: from queue offset {tear.first} "
+                                  f"on, units are {tear.shift} bytes late; a broker misreads "
+                                  f"{plural(behind, 'message')}", tear.first * UNIT_SIZE,
+                                  queue_offset=tear.first, count=max(behind, 1))
         rest = units.torn_bytes - (units.tears[-1].shift if units.tears else 0)
         if rest > 0:
-            yield self.place.rows("tiered-cq-torn", f"ends with {plural(rest, 'byte')} of a unit",
-                                  flat.end - rest, length=rest)
+            yield self.place.rows("tiered-cq-torn", f"ends with {plural(rest, 'byte')} of an "
+                                  "incomplete unit", flat.end - rest, length=rest)
         if not units.tears:
             for segment in flat.segments:
                 if segment.base % UNIT_SIZE:
-                    yield self.place.rows("tiered-cq-torn", f"begins at {segment.base}, inside of "
-                                          "a unit", segment.base)
+                    yield self.place.rows("tiered-cq-torn", f"begins at {segment.base}, in the "
+                                          "middle of a unit", segment.base)
 
     # -- units -------------------------------------------------------------------------------------
 
@@ -115,11 +113,11 @@ class Left:
                     Unit(int(numbers[row]), int(offset[row]), int(size[row])))
         counted.rows_expired += expired
         if expired:
-            yield self.place.rows("tiered-cq-expired", f"{plural(expired, 'unit')} of messages "
-                                  "that are expired", count=expired, queue_offset=first_expired)
+            yield self.place.rows("tiered-cq-expired", f"{plural(expired, 'unit')} of expired "
+                                  "messages", count=expired, queue_offset=first_expired)
         if ahead and self._has_grown(ahead[-1]):
             yield self.place.rows("tiered-oddity", f"{plural(count_ahead, 'unit')} of messages "
-                                  "that were uploaded while the tier was read", count=count_ahead)
+                                  "uploaded during this check", count=count_ahead)
         elif ahead:
             unit = ahead[0]
             yield self.place.rows(
@@ -145,7 +143,8 @@ class Left:
             self._unexplained += 1
             return
         if unit.offset < 0 or unit.size < message.MIN_SIZE:
-            yield self._wrong(unit, f"leads to offset {unit.offset}, {unit.size} bytes: no message")
+            yield self._wrong(unit, f"points to offset {unit.offset}, {unit.size} bytes: not a "
+                              "message")
             return
         # A message without an entry of its own starts here: compare both.
         frame = int(np.searchsorted(self.loose.offset, unit.offset))
@@ -167,13 +166,13 @@ class Left:
                 unit.offset, unit.queue_offset, unit.size) and (
                     self.check.loose_count == len(self.loose.offset)):
             # The walk has passed over it: a frame in another message's body.
-            yield self._wrong(unit, f"leads to offset {unit.offset}, inside of another message")
+            yield self._wrong(unit, f"points to offset {unit.offset}, inside another message")
         elif record is not None and record.physical_offset == unit.offset:
             yield from self._at_frame(unit, record.total_size, record.queue_offset)
         elif self.log.segment_of(unit.offset) is None:
-            yield self._wrong(unit, f"leads to offset {unit.offset}, which no segment has")
+            yield self._wrong(unit, f"points to offset {unit.offset}, which is in no segment")
         else:
-            yield self._wrong(unit, f"leads to offset {unit.offset}, where no message starts")
+            yield self._wrong(unit, f"points to offset {unit.offset}, where no message starts")
 
     def _at_frame(self, unit: Unit, size: int, queue_offset: int) -> Iterator[Finding]:
         """A unit that leads to the start of a whole message which is not quite its own."""
@@ -181,15 +180,14 @@ class Left:
             other = self.check.units.at(np.array([queue_offset], np.int64))
             if bool(self.check.seen.has(queue_offset, 1)[0]) and other.known[0] and int(
                     other.offset[0]) == unit.offset:
-                yield self._wrong(unit, f"leads to the message of queue offset {queue_offset}")
+                yield self._wrong(unit, f"points to the message of queue offset {queue_offset}")
                 return
-            yield self.place.log(
-                "tiered-message-fields", f"says its queue offset is {queue_offset}, the unit of "
-                f"{unit.queue_offset} leads to it", unit.offset, length=size,
-                queue_offset=unit.queue_offset)
+            yield self.place.log("tiered-message-fields", f"its queue offset is {queue_offset}, "
+                                 f"but the unit of {unit.queue_offset} points to it", unit.offset,
+                                 length=size, queue_offset=unit.queue_offset)
         if size != unit.size:
-            yield self._wrong(unit, f"says {unit.size} bytes, the message at {unit.offset} has "
-                              f"{size}")
+            yield self._wrong(unit, f"size is {unit.size}, but the message at {unit.offset} has "
+                              f"{size} bytes")
 
     def _wrong(self, unit: Unit, detail: str) -> Finding:
         return self.place.rows("tiered-cq-unit", detail, self.check.units.place(unit.queue_offset),
@@ -198,7 +196,7 @@ class Left:
     def _damaged(self, span: Span, units: list[Unit]) -> Finding:
         first = units[0]
         some = "" if len(units) == 1 else (
-            f"; {len(units)} units lead into these {span.length} bytes")
+            f"; {len(units)} units point into these {span.length} bytes")
         field = f" ({span.field})" if span.field else ""
         return self.place.log(
             "tiered-record", f"{span.reason or 'only zeros'}{field}{some}", span.offset,
@@ -217,17 +215,17 @@ class Left:
         counted.bytes_in_messages += int(loose.size[self._claimed].sum())
         if not check.queue.consume_queue.segments:
             if len(loose.offset):
-                yield self.place.log(
-                    "tiered-cq-missing", f"{plural(check.loose_count, 'message')}, and no consume "
-                    "queue", self.log.start, count=check.loose_count)
+                yield self.place.log("tiered-cq-missing", f"{plural(check.loose_count, 'message')} "
+                                     "without a consume queue", self.log.start,
+                                     count=check.loose_count)
             return
         # Queue offsets beyond the units: more of them than a broker has pending is a fault.
         late = free & (loose.queue_offset >= check.units.end)
         many = len(np.unique(loose.queue_offset[late]))
         if many > MOST_BEHIND:
-            yield self.place.log("tiered-cq-behind", f"the messages of {many} queue offsets from "
-                                 f"{check.units.end} on have no unit: more than a broker has "
-                                 "pending", int(loose.offset[late][0]), count=many)
+            yield self.place.log("tiered-cq-behind", f"{many} queue offsets from {check.units.end} "
+                                 "on have no unit: more than a broker has pending",
+                                 int(loose.offset[late][0]), count=many)
         # What is left: whole messages without a unit, and bytes that are no message.
         garbage = [span for number, span in enumerate(check.spans)
                    if number not in self._hit_spans and not self._shifts.has(span.offset)]
@@ -238,15 +236,15 @@ class Left:
         if count:
             again = sum(bool(check.seen.has(one, 1)[0])
                         for one in loose.queue_offset[free & ~late].tolist())
-            parts.append(f"{plural(count, 'whole message')} ({again} written again after it, "
+            parts.append(f"{plural(count, 'complete message')} ({again} written again later, "
                          f"{int(late.sum())} not yet in the consume queue)")
         if garbage:
             size = sum(span.length for span in garbage)
-            parts.append(f"{plural(size, 'byte')} that are no message, in "
+            parts.append(f"{plural(size, 'byte')} without a message, in "
                          f"{plural(len(garbage), 'place')}")
         first = [int(loose.offset[free][0])] if free.any() else []
         first += [garbage[0].offset] if garbage else []
         size = int(loose.size[free].sum()) + sum(span.length for span in garbage)
-        yield self.place.log("tiered-orphans", "no unit leads to " + " and to ".join(parts),
+        yield self.place.log("tiered-orphans", "no unit points to " + " and to ".join(parts),
                              min(first, default=None), length=size,
                              count=max(count + len(garbage), 1))

@@ -47,9 +47,9 @@ def compare_queues(tier: Tier, queue: FlatQueue, store: Store, counted: Coverage
         if low > end:
             counted.in_neither += low - end
             yield Finding("tiered-lost", LOCAL, f"{plural(low - end, 'message')} from queue offset "
-                          f"{end} on are expired in the local store and were not uploaded; the "
-                          "broker will begin this queue anew", where, topic=name.topic,
-                          queue_id=name.queue_id, queue_offset=end, count=low - end)
+                          f"{end} on expired locally before upload; a broker restarts this queue",
+                          where, topic=name.topic, queue_id=name.queue_id, queue_offset=end,
+                          count=low - end)
         queue_offset = max(low, first)
         while queue_offset < min(high, end):
             units = local.units(queue_offset, min(_BLOCK, min(high, end) - queue_offset))
@@ -98,9 +98,9 @@ def _difference(queue: FlatQueue, store: Store, queue_offset: int, tier_unit: Un
         return _differs(queue, queue_offset, "the local store has no such message at "
                         f"{local.physical_offset}", where, tier_unit)
     if theirs is None:
-        return _differs(queue, queue_offset, "it is not whole in the tier", where, tier_unit)
+        return _differs(queue, queue_offset, "incomplete in the tier", where, tier_unit)
     if tier_unit.tags_code != local.tags_code and not consume_queue_ext.is_address(local.tags_code):
-        return _differs(queue, queue_offset, f"tags code {tier_unit.tags_code}, locally "
+        return _differs(queue, queue_offset, f"tags code {tier_unit.tags_code}, in the local store "
                         f"{local.tags_code}", where, tier_unit)
     end = _AT.offset + _AT.size
     if ours[:_AT.offset] == theirs[:_AT.offset] and ours[end:] == theirs[end:]:
@@ -109,7 +109,7 @@ def _difference(queue: FlatQueue, store: Store, queue_offset: int, tier_unit: Un
     unequal = np.frombuffer(ours, np.uint8, size) != np.frombuffer(theirs, np.uint8, size)
     unequal[_AT.offset:end] = False
     byte = int(unequal.argmax()) if unequal.any() else size
-    return _differs(queue, queue_offset, f"byte {byte} of the message is not the local one", where,
+    return _differs(queue, queue_offset, f"differs from the local message at byte {byte}", where,
                     tier_unit)
 
 

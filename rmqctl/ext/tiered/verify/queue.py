@@ -122,8 +122,8 @@ def judge(begin: int, end: int, span: TimeSpan | None) -> tuple[str, str] | None
     ``span`` None: the messages are not all known, so only the times themselves can be judged.
     """
     if NEVER in (begin, end):
-        return "tiered-oddity", ("its times were never set in the metadata: a broker died before "
-                                 "they were, and takes the segment for expired")
+        return "tiered-oddity", ("times missing in the metadata after a broker crash: treated as "
+                                 "expired")
     if begin > end:
         return "tiered-segment-time", f"begins at {time_text(begin)}, ends at {time_text(end)}"
     if span is None or (begin, end) == (span.true_least, span.true_most):
@@ -131,12 +131,12 @@ def judge(begin: int, end: int, span: TimeSpan | None) -> tuple[str, str] | None
     times = f"{time_text(begin)} to {time_text(end)}"
     true = f"{time_text(span.true_least)} to {time_text(span.true_most)}"
     if span.true_least <= begin and end <= span.true_most:
-        return "tiered-oddity", (f"metadata has the times {times} of a part of its messages, "
-                                 f"which are of {true}")
+        return "tiered-oddity", (f"the times {times} in the metadata are of a part of its "
+                                 f"messages; all: {true}")
     if span.least <= begin and end <= span.most:
-        return "tiered-oddity", ("its times in the metadata come from bytes of an IPv6 host: "
-                                 f"the messages are of {true}")
-    return "tiered-segment-time", f"metadata has the times {times}, the messages are of {true}"
+        return "tiered-oddity", ("its times in the metadata are bytes of an IPv6 host; its "
+                                 f"messages: {true}")
+    return "tiered-segment-time", f"times in the metadata: {times}; of its messages: {true}"
 
 
 # -- the walk over the log ------------------------------------------------------------------------
@@ -197,8 +197,8 @@ class QueueCheck:
                         done = walk.position
                 self.place.counted.bytes_total += walk.position
                 if walk.shrunk:
-                    yield self.place.log("file-changed", "the segment became shorter while it was "
-                                         "read", segment.base)
+                    yield self.place.log("file-changed", "the segment was truncated during this "
+                                         "check", segment.base)
             except StoreIOError as error:
                 yield self.place.log("file-unreadable", str(error), segment.base)
 
@@ -272,16 +272,16 @@ class QueueCheck:
         right = topic.equal(self._topic)
         for number in np.flatnonzero(matched & ~right).tolist():
             yield self._note("tiered-message-fields", batch, number,
-                             "says its topic is "
+                             "its topic is "
                              f"{topic.take([number]).tolist()[0].decode('utf-8', 'replace')!r}")
         queue_id = batch.column("queue_id")
         for number in np.flatnonzero(matched & (queue_id != self.queue.name.queue_id)).tolist():
             yield self._note("tiered-message-fields", batch, number,
-                             f"says its queue id is {int(queue_id[number])}")
+                             f"its queue ID is {int(queue_id[number])}")
         broken = matched & ~batch.crc_ok()
         self.place.lost(queue_offset[broken])
         for number in np.flatnonzero(broken).tolist():
-            yield self._note("tiered-body-crc", batch, number, "the body does not match its CRC")
+            yield self._note("tiered-body-crc", batch, number, "body CRC mismatch")
         self._seals(batch, matched)
         # The unit's tags code against the tag.
         properties = text.Properties(batch)
@@ -290,9 +290,10 @@ class QueueCheck:
                                                batch.column("store_timestamp"))
         for number in np.flatnonzero(matched & (codes != units.tags_code)).tolist():
             own_offset, code = int(queue_offset[number]), int(units.tags_code[number])
-            yield self.place.rows(
-                "tiered-cq-wrong-tag", f"tags code {code}, the message's is {int(codes[number])}",
-                self.units.place(own_offset), length=UNIT_SIZE, queue_offset=own_offset)
+            yield self.place.rows("tiered-cq-wrong-tag", f"tags code {code}, expected "
+                                  f"{int(codes[number])} from the message",
+                                  self.units.place(own_offset), length=UNIT_SIZE,
+                                  queue_offset=own_offset)
         # Keys, for the comparison with the index; and what nothing was held against.
         proven: Array = np.zeros(len(batch), np.int64)
         proven[tagged] += tags
@@ -312,7 +313,7 @@ class QueueCheck:
         self._last = max(self._last, int(own_offset.max()))
         rows = np.flatnonzero(matched)
         for row in np.flatnonzero(own_offset <= before).tolist():
-            yield self._note("tiered-cq-order", batch, int(rows[row]), "lies after the message of "
+            yield self._note("tiered-cq-order", batch, int(rows[row]), "is after the message of "
                              f"queue offset {int(before[row])}")
 
     def _seals(self, batch: Batch, matched: Array) -> None:

@@ -102,11 +102,10 @@ class Shifts:
         for shifts in self._shifts.values():
             counts.update(shifts)
         count, distance = counts.total(), counts.most_common(1)[0][0]
-        lie = "lies" if count == 1 else "from here on lie"
-        yield self._check.place.log(
-            "tiered-shifted", f"{plural(count, 'message')} {lie} {distance} bytes after where "
-            f"{'its unit leads' if count == 1 else 'their units lead'}: a write was cut and then "
-            "repeated after its first part", offset, queue_offset=queue_offset, count=count)
+        where = "its unit points" if count == 1 else "their units point"
+        yield self._check.place.log("tiered-shifted", f"{plural(count, 'message')} {distance} "
+                                    f"bytes after where {where}: an interrupted write was repeated",
+                                    offset, queue_offset=queue_offset, count=count)
 
     def _note(self, base: int, distance: int, queue_offset: int, offset: int) -> None:
         self._shifts.setdefault(base, Counter())[distance] += 1

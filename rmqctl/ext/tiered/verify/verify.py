@@ -216,13 +216,13 @@ class Verification:
                 yield _unreadable(file, path)
                 continue
             if not file.shape.old and file.size and int(name) != file.timestamp:
-                yield index.note(file, "tiered-index-header", f"begins at "
-                                 f"{time_text(file.timestamp)}, its name says "
-                                 f"{time_text(int(name))}",
-                                        fmt.HEADER.field("begin_timestamp").offset, length=8)
+                yield index.note(file, "tiered-index-header", "begins at "
+                                 f"{time_text(file.timestamp)}, but at {time_text(int(name))} "
+                                 "according to its name",
+                                 fmt.HEADER.field("begin_timestamp").offset, length=8)
             elif file.size and file.timestamp in keys:
-                yield index.note(file, "tiered-oddity", "is uploaded already: a broker "
-                                        "deletes it when it starts")
+                yield index.note(file, "tiered-oddity", "already uploaded: a broker deletes it at "
+                                 "startup")
             yield from self._index_file(file, items, index.Times())
         yield from _compacting(folder)
 
@@ -242,10 +242,10 @@ def _index_entry(file: IndexFile, entry: SegmentEntry, times: index.Times) -> It
     low, high = times.newest(file)
     right = entry.end_timestamp == header.end_timestamp or low <= entry.end_timestamp <= high
     if entry.begin_timestamp != header.begin_timestamp or not right:
-        yield Finding("tiered-segment-time", METADATA, "metadata has the times "
-                      f"{time_text(entry.begin_timestamp)} to {time_text(entry.end_timestamp)}, "
-                      f"its header {time_text(header.begin_timestamp)} to "
-                      f"{time_text(header.end_timestamp)}", file.where)
+        yield Finding("tiered-segment-time", METADATA, f"times {time_text(entry.begin_timestamp)} "
+                      f"to {time_text(entry.end_timestamp)} in the metadata, "
+                      f"{time_text(header.begin_timestamp)} to {time_text(header.end_timestamp)} "
+                      "in its header", file.where)
 
 
 def _compacting(folder: str | None) -> Iterator[Finding]:
@@ -259,8 +259,8 @@ def _compacting(folder: str | None) -> Iterator[Finding]:
         yield Finding("file-unreadable", INDEX, str(error), place)
         return
     for name in left:
-        yield Finding("tiered-oddity", INDEX, "a compacted copy that is not uploaded: a broker "
-                      "deletes it when it starts and makes it again", os.path.join(place, name))
+        yield Finding("tiered-oddity", INDEX, "compacted copy, not uploaded: a broker deletes it "
+                      "at startup and creates it again", os.path.join(place, name))
 
 
 def _guarded(structure: str, where: str, findings: Iterator[Finding]) -> Iterator[Finding]:
