@@ -64,7 +64,7 @@ def export(plans: Sequence[StorePlan], spec: Export, out: str, pool: Pool,
         unread = next((store_result for store_result in stores if store_result.nothing_read), None)
         if unread is not None and all(store_result.nothing_read or not store_result.plan.bytes
                                       for store_result in stores):
-            raise StoreIOError(f"nothing of it can be read: {unread.missing.spans[0].reason}")
+            raise StoreIOError(f"nothing can be read: {unread.missing.spans[0].reason}")
         result.partitions = len(folders)
         manifest.write(result)
         staging.publish()

@@ -58,10 +58,10 @@ def form_of(out: str) -> Form | None:
     packed = _PACKED.get(ending.lower())
     name = _FORMATS.get(os.path.splitext(stem)[1].lower() if packed else ending.lower())
     if packed and name is None:
-        raise UsageError(f"--out {out}: {ending} of what? Name the format before it, as in "
+        raise UsageError(f"--out {out}: no format before {ending}; name it, as in "
                          f"messages.jsonl{ending}")
     if packed and name not in ("json", "csv"):
-        raise UsageError(f"--out {out}: {name} is compressed inside; leave {ending} out")
+        raise UsageError(f"--out {out}: {name} files are compressed internally; omit {ending}")
     return None if name is None else Form(name, packed)
 
 
@@ -126,7 +126,7 @@ def write(plans: Sequence[StorePlan], spec: Export, target: IO[bytes], out: str,
             counted.finish()
         unread = next((one for one in stores if one.nothing_read), None)
         if unread is not None and all(one.nothing_read or not one.plan.bytes for one in stores):
-            raise StoreIOError(f"nothing of it can be read: {unread.missing.spans[0].reason}")
+            raise StoreIOError(f"nothing can be read: {unread.missing.spans[0].reason}")
         file.close()
         if len(stores) == 1:
             stores[0].bytes = target.tell()
@@ -172,11 +172,12 @@ def _publish(staged: str, target: str) -> None:
     try:
         os.link(staged, target)
     except FileExistsError:
-        raise RefusedError(f"{target}: somebody else put something there meanwhile; nothing was "
+        raise RefusedError(f"{target}: created by another process in the meantime; nothing was "
                            "exported") from None
     except OSError:  # a file system without links
         if os.path.lexists(target):
-            raise RefusedError(f"{target}: is there already; nothing is ever replaced") from None
+            raise RefusedError(f"{target}: already exists; existing files are never "
+                               "replaced") from None
         os.rename(staged, target)
     sync_folder(os.path.dirname(target))
 

@@ -115,7 +115,8 @@ def _planned(store: Store, number: int, name: str, wanted: Selection, jobs: int,
         file = store.log.files[place]
         last = None if before is None else store.log.files[before]
         if last is not None and before == place - 1 and last.end < file.base:
-            planned.missing.append(Span(GAP, last.end, file.base - last.end, "no file holds them"))
+            planned.missing.append(Span(GAP, last.end, file.base - last.end,
+                                        "no file contains these bytes"))
         before = place
         planned.files.append(file)
     # Cut the log into ranges: as many as requested, or a few per worker within bounds of size.
@@ -200,7 +201,7 @@ def check_place(out: str, names: Sequence[str], folders: Sequence[str]) -> None:
         for path in (name, *(os.path.join(name, folder) for folder in folders)):
             store = vfs.realpath(path).rstrip(os.sep)
             if target == store or target.startswith(store + os.sep):
-                raise UsageError(f"--out {out} lies in {path}, a store to be exported")
+                raise UsageError(f"--out {out} is inside {path}, a store to be exported")
 
 
 def plan_document(plans: Sequence[StorePlan], out: str, expected: Estimate) -> dict[str, Any]:

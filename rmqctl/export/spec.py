@@ -70,14 +70,14 @@ class Export:
         """
         # Refuse unknown names before any default is applied to them.
         if format not in COMPRESSIONS:
-            raise UsageError(f"no format {format!r}; there are {', '.join(COMPRESSIONS)}")
+            raise UsageError(f"unknown format {format!r}; valid: {', '.join(COMPRESSIONS)}")
         for part in partition_by:
             if part not in PARTS:
-                raise UsageError(f"nothing is partitioned by {part!r}; there are {', '.join(PARTS)}"
-                                 " and none")
+                raise UsageError(f"cannot partition by {part!r}; valid: {', '.join(PARTS)} and "
+                                 "none")
         ways = COMPRESSIONS[format]
         if compression is not None and compression not in ways:
-            raise UsageError(f"{format} is not compressed with {compression}; there are "
+            raise UsageError(f"{format} cannot be compressed with {compression}; valid: "
                              f"{', '.join(ways)}")
         # Choose the fields: the defaults of the format, then decoded ones, then provenance.
         parts = tuple(dict.fromkeys(partition_by))
@@ -92,8 +92,8 @@ class Export:
             names = [*names, *(name for name in (*ORIGIN, *PROVENANCE)
                                if name not in (*names, *parts))]
         if not names:
-            raise UsageError(f"no field is left besides those in the folders' names "
-                             f"({', '.join(parts)}); name others, or --partition-by none")
+            raise UsageError("no field left besides those in the folder names "
+                             f"({', '.join(parts)}); add others, or pass --partition-by none")
         return cls(format, tuple(names), body, parts, compression or ways[0], portable(zone),
                    tuple(conditions), csv_text,
                    decoding if any(map(is_decoded, names)) else None, redaction)
@@ -139,8 +139,8 @@ def portable(zone: tzinfo) -> tzinfo:
         name = os.path.realpath("/etc/localtime").rpartition("/zoneinfo/")[2]
         with contextlib.suppress(ZoneInfoNotFoundError, ValueError, OSError):
             return ZoneInfo(name)
-        raise UsageError("--tz local: this machine's zone has no name that workers would know; "
-                         "write one, such as Asia/Shanghai") from None
+        raise UsageError("--tz local: this machine's time zone has no name that workers would "
+                         "understand; pass one, such as Asia/Shanghai") from None
     return zone
 
 
@@ -164,7 +164,8 @@ def _column_fields(fields: Sequence[str] | None, body: str, _stores: int,
     from rmqctl.scan.tables import MESSAGE_COLUMNS
 
     if body not in ("auto", "none"):
-        raise UsageError(f"--body {body} is for json and csv; here bodies are bytes as stored")
+        raise UsageError(f"--body {body} is only for json and csv; this format stores bodies as "
+                         "bytes")
     if fields is None:
         names = [*ORIGIN, *(name for name in MESSAGE_COLUMNS if name != "record")]
     else:
@@ -173,8 +174,8 @@ def _column_fields(fields: Sequence[str] | None, body: str, _stores: int,
         names = list(dict.fromkeys(name.strip() for name in fields if name.strip()))
         for name in names:
             if name not in known and (name in prefixes or not name.startswith(prefixes)):
-                raise UsageError(f"no field {name!r}; there are {', '.join(known)} and "
-                                 f"{PROPERTY}NAME for one property")
+                raise UsageError(f"unknown field {name!r}; valid: {', '.join(known)} and "
+                                 f"{PROPERTY}NAME for a single property")
         if not names:
-            raise UsageError(f"no field named; there are {', '.join(MESSAGE_COLUMNS)}")
+            raise UsageError(f"no field given; valid: {', '.join(MESSAGE_COLUMNS)}")
     return [name for name in names if body != "none" or name != "body"]

@@ -199,4 +199,5 @@ def _reading(path: str) -> Iterator[str]:
     try:
         yield path
     except (OSError, pa.ArrowException) as error:
-        raise WriteError(f"cannot read {path}, where the export was set aside: {error}") from None
+        raise WriteError(f"cannot read {path}, which contains a part of the export: "
+                         f"{error}") from None

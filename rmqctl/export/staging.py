@@ -39,13 +39,14 @@ def checked_target(out: str) -> str:
     refuse_in_store(out)
     try:
         if os.path.lexists(target) and (not os.path.isdir(target) or os.listdir(target)):
-            raise RefusedError(f"{out}: is there already; name a new place (nothing is ever "
+            raise RefusedError(f"{out}: already exists; name a new folder (nothing is ever "
                                "replaced or added to)")
     except OSError as error:
         raise StoreIOError.from_oserror(error, out, "look into") from None
     parent = os.path.dirname(target)
     if not os.path.isdir(parent):
-        raise StoreIOError(f"{parent}: no such directory to put {os.path.basename(target)} into")
+        raise StoreIOError(f"{parent}: no such directory; cannot create {os.path.basename(target)} "
+                           "in it")
     return target
 
 
@@ -89,7 +90,7 @@ class Staging:
             publish_folder(self._export, self.target)
         except StoreIOError as error:
             if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
-                raise RefusedError(f"{self.target}: somebody else put something there meanwhile; "
+                raise RefusedError(f"{self.target}: created by another process in the meantime; "
                                    "nothing was exported") from None
             raise
 
@@ -97,5 +98,5 @@ class Staging:
 def refuse_unseen(path: str) -> None:
     """StoreIOError where this machine does not see a path that the driver made."""
     if not os.path.exists(path):
-        raise StoreIOError(f"{path}: is not there on {socket.gethostname()}; workers and driver "
+        raise StoreIOError(f"{path}: does not exist on {socket.gethostname()}; workers and driver "
                            "must see stores and scratch folder (--scratch) under the same paths")

@@ -94,7 +94,7 @@ class Reading:
             self.first, self.position = walk.first, walk.position
         if self.position < part.end and walk.shrunk:
             self._lost(Unread(self.position, part.end,
-                              f"{file.path}: became shorter while it was read"))
+                              f"{file.path}: truncated while it was read"))
             self.position = part.end
 
     def _served(self, base: int, root: str, topic: str, queue_id: int) -> Iterator[Batch]:

@@ -45,8 +45,8 @@ class XlsxFile:
 
     def write(self, chunk: pa.Table) -> None:
         if self._rows + len(chunk) > MOST_ROWS:
-            raise RefusedError(f"a sheet has room for {MOST_ROWS:,} messages: choose fewer, or "
-                               "another format")
+            raise RefusedError(f"a sheet can contain at most {MOST_ROWS:,} messages: select fewer, "
+                               "or use another format")
         columns = [_values(column) for column in chunk.columns]
         for values in zip(*columns, strict=True):
             self._rows += 1

@@ -52,7 +52,7 @@ def chosen() -> ModuleType | None:
     """
     wanted = os.environ.get(VARIABLE, "")
     if wanted not in _CHOICES:
-        raise UsageError(f"{VARIABLE} is python or compiled, not {wanted!r}")
+        raise UsageError(f"{VARIABLE} must be python or compiled, not {wanted!r}")
     if wanted == "python":
         return None
     try:
@@ -88,13 +88,11 @@ def _compiled() -> ModuleType:
         module = import_module("rmqctl.kernel.compiled")
         is_current = module.SOURCE == source_digest(_folder())
     except (ImportError, OSError) as exc:
-        raise UnsupportedError(
-            f"{VARIABLE}=compiled, but this installation has no compiled kernel ({exc}): "
-            "install rmqctl where there is a C compiler") from exc
+        raise UnsupportedError(f"{VARIABLE}=compiled, but this installation has no compiled kernel "
+                               f"({exc}): install rmqctl where a C compiler is available") from exc
     if not is_current:
-        raise UnsupportedError(
-            f"{VARIABLE}=compiled, but {module.__file__} was compiled from another source: "
-            "install rmqctl again")
+        raise UnsupportedError(f"{VARIABLE}=compiled, but {module.__file__} was compiled from "
+                               "other sources: reinstall rmqctl")
     return module
 
 

@@ -134,7 +134,7 @@ def _in_subgroup(value: int, prime: int) -> int:
             return number * _BABY_STEPS + steps[value]
         value = (low[value & 0xFF] ^ middle[value >> 8 & 0xFF] ^ high[value >> 16 & 0xFF]
                  ^ top[value >> 24])
-    raise AssertionError(f"{value} is no power")  # the polynomial is primitive
+    raise AssertionError(f"{value} is not a power")  # the polynomial is primitive
 
 
 @cache

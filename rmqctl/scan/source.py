@@ -237,7 +237,7 @@ def open_bytes(path: str) -> tuple[int, int]:
         os.close(fd)
         raise StoreIOError.from_oserror(error, path, "look at") from None
     os.close(fd)
-    raise StoreIOError(f"{path}: neither a regular file nor a block device")
+    raise StoreIOError(f"{path}: not a regular file or block device")
 
 
 class FileSource(Closing):

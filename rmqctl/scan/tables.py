@@ -44,69 +44,70 @@ PLACE = _columns(
     ("store", TEXT, "path of the store, as given"),
     ("file", TEXT, "file that contains it, relative to the store"))
 OWNER = _columns(
-    ("cluster", TEXT, "cluster, by the name of the tier's folder"),
-    ("broker", TEXT, "broker, by the name of the tier's folder"))
+    ("cluster", TEXT, "cluster, from the name of the tier's folder"),
+    ("broker", TEXT, "broker, from the name of the tier's folder"))
 QUEUE = _columns(
     ("topic", TEXT, "topic"),
     ("queue_id", INT, "queue of the topic"))
 PROVENANCE = _columns(
-    ("position", LONG, "where the record begins in its file, in bytes"),
+    ("position", LONG, "offset of the record in its file, in bytes"),
     ("sha256", TEXT, "SHA-256 of the record's bytes, in hexadecimal digits"))
 MESSAGE_COLUMNS = _columns(
-    ("physical_offset", LONG, "where the record begins in the log, in bytes"),
+    ("physical_offset", LONG, "offset of the record in the log, in bytes"),
     ("total_size", INT, "size of the record, in bytes"),
     ("magic", TEXT, "version of the record: v1 or v2"),
     ("body_crc", INT, "CRC-32 of the body, as stored"),
-    ("crc_ok", BOOL, "whether the body matches its CRC"),
+    ("crc_ok", BOOL, "true if the body matches its CRC"),
     ("topic", TEXT, "topic"),
     ("queue_id", INT, "queue of the topic"),
     ("queue_offset", LONG, "number of the message in its queue, from 0"),
     ("flag", INT, "the producer's flags"),
     ("sys_flag", INT, "the broker's flags: compression, transaction, IPv6 hosts, batch"),
-    ("born_timestamp", MOMENT, "when the producer made the message, by the producer's clock"),
+    ("born_timestamp", MOMENT, "when the producer created the message, by the producer's clock"),
     ("born_host", TEXT, "ADDRESS:PORT of the producer"),
     ("store_timestamp", MOMENT, "when the broker stored the message, by the broker's clock"),
     ("store_host", TEXT, "ADDRESS:PORT of the broker"),
-    ("reconsume_times", INT, "how many times a consumer group has retried it"),
+    ("reconsume_times", INT, "number of retries by a consumer group"),
     ("prepared_transaction_offset", LONG,
      "physical offset of the half message that this message ends, in bytes; else 0"),
     ("properties", MAP, "all properties"),
     ("properties_raw", TEXT, "properties as stored, with their separators"),
     ("tags", TEXT, "the property TAGS", "no tag"),
     ("keys", LIST, "the property KEYS, split at spaces; empty without keys"),
-    ("unique_key", TEXT, "the property UNIQ_KEY: the id that the client made", "no such property"),
-    ("msg_id", TEXT, "the id that the broker returned: store host and physical offset"),
+    ("unique_key", TEXT, "the property UNIQ_KEY: the ID that the client generated",
+                         "no such property"),
+    ("msg_id", TEXT, "the ID that the broker returned: store host and physical offset"),
     ("body", BYTES, "the body as stored; a compressed body stays compressed"),
-    ("record", BYTES, "the complete record as stored; only present where it is named"))
+    ("record", BYTES, "the complete record as stored; only present if selected"))
 FRAME_COLUMNS = _columns(
-    ("position", LONG, "where the frame begins in its file, in bytes"),
-    ("physical_offset", LONG, "where the frame begins in the log, in bytes"),
+    ("position", LONG, "offset of the frame in its file, in bytes"),
+    ("physical_offset", LONG, "offset of the frame in the log, in bytes"),
     ("length", LONG, "size of the frame, in bytes"),
     ("kind", TEXT, "message, blank (closes a file), zero or damaged"),
-    ("crc_ok", BOOL, "whether the body matches its CRC", _NOT_A_MESSAGE),
+    ("crc_ok", BOOL, "true if the body matches its CRC", _NOT_A_MESSAGE),
     ("topic", TEXT, "topic", _NOT_A_MESSAGE),
     ("queue_id", INT, "queue of the topic", _NOT_A_MESSAGE),
     ("queue_offset", LONG, "number of the message in its queue, from 0", _NOT_A_MESSAGE),
     ("store_timestamp", MOMENT, "when the broker stored the message", _NOT_A_MESSAGE),
-    ("reason", TEXT, "what is wrong", _NO_DAMAGE),
-    ("field", TEXT, "the field of the record that is wrong", "not damaged, or no single field"))
+    ("reason", TEXT, "the problem", _NO_DAMAGE),
+    ("field", TEXT, "the invalid field of the record", "not damaged, or no single field"))
 QUEUE_COLUMNS = _columns(
     ("queue_offset", LONG, "number of the entry in its queue, from 0; of a batch: its first"),
-    ("physical_offset", LONG, "the record that the entry points to, in bytes"),
+    ("physical_offset", LONG, "physical offset that the entry points to, in bytes"),
     ("size", INT, "size of that record, in bytes"),
     ("tags_code", LONG, ("as stored: the tag's hash code, an address in the queue's extension, "
                          "or the delivery time of a delayed message in ms")),
-    ("position", LONG, "where the entry begins in its file, in bytes",
+    ("position", LONG, "offset of the entry in its file, in bytes",
      "the queue is in RocksDB"))
 INDEX_COLUMNS = _columns(
     ("number", INT, "number of the entry in its file, from 1"),
     ("slot", INT, "hash slot of the entry", "negative hash, which no broker writes"),
     ("key_hash", INT, "hash code of topic#key"),
-    ("physical_offset", LONG, "the record that the entry points to, in bytes"),
-    ("store_timestamp", MOMENT, "begin of the file and time_diff: exact to the second"),
-    ("time_diff", INT, "time since the begin of the file, in seconds"),
-    ("previous", INT, "number of the previous entry of the same slot; 0: there is none"),
-    ("position", LONG, "where the entry begins in its file, in bytes"))
+    ("physical_offset", LONG, "physical offset that the entry points to, in bytes"),
+    ("store_timestamp", MOMENT, "start of the file and time_diff: exact to the second"),
+    ("time_diff", INT, "time since the start of the file, in seconds"),
+    ("previous", INT, "number of the previous entry of the same slot; 0: the first entry"),
+    ("position", LONG, "offset of the entry in its file, in bytes"))
 OFFSET_COLUMNS = _columns(
     ("store", TEXT, "path of the store, as given"),
     ("group", TEXT, "consumer group; (delay): the delay service", "no group consumes the topic"),
@@ -125,12 +126,12 @@ FINDING_COLUMNS = _columns(
     ("severity", TEXT, "error, warning or info"),
     ("structure", TEXT, "structure it was found in"),
     ("file", TEXT, "file it was found in, relative to the store", "not in one file"),
-    ("offset", LONG, "where it begins in the log or file, in bytes", "unknown"),
-    ("length", LONG, "how long it is, in bytes", "unknown"),
+    ("offset", LONG, "its offset in the log or file, in bytes", "unknown"),
+    ("length", LONG, "its length in bytes", "unknown"),
     ("topic", TEXT, "topic", "unknown, or none"),
     ("queue_id", LONG, "queue of the topic", "unknown, or none"),
     ("queue_offset", LONG, "queue offset", "unknown, or none"),
-    ("detail", TEXT, "what was found"),
-    ("next", TEXT, "command that shows more, or repairs it", "none"),
-    ("position", LONG, "where it begins in its file, in bytes", "unknown"),
-    ("count", LONG, "how many of the same kind it stands for"))
+    ("detail", TEXT, "description of the finding"),
+    ("next", TEXT, "command that shows more or repairs it", "none"),
+    ("position", LONG, "its offset in its file, in bytes", "unknown"),
+    ("count", LONG, "number of findings of the same kind that it represents"))

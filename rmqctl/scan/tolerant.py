@@ -112,7 +112,7 @@ class TolerantWalk:
                     self.position = min(self.position + SKIPPED, self._end)
                     resync, stop, in_steps = True, self._end, False
                     if skips == _MOST_SKIPS:
-                        reason = f"{source.name}: too many places cannot be read"
+                        reason = f"{source.name}: too many unreadable places"
                         self.position = self._end
         if lost_from >= 0:
             yield from self._given_up(lost_from, self.position, reason)

@@ -63,7 +63,7 @@ class Options:
         # Check each option with fixed values.
         table = (option("table") or MESSAGES).strip().lower()
         if table not in TABLES:
-            raise UsageError(f"table={table}: there are {', '.join(TABLES)}")
+            raise UsageError(f"table={table}: unknown; valid: {', '.join(TABLES)}")
         body = (option("body") or _BODIES[0]).strip().lower()
         if body not in _BODIES:
             raise UsageError(f"body={body}: {' or '.join(_BODIES)}")
@@ -77,7 +77,7 @@ class Options:
         for name in ("startPhy", "endPhy", "commitlogDirs") if table == TIERED_MESSAGES else (
                 "orphans",):
             if option(name) is not None:
-                raise UsageError(f"{name} says nothing of the table {table}")
+                raise UsageError(f"{name} does not apply to the table {table}")
         size, count = option("splitSize"), option("numPartitions")
         parts = None if count is None else number("numPartitions", count, 1)
         paths = _paths(option("path"), option("paths"))
@@ -102,7 +102,7 @@ class Options:
             else:
                 some = sorted(path for path in glob.glob(path) if os.path.isdir(path))
                 if not some:
-                    raise NotAStoreError(f"{path}: no directory has such a name")
+                    raise NotAStoreError(f"{path}: no matching directory")
             stores |= dict.fromkeys(os.path.normpath(path) for path in some)
         return list(stores)
 
@@ -117,8 +117,8 @@ def _paths(path: str | None, paths: str | None) -> tuple[str, ...]:
     if path is not None:
         chosen += [path] if os.path.lexists(path) else _words(path)
     if not chosen:
-        raise UsageError("no path given: name a store (or several, or a glob) with "
-                         ".load(PATH) or .option('path', PATH)")
+        raise UsageError("no path given: pass a store (or several, or a glob) with .load(PATH) or "
+                         ".option('path', PATH)")
     return tuple(path if is_url(path) and not path.startswith("file:") else local(path)
                  for path in chosen)
 
@@ -130,7 +130,7 @@ def local(path: str) -> str:
         return "/" + rest.lstrip("/") if rest.startswith("/") else rest
     scheme, separator, _ = path.partition("://")
     if separator:
-        raise UsageError(f"{path}: {scheme} is not read directly; mount it where the driver and "
+        raise UsageError(f"{path}: {scheme} cannot be read directly; mount it where the driver and "
                          "all executors see it at the same path")
     return path
 
@@ -142,7 +142,7 @@ def by_name(given: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
     known = {name.lower(): name for name in names}
     unknown = [name for name in given if name.lower() not in known and "." not in name]
     if unknown:
-        raise UsageError(f"unknown option {', '.join(unknown)}; there are "
+        raise UsageError(f"unknown option {', '.join(unknown)}; valid: "
                          f"{', '.join(sorted(set(known.values()) - {'paths'}))}")
     return {name.lower(): text for name, text in given.items()}
 
@@ -155,7 +155,7 @@ def number(name: str, text: str, least: int) -> int:
     """A whole number from ``least`` on that an int of Java holds. UsageError names the option."""
     stripped = text.strip()
     if not (stripped.isascii() and stripped.isdigit()) or not least <= int(stripped) <= _INT_MAX:
-        raise UsageError(f"{name}={text}: a number from {least} on is wanted")
+        raise UsageError(f"{name}={text}: expected an integer of at least {least}")
     return int(stripped)
 
 
@@ -165,9 +165,10 @@ def _filters(table: str, ask: Callable[[str], str | None]) -> Filters:
     since, until = ask("since"), ask("until")
     topics, queues = _words(ask("topic")), _words(ask("queueId"))
     if (since or until) and table == CONSUMEQUEUE:
-        raise UsageError("since and until: rows of a consumequeue have no time; read messages")
+        raise UsageError("since and until: consume queue entries have no time; read messages")
     if (topics or queues) and table == INDEX:
-        raise UsageError("topic and queueId: an index has neither; read messages or consumequeue")
+        raise UsageError("topic and queueId: index entries have neither; read messages or "
+                         "consumequeue")
     return Filters(
         topics=frozenset(os.fsencode(topic) for topic in topics) or None,
         queue_ids=frozenset(number("queueId", queue_id, 0) for queue_id in queues) or None,
@@ -210,8 +211,8 @@ def starting(text: str | None) -> Starting:
     except (ValueError, RecursionError):
         offsets = None
     if not isinstance(offsets, dict):
-        raise UsageError(f"startingOffsets={text}: earliest, latest, or a JSON object of stores "
-                         "and physical offsets")
+        raise UsageError(f"startingOffsets={text}: expected earliest, latest, or a JSON object of "
+                         "stores and physical offsets")
     return Starting(stores={vfs.normpath(store): _start(store, value)
                             for store, value in offsets.items()})
 
@@ -221,5 +222,5 @@ def _start(store: str, value: object) -> Start:
         return _WORDS[value.lower()]
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
-    raise UsageError(f"startingOffsets: {store}: {value!r} is neither a physical offset nor "
-                     "earliest or latest")
+    raise UsageError(f"startingOffsets: {store}: expected a physical offset, earliest or latest, "
+                     f"got {value!r}")

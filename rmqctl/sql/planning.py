@@ -175,7 +175,7 @@ def _used(files: list[StoreFile]) -> dict[str, int]:
         with file.open() as source:
             if source.size < file.size:
                 raise StoreIOError(f"{file.path}: the file shrank from {file.size} to "
-                                   f"{source.size} bytes while it was looked at")
+                                   f"{source.size} bytes while it was read")
             source.size = file.size
             sizes[file.path] = used_size(source)
         if sizes[file.path]:

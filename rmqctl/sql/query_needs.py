@@ -52,9 +52,9 @@ def needs(base: duckdb.DuckDBPyConnection, text: str,
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         raise UsageError(f"SQL: {' '.join(lines[:2])}") from None
     if len(statements) != 1:
-        raise UsageError(f"SQL: one query is wanted, there are {len(statements)}")
+        raise UsageError(f"SQL: expected one query, got {len(statements)}")
     if statements[0].type not in (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN):
-        raise UsageError("SQL: a query is wanted, which gives rows; nothing is changed")
+        raise UsageError("SQL: expected a query that returns rows; stores are read-only")
     [(serialized,)] = base.execute("select json_serialize_sql(?)", [text]).fetchall()
     tree = json.loads(serialized)
     if tree.get("error"):

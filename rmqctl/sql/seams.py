@@ -161,10 +161,10 @@ def walk_range(source: Source, seams: Seams, start: int, end: int, *, last: bool
     if not last:
         seam = seams.at(end)
         if walk.position != seam:
-            raise StoreIOError(
-                f"{source.name}: the range of bytes from {start} to {end} ends at {walk.position}, "
-                f"the next one begins at {seam}: a record inside another one's body, or the file "
-                "was changed meanwhile; the option splitSize=0 reads the file in one piece")
+            raise StoreIOError(f"{source.name}: the byte range {start} to {end} ends at "
+                               f"{walk.position}, but the next one begins at {seam}: a record "
+                               "inside another's body, or the file was changed; pass the option "
+                               "splitSize=0 to read the file in one piece")
     elif walk.position < source.size:
         yield zeros(source.base + walk.position, source.size - walk.position)
 
@@ -172,8 +172,8 @@ def walk_range(source: Source, seams: Seams, start: int, end: int, *, last: bool
 def whole(walk: Walk) -> None:
     """StoreIOError when the file turned out to be shorter than it was."""
     if walk.shrunk:
-        raise StoreIOError(f"{walk.source.name}: the file shrank while it was read: nothing "
-                           f"after byte {walk.source.size}, what was there is missing")
+        raise StoreIOError(f"{walk.source.name}: the file shrank while it was read: the bytes from "
+                           f"{walk.source.size} on are missing")
 
 
 class PlannedSource:
@@ -201,7 +201,7 @@ class PlannedSource:
 def shrank(name: str, planned: int, size: int) -> StoreIOError:
     """What is said of a file that has ``size`` bytes by now."""
     return StoreIOError(f"{name}: the file shrank from {planned} to {size} bytes since the job was "
-                        f"planned: what was there from byte {size} on is missing")
+                        f"planned: the bytes from {size} on are missing")
 
 
 def zeros(physical: int, length: int) -> Batch:

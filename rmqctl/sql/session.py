@@ -162,7 +162,7 @@ class Session:
         try:
             relation = self._base.sql(text)
             if relation is None:
-                raise UsageError("SQL: a query is wanted, which gives rows; nothing is changed")
+                raise UsageError("SQL: expected a query that returns rows; stores are read-only")
             reader = relation.to_arrow_reader(_ROWS)
             self._readers.append(reader)
             names = distinct(list(relation.columns))

@@ -40,10 +40,10 @@ POLL = 0.1
 _PYTHON = re.compile(r"^([A-Za-z_][\w.]*(?:Error|Exception))(?:: (.*))?$", re.MULTILINE)
 """The last line of a Python traceback."""
 _SIGNS = (
-    ("crashed", "a Python worker was killed again and again (out of memory?)"),
-    ("ExecutorLostFailure", "executors were lost again and again (out of memory?)"),
+    ("crashed", "Python workers were killed repeatedly (out of memory?)"),
+    ("ExecutorLostFailure", "executors were lost repeatedly (out of memory?)"),
     ("maxResultSize", "the results are larger than spark.driver.maxResultSize"),
-    ("No space left on device", "no space left on the device (Spark's local folder?)"),
+    ("No space left on device", "no space left on device (Spark's local folder?)"),
     ("cancelled", "the Spark job was cancelled"),
 )
 
@@ -120,7 +120,7 @@ class SparkPool:
         if isinstance(result, BaseException):
             raise failure(result, log_of(self.spark)) from None
         if len(result) != count:
-            raise JobError(f"Spark gave {len(result)} results for {count} tasks")
+            raise JobError(f"Spark returned {len(result)} results for {count} tasks")
         if self.watch is not None:
             self.watch(len(packs), len(packs))
         results: list[bytes] = result

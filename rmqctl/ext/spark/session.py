@@ -37,8 +37,8 @@ _TRIES = 4
 """Times a task is tried, on one machine as on a cluster."""
 _LOCAL = re.compile(r"local(\[(\*|\d+)(?:\s*,\s*(\d+))?\])?$")
 _MASTERS = ("spark://", "yarn", "k8s://", "local-cluster[")
-NO_JAVA = ("Spark needs Java 17 or newer and none was found: install a JRE (on Debian: "
-           "apt install openjdk-17-jre-headless) or set JAVA_HOME; the local engine needs none")
+NO_JAVA = ("Spark needs Java 17 or newer, but no Java was found: install a JRE (on Debian: apt "
+           "install openjdk-17-jre-headless) or set JAVA_HOME; the local engine needs no Java")
 _LOG_SETTINGS = """\
 rootLogger.level = warn
 rootLogger.appenderRef.file.ref = file
@@ -55,13 +55,13 @@ def workers_of(master: str) -> int | None:
     match = _LOCAL.match(master.strip())
     if match is None:
         if not master.startswith(_MASTERS):
-            raise UsageError(f"--master {master}: neither local[N], spark://HOST:PORT, yarn nor "
+            raise UsageError(f"--master {master}: expected local[N], spark://HOST:PORT, yarn or "
                              "k8s://URL")
         return None
     threads = match[2] or "1"
     count = len(os.sched_getaffinity(0)) if threads == "*" else int(threads)
     if not count:
-        raise UsageError(f"--master {master}: no worker at all")
+        raise UsageError(f"--master {master}: at least one worker is needed")
     return count
 
 
@@ -188,7 +188,7 @@ def _start(master: str, workers: int | None, settings: Mapping[str, str], log: s
     from rmqctl.ext.spark import register
 
     if SparkContext._active_spark_context is not None:
-        raise JobError("a Spark session is active in this process already")
+        raise JobError("a Spark session is already active in this process")
     real = f"local[{workers},{_TRIES}]" if workers is not None else master
     settings_of_spark = SparkConf().setMaster(real).setAppName("rmqctl").setAll(
         list(settings.items()))
@@ -231,10 +231,9 @@ def _not_started(error: Exception, master: str, log: str) -> Exception:
     if "UnsupportedClassVersionError" in text:
         return UnsupportedError(f"Spark needs Java 17 or newer; {java} is older")
     if "All masters are unresponsive" in text:
-        return JobError(f"no cluster answers at {master} (Spark's messages: {log})")
+        return JobError(f"no cluster answers at {master} (Spark's log: {log})")
     first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    return JobError(f"Spark did not start with --master {master}: {first} (its messages: "
-                        f"{log})")
+    return JobError(f"Spark did not start with --master {master}: {first} (its log: {log})")
 
 
 def _stop(context: Any) -> None:

@@ -133,7 +133,7 @@ def _check(spark: Any, text: str) -> bool:
         if name.startswith("Insert") or any(
                 is_instance_of(spark.sparkContext._gateway, node, class_name)
                 for class_name in _CHANGING):
-            raise UsageError(f"SQL: only queries are run, no statements that change something "
+            raise UsageError("SQL: only queries are allowed, not statements that change data "
                              f"({name})")
         children = node.children().iterator()
         while children.hasNext():

@@ -40,10 +40,10 @@ def require_jobs() -> None:
 def require_source() -> None:
     """Raise UnsupportedError where there are no Python data sources."""
     if not has_source():
-        raise UnsupportedError(
-            f"PySpark {_text(installed())} has no Python data sources: the data source rocketmq "
-            f"and pipeline sql need PySpark {TESTED}; `rmqctl sql` asks without Spark, and "
-            f"pipeline stats, export, verify and rebuild run from {_text(JOBS)} on")
+        raise UnsupportedError(f"PySpark {_text(installed())} has no Python data sources: the data "
+                               f"source rocketmq and pipeline sql need PySpark {TESTED}; `rmqctl "
+                               "sql` needs no Spark, and pipeline stats, export, verify and "
+                               f"rebuild need {_text(JOBS)} or newer")
 
 
 def _text(version: tuple[int, int]) -> str:

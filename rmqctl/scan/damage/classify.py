@@ -62,29 +62,29 @@ def diagnose(source: Source, position: int) -> tuple[str, str]:
     """(reason, field path) of the first thing wrong with the record at ``position``."""
     head = source.read(position, START_SIZE)
     if len(head) < START_SIZE:
-        return "fewer bytes are left than a record head needs", "total_size"
+        return "too few bytes left for a record header", "total_size"
     total, magic, physical, _ = _LOCATED.unpack_from(head)
     if magic == MAGIC_BLANK and total == source.size - position:
-        return "a blank record, but the log goes on behind it", "magic"
+        return "end-of-file record, but the log continues after it", "magic"
     if magic == MAGIC_BLANK:
-        return f"blank record says {total} bytes to the end, there are {source.size - position}", \
-            "total_size"
+        return (f"end-of-file record of {total} bytes, but {source.size - position} bytes left",
+                "total_size")
     if not is_magic(magic):
         return ("zeros where a record should start" if not any(head)
-                else f"no message magic: {magic:08x}"), "magic"
+                else f"invalid magic {magic:08x}"), "magic"
     if total < MIN_SIZE:
         return f"size {total} is smaller than any record", "total_size"
     if total > source.size - position:
-        return f"size {total} runs past the end of the file", "total_size"
+        return f"size {total} extends past the end of the file", "total_size"
     if total > MAX_RECORD:
-        return f"size {total} is larger than any record rmqctl believes", "total_size"
+        return f"size {total} exceeds the maximum record size", "total_size"
     try:
         decode(source.read(position, total))
     except FormatError as error:
         return error.reason, error.path or ""
     if physical != source.base + position:
-        return f"says it lies at {physical}", "physical_offset"
-    return "no record", ""
+        return f"wrong physicalOffset {physical}", "physical_offset"
+    return "not a valid record", ""
 
 
 def _tail(source: Source, position: int, reason: str, field: str,
@@ -99,7 +99,7 @@ def _tail(source: Source, position: int, reason: str, field: str,
         first = position
     else:
         spans.append(Span(ZERO, base + position, first - position))
-        reason, field = "bytes beyond the end of the log", ""
+        reason, field = "bytes after the end of the log", ""
     spans.append(Span(DAMAGED, base + first, last + 1 - first, reason, field,
                       doubtful=doubtful))
     if last + 1 < size:

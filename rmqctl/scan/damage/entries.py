@@ -65,24 +65,24 @@ def diagnose(source: Source, at: int) -> tuple[str, str]:
     """(reason, field path) of the first thing wrong with the entry at a position."""
     raw = source.read(at, source.head)
     if len(raw) < source.head:
-        return "fewer bytes are left than the head of an entry needs", "entry.size"
+        return "too few bytes left for an entry header", "entry.size"
     head = dledger.ENTRY_HEAD.decode(raw)
     if head.magic == dledger.MAGIC_END:
-        return f"the end mark says {head.size} bytes are left, there are {source.size - at}", \
+        return f"the end mark shows {head.size} bytes left, but there are {source.size - at}", \
             "entry.size"
     error = dledger.judge(head, at)
     if error is not None:
         return ("zeros where an entry should start" if not any(raw) else error.reason), \
             f"entry.{error.path}"
     if head.pos != source.base + at:
-        return f"the entry says it lies at {head.pos}", "entry.pos"
+        return f"wrong position {head.pos} in the entry", "entry.pos"
     if head.size > source.size - at:
-        return f"size {head.size} runs past the end of the file", "entry.size"
-    what = f"the entry with index {head.entry_index} is whole, the message in it is not: "
+        return f"size {head.size} extends past the end of the file", "entry.size"
+    what = f"entry {head.entry_index} is intact, but the message in it is not: "
     try:
         record = decode(source.read(at + source.head, head.body_length))
     except FormatError as failed:
         return f"{what}{failed.reason}", failed.path or ""
     if record.physical_offset != source.base + at + source.head:
-        return f"{what}it says it lies at {record.physical_offset}", "physical_offset"
-    return f"{what}it has {record.total_size} bytes, not {head.body_length}", "total_size"
+        return f"{what}wrong physicalOffset {record.physical_offset}", "physical_offset"
+    return f"{what}size {record.total_size}, expected {head.body_length}", "total_size"

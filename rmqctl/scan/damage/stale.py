@@ -41,7 +41,7 @@ MOST_PLACES = 200
 _FAR = 1 << 20
 """Bytes beside damage that are read to find a record to which an entry leads."""
 _LEAST_CHUNK = 4 << 10
-REASON = "stale records: consume queues and index know other messages here"
+REASON = "stale records: consume queues and index contain other messages here"
 
 
 @dataclass(slots=True)

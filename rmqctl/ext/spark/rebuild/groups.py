@@ -170,7 +170,7 @@ def rows_of(columns: list[Array | None]) -> Derived:
 def there(column: Array | None) -> Array:
     """A column that no segment of its kind leaves out."""
     if column is None:
-        raise InternalError("a column is missing in a spool")
+        raise InternalError("a column is missing from a spool")
     return column
 
 

@@ -143,7 +143,7 @@ def _take_away(path: str) -> None:
     try:
         os.unlink(path)
     except OSError as error:
-        raise failed(error, path, "take away") from None
+        raise failed(error, path, "remove") from None
 
 
 @contextmanager

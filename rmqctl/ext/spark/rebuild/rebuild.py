@@ -206,7 +206,7 @@ class _Run:
         except OSError:
             size = -1
         if size != spooled.size:
-            raise StoreIOError(f"{path}: a worker wrote it and the driver does not see it; "
+            raise StoreIOError(f"{path}: written by a worker, but the driver does not see it; "
                                "workers and driver must see stores and scratch folder under the "
                                "same paths")
 

@@ -127,8 +127,8 @@ def _narrow(column: Array) -> Array:
 
 
 def _broken(path: str) -> StoreIOError:
-    return StoreIOError(f"{path}: is not whole; was it changed, or does this machine see another "
-                        "state of the file system?")
+    return StoreIOError(f"{path}: incomplete; it was changed, or this machine sees another state "
+                        "of the file system")
 
 
 def texts_to_columns(texts: Sequence[bytes]) -> tuple[Array, Array]:

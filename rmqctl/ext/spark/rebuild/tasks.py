@@ -177,7 +177,7 @@ def make(job: Job, task: Group | Index) -> Made:
     try:
         os.mkdir(os.path.join(job.folder, name))  # not those above: then nobody waits for it
     except OSError as error:
-        raise failed(error, os.path.join(job.folder, name), "make the folder") from None
+        raise failed(error, os.path.join(job.folder, name), "create the folder") from None
     with noting_refusals() as refused, Scratch(job.folder, name, keep=True) as scratch:
         outcome = (_make_group(job, task, scratch) if isinstance(task, Group)
                    else _make_index(job, task, scratch))

@@ -28,7 +28,7 @@ def refuse_losses(options: Options) -> None:
         return
     lost = list(losses(options.stores(), options.log_folders))
     if lost:
-        raise StoreIOError(f"{'; '.join(lost)}. The answer would lack them: bring back the missing "
+        raise StoreIOError(f"{'; '.join(lost)}. The result would lack them: restore the missing "
                            f"files, or set {SWITCH}=false to read what is left")
 
 
@@ -40,7 +40,7 @@ def losses(paths: Iterable[str], log_folders: Sequence[str] = ()) -> Iterator[st
             if lost:
                 yield f"{path}: {lost:,} messages of the log are lost"
             elif any(store.log.gaps()):
-                yield f"{path}: log files are missing between others"
+                yield f"{path}: commitlog files are missing between others"
 
 
 def damage_text(path: str, span: Span) -> str:
@@ -52,5 +52,5 @@ def damage_text(path: str, span: Span) -> str:
 
 def refuse_damage(path: str, span: Span) -> None:
     """Raise StoreIOError for a damaged place of a log file."""
-    raise StoreIOError(f"{damage_text(path, span)}. `rmqctl doctor` says what can be repaired; "
-                       f"{SWITCH}=false reads what is left")
+    raise StoreIOError(f"{damage_text(path, span)}. Run `rmqctl doctor` to see what can be "
+                       f"repaired, or set {SWITCH}=false to read what is left")

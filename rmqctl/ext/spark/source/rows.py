@@ -58,15 +58,15 @@ def is_recorded(names: Sequence[str], asked: bool | None) -> bool:
     """
     known = {*MESSAGE_COLUMNS, *_IGNORED}
     if strange := [name for name in names if name not in known]:
-        raise UsageError(f"messages have no column {', '.join(strange)}; there are "
+        raise UsageError(f"messages have no column {', '.join(strange)}; valid: "
                          f"{', '.join(MESSAGE_COLUMNS)}")
     missing = [] if RECORD in names else [name for name in RECORDED if name not in names]
     if asked and missing:
-        raise UsageError(f"to store messages as recorded, columns are missing: "
-                         f"{', '.join(missing)} (or the one column {RECORD})")
+        raise UsageError(f"columns missing to store messages as recorded: {', '.join(missing)} (or "
+                         f"the single column {RECORD})")
     recorded = not missing if asked is None else asked
     if not recorded and (lacking := [name for name in NEEDED if name not in names]):
-        raise UsageError(f"a column is missing: {', '.join(lacking)}")
+        raise UsageError(f"missing column: {', '.join(lacking)}")
     return recorded
 
 
@@ -81,7 +81,7 @@ def put_columns(batch: pa.RecordBatch, schema: pa.Schema) -> list[pa.Array]:
     for field in schema:
         array = _cast(batch.column(field.name), field)
         if field.name in NEEDED and array.null_count:
-            raise RefusedError(f"a row has no {field.name}")
+            raise RefusedError(f"a row without {field.name}")
         arrays.append(array)
     return arrays
 
@@ -132,7 +132,7 @@ class RecordRows:
     def _stored(self, batch: pa.RecordBatch) -> Iterator[tuple[Record, bytes]]:
         for raw in batch.column(RECORD).to_pylist():
             if raw is None:
-                raise RefusedError(f"a row has no {RECORD}")
+                raise RefusedError(f"a row without {RECORD}")
             try:
                 record = decode(raw)
             except FormatError as error:
@@ -149,8 +149,8 @@ class RecordRows:
         for name in names:
             array = _cast(batch.column(name), pa.field(name, _TYPES[name]))
             if name in RECORDED and array.null_count:
-                raise RefusedError(f"a row has no {name}, which a recorded message has (to put "
-                                   "all of them as new messages, set asRecorded to false)")
+                raise RefusedError(f"a row without {name}, which a recorded message has (set "
+                                   "asRecorded to false to write all of them as new messages)")
             columns.append(array.to_pylist())
         for values in zip(*columns, strict=True):
             record = _record(dict(zip(names, values, strict=True)))
@@ -176,8 +176,8 @@ def _record(row: dict[str, Any]) -> Record:
         raise _damaged(record)
     if size != row.get("total_size", size) and (_LOST in row["topic"]
                                                 or _LOST in row["properties_raw"]):
-        raise RefusedError(f"{_place(record)}: holds a text that is not UTF-8, whose bytes are "
-                           f"lost in columns of strings; read the column {RECORD} as well")
+        raise RefusedError(f"{_place(record)}: contains text that is not UTF-8, which string "
+                           f"columns cannot keep; read the column {RECORD} as well")
     return record
 
 
@@ -188,9 +188,9 @@ def _place(record: Record) -> str:
 
 
 def _damaged(record: Record) -> RefusedError:
-    return RefusedError(f"{_place(record)}: the body is not what its CRC says; stored again it "
-                        "would look sound (leave it out with a condition on crc_ok, or leave "
-                        "out the columns crc_ok and body_crc)")
+    return RefusedError(f"{_place(record)}: body CRC mismatch; storing it again would hide that "
+                        "(exclude it with a condition on crc_ok, or omit the columns crc_ok and "
+                        "body_crc)")
 
 
 def _magic(given: str | None, topic: bytes) -> int:
@@ -199,7 +199,7 @@ def _magic(given: str | None, topic: bytes) -> int:
     for magic, name in VERSIONS.items():
         if name == given:
             return magic
-    raise RefusedError(f"column magic: {given!r} is none of {', '.join(VERSIONS.values())}")
+    raise RefusedError(f"column magic: {given!r} is not one of {', '.join(VERSIONS.values())}")
 
 
 @lru_cache(maxsize=8192)
@@ -207,7 +207,7 @@ def _host(text: str) -> Host:
     try:
         return message.host_bytes(text)
     except ValueError:
-        raise RefusedError(f"{text!r} is no ADDRESS:PORT") from None
+        raise RefusedError(f"{text!r} is not ADDRESS:PORT") from None
 
 
 # -- as new messages -----------------------------------------------------------------------------

@@ -97,7 +97,7 @@ def write_run(folder: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch])
                 last = int(key[-1]), int(position[-1])
                 writer.write_batch(batch)
     except OSError as error:
-        raise StoreIOError.from_oserror(error, path, "keep rows in") from None
+        raise StoreIOError.from_oserror(error, path, "save rows in") from None
     assert first is not None
     return Run(name, first, last)
 
@@ -118,8 +118,8 @@ class _Cursor:
 
     def _failed(self, error: Exception) -> StoreIOError:
         if isinstance(error, OSError):
-            return StoreIOError.from_oserror(error, self.path, "read the rows kept in")
-        return StoreIOError(f"cannot read the rows kept in {self.path}: {error}")
+            return StoreIOError.from_oserror(error, self.path, "read the rows saved in")
+        return StoreIOError(f"cannot read the rows saved in {self.path}: {error}")
 
     def advance(self) -> None:
         """The next batch."""

@@ -47,15 +47,15 @@ def asked(schema: StructType, table: str, body: bool = True) -> tuple[pa.Schema,
     for field in schema.fields:
         name = by_name.get(field.name.lower())
         if name is None:
-            wrong.append(f"{field.name} (there is none)")
+            wrong.append(f"{field.name} (does not exist)")
             continue
         names.append(name)
         kind = from_arrow_type(known[name].type).simpleString()
         if field.dataType.simpleString() != kind:
             wrong.append(f"{field.name} ({field.dataType.simpleString()}, is {kind})")
     if wrong:
-        raise UsageError(f"the table {table} cannot have these columns: {', '.join(wrong)}; "
-                         f"it has {', '.join(known)}")
+        raise UsageError(f"invalid columns for the table {table}: {', '.join(wrong)}; valid: "
+                         f"{', '.join(known)}")
     # PySpark 4.0 and 4.1 take UTC without being told.
     zone: Any = {"timezone": "UTC"} if "timezone" in signature(to_arrow_schema).parameters else {}
     return to_arrow_schema(schema, **zone), names

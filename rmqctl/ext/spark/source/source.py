@@ -74,7 +74,7 @@ class Reader(DataSourceReader):
         self.options, self.filters = options, options.filters
         self.arrow, self.names = spark_schema.asked(asked, options.table, options.body)
         if not self.names and installed() < COUNTS_WITHOUT_COLUMNS:
-            raise UsageError("this PySpark counts no rows without columns: name at least one")
+            raise UsageError("this PySpark cannot count rows without columns: select at least one")
 
     def partitions(self) -> list[InputPartition]:
         refuse_losses(self.options)

@@ -67,19 +67,20 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, given: Mapping[str, str], asked: StructType) -> None:
         self._options = Options.of(given, FOLLOWING)
         if self._options.table != schema.MESSAGES:
-            raise UsageError(f"table={self._options.table}: only {schema.MESSAGES} can be followed")
+            raise UsageError(f"table={self._options.table}: only {schema.MESSAGES} can be read as "
+                             "a stream")
         texts = {name.lower(): text for name, text in given.items()}
         self._start = starting(texts.get("startingoffsets"))
         most = texts.get("maxbytespertrigger")
         self._most = None if most is None else parse_size(most)
         if self._most is not None and self._most < 1:
-            raise UsageError("maxBytesPerTrigger: at least one byte")
+            raise UsageError("maxBytesPerTrigger must be at least 1")
         if self._most is not None and versions.installed() < versions.LIMITS:
-            raise UsageError("maxBytesPerTrigger: needs PySpark 4.2 or newer")
+            raise UsageError("maxBytesPerTrigger needs PySpark 4.2 or newer")
         self._arrow, self._names = spark_schema.asked(asked, self._options.table,
                                                       self._options.body)
         if self._options.partitions is not None:
-            raise UsageError("numPartitions: a batch is cut by splitSize")
+            raise UsageError("numPartitions does not apply to streams: splitSize divides a batch")
         size = self._options.split_size
         self._step = STEP if size is None else size or _NEVER
         self._logs: dict[str, GrowingLog] = {}
@@ -95,7 +96,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Where a query without a checkpoint starts: the option ``startingOffsets``."""
         logs = self._known(now=True)
         if strange := sorted(self._start.named() - logs.keys()):
-            raise UsageError(f"startingOffsets names {', '.join(strange)}, which is none of the "
+            raise UsageError(f"startingOffsets contains {', '.join(strange)}, not one of the "
                              f"stores: {', '.join(logs)}")
         # What was lost before the end of a log concerns only who reads from before it.
         early = [store for store in logs if self._start.of(store) != "latest"]
@@ -124,7 +125,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if store not in reached and (self._target is None or store in self._target):
                 reached[store] = log.first()
         for store in sorted(reached.keys() - self._logs.keys() - self._missed):
-            self._lose(f"{store}: the store is not there any more; the query goes on without it")
+            self._lose(f"{store}: the store no longer exists; the query continues without it")
             self._missed.add(store)
         if isinstance(limit, ReadMaxBytes):
             self._share(reached, limit.max_bytes)
@@ -192,8 +193,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if first >= stop:
                 continue
             if log is None:
-                raise StoreIOError(f"{store}: the store is not there any more, and a batch that "
-                                   f"was begun needs its physical offsets {first} to {stop}")
+                raise StoreIOError(f"{store}: the store no longer exists, but a started batch "
+                                   f"needs its physical offsets {first} to {stop}")
             parts += [Part(store, os.path.relpath(piece.file.path, store), piece)
                       for piece in log.pieces(first, stop, self._step)]
         return parts
@@ -226,7 +227,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _lose(self, text: str) -> None:
         """Fail for messages that a query can no longer read, or go on with a warning."""
         if self._options.fail_on_loss:
-            raise StoreIOError(f"{text}; {SWITCH}=false goes on without them")
+            raise StoreIOError(f"{text}; set {SWITCH}=false to continue without them")
         _log.warning("%s", text)
 
     # -- on executors -------------------------------------------------------------------------
@@ -254,8 +255,8 @@ class _Following(Reading):
         except StoreIOError:
             if not _expired(piece):
                 raise
-            lose(f"{piece.file.path}: expired before it was read: physical offsets "
-                 f"{piece.start} to {piece.end} are left out")
+            lose(f"{piece.file.path}: expired before it was read: physical offsets {piece.start} "
+                 f"to {piece.end} are skipped")
             return
         with source:
             # Yield the messages of the range, with the constant columns of this part.
@@ -270,8 +271,8 @@ class _Following(Reading):
                     yield rows
             # A file that becomes shorter while it is read is an error: it did not expire.
             if walk.position < piece.end - base:
-                raise StoreIOError(f"{piece.file.path}: the file was cut at byte {walk.position} "
-                                   f"while it was read; up to {piece.end - base} is wanted")
+                raise StoreIOError(f"{piece.file.path}: truncated at byte {walk.position} while it "
+                                   f"was read; expected bytes up to {piece.end - base}")
             holes.settle()  # a part ends at a border: something follows, or the file was left
             for span in found:
                 lose(damage_text(piece.file.path, span))

@@ -190,12 +190,11 @@ def _planned_log(reader: Reader, queue: TierQueue) -> FlatFile:
     for start, end in queue.log:
         segment = now.get(start)
         if segment is None:
-            raise StoreIOError(f"{reader.where(queue.log_folder)}: the segment of offset {start} "
-                               "is not there any more: what it had when the job was planned is "
-                               "missing")
+            raise StoreIOError(f"{reader.where(queue.log_folder)}: the segment at offset {start}, "
+                               "present when the job was planned, no longer exists")
         if segment.end < end:
-            raise StoreIOError(f"{reader.where(segment.path)}: it ends at offset {segment.end}, at "
-                               f"{end} when the job was planned: what was there is missing")
+            raise StoreIOError(f"{reader.where(segment.path)}: ends at offset {segment.end}, but "
+                               f"at {end} when the job was planned: the bytes between are missing")
     return log
 
 

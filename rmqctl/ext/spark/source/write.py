@@ -80,7 +80,7 @@ class StoreWriter(DataSourceArrowWriter):
     def __init__(self, schema: StructType, options: Mapping[str, str]) -> None:
         given = by_name(options, OPTIONS)
         if not given.get("path"):
-            raise UsageError("no path given: name the new store with .save(PATH)")
+            raise UsageError("no path given: pass the new store with .save(PATH)")
         self._target = os.path.abspath(local(given["path"]))
         self._names = schema.fieldNames()
         asked = given.get(AS_RECORDED.lower())
@@ -142,8 +142,8 @@ def refuse_existing(target: str) -> None:
             return
     except OSError:
         pass
-    raise RefusedError(f"{target} exists: a new store is made where nothing is, and nothing is "
-                       "ever replaced or added to (rmqctl append adds to a store)")
+    raise RefusedError(f"{target} already exists: a new store needs a new path; nothing is "
+                       "replaced or appended (rmqctl append adds to a store)")
 
 
 # -- the store, on the driver ---------------------------------------------------------------------
@@ -175,10 +175,10 @@ def make_store(target: str, staging: str, runs: Sequence[Run], schema: pa.Schema
             count += len(results)
         moved, misplaced = engine.renumbered, engine.misplaced
     if moved:
-        _log.warning("%s: %d messages got new queue offsets, because rows before them in their "
-                     "queues are missing", target, moved)
+        _log.warning("%s: %d messages got new queue offsets, because earlier rows of their queues "
+                     "are missing", target, moved)
     if misplaced:
-        _log.warning("%s: %d messages kept a queue offset at which their queue does not go on",
+        _log.warning("%s: %d messages kept a queue offset that does not continue their queue",
                      target, misplaced)
     publish_folder(root, target, "publish the store as")
     return count
@@ -231,5 +231,5 @@ def settings_of(options: Mapping[str, str], *, recorded: bool = False) -> Settin
 
 def _switch(name: str, text: str) -> bool:
     if text.strip().lower() not in ("true", "false"):
-        raise UsageError(f"{name}={text}: true or false")
+        raise UsageError(f"{name}={text}: expected true or false")
     return text.strip().lower() == "true"
