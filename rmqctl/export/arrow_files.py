@@ -70,7 +70,7 @@ def _leaves(schema: pa.Schema) -> list[str]:
 
 
 class ArrowFile:
-    """Arrow's own file format (Feather): record batches as they lie in memory."""
+    """Arrow's own file format (Feather): record batches as they are in memory."""
 
     def __init__(self, spec: Export, target: IO[bytes]) -> None:
         way = None if spec.compression == "none" else spec.compression

@@ -26,7 +26,7 @@ FLUSH = 16 << 20
 what is taken from them by partition, and the encoded pages."""
 
 class Chunks:
-    """What a buffer held: chunk number ``n`` has all of its messages of the partition
+    """Content of a buffer: chunk number ``n`` has all of its messages of the partition
     ``codes[n]``, ``counts[n]`` of them.
     """
 
@@ -88,8 +88,8 @@ class Buffer(Protocol):
 
 
 class Origin(NamedTuple):
-    """Where messages were found: the store as named, the file relative to it, and the physical
-    offset at which that begins.
+    """Origin of messages: the store as named, the file relative to it, and the physical offset at
+    which the file begins.
     """
 
     store: str

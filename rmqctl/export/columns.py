@@ -22,7 +22,7 @@ from rmqctl.store.query.conditions import PROPERTY
 from rmqctl.store.redaction import CHECKED, KEPT
 
 LINES = pa.schema([pa.field("lines", pa.large_binary())])
-"""What is set aside of texts: all lines of a chunk in one value."""
+"""Type of texts that are set aside: all lines of a chunk in one value."""
 _FEW = 16
 """Partitions in a batch, and messages of each in it, which make it worth sorting it alone."""
 

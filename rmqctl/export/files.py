@@ -65,7 +65,7 @@ def json_line(row: Row) -> bytes:
 
 
 def csv_line(row: Row, text: Callable[[str], str] | None = None) -> bytes:
-    """A row as CSV: text as it is (what is no UTF-8 as U+FFFD), or as ``text`` makes it; lists and
+    """A row as CSV: text as it is (what is not UTF-8 as U+FFFD), or as ``text`` makes it; lists and
     maps as JSON.
     """
     cells = map(_cell, row.values())
@@ -94,9 +94,7 @@ def _clean(text: str) -> str:
 
 
 class _Taken:
-    """What a csv writer writes to: it calls ``write`` once for each record, and hands back what
-    that gives.
-    """
+    """Output of a csv writer, which calls ``write`` once for each record and returns its result."""
 
     @staticmethod
     def write(record: str) -> bytes:

@@ -1,9 +1,9 @@
 """The files of partitions of which the ranges of a log have few messages each.
 
-Ranges set these aside (`rmqctl.export.spill`), divided into buckets by partition. A task
-makes the files of one bucket: one for each partition and at most `MOST` bytes, in the order of the
-log. Where a range has a file of a partition of its own, the messages before and behind it go into
-two, so that the names of files are in the order of the log, too.
+Ranges set these aside (`rmqctl.export.spill`), divided into buckets by partition. A task makes the
+files of one bucket: one for each partition and at most `MOST` bytes, in the order of the log. Where
+a range has a file of a partition of its own, the messages before and after it go into two, so that
+the names of files are in the order of the log, too.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Gather:
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """Its files, in the folder ``attempt``; ``values`` are what their partitions stand for."""
+    """Its files, in the folder ``attempt``; ``values`` are what their partitions represent."""
 
     store: int
     attempt: str
@@ -58,7 +58,7 @@ class Gathered:
 
 @dataclass(slots=True)
 class Collected:
-    """What the ranges of one store gave, at the driver."""
+    """Results of the ranges of one store, at the driver."""
 
     store: int
     buckets: int
@@ -122,7 +122,7 @@ class _Files:
         self._size = 0
 
     def add(self, partition: int, one: Aside, rows: pa.RecordBatch, *, anew: bool) -> None:
-        """Takes messages of the partition; ``anew``: they begin another file."""
+        """Add messages of the partition; ``anew``: they begin another file."""
         if anew or (self._open is not None and self._open.size >= MOST):
             self.close()
         if self._open is None:

@@ -1,4 +1,4 @@
-"""Where exported messages go: partitions by topic, day and store, and their folders' names.
+"""Partitions of exported messages by topic, day and store, and their folders' names.
 
 The names are Hive's (``topic=orders/day=2023-11-14``), escaped as Hive and Spark do, so that Spark
 and Arrow find the values again. A value that would be too long a name is cut and gets a mark.
@@ -18,7 +18,7 @@ from rmqctl.scan.frames import Array, Batch
 from rmqctl.scan.groupings import QUARTER_HOUR
 
 PARTS = ("topic", "day", "store")
-"""What an export can be partitioned by; ``day`` is that of the store time."""
+"""Partitions of an export; ``day`` is the day of the store time."""
 NOTHING = "__HIVE_DEFAULT_PARTITION__"
 """Hive's name for a value that is null or empty."""
 LONGEST = 255
@@ -63,7 +63,7 @@ def folder(name: str, value: Value) -> str:
 
 
 def is_cut(name: str, value: str) -> bool:
-    """Whether the name of a folder cannot be the value: too long for one, or Hive's for none."""
+    """Return whether a folder name cannot be the value: too long, or Hive's name for no value."""
     return value == NOTHING or len(f"{name}={escape(value)}".encode()) > LONGEST
 
 
@@ -73,7 +73,7 @@ def path(names: Sequence[str], values: Values) -> str:
 
 
 def bucket(names: Sequence[str], values: Values, count: int) -> int:
-    """Which of so many buckets a partition is in, on every machine."""
+    """Return which of so many buckets a partition is in, on every machine."""
     return zlib.crc32(path(names, values).encode("utf-8", "surrogatepass")) % count
 
 

@@ -104,7 +104,7 @@ def _bytes(value: Any) -> bytes:
 
 
 def summary(result: Result, spec: Export) -> dict[str, Any]:
-    """What a user is shown of an export; the manifest begins with it."""
+    """Return the summary of an export for the user; the manifest begins with it."""
     return {
         "complete": result.complete,
         "format": spec.format,

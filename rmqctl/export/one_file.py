@@ -48,12 +48,12 @@ class Form(NamedTuple):
 
     @property
     def packages(self) -> tuple[str, ...]:
-        """What has to be installed to write it."""
+        """Return the package that must be installed to write it."""
         return () if self.format in TEXTS else ("pyarrow", *_PACKAGES.get(self.format, ()))
 
 
 def form_of(out: str) -> Form | None:
-    """What the name of a file says of its format; None for a folder. UsageError."""
+    """Return the format that a file's name implies; None for a folder. UsageError."""
     stem, ending = os.path.splitext(out)
     packed = _PACKED.get(ending.lower())
     name = _FORMATS.get(os.path.splitext(stem)[1].lower() if packed else ending.lower())

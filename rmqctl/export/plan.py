@@ -1,4 +1,4 @@
-"""What an export will read: the ranges of each store's log, and about how much it will write."""
+"""Plan of an export: the ranges of each store's log, and about how much it will write."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class StorePlan:
     """Opens the store again, to look for what its log has lost."""
 
     def missing_from(self, *, damaged: bool) -> Missing:
-        """What the store is known to have lost."""
+        """Return the losses known of the store."""
         if self.opened is None:
             return Missing()
         with self.opened() as store:
@@ -141,10 +141,10 @@ def _planned(store: Store, number: int, name: str, wanted: Selection, jobs: int,
 
 
 def _ends(files: Sequence[StoreFile]) -> list[int]:
-    """Where to stop reading each file: zeros behind the last data of all are not read.
+    """Return where to stop reading each file: zeros after the last data of all are not read.
 
-    Zeros at the end of an earlier file are: they are damage. A file which cannot be opened is
-    left to the work, which says so.
+    Zeros at the end of an earlier file are: they are damage. A file that cannot be opened is
+    reported by the export itself.
     """
     ends = [file.size for file in files]
     for number in reversed(range(len(files))):
@@ -193,8 +193,8 @@ def _sampled(spec: Export, part: Piece) -> tuple[int, int]:
 
 
 def check_place(out: str, names: Sequence[str], folders: Sequence[str]) -> None:
-    """Refuses now rather than at the end what an export cannot be written to: see
-    `checked_target`; UsageError too where ``out`` lies in a store to be exported.
+    """Refuse at the start a target that an export cannot be written to: see `checked_target`;
+    UsageError if ``out`` is in a store to be exported.
     """
     target = checked_target(out)
     for name in names:
@@ -205,7 +205,7 @@ def check_place(out: str, names: Sequence[str], folders: Sequence[str]) -> None:
 
 
 def plan_document(plans: Sequence[StorePlan], out: str, expected: Estimate) -> dict[str, Any]:
-    """What ``pipeline export --dry-run`` shows."""
+    """Return the rows of ``pipeline export --dry-run``."""
     return {
         "out": out,
         "partitions": sum(len(store.pieces) for store in plans),

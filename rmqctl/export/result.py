@@ -1,4 +1,4 @@
-"""What came of an export, added up by store."""
+"""Results of an export, added up by store."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rmqctl.scan.frames import DAMAGED, Span
 
 @dataclass(slots=True)
 class StoreResult(Tally):
-    """What came of one store."""
+    """Result of one store."""
 
     plan: StorePlan = field(kw_only=True)
     files: int = 0
@@ -26,7 +26,7 @@ class StoreResult(Tally):
 
     @property
     def complete(self) -> bool:
-        """Whether no message is known to be missing, and every body is intact."""
+        """Return whether no message is known to be missing and every body is intact."""
         return not (self.bad_crc or self.damage.count or self.missing.count or self.replaced
                     or self.lost.total)
 
@@ -37,7 +37,7 @@ class StoreResult(Tally):
 
     @property
     def nothing_read(self) -> bool:
-        """Whether the system gave nothing of a log that has files, or of its folder."""
+        """Return whether nothing of a log that has files, or of its folder, could be read."""
         return bool(self.missing.count) and not (self.messages or self.damage.count) and all(
             span.kind != GAP for span in self.missing.spans)
 
@@ -52,8 +52,8 @@ class StoreResult(Tally):
         self.bytes += sum(file.bytes for file in files)
 
     def finish(self) -> None:
-        """The log has ended: zeros behind its last message are no damage, nor is a record that
-        the process which holds the store is just writing.
+        """The log has ended: zeros after its last message are no damage, nor is a record that the
+        process which holds the store is just writing.
         """
         damaged = [span for span in self.tail if span.kind == DAMAGED]
         if damaged and self.plan.held:
@@ -66,7 +66,7 @@ class StoreResult(Tally):
 
 @dataclass(slots=True)
 class Result:
-    """What came of an export. ``out`` is where it lies; ``partitions`` counts the folders."""
+    """Result of an export. ``out`` is its path; ``partitions`` counts the folders."""
 
     out: str
     stores: list[StoreResult]

@@ -53,7 +53,7 @@ class Sink:
 
     @property
     def values(self) -> dict[int, Values]:
-        """What the numbers of the partitions that have files stand for."""
+        """Return the values of the partition numbers that have files."""
         return {one.partition: self.partitions.found[one.partition] for one in self._written}
 
     def add(self, batch: Batch) -> None:

@@ -1,4 +1,4 @@
-"""What is to be exported and how: formats, fields, bodies, compression. Checked once, picklable."""
+"""Specification of an export: formats, fields, bodies, compression. Checked once, picklable."""
 
 from __future__ import annotations
 
@@ -112,13 +112,13 @@ class Export:
 
     @property
     def ending(self) -> str:
-        """How names of files end."""
+        """Return the suffix of file names."""
         more = _ENDINGS.get(self.compression, "") if self.is_text else ""
         return f".{self.format}{more}"
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns of the files: for texts what a value stands for."""
+        """The columns of the files: for texts what a value represents."""
         import pyarrow as pa
 
         from rmqctl.scan.tables import MESSAGE_COLUMNS, METADATA, PLACE, PROVENANCE

@@ -1,7 +1,7 @@
-"""What ranges of a log set aside: messages of partitions of which a range has few.
+"""Messages that ranges of a log set aside: those of partitions with few messages in a range.
 
 A range has at most one such file: Arrow record batches, one for each buffer, whose rows are sorted
-by bucket and partition. A second file says where the messages of each partition are in it; it has
+by bucket and partition. A second file lists the places of each partition's messages in it; it has
 one record batch for each bucket. Both live for one run, in the folder of the attempt that made
 them. They are mapped to be read: of each buffer, a bucket's rows are together.
 """
@@ -30,7 +30,7 @@ _PLACES = ("flush", "batch", "start", "length", "rows")
 
 @dataclass(frozen=True, slots=True)
 class Spilled:
-    """What range ``at`` set aside, in the folder ``attempt``; bytes of each bucket."""
+    """Messages that range ``at`` set aside, in the folder ``attempt``; bytes of each bucket."""
 
     at: int
     attempt: str
@@ -66,8 +66,8 @@ class Spill:
 
     def add(self, flush: int, table: pa.Table, codes: Sequence[int], lengths: Sequence[int],
             rows: Sequence[int]) -> None:
-        """Takes chunks that lie one behind the other in a table: their partitions, how many rows
-        of the table and how many messages each has.
+        """Takes chunks that lie back to back in a table: their partitions, how many rows of the
+        table and how many messages each has.
         """
         with self._attempt.writing(_ROWS):
             batches = table.combine_chunks().to_batches()
@@ -117,7 +117,7 @@ class Spill:
 
 def _placed(lengths: Sequence[int], rows: Sequence[int], batches: Sequence[int]) -> tuple[
         Array, Array]:
-    """(the number of the chunk, its place) of each piece of chunks that lie in batches.
+    """(the number of the chunk, its place) of each piece of chunks that are in batches.
 
     Arrow divides a table of which a column is too large: a chunk may be in two batches then.
     """

@@ -31,8 +31,9 @@ MARK = ".rmqctl-export-"
 
 
 def checked_target(out: str) -> str:
-    """The real path of OUT. UsageError if it lies in a store; RefusedError if it is there, unless
-    as an empty folder, or a link of somebody else; StoreIOError without a folder to put it into.
+    """Return the real path of OUT. UsageError if it is in a store; RefusedError if it exists,
+    unless as an empty folder, or is another user's link; StoreIOError if its parent folder is
+    missing.
     """
     refuse_link_of_others(out)
     target = os.path.realpath(out)
@@ -51,7 +52,7 @@ def checked_target(out: str) -> str:
 
 
 class Staging:
-    """A context manager; without `publish` nothing stays behind."""
+    """A context manager; without `publish` nothing is left."""
 
     def __init__(self, out: str) -> None:
         self.target = checked_target(out)
@@ -84,7 +85,7 @@ class Staging:
         return os.path.join(self._export, name)
 
     def publish(self) -> None:
-        """Makes it OUT, for good. RefusedError if something came to lie there meanwhile."""
+        """Move it to OUT, for good. RefusedError if OUT was created in the meantime."""
         sync_many(self._folders, self._export)
         try:
             publish_folder(self._export, self.target)

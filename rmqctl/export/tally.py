@@ -1,4 +1,4 @@
-"""What is counted of the log while it is exported, range by range."""
+"""Counts of the log while it is exported, range by range."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Faults(Damage):
 
 @dataclass(slots=True)
 class Tally:
-    """What some of a log held and what was exported of it. Times in ms (store time), offsets
-    physical.
+    """Content of a part of a log, and the messages exported from it. Times in ms (store time),
+    offsets physical.
 
-    ``tail`` are the spans behind the last message: whether they are damage or just the unused rest
+    ``tail`` are the spans after the last message: whether they are damage or just the unused rest
     of the log is known when it is known whether messages follow.
     """
 
@@ -47,7 +47,7 @@ class Tally:
     last_offset: int | None = None
 
     def passed(self, batch: Batch) -> None:
-        """Takes what a batch of the walk holds: spans lie behind its messages."""
+        """Add a batch of the walk, whose spans are after its messages."""
         if len(batch):
             self.messages += len(batch)
             self.replaced += int(replaced(batch).sum())
@@ -65,7 +65,7 @@ class Tally:
         self._within(int(times.min()), int(times.max()), int(offsets[0]), int(offsets[-1]))
 
     def append(self, later: Tally) -> None:
-        """Takes in what the range of the log behind held."""
+        """Takes in what the range of the log after held."""
         if later.messages:
             self._settle()
         self.damage.merge(later.damage)
@@ -79,7 +79,7 @@ class Tally:
 
     def _behind(self, spans: list[Span]) -> None:
         self.tail += spans
-        if len(self.tail) > MOST_NAMED:  # hopeless damage is not collected for ever
+        if len(self.tail) > MOST_NAMED:  # hopeless damage is not collected forever
             self._settle()
 
     def _settle(self) -> None:

@@ -47,7 +47,7 @@ class Piece(Range[StoreFile]):
 
     @property
     def origin(self) -> Origin:
-        """Where its messages are found."""
+        """Return the origin of its messages."""
         return Origin(self.name, self.relative, self.file.base)
 
 
@@ -55,7 +55,7 @@ class Piece(Range[StoreFile]):
 class Part:
     """The result of a range: it covered the frames of positions ``[first, position)``.
 
-    ``files`` are in the folder ``attempt``; ``values`` are what their partitions stand for.
+    ``files`` are in the folder ``attempt``; ``values`` are what their partitions represent.
     ``spilled`` is what is not in a file yet. ``store`` and ``at`` are those of the `Piece`.
     """
 

@@ -92,7 +92,7 @@ class XlsxFile:
 
 
 class _Moment(int):
-    """Epoch ms that stand for a time."""
+    """Epoch ms that represent a time."""
 
 
 def _values(column: pa.ChunkedArray) -> list[Any]:

@@ -1,7 +1,7 @@
-"""The compiled kernel: loops over the bytes of records, where there is one (docs/kernel.md).
+"""The compiled kernel: loops over the bytes of records, if it is installed (docs/kernel.md).
 
-Whoever has a loop for it asks `active` and goes through columns with NumPy where that is None;
-both give the same answers. What is to be compiled is `compiled.pyx`.
+Callers ask `active` and use columns with NumPy if it returns None; both give the same results. The
+compiled source is `compiled.pyx`.
 """
 
 from __future__ import annotations
@@ -83,7 +83,9 @@ def _folder() -> Path | zipfile.Path:
 
 
 def _compiled() -> ModuleType:
-    """UnsupportedError where there is no compiled module, or it was made from another source."""
+    """Import the compiled module. UnsupportedError if it is missing, or was built from other
+    sources.
+    """
     try:
         module = import_module("rmqctl.kernel.compiled")
         is_current = module.SOURCE == source_digest(_folder())
@@ -97,7 +99,7 @@ def _compiled() -> ModuleType:
 
 
 def _crc_address() -> int:
-    """Where ISA-L's CRC-32 lies in this process; 0 where its library does not say."""
+    """Return the address of ISA-L's CRC-32 in this process; 0 if its library does not export it."""
     import ctypes
 
     from isal import isal_zlib

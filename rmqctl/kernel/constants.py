@@ -84,7 +84,7 @@ def _largest(name: str) -> int:
 
 
 def text() -> str:
-    """What `layout.pxi` has to hold."""
+    """Return the content of `layout.pxi`."""
     return "\n".join([
         "# Made from the declarations in rmqctl/formats: python -m rmqctl.kernel.constants", "",
         "cdef enum:", *(f"    {name} = {value:#x}" if name.startswith("MAGIC_V") else

@@ -39,14 +39,14 @@ class Sums(NamedTuple):
 class Aggregate:
     """Sums of messages by one of `GROUPINGS`, and what the bytes of the log are.
 
-    ``topic`` (bytes), ``since`` and ``until`` (store time, ms, inclusive) choose messages; the
-    byte counts cover all frames. Picklable; `merge` adds another one's sums.
+    ``topic`` (bytes), ``since`` and ``until`` (store time, ms, inclusive) choose messages; the byte
+    counts cover all frames. Picklable; `merge` adds another one's sums.
 
-    With more than ``limit`` groups it becomes a search for heavy ones (`is_full`; Misra and
-    Gries' summary, which merges): whoever is heavy is among the `candidates`, but the sums
-    are no longer whole. A second pass over the same messages, with ``only`` these counted apart,
-    makes them exact, and `groups` then has just the heavy ones and `OTHER`. Which these are
-    follows from the messages alone. ``limit`` must be a few times ``heavy``.
+    With more than ``limit`` groups it becomes a search for heavy ones (`is_full`; Misra and Gries'
+    summary, which merges): whoever is heavy is among the `candidates`, but the sums are no longer
+    whole. A second pass over the same messages, with ``only`` these counted apart, makes them
+    exact, and `groups` then has just the heavy ones and `OTHER`. Which these are follows from the
+    messages alone. ``limit`` must be a few times ``heavy``.
     """
 
     def __init__(self, by: str, *, topic: bytes | None = None, since: int | None = None,
@@ -61,7 +61,7 @@ class Aggregate:
         self._all = _nothing(1)
         self._counted = self._given_up = 0
         self.is_cut = only is not None
-        """Whether light groups are summed as `OTHER`."""
+        """True if light groups are summed as `OTHER`."""
         self.bytes_in_messages = self.bytes_blank = self.bytes_zero = self.bytes_damaged = 0
         self.damaged_spans = self.undecided = self.bodies_damaged = 0
         self.fillers = 0
@@ -152,7 +152,7 @@ class Aggregate:
 
     @property
     def is_full(self) -> bool:
-        """Whether there were more groups than fit, so that a second pass is needed."""
+        """Return whether there were more groups than fit, so that a second pass is needed."""
         return self._given_up > 0
 
     @property

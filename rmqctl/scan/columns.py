@@ -1,13 +1,13 @@
 """Messages and frames of a walk as Arrow record batches: the columns somebody asked for.
 
-Values are those of the message object (cli.md), in plain Arrow types which any reader takes.
-Where a text is no UTF-8 its bytes become U+FFFD as in ``bytes.decode("utf-8", "replace")``; the
-exact bytes are in ``record``. Nothing refers to the walk's buffer, so batches may be kept.
-A batch is as large as the walk's (2 MiB of log, or one larger record).
+Values are those of the message object (cli.md), in plain Arrow types which any reader takes. Where
+a text is not UTF-8 its bytes become U+FFFD as in ``bytes.decode("utf-8", "replace")``; the exact
+bytes are in ``record``. Nothing refers to the walk's buffer, so batches may be kept. A batch is as
+large as the walk's (2 MiB of log, or one larger record).
 
-What counts as a property is what `rmqctl.formats.local.properties.parse` says: the key ends at
-the first separator, empty keys and values are none, the last of several values counts and stands
-where the key stood first. Keys are decoded before they are compared.
+What counts as a property is what `rmqctl.formats.local.properties.parse` says: the key ends at the
+first separator, empty keys and values are none, the last of several values counts and stands where
+the key stood first. Keys are decoded before they are compared.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ def binary(texts: Texts) -> pa.BinaryArray:
 
 
 def strings(texts: Texts) -> pa.StringArray:
-    """The texts as Arrow strings; what is no UTF-8 becomes U+FFFD as Python has it."""
+    """The texts as Arrow strings; what is not UTF-8 becomes U+FFFD as Python has it."""
     raw = binary(texts)
     try:
         return raw.cast(pa.string())
@@ -278,7 +278,7 @@ def _assigns(data: Array, start: Array, end: Array) -> tuple[Array, Array]:
     if len(marks) == len(start) and (marks >= start).all() and (marks < end).all():
         assign = marks
     else:
-        marks = np.append(marks, len(data))  # a segment without one finds something behind it
+        marks = np.append(marks, len(data))  # a segment without one finds something after it
         assign = marks[np.searchsorted(marks, start)]
     return assign, (assign > start) & (assign < end - 1)
 
@@ -306,7 +306,7 @@ def _singles(row: Array, keys: Array, width: int, count: int) -> tuple[Array, Ar
 
 # -- hosts and ids --------------------------------------------------------------------------------
 #
-# A host is an address and a port behind it, in two widths by the system flags. A log has few
+# A host is an address and a port after it, in two widths by the system flags. A log has few
 # distinct ones, so only these are turned into text.
 
 

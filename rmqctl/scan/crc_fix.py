@@ -70,9 +70,9 @@ def one_byte(length: int, syndrome: int) -> list[Change]:
 def burst(length: int, syndrome: int, first_bit: int, bits: int) -> int | None:
     """The pattern of flipped bits at a known place that makes that difference, None without one.
 
-    ``first_bit``: 8 * position, and 0 for the lowest bit of a byte; bit 0 of the pattern stands
-    there. Up to 32 ``bits`` at most one pattern does it, and for 32 always one: who knows a place
-    only from this learns nothing. ValueError for more bits, or beyond the bytes.
+    ``first_bit``: 8 * position, and 0 for the lowest bit of a byte; bit 0 of the pattern is there.
+    Up to 32 ``bits`` at most one pattern does it, and for 32 always one: who knows a place only
+    from this learns nothing. ValueError for more bits, or beyond the bytes.
     """
     if not 1 <= bits <= _CHECK_BITS or not 0 <= first_bit <= _BYTE * length - bits:
         raise ValueError(f"no {bits} bits from {first_bit} on in {length} bytes")

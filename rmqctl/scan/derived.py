@@ -1,7 +1,7 @@
-"""What messages lead to besides the log, by column: tags codes, index keys, queues, batch ranges.
+"""What messages point to besides the log, by column: tags codes, index keys, queues, batch ranges.
 
-The same rules serve the check of a store and the dispatch that writes it (spec: consumequeue.md
-§3 and §9, index.md §5).
+The same rules serve the check of a store and the dispatch that writes it (spec: consumequeue.md §3
+and §9, index.md §5).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _LOOKED_AT = [*((name + props.NAME_VALUE_SEPARATOR).encode() for name in (
     filler.KEPT_START, MARK.tobytes()]
 NAMES = (np.frombuffer(b"".join(_LOOKED_AT), np.uint8),
          np.cumsum([len(name) for name in _LOOKED_AT]))
-"""Properties that passes over sound records look at: one behind the other, where each ends."""
+"""Properties that passes over sound records read: back to back, where each ends."""
 _PLAIN, _SCHEDULE, _OTHER = range(3)
 
 
@@ -85,7 +85,8 @@ class TagsCodes:
             Array, Array, Array]:
         """(code of each message, rows which have tags, the tags' lengths in bytes), all int64.
 
-        A DELAY that is no number leaves the tags' hash (a broker takes such a record for damage).
+        A DELAY that is not a number leaves the tags' hash (a broker takes such a record for
+        damage).
         """
         row, start, length = properties.places(props.TAGS)
         out: Array = np.zeros(len(topic), np.int64)
@@ -96,7 +97,7 @@ class TagsCodes:
         return out, row, length
 
     def delayed(self, topic: Array) -> Array | None:
-        """Which messages wait for their deliver time (bool); None where there is none."""
+        """Return which messages wait for their deliver time (bool), or None."""
         for number in range(self._looked, len(self._topics)):
             if self._topics.texts[number] == props.SCHEDULE_TOPIC.encode():
                 self._schedule = number
@@ -169,7 +170,7 @@ class IndexKeys:
 
 @dataclass(slots=True)
 class Leads:
-    """What messages lead to: tags codes, and the keys of index entries in index order.
+    """What messages point to: tags codes, and the keys of index entries in index order.
 
     ``key_row`` is the message of a key, ``key_hash`` what its entry holds (all int64).
     ``properties`` are those of the messages, None where none of them is one of a broker's queues
@@ -278,7 +279,9 @@ def batch_ranges(properties: text.Properties, queue_offset: Array) -> tuple[Arra
 
 
 def is_queue_name(name: str) -> bool:
-    """Whether a topic or queue name can be a folder under ``consumequeue/``, and no other place."""
+    """Return whether a topic or queue name can be a folder under ``consumequeue/``, and no other
+    place.
+    """
     return (name not in {"", ".", ".."} and "/" not in name and "\0" not in name
             and len(os.fsencode(name)) <= _NAME_MAX)
 
@@ -320,7 +323,7 @@ class Topics:
 
 
 def grown(array: Array, rows: int) -> Array:
-    """The same with room for so many rows, zeros behind those it had."""
+    """The same with room for so many rows, zeros after those it had."""
     if rows <= len(array):
         return array
     more: Array = np.zeros((max(2 * len(array), rows), array.shape[1]), array.dtype)

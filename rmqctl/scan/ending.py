@@ -1,9 +1,9 @@
 """Threads end before the interpreter does.
 
 A thread that outlives it is stopped wherever it next wants Python, which aborts the process or
-blocks it for ever: whoever waits for that thread in a ``finally`` that runs late waits in vain. So
-what has threads, or is run by threads of others, is noted here, and ended when the process is
-about to end. That is a safety net: whoever starts threads ends them himself where he can.
+blocks it forever: whoever waits for that thread in a ``finally`` that runs late waits in vain. So
+what has threads, or is run by threads of others, is noted here, and ended when the process is about
+to end. That is a safety net: whoever starts threads ends them himself where he can.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ _BORN = fixed_field("born_timestamp").offset + fixed_field("born_timestamp").siz
 
 
 def kept_damaged(batch: Batch) -> Array:
-    """Which messages of a batch were kept with a damaged body (bool)."""
+    """Return which messages of a batch were kept with a damaged body (bool)."""
     texts = text.properties(batch)
     mask: Array = texts.length >= len(filler.KEPT_START)
     rows = np.flatnonzero(mask)
@@ -25,13 +25,15 @@ def kept_damaged(batch: Batch) -> Array:
 
 
 def replaced(batch: Batch) -> Array:
-    """Which messages of a batch stand for a lost one, or have lost some of their body (bool)."""
+    """Return which messages of a batch represent a lost one, or have lost some of their body
+    (bool).
+    """
     found: Array = fillers(batch) | kept_damaged(batch)
     return found
 
 
 def fillers(batch: Batch) -> Array:
-    """Which messages of a batch are fillers (bool)."""
+    """Return which messages of a batch are fillers (bool)."""
     mask: Array = (batch.column("born_host.port") == 0) & (
         batch.column("sys_flag") & BORN_HOST_V6 == 0)
     rows = np.flatnonzero(mask)

@@ -33,16 +33,16 @@ DAMAGED = "damaged"
 
 
 Doubtful = tuple[tuple[int, int], ...]
-"""(physical offset, size) of frames of which nothing tells whether they are records of the log."""
+"""(physical offset, size) of frames with unknown status whether they are records of the log."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
     """Bytes of a log that are no message: ``blank``, ``zero`` or ``damaged``.
 
-    ``offset`` is physical, ``length`` in bytes. For damage ``field`` and ``reason`` say what
-    gave it away, and ``located`` that the extent is one record's own (not a search for the next).
-    ``doubtful``: frames in it that may be records of the log or lie in a body.
+    ``offset`` is physical, ``length`` in bytes. For damage ``field`` and ``reason`` say what gave
+    it away, and ``located`` that the extent is one record's own (not a search for the next).
+    ``doubtful``: frames in it that may be records of the log or are in a body.
     """
 
     kind: str
@@ -97,7 +97,7 @@ def _host_words(shaped: Shape) -> list[int]:
 _ALL = 1 << 62
 _PLACES = ("total_size", "body_start", "body_length", "topic_start", "topic_length",
            "properties_start", "properties_length")
-_ROWS = len(_PLACES) + 2  # the columns of the kernel: start before them, the variant behind
+_ROWS = len(_PLACES) + 2  # the columns of the kernel: start before them, the variant after
 _ZERO_STEP = 1 << 16
 _MAGICS = tuple(VERSIONS)
 _SIZE = layout.reader(Message, "total_size")
@@ -121,7 +121,7 @@ def gather_int(data: Array, at: Array, code: str) -> Array:
 
 
 def _integers(data: Array, at: Array, kind: np.dtype[Any], offset: int = 0) -> Array:
-    """Integers of a big-endian numpy type, ``offset`` bytes behind each position, as int64."""
+    """Integers of a big-endian numpy type, ``offset`` bytes after each position, as int64."""
     kernel = active()
     if kernel is None:
         return gather(data, at + offset, kind.itemsize).view(kind).astype(np.int64)
@@ -165,7 +165,7 @@ def hop(buffer: bytes | bytearray | memoryview, at: int, filled: int, most: int,
 
 
 class Batch:
-    """Message frames of one buffer, in order, and the spans found among and behind them.
+    """Message frames of one buffer, in order, and the spans found among and after them.
 
     ``data`` (uint8) is only valid until the walk goes on; ``base`` is the physical offset of
     ``data[0]``. ``start`` are positions of records in ``data``, each with ``head`` bytes before it
@@ -184,7 +184,7 @@ class Batch:
 
     @property
     def has_v2(self) -> bool:
-        """Whether the shape of any message is that of version 2."""
+        """Return whether the shape of any message is that of version 2."""
         return any(shaped.topic_length_size > 1 for _, shaped in self._groups)
 
     @property
@@ -242,7 +242,7 @@ class Batch:
         return out
 
     def has_one_store_host(self) -> bool:
-        """Whether all records have the same store host; there is at least one record."""
+        """Return whether all records have the same store host; there is at least one record."""
         hosts = self.store_hosts()
         return bool((hosts == hosts[0]).all())
 
@@ -261,7 +261,7 @@ class Batch:
         return found
 
     def crc_ok(self) -> Array:
-        """Whether each body matches its CRC (bool); an empty body has the CRC 0."""
+        """Return whether each body matches its CRC (bool); an empty body has the CRC 0."""
         known = self._columns.get("crc_ok")
         if known is None:
             known = self.crc(self.column("body_start"), self.column("body_length")) == self.column(
@@ -270,7 +270,7 @@ class Batch:
         return known
 
     def bytes_at(self, index: int) -> bytes:
-        """The whole record number ``index`` of this batch."""
+        """The intact record number ``index`` of this batch."""
         at = int(self.start[index])
         return self.data[at:at + int(self.column("total_size")[index])].tobytes()
 
@@ -335,7 +335,7 @@ def records_from(data: Array, base: int, at: int, end: int, most: int = _ALL,
     bytes before each.
 
     They end before the first that does not prove itself (see `examine`), or whose frame starts at
-    or behind ``end``, and are at most ``most``. ``base`` is the physical offset of ``data[0]``.
+    or after ``end``, and are at most ``most``. ``base`` is the physical offset of ``data[0]``.
     """
     kernel = active()
     if kernel is None:
@@ -372,12 +372,12 @@ def _batch(data: Array, base: int, table: Array) -> Batch:
 def examine(data: Array, base: int | Array, start: Array) -> tuple[Batch, Array]:
     """Checks candidate records at positions ``start`` (int64, ascending) of ``data``.
 
-    ``base`` is the physical offset of ``data[0]``; where records of several places lie in one
+    ``base`` is the physical offset of ``data[0]``; where records of several places are in one
     buffer an array (int64) with one for each (``base`` of the batch is 0 then).
 
-    Returns (batch over all candidates, ok): ``ok`` says for each whether it is provably a
-    record: message magic, physical offset equal to its place, and lengths which add up to its
-    size, all inside ``data``. Columns of rows that are not ok have no meaning.
+    Returns (batch over all candidates, ok): ``ok`` says for each whether it is provably a record:
+    message magic, physical offset equal to its place, and lengths which add up to its size, all
+    inside ``data``. Columns of rows that are not ok have no meaning.
     """
     kernel = active()
     if kernel is not None:
@@ -387,7 +387,7 @@ def examine(data: Array, base: int | Array, start: Array) -> tuple[Batch, Array]
                        np.ascontiguousarray(start), table, proven.view(np.uint8))
         return _placed(_batch(data, 0, table), base), proven
 
-    # What the heads alone tell, of all candidates that lie inside the data: a message's magic, the
+    # What the heads alone tell, of all candidates that are inside the data: a message's magic, the
     # record's own place, a size that fits. A variant is numbered by its host bits (0x30) and, below
     # them, by the place of its magic.
     count = len(start)
@@ -406,7 +406,7 @@ def examine(data: Array, base: int | Array, start: Array) -> tuple[Batch, Array]
     good &= head["physical_offset"] == start[:inside] + bases
     good &= (total[:inside] >= MIN_SIZE) & (start[:inside] + total[:inside] <= len(data))
 
-    # The rest variant by variant, since their fields lie at different places: nearly always all
+    # The rest variant by variant, since their fields are at different places: nearly always all
     # rows are of one, and then a slice, not a gathered copy, takes them.
     columns = {name: np.zeros(count, np.int64) for name in _PLACES[1:]}
     groups: list[tuple[Any, Shape]] = []
@@ -424,7 +424,7 @@ def examine(data: Array, base: int | Array, start: Array) -> tuple[Batch, Array]
 
 
 def _placed(batch: Batch, base: int | Array) -> Batch:
-    """A batch whose records lie at their starts and ``base``, one or one for each."""
+    """A batch whose records are at their starts and ``base``, one or one for each."""
     if isinstance(base, np.ndarray):
         batch._columns["offset"] = batch.start + base
     else:

@@ -67,7 +67,7 @@ class Keys:
         return len(self._found)
 
     def __reduce__(self) -> Any:
-        """Another process learns the keys anew, in the same order."""
+        """Another process learns the keys again, in the same order."""
         return (_learned, (self.found,)) if self._open else (Keys, (self.found[:-1],))
 
     @property
@@ -94,7 +94,7 @@ class Keys:
         return numbers
 
     def number(self, key: Key) -> int:
-        """The number of a key that is no text."""
+        """The number of a key that is not a text."""
         known = self._numbers.get(key)
         if known is None:
             if not self._open:
@@ -174,7 +174,7 @@ def _tag(keys: Keys, batch: Batch) -> Codes:
 
 
 def _key(keys: Keys, batch: Batch) -> Codes:
-    """Every key of KEYS, once per message even where it stands there twice; None without any."""
+    """Every key of KEYS, once per message even where it is there twice; None without any."""
     properties = Properties(batch)
     rows, start, length = properties.places(props.KEYS)
     of, begin, size = split(properties.data, start, length)

@@ -1,7 +1,7 @@
 """Fields of records that no broker can have written, found along a walk.
 
 The rules are those of `formats.local.header_rules`. Each record is judged once, between the message
-before it and the one behind it. So a walk may be cut anywhere: what the parts found merges to what
+before it and the one after it. So a walk may be cut anywhere: what the parts found merges to what
 one walk would have found.
 """
 
@@ -43,16 +43,16 @@ def _none() -> Array:
 @dataclass(slots=True)
 class Headers:
     """What is odd in a part of a log. The records at its two ends wait for their neighbours:
-    `merge` with the part behind it, or `settle` at the ends of the log.
+    `merge` with the part after it, or `settle` at the ends of the log.
     """
 
     faults: list[HeaderFault] = field(default_factory=list)
     unlisted: int = 0
     early: int = 0
-    """How many were stored before there were brokers, by the clock of their machine."""
+    """Number of records stored before there were brokers, by the clock of their machine."""
     first_early: int | None = None
     odd_born: int = 0
-    """How many have a born time that cannot be."""
+    """Number of records with a born time that cannot be."""
     first_odd_born: int | None = None
     back: int = 0
     """How often store times go back by half a year or more, but for single damaged ones."""
@@ -61,8 +61,8 @@ class Headers:
     _last: Array = field(default_factory=_none)
 
     def add(self, batch: Batch, which: Array | None = None, numbers: Array | None = None) -> None:
-        """The messages of a batch (of them ``which``, bool), in log order; ``numbers`` of them
-        (row numbers) have a property that is no number (see `bad_numbers`).
+        """The messages of a batch (of them ``which``, bool), in log order; ``numbers`` of them (row
+        numbers) have a property that is not a number (see `bad_numbers`).
         """
         if not len(batch) or (which is not None and not which.any()):
             return
@@ -113,7 +113,7 @@ class Headers:
         self.first_back = first if self.first_back is None else self.first_back
 
     def merge(self, other: Headers) -> None:
-        """Takes in the part behind this one."""
+        """Takes in the part after this one."""
         inner, self.unlisted = other.faults, self.unlisted + other.unlisted
         self._count_early(other.early, other.first_early)
         self._count_born(other.odd_born, other.first_odd_born)
@@ -141,7 +141,7 @@ class Headers:
         self.faults.sort(key=lambda fault: fault.offset)
 
     def _join(self, rows: Array) -> None:
-        """Rows behind the last ones, of which the very last one waits for its neighbour."""
+        """Rows after the last ones, of which the very last one waits for its neighbour."""
         if len(self._first) < 2:
             self._first = np.concatenate([self._first, rows])[:2]
         both = np.concatenate([self._last, rows])
@@ -175,7 +175,7 @@ class Headers:
 
 
 def undecodable(batch: Batch) -> Array:
-    """Which records of a batch make a client's decoder give up (bool)."""
+    """Return which records of a batch make a client's decoder give up (bool)."""
     broken = rules.alone({name: batch.column(name) for name in rules.FIELDS})
     mask: Array = np.logical_or.reduce([broken[name] for name in rules.UNDECODABLE])
     return mask

@@ -28,7 +28,7 @@ def data_ranges(fd: int, start: int, end: int) -> Iterator[tuple[int, int]]:
             low = os.lseek(fd, position, os.SEEK_DATA)
             high = os.lseek(fd, low, os.SEEK_HOLE) if low < end else low
         except OSError as error:
-            if error.errno != errno.ENXIO:  # ENXIO: no data behind this
+            if error.errno != errno.ENXIO:  # ENXIO: no data after this
                 yield position, end
             return
         if low < end:
@@ -37,8 +37,8 @@ def data_ranges(fd: int, start: int, end: int) -> Iterator[tuple[int, int]]:
 
 
 def data_end(source: Source, start: int, end: int) -> int:
-    """The position in ``[start, end]`` behind which, up to ``end``, there are holes only; up to a
-    page too far. ``start`` where there is no data.
+    """The position in ``[start, end]`` after which, up to ``end``, there are holes only; up to a
+    page too far. ``start`` if there is no data.
     """
     low = source.next_data(start)
     if low >= end:
@@ -63,9 +63,9 @@ def data_end(source: Source, start: int, end: int) -> int:
 
 
 def used_end(source: Source, start: int, end: int) -> int:
-    """The position behind the last byte in ``[start, end)`` that is not zero; ``start`` if none.
+    """The position after the last byte in ``[start, end)`` that is not zero; ``start`` if none.
 
-    Holes are not read, everything else behind that byte is, once.
+    Holes are not read, everything else after that byte is, once.
     """
     high, piece = data_end(source, start, end), PAGE
     while high > start:

@@ -21,7 +21,7 @@ from rmqctl.scan.text import Dictionary, Texts, contiguous
 STRING, LIST, OBJECT = "string", "list", "object"
 _SEPARATORS = {STRING: "", LIST: " ", OBJECT: props.PROPERTY_SEPARATOR}
 _NUMBER = -1
-"""In the place of a length: the cell is a number, which stands in the place of the start."""
+"""In the place of a length: the cell is a number, which is in the place of the start."""
 _DIGITS = 20
 _WORST = 6
 """Bytes that one may become: an escape."""
@@ -37,7 +37,7 @@ Others = Callable[[Array], Sequence[bytes]]
 
 
 def is_possible() -> bool:
-    """Whether the kernel is there that makes cells."""
+    """Return whether the kernel is there that makes cells."""
     return active() is not None
 
 
@@ -149,7 +149,7 @@ class Cells:
         return places
 
     def woven(self) -> memoryview:
-        """All rows, one behind the other; valid until the next are."""
+        """All rows, back to back; valid until the next are."""
         cells: Array = np.array(self._columns).reshape(len(self._columns), 2, self._rows)
         length = cells[:, 1]
         size = int(np.where(length == _NUMBER, _DIGITS, length).sum())

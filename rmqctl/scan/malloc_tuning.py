@@ -1,8 +1,8 @@
 """What a process that goes through much data asks of its allocator and garbage collector.
 
-A walk makes and drops the same column buffers thousands of times. glibc gives buffers of their
-size back to the system at first, and each page is then faulted in anew: up to a fifth of a
-verify's time. Elsewhere than on glibc `keep_freed_memory` does nothing.
+A walk makes and drops the same column buffers thousands of times. glibc gives buffers of their size
+back to the system at first, and each page is then faulted in again: up to a fifth of a verify's
+time. Elsewhere than on glibc `keep_freed_memory` does nothing.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ Parts = tuple[tuple[int, bytes], ...]
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """``size`` bytes that stand at position ``at`` of a file. ``parts`` count from ``at``."""
+    """``size`` bytes that are at position ``at`` of a file. ``parts`` count from ``at``."""
 
     at: int
     size: int
@@ -49,10 +49,10 @@ class Piece:
 class LogPart:
     """One file of a log as it would be: ``size`` bytes from physical offset ``base`` on.
 
-    ``path`` is the file beneath, None where there is none (a missing file); what neither the
-    file nor a piece says reads as zero. ``pieces`` are ascending and do not overlap. ``witness``:
-    see `rmqctl.scan.source.Source`. What lies in the file behind ``limit`` bytes came later than
-    what is looked at, and reads as zero (`StoreFile.limit`). Picklable.
+    ``path`` is the file beneath, None where there is none (a missing file); what neither the file
+    nor a piece says reads as zero. ``pieces`` are ascending and do not overlap. ``witness``: see
+    `rmqctl.scan.source.Source`. What is in the file after ``limit`` bytes came later than what is
+    looked at, and reads as zero (`StoreFile.limit`). Picklable.
     """
 
     base: int

@@ -13,9 +13,9 @@ MOST_SPANS = 100
 
 @dataclass(slots=True)
 class Damage:
-    """Bytes of the log that were passed over: ``spans`` are the first ones (physical offsets).
+    """Bytes of the log that were skipped: ``spans`` are the first ones (physical offsets).
 
-    A whole record with a wrong body CRC is a span too. ``undecided``: whole records in them that
+    An intact record with a wrong body CRC is a span too. ``undecided``: intact records in them that
     may be messages.
     """
 

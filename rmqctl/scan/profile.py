@@ -106,7 +106,7 @@ class LogProfile:
         self.times.add(intact.column("store_timestamp"), intact.column("total_size"))
 
     def fill(self, kind: str, start: int, end: int) -> None:
-        """Bytes ``[start, end)`` are of one kind. A broken size may lead beyond the log's end."""
+        """Bytes ``[start, end)`` are of one kind. A broken size may point beyond the log's end."""
         row = self.cells[KINDS.index(kind)]
         first = max(start - self.start, 0)
         last = min(end - self.start, len(row) * self.cell)

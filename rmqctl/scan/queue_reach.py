@@ -36,11 +36,11 @@ ENDLESS = 1 << 62
 """A physical offset that no log reaches."""
 
 Leads = Callable[[tuple[str, int], Array, Array], Array]
-"""(queue, queue offsets, physical offsets) -> which rows there lead to these places (bool)."""
+"""(queue, queue offsets, physical offsets) -> which rows there point to these places (bool)."""
 
 
 class Reach(NamedTuple):
-    """Queue offsets of one queue: ``first`` the least, ``end`` behind the greatest met."""
+    """Queue offsets of one queue: ``first`` the least, ``end`` after the greatest met."""
 
     first: int
     end: int
@@ -184,7 +184,7 @@ class QueueReach:
         self._count[codes] += other._count[met]
 
     def found(self) -> dict[QueueKey, Reach]:
-        """What was met, by (topic, queue id), in order of first appearance."""
+        """Return what was met, by (topic, queue id), in order of first appearance."""
         return {key: Reach(first, last + 1, count) for key, first, last, count in zip(
             self._numbers.keys, self._first.tolist(), self._last.tolist(), self._count.tolist(),
             strict=False) if count}
@@ -244,7 +244,7 @@ def dispatched_rows(properties: text.Properties, which: Array, *, skipped: bool 
     """(record, queue name, queue offset) of each further row of multi-dispatched records.
 
     ``which`` (bool) says which records count. Lists of different length give no rows at all, an
-    entry that is no number gives none (spec: consumequeue.md §10). With ``skipped`` those of
+    entry that is not a number gives none (spec: consumequeue.md §10). With ``skipped`` those of
     `skipped_rows` come along.
     """
     return _paired(properties, which, np.greater_equal if skipped else np.equal)
@@ -253,7 +253,7 @@ def dispatched_rows(properties: text.Properties, which: Array, *, skipped: bool 
 def skipped_rows(properties: text.Properties, which: Array) -> tuple[Array, text.Texts, Array]:
     """The same of those that gave no row for their lists' length, though offsets were taken.
 
-    A 5.x broker gives light queues a queue offset and other names an empty entry. Behind the last
+    A 5.x broker gives light queues a queue offset and other names an empty entry. After the last
     offset these do not count, so the list is too short.
     """
     return _paired(properties, which, np.greater)
@@ -283,7 +283,7 @@ def _paired(properties: text.Properties, which: Array, fit: Callable[[Array, Arr
 
 
 def _all_blank(texts: text.Texts) -> Array:
-    """Which texts (none empty) are nothing but blanks (bool)."""
+    """Return which texts (none empty) are nothing but blanks (bool)."""
     blank: Array = _BLANK[texts.data[texts.start]]
     for row in np.flatnonzero(blank).tolist():
         first = int(texts.start[row])

@@ -1,9 +1,9 @@
 """Single positions of a log: whether a record or a blank may begin there.
 
-A record proves itself by its magic, by lengths that add up, and above all by its physical
-offset, which must equal its place; and it chains to something provable, or its body matches its
-CRC. Who sends a message can put all that into its body. So behind damage this makes a candidate,
-no more: `rmqctl.scan.damage.extents` decides what is a record of the log.
+A record proves itself by its magic, by lengths that add up, and above all by its physical offset,
+which must equal its place; and it chains to something provable, or its body matches its CRC. Who
+sends a message can put all that into its body. So after damage this makes a candidate, no more:
+`rmqctl.scan.damage.extents` decides what is a record of the log.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ _END = dledger.MAGIC_END & 0xFFFFFFFF
 
 
 def is_blank(source: Source, position: int) -> bool:
-    """Whether an END_OF_FILE record, or DLedger's end mark, stands at ``position`` and names just
-    the rest of the file.
+    """Return whether an END_OF_FILE record, or DLedger's end mark, is at ``position`` and names
+    just the rest of the file.
     """
     head = source.read(position, BLANK_SIZE)
     if len(head) < BLANK_SIZE:
@@ -62,7 +62,7 @@ def is_blank(source: Source, position: int) -> bool:
 
 def _self_located(source: Source, position: int) -> bytes | None:
     """The bytes of the record whose frame begins at ``position`` if magic, place and lengths agree,
-    those of its entry too where it lies in one.
+    those of its entry too where it is in one.
     """
     entry = None
     if source.head:
@@ -95,8 +95,8 @@ def located_size(source: Source, position: int) -> int | None:
 
 
 def is_placed(source: Source, position: int) -> bool:
-    """Whether a message's magic stands in the frame at ``position``, and its place as its physical
-    offset.
+    """Return whether a message's magic is in the frame at ``position``, and its place as its
+    physical offset.
     """
     position += source.head
     head = source.read(position, START_SIZE)
@@ -111,7 +111,7 @@ def extent(source: Source, position: int, magic: int | None = None,
     """The record size which the length fields at ``position`` add up to, read without the body.
 
     None when they lead out of the file or are negative. ``magic`` and ``host_bits`` override what
-    is stored; a stored magic that is none is taken for the oldest.
+    is stored; a stored magic that is not one is taken for the oldest.
     """
     # The head, whose shape follows from magic and system flags.
     head = source.read(position, START_SIZE)
@@ -141,13 +141,13 @@ def extent(source: Source, position: int, magic: int | None = None,
     properties = properties_length_at(raw)
     if properties < 0:
         return None
-    # Their sum must lie in the file.
+    # Their sum must be in the file.
     size: int = shape.fixed_size + body + topic + properties
     return size if position + size <= source.size else None
 
 
 def provable(source: Source, position: int) -> bool:
-    """Whether a record or the file's blank certainly starts at ``position``."""
+    """Return whether a record or the file's blank certainly starts at ``position``."""
     if is_blank(source, position):
         return True
     raw = _self_located(source, position)
@@ -173,7 +173,7 @@ def next_provable(source: Source, start: int, end: int) -> int | None:
 
 
 def bare_records(source: Source, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """(position, size) of whole records in ``[start, end)`` that only themselves prove: they have
+    """(position, size) of intact records in ``[start, end)`` that only themselves prove: they have
     no body, and so no CRC, and damage follows.
     """
     for window_start, data in used_windows(source, start + source.head, end + source.head):
@@ -186,8 +186,8 @@ def bare_records(source: Source, start: int, end: int) -> Iterator[tuple[int, in
 
 
 def _candidates(source: Source, start: int, data: Array) -> list[int]:
-    """Where in ``data``, which begins at ``start``, a frame may begin: those places without which
-    `provable` says no, told by column, as a stranger's bytes may be magics all over.
+    """Return where in ``data``, which begins at ``start``, a frame may begin: those places without
+    which `provable` says no, told by column, as a stranger's bytes may be magics all over.
     """
     magics = find_magics(data, 0, len(data), (*VERSIONS, MAGIC_BLANK))
     at = magics - (MAGIC_OFFSET + source.head)
@@ -209,7 +209,9 @@ def _candidates(source: Source, start: int, data: Array) -> list[int]:
 
 
 def _end_marks(source: Source, start: int, end: int) -> Iterator[int]:
-    """Where in positions ``[start, end)`` DLedger's end mark stands and names the file's rest."""
+    """Return where in positions ``[start, end)`` DLedger's end mark stands and names the file's
+    rest.
+    """
     for window_start, data in used_windows(source, start, end):
         magics = find_magics(np.frombuffer(data, np.uint8), 0, len(data), (_END,)) + window_start
         yield from (at for at in magics.tolist() if start <= at < end and is_blank(source, at))

@@ -67,8 +67,8 @@ class Witness(Protocol):
         ...
 
     def rows(self, start: int, end: int) -> tuple[Array, Array]:
-        """(physical offset, size) of rows of consumequeues that lead into physical
-        ``[start, end)``, ascending (int64).
+        """(physical offset, size) of rows of consumequeues that point into physical ``[start,
+        end)``, ascending (int64).
         """
         ...
 
@@ -77,19 +77,19 @@ class Witness(Protocol):
         ...
 
     def confirms(self, record: Record) -> bool | None:
-        """Whether the row of a record's queue offset leads to it; None where there is no row."""
+        """Return whether the row of a record's queue offset points to it; None without a row."""
         ...
 
     def entry_of(self, record: Record) -> tuple[int, int] | None:
-        """(physical offset, size) of the row of a record's queue offset; None without one."""
+        """(physical offset, size) of the row of a record's queue offset, or None."""
         ...
 
     def record_at(self, physical: int, size: int) -> Record | None:
-        """The record of this size that lies there and says so; None where none does."""
+        """The record of this size that is there and says so; None where none does."""
         ...
 
     def goes_on(self, physical: int) -> bool:
-        """Whether a log file begins there, and with a record."""
+        """Return whether a log file begins there, and with a record."""
         ...
 
     def offsets_before(self, physical: int) -> Past | None:
@@ -97,7 +97,7 @@ class Witness(Protocol):
         ...
 
     def offsets_behind(self, physical: int) -> QueueEnds | None:
-        """The queue offsets of the messages with which a file begins there; None without one."""
+        """The queue offsets of the messages with which a file begins there, or None."""
         ...
 
 
@@ -105,7 +105,7 @@ class Source(Protocol):
     """Bytes ``[0, size)`` whose first byte has the physical offset ``base``.
 
     ``witness``: what else is known of the log they are of; None where they are all there is.
-    ``head``: bytes before each record that are not its own, where it lies in an entry of DLedger's.
+    ``head``: bytes before each record that are not its own, where it is in an entry of DLedger's.
     """
 
     name: str
@@ -254,7 +254,7 @@ class FileSource(Closing):
     """Reads a file of a mounted place (`rmqctl.vfs`), which has no descriptor."""
     head = 0
     zeros_from: int | None = None
-    """The position behind which all bytes are known to be zero, as behind a hole."""
+    """The position after which all bytes are known to be zero, as after a hole."""
 
     def __init__(self, path: str, base: int = 0, limit: int | None = None,
                  witness: Witness | None = None, head: int = 0, *, device: bool = False) -> None:
@@ -284,7 +284,9 @@ class FileSource(Closing):
 
     @property
     def sampled_end(self) -> int | None:
-        """Where the data end, as samples show; None where the file is to be read for that."""
+        """Return where the data end, as samples show; None where the file is to be read for
+        that.
+        """
         end = self.size if self._elsewhere is None else self._elsewhere.end()
         return end if end < self.size else None
 
@@ -328,8 +330,8 @@ class FileSource(Closing):
         return done
 
     def read_parts(self, buffer: memoryview, start: Array, end: Array, position: Array) -> None:
-        """Fills ``buffer[start:end]`` from ``position`` for each (int64); what lies behind the end
-        of the file, or behind ``limit``, reads as zeros. StoreIOError.
+        """Fills ``buffer[start:end]`` from ``position`` for each (int64); what is after the end of
+        the file, or after ``limit``, reads as zeros. StoreIOError.
         """
         stopping.check()
         limit = self.size if self._limit is None else self._limit
@@ -355,10 +357,10 @@ class FileSource(Closing):
 
     def read_records(self, buffer: memoryview, place: Array, size: Array, end: int | None,
                      mapped: bool = True) -> bool:
-        """Fills ``buffer`` with the records of these sizes at these physical offsets (int64), one
-        behind the other, if each is whole and matches its CRC, and none runs past the physical
-        offset ``end``; whether it is so. Never without the compiled kernel, where a limit is set,
-        or something cannot be read: others then look record by record. ``mapped``: from a mapping.
+        """Fills ``buffer`` with the records of these sizes at these physical offsets (int64), back
+        to back, if each is whole and matches its CRC, and none runs past the physical offset
+        ``end``; whether it is so. Never without the compiled kernel, where a limit is set, or
+        something cannot be read: others then look record by record. ``mapped``: from a mapping.
         """
         stopping.check()
         kernel = active()

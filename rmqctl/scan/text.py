@@ -1,7 +1,7 @@
 """Texts of a batch by column (topics, properties, keys), without a Python object for each.
 
 A column of texts is a buffer with the start and the length of each text in it (`Texts`). To be
-compared or hashed they are gathered into one matrix, a row for each text, with zeros behind the
+compared or hashed they are gathered into one matrix, a row for each text, with zeros after the
 shorter ones; a property is found by comparing the first bytes of all segments at once.
 """
 
@@ -52,7 +52,7 @@ class Texts:
         return Texts(self.data, self.start[rows], self.length[rows])
 
     def equal(self, raw: bytes) -> Array:
-        """Which texts are ``raw`` (bool)."""
+        """Return which texts are ``raw`` (bool)."""
         same: Array = self.length == len(raw)
         rows = np.flatnonzero(same)
         if len(rows) and raw:
@@ -60,7 +60,7 @@ class Texts:
         return same
 
     def packed(self) -> Texts:
-        """A copy in data of its own: nothing but the texts in order, a zero behind each."""
+        """A copy in data of its own: nothing but the texts in order, a zero after each."""
         count = len(self.start)
         kernel = active()
         if kernel is not None:
@@ -84,18 +84,18 @@ def joined(parts: Sequence[Texts]) -> Texts:
 
 
 def texts_of(raw: Sequence[bytes]) -> Texts:
-    """These texts, one behind the other."""
+    """These texts, back to back."""
     length = np.array([len(one) for one in raw], np.int64)
     return Texts(np.frombuffer(b"".join(raw), np.uint8), np.cumsum(length) - length, length)
 
 
 def topics(batch: Batch) -> Texts:
-    """The topic of each message, where it lies in the batch."""
+    """The topic of each message, where it is in the batch."""
     return Texts(batch.data, batch.column("topic_start"), batch.column("topic_length"))
 
 
 def properties(batch: Batch) -> Texts:
-    """The stored properties string of each message, where it lies in the batch."""
+    """The stored properties string of each message, where it is in the batch."""
     return Texts(batch.data, batch.column("properties_start"), batch.column("properties_length"))
 
 
@@ -103,7 +103,7 @@ def properties(batch: Batch) -> Texts:
 
 
 def matrix(data: Array, start: Array, length: Array, width: int) -> tuple[Array, bool]:
-    """(texts as uint8 [n, width] with zeros behind the shorter ones, whether none is shorter).
+    """(texts as uint8 [n, width] with zeros after the shorter ones, whether none is shorter).
 
     IndexError where one is not inside of data, or too long.
     """
@@ -203,8 +203,8 @@ def split(data: Array, start: Array, length: Array, *, separator: int = _SPACE,
           ended: bool = False, keep_empty: bool = False) -> tuple[Array, Array, Array]:
     """(number of the text each part comes from, starts, lengths) of the parts of texts.
 
-    Parts lie between single separators (a byte; the space if not given); with ``ended`` there is
-    none behind the last one. Empty parts are left out, or kept.
+    Parts are between single separators (a byte; the space if not given); with ``ended`` there is
+    none after the last one. Empty parts are left out, or kept.
     """
     # Compiled, again with more room if the parts do not fit.
     kernel = active()
@@ -375,7 +375,7 @@ class Properties:
 
     @property
     def data(self) -> Array:
-        """The bytes (uint8) that `places` leads into."""
+        """The bytes (uint8) that `places` points into."""
         return self._texts.data
 
     @property

@@ -1,8 +1,8 @@
 """The frame walk: cuts a commitlog file (or a range of it) into frames (architecture, idea 2).
 
-Every byte of the range belongs to exactly one frame: a message, a blank, zeros, or damage.
-Sizes are followed record by record (the only per-record Python), everything else is checked
-by column; where the chain breaks, `resync` says what lies there and where it goes on.
+Every byte of the range belongs to exactly one frame: a message, a blank, zeros, or damage. Sizes
+are followed record by record (the only per-record Python), everything else is checked by column;
+where the chain breaks, `resync` says what is there and where it goes on.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from rmqctl.scan.source import AtHand, Source, Witness
 
 CHUNK = 2 << 20
 Sound = Callable[[Array, int, int, int], int]
-"""(data, physical offset of data[0], positions of the next frame and behind the last): where it has
-passed over sound records up to, whatever it does with them.
+"""(data, physical offset of data[0], positions of the next frame and after the last): where it has
+skipped sound records up to, whatever it does with them.
 """
 _HEAD = layout.reader(Message, "total_size", "magic", "physical_offset")
 _BURST = 64
@@ -34,9 +34,9 @@ _MOST_CHECKS = 64
 
 
 def start_of(source: Source, at: int) -> int:
-    """The first border of a frame at or behind a position that may be anywhere, a body included.
+    """The first border of a frame at or after a position that may be anywhere, a body included.
 
-    From a record nearby which its consumequeue's row leads to, or from the file's start, the
+    From a record nearby which its consumequeue's row points to, or from the file's start, the
     frames are walked. Where nothing is known of a log the next provable record is taken. In
     DLedger's data a position inside the head of an entry, or of its record, means this entry.
     StoreIOError.
@@ -62,7 +62,7 @@ def start_of(source: Source, at: int) -> int:
 
 
 def _confirmed(source: Source, witness: Witness, start: int, end: int) -> int | None:
-    """The first record in positions ``[start, end)`` that a row leads to, of a few of them."""
+    """The first record in positions ``[start, end)`` that a row points to, of a few of them."""
     position = start
     for _ in range(_MOST_CHECKS):
         candidate = next_provable(source, position, end)
@@ -81,15 +81,15 @@ class Walk:
 
     A frame belongs to the range in which it starts. ``start`` must be a frame border, unless
     ``resync`` is true: then the walk begins at the first provable record at or after it, and
-    ``first`` says where. That is a guess, which a body may mislead: `start_of` knows.
-    ``position`` is where the walk stands: the seam to the next range.
-    With ``growing`` the walk ends at the first bytes that are neither a message nor a blank: in a
-    file that is written to they are what is not written yet. ``by_itself``: the file belongs to no
-    store, and what may lie in the body of a damaged record is no message of it; ``is_dense``:
-    whether it has all messages of its queues. ``whole``: the frames of a buffer are one batch,
-    whatever damage is between them; else each batch ends with the first damage. ``beside`` takes
-    out of each batch what is no message, though it looks like one (`rmqctl.scan.damage.stale`).
-    ``sound`` is shown what was read first; the records that it passes over come in no batch.
+    ``first`` says where. That is a guess, which a body may mislead: `start_of` knows. ``position``
+    is where the walk stands: the seam to the next range. With ``growing`` the walk ends at the
+    first bytes that are neither a message nor a blank: in a file that is written to they are what
+    is not written yet. ``by_itself``: the file belongs to no store, and what may be in the body of
+    a damaged record is no message of it; ``is_dense``: whether it has all messages of its queues.
+    ``whole``: the frames of a buffer are one batch, whatever damage is between them; else each
+    batch ends with the first damage. ``beside`` takes out of each batch what is no message, though
+    it looks like one (`rmqctl.scan.damage.stale`). ``sound`` is shown what was read first; the
+    records that it skips come in no batch.
     """
 
     def __init__(self, source: Source, start: int = 0, end: int | None = None, *,
@@ -130,7 +130,7 @@ class Walk:
         led: Led | None = None
         met, often = 0, False
         while self.position < self.end:
-            # Read on from the frame the walk stands at, unless the buffer holds all of it.
+            # Read on from the frame the walk is at, unless the buffer holds all of it.
             at = self.position - filled_from
             if not self._complete(buffer, at, filled, filled_from):
                 if held:  # their bytes go
@@ -151,7 +151,7 @@ class Walk:
                     self.end = min(self.end, self.source.size)
                     if not filled:
                         return
-                # What is sound is passed over at once.
+                # What is sound is skipped at once.
                 if self._sound is not None:
                     at = self._sound(np.frombuffer(buffer, np.uint8, filled),
                                      self.source.base + filled_from, 0, self.end - filled_from)
@@ -177,7 +177,7 @@ class Walk:
                 self.position = filled_from + int(
                     batch.start[-1] + batch.column("total_size")[-1])
                 burst *= 8
-            # The chain is broken: what lies there, and where it goes on. After damage few
+            # The chain is broken: what is there, and where it goes on. After damage few
             # candidates are taken at a time, and more as long as they prove sound.
             if self.position < self.end and good < burst // 8 and self._complete(
                     buffer, self.position - filled_from, filled, filled_from):
@@ -218,9 +218,9 @@ class Walk:
         return batch if self._beside is None else self._beside(batch)
 
     def _complete(self, buffer: bytearray, at: int, filled: int, filled_from: int) -> bool:
-        """Whether the frame at ``at`` can be judged from what the buffer holds.
+        """Return whether the frame at ``at`` can be judged from what the buffer holds.
 
-        False for a record that promises well but ends behind the buffer: read more first.
+        False for a record that promises well but ends after the buffer: read more first.
         """
         at += self.source.head
         if at + START_SIZE > filled:

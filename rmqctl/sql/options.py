@@ -30,11 +30,11 @@ _INT_MAX = (1 << 31) - 1
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What is read. ``split_size`` in bytes, 0 for whole files, None for what fits.
+    """Options of a read. ``split_size`` in bytes, 0 for whole files, None for a fitting size.
 
     ``paths`` as given; `stores` finds what they name. ``orphans``: of tiers, messages that no
-    consume queue leads to, too. ``fail_on_loss``: a store that is known to have lost messages is
-    not read. ``compacted``: of compaction topics what a broker serves, not what the log has.
+    consume queue points to, too. ``fail_on_loss``: refuse a store that is known to have lost
+    messages. ``compacted``: read compaction topics as a broker serves them, not as in the log.
     """
 
     paths: tuple[str, ...]
@@ -52,7 +52,7 @@ class Options:
     def of(cls, given: Mapping[str, str], more: Iterable[str] = ()) -> Options:
         """From a data source's options (names without regard to case).
 
-        ``more`` are names that somebody else reads.
+        ``more`` are names that other code reads.
         """
         # Option names are not case-sensitive, and an empty value counts as not given.
         values = by_name(given, (*NAMES, *more))

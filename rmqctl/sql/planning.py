@@ -1,4 +1,4 @@
-"""What is read of stores, cut into partitions of about equal bytes.
+"""Plan the reads of stores, in partitions of about equal bytes.
 
 Planning lists folders and reads next to nothing: of a log only the ends of its last files, and the
 first two records of each file where there is a condition on the time. Nothing is left out that
@@ -34,7 +34,7 @@ SMALLEST, LARGEST = 64 << 20, 1 << 30
 MOST = 10_000
 """The most partitions, where nobody says how large: a driver plans that many in seconds."""
 OPENING = 64 << 10
-"""What opening a file counts, in bytes: thousands of tiny files are work, too."""
+"""Cost of opening a file, in bytes: thousands of tiny files are work, too."""
 _LAST_FILES = 8
 _ROW = 20
 _BATCH_ROW = 46
@@ -148,7 +148,7 @@ def _log(store: Store, name: str, filters: Filters, *, frames: bool,
     used = _used(store.log.files)
     for file in files_of_time(store.log, filters.since, filters.until):
         end = used.get(file.path, file.size)
-        # Frames of a file's unused end may begin before the first offset and reach behind it.
+        # Frames of a file's unused end may begin before the first offset and reach after it.
         first = 0 if frames else max((filters.start or 0) - file.base - file.head, 0)
         last = end if filters.end is None else min(end, filters.end - file.base)
         if first < last or (frames and not end and file.size):
@@ -165,10 +165,10 @@ def _log_item(store: Store, name: str, file: StoreFile, first: int, last: int, u
 
 
 def _used(files: list[StoreFile]) -> dict[str, int]:
-    """How far the last files of a log are used, by path; the others have no unused end.
+    """Return the used sizes of the last files of a log, by path; the others have no unused end.
 
-    At most eight files are looked at: those that a broker has laid out ahead, and the last one it
-    writes to.
+    At most eight files are read: those that a broker has laid out ahead, and the last one it writes
+    to.
     """
     sizes: dict[str, int] = {}
     for file in files[:-_LAST_FILES - 1:-1]:
@@ -289,7 +289,7 @@ def _index_item(name: str, file: StoreFile, shape: Shape | None, count: int) -> 
 
 
 def _shape(store: Store, file: StoreFile) -> Shape | None:
-    """How an index file is laid out; None where its content tells nothing."""
+    """Return the layout of an index file; None if its content does not show it."""
     try:
         index = store.open_index(file)
     except FormatError:

@@ -1,6 +1,6 @@
 """Conditions on rows that the data source applies itself, exactly.
 
-A null fulfils no condition: a frame that is no message has no topic.
+A null fulfils no condition: a frame without a message has no topic.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def limits(sign: str, values: Sequence[int], unit: int = 1) -> tuple[int | None,
 
 
 def with_topics(batch: Batch, topics: frozenset[bytes]) -> Array:
-    """Which messages have one of the topics."""
+    """Return which messages have one of the topics."""
     length, start = batch.column("topic_length"), batch.column("topic_start")
     keep: Array = np.zeros(len(batch), bool)
     for topic in topics:

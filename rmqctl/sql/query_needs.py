@@ -1,5 +1,5 @@
-"""What a query needs of the tables, found in its text: the columns that it names anywhere, and the
-conditions of a simple query on the messages alone. Both leave in too much rather than too little.
+"""Needs of a query, found in its text: the columns that it names anywhere, and the conditions of a
+simple query on the messages alone. Both include too much rather than too little.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _MOMENTS = (MOMENT, "TIMESTAMP", "DATE")
 
 @dataclass(slots=True)
 class Needs:
-    """What a query wants of a table: ``names`` None for all columns."""
+    """Needs of a query for a table: ``names`` None for all columns."""
 
     names: set[str] | None
     filters: Filters = field(default_factory=Filters)
@@ -43,8 +43,8 @@ class Needs:
 
 def needs(base: duckdb.DuckDBPyConnection, text: str,
           known: Mapping[str, Columns] = COLUMNS) -> dict[str, Needs] | None:
-    """What a query needs of each table it names; None where that cannot be told (all of all).
-    UsageError for what is no single query.
+    """Return the needs of a query for each table it names; None if unknown (then all of every
+    table). UsageError unless it is a single query.
     """
     try:
         statements = base.extract_statements(text)
@@ -175,7 +175,7 @@ def _operand(node: Mapping[str, Any]) -> Any:
 
 
 def _micros(base: duckdb.DuckDBPyConnection, value: str | _Moment) -> int | None:
-    """The time that DuckDB takes a text for; None for one that is no time."""
+    """Return DuckDB's interpretation of a text as a time; None if it is not a time."""
     moment = _Moment(value, MOMENT) if isinstance(value, str) else value
     with contextlib.suppress(duckdb.Error):  # which the query says too
         [(found,)] = base.execute(f"SELECT epoch_us(CAST(CAST(? AS {moment.kind}) AS "

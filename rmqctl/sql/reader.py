@@ -1,9 +1,9 @@
-"""What one task reads, pieces of files, and their rows as the Arrow record batches Spark wants.
+"""Read pieces of files in one task, as the Arrow record batches that Spark expects.
 
 Pieces are plain values, sent from the driver to executors. A piece knows how large its file was
-when it was planned: a file that is shorter by then has lost rows, and that is said; what has been
-appended since is not read. The rest runs on executors and needs no pyspark: a schema, conditions
-and pieces come in, record batches come out.
+when it was planned: a file that has shrunk since has lost rows, which is an error; rows appended
+since are not read. The rest runs on executors and needs no pyspark: a schema, conditions and pieces
+come in, record batches come out.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ class QueuePiece:
 
 @dataclass(frozen=True, slots=True)
 class RocksPiece:
-    """The rows of a queue in RocksDB with queue offsets ``[start, end)``; ``folder`` is that of
-    the data base.
+    """The rows of a queue in RocksDB with queue offsets ``[start, end)``; ``folder`` is that of the
+    database.
     """
 
     store: str
@@ -133,7 +133,7 @@ class OtherPiece(Protocol):
 
     @property
     def constants(self) -> Constants:
-        """What is the same for all its rows, but for the file."""
+        """Return what is the same for all its rows, but for the file."""
 
     def batches(self) -> Iterator[tuple[str, Batch]]:
         """Yield (file, messages in it). StoreIOError."""
@@ -161,7 +161,7 @@ class Holes:
     _zeros: list[Span] = field(default_factory=list)
 
     def passed(self, batch: Batch) -> None:
-        """Take a batch of the walk: its spans are behind its messages."""
+        """Take a batch of the walk: its spans are after its messages."""
         if self.lost is None:
             return
         if len(batch):
@@ -186,10 +186,10 @@ class Holes:
 
 @dataclass(slots=True)
 class Reading:
-    """How pieces of one table are read: ``names`` are our columns, ``schema`` is Spark's.
+    """Settings for reading pieces of one table: ``names`` are our columns, ``schema`` is Spark's.
 
-    ``passed`` hears of the batches of logs; ``lost`` of places between their messages that hold
-    none, with the name of the file.
+    ``passed`` is called with the batches of logs; ``lost`` with ranges between their messages that
+    contain none, and the name of the file.
     """
 
     table: str
@@ -242,7 +242,7 @@ class Reading:
                 own = batch if not piece.without or not len(batch) else batch.select(
                     np.flatnonzero(~with_topics(batch, piece.without)))
                 yield self._finished(self._of_batch(own, source.base), constant)
-            # Behind the last piece of the log are zeros that nothing was written to.
+            # After the last piece of the log are zeros that nothing was written to.
             if not piece.last or piece.end >= piece.path.size:
                 holes.settle()
 
@@ -309,6 +309,6 @@ class Reading:
 
 
 def _shown(value: str | int) -> str | int:
-    """A name of the file system that is no UTF-8, with U+FFFD as everywhere."""
+    """A name of the file system that is not UTF-8, with U+FFFD as everywhere."""
     return value.encode("utf-8", "surrogateescape").decode("utf-8", "replace") if isinstance(
         value, str) else value

@@ -33,9 +33,9 @@ TABLES: dict[str, Columns] = {
 }
 """All columns by table, in order."""
 OF_FILE = frozenset(PLACE) | frozenset(QUEUE)
-"""What is the same for all rows of a consumequeue file (the first two: of any file)."""
+"""Columns with one value for all rows of a consumequeue file (the first two: of any file)."""
 OF_TIER = frozenset(PLACE) | frozenset(OWNER)
-"""What is the same for all messages of a queue in a tier."""
+"""Columns with one value for all messages of a queue in a tier."""
 ONLY_ASKED = frozenset(("record",))
 """Columns that are there only where the schema names them."""
 ENGINE_MOMENT = pa.timestamp("us", tz="UTC")
@@ -70,7 +70,7 @@ def as_in_engine(column: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def says(text: str, word: str) -> bool:
-    """Whether a word stands in the text of a query."""
+    """Return whether a word is in the text of a query."""
     return re.search(rf"\b{word}\b", text, re.IGNORECASE) is not None
 
 

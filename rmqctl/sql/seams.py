@@ -1,10 +1,10 @@
-"""Where frames start at a cut of a log file: the same answer for both neighbours of the cut.
+"""Find the start of a frame at a cut of a log file: the same result for both neighbours of the cut.
 
-Tasks of a data source cannot talk to each other, so who ends at a cut and who begins there ask
-the same function of the file alone. It looks for an *anchor*, a record before the cut that its
-consumequeue row leads to: a record forged inside another one's body has none. From there the
-frames are walked up to the cut. Whoever walks the range before notices when it does not end at the
-seam (`walk_range`), so a wrong seam ends the job and never loses or doubles a record silently.
+Tasks of a data source cannot talk to each other, so the task that ends at a cut and the one that
+begins there call the same function of the file alone. It looks for an *anchor*, a record before the
+cut that its consumequeue row points to: a record forged inside another one's body has none. From
+there the frames are walked up to the cut. The walk of the range before fails if it does not end at
+the seam (`walk_range`), so a wrong seam ends the job and never loses or doubles a record silently.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from rmqctl.store.files import listing
 from rmqctl.store.queue.consume_queue import FileQueue
 
 STEPS = (32 << 10, 256 << 10, 4 << 20, 16 << 20)
-"""How far before the cut an anchor is looked for (bytes), one after the other."""
+"""Distances before the cut (bytes) at which an anchor is searched, one after the other."""
 CHEAP = 32 << 20
 """Up to here (bytes of the file) it is walked from its start where no row proves an anchor."""
 _AGREEING = 3
 _CHECKS = 24
 _QUEUES = 256
 Proof = Callable[[Record], bool]
-"""Whether a record of the log is known from elsewhere to lie where it says."""
+"""True if a record of the log is known from elsewhere to lie where it says."""
 
 
 class QueueProof:
-    """A record is proven when the row of its queue offset leads to just its place and size.
+    """A record is proven when the row of its queue offset points to just its place and size.
 
-    Queues are listed once each, a bounded number of them is remembered. What cannot be read
-    proves nothing.
+    Queues are listed once each, a bounded number of them is remembered. What cannot be read proves
+    nothing.
     """
 
     def __init__(self, root: str) -> None:
@@ -79,7 +79,7 @@ class QueueProof:
 
 
 class Seams:
-    """The seams of one log file. ``proof`` None: there is no consumequeue to ask."""
+    """The seams of one log file. ``proof`` None: no consume queue to check against."""
 
     def __init__(self, source: Source, proof: Proof | None) -> None:
         self._source, self._proof = source, proof
@@ -88,7 +88,7 @@ class Seams:
         """The first frame border at or after position ``cut``, as a walk over the whole file has
         it. StoreIOError when the file cannot be read or has shrunk.
 
-        1. A record that is proven, at most 16 MiB before the cut, and the frames behind it.
+        1. A record that is proven, at most 16 MiB before the cut, and the frames after it.
         2. No row proves one: the walk from the file's start, where that is near.
         3. Else resyncs at several distances have to agree; 4. else the file's start again.
         """
@@ -120,9 +120,9 @@ class Seams:
         return walk.position
 
     def _anchored(self, start: int, cut: int) -> tuple[int, bool] | None:
-        """(where the walk from the first record in ``[start, cut)`` stands at the cut, whether
+        """(where the walk from the first record in ``[start, cut)`` is at the cut, whether
 
-        a record on its way is proven); None where there is no record.
+        a record on its way is proven); None without a record.
         """
         first = next_provable(self._source, start, cut)
         if first is None:
@@ -142,13 +142,13 @@ class Seams:
         assert self._proof is not None
         if not self._proof(decode(batch.bytes_at(row))):
             return False
-        # What resync would pass over behind damage is no place to start from.
+        # What resync would skip after damage is no place to start from.
         return provable(self._source, int(batch.offset[row]) - batch.head - self._source.base)
 
 
 def walk_range(source: Source, seams: Seams, start: int, end: int, *, last: bool) -> Iterator[
         Batch]:
-    """The frames of a file that start at the seam of ``start`` or behind, before that of ``end``.
+    """The frames of a file that start at the seam of ``start`` or after, before that of ``end``.
 
     ``last``: all bytes from ``end`` on are zero; they make one frame with what is left before.
     StoreIOError when the range does not end where the next one begins, or the file shrank: then
@@ -199,7 +199,7 @@ class PlannedSource:
 
 
 def shrank(name: str, planned: int, size: int) -> StoreIOError:
-    """What is said of a file that has ``size`` bytes by now."""
+    """Return the error for a file that has shrunk to ``size`` bytes."""
     return StoreIOError(f"{name}: the file shrank from {planned} to {size} bytes since the job was "
                         f"planned: the bytes from {size} on are missing")
 

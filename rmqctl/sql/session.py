@@ -1,7 +1,7 @@
 """A query over the tables of stores, answered in this process by DuckDB.
 
 DuckDB asks for a table as often as its plan scans it, and gets a stream of record batches each
-time; nothing is copied into a data base. It takes whole tables, so what a query needs of them is
+time; nothing is copied into a database. It takes whole tables, so what a query needs of them is
 found before: the columns that its text names anywhere, and the conditions of a simple query on one
 table. Both leave in too much rather than too little, and DuckDB applies all conditions again.
 
@@ -62,7 +62,7 @@ from rmqctl.store.projection import DECODED
 from rmqctl.store.store import Store
 
 _CHEAP = {MESSAGES: "physical_offset", CONSUMEQUEUE: "queue_offset", INDEX: "number"}
-"""What is read where a query needs rows, but no column of them."""
+"""Column read for a query that needs rows, but none of their columns."""
 _ROWS = 4096
 _FOR_DECODING = ("topic", "properties", "sys_flag", "body", "physical_offset")
 _AT_ONCE = 32
@@ -100,18 +100,20 @@ class Session:
                 name: pa.field(name, pa.string()) for name in DECODED}}
         self._stores, self._folders, self._advance = list(stores), tuple(log_folders), advance
         self._error: BaseException | None = None
-        """What ended a stream: an error of a store, or a signal that the main thread met in it."""
+        """The end of a stream: an error of a store, or a signal that the main thread received in
+        it.
+        """
         self._damage: dict[int, Span] = {}
         self._readers: list[pa.RecordBatchReader] = []
 
     @property
     def damaged(self) -> int:
-        """How many damaged places of logs the answer leaves out."""
+        """Return the number of damaged ranges of logs that the answer leaves out."""
         return len(self._damage)
 
     @property
     def undecided(self) -> int:
-        """How many whole records in them may be messages."""
+        """Return the number of intact records in them that may be messages."""
         return sum(len(span.doubtful) for span in self._damage.values())
 
     def _passed(self, batch: Batch) -> None:
@@ -140,13 +142,13 @@ class Session:
         """End the queries, and with the connection DuckDB's threads."""
         while self._readers:
             self._readers.pop().close()
-        for table in COLUMNS:  # which lead back here, and DuckDB complains when it goes before them
+        for table in COLUMNS:  # they refer back here; DuckDB complains if it goes before them
             self._base.unregister(table)
         self._base.close()
         del self._base
 
     def ask(self, text: str) -> Answer:
-        """UsageError with DuckDB's words for what is no query, or is wrong; errors of a store as
+        """UsageError with DuckDB's words for what is not a query, or is wrong; errors of a store as
         they are.
         """
         wanted = needs(self._base, text, self._columns)
@@ -347,7 +349,7 @@ def _is_moment(kind: pa.DataType) -> bool:
 
 
 def _change(kind: pa.DataType) -> Callable[[Any], Any] | None:
-    """What makes a value of a type JSON-ready; None where it is already."""
+    """Return what makes a value of a type JSON-ready; None where it is already."""
     if _is_moment(kind):
         return micros_text
     if pa.types.is_map(kind):

@@ -34,7 +34,7 @@ _EQUALS = {"topic": "topic", "queue_id": "queueId"}
 
 @dataclass(slots=True)
 class Scans:
-    """What the scans of one table need: their columns, and the conditions of each scan."""
+    """Needs of the scans of one table: their columns, and the conditions of each scan."""
 
     columns: set[str] = field(default_factory=set)
     conditions: list[list[Any]] = field(default_factory=list)
@@ -60,7 +60,8 @@ class _UnknownLeafError(Exception):
 
 
 def needs(plan: Any) -> dict[str, Scans] | None:
-    """Return what the scans need by the source's option ``table``; None when it cannot be told.
+    """Return what the scans need by the source's option ``table``; None when it cannot be
+    determined.
 
     ``plan`` is an optimised logical plan (Java). A table that is missing in the answer was
     optimised away.
@@ -206,7 +207,7 @@ def _moment(millis: int) -> str:
 
 
 def _reads_back(table: str, name: str, text: str, wanted: Any) -> bool:
-    """Whether the option's text means the condition that it was made for, and no other."""
+    """Return whether the option's text means the condition that it was made for, and no other."""
     try:
         read = Options.of({"table": table, "path": "/", name: text}).filters
     except UsageError:

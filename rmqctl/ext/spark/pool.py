@@ -135,7 +135,7 @@ class _Failed:
 
 
 class _Worker:
-    """What runs on an executor: the numbers of tasks in, pickled their kernels and results out.
+    """The function that runs on an executor: task numbers in, pickled results of their kernels out.
 
     Relative paths mean there what they mean at the driver, if its folder is there, too.
     """
@@ -195,7 +195,7 @@ def packed(weights: Sequence[int], jobs: int) -> list[range]:
 
 
 def failure(error: BaseException, log: str | None) -> BaseException:
-    """What a user should read of a Spark job that failed."""
+    """Return the error that a user sees for a failed Spark job."""
     if not isinstance(error, Exception):
         return error
     text = str(error)

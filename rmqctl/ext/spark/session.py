@@ -51,7 +51,7 @@ appender.file.layout.pattern = %d %p %c{{1}}: %m%n%ex
 
 
 def workers_of(master: str) -> int | None:
-    """How many tasks ``local[...]`` works on at a time; None for a cluster. UsageError."""
+    """Return how many tasks ``local[...]`` works on at a time; None for a cluster. UsageError."""
     match = _LOCAL.match(master.strip())
     if match is None:
         if not master.startswith(_MASTERS):
@@ -110,7 +110,7 @@ def session(master: str = "local[*]", *, conf: Mapping[str, str] | None = None,
 
 @contextlib.contextmanager
 def _logging_to(file: str) -> Iterator[None]:
-    """What py4j and pyspark log on the Python side (a traceback at Ctrl-C) goes there, too."""
+    """Send what py4j and pyspark log on the Python side (a traceback at Ctrl-C) there, too."""
     handler = logging.FileHandler(file, delay=True)
     logging.getLogger().addHandler(handler)
     try:
@@ -148,7 +148,7 @@ def _log_file() -> str:
 
 def _settings(folder: str, log: str, workers: int | None, given: Mapping[str, str]) -> dict[
         str, str]:
-    """What Spark is told. The reasons are in docs/pipeline.md."""
+    """Return Spark's settings. The reasons are in docs/pipeline.md."""
     log_settings = os.path.join(folder, "log4j2.properties")
     Path(log_settings).write_text(_LOG_SETTINGS.format(log=log), encoding="utf-8")
     java = f"-Dlog4j2.configurationFile=file:{log_settings}"
@@ -242,7 +242,7 @@ def _stop(context: Any) -> None:
 
 
 def _end_gateway(gateway: Any) -> None:
-    """Ends the Java process and forgets it, so that a later session can start anew."""
+    """End the Java process and forget it, so that a later session can start again."""
     from pyspark import SparkContext
 
     with contextlib.suppress(Exception):

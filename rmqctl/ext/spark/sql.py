@@ -39,7 +39,7 @@ Convert = Callable[[Any], Any]
 _CHEAP = {schema.MESSAGES: "physical_offset", schema.FRAMES: "physical_offset",
           schema.CONSUMEQUEUE: "queue_offset", schema.INDEX: "number",
           schema.TIERED_MESSAGES: "physical_offset"}
-"""What is read where a query needs rows, but no column of them."""
+"""Column read for a query that needs rows, but none of their columns."""
 _SHOWING = ("DescribeRelation", "DescribeColumn", "DescribeQueryCommand", "ShowTables",
             "ShowColumns", "ShowFunctions", "ExplainCommand")
 _CHANGING = ("org.apache.spark.sql.catalyst.plans.logical.Command",
@@ -47,7 +47,7 @@ _CHANGING = ("org.apache.spark.sql.catalyst.plans.logical.Command",
              "org.apache.spark.sql.catalyst.plans.logical.CompoundPlanStatement")
 _OWN_ERROR = re.compile(r"rmqctl\.errors\.(\w+): ([^\n]*)")
 _DATA_STATES = ("22", "P0001")
-"""What the SQL states of errors in data begin with (a division by zero, raise_error)."""
+"""Prefixes of the SQL states of errors in data (a division by zero, raise_error)."""
 _TIME_HINT = ("times are timestamps: compare them with '2024-06-21T19:51:59Z', or "
               "unix_millis(store_timestamp) with milliseconds")
 _PLACE = re.compile(r"^== SQL.* \((line \d+, position \d+)\) ==$", re.MULTILINE)
@@ -58,7 +58,7 @@ def query(spark: SparkSession, stores: Sequence[str], text: str, *,
     """The answer of a query, not computed yet; only what it needs of the stores will be read.
 
     ``options`` are further ones of the data source. UsageError with Spark's words for a query that
-    is wrong, or that is none (statements which change something are refused).
+    is wrong, or that is not one (statements which change something are refused).
     """
     given = dict(options or {})
     register(spark)
@@ -80,8 +80,8 @@ def query(spark: SparkSession, stores: Sequence[str], text: str, *,
 
 
 def damaged(spark: SparkSession, stores: Sequence[str]) -> dict[str, int]:
-    """How many damaged places the logs of stores have, by store: no answer about messages has what
-    was there. Reads the logs once, without bodies.
+    """Return how many damaged places the logs of stores have, by store: no answer about messages
+    has what was there. Reads the logs once, without bodies.
     """
     register(spark)
     with spark_errors(spark):
@@ -120,7 +120,9 @@ def _make_view(spark: SparkSession, table: str, paths: Sequence[str], options: M
 
 
 def _check(spark: Any, text: str) -> bool:
-    """Whether a text is a statement that only shows something; UsageError if it changes it."""
+    """Return whether a text is a statement that only shows something; UsageError if it changes
+    it.
+    """
     from py4j.java_gateway import is_instance_of  # type: ignore[import-untyped]
 
     plan = spark._jsparkSession.sessionState().sqlParser().parsePlan(text)
@@ -211,7 +213,7 @@ def _settle(folder: str) -> None:
 
 
 def converter(kind: DataType) -> Convert | None:
-    """What makes a value of a type JSON-ready; None where it is already."""
+    """Return what makes a value of a type JSON-ready; None where it is already."""
     from pyspark.sql import types
 
     if isinstance(kind, types.BinaryType):
@@ -274,7 +276,7 @@ def spark_errors(spark: SparkSession) -> Iterator[None]:
 
 
 def _interruption(error: BaseException | None) -> BaseException | None:
-    """Ctrl-C or SIGTERM behind an error: pyspark tidies up after them and fails at it."""
+    """Ctrl-C or SIGTERM after an error: pyspark tidies up after them and fails at it."""
     while error is not None:
         if not isinstance(error, Exception):
             return error

@@ -1,7 +1,7 @@
-"""verify of many stores on a pool: small ones whole, one task each, large ones in ranges.
+"""Verify many stores on a pool: small ones in one task each, large ones in ranges.
 
-What is found and said is `rmqctl.checks.verify.verify`'s, whoever does the work: ranges give the
-same values, which are merged in log order with their seams checked.
+Findings and texts are those of `rmqctl.checks.verify.verify`: ranges return the same values, which
+are merged in log order with their seams checked.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ def total_size(roots: Sequence[str], size: Callable[[str], int]) -> int:
 
 def planned(roots: Sequence[str], options: VerifyOptions, dirs: Sequence[str] = ()) -> list[
         dict[str, Any]]:
-    """What would be read: a row per store with its files, bytes and ranges. NotAStoreError."""
+    """Return what would be read: a row per store with its files, bytes and ranges.
+    NotAStoreError.
+    """
     rows = []
     for root in roots:
         with Store.open(root, dirs) as store:

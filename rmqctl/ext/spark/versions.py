@@ -26,7 +26,7 @@ def installed() -> tuple[int, int]:
 
 
 def has_source() -> bool:
-    """Whether this PySpark has Python data sources."""
+    """Return whether this PySpark has Python data sources."""
     return installed() >= SOURCE
 
 

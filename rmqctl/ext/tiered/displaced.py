@@ -1,4 +1,4 @@
-"""Messages of a tiered queue that lie at another place than they say (tiered.md §8.4)."""
+"""Messages of a tiered queue that are at another place than they say (tiered.md §8.4)."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def find_shifted(source: Source, start: int, length: int, name: QueueName,
 
 
 def _candidates(source: Source, start: int, end: int) -> Iterator[int]:
-    """Where things that look like the head of a message begin."""
+    """Return where things that look like the head of a message begin."""
     overlap = _HEAD.size - 1
     while start < end:
         data = source.read(start, min(_WINDOW, end - start))
@@ -76,8 +76,8 @@ def _candidates(source: Source, start: int, end: int) -> Iterator[int]:
 
 
 def _repeats(source: Source, start: int, position: int) -> bool:
-    """Whether what lies at a position begins with all that lies before it from ``start`` on: a
-    block that was written again behind a part of itself.
+    """Return whether what is at a position begins with all that is before it from ``start`` on: a
+    block that was written again after a part of itself.
     """
     length = position - start
     return 0 <= start < position and all(
@@ -87,7 +87,7 @@ def _repeats(source: Source, start: int, position: int) -> bool:
 
 
 def _shifted_at(source: Source, position: int, end: int, name: QueueName) -> Shifted | None:
-    """The message of a queue at a position, wherever it says it lies; None where there is none."""
+    """The message of a queue at a position, wherever it says it lies, or None."""
     head = source.read(position, _HEAD.size)
     if len(head) < _HEAD.size:
         return None

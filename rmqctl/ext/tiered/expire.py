@@ -1,8 +1,9 @@
-"""What a broker's expiry takes away from a tier, without its defects (tiered.md §13).
+"""Expire segments of a tier as a broker does, without its defects (tiered.md §13).
 
-From the head of each queue's commit log go whole segments all of whose messages are too old, never
-the last one. Consume queue files go when all of their units lead to what goes. Index files go by
-the largest time of their items. Nothing is deleted: a plan moves the files aside.
+From the start of each queue's commit log, segments are removed all of whose messages are too old,
+but never the last segment. Consume queue files are removed if all of their units point to removed
+segments, index files by the newest time of their items. Nothing is deleted: a plan moves the files
+aside.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Expiry:
 
     @property
     def messages(self) -> dict[str, int]:
-        """How many messages of each topic go."""
+        """Return how many messages of each topic go."""
         messages: dict[str, int] = {}
         for queue in self.queues:
             messages[queue.topic] = messages.get(queue.topic, 0) + max(queue.after - queue.before,
@@ -148,7 +149,7 @@ class _Expiring:
             gone.append(segment)
         start = log.segments[len(gone)].base if log.segments else 0
         units = []
-        # The units of it. What an earlier expiry left behind goes, too; what leads to nothing for
+        # The units of it. What an earlier expiry left behind goes, too; what points to nothing for
         # other reasons does not.
         for segment in rows.segments[:-1] if log.segments else ():
             if not self._leads_before(queue, segment, start):
@@ -182,8 +183,8 @@ class _Expiring:
 
     def _is_old(self, queue: FlatQueue, segment: Segment, entry: meta.SegmentEntry | None,
                 limit: int) -> bool:
-        """Whether all messages of a segment are older. Metadata is believed where it says that
-        they are not; before a segment goes its messages are asked.
+        """Return whether all messages of a segment are older. Metadata is believed where it says
+        that they are not; before a segment goes its messages are asked.
         """
         if not segment.usable:
             return True
@@ -199,7 +200,7 @@ class _Expiring:
 
     @staticmethod
     def _leads_before(queue: FlatQueue, segment: Segment, start: int) -> bool:
-        """Whether the last unit of a file leads to what is, or will be, before the log."""
+        """Return whether the last unit of a file points to what is, or will be, before the log."""
         complete = segment.usable // UNIT_SIZE
         if not complete:
             return not segment.usable
@@ -230,7 +231,7 @@ class _Expiring:
 
 
 def _newest(queue: FlatQueue, segment: Segment) -> int | None:
-    """The largest store time of a segment's messages; None where there is no message."""
+    """The largest store time of a segment's messages; None without a message."""
     newest: int | None = None
     for batch in queue.commit_log.batches(segment):
         if len(batch):

@@ -48,7 +48,7 @@ class Segment:
 
     @property
     def end(self) -> int:
-        """Logical offset behind the last usable byte."""
+        """Logical offset after the last usable byte."""
         return self.base + self.usable
 
     @property
@@ -98,7 +98,7 @@ class FlatFile:
 
     @property
     def end(self) -> int:
-        """Logical offset behind the last byte (a broker's commit offset after a start)."""
+        """Logical offset after the last byte (a broker's commit offset after a start)."""
         return self.segments[-1].end if self.segments else 0
 
     def gaps(self) -> Iterator[tuple[Segment, Segment]]:
@@ -159,7 +159,7 @@ class FlatFile:
         return data
 
     def record_at(self, offset: int, size: int | None = None) -> message.Record | None:
-        """The record at a logical offset, wherever it says it lies; None where there is none.
+        """The record at a logical offset, wherever it says it lies, or None.
 
         ``size``: only one of that size. StoreIOError.
         """
@@ -189,8 +189,8 @@ class FlatFile:
 
     @contextmanager
     def walk(self, segment: Segment, start: int = 0, *, cut: bool = False) -> Iterator[Walk]:
-        """The walk over a segment from position ``start`` on. With ``cut`` what reaches over the
-        start of the next segment is no message. StoreIOError.
+        """Return the walk over a segment from position ``start`` on. With ``cut``, bytes past the
+        start of the next segment are not messages. StoreIOError.
         """
         from rmqctl.scan.walk import Walk
 
@@ -200,7 +200,7 @@ class FlatFile:
             yield Walk(source, start, segment.usable)
 
     def batches(self, segment: Segment, start: int = 0) -> Iterator[Batch]:
-        """What lies in a segment from position ``start`` on: messages, and spans of what is none.
+        """Return the messages in a segment from position ``start`` on, and spans of other bytes.
         StoreIOError.
         """
         with self.walk(segment, start) as walk:
@@ -211,7 +211,7 @@ class FlatFile:
 
 @dataclass(frozen=True, slots=True)
 class QueueName:
-    """Which queue of a tier: cluster, broker, topic and number."""
+    """Name of a queue of a tier: cluster, broker, topic and number."""
 
     cluster: str
     broker: str
@@ -220,7 +220,7 @@ class QueueName:
 
     @property
     def path(self) -> str:
-        """What metadata calls the place."""
+        """Return the folder as metadata names it."""
         return names.metadata_path(self.broker, self.topic, self.queue_id)
 
 
@@ -240,7 +240,7 @@ class FlatQueue:
 
     @property
     def commit_offset(self) -> int:
-        """The exclusive end of what may be read: whole units of the consume queue."""
+        """The exclusive end of what may be read: intact units of the consume queue."""
         return self.consume_queue.end // UNIT_SIZE
 
     @property
@@ -249,7 +249,7 @@ class FlatQueue:
         return max(self.cq_start, self.first_message_offset())
 
     def first_message_offset(self) -> int:
-        """Queue offset in the first message of the commit log; -1 where there is none.
+        """Queue offset in the first message of the commit log; -1 without a message.
 
         As a broker: bytes 20 to 27 of the first segment, whatever they are.
         """
@@ -261,7 +261,7 @@ class FlatQueue:
         return self._first
 
     def unit(self, queue_offset: int) -> UnitRecord | None:
-        """The unit of a queue offset; None where there is none."""
+        """The unit of a queue offset, or None."""
         data = self.consume_queue.read(queue_offset * UNIT_SIZE, UNIT_SIZE)
         return UNIT.decode(data) if len(data) == UNIT_SIZE else None
 
@@ -273,8 +273,8 @@ class FlatQueue:
         return UNIT.array(data)
 
     def raw(self, unit: UnitRecord) -> bytes:
-        """The bytes a unit leads to; FormatError where they are not all there, or are no message
-        of that size at that place. A coda record in front is passed over, as a broker does.
+        """Return the bytes that a unit points to, without a coda record in front, as a broker does;
+        FormatError if they are missing or not a message of that size and offset.
         """
         if unit.size < message.MIN_SIZE or unit.commit_log_offset < 0:
             raise FormatError("the unit does not point to a message",
@@ -290,9 +290,9 @@ class FlatQueue:
         return data[:unit.size]
 
     def record(self, queue_offset: int) -> message.Record:
-        """The message of a queue offset, proven by its own fields.
+        """Return the message of a queue offset, checked by its own fields.
 
-        FormatError (with the place) where there is none, or it says another place, size or queue
+        FormatError (with the offset) if it is missing, or contains another offset, size or queue
         offset. Topic and queue id are not compared: see `rmqctl.ext.tiered.verify.verify`.
         """
         unit = self.unit(queue_offset)

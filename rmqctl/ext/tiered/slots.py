@@ -1,4 +1,4 @@
-"""Whole records in the damage of a queue's log, judged by its queue offsets
+"""Intact records in the damage of a queue's log, judged by its queue offsets
 (`rmqctl.scan.damage.one_queue`).
 """
 
@@ -22,7 +22,7 @@ _MOST_DOUBTFUL = 10_000
 
 class Slots:
     """For walks over the segments of a queue's commit log, in their order, each from its start; the
-    first one may begin behind a record, ``last`` (place, end).
+    first one may begin after a record, ``last`` (place, end).
     """
 
     def __init__(self, log: FlatFile, name: QueueName,
@@ -60,7 +60,7 @@ class Slots:
             self._last = place, place + int(batch.column("total_size")[-1])
 
     def _settle(self, batch: Batch) -> list[tuple[int, int]]:
-        """The (place, size) of doubtful records that are messages. Those that are none are no
+        """Return (place, size) of the doubtful records that are messages; the rejected ones are no
         longer doubtful.
         """
         start, end = batch.spans[0].offset, batch.spans[-1].end

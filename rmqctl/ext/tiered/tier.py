@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Found:
-    """What a walk over the folders of a tier met."""
+    """Results of a walk over the folders of a tier."""
 
     queues: dict[QueueName, FlatQueue] = field(default_factory=dict)
     indexes: dict[tuple[str, str], FlatFile] = field(default_factory=dict)
@@ -120,7 +120,7 @@ class Tier(Closing):
         return self.found.problems
 
     def unreadable(self, topic: str | None = None) -> Iterator[str]:
-        """Which folders on the way to a topic (None: to any) could not be read, in words."""
+        """Return which folders on the way to a topic (None: to any) could not be read, in words."""
         for problem in self.problems:
             if problem.unreadable and (topic is None or problem.path.split("/")[2:3] in (
                     [], [topic])):
@@ -136,7 +136,7 @@ class Tier(Closing):
                 yield queue
 
     def queue(self, topic: str, queue_id: int, broker: str | None = None) -> FlatQueue | None:
-        """One queue; None where there is none. UsageError where several brokers have it.
+        """One queue, or None. UsageError where several brokers have it.
 
         StoreIOError where a folder that it may be in cannot be read.
         """
@@ -198,7 +198,7 @@ def index_folder(cluster: str, broker: str) -> str:
 
 def with_witness(queue: FlatQueue,
                  items: Callable[[], KnownItems] | None = None) -> FlatQueue:
-    """The queue; whoever walks its commit log asks its units and the index items behind damage."""
+    """The queue, whose units and the broker's index items serve as witnesses after damage."""
     def witness() -> Witness:
         from rmqctl.ext.tiered.witness import QueueWitness
 
@@ -209,7 +209,7 @@ def with_witness(queue: FlatQueue,
 
 
 def _whole(path: str) -> bytes:
-    """A file, or one behind a URL. OSError, StoreIOError."""
+    """A file, or one at a URL. OSError, StoreIOError."""
     if not behind_url(path):
         with vfs.open_bytes(path) as file:
             return file.read()

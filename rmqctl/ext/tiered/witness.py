@@ -1,7 +1,7 @@
-"""What the units of a queue and the index items of its broker know of where its messages lie.
+"""Offsets of messages, known from the units of a queue and the index items of its broker.
 
-It is what `rmqctl.store.log.witness` is for a local log: asked behind damage in a commit log, and
-only there, since nothing in a message's body has a unit or an index item of its own.
+This is the tier's counterpart of `rmqctl.store.log.witness`: consulted only after damage in a
+commit log, since nothing in a message's body has a unit or an index item of its own.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class KnownItems:
         self._reader, self._folder, self._local_folder = reader, folder, local_folder
         self._local: LocalIndex | None = None
         self._pages: list[tuple[IndexFile, Callable[[], Array], Array]] | None = None
-        """How to read the items of each page of a file, and which queue ids are in it."""
+        """Layout of the items in each page of a file, and the queue ids in it."""
 
     def of(self, queue_id: int) -> Pages:
         """(offset in the commit log, key hash) of the items with a queue id, of all topics."""
@@ -62,7 +62,7 @@ class KnownItems:
     def times(self, queue_id: int, places: Array, stored: Array) -> Iterator[
             tuple[int, int, IndexedKey]]:
         """(offset in the commit log, size, key) of the items with a queue id, of all topics, that
-        lead to some places (ascending). ``stored``: the store times (ms) of the messages there; an
+        point to some places (ascending). ``stored``: the store times (ms) of the messages there; an
         item that such a time gives says that time.
         """
         for file, read in self._of(queue_id):
@@ -82,7 +82,7 @@ class KnownItems:
 
     def within(self, queue_id: int, start: int, end: int) -> Iterator[tuple[int, int, int, int]]:
         """(topic id, key hash, offset in the commit log, size) of the items with a queue id that
-        lead into ``[start, end)``.
+        point into ``[start, end)``.
         """
         for _, read in self._of(queue_id):
             items = read()
@@ -151,7 +151,7 @@ class QueueWitness:
         self._kept: dict[int, int] = {}
 
     def keep(self, frames: Iterable[tuple[int, int]]) -> bool:
-        """From now on frames (place, size) of which nothing tells are messages, too; whether any is
+        """From now on frames (place, size) with unknown status are messages, too; whether any is
         new.
         """
         before = len(self._kept)
@@ -179,7 +179,7 @@ class QueueWitness:
         return self._keys.within(start, end)
 
     def times(self, records: Mapping[int, Record]) -> dict[int, list[IndexedKey]]:
-        """The index items that lead to messages (by place): keys of theirs, with the times."""
+        """The index items that point to messages (by place): keys of theirs, with the times."""
         by_place: dict[int, list[IndexedKey]] = {}
         if self._items is None or not records:
             return by_place
@@ -304,8 +304,8 @@ class QueueWitness:
             return NOTHING
 
     def _valid(self, units: Array) -> Pair:
-        """(place, size) of units that may lead to a message; where a coda lies in front of it, the
-        place behind that. None of those that `tiered recover` guessed: they prove nothing.
+        """(place, size) of units that may point to a message; where a coda is in front of it, the
+        place after that. None of those that `tiered recover` guessed: they prove nothing.
         """
         place = units["commit_log_offset"].astype(np.int64)
         size = units["size"].astype(np.int64)

@@ -1,1 +1,1 @@
-"""What lies where a walk found no record: where damage ends, and what behind it is of the log."""
+"""What lies where a walk found no record: where damage ends, and what after it is of the log."""

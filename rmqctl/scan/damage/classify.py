@@ -27,7 +27,7 @@ _LOCATED = layout.reader(Message, "total_size", "magic", "physical_offset", "sys
 
 
 def classify(source: Source, position: int, passed: Passed) -> list[Span]:
-    """What lies at ``position``, where the walk found no provable record: one to three spans.
+    """Return what is at ``position``, where the walk found no provable record: one to three spans.
 
     They cover the bytes up to the next provable record, or to the end of the file. ``passed``: the
     messages before.
@@ -89,7 +89,7 @@ def diagnose(source: Source, position: int) -> tuple[str, str]:
 
 def _tail(source: Source, position: int, reason: str, field: str,
           doubtful: Doubtful) -> list[Span]:
-    """Bytes with no provable record behind them: zeros, what is not zero, and zeros again."""
+    """Bytes with no provable record after them: zeros, what is not zero, and zeros again."""
     base, size = source.base, source.size
     first, last = _nonzero(source, position)
     if first is None or last is None:

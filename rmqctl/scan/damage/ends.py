@@ -1,17 +1,17 @@
 """Where a damaged record may end of which nothing is left that says how long it was.
 
-Its body may hold anything, whole records of the right place and queue offset included. So each
-frame border behind the damage is a possible end of the record, until something refutes it:
+Its body may hold anything, intact records of the right place and queue offset included. So each
+frame border after the damage is a possible end of the record, until something refutes it:
 
-* it lies further away than the largest record of this store is long;
-* it lies in another file, or behind a record of the log that an entry or an index entry proves;
+* it is further away than the largest record of this store is long;
+* it is in another file, or after a record of the log that an entry or an index entry proves;
 * were it the end, more messages would be missing than were lost: what counts are the queue offsets
-  of the last messages before the damage and of the first ones behind that border, and none that
-  lies between them (`rmqctl.scan.damage.slots`).
+  of the last messages before the damage and of the first ones after that border, and none that is
+  between them (`rmqctl.scan.damage.slots`).
 
-Frames behind the last end that is left are messages. Those before it are undecided: they are
-messages, or the body of the damaged one. Where the log ends before the largest record would, it
-may have been torn there, and all that follows the damage is undecided.
+Frames after the last end that is left are messages. Those before it are undecided: they are
+messages, or the body of the damaged one. Where the log ends before the largest record would, it may
+have been torn there, and all that follows the damage is undecided.
 
 The frames ahead in a file are read once for all damage in it.
 """
@@ -35,13 +35,13 @@ _BLOCK, _FIRST_BLOCK = 1 << 20, 64 << 10
 _MOST_INSIDE = 64
 """Records in the last one before damage that are looked at: a stranger may send very many."""
 _BEHIND = 1 << 20
-"""Bytes behind the last possible end in which the queues' next offsets are looked for."""
+"""Bytes after the last possible end in which the queues' next offsets are looked for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """``resume``: where messages begin again, a position; None where none is proven to.
-    ``undecided``: the frames before it that may be messages.
+    """``resume``: where messages begin again, a position, or None proven to. ``undecided``: the
+    frames before it that may be messages.
     """
 
     resume: int | None
@@ -75,7 +75,8 @@ _AHEAD: WeakKeyDictionary[Source, _Ahead] = WeakKeyDictionary()
 
 def resumed(source: Source, at: int, search: int, stop: int | None, passed: Passed,
             own_end: Callable[[int], int | None]) -> Resumed:
-    """Where messages go on behind a damaged record at ``at``. Nothing begins before ``search``.
+    """Return where messages go on after a damaged record at ``at``. Nothing begins before
+    ``search``.
 
     ``stop``: a position where a record of the log begins, beyond doubt. ``passed``: the messages
     before. ``own_end``: where a damaged record at a position ends, if that is beyond doubt.
@@ -103,8 +104,8 @@ def resumed(source: Source, at: int, search: int, stop: int | None, passed: Pass
 
 def _behind(source: Source, at: int, ahead: _Ahead, first: int, limit: int, passed: Passed,
             largest: int) -> tuple[int, int | None]:
-    """(how many of the frames from number ``first`` on lie before a possible end; None, or up to
-    where more frames have to be known to tell). No end lies behind ``limit``.
+    """(how many of the frames from number ``first`` on are before a possible end; None, or up to
+    where more frames have to be known to tell). No end is after ``limit``.
     """
     start, is_open = ahead.start[first:], limit == source.size
     # How many records are lost before each frame, the damaged one among them.
@@ -139,15 +140,15 @@ def _named(source: Source, start: Array, size: Array) -> Doubtful:
 
 
 def _closing(source: Source, ahead: _Ahead) -> int | None:
-    """Where the blank stands that closes the file, if the log goes on in the next one."""
+    """Return where the blank stands that closes the file, if the log goes on in the next one."""
     if ahead.closed is None or ahead.closed == source.size or source.witness is None:
         return None
     return ahead.closed if source.witness.goes_on(source.base + source.size) else None
 
 
 def _excess_beyond(source: Source, at: int, ahead: _Ahead, lost: int, passed: Passed) -> int | None:
-    """How many more messages than can be lost are missing before the next file, if all frames of
-    this one are none; None where that file tells nothing. StoreIOError.
+    """Return how many more messages than can be lost are missing before the next file, if all
+    frames of this one are none; None where that file tells nothing. StoreIOError.
     """
     if source.witness is None or ahead.closed is None:
         return None
@@ -157,8 +158,8 @@ def _excess_beyond(source: Source, at: int, ahead: _Ahead, lost: int, passed: Pa
 
 
 def _room(gap: Array) -> Array:
-    """How many records may be lost in bytes that are no frames: one with a body that goes on behind
-    them, and others.
+    """Return how many records may be lost in bytes that are no frames: one with a body that goes on
+    after them, and others.
     """
     room: Array = gap // MIN_SIZE
     long = gap >= LEAST_HEAD
@@ -167,7 +168,9 @@ def _room(gap: Array) -> Array:
 
 
 def _reaching_over(source: Source, start: int, end: int) -> int | None:
-    """Where in ``(start, end)`` a record begins that reaches over the end, to another one."""
+    """Return where in ``(start, end)`` a record begins that reaches over the end, to another
+    one.
+    """
     position = start + 1
     for _ in range(_MOST_INSIDE):
         found = next_provable(source, position, end)
@@ -190,7 +193,7 @@ def _look(source: Source, low: int, high: int, own_end: Callable[[int], int | No
         nothing: Array = np.zeros(0, np.int64)
         ahead = _AHEAD[file] = _Ahead(
             low, low, nothing, nothing, nothing, nothing, nothing)
-    # Of that, what begins at `low` or behind it.
+    # Of that, what begins at `low` or after it.
     keep = int(np.searchsorted(ahead.start, low))
     columns = [[column[keep:]] for column in (
         ahead.start, ahead.size, ahead.gap, ahead.queue, ahead.offset)]
@@ -200,7 +203,7 @@ def _look(source: Source, low: int, high: int, own_end: Callable[[int], int | No
     while at < min(high, source.size) and ahead.closed is None:
         size = located_size(source, at)
         if size is None and at == end and len(columns[0][-1]) and not is_blank(source, at):
-            # Two frames overlap: one of them is none, rather that behind which nothing begins.
+            # Two frames overlap: one of them is none, rather that after which nothing begins.
             start = int(columns[0][-1][-1])
             other = _reaching_over(source, start, at)
             if other is not None:
@@ -224,7 +227,7 @@ def _look(source: Source, low: int, high: int, own_end: Callable[[int], int | No
         elif is_blank(source, at) and next_provable(source, at + 1, source.size) is None:
             ahead.closed = at
             break
-        # No frame: behind the damaged record's own end, or at the next record that proves itself.
+        # No frame: after the damaged record's own end, or at the next record that proves itself.
         behind = own_end(at) if size is None else None
         if behind is None or behind <= at:
             behind = next_provable(source, at + 1, source.size)

@@ -1,4 +1,4 @@
-"""What lies at a place of DLedger's data where no message proves itself (spec: dledger.md §2).
+"""What is at a place of DLedger's data where no message proves itself (spec: dledger.md §2).
 
 The head of an entry says twice how long it is, and where it lies. So where it is whole nothing
 inside of it is another entry, whatever its body holds; where it is not, it and the record in it
@@ -48,13 +48,13 @@ def claimed_sizes(source: Source, at: int) -> Counter[int]:
 
 
 def leads_on(source: Source, at: int) -> bool:
-    """Whether something begins at a position: an entry, the end mark, or unused space."""
+    """Return whether something begins at a position: an entry, the end mark, or unused space."""
     return at == source.size or provable(source, at) or whole_entry(source, at) is not None or (
         not any(source.read(at, source.head)))
 
 
 def is_proven(source: Source, at: int, size: int) -> bool:
-    """Whether an entry of a size, which two of its fields claim, says that it lies there."""
+    """Return whether an entry of a size, which two of its fields claim, says that it is there."""
     raw = source.read(at, source.head)
     return len(raw) == source.head and (
         dledger.ENTRY_HEAD.decode(raw).pos == source.base + at or is_placed(source, at)) and (

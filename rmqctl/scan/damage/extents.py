@@ -1,19 +1,19 @@
-"""Where a damaged record ends, and where the log goes on behind it: all decisions stand here.
+"""Where a damaged record ends, and where the log goes on after it: all decisions are here.
 
-A body may hold whole records, with the right physical offsets, CRCs and queue offsets. What its
+A body may hold intact records, with the right physical offsets, CRCs and queue offsets. What its
 sender cannot do is to change the record around it, or to give a frame in it a row of a consumequeue
 or an entry of the index. So, from the strongest proof to none:
 
-1. A row leads to the damaged record, and its size is the one that the record says or that its
+1. A row points to the damaged record, and its size is the one that the record says or that its
    lengths add up to: nothing inside is a record of the log.
-2. The record's own fields make a whole record but for one of them, with a matching CRC: the same.
+2. The record's own fields make an intact record but for one of them, with a matching CRC: the same.
 3. One of these alone, or the sizes of a record whose body is hit or torn, when something begins
    where it would end: inside, a frame with a row or an index entry of its own is a record of the
    log, written over a torn one; every other is body.
 4. Nothing tells the size: frames with a row or an index entry are records of the log, and those
-   behind the last place where the damaged one may end (`rmqctl.scan.damage.ends`). All others are
+   after the last place where the damaged one may end (`rmqctl.scan.damage.ends`). All others are
    undecided, unless their own queue denies them. (In a file that belongs to no store, and is not
-   taken by itself, the first frame counts that lies behind the end which the damaged record itself
+   taken by itself, the first frame counts that is after the end which the damaged record itself
    claims, or whose followers reach over it: they were written over a torn record.)
 """
 
@@ -93,7 +93,7 @@ class Extent:
 
 
 def judge(source: Source, at: int, search: int, passed: Passed) -> Verdict:
-    """What to make of the bytes at ``at``, where a record should begin and none does.
+    """Return what to make of the bytes at ``at``, where a record should begin and none does.
 
     Nothing begins before ``search``; ``passed``: the messages before. StoreIOError.
     """
@@ -107,7 +107,7 @@ def judge(source: Source, at: int, search: int, passed: Passed) -> Verdict:
         return Verdict(own.end, located=True)
     if own.proven:
         inside = known.first(search, own.end)
-        # A record of another place tells nothing of this one: an entry may lead into its bytes.
+        # A record of another place tells nothing of this one: an entry may point into its bytes.
         begun = None if is_placed(source, at) else known.begins(at + 1, own.end)
         if begun is not None and (inside is None or begun < inside):
             return Verdict(begun)
@@ -122,7 +122,7 @@ def judge(source: Source, at: int, search: int, passed: Passed) -> Verdict:
     if inside is not None:
         return found
     # Its size may be right, and the length of its body what was hit: or the other way round, where
-    # frames lie behind the body.
+    # frames are after the body.
     magic = _START.unpack_from(source.read(at, START_SIZE))[1]
     body = source.base + at + max(_least_size(source, at, version) for version in (
         (magic,) if is_magic(magic) else VERSIONS))
@@ -131,8 +131,9 @@ def judge(source: Source, at: int, search: int, passed: Passed) -> Verdict:
 
 
 def _says_less(source: Source, at: int, end: int) -> int | None:
-    """Where the first of the records begins, from ``end`` on, that follow each other from where the
-    record ends by its size: ``end`` where they do not reach over it; None where none begins there.
+    """Return where the first of the records begins, from ``end`` on, that follow each other from
+    where the record ends by its size: ``end`` where they do not reach over it; None where none
+    begins there.
     """
     total = _START.unpack_from(source.read(at, START_SIZE))[0]
     if not MIN_SIZE <= total < end - at or not is_placed(source, at + total):
@@ -144,7 +145,7 @@ def _says_less(source: Source, at: int, end: int) -> int | None:
 
 
 def _behind_rows(source: Source, at: int, own: Extent, known: Known, passed: Passed) -> Verdict:
-    """Behind a record that a row knows, and others of which nothing is left but their rows."""
+    """After a record that a row knows, and others of which nothing is left but their rows."""
     inside = None if own.firm else known.first(at + 1, own.end)
     if inside is not None:
         return Verdict(inside)
@@ -158,7 +159,7 @@ def _behind_rows(source: Source, at: int, own: Extent, known: Known, passed: Pas
         if not sizes:
             break
         if end + max(sizes) > source.size:
-            # It is torn, or its row is damaged: what is behind counts if more than itself says so.
+            # It is torn, or its row is damaged: what is after counts if more than itself says so.
             return Verdict(known.first(end, source.size))
         end += max(sizes)
     if end < source.size and provable(source, end):
@@ -218,14 +219,14 @@ def _claimed(source: Source, at: int, search: int, limit: int) -> Verdict:
 
 
 def closes(source: Source, at: int, passed: Passed) -> bool:
-    """Whether the blank at a position closes its file. In a file that is taken by itself, one
-    behind damage may lie in a body; elsewhere nothing is asked for. StoreIOError.
+    """Return whether the blank at a position closes its file. In a file that is taken by itself,
+    one after damage may be in a body; elsewhere nothing is asked for. StoreIOError.
     """
     if not (passed.by_itself and passed.is_damaged):
         return True
     if next_provable(source, at + 1, source.size) is not None:
         return False
-    # Behind a blank in a body the record goes on, to its topic and properties.
+    # After a blank in a body the record goes on, to its topic and properties.
     used = at
     for position, data in used_windows(source, at + BLANK_SIZE, source.size):
         used = position + used_length(data)
@@ -249,8 +250,8 @@ def _frames_up_to(source: Source, at: int, end: int) -> tuple[list[tuple[int, in
 
 
 def claimed_end(source: Source, at: int, *, strict: bool = False) -> int:
-    """Where a damaged record says that it ends (a position), be it true or not; ``at`` where it
-    says nothing that can be. ``strict``: only if its place is right, and the size goes together
+    """Return where a damaged record says that it ends (a position), be it true or not; ``at`` where
+    it says nothing that can be. ``strict``: only if its place is right, and the size goes together
     with the length of its body. StoreIOError.
     """
     head = source.read(at, START_SIZE)
@@ -261,24 +262,24 @@ def claimed_end(source: Source, at: int, *, strict: bool = False) -> int:
     version = magic if is_magic(magic) else next(iter(VERSIONS))
     summed = extent(source, at, version) if is_there or is_magic(magic) else None
     if not MIN_SIZE <= total <= MAX_RECORD or not (is_there or is_magic(magic)):
-        # Its size cannot be; its lengths still lead to something.
+        # Its size cannot be; its lengths still point to something.
         return at + summed if (summed is not None and is_there and is_magic(magic)
                                and is_placed(source, at + summed)) else at
     start, length = _body(source, at, version)
     if summed is not None and summed != total and is_placed(source, at + summed) and (
             not is_placed(source, at + total)):
         return at + int(summed)
-    # Behind the body there is no more than a topic and properties.
+    # After the body there is no more than a topic and properties.
     if strict and not (is_there and 0 <= length < total - start <= length + LONGEST_TAIL):
         return at
     return min(at + int(total), source.size)
 
 
 def _lengths_end(source: Source, at: int) -> int | None:
-    """Where a record ends of whose head only the length of its body is left, if the lengths lead
-    to another record. StoreIOError.
+    """Return where a record ends of whose head only the length of its body is left, if the lengths
+    point to another record. StoreIOError.
 
-    That of a record with longer addresses may lie in the body of one with short ones, and be
+    That of a record with longer addresses may be in the body of one with short ones, and be
     whatever its sender likes: only where short ones have it, it is read.
     """
     return next((at + size for version in VERSIONS
@@ -286,7 +287,7 @@ def _lengths_end(source: Source, at: int) -> int | None:
 
 
 def _summed(source: Source, at: int, version: int, bits: int) -> int | None:
-    """The size that the lengths of a record add up to, if they lead to another one."""
+    """The size that the lengths of a record add up to, if they point to another one."""
     shape = variant(bits, version)
     head = source.read(at, shape.head_size)
     if len(head) < shape.head_size:
@@ -306,14 +307,18 @@ def _proven_end(source: Source, at: int, known: Known) -> int | None:
 
 
 def own_extent(source: Source, at: int, known: Known) -> Extent | None:
-    """Where the damaged record at a position ends, as far as it or its row tells. StoreIOError."""
+    """Return where the damaged record at a position ends, as far as it or its row tells.
+    StoreIOError.
+    """
     own = _told_extent(source, at, known)
     return None if own is not None and not own.by_row and _is_overrun(
         source, at, own.end, known) else own
 
 
 def _is_overrun(source: Source, at: int, end: int, known: Known) -> bool:
-    """Whether nothing begins where a record is to end, and a record from inside reaches over it."""
+    """Return whether nothing begins where a record is to end, and a record from inside reaches over
+    it.
+    """
     place = None if _is_begun(source, end, known) else next_provable(source, at + 1, end)
     while place is not None and place < end:
         behind = place + (located_size(source, place) or source.size)
@@ -351,7 +356,7 @@ def _told_extent(source: Source, at: int, known: Known) -> Extent | None:
             return Extent(at + max(rows), firm=False, by_row=True)
         end = _lengths_end(source, at)
         return None if end is None else Extent(end, firm=False)
-    # Its size is lost, and its lengths lead to another record.
+    # Its size is lost, and its lengths point to another record.
     if not rows and not is_sized:
         lands = {size for version in versions for bits in (0, *_HOSTS)
                  if (size := _summed(source, at, version, sys_flag & HOST_BITS ^ bits))}
@@ -369,7 +374,7 @@ def _told_extent(source: Source, at: int, known: Known) -> Extent | None:
     if rows & ends:
         return Extent(at + max(rows & ends), firm=len(ends & said) == len(ends))
     if ends:
-        # Where none leads anywhere the least will do: behind the body is text, without frames.
+        # Where none leads anywhere the least will do: after the body is text, without frames.
         end = max(landed) if landed else min(ends)
         return Extent(at + end, firm=is_there and len(ends) == 1)
     if rows:
@@ -391,7 +396,7 @@ def _told_extent(source: Source, at: int, known: Known) -> Extent | None:
 
 def _entry_extent(source: Source, at: int, known: Known) -> Extent | None:
     """The same of an entry of DLedger's: by its head, by two fields of it and of its record that
-    agree, by its unit of the index or its row, by one field that leads to another entry.
+    agree, by its unit of the index or its row, by one field that points to another entry.
     """
     entry = entries.whole_entry(source, at)
     if entry is not None:
@@ -435,7 +440,7 @@ def _whole(source: Source, at: int, magic: int, total: int | None) -> set[int]:
     room = source.size - at
     if 0 < length <= min(_MOST_BODY, room - start) and _crc(
             source.read(at + start, length)) == crc:
-        # The body is as long as it says: its size is wrong, or one of the lengths behind it.
+        # The body is as long as it says: its size is wrong, or one of the lengths after it.
         size = extent(source, at, magic)
         found = {size} if size is not None and _has_topic(
             source, at + start + length, magic) else set()
@@ -446,7 +451,7 @@ def _whole(source: Source, at: int, magic: int, total: int | None) -> set[int]:
     if total is None or total > _MOST_BODY:
         return set()
     # The length of the body is wrong: it ends before a topic and properties that end with all.
-    first = max(start - 1, total - LONGEST_TAIL)  # a topic is looked for behind a byte at least
+    first = max(start - 1, total - LONGEST_TAIL)  # a topic is looked for after a byte at least
     tail = source.read(at + first, total - first)
     width = variant(0, magic).topic_length.size
     for place in sorted(tails_of(tail)):
@@ -457,7 +462,7 @@ def _whole(source: Source, at: int, magic: int, total: int | None) -> set[int]:
 
 
 def _has_topic(source: Source, at: int, magic: int) -> bool:
-    """Whether a topic stands at a position, its length before it: no record is without."""
+    """Return whether a topic is at a position, its length before it: no record is without."""
     width = variant(0, magic).topic_length.size
     length = int.from_bytes(source.read(at, width), "big")
     topic = source.read(at + width, min(length, 1 << 10))
@@ -465,7 +470,9 @@ def _has_topic(source: Source, at: int, magic: int) -> bool:
 
 
 def _is_torn_tail(source: Source, at: int) -> bool:
-    """Whether a position holds the first bytes of a topic and properties, and then nothing."""
+    """Return whether a position holds the first bytes of a topic and properties, and then
+    nothing.
+    """
     raw = source.read(at, LONGEST_TAIL + START_SIZE)
     end = raw.find(bytes(START_SIZE))
     if end <= 0:
@@ -479,11 +486,11 @@ def _crc(body: bytes) -> int:
 
 
 def _landing(source: Source, at: int, sizes: set[int], known: Known) -> set[int]:
-    """Those sizes behind which something begins: a record or a blank, else unused space."""
+    """Those sizes after which something begins: a record or a blank, else unused space."""
     return {size for size in sizes if _is_begun(source, at + size, known)} or {
         size for size in sizes if not any(source.read(at + size, START_SIZE))}
 
 
 def _is_begun(source: Source, at: int, known: Known) -> bool:
-    """Whether a record or a blank begins at a position."""
+    """Return whether a record or a blank begins at a position."""
     return provable(source, at) or is_placed(source, at) or bool(known.sizes(at))

@@ -25,7 +25,7 @@ class Known:
         """The physical offset of a record whose frame begins the file."""
 
     def sizes(self, at: int) -> list[int]:
-        """The sizes of the frames of records that rows lead to, and that begin at a position."""
+        """The sizes of the frames of records that rows point to, and that begin at a position."""
         if self._witness is None:
             return []
         physical, size = self._rows(at)
@@ -38,12 +38,12 @@ class Known:
         return self._witness.rows(*self._window(at))
 
     def _window(self, at: int) -> tuple[int, int]:
-        """What is asked for at once, as physical offsets."""
+        """Return what is asked for at once, as physical offsets."""
         start = at - at % _WINDOW
         return self._base + start, self._base + min(start + _WINDOW, self._source.size)
 
     def first(self, start: int, end: int) -> int | None:
-        """The first record in positions ``[start, end)`` that a row or an index entry leads to."""
+        """The first record in positions ``[start, end)`` that a row or an index entry points to."""
         if self._witness is None:
             return None
         at = start
@@ -61,7 +61,7 @@ class Known:
         return None
 
     def begins(self, start: int, end: int) -> int | None:
-        """The first place in positions ``[start, end)`` that a row leads to; None without one."""
+        """The first place in positions ``[start, end)`` that a row points to, or None."""
         if self._witness is None or start >= end:
             return None
         places, _ = self._witness.rows(self._base + start, self._base + end)
@@ -82,7 +82,9 @@ class Known:
         return None
 
     def _is_record(self, at: int, sizes: set[int], places: Array, hashes: Array) -> bool:
-        """Whether a record stands there of a size that a row says, or of a key that is indexed."""
+        """Return whether a record is there of a size that a row says, or of a key that is
+        indexed.
+        """
         size = located_size(self._source, at)
         if size is None:
             return False
@@ -96,8 +98,8 @@ class Known:
         return bool(key_hashes(record) & set(hashes[low:high].tolist()))
 
     def denies(self, at: int, size: int) -> bool:
-        """Whether the queue of the record at a position has another one in its place: not an older
-        one, since brokers give a queue offset twice (apache/rocketmq#7689).
+        """Return whether the queue of the record at a position has another one in its place: not an
+        older one, since brokers give a queue offset twice (apache/rocketmq#7689).
         """
         record = self._record(at, size) if self._witness is not None else None
         if record is None or self._witness is None or self._witness.confirms(record) is not False:

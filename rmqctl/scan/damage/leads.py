@@ -1,8 +1,8 @@
-"""What consume queues and the index know of records that lie next to each other.
+"""What consume queues and the index know of records that are next to each other.
 
 A page that never reached the disk shows what was there before: where the log was cut off once and
-written again, whole records at their own places, every CRC right, of messages that are gone.
-Entries lead elsewhere, or to other messages at the same place. `rmqctl.scan.damage.stale` says
+written again, intact records at their own places, every CRC right, of messages that are gone.
+Entries point elsewhere, or to other messages at the same place. `rmqctl.scan.damage.stale` says
 where such records are looked for.
 """
 
@@ -22,11 +22,11 @@ WINDOW = 64 << 10
 """Bytes around a place in which a page and what is on both sides of it must lie."""
 
 Taken = Callable[[Record], bool]
-"""Whether the queue offset of a record is another intact message's as well."""
+"""True if the queue offset of a record is another intact message's as well."""
 
 
 class Leads:
-    """Entries that lead to records which follow each other, and entries that contradict them.
+    """Entries that point to records which follow each other, and entries that contradict them.
 
     ``taken``: how to find another message with a record's queue offset, if not by the entry.
     """
@@ -37,7 +37,7 @@ class Leads:
 
     @cached_property
     def rows(self) -> set[tuple[int, int]]:
-        """(place, size) of all consume queue entries that lead into the records."""
+        """(place, size) of all consume queue entries that point into the records."""
         if not self._records:
             return set()
         places, sizes = self.witness.rows(*self._span)
@@ -45,7 +45,7 @@ class Leads:
 
     @cached_property
     def _rows_before(self) -> list[tuple[int, int]]:
-        """(place, size) of the entries that lead to what lies right before the records."""
+        """(place, size) of the entries that point to what lies right before the records."""
         if not self._records:
             return []
         places, sizes = self.witness.rows(self._span[0] - WINDOW, self._span[0])
@@ -53,7 +53,7 @@ class Leads:
 
     @cached_property
     def keys(self) -> dict[int, set[int]]:
-        """By place the hashes of all index entries that lead into the records."""
+        """By place the hashes of all index entries that point into the records."""
         found: dict[int, set[int]] = {}
         if self._records:
             places, hashes = self.witness.keys(*self._span)
@@ -73,28 +73,28 @@ class Leads:
     # -- for a record -----------------------------------------------------------------------------
 
     def to(self, record: Record) -> bool:
-        """Whether an entry of a queue or of the index leads to a record."""
+        """Return whether an entry of a queue or of the index points to a record."""
         return bool(self.witness.confirms(record)) or bool(
             self.keys.get(record.physical_offset, set()) & key_hashes(record))
 
     def only_to(self, record: Record) -> bool:
-        """Whether an entry leads to it, and the index does not contradict that."""
+        """Return whether an entry points to it, and the index does not contradict that."""
         return self.to(record) and not self.has_other_keys(record)
 
     def are_none(self) -> bool:
-        """Whether nothing leads to any of the records."""
+        """Return whether nothing points to any of the records."""
         return not any(map(self.to, self._records))
 
     # -- against it -------------------------------------------------------------------------------
 
     def contradict(self, records: Sequence[Record], *, besides: int = 0) -> bool:
-        """Whether enough speaks against records to which nothing leads: one damaged entry does not,
-        nor one record whose keys were hit; nor do any number of entries that lead elsewhere, which
-        a damaged page of a consume queue holds, as long as nothing knows of what else is here.
-        ``besides``: how much else speaks against them. That the index lacks the keys of any number
-        of them may have one cause, and counts once. So does a queue that lacks the entry of a
-        record to whose place another one leads; only there, as brokers leave out what follows
-        damage.
+        """Return whether enough speaks against records to which nothing leads: one damaged entry
+        does not, nor one record whose keys were hit; nor do any number of entries that point
+        elsewhere, which a damaged page of a consume queue holds, as long as nothing knows of what
+        else is here. ``besides``: how much else speaks against them. That the index lacks the keys
+        of any number of them may have one cause, and counts once. So does a queue that lacks the
+        entry of a record to whose place another one leads; only there, as brokers leave out what
+        follows damage.
         """
         against = [self.against(record) for record in records]
         lacks = any(lacking for *_, lacking in against)
@@ -106,9 +106,10 @@ class Leads:
                 and 4 * sum(map(any, against)) >= len(records))
 
     def against(self, record: Record) -> tuple[int, int, bool]:
-        """How much: (its queue offset's entry leads elsewhere; another record has its queue offset,
-        begins here or within it, an entry leads to another one in which this one lies, or the index
-        has other keys for its place; whether the index has none of its keys, though later ones).
+        """Return how much: (its queue offset's entry points elsewhere; another record has its queue
+        offset, begins here or within it, an entry points to another one in which this one lies, or
+        the index has other keys for its place; whether the index has none of its keys, though later
+        ones).
         """
         place, size = record.physical_offset, record.total_size
         alike = self._is_alike(record)
@@ -121,20 +122,24 @@ class Leads:
                 self._lacks_keys(record))
 
     def besides_offset(self, record: Record) -> bool:
-        """Whether more speaks against a record than that another one has its queue offset."""
+        """Return whether more speaks against a record than that another one has its queue
+        offset.
+        """
         place, size = record.physical_offset, record.total_size
         return (self._is_alike(record) is False or self.has_other_keys(record)
                 or self._lacks_keys(record) or self.around(record) is not None
                 or any(place < start < place + size for start in self._places))
 
     def has_other_keys(self, record: Record) -> bool:
-        """Whether the index has entries for its place, and none of its keys is among them."""
+        """Return whether the index has entries for its place, and none of its keys is among
+        them.
+        """
         here, own = self.keys.get(record.physical_offset), key_hashes(record)
         return bool(here and own and not here & own)
 
     def by_two(self, records: Sequence[Record]) -> bool:
-        """Whether entries of two queues speak against records, or of a queue and of the index, or
-        one that leads into a record whose queue offset another record has.
+        """Return whether entries of two queues speak against records, or of a queue and of the
+        index, or one that points into a record whose queue offset another record has.
         """
         queues = {(record.topic, record.queue_id) for record in records
                   if self._is_elsewhere(record)}
@@ -144,16 +149,18 @@ class Leads:
             for record in records)
 
     def _is_alike(self, record: Record) -> bool | None:
-        """Whether an entry leads to its place with its size or a bit off; None without one."""
+        """Return whether an entry points to its place with its size or a bit off, or None."""
         sizes = [size for start, size in self.rows if start == record.physical_offset]
         return any((size ^ record.total_size).bit_count() <= 1 for size in sizes) if sizes else None
 
     def _is_elsewhere(self, record: Record) -> bool:
-        """Whether its queue offset's entry leads elsewhere, and none leads to just these bytes."""
+        """Return whether its queue offset's entry points elsewhere, and none points to just these
+        bytes.
+        """
         return not self._is_alike(record) and self.witness.confirms(record) is False
 
     def _is_hit(self, record: Record) -> bool:
-        """Whether an entry leads into it, or to its place with another size."""
+        """Return whether an entry points into it, or to its place with another size."""
         start, end = record.physical_offset, record.physical_offset + record.total_size
         return self._is_alike(record) is False or any(start < place < end for place, _ in self.rows)
 
@@ -164,21 +171,25 @@ class Leads:
                      if place < start and end <= place + size), None)
 
     def _lacks_keys(self, record: Record) -> bool:
-        """Whether the index has no entry for its place, but for one behind it and near."""
+        """Return whether the index has no entry for its place, but for one after it and near."""
         end = record.physical_offset + record.total_size
         return (sysflag.is_indexed(record.sys_flag) and bool(key_hashes(record))
                 and record.physical_offset not in self.keys
                 and bool(len(self.witness.keys(end, end + WINDOW)[0])))
 
     def _lacks_entry(self, record: Record) -> bool:
-        """Whether its queue has no entry for it, but others have some for what is behind it."""
+        """Return whether its queue has no entry for it, but others have some for what is after
+        it.
+        """
         end = record.physical_offset + record.total_size
         return (sysflag.has_consume_queue_row(record.sys_flag)
                 and self.witness.entry_of(record) is None
                 and bool(len(self.witness.rows(end, end + WINDOW)[0])))
 
     def _has_twin(self, record: Record) -> bool:
-        """Whether its queue offset's entry leads to a record that says itself to be there."""
+        """Return whether its queue offset's entry points to a record that says itself to be
+        there.
+        """
         entry = self.witness.entry_of(record)
         other = None if entry is None else self.witness.record_at(*entry)
         return other is not None and other.crc_ok and (
@@ -188,7 +199,7 @@ class Leads:
     # -- on both sides ----------------------------------------------------------------------------
 
     def at_borders(self) -> tuple[Sequence[Record], Sequence[Record]]:
-        """The records before the first and behind the last to which anything leads."""
+        """The records before the first and after the last to which anything leads."""
         numbers = range(len(self._records))
         first = next((number for number in numbers if self.to(self._records[number])), None)
         if first is None:
@@ -198,13 +209,17 @@ class Leads:
         return self._records[:first], self._records[last + 1:]
 
     def agree_before(self, source: Source, first: Record) -> bool:
-        """Whether a log file begins with this record, and entries and log agree before the file."""
+        """Return whether a log file begins with this record, and entries and log agree before the
+        file.
+        """
         low = source.base - WINDOW
         return first.physical_offset == source.base and self._agree(
             *(column[-1:] for column in self.witness.rows(low, source.base)))
 
     def agree_behind(self, source: Source, last: Record) -> bool:
-        """Whether a log file ends with this record, and entries and log agree behind the file."""
+        """Return whether a log file ends with this record, and entries and log agree after the
+        file.
+        """
         position, end = last.physical_offset + last.total_size - source.base, (
             source.base + source.size)
         return (position == source.size or is_blank(source, position)) and self._agree(
@@ -221,7 +236,7 @@ class Leads:
             record.store_timestamp < last.store_timestamp for record in records)
 
     def _agree(self, places: Array, sizes: Array) -> bool:
-        """Whether an entry leads to the record at a place, of none or one."""
+        """Return whether an entry points to the record at a place, of none or one."""
         record = self._at(places, sizes)
         return record is not None and bool(self.witness.confirms(record))
 

@@ -1,6 +1,6 @@
-"""Damaged records among many, by the rows that lead into one buffer: looked at by column.
+"""Damaged records among many, by the rows that point into one buffer: looked at by column.
 
-What `rmqctl.scan.damage.classify` says of a damaged record whose row knows its size, and behind
+What `rmqctl.scan.damage.classify` says of a damaged record whose row knows its size, and after
 which a record is, follows from these rows alone. For all others this gives no answer.
 """
 
@@ -26,7 +26,7 @@ from rmqctl.scan.source import AtHand
 
 
 class Led:
-    """The frames in a buffer that rows lead to. ``data`` are the bytes from ``position`` on."""
+    """The frames in a buffer that rows point to. ``data`` are the bytes from ``position`` on."""
 
     def __init__(self, source: AtHand, data: memoryview, position: int) -> None:
         assert source.witness is not None
@@ -44,7 +44,7 @@ class Led:
         self._batch, proven = examine(np.frombuffer(data, np.uint8), start, at)
         size = size[alone]
         sound = proven & (self._batch.column("total_size") == size)
-        # Where a run of sound frames that follow each other ends: an index behind it.
+        # Where a run of sound frames that follow each other ends: an index after it.
         last = ~sound
         last[:-1] |= at[1:] != at[:-1] + size[:-1]
         last[-1:] = True
@@ -55,7 +55,7 @@ class Led:
         self._size: list[int] = size.tolist()
 
     def _number(self, at: int) -> int | None:
-        """The number of the frame that a row leads to at a place in the buffer."""
+        """The number of the frame that a row points to at a place in the buffer."""
         number = bisect_left(self._at, at)
         return number if number < len(self._at) and self._at[number] == at else None
 
@@ -77,7 +77,7 @@ class Led:
                     *diagnose(self._source, position), located=True)
 
     def _is_proven(self, at: int) -> bool:
-        """Whether a record begins there, and another one behind it."""
+        """Return whether a record begins there, and another one after it."""
         number = self._number(at)
         if number is None or not self._sound[number]:
             return False

@@ -1,4 +1,4 @@
-"""What the queue offsets around damage tell of whole records in it, in a log of one queue.
+"""What the queue offsets around damage tell of intact records in it, in a log of one queue.
 
 The log of a tier has all messages of its queue and no others (tiered.md §7), so between two of them
 it has the records of the queue offsets between: its *slots*. A damaged record has one of them, and
@@ -12,7 +12,7 @@ find room.
 * More slots than frames: if the frames have one each, the rest is for damaged records. Were frames
   in the body of one of these, the messages of their slots would be in the range as well, damaged,
   and each at least as long as a message's head (its topic and properties may be the last bytes of a
-  frame, too): where there is no room for one more, the frames are messages.
+  frame, too): without a room for one more, the frames are messages.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ class Damaged:
         return first, self.end - first
 
     def is_one_record(self, tail: bytes) -> bool:
-        """Whether the range is one record, where it has one slot."""
+        """Return whether the range is one record, where it has one slot."""
         place, size = self.frames[-1]
         if place + size == self.end and self.numbers[-1] == self.before + 1:
             return False
         return ends_record(tail)
 
     def are_messages(self, least: int) -> bool:
-        """Whether the frames have a slot each, the other records have room between them, and no
-        more would. ``least``: bytes of the smallest record of the queue.
+        """Return whether the frames have a slot each, the other records have room between them, and
+        no more would. ``least``: bytes of the smallest record of the queue.
         """
         rooms = [after - before for before, after in zip(
             [self.start, *(place + size for place, size in self.frames)],

@@ -22,8 +22,8 @@ _NAME = int.from_bytes(props.CRC32.encode("ascii"), "big", signed=True)
 
 
 def damaged_properties(batch: Batch) -> Array:
-    """Which records do not match their appended CRC, or have none and properties that no broker
-    writes (bool): see `props.are_sound`.
+    """Return which records do not match their appended CRC, or have none and properties that no
+    broker writes (bool): see `props.are_sound`.
     """
     sealed, wrong = appended_crcs(batch)
     damaged: Array = wrong | (~sealed & unsound_texts(text.properties(batch)))
@@ -31,7 +31,7 @@ def damaged_properties(batch: Batch) -> Array:
 
 
 def unsound_texts(texts: text.Texts) -> Array:
-    """Which properties strings are not sound (bool)."""
+    """Return which properties strings are not sound (bool)."""
     unsound: Array = np.zeros(len(texts), bool)
     kernel = active()
     if kernel is not None:
@@ -43,7 +43,7 @@ def unsound_texts(texts: text.Texts) -> Array:
 
 
 def _all_sound(raws: list[bytes]) -> bool:
-    """Whether all are, seen at once."""
+    """Return whether all are, seen at once."""
     joined = _SEPARATOR.join(raws)
     if b"\0" in joined or any(
             part and part.find(_ASSIGN) < 1 for part in joined.split(_SEPARATOR)):
@@ -56,7 +56,9 @@ def _all_sound(raws: list[bytes]) -> bool:
 
 
 def unproven(batch: Batch) -> Array:
-    """Which records have no appended CRC that is right, not 0, and a property of its own (bool)."""
+    """Return which records have no appended CRC that is right, not 0, and a property of its own
+    (bool).
+    """
     sealed, wrong = appended_crcs(batch)
     found: Array = ~sealed | wrong
     found |= ~found & glued(batch)
@@ -68,7 +70,9 @@ def unproven(batch: Batch) -> Array:
 
 
 def glued(batch: Batch) -> Array:
-    """Which of the records that end with an appended CRC have no separator before it (bool)."""
+    """Return which of the records that end with an appended CRC have no separator before it
+    (bool).
+    """
     found: Array = np.zeros(len(batch), bool)
     length = append_crc.SIZE
     rows = np.flatnonzero(batch.column("properties_length") > length)

@@ -1,18 +1,18 @@
 """Queue offsets as evidence: how much of a log one damaged message may be.
 
 Within a queue offsets go up by one from message to message, in the order of the log. So the offsets
-that are missing between what is known before a stretch of the log and what is known behind it say
+that are missing between what is known before a stretch of the log and what is known after it say
 how many messages of these queues the stretch has at least. If it were, but for a few records, the
-body of one message, it could not have more than these few and this one. Where more are missing,
-it is not: that is a proof, whatever the frames in the stretch say of themselves, as it counts only
-what lies outside of it.
+body of one message, it could not have more than these few and this one. Where more are missing, it
+is not: that is a proof, whatever the frames in the stretch say of themselves, as it counts only
+what is outside of it.
 
 Not every offset is good for it. A queue counts whose offsets go up by one, without exception, among
-the messages right before the stretch, and right behind it, too, and where no more are missing than
-the stretch has room for: a turned bit, or a log of which messages were taken out (compaction),
-gives no evidence. A batch of messages takes as many offsets as its sender says, so topics with
-such do not count. Prepared messages and rollbacks have no offset. A message takes one offset of its
-own topic, and more only in light message queues (LMQ): those do not count either.
+the messages right before the stretch, and right after it, too, and where no more are missing than
+the stretch has room for: a flipped bit, or a log of which messages were taken out (compaction),
+gives no evidence. A batch of messages takes as many offsets as its sender says, so topics with such
+do not count. Prepared messages and rollbacks have no offset. A message takes one offset of its own
+topic, and more only in light message queues (LMQ): those do not count either.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from rmqctl.scan.source import Source
 
 _FIRST_BLOCK, _BLOCK = 64 << 10, 1 << 20
 _BEFORE, _BEHIND = 8192, 1024
-"""Frames right before and right behind a stretch that are looked at."""
+"""Frames right before and right after a stretch that are looked at."""
 _SEGMENTS = 8
 _RUNS_AHEAD, _MOST_RUNS = 3, 64
-"""Runs of frames behind a border that are counted, one after the other; runs that are looked at."""
+"""Runs of frames after a border that are counted, one after the other; runs that are looked at."""
 _LIGHT = LMQ_PREFIX.encode()
 
 Stretch = tuple[int, int]
@@ -45,12 +45,12 @@ Ends = tuple[int, int]
 
 
 def records_in(length: int) -> int:
-    """How many records a stretch of ``length`` bytes may hold."""
+    """Return how many records a stretch of ``length`` bytes may hold."""
     return max(length, 0) // MIN_SIZE
 
 
 class Passed:
-    """The messages of a log that are known up to a place in it: what is looked at is behind.
+    """The messages of a log that are known up to a place in it: what is looked at is after.
 
     ``look_back`` gives the stretches of messages before the first that is added; without it there
     are none. ``is_dense``: whether the log has all messages of its queues.
@@ -60,10 +60,11 @@ class Passed:
                  by_itself: bool = False, is_dense: bool = True) -> None:
         self.by_itself, self.is_dense = by_itself, is_dense
         self.is_damaged = False
-        """Whether damage was met: then a blank may lie in a body."""
+        """True if damage was met: then a blank may be in a body."""
         self.moved_end = -1
-        """Where the last record ends (a position) that is whole and says it lies elsewhere: nobody
-        knows whether one of the log begins there."""
+        """Where the last record ends (a position) that is whole and says it is elsewhere: nobody
+        knows whether one of the log begins there.
+        """
         self._look_back = look_back
         self._stretches: deque[Stretch] = deque(maxlen=_SEGMENTS)
         self._last: dict[Stretch, dict[Queue, Ends | None]] = {}
@@ -121,7 +122,7 @@ class Passed:
 
 
 def _merge(known: dict[Queue, Ends | None], earlier: dict[Queue, Ends | None]) -> None:
-    """Adds the offsets of messages that lie before those that are known."""
+    """Adds the offsets of messages that are before those that are known."""
     for queue, ends in earlier.items():
         if ends is None or known.get(queue, ends) is None:
             known[queue] = None
@@ -145,12 +146,12 @@ class Numbered:
 
 
 def excess(source: Source, at: int, frames: Numbered, passed: Passed) -> Array:
-    """How many more messages are missing before each of the frames than can be lost behind ``at``,
-    if all frames up to there are none; not above 0 where that is not known. StoreIOError.
+    """Return how many more messages are missing before each of the frames than can be lost after
+    ``at``, if all frames up to there are none; not above 0 where that is not known. StoreIOError.
 
-    The next message of a queue may lie behind further damage, which has taken others of it. So
-    what is missing is counted up to the end of one run of frames after the other, and what may be
-    lost up to there as well.
+    The next message of a queue may be after further damage, which has taken others of it. So what
+    is missing is counted up to the end of one run of frames after the other, and what may be lost
+    up to there as well.
     """
     is_sound = _goes_up(frames)
     most: Array = -frames.lost
@@ -188,8 +189,8 @@ def _from_each(queue: Array, missing: Array) -> Array:
 
 
 def _goes_up(frames: Numbered) -> Array:
-    """Whether the offsets of each frame's queue go up by one among the frames right behind it, but
-    for what may be lost in between.
+    """Return whether the offsets of each frame's queue go up by one among the frames right after
+    it, but for what may be lost in between.
     """
     order = np.argsort(frames.queue, kind="stable")
     queue, offset, lost = frames.queue[order], frames.offset[order], frames.lost[order]

@@ -1,18 +1,19 @@
-"""Whole records that an earlier use of their file has left: stale data.
+"""Intact records that an earlier use of their file has left: stale data.
 
 Beside damage (`beside`): records to which no consume queue entry and no index entry leads, of which
-at least every fourth is contradicted, and they are themselves: their queue offset's entry leads
-elsewhere, something leads into them, or the index knows another key for their place. Only a few
-records right before or behind damage, or at the border of a file, can be of one page.
+at least every fourth is contradicted, and they are themselves: their queue offset's entry points
+elsewhere, something points into them, or the index knows another key for their place. Only a few
+records right before or after damage, or at the border of a file, can be of one page.
 
 Amid undamaged bytes (`amid`): where such a page begins and ends just at records, it leaves no
 damage. So records count as contradicted that follow each other, few of them, between others to
-which entries lead, and of which this is true: nothing leads to any of them, and entries of two
-queues, or of a queue and the index, say something else, or the same queue offset is that of
-another intact record, to which its entry leads, and an entry leads into this one's bytes. That the
+which entries lead, and of which this is true: nothing points to any of them, and entries of two
+queues, or of a queue and the index, say something else, or the same queue offset is that of another
+intact record, to which its entry leads, and an entry points into this one's bytes. That the
 structures are wrong and the log is right would take the same damage in two of them. A log that came
-from elsewhere parts from its entries up to its end, but its times go on; index entries of an
-earlier life, which a broker leaves, do not keep entries from leading to what is there now.
+from elsewhere parts from its entries up to its end, but its times go on; index entries left by an
+earlier use of the file, which a broker leaves, do not keep entries from leading to what is there
+now.
 """
 
 from __future__ import annotations
@@ -95,8 +96,8 @@ def beside(source: Source, start: int, end: int, *, before: int | None = None,
 
 
 def _past_of(source: Source, taken: Taken | None) -> tuple[int | None, Taken | None]:
-    """What the file before says of records at the start of a file: (store time (ms) of its last
-    message, whether the queue offset of a record is that of another message). StoreIOError.
+    """Return what the file before says of records at the start of a file: (store time (ms) of its
+    last message, whether the queue offset of a record is that of another message). StoreIOError.
     """
     past = source.witness.offsets_before(source.base) if source.witness is not None else None
     if past is None:
@@ -123,7 +124,7 @@ def _judge(leads: Leads, some: Sequence[Record], stale: Stale, before: int | Non
                 before is not None or any(map(alone.besides_offset, some))):
             stale.unclear += some
     elif not any(map(alone.besides_offset, some)):
-        # A broker that counts anew after a lost queue, or a topic made anew, writes the same.
+        # A broker that counts again after a lost queue, or a topic made again, writes the same.
         stale.unclear += some
     else:
         for record in some:
@@ -143,8 +144,8 @@ def _ends_of(source: Source, start: int, end: int) -> Sequence[Record]:
 
 class Beside:
     """Takes stale records out of the batches of one walk, each of which ends with damage at most:
-    they become damage, and those of which nothing tells are undecided. So are those at the borders
-    of a file that leave no damage (`amid`).
+    they become damage, and those with unknown status are undecided. So are those at the borders of
+    a file that leave no damage (`amid`).
     """
 
     def __init__(self, source: Source) -> None:
@@ -175,7 +176,7 @@ class Beside:
         return left
 
     def _look(self, batch: Batch, stale: Stale, *, begins: bool, ends: bool) -> None:
-        """Judges what lies at the ends of a batch that are next to damage, or the file's begin."""
+        """Judges what is at the ends of a batch that are next to damage, or the file's begin."""
         witness = self._source.witness
         sound = np.flatnonzero(batch.crc_ok() | (batch.column("body_length") <= 0))
         if witness is None or not len(sound):
@@ -185,7 +186,7 @@ class Beside:
         near = np.unique(np.concatenate((sound[:MOST + 1], sound[-MOST - 1:])))
         records = _Records(self._source, [*zip(
             positions[near].tolist(), sizes[near].tolist(), strict=True)])
-        # Nearly always entries lead to both ends: then there is no page.
+        # Nearly always entries point to both ends: then there is no page.
         is_led = [bool(witness.confirms(records[number])) for number in (0, -1)]
         leads = Leads(witness, records)
         if all(led or not beside for led, beside in zip(is_led, (begins, ends), strict=True)):
@@ -195,7 +196,7 @@ class Beside:
         first, last = leads.at_borders()
         if not last and len(first) == len(records) and not (
                 batch.spans and batch.spans[-1].kind == ZERO):
-            # Nothing leads to any: between what is it? Nothing follows behind the log's end.
+            # Nothing points to any: between what is it? Nothing follows after the log's end.
             last = every = first if begins and ends else ()
             first = ()
         # What was before them: in this file, or in the file before.
@@ -230,7 +231,7 @@ class Beside:
 
 def amid(source: Source, places: Iterable[int]) -> Iterator[list[Record]]:
     """The contradicted records of a log file near physical ``places`` (ascending), where something
-    is odd: an entry that leads elsewhere, queue offsets that do not go on. None of DLedger's data,
+    is odd: an entry that points elsewhere, queue offsets that do not go on. None of DLedger's data,
     whose entries are chained. StoreIOError.
     """
     witness, reach, told = source.witness, -1, -1
@@ -303,8 +304,8 @@ def _intact(source: Source, start: int, end: int) -> Iterator[tuple[int, int]]:
 
 
 def is_led(source: Source, witness: Witness, start: int, end: int) -> bool:
-    """Whether the first record of ``[start, end)`` has a row of its own, as nearly all have: then
-    what follows it need not be read.
+    """Return whether the first record of ``[start, end)`` has a row of its own, as nearly all have:
+    then what follows it need not be read.
     """
     raw = source.read(start - source.base, min(_LEAST_CHUNK, end - start)) if start < end else b""
     size = total_size_at(raw) if len(raw) >= START_SIZE else 0
@@ -318,8 +319,8 @@ def is_led(source: Source, witness: Witness, start: int, end: int) -> bool:
 
 
 def _is_led_at_borders(source: Source, witness: Witness, start: int, end: int) -> bool:
-    """Whether the first record of physical ``[start, end)`` and the last have entries of their own,
-    as nearly all have. StoreIOError.
+    """Return whether the first record of physical ``[start, end)`` and the last have entries of
+    their own, as nearly all have. StoreIOError.
     """
     if not is_led(source, witness, start, end):
         return False
@@ -363,7 +364,7 @@ def records_between(source: Source, start: int, end: int) -> Sequence[Record]:
                       strict=True)
         if len(places) > _MOST_READ:
             return []
-    near = MOST + 1  # so many are no page's, whatever lies between
+    near = MOST + 1  # so many are no page's, whatever is between
     if len(places) > 2 * near:
         places[near:-near] = []
     return _Records(source, places)

@@ -1,6 +1,6 @@
 """The ends of records: topic and properties, read backwards from the last byte.
 
-Behind a body a record has the length of its topic, the topic, the length of its properties and
+After a body a record has the length of its topic, the topic, the length of its properties and
 those. Where its own lengths are lost, these say whether it may end at a place.
 """
 
@@ -20,13 +20,17 @@ LONGEST_TAIL = (1 << 15) + 1024
 
 
 def tails_of(data: bytes) -> set[int]:
-    """Where the topic of a record may begin that ends with these bytes; positions in them."""
+    """Return where the topic of a record may begin that ends with these bytes; positions in
+    them.
+    """
     array = np.frombuffer(data, np.uint8)
     return {topic for place in _properties(array) for topic in _topics(array, place)}
 
 
 def ends_record(data: bytes) -> bool:
-    """Whether these bytes may be the last of a record: they end with a topic and properties."""
+    """Return whether these bytes may be the last of a record: they end with a topic and
+    properties.
+    """
     array = np.frombuffer(data, np.uint8)
     for place in _properties(array):
         properties = data[place + PROPERTIES_LENGTH_SIZE:]
@@ -36,7 +40,7 @@ def ends_record(data: bytes) -> bool:
 
 
 def _properties(data: Array) -> list[int]:
-    """The places of each length of properties that leads to just the end of the data."""
+    """The places of each length of properties that points to just the end of the data."""
     if len(data) < 2 * PROPERTIES_LENGTH_SIZE:
         return []
     value = (data[:-1].astype(np.int32) << 8) | data[1:]
@@ -46,7 +50,9 @@ def _properties(data: Array) -> list[int]:
 
 
 def _topics(data: Array, end: int) -> set[int]:
-    """Where a topic may begin that ends at ``end``, its length before it: names are printable."""
+    """Return where a topic may begin that ends at ``end``, its length before it: names are
+    printable.
+    """
     low = max(1, end - _LONGEST_TOPIC)
     window = data[low:end].astype(np.int32)
     left = len(window) - 1 - np.arange(len(window))

@@ -1,1 +1,1 @@
-"""Consumequeues and index of many stores, made anew on any pool, published as repairs are."""
+"""Rebuild consume queues and index of many stores on any pool, and publish them as repairs are."""

@@ -1,8 +1,8 @@
-"""Which group of queues a row belongs to, and the columns a group's segment in a spool has.
+"""The group of queues of a row, and the columns of a group's segment in a spool.
 
 A group holds whole queues, chosen by a hash of topic and queue id, so that each can be written
-apart from the others. A message that was dispatched to further queues goes to the groups of all
-of them, with only the rows of each.
+apart from the others. A message that was dispatched to further queues goes to the groups of all of
+them, with only the rows of each.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class Grouping:
     topic: str | None = None
     queue: int | None = None
     lmq: bool = False
-    """Whether further queues with a light queue's name have the queue id 0."""
+    """True if further queues with a light queue's name have the queue id 0."""
 
     @property
     def index(self) -> int:
-        """The number that stands for the index: that of no group of queues."""
+        """The number of the index, which no group of queues has."""
         return self.count
 
     @property
@@ -155,7 +155,7 @@ def _columns(derived: Derived, which: Array, further: Further | None,
 
 
 def rows_of(columns: list[Array | None]) -> Derived:
-    """What a dispatcher of the group's queues takes, out of a segment."""
+    """Return what a dispatcher of the group's queues takes, out of a segment."""
     data, lengths = columns[:2]
     topic, queue_id, queue_offset, physical, size, when, tags = map(there, columns[2:9])
     first, count, names, name_lengths, message, name, offset = columns[9:]

@@ -32,8 +32,8 @@ Segment = tuple[Array, Array, Array, Array]
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """Index files to write: entries ``[start, stop)`` of the log (None: to the end). The first
-    ones go behind entries of expired messages.
+    """Index files to write: entries ``[start, stop)`` of the log (None: to the end). The first ones
+    go after entries of expired messages.
     """
 
     expired: Expired
@@ -42,7 +42,7 @@ class Index:
 
 
 def shape_of(settings: Settings) -> Shape:
-    """How the settings lay out an index file."""
+    """Return how the settings lay out an index file."""
     return Shape(settings.index_slots, settings.index_max)
 
 
@@ -120,8 +120,8 @@ def within(segments: Iterable[Segment], index_task: Index, key_row: int) -> Iter
 
 
 def begin(keys: Sequence[int], index_task: Index) -> tuple[int, int]:
-    """(how many of the leading spools, with so many keys each, a task does not need, the number
-    of the first entry behind them).
+    """(how many of the leading spools, with so many keys each, a task does not need, the number of
+    the first entry after them).
     """
     key_row = 0
     for number, count in enumerate(keys):

@@ -1,11 +1,11 @@
-"""Consumequeues and index made anew from the log on a pool of workers, as files in the scratch
-folder: the same bytes as `rmqctl.repair.rebuild.rebuild.rebuild` makes.
+"""Rebuild consume queues and index from the log on a pool of workers, as files in the scratch
+folder: the same bytes as `rmqctl.repair.rebuild.rebuild.rebuild` writes.
 
-First every range of the log is read by a task that spools what it derived, by group of queues;
-then tasks write the queues of a group, or some index files, out of the spools in log order. The
-driver only checks the seams between ranges, keeps count, and moves folders. Stores and scratch
-folder must be seen by all workers under the same paths; spools take some 60 bytes of the scratch
-folder's disk for each message, until the end.
+First every range of the log is read by a task that spools what it derived, by group of queues; then
+tasks write the queues of a group, or some index files, out of the spools in log order. The driver
+only checks the seams between ranges, keeps count, and moves folders. Stores and scratch folder must
+be seen by all workers under the same paths; spools take some 60 bytes of the scratch folder's disk
+for each message, until the end.
 """
 
 from __future__ import annotations
@@ -218,7 +218,7 @@ class _Run:
         return index_tasks(expired, shape_of(self._settings), entries, self._grouping.count)
 
     def _write(self, indexes: list[Index], share: _Share) -> list[Made]:
-        """What the tasks made, those of the index first."""
+        """Return what the tasks made, those of the index first."""
         tasks: list[Group | Index] = [*indexes, *self._group_tasks()]
         outcomes: list[Made] = []
         with _closing(self._pool.run(partial(make, self._job), tasks)) as results:

@@ -1,7 +1,7 @@
 """Spool files of a rebuild: what the tasks that read the log hand to the tasks that write queues.
 
-A spool is a sequence of segments, each of one group and made of numeric columns, and behind them
-a directory of the segments. It lives for one run on one kind of machine, so columns are in the
+A spool is a sequence of segments, each of one group and made of numeric columns, and after them a
+directory of the segments. It lives for one run on one kind of machine, so columns are in the
 machine's byte order.
 """
 

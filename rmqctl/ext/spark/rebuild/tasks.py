@@ -46,8 +46,8 @@ MOST_HELD = 32 << 20
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What all tasks of a rebuild know. ``folder``: below the scratch folder, for spools and what
-    is made of them. ``rows`` and ``settings.message_index`` say what is wanted.
+    """Settings common to all tasks of a rebuild. ``folder`` is below the scratch folder, for spools
+    and the files made from them. ``rows`` and ``settings.message_index`` say what to rebuild.
     """
 
     root: str
@@ -70,7 +70,7 @@ class Job:
 
 @dataclass(slots=True)
 class Spooled(LogSummary):
-    """What a range of the log gave: a `DerivedRange` without its columns, which are in ``spool``.
+    """Result of a range of the log: a `DerivedRange` without its columns, which are in ``spool``.
 
     ``logics``: store time of the last message with a row, 0 without any. ``keys``: how many index
     entries the spool has.
@@ -86,7 +86,7 @@ class Spooled(LogSummary):
 
 
 def spool(job: Job, part: Range[LogPart]) -> Spooled:
-    """Derives what a stretch leads to, and spools it by group. StoreIOError."""
+    """Derives what a stretch points to, and spools it by group. StoreIOError."""
     with noting_refusals() as refused:
         writer = SpoolWriter(job.folder)
         try:
@@ -158,7 +158,7 @@ class Group:
 
 @dataclass(slots=True)
 class Made:
-    """What a task wrote below ``folder`` (a name in the job's folder); figures as of `Rebuilt`."""
+    """Output of a task below ``folder`` (a name in the job's folder); counts as in `Rebuilt`."""
 
     folder: str
     gaps: int = 0

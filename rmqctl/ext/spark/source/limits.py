@@ -1,4 +1,4 @@
-"""How much a stream takes at once, as Spark says it; stand-ins where PySpark says nothing.
+"""Limits of a stream's batch, as Spark passes them; stand-ins for PySpark without limits.
 
 PySpark 4.0 and 4.1 ask a stream for its end without a start or a limit.
 """

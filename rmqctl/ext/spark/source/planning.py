@@ -1,4 +1,4 @@
-"""What is read of stores and of tiers, cut into partitions: `rmqctl.sql.planning`, and tiers."""
+"""Partitions of stores and tiers: `rmqctl.sql.planning`, and tiers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of a DataFrame as messages to be stored: whole records as they were, or messages to be put.
+"""Rows of a DataFrame as messages to be stored: intact records as they were, or messages to be put.
 
 Rows are checked where they are read, by many tasks; what comes out is what the one writer of the
 log takes without looking at columns again.
@@ -41,18 +41,18 @@ _RECORD_TOO = ("physical_offset", "total_size", "magic", "body_crc", "crc_ok", "
                "reconsume_times", "prepared_transaction_offset")
 _PUT = (*NEEDED, "queue_id", "flag", "sys_flag", "born_timestamp", "born_host", "store_host",
         "reconsume_times", "properties", "properties_raw", "tags", "keys")
-"""What the put path looks at; a broker makes everything else itself."""
+"""The columns that the put path reads; the broker sets everything else."""
 _IGNORED = ("store", "file")
 _LOST = "\N{REPLACEMENT CHARACTER}"
 
 _TYPES = {name: pa.int64() if field.type == MOMENT else field.type
           for name, field in MESSAGE_COLUMNS.items()}
-"""What the columns are for the put path, which takes times as epoch ms."""
+"""The columns as the put path needs them, with times as epoch ms."""
 RECORD_SCHEMA = pa.schema([pa.field(RECORD, pa.binary())])
 
 
 def is_recorded(names: Sequence[str], asked: bool | None) -> bool:
-    """Whether rows with these columns are stored as recorded. UsageError for what cannot be.
+    """Return whether rows with these columns are stored as recorded. UsageError for what cannot be.
 
     ``asked``: what the user wants; None: as recorded if the columns allow it.
     """
@@ -76,7 +76,7 @@ def put_schema(names: Sequence[str]) -> pa.Schema:
 
 
 def put_columns(batch: pa.RecordBatch, schema: pa.Schema) -> list[pa.Array]:
-    """The columns of a batch in the types of a schema. RefusedError for a row that is none."""
+    """The columns of a batch in the types of a schema. RefusedError for a row that is not one."""
     arrays = []
     for field in schema:
         array = _cast(batch.column(field.name), field)

@@ -1,7 +1,7 @@
 """Rows that tasks hand to one writer: sorted runs in files, merged in bounded memory.
 
 A run is an Arrow IPC stream whose first two columns, ``key`` and ``position``, give the order of
-all rows of a job; no two rows have both in common. Runs lie in a folder which the driver and all
+all rows of a job; no two rows have both in common. Runs are in a folder which the driver and all
 executors see; only runs whose names a task returned count.
 """
 
@@ -103,7 +103,7 @@ def write_run(folder: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch])
 
 
 class _Cursor:
-    """Where the merge stands in one run."""
+    """The merge's position in one run."""
 
     def __init__(self, folder: str, run: Run) -> None:
         self.path = os.path.join(folder, run.name)
@@ -136,7 +136,7 @@ class _Cursor:
 
     @property
     def place(self) -> Place | None:
-        """The next row's place; None behind the last."""
+        """The next row's place; None after the last."""
         if self._batch is None:
             return None
         return int(self._keys[self._at]), int(self._positions[self._at])
@@ -176,7 +176,7 @@ def _joined(folder: str, runs: Sequence[Run], schema: pa.Schema) -> Run:
 
 
 def _most_open(runs: Sequence[Run]) -> int:
-    """How many runs, sorted by their start, lie over each other at most."""
+    """Return how many runs, sorted by their start, are over each other at most."""
     ends: list[Place] = []
     most = 0
     for run in runs:
@@ -188,7 +188,7 @@ def _most_open(runs: Sequence[Run]) -> int:
 
 
 def _merge(folder: str, runs: Sequence[Run]) -> Iterator[pa.RecordBatch]:
-    """A run is opened when its first row is due, so runs one behind the other cost nothing."""
+    """A run is opened when its first row is due, so runs back to back cost nothing."""
     waiting = deque(runs)
     opened: list[tuple[Place, int, _Cursor]] = []
     number = 0

@@ -93,7 +93,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # -- Spark's side, in the driver ----------------------------------------------------------
 
     def initialOffset(self) -> Offset:  # noqa: N802  # Spark's name
-        """Where a query without a checkpoint starts: the option ``startingOffsets``."""
+        """Return where a query without a checkpoint starts: the option ``startingOffsets``."""
         logs = self._known(now=True)
         if strange := sorted(self._start.named() - logs.keys()):
             raise UsageError(f"startingOffsets contains {', '.join(strange)}, not one of the "
@@ -112,7 +112,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: Offset | None = None,  # noqa: N802
                      limit: ReadLimit | None = None) -> Offset:
-        """How far a batch from ``start`` on can go. A store that is new begins at its start.
+        """Return how far a batch from ``start`` on can go. A store that is new begins at its start.
 
         PySpark 4.0 and 4.1 do not say where a batch starts: then it goes on from where the last
         answer ended, at first from the last file in use, whose start is a border.
@@ -279,6 +279,6 @@ class _Following(Reading):
 
 
 def _expired(piece: Piece) -> bool:
-    """Whether a file is gone because the log begins behind it by now."""
+    """Return whether a file is gone because the log begins after it by now."""
     files = listing(os.path.dirname(piece.file.path)).files
     return bool(files) and files[0].base > piece.file.base and not vfs.lexists(piece.file.path)

@@ -1,11 +1,11 @@
-"""What is read of tiers: units of consume queues, or ranges of commit logs, and their messages.
+"""Read tiers: units of consume queues, or ranges of commit logs, and their messages.
 
-A unit leads to just one message, so pieces of units need no seams: any cut between two units is
-one. Only who wants what no unit leads to (``orphans=include``) has the commit logs walked.
+A unit points to just one message, so pieces of units need no seams: any cut between two units is
+one. Commit logs are walked only for messages that no unit points to (``orphans=include``).
 
-A message counts when its unit leads to it and it says so itself: its place, its size and its
-queue offset, and that topic and queue are those of the folder. What was planned and is not there
-any more ends the job with its name; what was added since is not read.
+A message counts if its unit points to it and its own fields agree: its offset, its size and its
+queue offset, and topic and queue are those of the folder. If planned files are gone, the job ends
+and names them; files added since are not read.
 """
 
 from __future__ import annotations
@@ -70,12 +70,12 @@ class TierPiece:
 
     @property
     def constants(self) -> dict[str, str | int]:
-        """What is the same for all its rows, but for the file."""
+        """Return what is the same for all its rows, but for the file."""
         return {"store": self.queue.store, "cluster": self.queue.cluster,
                 "broker": self.queue.broker}
 
     def batches(self) -> Iterator[tuple[str, Batch]]:
-        """Yield (commit log segment, messages that lie in it) of a piece. StoreIOError."""
+        """Yield (commit log segment, messages that are in it) of a piece. StoreIOError."""
         queue = self.queue
         own = Filters(frozenset((queue.topic.encode("utf-8", "surrogateescape"),)),
                       frozenset((queue.queue_id,)))
@@ -107,7 +107,7 @@ TierItem = tuple[int, Callable[[int, int], TierPiece]]
 
 
 def has_tier(path: str) -> bool:
-    """Whether a path is a tier, or a store that has one. StoreIOError."""
+    """Return whether a path is a tier, or a store that has one. StoreIOError."""
     try:
         Tier.open(path).close()
     except NotAStoreError:
@@ -124,8 +124,8 @@ def holding(table: str, paths: Sequence[str]) -> list[str]:
 
 
 def of_tier(path: str, filters: Filters, *, orphans: bool) -> Iterator[TierItem]:
-    """What is read of the tier ``path``. NotAStoreError; StoreIOError for what cannot be looked
-    at: its messages would be missing.
+    """Return what is read of the tier ``path``. NotAStoreError; StoreIOError for what cannot be
+    looked at: its messages would be missing.
     """
     with Tier.open(path if is_url(path) else os.path.abspath(path)) as tier:
         for problem in tier.problems:
@@ -198,7 +198,7 @@ def _planned_log(reader: Reader, queue: TierQueue) -> FlatFile:
     return log
 
 
-# -- what units lead to ---------------------------------------------------------------------------
+# -- what units point to ---------------------------------------------------------------------------
 
 
 def _led_to(reader: Reader, piece: UnitPiece) -> Iterator[tuple[str, Batch]]:
@@ -260,7 +260,9 @@ class _Units:
                 yield self._behind_coda(segment, int(rows[row]))
 
     def _promises(self, segment: Segment, physical_offset: int, size: int) -> bool:
-        """Whether a message, or a coda, of which a unit says it is so large is worth reading."""
+        """Return whether a message, or a coda, of which a unit says it is so large is worth
+        reading.
+        """
         head = self._reader.read(segment.path, physical_offset - segment.base, CODA_SIZE)
         return is_coda(head) or int.from_bytes(head[:_SIZE.size], "big", signed=True) == size
 
@@ -273,7 +275,7 @@ class _Units:
         return records if keep.all() else records.select(np.flatnonzero(keep))
 
     def _behind_coda(self, segment: Segment, row: int) -> tuple[str, Batch]:
-        """The message of a unit that leads to a coda: a broker passes over it (tiered.md §3)."""
+        """The message of a unit that points to a coda: a broker skips it (tiered.md §3)."""
         physical_offset = int(self.offset[row]) + CODA_SIZE
         data = self._log.read(physical_offset, int(self.size[row])) or bytes(1)
         holder = self._log.segment_of(physical_offset) or segment
@@ -286,7 +288,7 @@ class _Units:
 def _runs(place: Array, offset: Array, size: Array, end: Array) -> Iterator[tuple[int, int]]:
     """Ranges of units of one segment, in order and near to each other, of about 2 MiB.
 
-    A unit whose message would reach behind its segment comes alone.
+    A unit whose message would extend past its segment comes alone.
     """
     if not len(offset):
         return
@@ -321,7 +323,7 @@ def _walked(reader: Reader, piece: RecordPiece) -> Iterator[tuple[str, Batch]]:
 
 
 class _Proof:
-    """A record is proven when the unit of its queue offset leads to just its place and size."""
+    """A record is proven when the unit of its queue offset points to just its place and size."""
 
     def __init__(self, units: FlatFile) -> None:
         self._units = units

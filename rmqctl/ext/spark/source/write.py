@@ -2,8 +2,8 @@
 
 Tasks check their rows and spool them, sorted, into a folder beside the target which the driver and
 all executors have to see; the commit has one engine put them, in order, into a store in that
-folder, and publishes it by one rename: until then there is no store, afterwards it is whole and on
-the disk. Whatever fails before that leaves nothing at the target.
+folder, and publishes it by one rename: before that no store exists, after it the store is complete
+and on disk. A failure before the rename leaves nothing at the target.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Spooled(WriterCommitMessage):
-    """What one task has spooled."""
+    """Rows spooled by one task."""
 
     runs: tuple[Run, ...]
     batch_topics: frozenset[str]
@@ -131,8 +131,8 @@ class StoreWriter(DataSourceArrowWriter):
 
 
 def refuse_existing(target: str) -> None:
-    """RefusedError unless nothing, or an empty folder, lies at ``target``; UsageError where that
-    is in a store.
+    """Raise RefusedError unless ``target`` is missing or an empty folder; UsageError if it is in a
+    store.
     """
     refuse_in_store(os.path.dirname(target) or os.curdir, target)
     if not os.path.lexists(target):

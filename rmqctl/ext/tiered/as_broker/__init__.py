@@ -1,3 +1,3 @@
-"""What a broker with tiered storage answers: a pull from the tier alone, or from its local store
-and the tier together, by the rules of 5.3.3.
+"""A broker's answers from tiered storage by the rules of 5.3.3: pulls from the tier alone, or from
+the local store and the tier together.
 """

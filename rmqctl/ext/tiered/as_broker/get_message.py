@@ -1,8 +1,8 @@
 """A pull from a tier: what a broker's fetcher answers for a queue offset (tiered.md §9.2, §9.3).
 
-Statuses, next offsets and limits are 5.3.3's. Not taken over: a message that cannot be split out
-of a read-ahead does not shift those behind it and does not hold a consumer for ever, and a read
-that fails says OFFSET_FOUND_NULL with the cache, too.
+Statuses, next offsets and limits are 5.3.3's. Two defects are left out: a message that cannot be
+split out of a read-ahead does not shift the following ones or block a consumer forever, and a
+failed read returns OFFSET_FOUND_NULL also with the cache.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def _filtered(result: GetResult, matching: Matching | None) -> GetResult:
 # -- what is read ahead ---------------------------------------------------------------------------
 
 class Fetched(NamedTuple):
-    """A message as it lies in the tier; ``offset`` is its place in the queue's commit log."""
+    """A message as stored in the tier; ``offset`` is its offset in the queue's commit log."""
 
     queue_offset: int
     offset: int
@@ -135,10 +135,10 @@ class Fetched(NamedTuple):
 
 
 class ReadAhead:
-    """What the last read gave, by queue offset; None stands for "nothing can be split out here".
+    """Result of the last read, by queue offset; None means that no message can be split out there.
 
-    A broker keeps what many reads gave, for 15 s; who pulls one queue after the other, from front
-    to back, asks for nothing of that again.
+    A broker keeps the results of many reads for 15 s; a client that pulls one queue after the
+    other, from front to back, never asks for an earlier result.
     """
 
     def __init__(self) -> None:
@@ -154,7 +154,7 @@ class ReadAhead:
         return True, self._places[number]
 
     def put(self, queue: QueueName, first: int, places: list[Fetched | None]) -> None:
-        """Keeps what lies at the queue offsets from ``first`` on."""
+        """Keep the units and messages of the queue offsets from ``first`` on."""
         self._queue, self._first, self._places = queue, first, places
 
 
@@ -175,7 +175,7 @@ def _cached(queue: FlatQueue, offset: int, count: int, matching: Matching | None
 
 def _walk(queue: FlatQueue, offset: int, count: int, matching: Matching | None,
           cache: ReadAhead, limits: Limits) -> GetResult:
-    """What the cache gives from an offset on, up to the first place it does not know."""
+    """Return the cached messages from an offset on, up to the first offset that is not cached."""
     messages: list[Fetched] = []
     size, after = 0, offset
     for queue_offset in range(offset, offset + limits.count):
@@ -236,13 +236,13 @@ def _split(queue: FlatQueue, offset: int, units: Sequence[UnitRecord],
     if length > max(limits.size, MAX_RECORD):
         raise FormatError(f"the unit of queue offset {offset} has an invalid size: {length} bytes",
                           file=flat.reader.where(flat.folder), offset=first, path="size")
-    # A coda in front of the last message moves it behind the range: read that much further.
+    # A coda in front of the last message moves it after the range: read that much further.
     data = flat.read_as_broker(first, length, CODA_SIZE)
     limit = min(length, len(data))
     # Each message by its place in what was read.
     for number, unit in enumerate(units[:covered]):
         start = unit.commit_log_offset - first
-        if start + unit.size > limit:  # here a broker stops splitting, and goes on behind the read
+        if start + unit.size > limit:  # here a broker stops splitting, and goes on after the read
             yield from (None for _ in units[number:covered])
             return
         record = None
@@ -257,7 +257,7 @@ def _end(unit: UnitRecord) -> int:
 
 
 def _message(data: bytes, position: int, size: int) -> bytes | None:
-    """The message a unit leads to, by a broker's two tests: magic and size."""
+    """The message a unit points to, by a broker's two tests: magic and size."""
     total, magic = _HEAD.unpack_from(data, position)
     if magic == CODA_MAGIC:
         position += CODA_SIZE

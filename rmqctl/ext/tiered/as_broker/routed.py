@@ -1,5 +1,5 @@
-"""What is asked of a local store and its tier as one: a selection, pulled as a consumer would, and
-the messages with a key (tiered.md §11).
+"""Read a local store and its tier as one: a selection, pulled as a consumer would, and the messages
+with a key (tiered.md §11).
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ def routed_key(router: Router, files: IndexFiles, topic: str, key: str, *, begin
                 most=left, broker=router.broker, report=report)
             both.tier = both.answer.records
         return both
-    # Or for what lies before the local store's first message.
+    # Or for what is before the local store's first message.
     last = end if forced or earliest < 0 else min(end, earliest - 1)
     if strategy is Strategy.DISABLE or left <= 0 or begin > last:
         return both

@@ -94,7 +94,7 @@ class LocalSide:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the commitlog has no file (a broker's min offset is negative then)."""
+        """Return whether the commitlog has no file (a broker's min offset is negative then)."""
         return not self.view.store.log.files
 
     def _queue(self, topic: str, queue_id: int) -> ConsumeQueue | BatchQueue | None:
@@ -102,7 +102,7 @@ class LocalSide:
                 or batch_queue(self.view.store, topic, queue_id))
 
     def unit(self, topic: str, queue_id: int, offset: int) -> tuple[int, int] | None:
-        """(physical offset, size) of the row of a queue offset; None where none is."""
+        """(physical offset, size) of the row of a queue offset, or None."""
         queue = self._queue(topic, queue_id)
         if queue is None:
             return None
@@ -123,7 +123,8 @@ class LocalSide:
         return self.view.bounds(queue).first
 
     def holds(self, topic: str, queue_id: int, offset: int) -> bool:
-        """Whether the log has it; an offset without a row counts as physical offset 0.
+        """Return whether the log contains the message; without an entry, its physical offset counts
+        as 0.
 
         A broker's checkInStoreByConsumeOffset.
         """
@@ -132,7 +133,7 @@ class LocalSide:
         return (0 if unit is None else unit[0]) >= least
 
     def in_memory(self, topic: str, queue_id: int, offset: int, count: int) -> bool:
-        """Whether ``[offset, offset + count]`` lies in one file of the log, and in memory.
+        """Return whether ``[offset, offset + count]`` is in one file of the log, and in memory.
 
         A broker's checkInMemByConsumeOffset.
         """
@@ -158,8 +159,8 @@ class LocalSide:
         return get_locally(self.view, topic, queue_id, offset, count)
 
     def rows(self, topic: str, queue_id: int, offset: int, answer: Answer) -> int:
-        """How many messages an answer should have had: the offsets it goes over. Of a batch queue
-        or a compacted topic, whose offsets are sparse, the rows it gave.
+        """Return how many messages an answer should have had: the offsets it goes over. Of a batch
+        queue or a compacted topic, whose offsets are sparse, the rows it gave.
         """
         if answer.status not in (FOUND, NO_MATCH, REMOVING):
             return 0
@@ -174,7 +175,7 @@ class LocalSide:
         return self._compaction[1]
 
     def expired(self, topic: str, queue_id: int, offset: int, count: int) -> int:
-        """How many rows from an offset on lead before the first file of the log."""
+        """Return how many rows from an offset on point before the first file of the log."""
         least = self.view.store.log.min_offset
         for queue_offset in range(offset, offset + count):
             unit = self.unit(topic, queue_id, queue_offset)
@@ -258,7 +259,7 @@ class Router:
         """(the offset asked for, the answer) as a consumer gets them, up to the queue's end.
 
         Without ``offset`` from the queue's first on. Where nobody can answer a broker's consumer
-        hangs; here it goes on behind that stretch.
+        hangs; here it goes on after that stretch.
         """
         queue_offset = self.min_offset(topic, queue_id) if offset is None else offset
         while True:
@@ -267,7 +268,7 @@ class Router:
             if answer.status in (get_message.OVERFLOW_ONE, get_message.OVERFLOW_BADLY,
                                  get_message.NO_MESSAGE, get_message.NO_QUEUE):
                 return
-            # The tier's max is not the queue's: behind it the local store is asked.
+            # The tier's max is not the queue's: after it the local store is asked.
             if (answer.next_offset <= queue_offset and answer.side == "local"
                     and queue_offset >= answer.max):
                 return
@@ -277,7 +278,7 @@ class Router:
                 queue_offset = max(answer.next_offset, queue_offset + 1)
 
     def _behind(self, topic: str, queue_id: int, queue_offset: int, end: int) -> int:
-        """The first offset behind ``queue_offset`` with an answer; what has none is one stretch."""
+        """The first offset after ``queue_offset`` with an answer; what has none is one stretch."""
         def is_answered(offset: int) -> bool:
             return self.get(topic, queue_id, offset, 1).status != get_message.FOUND_NULL
 
@@ -305,10 +306,10 @@ class Router:
 
     def at_time(self, topic: str, queue_id: int, when: int, *, upper: bool = False,
                 as_broker: bool = False) -> RoutedTime | None:
-        """The queue offset at a store time; None where there is no such queue.
+        """The queue offset at a store time; None if the queue does not exist.
 
-        ``as_broker``: 5.3.3's own search, and its local store asked for the lower boundary
-        always. FormatError where a broker's search fails.
+        ``as_broker``: 5.3.3's own search, and its local store asked for the lower boundary always.
+        FormatError where a broker's search fails.
         """
         queue = self.queue(topic, queue_id)
         forced = self.strategy is Strategy.FORCE

@@ -51,7 +51,7 @@ class AppendFile:
 
     @property
     def end(self) -> int:
-        """Logical offset behind the last byte; 0 without segments."""
+        """Logical offset after the last byte; 0 without segments."""
         return self.base + self.size
 
     def start(self, base: int) -> None:
@@ -71,17 +71,17 @@ class AppendFile:
         self._note()
 
     def roll(self) -> None:
-        """Ends the segment; the next one begins behind it."""
+        """Ends the segment; the next one begins after it."""
         self.start(self.end)
 
     def is_old(self, interval: int, least: int, now: int) -> bool:
-        """Whether a broker rolls the segment for its age, before a group commit (§2)."""
+        """Return whether a broker rolls the segment for its age, before a group commit (§2)."""
         return (self.begin != NEVER and self.begin + interval < now and self.size >= least
                 and self.size > 0)
 
     def append(self, data: Part, ends: Array, times: Array) -> None:
-        """Appends records one behind the other: ``ends`` is the place in ``data`` behind each,
-        ``times`` their store times. None is longer than the limit. StoreIOError.
+        """Appends records back to back: ``ends`` is the place in ``data`` after each, ``times``
+        their store times. None is longer than the limit. StoreIOError.
         """
         view = memoryview(data)
         first = 0

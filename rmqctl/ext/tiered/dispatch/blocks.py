@@ -1,6 +1,6 @@
 """The sweep of dispatch: once through the local log, window by window, for all queues together.
 
-What a queue has in a window becomes a block: its records are joined behind each other, given their
+What a queue has in a window becomes a block: its records are joined after each other, given their
 place in the tiered commit log, and every one has to prove itself as the record it will be. Small
 blocks of several queues are made in one go.
 """
@@ -35,10 +35,10 @@ _TOTAL = layout.field(message.Message, "total_size")
 
 @dataclass(slots=True)
 class Block:
-    """Messages of one queue as the tier has them, one behind the other in ``data``.
+    """Messages of one queue as the tier has them, back to back in ``data``.
 
     ``offset`` is the first one's queue offset, ``base`` its tiered offset; ``end`` is the place
-    behind each in ``data``.
+    after each in ``data``.
     """
 
     queue: LocalQueue
@@ -79,7 +79,7 @@ class Block:
 
 @dataclass(slots=True)
 class Taken:
-    """Rows of a queue that lead into a window."""
+    """Rows of a queue that point into a window."""
 
     queue: LocalQueue
     first: int
@@ -102,7 +102,7 @@ class Cut:
     used: int = 0
 
     def joined(self, rows: Array) -> tuple[Array, memoryview]:
-        """(sizes, the records of rows one behind the other)."""
+        """(sizes, the records of rows back to back)."""
         size = rows["size"].astype(np.int64)
         start = rows["physical_offset"].astype(np.int64) - self.start
         total = int(size.sum())
@@ -213,7 +213,9 @@ def _proven(taken: Taken, batch: Batch, ok: Array) -> Batch:
 
 
 def _tests(taken: Taken, batch: Batch) -> list[tuple[str, Array]]:
-    """What every record must pass, and what to say of one that does not; the first counts."""
+    """Return what every record must pass, and what to say of one that does not; the first
+    counts.
+    """
     queue, count = taken.queue, len(batch)
     topic = queue.topic.encode("utf-8", "surrogateescape")
     return [
@@ -237,7 +239,7 @@ def _has_topic(batch: Batch, topic: bytes) -> Array:
 
 
 def _have_topics(batch: Batch, topics: list[str], counts: list[int]) -> bool:
-    """Whether the first messages are of the first topic, and so on."""
+    """Return whether the first messages are of the first topic, and so on."""
     raw = [topic.encode("utf-8", "surrogateescape") for topic in topics]
     lengths = np.array([len(topic) for topic in raw])
     wanted = np.repeat(lengths, counts)
@@ -335,7 +337,7 @@ class Sweep:
         yield from blocks_of(taken, cut, self._place)
 
     def _read(self, source: FileSource, start: int, rows: Array) -> None:
-        """Fills the buffer so that the records lie at their places minus ``start``."""
+        """Fills the buffer so that the records are at their places minus ``start``."""
         physical = rows["physical_offset"].astype(np.int64)
         order = np.argsort(physical, kind="stable")
         physical = physical[order]

@@ -1,7 +1,7 @@
 """Memory for large pieces of data, used again once nobody looks at it.
 
 A fresh page costs more than filling it on many machines (virtual ones above all), so what is made
-and dropped window by window lies in a few buffers.
+and dropped window by window is in a few buffers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class BufferPool:
         self._free: list[mmap.mmap] = []
 
     def take(self, size: int) -> memoryview:
-        """Writable memory of ``size`` bytes; what stands in it is of somebody before."""
+        """Return writable memory of ``size`` bytes; it contains data of an earlier use."""
         buffer = None
         while self._free and buffer is None:
             returned = self._free.pop()

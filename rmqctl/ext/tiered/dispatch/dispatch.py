@@ -54,7 +54,7 @@ from rmqctl.store.store import Store
 
 @dataclass(frozen=True, slots=True)
 class DispatchOptions:
-    """What the user chose. ``topics`` empty: all of them."""
+    """The user's choices. ``topics`` empty: all topics."""
 
     cluster: str
     broker: str
@@ -95,8 +95,8 @@ class Dispatch:
     # -- what there is to do ----------------------------------------------------------------------
 
     def prepare(self) -> None:
-        """Decides for each queue; completes and creates. The metadata is saved. StoreIOError,
-        RefusedError (metadata that would lose something when it is written anew).
+        """Decide about each queue; complete and create files; save the metadata. StoreIOError,
+        RefusedError (metadata that would lose something when it is written again).
         """
         self._refuse_metadata()
         remember(self._rows_writer, self.settings)
@@ -199,7 +199,9 @@ class Dispatch:
                 self._rows_writer.put_aside(segment.path)
 
     def _forget_gone(self, flat: FlatQueue) -> None:
-        """What metadata says of files of a queue that begins anew, and are not there any more."""
+        """Return what metadata says of files of a queue that begins again, and are not there any
+        more.
+        """
         for file in (flat.commit_log, flat.consume_queue):
             present = {segment.base for segment in file.segments}
             table = self.metadata.segments[file.kind].get(flat.name.path, {})
@@ -237,7 +239,7 @@ class Dispatch:
             self._end(upload)
 
     def _to_upload(self, by_local: dict[int, Upload], window: Iterator[Block]) -> Blocks:
-        """What of a window is uploaded."""
+        """Return what of a window is uploaded."""
         blocks = []
         for full_block in window:
             upload = by_local[id(full_block.queue)]
@@ -259,7 +261,7 @@ class Dispatch:
         return window
 
     def _cut(self, upload: Upload, block: Block) -> Block:
-        """What of a block is uploaded; notes where group commits begin in it."""
+        """Return what of a block is uploaded; notes where group commits begin in it."""
         queue, count = upload.local, len(block)
         # Not what no segment can hold, nor what follows it.
         long = block.size > self.settings.commit_log_max
@@ -307,7 +309,7 @@ class Dispatch:
 
 @dataclass(slots=True)
 class Window:
-    """What was appended to commit logs: blocks, metadata entries and how to make it last."""
+    """Data appended to commit logs: blocks, metadata entries and what makes them durable."""
 
     blocks: Blocks
     entries: list[SegmentEntry] = field(default_factory=list)
@@ -317,8 +319,8 @@ class Window:
 class Stages:
     """Three steps, each in a thread of its own: append, commit, index. A context manager.
 
-    A window goes through them in order, behind the one before. Where a step fails, nothing that
-    would come behind it is begun; `submit` or the end of the context raises what it was.
+    A window goes through them in order, after the one before. Where a step fails, nothing that
+    would come after it is begun; `submit` or the end of the context raises what it was.
     """
 
     _AT_ONCE = 1

@@ -109,7 +109,7 @@ class IndexRun:
                   for queue, topic_id in queues}
         ends = {key: queue.commit_offset for key, (queue, _) in by_key.items()}
         note, notes = self._progress, []
-        # Which queues are behind, unless the note or the index files are not those of the last run.
+        # Which queues lag, unless the note or the index files are not those of the last run.
         behind = {key: end for key, end in ends.items() if note.upto.get(key, end) < end}
         if not note.known:
             behind = {}
@@ -177,8 +177,8 @@ class IndexRun:
 
 
 def batches(queue: FlatQueue, start: int, end: int) -> Iterator[Batch]:
-    """The messages of queue offsets ``[start, end)`` as the tier has them; those that are none
-    are left out.
+    """Return the messages of queue offsets ``[start, end)`` in the tier, without units that point
+    to no message.
     """
     position = start
     while position < end:

@@ -28,7 +28,7 @@ _PAGE = 1024
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Why a queue cannot be uploaded from a queue offset on."""
+    """The reason why a queue cannot be uploaded from a queue offset on."""
 
     queue_offset: int
     reason: str
@@ -45,7 +45,7 @@ class LocalQueue:
         self._queue, self._view = queue, view
         bounds = view.bounds(queue)
         self.end = bounds.end
-        if queue.written <= bounds.end:  # rows behind a hole are not passed over in silence
+        if queue.written <= bounds.end:  # rows after a hole are not skipped in silence
             self.end = max(self.end, queue.disk_end)
         # A broker takes whole files of rows away later than those of the log.
         self.first, expired = bounds.first, view.store.log.min_offset
@@ -81,7 +81,7 @@ class LocalQueue:
         self._rows = self._rows[:0]
 
     def next_physical(self) -> int | None:
-        """Where the message of the next row lies in the log; None at the end."""
+        """Return where the message of the next row is in the log; None at the end."""
         if self._next_row >= len(self._rows):
             self._load()
         return int(self._rows["physical_offset"][self._next_row]) if len(self._rows) else None
@@ -129,7 +129,7 @@ class LocalQueue:
         return f"the consume queue entry points back in the log, to {unit.physical_offset}"
 
     def tags(self, rows: Array) -> tuple[Array, list[int]]:
-        """(tags codes of rows, which of them stand in no extension unit that can be read)."""
+        """(tags codes of rows, which of them are in no extension unit that can be read)."""
         codes = rows["tags_code"].astype(np.int64)
         lost: list[int] = []
         for number in np.flatnonzero(codes <= ext.MAX_ADDRESS).tolist():
@@ -153,7 +153,7 @@ class LocalQueue:
         return unit
 
     def raw(self, queue_offset: int) -> bytes | None:
-        """The record of a row as it lies in the log; None where there is none."""
+        """The record of a row as it is in the log, or None."""
         unit = self.row(queue_offset)
         if unit is None or not unit.is_valid or unit == FILLER:
             return None
@@ -173,7 +173,7 @@ def computed_tags(raw: bytes) -> int:
 
 
 def _sound(rows: Array, behind: int) -> int:
-    """How many rows, from the first on, can lead to messages one behind the other."""
+    """Return how many rows, from the first on, can point to messages back to back."""
     if not len(rows):
         return 0
     physical, size = rows["physical_offset"].astype(np.int64), rows["size"].astype(np.int64)

@@ -1,4 +1,4 @@
-"""What dispatch does with each local queue: where it begins, or why it is left alone, and how its
+"""Plan of a dispatch for each local queue: where it begins, or why it is skipped, and how its
 messages are grouped into commits (tiered.md §7).
 """
 
@@ -38,8 +38,8 @@ STOPPED, REFUSED, SKIPPED = "stopped", "refused", "skipped"
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of a queue. ``start`` and ``end`` are queue offsets, ``messages`` what was
-    uploaded between them and ``bytes`` their size; ``completed`` units of an earlier run.
+    """Outcome of a queue. ``start`` and ``end`` are queue offsets, ``messages`` the uploaded
+    messages between them and ``bytes`` their size; ``completed`` counts units of an earlier run.
     """
 
     topic: str
@@ -80,12 +80,12 @@ class Upload:
 
 
 Blocks = list[tuple[Upload, Block]]
-"""What of a window is uploaded."""
+"""Uploaded part of a window."""
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Where a queue begins that was never tiered: at the first local message, or at a time."""
+    """Start of a queue that was never tiered: its first local message, or a time."""
 
     time: int | None = None
 
@@ -197,8 +197,8 @@ class GroupCommit:
     """Cuts one queue's messages, which come in pieces, into the groups a broker commits together.
 
     A group ends before the message with which it would reach the size, or after the count. A
-    message that alone is larger is a group of its own; a broker stops there for ever (tiered.md
-    §7, 12).
+    message that alone is larger is a group of its own; a broker stops there forever (tiered.md §7,
+    12).
     """
 
     def __init__(self, settings: TierSettings) -> None:
@@ -229,8 +229,8 @@ class GroupCommit:
 
 
 def is_due(settings: TierSettings, oldest: int, waiting: int, now: int) -> bool:
-    """Whether a broker would begin a group: the oldest pending message is old enough (its store
-    time, ms), or more than the count are waiting.
+    """Return whether a broker would begin a group: the oldest pending message is old enough (its
+    store time, ms), or more than the count are waiting.
     """
     return (oldest + settings.group_commit_timeout < now
             or waiting > settings.group_commit_count)

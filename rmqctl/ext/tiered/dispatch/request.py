@@ -1,4 +1,4 @@
-"""What a dispatch is asked for, where it then writes, who looks on, and what came of it."""
+"""The request, the target, the observer and the result of a dispatch."""
 
 from __future__ import annotations
 
@@ -33,9 +33,10 @@ _FOLDERS_OF_A_STORE = ("commitlog", "consumequeue", "batchconsumequeue", "index"
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What to dispatch. ``given`` are settings by the names of `TierSettings`, None: not given.
+    """Request of a dispatch. ``given`` are settings by the names of `TierSettings`; None: not
+    given.
 
-    ``outside``: folders that links in the tier may lead to.
+    ``outside``: folders that links in the tier may point to.
     """
 
     store: str
@@ -58,7 +59,7 @@ class Request:
 
 @dataclass(slots=True)
 class Result:
-    """What came of it. ``items`` were put into the index, ``index_files`` uploaded."""
+    """Result of a dispatch. ``items`` were added to the index, ``index_files`` uploaded."""
 
     cluster: str
     broker: str
@@ -89,7 +90,7 @@ class Result:
 
 @dataclass(slots=True)
 class Watch:
-    """How somebody looks on: a progress bar, and whether Ctrl-C came."""
+    """Observer of a dispatch: a progress bar and Ctrl-C."""
 
     total: Callable[[int], None] = lambda _: None
     advance: Callable[[int], None] = lambda _: None
@@ -101,7 +102,7 @@ class Watch:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a dispatch writes: the tier root, its metadata (there or not), and the broker's local
+    """Target of a dispatch: the tier root, its metadata (existing or not), and the broker's local
     root, which has the index files that are not uploaded.
     """
 
@@ -110,7 +111,7 @@ class Target:
 
     @property
     def broker_root(self) -> str:
-        """UsageError for metadata behind a URL."""
+        """UsageError for metadata at a URL."""
         broker_root = broker_root_of(self.metadata_path)
         if broker_root is None:
             raise UsageError("--metadata must be a local file")
@@ -180,11 +181,11 @@ def _refuse_inside_store(tier: str, request: Request) -> None:
 
 
 def _own_metadata(tier: str, store: str, known: Tier) -> str | None:
-    """The metadata in ``config/`` of a tier that lies apart, where that is the tier's; else None.
+    """Return the metadata in ``config/`` of a tier outside the store if it is the tier's, or None.
 
-    It is where a dispatch began it; and where the store's own metadata (``known`` has it) is of
-    another tier, which must not lose its only map: one that lies in the store, or, since nothing
-    of a tier is in ``tier`` yet, somewhere else.
+    It is the tier's if a dispatch began it there, or if the store's own metadata (``known``) is of
+    another tier, whose only map it is: of a tier in the store, or of one elsewhere, since ``tier``
+    is still empty.
     """
     folder = os.path.join(tier, "config")
     path = os.path.join(folder, names.METADATA_NAME)
@@ -263,7 +264,7 @@ def read_back(store: Store, reader: Reader, uploads: Sequence[Upload],
 
 
 def _difference(queue: FlatQueue, block: Block) -> str | None:
-    """What of a block is not in the tier; None: all of it is."""
+    """Return what of a block is not in the tier; None: all of it is."""
     last = block.offset + len(block) - 1
     rows, _ = unit_rows(block.begin, block.size, block.tags)
     if queue.consume_queue.read(block.offset * UNIT_SIZE, len(rows)) != rows:

@@ -1,8 +1,8 @@
 """Completes what an upload that was killed left of a queue (tiered.md §8.3, §18); for all queues of
 a tier, without its local store, that is ``tiered commit``.
 
-A torn unit is cut off. Whole messages behind the last one the consume queue knows, which continue
-the queue, get their units, so nothing is uploaded twice and nothing shifts; a torn message behind
+A torn unit is cut off. Intact messages after the last one the consume queue knows, which continue
+the queue, get their units, so nothing is uploaded twice and nothing shifts; a torn message after
 them is cut off. What is cut is kept aside. Then the files are made to last, and the metadata says
 of them what is there.
 """
@@ -42,8 +42,8 @@ TagsOf = Callable[[int, bytes], int | None]
 
 @dataclass(slots=True)
 class Resumed:
-    """What was done to a queue. ``units`` were added; ``cut`` are (file, bytes cut off, where they
-    are kept); ``fault``: why the queue cannot be continued. ``entries`` of metadata changed.
+    """Changes of a queue. ``units`` were added; ``cut`` are (file, bytes cut off, where they are
+    kept); ``fault``: why the queue cannot be continued. ``entries`` of metadata changed.
     """
 
     units: int = 0
@@ -58,10 +58,10 @@ class Resumed:
 
 @dataclass(slots=True)
 class _Tail:
-    """What lies behind the last message that has a unit: ``rows`` (`ROW`) of the messages that
-    continue the queue, ``next`` the queue offset after them (-1 where none is known), and the end
-    of the last whole frame (``whole_to``, logical offset). ``doubtful``: (place, size) of whole
-    records that may be messages or lie in a body.
+    """End of the commit log after the last message with a unit: ``rows`` (`ROW`) of the messages
+    that continue the queue, ``next`` the queue offset after them (-1 if unknown), and the end of
+    the last intact frame (``whole_to``, logical offset). ``doubtful``: (place, size) of intact
+    records that may be messages or are in a body.
     """
 
     next: int
@@ -94,7 +94,7 @@ def resume(writer: TierWriter, queue: FlatQueue, metadata: Metadata, limit: int,
         if not moved_to:
             present = writer.size(path) or 0
             resumed.cut[number] = path, size, writer.cut(path, present - size) or ""
-    # The commit log first: a unit never leads to what may be gone after a power failure.
+    # The commit log first: a unit never points to what may be gone after a power failure.
     for segment in (*log.segments[-2:], *rows.segments[-2:]):
         writer.settle(segment.path)
     if tail.rows:
@@ -106,7 +106,7 @@ def resume(writer: TierWriter, queue: FlatQueue, metadata: Metadata, limit: int,
 
 
 def plan_resume(queue: FlatQueue, metadata: Metadata, tags_of: TagsOf | None = None) -> Resumed:
-    """What `resume` would add and cut; nothing is changed but what ``queue`` sees."""
+    """Return what `resume` would add and cut; nothing is changed but what ``queue`` sees."""
     loose = _unconfirmed(queue, metadata)
     resumed, _ = _examined(queue, tags_of)
     if resumed.fault is None:
@@ -115,7 +115,7 @@ def plan_resume(queue: FlatQueue, metadata: Metadata, tags_of: TagsOf | None = N
 
 
 def _unconfirmed(queue: FlatQueue, metadata: Metadata) -> list[Segment]:
-    """Takes away, from what the queue sees, segments behind a gap that metadata does not confirm.
+    """Remove, from the view of the queue, segments after a gap that metadata does not confirm.
 
     After a power failure a segment may have reached the disk and the end of the one before not:
     nothing in it was ever committed.
@@ -160,7 +160,7 @@ def _examined(queue: FlatQueue, tags_of: TagsOf | None) -> tuple[Resumed, _Tail]
 
 
 def _damage_inside(queue: FlatQueue) -> str | None:
-    """Whether a segment that is not the last is not what the next one's base makes it."""
+    """Return whether a segment that is not the last is not what the next one's base makes it."""
     for segment, other in queue.consume_queue.gaps():
         return f"units are missing between {segment.name} and {other.name}"
     for segment, other in queue.commit_log.gaps():
@@ -190,8 +190,8 @@ def _last_known(queue: FlatQueue) -> tuple[tuple[int, int] | None, str | None]:
 
 
 def _tail(queue: FlatQueue, last: tuple[int, int] | None, tags_of: TagsOf) -> _Tail:
-    """Goes through the commit log behind ``last`` (place and end of a message, None: all of it):
-    which messages continue the queue, and where the last whole frame ends.
+    """Goes through the commit log after ``last`` (place and end of a message, None: all of it):
+    which messages continue the queue, and where the last intact frame ends.
     """
     known = bool(queue.consume_queue.segments)
     log, messages = queue.commit_log, MessageRows(queue.name)
@@ -213,7 +213,7 @@ def _tail(queue: FlatQueue, last: tuple[int, int] | None, tags_of: TagsOf) -> _T
 
 
 def _is_torn(queue: FlatQueue, offset: int) -> bool:
-    """Whether the log ends within a message that begins at an offset, by what that says."""
+    """Return whether the log ends within a message that begins at an offset, by what that says."""
     head = queue.commit_log.read(offset, message.START_SIZE)
     return len(head) < message.START_SIZE or (
         message.is_magic(message.magic_at(head))
@@ -257,7 +257,7 @@ def _add_units(writer: TierWriter, queue: FlatQueue, metadata: Metadata, limit: 
 
 
 def unit_rows(offsets: Any, sizes: Any, tags: Any) -> tuple[bytes, Array]:
-    """(the bytes of units, the place behind each)."""
+    """(the bytes of units, the place after each)."""
     rows = np.empty(len(offsets), UNIT.dtype())
     rows["commit_log_offset"], rows["size"], rows["tags_code"] = offsets, sizes, tags
     return rows.tobytes(), np.arange(1, len(rows) + 1, dtype=np.int64) * UNIT_SIZE
@@ -304,8 +304,8 @@ def enter_segments(queue: FlatQueue, metadata: Metadata, now: int) -> int:
 
 
 def unknown_topic(queues: Iterable[FlatQueue], metadata: Metadata) -> str | None:
-    """A topic that has messages and no entry: metadata was lost, or is an old one. Its id stands
-    in the index, and another one must not be given out. An entry is saved before a message goes.
+    """A topic that has messages and no entry: metadata was lost, or is an old one. Its id is in the
+    index, and another one must not be given out. An entry is saved before a message goes.
     """
     for queue in queues:
         if queue.name.topic not in metadata.topics and any(
@@ -339,7 +339,7 @@ def _time(queue: FlatQueue, queue_offset: int) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """What was done to a queue of a tier."""
+    """Changes of a queue of a tier."""
 
     queue: FlatQueue
     done: Resumed
@@ -358,7 +358,7 @@ class Committed:
 def commit_tier(root: str, metadata: str | None, clock: Callable[[], int], *,
                 dry_run: bool = False, outside: Sequence[str] = ()) -> Generator[Committed]:
     """Completes the queues of a tier one after the other; the metadata is saved at the end.
-    ``outside``: folders that links may lead to.
+    ``outside``: folders that links may point to.
 
     NotAStoreError, UsageError (no metadata), RefusedError (metadata that would lose something),
     StoreHeldError, StoreIOError.

@@ -180,7 +180,7 @@ def _queues_with_ids(run: Dispatch, tier: Tier) -> Iterator[tuple[FlatQueue, int
 # -- reading back ---------------------------------------------------------------------------------
 
 class _StoppedError(Exception):
-    """Somebody asked to end, while nothing was written any more."""
+    """A request to end, made when writing was finished."""
 
 
 def _check(target: Target, store: Store, run: Dispatch, settings: TierSettings,
@@ -208,7 +208,8 @@ def _check(target: Target, store: Store, run: Dispatch, settings: TierSettings,
 # -- dry run --------------------------------------------------------------------------------------
 
 def dry_run(request: Request, clock: Callable[[], int]) -> Result:
-    """What a dispatch would upload, from the rows alone: nothing is written and nothing locked.
+    """Return what a dispatch would upload, from the rows alone: nothing is written and nothing
+    locked.
 
     With ``only_due`` a due queue counts as a whole. Errors as `dispatch`.
     """

@@ -1,3 +1,3 @@
-"""The files of a tier, by path below its root: read and written in a folder or behind a URL; and
-where its metadata and its settings lie.
+"""The files of a tier, by path below its root, in a folder or at a URL; its metadata and
+settings.
 """

@@ -1,4 +1,4 @@
-"""Who may write to a tier, and where: the locks, and the links that lead elsewhere."""
+"""Locks for writing to a tier, and checks of links that point outside."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """``tieredStoreMetadata.json``: where it lies, and how it is written (tiered.md §6).
 
-A broker has it in ``config/`` of its local root, beside ``tiered_index_file/``. A tier that lies
+A broker has it in ``config/`` of its local root, beside ``tiered_index_file/``. A tier that is
 elsewhere has a note of the file it was written with (`NOTE`), which counts in that very folder
-only: in a copy it would lead to the original's metadata.
+only: in a copy it would point to the original's metadata.
 
 A broker of 5.3.3 writes over the file in place; here there is the old file or the new one at any
 moment, and the one before is kept as ``.bak``.
@@ -28,7 +28,7 @@ NOTE = ".rmqctl/home.json"
 _MAX_NOTE = 1 << 16
 _IN_BROKER_ROOT = ("config", "commitlog", "consumequeue", names.LOCAL_INDEX_FOLDER, "lock",
                    "checkpoint", "abort")
-"""What shows that a folder is a broker's local root."""
+"""Files that identify a folder as a broker's local root."""
 
 
 # -- where it lies --------------------------------------------------------------------------------
@@ -78,7 +78,7 @@ def find_metadata(root: str) -> str | None:
 
 
 def expected_path(root: str) -> str | None:
-    """Where the metadata of a tier in a folder lies or lay; None where nothing tells."""
+    """Return the path of the metadata of a tier in a folder, existing or not; None if unknown."""
     path = find_metadata(root)
     if path is not None:
         return path.removesuffix(".bak")
@@ -98,7 +98,7 @@ def expected_path(root: str) -> str | None:
 
 
 def broker_root_of(metadata_path: str | None) -> str | None:
-    """The broker's local root, from the path of its metadata; None behind a URL."""
+    """The broker's local root, from the path of its metadata; None for a URL."""
     if metadata_path is None or behind_url(metadata_path):
         return None
     folder = os.path.dirname(vfs.abspath(metadata_path))
@@ -106,7 +106,7 @@ def broker_root_of(metadata_path: str | None) -> str | None:
 
 
 def writable_around(root: str, metadata: str | None) -> list[str]:
-    """What may be written around a tier in a folder: the metadata, its backup, the local index.
+    """Return what may be written outside a tier in a folder: metadata, its backup, the local index.
 
     By where the tier lies, or by ``metadata`` that the user named: never by what a file says.
     """
@@ -122,7 +122,7 @@ def writable_around(root: str, metadata: str | None) -> list[str]:
 
 
 def exists(path: str) -> bool:
-    """Whether there is something at a path or behind a URL. StoreIOError."""
+    """Return whether a file or URL exists. StoreIOError."""
     if not behind_url(path):
         return vfs.lexists(path)
     folder, _, name = path.rpartition("/")
@@ -162,7 +162,7 @@ def note_path(root: str, metadata_path: str) -> None:
 
 
 def _folder_identity(root: str) -> list[int]:
-    """What tells a folder from a copy of it; it stays when the folder is renamed."""
+    """Return an identity of a folder that survives a rename and differs for a copy."""
     about = os.stat(root)
     return [about.st_dev, about.st_ino]
 
@@ -170,8 +170,8 @@ def _folder_identity(root: str) -> list[int]:
 # -- reading and writing --------------------------------------------------------------------------
 
 def load(path: str) -> meta.Metadata | None:
-    """The metadata in a file; None where there is no such file. FormatError for what is none or
-    empty, StoreIOError.
+    """Return the metadata in a file; None if the file does not exist. FormatError for an invalid or
+    empty file, StoreIOError.
     """
     try:
         with vfs.open_bytes(path) as file:
@@ -189,7 +189,7 @@ def save(path: str, metadata: meta.Metadata, broker_root: str) -> bool:
     """Publishes metadata at ``path``, what was there as ``.bak``; False where nothing changed.
 
     ``broker_root``: on whose file system the new file is staged. StoreIOError; RefusedError for
-    metadata behind a URL: a broker has it on its machine.
+    metadata at a URL: a broker has it on its machine.
     """
     if is_url(path):
         raise RefusedError(f"{path}: cannot write metadata to a URL; copy it to this machine and "

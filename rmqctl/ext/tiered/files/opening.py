@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def open_reader(target: str) -> Reader:
-    """A tier root to read from. NotAStoreError where there is no folder."""
+    """A tier root to read from. NotAStoreError without a folder."""
     if is_url(target) and not vfs.is_mounted(target):
         from rmqctl.files.remote.reader import RemoteReader
 

@@ -1,4 +1,4 @@
-"""Where a tier lies: files by relative path, opened for reading only.
+"""Files of a tier by relative path, opened for reading only.
 
 The shape is that of the drivers brokers have: read a range, size, list;
 `rmqctl.ext.tiered.files.writer` adds create, append and commit. `PosixReader` is a folder of this
@@ -30,10 +30,10 @@ class Reader(Protocol):
         """A path in the user's words, for messages."""
 
     def list(self, folder: str) -> list[Entry]:
-        """What is in a folder, by name; empty where there is no such folder."""
+        """Return the entries of a folder by name; empty if the folder does not exist."""
 
     def size(self, path: str) -> int | None:
-        """The size of a file; None where there is none."""
+        """Return the size of a file, or None."""
 
     def read(self, path: str, position: int, length: int) -> bytes:
         """Bytes ``[position, position + length)``; fewer only at the end of the file."""

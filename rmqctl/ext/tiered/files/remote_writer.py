@@ -1,14 +1,14 @@
-"""A tier behind a URL that is written to through fsspec.
+"""A tier at a URL that is written to through fsspec.
 
-Object stores have no append. What `append` takes is therefore kept on this side (in memory, a
-lot of it in a temporary file of this machine) until `commit`, which adds it to the file where the
-driver can, and else writes the file anew: old bytes and new ones go to a staged file below
+Object stores have no append. What `append` takes is therefore kept on this side (in memory, a lot
+of it in a temporary file of this machine) until `commit`, which adds it to the file where the
+driver can, and else writes the file again: old bytes and new ones go to a staged file below
 `ASIDE`, which then takes the place of the old one.
 
-What lasts: a commit that came back means that the driver has closed the file, with what its
-service promises for that (an object store has stored the object; a file of this machine has been
-forced to disk, its name has not). Reads of the same writer see what is not committed, as with a
-local folder; other readers see it after the commit.
+What lasts: a commit that came back means that the driver has closed the file, with what its service
+promises for that (an object store has stored the object; a file of this machine has been forced to
+disk, its name has not). Reads of the same writer see what is not committed, as with a local folder;
+other readers see it after the commit.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rmqctl.files.durable import Part
 
 _IN_MEMORY = 8 << 20
-"""What one file may have in memory before it goes to a temporary file."""
+"""Bytes of a file kept in memory before they go to a temporary file."""
 _IN_MEMORY_OF_ALL = 64 << 20
 APPENDING = frozenset({"file", "local", "memory", "sftp", "ssh", "smb", "hdfs", "webhdfs", "s3",
                        "s3a"})
@@ -36,7 +36,7 @@ APPENDING = frozenset({"file", "local", "memory", "sftp", "ssh", "smb", "hdfs", 
 
 
 class _Pending:
-    """What was appended to a file and is not committed; ``base`` is the size without it."""
+    """Data appended to a file and not committed; ``base`` is the size without it."""
 
     def __init__(self, base: int) -> None:
         self.base, self.length = base, 0
@@ -54,7 +54,7 @@ class _Pending:
         return added
 
     def cut(self, length: int) -> None:
-        with contextlib.suppress(OSError):  # what is behind the length is never read
+        with contextlib.suppress(OSError):  # what is after the length is never read
             self._spool.truncate(length)
         self.length = length
 
@@ -166,7 +166,7 @@ class RemoteWriter(RemoteFiles):
                             "another process is writing to this tier")
 
     def _add(self, path: str, pending: _Pending) -> None:
-        """Adds what is pending to the file; what a failure leaves of it is taken back."""
+        """Add the pending data to the file; undo what a failure leaves."""
         self._torn.add(path)  # until it is known to be whole
         try:
             if self._appends:

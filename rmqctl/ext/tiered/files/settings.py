@@ -47,19 +47,19 @@ class TierSettings:
 
     @property
     def shape(self) -> index.Shape:
-        """What index files look like."""
+        """Return what index files look like."""
         return index.Shape(self.index_slots, self.index_max)
 
     @property
     def consume_queue_limit(self) -> int:
-        """The largest consume queue segment: whole units."""
+        """The largest consume queue segment: intact units."""
         return self.consume_queue_max - self.consume_queue_max % UNIT_SIZE
 
 
 _LEAST = {"commit_log_max": 1, "consume_queue_max": UNIT_SIZE, "index_slots": 1, "index_max": 2,
           "group_commit_count": 1, "group_commit_size": 1}
 _REMEMBERED = ("commit_log_max", "consume_queue_max", "index_slots", "index_max")
-"""What later runs need to be the same; the others may be given anew each time."""
+"""Settings that later runs must keep; the others may differ each time."""
 
 
 def resolve(reader: Reader, given: dict[str, int | None]) -> tuple[TierSettings, list[str]]:

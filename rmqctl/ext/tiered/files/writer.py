@@ -1,7 +1,7 @@
 """A tier that is written to: create, append, commit; what has to go is kept aside.
 
-Nothing here deletes. What is appended and could not be written whole is taken back, so a block is
-never written behind a part of itself (tiered.md §8.4).
+Nothing here deletes. What is appended and could not be written whole is undone, so a block is never
+written after a part of itself (tiered.md §8.4).
 """
 
 from __future__ import annotations

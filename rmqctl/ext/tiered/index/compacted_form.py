@@ -2,7 +2,7 @@
 
 Items of a slot come together, in the order of its chain: the newest first. Where they go follows
 from counting them by slot, so the file is read from front to back, once to count and once for each
-part of the result. That is what a broker makes of it where each link leads to the item before it
+part of the result. That is what a broker makes of it where each link points to the item before it
 in its slot, which is proven for every item. Memory: 8 bytes for each slot and one part of the
 result.
 """
@@ -38,7 +38,7 @@ AT_ONCE = 1 << 17
 class Compacted:
     """The rearranged form of a file, not yet written.
 
-    ``size`` in bytes; ``items`` that it has; ``sound``: the chains lead to all items and to
+    ``size`` in bytes; ``items`` that it has; ``sound``: the chains point to all items and to
     nothing else. `parts` gives the bytes in order.
     """
 
@@ -195,8 +195,8 @@ def blocks_of(file: IndexFile) -> Iterator[tuple[int, Array]]:
 
 
 def counted(file: IndexFile) -> tuple[Array, bool]:
-    """The items of each slot (int32), by their hashes; and whether the chains of the file have
-    all of them, newest first: each link leads to the item before it in its slot, each slot to its
+    """The items of each slot (int32), by their hashes; and whether the chains of the file have all
+    of them, newest first: each link points to the item before it in its slot, each slot to its
     newest.
     """
     slots = file.shape.slots

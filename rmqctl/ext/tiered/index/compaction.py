@@ -44,10 +44,10 @@ _INDEX = names.KINDS.index(names.INDEX)
 
 @dataclass(frozen=True, slots=True)
 class Uploaded:
-    """What became of a file. ``path`` of its segment below the tier root (empty: of none).
+    """Outcome of a file. ``path`` of its segment below the tier root (empty: no segment).
 
-    ``sound``: its chains led to all of its items (otherwise they were put to their slots by their
-    hashes). ``moved_to``: where a part of a segment that a killed run had left was moved.
+    ``sound``: its chains contained all of its items (otherwise the items were put into slots by
+    their hashes). ``moved_to``: where an unfinished segment of a killed run was moved.
     """
 
     source: str
@@ -63,7 +63,7 @@ class Uploaded:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a segment belongs; ``there`` is the size of the file that lies there, None: none."""
+    """Place of a segment; ``there`` is the size of the existing file, or None."""
 
     path: str
     base: int
@@ -115,9 +115,11 @@ def _write(writer: TierWriter, place: _Place, compacted: Compacted, *,
 
 def is_uploaded(reader: Reader, metadata: Metadata, cluster: str, broker: str,
                 file: IndexFile) -> bool:
-    """Whether a file's segment is in the tier, whole: a run was killed before the file went away.
+    """Return whether a file's segment is complete in the tier: a run was killed before it removed
+    the file.
 
-    Such a file must not be written to: what it has would go up twice. RefusedError, StoreIOError.
+    Such a file must not be written to: its items would be uploaded twice. RefusedError,
+    StoreIOError.
     """
     if not file.items:
         return False
@@ -181,7 +183,7 @@ def _known(writer: Reader, metadata: Metadata, cluster: str, broker: str,
 
 def _next_place(writer: Reader, metadata: Metadata, cluster: str, broker: str,
                 ahead: Collection[int] = ()) -> _Place:
-    """Behind the last segment, which must be as long as metadata says: a broker believes it.
+    """Return the place after the last segment, whose size must be the metadata's.
 
     An entry of no bytes, which a killed broker leaves, takes no place. Segments in ``ahead`` are
     only planned.
@@ -206,7 +208,7 @@ def _next_place(writer: Reader, metadata: Metadata, cluster: str, broker: str,
 
 
 def _is_there(writer: Reader, place: _Place, compacted: Compacted) -> bool:
-    """Whether the segment was written whole before."""
+    """Return whether the segment was written whole before."""
     if place.there != compacted.size:
         return False
     position = 0
@@ -218,7 +220,7 @@ def _is_there(writer: Reader, place: _Place, compacted: Compacted) -> bool:
 
 
 def _refuse_foreign(writer: Reader, place: _Place, file: IndexFile) -> None:
-    """What lies there may be a part of this file, or no index file; never that of another one."""
+    """The file there may be a part of this file, or no index file; never that of another one."""
     raw = writer.read(place.path, 0, fmt.HEADER.size)
     if len(raw) < fmt.HEADER.size:
         return
@@ -251,7 +253,7 @@ def _enter(metadata: Metadata, broker: str, place: _Place, compacted: Compacted,
 
 @dataclass(slots=True)
 class LocalFiles:
-    """What was asked for, and what of it is there. ``notes``: in words what is left alone."""
+    """Request and files of a run. ``notes``: skipped files, in words."""
 
     metadata_path: str
     cluster: str
@@ -268,10 +270,10 @@ class LocalFiles:
 
 @dataclass(frozen=True, slots=True)
 class CompactRequest:
-    """What a run is to do. ``everything``: the newest file, too, as at a clean shutdown.
+    """Request of a run. ``everything``: also the newest file, as at a clean shutdown.
 
-    ``slots`` and ``max_items`` win over what is remembered beside the tier or known from uploaded
-    files. ``cluster`` and ``broker`` are needed where the tier has several, or nothing yet.
+    ``slots`` and ``max_items`` override the values noted in the tier or found in uploaded files.
+    ``cluster`` and ``broker`` are needed where the tier has several, or nothing yet.
     """
 
     root: str
@@ -282,7 +284,7 @@ class CompactRequest:
     slots: int | None = None
     max_items: int | None = None
     outside: tuple[str, ...] = ()
-    """Folders that links in the tier may lead to."""
+    """Folders that links in the tier may point to."""
 
 
 def upload_local(request: CompactRequest, now: Callable[[], int],
@@ -312,7 +314,7 @@ def upload_local(request: CompactRequest, now: Callable[[], int],
 
 def plan_local(request: CompactRequest, now: Callable[[], int],
                note: Callable[[str], None]) -> Iterator[Uploaded]:
-    """What `upload_local` would do. Nothing is changed, nothing is locked."""
+    """Return what `upload_local` would do. Changes and locks nothing."""
     with Tier.open(request.root, request.metadata) as tier:
         files = _files(tier, request)
         for text in files.notes:
@@ -369,7 +371,7 @@ def _files(tier: Tier, request: CompactRequest) -> LocalFiles:
 
 def _waiting_for_dispatch(tier: Tier, broker_root: str, owner: tuple[str, str],
                           present: list[str]) -> list[str]:
-    """The files in which an interrupted dispatch has to put right what it had begun. ``owner``:
+    """The files in which an interrupted dispatch has to complete what it had begun. ``owner``:
     cluster and broker.
     """
     progress = IndexProgress(broker_root, "/".join(owner))

@@ -52,7 +52,7 @@ class IndexFile:
 
     @property
     def items(self) -> int:
-        """How many items the header claims (5.1.x numbers them from 0)."""
+        """Return how many items the header claims (5.1.x numbers them from 0)."""
         return max(self.header.item_count, 0)
 
     def slot_of(self, key_hash: int) -> int:
@@ -74,7 +74,9 @@ class IndexFile:
                 yield item
 
     def slot_range(self, slot: int) -> fmt.CompactedSlotRecord:
-        """Where the items of a slot of the compacted form lie. FormatError if not in the file."""
+        """Return where the items of a slot of the compacted form lie. FormatError if not in the
+        file.
+        """
         position = self.shape.slot_position(slot)
         extent: fmt.CompactedSlotRecord = self._decoded(fmt.COMPACTED_SLOT, position)
         end = self.shape.items_at + self.items * fmt.COMPACTED_ITEM.size
@@ -155,7 +157,7 @@ class IndexFile:
 
 def examine(read: ReadAt, size: int, where: str, *, status: Status, base: int = -1,
             slots: int | None = None, max_items: int | None = None) -> IndexFile:
-    """What kind of index file lies there. FormatError (with the file) where it is none.
+    """Return the kind of an index file. FormatError (with the file) for another file.
 
     ``slots`` and ``max_items`` are what is configured; an open file without items, of other than
     the default ratio, needs one of them. An uploaded file of no bytes is empty, as is one of its
@@ -187,8 +189,8 @@ def examine(read: ReadAt, size: int, where: str, *, status: Status, base: int = 
 
 
 def uploaded(flat: FlatFile) -> Iterator[IndexFile | FormatError | StoreIOError]:
-    """The uploaded index files of a broker by base offset; what is none, or cannot be read, comes
-    as its error.
+    """Return the uploaded index files of a broker by base offset; an invalid or unreadable file as
+    its error.
     """
     for segment in flat.segments:
         def read(position: int, length: int, path: str = segment.path) -> bytes:

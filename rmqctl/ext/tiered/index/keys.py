@@ -107,7 +107,7 @@ def _keys(properties: text.Properties, sharp: Array) -> Keys:
 
 
 def topic_hash(topic: str) -> int:
-    """The Java hash of the topic and the sharp behind it, with which every key begins."""
+    """The Java hash of the topic and the sharp after it, with which every key begins."""
     return string_hash(fmt.key_text(topic, ""))
 
 

@@ -1,11 +1,12 @@
 """One open index file that receives items, written durably (tiered.md §5.2).
 
-What is put counts with the next `commit`: items first, then the header that counts them, then
-the slots that lead to them, each made to last before the next begins. Killed in between, the file
-may miss ways to its last items; never more, and opening it here finds and repairs that.
+What is put counts with the next `commit`: items first, then the header that counts them, then the
+slots that point to them, each made to last before the next begins. Killed in between, the file may
+miss ways to its last items; never more, and opening it here finds and repairs that.
 
-Every item leads to the one before it in its slot. For a block of items (`link`) that is its
-neighbour after a stable sort by slot, and for the first of each slot what the slot led to before.
+Every item points to the one before it in its slot. For a block of items (`link`) that is its
+neighbour after a stable sort by slot, and for the first of each slot what the slot pointed to
+before.
 """
 
 from __future__ import annotations
@@ -107,8 +108,8 @@ class OpenIndexFile:
         self._changed = header.magic == 0 or self.used != header.slot_count
 
     def _is_sound(self, source: FileSource) -> bool:
-        """Whether the slots lead to all of the last items that one commit may have written, and
-        their chains have all of these.
+        """Return whether the slots point to all of the last items that one commit may have written,
+        and their chains have all of these.
         """
         newest = int(self._heads.max(initial=0))
         if newest != self.items:
@@ -127,7 +128,7 @@ class OpenIndexFile:
                     and (self._heads[~in_use] < start).all())
 
     def _repair(self, source: FileSource) -> None:
-        """Links all items anew, which are right whatever leads to them."""
+        """Links all items again, which are right whatever points to them."""
         before, heads = self._heads.copy(), self._heads
         heads[:] = 0
         written = False
@@ -162,7 +163,7 @@ class OpenIndexFile:
 
     @property
     def room(self) -> int:
-        """How many items can still be put."""
+        """Return how many items can still be put."""
         return self.shape.max_items - 1 - self.items
 
     def put(self, rows: Array, latest: int) -> None:
@@ -206,7 +207,7 @@ class OpenIndexFile:
         self._dirty[:] = False
 
     def _write_items(self) -> None:
-        """Writes what was put behind the items that count: the header does not know it yet."""
+        """Writes what was put after the items that count: the header does not know it yet."""
         while self._pending:
             number, rows = self._pending[0]
             durable.write_all(self._fd, raw(rows), self.shape.item_position(number), self.path)
@@ -230,7 +231,7 @@ class OpenIndexFile:
                                   self.shape.slot_position(first), self.path)
 
     def rewind(self, items: int) -> None:
-        """Forgets all items behind number ``items``, at once and for good. StoreIOError.
+        """Forgets all items after number ``items``, at once and for good. StoreIOError.
 
         The end is the latest that fits what is left: items know their time to the second.
         ValueError where fewer are committed.
@@ -296,18 +297,18 @@ class Links(NamedTuple):
 
 
 def slots_of(key_hash: Array, slots: int) -> Array:
-    """The slot (int32) of each hash, as items that stand in a file have it."""
+    """The slot (int32) of each hash, as items that are in a file have it."""
     slot: Array = np.remainder(key_hash.astype(np.int32), np.int32(slots))
     return slot
 
 
 def has_slot(slots: int) -> bool:
-    """Whether the hash -2^31 has a slot, as it does where the slots divide 2^31."""
+    """Return whether the hash -2^31 has a slot, as it does where the slots divide 2^31."""
     return (1 << 31) % slots == 0
 
 
 def link(slot: Array, heads: Array, number: int) -> Links:
-    """Links items ``number``, ``number + 1``, … of these slots (int32) behind the ``heads``.
+    """Links items ``number``, ``number + 1``, … of these slots (int32) after the ``heads``.
 
     ``heads`` (int32, 0: empty) has one place for each slot of the file, and is brought up to date.
     """

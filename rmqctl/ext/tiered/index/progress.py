@@ -1,9 +1,9 @@
-"""How far a tier's messages are indexed: what a killed dispatch has to make up for.
+"""How far a tier's messages are indexed, so that a run can complete the index of a killed dispatch.
 
-A broker keeps no such note, so what it had not indexed when it was killed stays without index
-(tiered.md §8.3). The note says for each queue up to where it is indexed and up to where this
-program may have uploaded, and where the index files stood. Whoever else writes to the tier shows by
-queues that are further than that; then nothing is taken back.
+A broker keeps no such note, so messages that it had not indexed when it was killed stay unindexed
+(tiered.md §8.3). For each queue the note contains the offset up to which it is indexed, the offset
+up to which this program may have uploaded, and the end of the index files. A queue beyond these
+offsets shows that another program uploaded; then nothing is undone.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class IndexProgress:
         self.target: dict[Key, int] = {}
         self.position: Position | None = None
         self.known = False
-        """Whether there was a note that belongs to this tier."""
+        """True if there was a note that belongs to this tier."""
 
     def load(self) -> list[str]:
         """Reads the note; remarks on one that cannot be used."""
@@ -62,12 +62,12 @@ class IndexProgress:
         return []
 
     def is_ours(self, ends: Mapping[Key, int]) -> bool:
-        """Whether no queue is further than this program may have brought it."""
+        """Return whether no queue is further than this program may have brought it."""
         return all(end <= self.target.get(key, -1) for key, end in ends.items())
 
     def is_unfinished(self, ends: Mapping[Key, int]) -> bool:
-        """Whether this program was interrupted before it had indexed what it uploaded or began to,
-        and nobody else uploaded since: its next run completes that.
+        """Return whether this program was interrupted before it had indexed what it uploaded or
+        began to, and nobody else uploaded since: its next run completes that.
         """
         return (self.known and self.is_ours(ends)
                 and any(aim > self.upto.get(key, 0) for key, aim in self.target.items()))

@@ -28,18 +28,18 @@ class IndexWriter(Closing):
     """The folder ``tiered_index_file`` of a broker's local root, written to. A context manager.
 
     ``shape`` is what is configured; ``clock`` gives the ms that name new files, which are made
-    larger than those of all files here and than ``after``. Where there is no file the first is
-    made at once, as at a broker's start. Nothing lasts before `commit`, except that files commit
-    by themselves about once in a million items and when they are full. A commit may write all
-    slots (8 bytes each), so it is better done for many messages than for few.
+    larger than those of all files here and than ``after``. Without any file the first is created at
+    once, as at a broker's start. Nothing is durable before `commit`, except that files commit by
+    themselves about once in a million items and when they are full. A commit may write all slots (8
+    bytes each), so it is better done for many messages than for few.
 
     With ``oldest`` (ms) files are named not by the clock but by their messages: the first by it,
     each further one by the oldest message that is to be put. A broker searches a key only in files
-    whose name lies in the window asked for, which for messages that left its own store ends with
-    the first message there (§11): it never looks into a file named by the time of a late dispatch.
+    whose name is in the window asked for, which for messages that left its own store ends with the
+    first message there (§11): it never looks into a file named by the time of a late dispatch.
 
     ``dropped`` counts keys that no item can be made for: those with the hash -2^31, unless the
-    slots divide it (a broker drops them, with the keys of the same message behind them; here only
+    slots divide it (a broker drops them, with the keys of the same message after them; here only
     they are left out), and messages with more keys than a file holds. Files of 5.1.x (``0000``,
     ``1111``) are left alone.
 
@@ -153,10 +153,10 @@ class IndexWriter(Closing):
         return self._file.path
 
     def rewind(self, timestamp: int, items: int) -> bool:
-        """Back to an earlier `position`: what was put behind it is forgotten, committed or not.
+        """Back to an earlier `position`: what was put after it is forgotten, committed or not.
 
-        Later files are moved aside. False, and nothing is changed, where there is no such place
-        any more. StoreIOError; a rewinding that was interrupted is done again.
+        Later files are moved aside. False, and nothing is changed, if the place does not exist any
+        more. StoreIOError; a rewinding that was interrupted is done again.
         """
         known = self._timestamps()
         if timestamp not in known:

@@ -139,7 +139,7 @@ def _local_owner(tier: Tier) -> str:
 # -- what really has the key ----------------------------------------------------------------------
 
 class Dangling(NamedTuple):
-    """An index item that leads to no message: the queue, the place in its log, and why."""
+    """An index item that points to no message: the queue, the place in its log, and why."""
 
     queue_id: int
     offset: int
@@ -149,7 +149,7 @@ class Dangling(NamedTuple):
 @dataclass(slots=True)
 class KeyAnswer:
     """``records`` in the answer's order. ``false_hits``: messages found that do not have the key;
-    ``dangling``: some of the ``unreadable`` items that lead to no message.
+    ``dangling``: some of the ``unreadable`` items that point to no message.
     """
 
     records: list[Record] = field(default_factory=list)
@@ -164,8 +164,8 @@ class KeyAnswer:
 
 
 def has_key(record: Record, key: str, kind: KeyType | None = None) -> bool:
-    """Whether a message carries a key, as brokers index it: its unique key, or a part of KEYS
-    between single spaces (also the empty part between two of them). ``kind``: one of the two.
+    """Return whether a message carries a key, as brokers index it: its unique key, or a part of
+    KEYS between single spaces (also the empty part between two of them). ``kind``: one of the two.
     """
     properties = props.parse(java_text(record.properties))
     if kind != "key" and key and properties.get(props.UNIQUE_KEY) == key:
@@ -201,7 +201,7 @@ class _Queues:
 
 
 def _proven(queue: FlatQueue, item: CompactedItemRecord) -> Record:
-    """FormatError where the place holds no message of that size that says it lies there."""
+    """Raise FormatError unless the commit log has a message of this size and offset."""
     physical_offset = item.commit_log_offset
     where = queue.commit_log.reader.where(queue.commit_log.folder)
     if not message.MIN_SIZE <= item.size <= MAX_RECORD or physical_offset < 0:
@@ -217,7 +217,7 @@ def _proven(queue: FlatQueue, item: CompactedItemRecord) -> Record:
         if getattr(record, name) != wanted:
             raise FormatError(f"is {getattr(record, name)}, but {wanted} in the index", file=where,
                               offset=physical_offset, path=name)
-    # An item that is damaged may lead to a frame in a message's body, which has no unit.
+    # An item that is damaged may point to a frame in a message's body, which has no unit.
     witness = queue.commit_log.witness
     if witness is not None and not witness().confirms(record):
         around = inside_of(queue, physical_offset)
@@ -247,7 +247,7 @@ def by_key(tier: Tier, files: IndexFiles, topic: str, key: str, *, begin: int = 
     newest: list[tuple[tuple[int, int, int, str], Record]] = []
     known: set[tuple[str, int, int]] = set()
     for owner, item in _all_items(files, topic, key, report):
-        # The message of the item, unless another one led to it.
+        # The message of the item, unless another one pointed to it.
         if (owner, item.queue_id, item.commit_log_offset) in known:
             continue
         try:
@@ -305,7 +305,7 @@ def _chain(keyed: Keyed, wanted: int, report: Report,
 
 def items_as_broker(files: IndexFiles, topic: str, key: str, most: int, begin: int, end: int,
                     report: Report = lambda _problem: None) -> list[CompactedItemRecord]:
-    """What a 5.3.3 broker's index service answers, in the order of its hash map.
+    """Return what a 5.3.3 broker's index service answers, in the order of its hash map.
 
     Only files made in ``[begin, end]`` are looked at, whatever their messages' times.
     """

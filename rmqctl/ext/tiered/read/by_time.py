@@ -1,8 +1,8 @@
 """The queue offset at a time in a tier: as a broker answers, and as it should (tiered.md §10).
 
-A broker takes bytes 56 to 63 of a message for its store time, which is wrong behind an IPv6 born
+A broker reads bytes 56 to 63 of a message as its store time, which is wrong after an IPv6 born
 host; `as_broker` does that, too. `at_time` reads the store time where it is, looks at the whole
-queue, keeps to what is still there and passes over what is damaged.
+queue, keeps to what is still there and skips what is damaged.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ from rmqctl.formats.tiered.units import NEVER, UNIT_SIZE
 from rmqctl.store.queue.search import first_stored
 
 Rule = Literal["5.3.3", "5.2.0"]
-"""What the upper boundary is between two messages: the later one (5.3.3), the earlier one (5.2.0
-and the local store). Everywhere else they agree, clamped to the queue."""
+"""Upper boundary between two messages: the later one (5.3.3), the earlier one (5.2.0 and the local
+store). Everywhere else they agree, limited to the queue.
+"""
 
 _STORED = layout.field(message.Message, "store_timestamp", sys_flag=0)
 _PATIENCE = 1024
-"""Unreadable messages that are passed over at one step of the search."""
+"""Unreadable messages that are skipped at one step of the search."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +43,9 @@ class TieredTime:
 
 def at_time(queue: FlatQueue, when: int, *, upper: bool = False,
             rule: Rule = "5.3.3") -> TieredTime:
-    """The first message stored at ``when`` (ms) or later; with ``upper`` the last stored then,
-    or what ``rule`` says where none was. The end of the queue where all are older. What cannot
-    be read is passed over. StoreIOError.
+    """The first message stored at ``when`` (ms) or later; with ``upper`` the last stored then, or
+    what ``rule`` says where none was. The end of the queue where all are older. What cannot be read
+    is skipped. StoreIOError.
     """
     low, end = min(held_from(queue), queue.commit_offset), queue.commit_offset
 
@@ -73,7 +74,7 @@ def _readable(queue: FlatQueue, start: int, end: int) -> tuple[int, Record | Non
 
 
 def at_offset(queue: FlatQueue, offset: int) -> TieredTime:
-    """What lies at a queue offset, with the bounds a broker gives. StoreIOError."""
+    """Return what is at a queue offset, with the bounds a broker gives. StoreIOError."""
     low, end = queue.min_offset, queue.commit_offset
     return TieredTime(offset, low, end, _record(queue, offset) if low <= offset < end else None)
 
@@ -91,11 +92,11 @@ def _record(queue: FlatQueue, offset: int) -> Record | None:
 # -- as a broker ----------------------------------------------------------------------------------
 
 def as_broker(queue: FlatQueue, metadata: Metadata, when: int, *, upper: bool = False) -> int:
-    """What a 5.3.3 broker's tier answers for a store time.
+    """Return what a 5.3.3 broker's tier answers for a store time.
 
-    FormatError where it fails: at a message that is not there any more, or at a time in none of
-    the segments and behind them all. Segment times come from metadata; of a segment it does not
-    know from the first and last message.
+    FormatError where it fails: at a message that is not there any more, or at a time in none of the
+    segments and after them all. Segment times come from metadata; of a segment it does not know
+    from the first and last message.
     """
     low, high = queue.min_offset, queue.commit_offset - 1
     if high == -1 or high < low:
@@ -142,7 +143,9 @@ def _in_segment(queue: FlatQueue, segment: Segment, when: int) -> int:
 
 
 def broker_time(queue: FlatQueue, offset: int) -> int:
-    """What a broker takes for the store time of a queue offset. FormatError where it fails."""
+    """Return what a broker takes for the store time of a queue offset. FormatError where it
+    fails.
+    """
     unit = queue.unit(offset)
     flat = queue.commit_log
     if unit is None:

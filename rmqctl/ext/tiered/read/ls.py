@@ -1,5 +1,5 @@
-"""What is in a tier, as rows: queues, segments, index files; files and metadata side by side. And
-what a single file of a tier is, where its name does not say.
+"""List the contents of a tier as rows: queues, segments, index files, and files beside metadata;
+and detect the type of a single file of a tier.
 
 Only names, sizes, headers and the metadata are read, and of a queue its first message's head.
 """
@@ -44,7 +44,7 @@ INDEX_COLUMNS = ("broker", "status", "form", "begin_timestamp", "end_timestamp",
 
 
 def queues(tier: Tier, broker: str | None = None, topic: str | None = None) -> Iterator[Row]:
-    """A row per queue. What cannot be read is None."""
+    """A row per queue. Unreadable values are None."""
     for queue in tier.queues(topic, broker=broker):
         name = queue.name
         segments = [*segments_of(tier, name, queue.commit_log),
@@ -190,7 +190,7 @@ TYPES = {
     "index": kinds.TIERED_INDEX,
     "metadata": kinds.TIERED_METADATA,
 }
-"""What a user may call the kinds of files a tier has."""
+"""Names that a user may pass for the kinds of files in a tier."""
 _ALIKE = {kinds.COMMITLOG: kinds.TIERED_COMMITLOG, kinds.CONSUMEQUEUE: kinds.TIERED_CONSUMEQUEUE,
           kinds.CONFIG: kinds.TIERED_METADATA}
 _HEAD = 4096

@@ -27,7 +27,7 @@ SPAN = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """``count`` queue offsets from ``queue_offset`` on that lead to no message.
+    """``count`` queue offsets from ``queue_offset`` on that point to no message.
 
     ``file`` in the user's words; ``offset`` is logical: of the queue's commit log, or in bytes of
     its consume queue. ``unreadable``: the system refused, so nothing is said of the content.
@@ -102,7 +102,9 @@ def messages(queue: FlatQueue, start: int | None = None, end: int | None = None,
 
 
 def _next_unit(queue: FlatQueue, queue_offset: int) -> int:
-    """The first queue offset from ``queue_offset`` on with a whole unit; the end where none is."""
+    """The first queue offset from ``queue_offset`` on with an intact unit; the end where none
+    is.
+    """
     for segment in queue.consume_queue.segments:
         if segment.end > queue_offset * UNIT_SIZE and segment.usable:
             first = max(-(-segment.base // UNIT_SIZE), queue_offset)
@@ -118,8 +120,8 @@ def _next_unit(queue: FlatQueue, queue_offset: int) -> int:
 
 def _found(queue: FlatQueue, first: int, units: Sequence[UnitRecord],
            span: int, before: int | None) -> Iterator[Record | Fault]:
-    """Units in runs whose messages lie one behind the other: one read for each run. ``before``:
-    where the message of the unit before ends.
+    """Units in runs whose messages lie back to back: one read for each run. ``before``: where the
+    message of the unit before ends.
     """
     first_unit = 0
     while first_unit < len(units):
@@ -141,7 +143,7 @@ def _found(queue: FlatQueue, first: int, units: Sequence[UnitRecord],
 
 
 def _in_a_body(queue: FlatQueue, queue_offset: int, unit: UnitRecord) -> Fault | None:
-    """What is wrong with a unit that leads into another message, where a frame lies in its body."""
+    """Return the fault of a unit that points into another message, to a frame in its body."""
     place = unit.commit_log_offset
     try:
         around = inside_of(queue, place, queue_offset)
@@ -158,12 +160,12 @@ def _in_a_body(queue: FlatQueue, queue_offset: int, unit: UnitRecord) -> Fault |
 
 def inside_of(queue: FlatQueue, place: int, queue_offset: int | None = None) -> Record | None:
     """The message in which a place of the commit log lies, unless it starts there; None where that
-    cannot be told. ``queue_offset``: that of the unit which leads there. StoreIOError.
+    cannot be determined. ``queue_offset``: that of the unit which leads there. StoreIOError.
     """
     segment = queue.commit_log.segment_of(place)
     if segment is None or segment.base == place:
         return None
-    # Where the unit before leads to what ends here, a message begins.
+    # Where the unit before points to what ends here, a message begins.
     before = None if queue_offset is None else queue.unit(queue_offset - 1)
     if before is not None and _end(before) == place:
         return None
@@ -231,7 +233,7 @@ def _unread(queue: FlatQueue, first: int, count: int, error: StoreIOError) -> Fa
 # -- single messages ------------------------------------------------------------------------------
 
 def at_offset(queue: FlatQueue, offset: int) -> Record | str:
-    """The message of a queue offset, or in words why there is none. StoreIOError."""
+    """Return the message of a queue offset, or the reason why it cannot be read. StoreIOError."""
     unit = queue.unit(offset)
     if unit is None:
         span = (f"the tier has {queue.cq_start} to {queue.commit_offset - 1}"

@@ -1,7 +1,7 @@
-"""A selection of messages from a tier, page by page: what lies behind `tiered read`.
+"""A selection of messages from a tier, page by page: what is after `tiered read`.
 
-Each queue has a log of its own in a tier, so queues come one after another, by number. What
-cannot be read is reported through a callback while the reading goes on.
+Each queue has a log of its own in a tier, so queues come one after another, by number. What cannot
+be read is reported through a callback while the reading goes on.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def unreadable(tier: Tier, topic: str | None, report: Report) -> None:
 
 
 def counted(unfiltered: Iterable[Page], wanted: Selection) -> Iterator[Page]:
-    """What of the pages fulfils the conditions, up to the count."""
+    """Return what of the pages fulfils the conditions, up to the count."""
     conditions = wanted.conditions()
     yield from limited((filtered(page, conditions) for page in unfiltered), wanted.count)
 

@@ -1,6 +1,6 @@
 """Counts and bytes of the messages in a tier, by queue, broker, day and more.
 
-Messages are those a unit of the consume queue leads to; what no unit leads to is counted apart.
+Messages are those a unit of the consume queue points to; what no unit points to is counted apart.
 Sums are made by `scan.aggregate`, as for a local log.
 """
 
@@ -24,7 +24,7 @@ Progress = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What is counted: ``by`` as `groupings.GROUPINGS`; store times in ms, inclusive."""
+    """The counting: ``by`` as `groupings.GROUPINGS`; store times in ms, inclusive."""
 
     by: str = "topic"
     broker: str | None = None
@@ -39,8 +39,9 @@ class Query:
 
 @dataclass(slots=True)
 class Figures:
-    """``brokers``: the sums of each. ``orphans`` are whole messages that no unit leads to;
-    ``bytes_other`` are codas and whatever else is no message. ``is_whole``: all could be read.
+    """``brokers``: the sums of each. ``orphans`` are intact messages that no unit points to;
+    ``bytes_other`` are codas and all other bytes outside of messages. ``is_whole``: all could be
+    read.
     """
 
     brokers: dict[str, Aggregate] = field(default_factory=dict)

@@ -2,8 +2,8 @@
 them can be mended, and where a unit has to lead so that later ones keep their queue offsets.
 
 A broker uploads a queue without leaving one out (tiered.md §7), so between two messages that are
-whole the log has exactly the records of the queue offsets between. A broker passes over a unit
-whose record has no magic or another size than the unit says (§9.2), and goes on at the next one.
+whole the log has exactly the records of the queue offsets between. A broker skips a unit whose
+record has no magic or another size than the unit says (§9.2), and goes on at the next one.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ _BLOCK = 1 << 20
 @dataclass(frozen=True, slots=True)
 class Lost:
     """Queue offsets ``[first, end)`` whose records are not whole: they are the bytes ``[start,
-    stop)`` of the log. ``rows`` are those of the survey that lie there and say another queue
-    offset; ``before`` is the number of the row behind them.
+    stop)`` of the log. ``rows`` are those of the survey that are there and say another queue
+    offset; ``before`` is the number of the row after them.
     """
 
     first: int
@@ -59,7 +59,7 @@ class Lost:
 
 @dataclass(slots=True)
 class Damaged:
-    """``mended``: pieces by the segment's path. ``units``: what leads to damaged bytes (`ROW`), by
+    """``mended``: pieces by the segment's path. ``units``: what points to damaged bytes (`ROW`), by
     number of the row in front of which it comes; ``bounds`` are (queue offset, first byte, end) of
     the damaged bytes of each, in order.
     """
@@ -72,7 +72,7 @@ class Damaged:
 
 
 def find_damaged(surveyed: Survey, name: QueueName) -> Damaged:
-    """What to do for the queue offsets that no whole message has. StoreIOError."""
+    """Return what to do for the queue offsets that no intact message has. StoreIOError."""
     result = Damaged()
     for lost in lost_offsets(surveyed):
         first, end, pieces = lost.first, lost.end, _pieces(surveyed, lost)
@@ -94,8 +94,8 @@ def find_damaged(surveyed: Survey, name: QueueName) -> Damaged:
 
 
 def _show_first(surveyed: Survey, result: Damaged) -> None:
-    """Where the log begins with what stays damaged: a broker takes what stands in place of its
-    queue offset for the queue's first one (§2), and would not give out what lies before that.
+    """Return where the log begins with what stays damaged: a broker takes what is in place of its
+    queue offset for the queue's first one (§2), and would not give out what is before that.
     """
     rows, log = surveyed.rows, surveyed.log
     segment = log.segment_of(log.start)
@@ -111,7 +111,7 @@ def _show_first(surveyed: Survey, result: Damaged) -> None:
 
 
 def lost_offsets(surveyed: Survey) -> Iterator[Lost]:
-    """Where in the log queue offsets are missing between whole messages, in its order."""
+    """Return where in the log queue offsets are missing between intact messages, in its order."""
     rows, log = surveyed.rows, surveyed.log
     if not len(rows):
         return
@@ -148,7 +148,7 @@ def lost_offsets(surveyed: Survey) -> Iterator[Lost]:
             continue
         number = best[0]
         yield best[1]
-    # Behind the last message: as many as there may be.
+    # After the last message: as many as there may be.
     last = len(rows) - 1
     first, start = int(rows["queue_offset"][last]) + 1, int(rows["position"][last]
                                                             + rows["size"][last])
@@ -158,7 +158,7 @@ def lost_offsets(surveyed: Survey) -> Iterator[Lost]:
 
 
 def _goes_on(surveyed: Survey, runs: Sequence[tuple[int, int]], run: int, following: int) -> bool:
-    """Whether a run can be right where ``following`` is."""
+    """Return whether a run can be right where ``following`` is."""
     rows, last = surveyed.rows, runs[run][1] - 1
     return _between(surveyed, int(rows["position"][last] + rows["size"][last]),
                     int(rows["queue_offset"][last]) + 1, runs, run + 1, following) is not None
@@ -166,8 +166,8 @@ def _goes_on(surveyed: Survey, runs: Sequence[tuple[int, int]], run: int, follow
 
 def _between(surveyed: Survey, start: int, first: int | None, runs: Sequence[tuple[int, int]],
              stray: int, following: int) -> Lost | None:
-    """What is lost from the byte ``start`` up to the run ``following``, if that can be: the runs
-    from ``stray`` on are of one message each, whose queue offset is wrong.
+    """Return what is lost from the byte ``start`` up to the run ``following``, if that can be: the
+    runs from ``stray`` on are of one message each, whose queue offset is wrong.
     """
     rows = surveyed.rows
     before = runs[following][0]
@@ -282,8 +282,8 @@ def _mend(log: FlatFile, name: QueueName, queue_offset: int, start: int, stop: i
 
 def _candidates(raw: bytes, start: int, room: int, name: QueueName, queue_offset: int, *,
                 to_end: bool) -> Iterator[bytes]:
-    """What the record may have been: as the local salvage has it, but that its queue, its queue
-    offset and its place are known.
+    """Return what the record may have been: as the local salvage has it, but that its queue, its
+    queue offset and its place are known.
     """
     source = BytesSource(raw, start)
     topic = os.fsencode(name.topic)
@@ -327,7 +327,7 @@ def _units(surveyed: Survey, first: int, places: Sequence[tuple[int, int]], stop
     for number, (place, length) in enumerate(places):
         size = min(length, MOST)
         head = surveyed.log.read(place, CODA_SIZE + message.START_SIZE)
-        if message.magic_at(head) == CODA_MAGIC:  # a broker takes what is behind it
+        if message.magic_at(head) == CODA_MAGIC:  # a broker takes what is after it
             head = head[CODA_SIZE:]
         if message.is_magic(message.magic_at(head)) and message.total_size_at(head) == size:
             size -= 1
@@ -343,8 +343,8 @@ def _shares(count: int, start: int, stop: int) -> list[tuple[int, int]]:
 
 
 def _borders(surveyed: Survey, count: int, start: int, stop: int) -> list[tuple[int, int]]:
-    """(place, size) of each of so many records by their index items: what no item leads to must be
-    one record each, or all of it one stretch. Empty where that cannot be told.
+    """(place, size) of each of so many records by their index items: what no item points to must be
+    one record each, or all of it one stretch. Empty where that cannot be determined.
     """
     log, rows = surveyed.log, surveyed.rows
     witness = log.witness() if log.witness is not None and count > 1 else None

@@ -43,10 +43,9 @@ _MISSING = "missing index items"
 
 @dataclass(slots=True)
 class RecoveredIndex(Changes):
-    """What is to be done for the index, and its segments as they will be. ``files`` are those
-    that can be understood, uploaded or not; ``unread`` says what is wrong with local ones that
-    cannot be read, ``broken`` are local ones (path, reason) that hold something else. ``gone``:
-    bases of files that are moved aside.
+    """Plan of the index, and its future segments. ``files`` are the readable ones, uploaded or not;
+    ``unread`` says why local ones cannot be read, ``broken`` are local ones (path, reason) with
+    other content. ``gone``: base offsets of files that are moved aside.
     """
 
     files: list[IndexFile] = field(default_factory=list)
@@ -57,7 +56,7 @@ class RecoveredIndex(Changes):
 
     @property
     def end(self) -> int:
-        """Where the next segment begins."""
+        """Return where the next segment begins."""
         return max((segment.base + segment.size for segment in self.segments), default=0)
 
 
@@ -190,7 +189,7 @@ def rebuild(out: RecoveredIndex, flat: FlatFile | None,
     if not len(lost):
         return
     # Where new files go: into the place of one that is gone while there are as many items, then
-    # behind the last.
+    # after the last.
     used = {file.timestamp for file in out.files}
     bases: list[int] = []
     counts: list[int] = []
@@ -236,7 +235,7 @@ def _missing_items(folder: str, queues: Sequence[tuple[FlatQueue, RecoveredQueue
 
 
 def _since(missing: RowFile, since: int, folder: str) -> Array:
-    """What is not older than ``since``."""
+    """Return what is not older than ``since``."""
     if not since:
         return missing.mapped()
     younger = RowFile(LOST, _MISSING, held=_FEW, folder=folder)
@@ -264,7 +263,7 @@ def _holes(out: RecoveredIndex, known: set[int], shape: fmt.Shape) -> Iterator[t
 
 
 def _offsets(recovered: RecoveredQueue) -> Array:
-    """Where a queue's units will lead (int64 [units], ascending)."""
+    """Return where a queue's units will lead (int64 [units], ascending)."""
     offsets = np.fromfile(recovered.refs, np.int64)
     offsets.sort()
     return offsets
@@ -312,7 +311,7 @@ _RUN = 1 << 22
 
 
 def mixed(key_hash: Array, topic_id: Array, queue_id: Array, offset: Array) -> Array:
-    """What tells items apart (uint64), whichever rule their hash follows."""
+    """Return what tells items apart (uint64), whichever rule their hash follows."""
     return marks(topic_id, queue_id, offset, folded(key_hash))
 
 
@@ -342,7 +341,7 @@ class Known:
         self._waiting, self._count = [], 0
 
     def has(self, wanted: Array) -> Array:
-        """Whether there is an item of each (bool)."""
+        """Return whether there is an item of each (bool)."""
         if self._count:
             self._flush()
         known: Array = np.zeros(len(wanted), bool)
@@ -391,7 +390,7 @@ def build_files(lost: Array, shape: fmt.Shape, used: set[int], folder: str,
     for number, (start, end) in enumerate(pairwise([0, *ends])):
         rows = order[start:end]
         times = lost["store_time"][rows]
-        # The begin of a file is its name in the tier, so it must be unique.
+        # The start of a file is its name in the tier, so it must be unique.
         begin = int(times[0])
         while begin in used:
             begin += -1 if begin > 0 else 1

@@ -1,9 +1,9 @@
-"""Which index files of a tier are damaged, by what they hold and where that leads (tiered.md §5,
-§17.3 I): what `tiered verify` finds wrong with them, against the queues as they will be.
+"""Damaged index files of a tier, by their content and where their items point (tiered.md §5, §17.3
+I): what `tiered verify` finds in them, compared with the future queues.
 
-Items of expired messages and removed topics are no damage, nor is what versions leave behind. Nor
-are items whose messages are lost: only what a whole message contradicts, or what stands where the
-item of a key should be that has none.
+Items of expired messages and removed topics are not damage, nor is what versions leave behind. Nor
+are items whose messages are lost: only items that an intact message contradicts, or that are in the
+place of a key's missing item.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from rmqctl.scan.frames import Array, Batch, gather_int
 
 
 class IndexDamage(Items):
-    """Takes index files, then the keys of all messages that units will lead to; then says which
+    """Takes index files, then the keys of all messages that units will point to; then says which
     files are damaged. To be closed.
 
     ``queues`` are the broker's, by the number that the other functions get; ``offsets`` gives the
@@ -56,7 +56,7 @@ class IndexDamage(Items):
                 self._reasons[file.where] = reason
 
     def _form(self, file: IndexFile) -> str | None:
-        """What is wrong with a file itself."""
+        """Return what is wrong with a file itself."""
         name = os.path.basename(file.where)
         if (file.status == "UNSEALED" and name not in OLD_INDEX_NAMES and file.size
                 and int(name) != file.timestamp):
@@ -77,7 +77,7 @@ class IndexDamage(Items):
 
     @staticmethod
     def take_messages(keys: MessageKeys, batch: Batch, rows: Array) -> None:
-        """The messages of a batch whose ``rows`` (bool) units lead to."""
+        """The messages of a batch whose ``rows`` (bool) units point to."""
         keys.add(text.Properties(batch), rows, batch.offset, batch.column("total_size"),
                  batch.column("queue_offset"),
                  gather_int(batch.data, batch.start + ENGINE_TIME, "i8"),
@@ -109,7 +109,7 @@ class IndexDamage(Items):
                 yield from self._astray(file)
 
     def _astray(self, file: IndexFile) -> Iterator[Finding]:
-        """Whether an item of a queue that there is not is one that is lacking."""
+        """Return whether an item of a queue that there is not is one that is lacking."""
         for first, items in file.blocks():
             codes = code_of(items["topic_id"].astype(np.int64), items["queue_id"])
             odd = ~np.isin(codes, self._codes) & np.isin(folded(items["key_hash"]), self._lacking)
@@ -138,7 +138,7 @@ class IndexDamage(Items):
         return replace(finding, severity=WARNING)
 
     def _is_ours(self, queue: int, item: fmt.CompactedItemRecord) -> bool:
-        """Whether an item without a message is at fault, not the message."""
+        """Return whether an item without a message is at fault, not the message."""
         if self._is_whole(queue, item.commit_log_offset):
             return True
         offsets = self._offsets(queue)
@@ -148,7 +148,7 @@ class IndexDamage(Items):
         return bool(np.isin(folded(np.array([item.key_hash])), self._lacking)[0])
 
     def _is_whole(self, number: int, offset: int) -> bool:
-        """Whether a whole message that a unit leads to lies there."""
+        """Return whether an intact message that a unit points to is there."""
         offsets, log = self._offsets(number), self.queues[number].commit_log
         row = int(np.searchsorted(offsets, offset, "right")) - 1
         if row < 0 or offset >= log.end:
@@ -164,7 +164,7 @@ class IndexDamage(Items):
 
 
 def messages_with_units(queue: FlatQueue, offsets: Array) -> Iterator[tuple[Batch, Array]]:
-    """(messages, those of the queue's topic which units lead to (bool)) of a queue's commit log.
+    """(messages, those of the queue's topic which units point to (bool)) of a queue's commit log.
     ``offsets``: where its units lead, ascending. StoreIOError.
     """
     topic = os.fsencode(queue.name.topic)
@@ -176,7 +176,7 @@ def messages_with_units(queue: FlatQueue, offsets: Array) -> Iterator[tuple[Batc
         for batch in queue.commit_log.batches(segment):
             if not len(batch):
                 continue
-            # A unit may lead to the coda in front of its message (§3).
+            # A unit may point to the coda in front of its message (§3).
             rows = _among(batch.offset, offsets) | _among(batch.offset - CODA_SIZE, offsets)
             if rows.any():
                 rows &= text.topics(batch).equal(topic)
@@ -191,7 +191,7 @@ def _among(values: Array, offsets: Array) -> Array:
 
 def slot_counts(flat: FlatFile | None) -> list[int]:
     """The numbers of hash slots by which the uploaded files are laid out, damaged ones included:
-    the items of the first slot lie right behind all slots. StoreIOError.
+    the items of the first slot lie right after all slots. StoreIOError.
     """
     unit, counts = fmt.COMPACTED_SLOT, []
     for segment in flat.segments if flat is not None else ():

@@ -33,7 +33,7 @@ _IDS = 1 << 16
 
 @dataclass(slots=True)
 class Changes:
-    """How many entries of a metadata file change, by what happens to them."""
+    """Number of changed entries of a metadata file, by kind of change."""
 
     counts: dict[str, int] = field(default_factory=dict)
 
@@ -231,7 +231,7 @@ def _has_key(queue: FlatQueue, key_hash: int, offset: int, size: int) -> bool:
 
 
 def keys_of(record: message.Record) -> Iterator[str]:
-    """The keys that index items may stand for."""
+    """The keys that index items may represent."""
     pairs = properties.parse(record.properties.decode("utf-8", "replace"))
     unique = pairs.get(properties.UNIQUE_KEY)
     if unique:

@@ -72,10 +72,10 @@ def copy_renamed(changes: Changes, flat: FlatFile, segment: Segment, target: str
 
 @dataclass(slots=True)
 class RecoveredQueue(Changes):
-    """What is to be done for a queue, and what it will be. ``first`` and ``last`` bound its queue
-    offsets; ``refs`` is the file with the log offset (int64) of every unit; ``shifted`` messages
-    will say where they are; ``view`` is the queue as its commit log will be, where files change;
-    ``ambiguous``: whole records left out that may be messages.
+    """Plan and future state of a queue. ``first`` and ``last`` bound its queue offsets; ``refs`` is
+    the file with the log offset (int64) of every unit; ``shifted`` counts messages whose offset is
+    corrected; ``view`` is the queue with its future commit log, if files change; ``ambiguous``
+    counts intact records left out that may be messages.
     """
 
     name: QueueName
@@ -95,8 +95,8 @@ def recover_queue(queue: FlatQueue, folder: str, known: Iterable[int], most: int
                   drop_orphans: bool, keep_ambiguous: bool = False,
                   changes: bool = True) -> RecoveredQueue:
     """Plans for one queue. ``folder`` (of the scratch) is for the new files; ``known`` are bases of
-    consume queue files that metadata has, ``most`` the units in a file. ``keep_ambiguous``: whole
-    records that may be messages or lie in a body are messages. Without ``changes`` it is only
+    consume queue files that metadata has, ``most`` the units in a file. ``keep_ambiguous``: intact
+    records that may be messages or are in a body are messages. Without ``changes`` it is only
     looked at. StoreIOError.
     """
     return QueueRecovery(queue, folder, drop_orphans=drop_orphans, keep_ambiguous=keep_ambiguous,
@@ -121,10 +121,10 @@ class QueueRecovery:
         rows, strange = split_names(queue.consume_queue, UNIT_SIZE)
         self._move_aside(wrong, "another file is in its place")
         self._move_aside(strange, "no consume queue file begins here")
-        # The commit log: what lies in it, in files that begin where their messages say.
+        # The commit log: what is in it, in files that begin where their messages say.
         surveyed = self._survey_placed(log, rows)
         self._rename([*wrong_names(surveyed.log), *wrong_names(rows)])
-        # Messages that lie at another place than they say.
+        # Messages that are at another place than they say.
         if self._changes and surveyed.shifted:
             surveyed = self._close_up(surveyed)
         # Records that are damaged: mended where that can be proven, else given a unit.
@@ -142,7 +142,7 @@ class QueueRecovery:
             files = [file for file in files if file.segment is not None]
         end = self._write_units(units, files)
         self._plan_empty_files(units, files)
-        # What the log is then, without what no unit leads to where that is dropped.
+        # What the log is then, without what no unit points to where that is dropped.
         self._plan_log_segments(surveyed, end)
         # What cannot be recovered.
         out.notes.extend(_notes(queue, surveyed, units, end if self._drop else None,
@@ -162,7 +162,7 @@ class QueueRecovery:
 
     def _survey_placed(self, log: FlatFile, rows: FlatFile) -> Survey:
         """The survey of the log, again after each change of which files are in it: segments move to
-        where all of their messages say they begin, and those go that hold nothing and lie in the
+        where all of their messages say they begin, and those go that hold nothing and are in the
         way of another.
         """
         path = os.path.join(self._folder, "rows")
@@ -193,7 +193,7 @@ class QueueRecovery:
         return names.segment_path(name.cluster, name.broker, name.topic, name.queue_id, kind, base)
 
     def _rename(self, segments: Sequence[Segment]) -> None:
-        """Consume queue files are made anew, commit log files copied under their right name."""
+        """Consume queue files are made again, commit log files copied under their right name."""
         for segment in segments if self._changes else ():
             kind = segment.path.split("/")[-2]
             target = self._target(kind, segment.base)
@@ -233,8 +233,8 @@ class QueueRecovery:
         return again
 
     def _mend(self, surveyed: Survey) -> tuple[Survey, list[tuple[int, int, int]]]:
-        """(the survey with units that lead to what stays damaged, the bounds of these): records
-        are patched that can be mended, and messages that lie at another place than they say.
+        """(the survey with units that point to what stays damaged, the bounds of these): records
+        are patched that can be mended, and messages that are at another place than they say.
         """
         out = self._out
         damaged = find_damaged(surveyed, self._queue.name)
@@ -285,7 +285,7 @@ class QueueRecovery:
 
     def _patch(self, surveyed: Survey, mended: Mapping[str, Sequence[Piece]],
                reasons: Sequence[str]) -> None:
-        """Patches ``mended`` records, and the messages that lie at another place than they say."""
+        """Patches ``mended`` records, and the messages that are at another place than they say."""
         by_segment = {path: list(pieces) for path, pieces in mended.items()}
         for shifted in surveyed.shifted:
             segment = surveyed.log.segment_of(shifted.position)
@@ -309,7 +309,9 @@ class QueueRecovery:
                           None, "; ".join(why), "place")
 
     def _plan_log_segments(self, surveyed: Survey, end: int) -> None:
-        """What the log's segments will be; ``end``: behind the last byte that a unit leads to."""
+        """Return what the log's segments will be; ``end``: after the last byte that a unit points
+        to.
+        """
         log = surveyed.log
         cut = self._cut_orphans(surveyed, end)
         for surveyed_segment in surveyed.segments:
@@ -324,7 +326,7 @@ class QueueRecovery:
                 known=not surveyed_segment.damaged and bool(surveyed_segment.messages or not size)))
 
     def _cut_orphans(self, surveyed: Survey, end: int) -> int | None:
-        """Plans to cut off the end of the log that no unit leads to, where that is asked for; the
+        """Plans to cut off the end of the log that no unit points to, where that is asked for; the
         tiered offset at which it is cut.
         """
         log = surveyed.log
@@ -352,7 +354,7 @@ class QueueRecovery:
     # -- the consume queue ------------------------------------------------------------------------
 
     def _write_units(self, units: Units, files: Sequence[UnitFile]) -> int:
-        """Plans the files that change; the end (tiered offset) of what their units lead to."""
+        """Plans the files that change; the end (tiered offset) of what their units point to."""
         reach = 0
         try:
             with open(self._out.refs, "wb") as refs:
@@ -436,8 +438,8 @@ class QueueRecovery:
 
 def _notes(queue: FlatQueue, surveyed: Survey, units: Units, dropped: int | None, *,
            changes: bool) -> Iterator[str]:
-    """What of a queue cannot be recovered, or is left as it is. ``dropped``: what lies behind that
-    tiered offset is no loss.
+    """Return notes about what cannot be recovered in a queue, or is left as it is. ``dropped``:
+    nothing after that tiered offset counts as lost.
     """
     where = f"{queue.name.topic}/{queue.name.queue_id}"
     # Report what is wrong in the commit log, segment by segment.

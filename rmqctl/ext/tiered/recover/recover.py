@@ -45,10 +45,10 @@ Watch = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 
 @dataclass(frozen=True, slots=True)
 class RecoverOptions:
-    """What is to be recovered (`PARTS`), and how. Sizes in bytes, None: from what is there.
+    """The parts to recover (`PARTS`), and how. Sizes in bytes; None: from the files.
 
-    ``all_index``: where no index file is left, make all of the index; go on where local index
-    files are not known or cannot be read.
+    ``all_index``: rebuild all of the index if no index file is left; continue if local index files
+    are unknown or unreadable.
     """
 
     parts: frozenset[str] = frozenset(PARTS)
@@ -67,7 +67,7 @@ def plan_recover(tier: Tier, scope: Scope, scratch: Scratch, options: RecoverOpt
 
 
 def changes_nothing(tier: Tier) -> bool:
-    """Whether the plan for an opened tier is empty, or there is none."""
+    """Return whether the plan for an opened tier is empty or missing."""
     try:
         with Scratch() as scratch, open_tier(tier.name, tier.metadata_path) as opened:
             return plan_recover(opened, scope_of(opened, None, None), scratch,
@@ -129,7 +129,7 @@ class _Recovery:
                     notes=tuple(dict.fromkeys(self._notes)),
                     messages_lost_total=total,
                     ambiguous=sum(queue.ambiguous for queue in queues),
-                    # No filler stands for them, and the units that told of them go.
+                    # No filler represents them, and the units that told of them go.
                     dropped=Dropped(total))
 
     def _look_at_problems(self) -> None:
@@ -282,7 +282,9 @@ class _Recovery:
 
     def _why_index_stays(self, index: recover_index.RecoveredIndex,
                          queues: Sequence[RecoveredQueue]) -> str | None:
-        """Why lost items are not looked for, "" where that needs no words; None: they are."""
+        """Return why lost items are not looked for, "" where that needs no words; None: they
+        are.
+        """
         if self._tier.broker_root is None:
             return ("the broker's local root is unknown, and so are its index files that are not "
                     "uploaded: missing items are not rebuilt (pass --metadata FILE)")
@@ -309,7 +311,7 @@ class _Recovery:
         return next((file.shape for file in reversed(index.files) if file.form == OPEN), None)
 
     def _is_dispatched(self, queues: Sequence[RecoveredQueue]) -> bool:
-        """Whether rmqctl itself has still to index what it uploaded."""
+        """Return whether rmqctl itself has still to index what it uploaded."""
         scope = self._scope
         progress = IndexProgress(scope.broker_root, f"{scope.cluster}/{scope.broker}")
         progress.load()

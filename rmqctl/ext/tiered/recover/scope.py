@@ -1,4 +1,4 @@
-"""Which part of a tier is one broker's, and where that broker keeps its metadata."""
+"""The part of a tier that belongs to one broker, and the path of that broker's metadata."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from rmqctl.parse_values import is_url
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """One broker's part. ``metadata_path`` may lead to nothing yet; ``broker_root``: local root."""
+    """One broker's part. ``metadata_path`` may point to nothing yet; ``broker_root``: local
+    root.
+    """
 
     cluster: str
     broker: str
@@ -74,7 +76,7 @@ def _brokers(path: str) -> set[str]:
 
 
 def check_root(metadata: str | None) -> Callable[[str], object]:
-    """What raises where there is no tier to repair."""
+    """Return what raises without a tier to repair."""
     def check(root: str) -> None:
         open_tier(root, metadata).close()
     return check

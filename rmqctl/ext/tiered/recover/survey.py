@@ -1,8 +1,8 @@
-"""What lies in the commit log of one queue: every message that proves itself, as rows on disk.
+"""Survey of the commit log of one queue: every message that proves itself, as rows on disk.
 
 Rows are in the order of the log, in a file of the scratch folder, so a queue of millions of
-messages costs little memory (tiered.md §17.6). Messages that lie at another place than they say are
-found, too: a block that was written again behind a part of itself (§8.4).
+messages costs little memory (tiered.md §17.6). Messages whose physical offset is wrong are
+included: a block that was written again after a part of itself (§8.4).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ROW = np.dtype([("queue_offset", "i8"), ("position", "i8"), ("size", "i8"), ("ta
 """A message: ``position`` is its logical offset in the queue's commit log."""
 
 _QUIRK_AT = 56
-"""Where a broker looks for the store time, also where an IPv6 born host moves it (§3)."""
+"""Offset at which a broker reads the store time, even if an IPv6 born host moves it (§3)."""
 _MOST_SPANS = 1000
 PHYSICAL_OFFSET = layout.field(message.Message, "physical_offset")
 """The field that a shifted message has wrong."""
@@ -47,8 +47,8 @@ _WINDOW = 4 << 20
 class SegmentSurvey:
     """A commit log segment. ``begin`` and ``end`` bound its messages' store times (`NEVER`: none),
     ``quirk`` what a broker takes for them where that is something else. ``damaged`` bytes are
-    neither message nor coda; ``beyond``: messages that begin before the next segment's base and
-    end behind it.
+    neither message nor coda; ``beyond``: messages that begin before the next segment's base and end
+    after it.
     """
 
     segment: Segment
@@ -75,10 +75,11 @@ class Survey:
     foreign: int = 0
     bad_crc: int = 0
     odd: list[tuple[int, int]] = field(default_factory=list)
-    """(position, size) of the first whole records that are no rows: they say another queue, or
-    another queue offset than the next, with a body that is not whole."""
+    """(position, size) of the first intact records that are no rows: they say another queue, or
+    another queue offset than the next, with a body that is not whole.
+    """
     doubtful: list[tuple[int, int]] = field(default_factory=list)
-    """(position, size) of whole records that may be messages or lie in a body."""
+    """(position, size) of intact records that may be messages or are in a body."""
     misplaced: list[tuple[Segment, int]] = field(default_factory=list)
     """Segments all of whose messages say that it begins elsewhere, and where."""
 
@@ -121,7 +122,7 @@ def survey(queue: FlatQueue, log: FlatFile, path: str) -> Survey:
 
 
 class MessageRows:
-    """Rows (`ROW`) of the messages that lie in a queue's commit log."""
+    """Rows (`ROW`) of the messages that are in a queue's commit log."""
 
     def __init__(self, name: QueueName) -> None:
         self._queue_id = name.queue_id
@@ -210,7 +211,7 @@ class _Reading:
         about.quirk = _widened(known if about.messages > len(rows) else (NEVER, NEVER), times)
 
     def _damaged(self, source: Source, about: SegmentSurvey, span: Span) -> Iterator[Array]:
-        """Rows of messages that lie in a span at another place than they say."""
+        """Rows of messages that are in a span at another place than they say."""
         surveyed = self._found
         start, length = span.offset, min(span.end, about.segment.end) - span.offset
         if length <= 0:
@@ -291,13 +292,13 @@ class Overlaid(Changed):
 
 
 def close_up(found: Survey, folder: str) -> tuple[FlatFile, dict[str, str]]:
-    """Takes out of segments a part of a block which was written again behind it (tiered.md §8.4):
+    """Takes out of segments a part of a block which was written again after it (tiered.md §8.4):
     without it everything is where units, index items and the next segment take it to be.
 
-    (the log with what would be its files, {segment's path: new file in ``folder``}). Only
-    segments whose length is then exactly what the next one's base says. In the last segment nothing
-    follows, and what lies there may stay; in an earlier one the end of the file lies behind the
-    start of the next, where nothing can lead to it. StoreIOError.
+    (the log with what would be its files, {segment's path: new file in ``folder``}). Only segments
+    whose length is then exactly what the next one's base says. In the last segment nothing follows,
+    and what is there may stay; in an earlier one the end of the file is after the start of the
+    next, where nothing can point to it. StoreIOError.
     """
     log, files = found.log, {}
     segments = []
@@ -316,8 +317,8 @@ def close_up(found: Survey, folder: str) -> tuple[FlatFile, dict[str, str]]:
 
 
 def _written_twice(found: Survey, segment: Segment) -> tuple[int, int] | None:
-    """``[start, end)`` of the part in the file that is there twice; None where there is none, or
-    without it the file would have another length than it should.
+    """``[start, end)`` of the part in the file that is there twice, or None, or without it the file
+    would have another length than it should.
     """
     if not segment.name_ok:
         return None
@@ -350,7 +351,7 @@ def correct_offsets(found: Survey, files: dict[str, str]) -> None:
 
 
 def copy_ranges(reader: Reader, path: str, ranges: Iterable[tuple[int, int]], to: str) -> None:
-    """Writes ``[start, end)`` of a file of a tier, one range behind the other, as a new file of the
+    """Writes ``[start, end)`` of a file of a tier, one range after the other, as a new file of the
     scratch. StoreIOError.
     """
     try:

@@ -1,6 +1,6 @@
 """Store times in a queue's commit log that cannot be, or that the index contradicts.
 
-They are set right by the rules of the local salvage (`rmqctl.repair.salvage.mend.times`), with the
+They are corrected by the rules of the local salvage (`rmqctl.repair.salvage.mend.times`), with the
 index items of the tier.
 
 A wrong one costs more than itself: a tier's index files, its segments in the metadata and what is
@@ -43,7 +43,7 @@ class MendedTimes:
 
 
 def mend_times(surveyed: Survey) -> MendedTimes:
-    """What sets the store times of messages right. StoreIOError."""
+    """Return what sets the store times of messages right. StoreIOError."""
     out, log = MendedTimes(), surveyed.log
     doubtful = list(_doubtful(surveyed))
     records = {place: record for place, _, _ in doubtful

@@ -1,9 +1,9 @@
-"""What the consume queue of one queue has to hold: its own units where they lead to what they
-should, units made from the messages where they do not (tiered.md §4, §17.6).
+"""The rebuilt consume queue of one queue: its own units where they point to their messages, and
+units made from the messages where they do not (tiered.md §4, §17.6).
 
-Nothing is invented: a queue offset of which neither a unit nor a message is left stays a hole,
-and a hole is never bridged, because a broker that reads over one takes later messages for earlier
-ones. It lies in the files there are, and new ones between and behind them.
+Nothing is invented: a queue offset without a unit and a message stays a hole, and a hole is never
+bridged, because a broker that reads across one returns wrong messages. Holes stay in the existing
+files, and new files are created between and after them.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def _ascends(offsets: Array) -> bool:
 
 
 def breaks(offsets: Array) -> Array:
-    """Where a value is not the one before plus one."""
+    """Return where a value is not the one before plus one."""
     step = 1 << 20
     numbers = [np.flatnonzero(np.diff(offsets[start:start + step + 1]) != 1) + start + 1
                for start in range(0, len(offsets) - 1, step)]
@@ -95,7 +95,9 @@ def breaks(offsets: Array) -> Array:
 
 @dataclass(slots=True)
 class Counts:
-    """What became of units. ``unknown`` ones lead into the log, to no message that is whole."""
+    """Counts of units by outcome. ``unknown`` ones point into the log, but not to an intact
+    message.
+    """
 
     sound: int = 0
     expired: int = 0
@@ -114,7 +116,7 @@ class Units:
         """Queue offsets whose messages are damaged, with the start and the end of their bytes."""
         self.counts = Counts()
         self.cut = 0
-        """Units at the end that lead to nothing, and are left out."""
+        """Units at the end that point to nothing, and are left out."""
         self.lost: list[tuple[int, UnitRecord]] = []
         """The first of these that tell of a message, with their queue offsets."""
         self._kept = {segment.base: Run(segment.base // UNIT_SIZE, segment.end // UNIT_SIZE)
@@ -154,13 +156,15 @@ class Units:
         return units, present
 
     def _sound(self, first: int, units: Array) -> Array:
-        """Whether units lead to a message that is theirs, be it one that was written again."""
+        """Return whether units point to a message that is theirs, be it one that was written
+        again.
+        """
         rows = self.expected.rows
         good: Array = np.zeros(len(units), bool)
         if not len(rows):
             return good
         offset = units["commit_log_offset"].astype(np.int64)
-        for skipped in (0, CODA_SIZE):  # a broker passes over a coda in front (§3)
+        for skipped in (0, CODA_SIZE):  # a broker skips a coda in front (§3)
             number = np.minimum(np.searchsorted(rows["position"], offset + skipped), len(rows) - 1)
             row = rows[number]
             fits = ((row["position"] == offset + skipped) & (row["size"] == units["size"])
@@ -174,7 +178,9 @@ class Units:
         return good
 
     def _leads_to_damage(self, first: int, units: Array) -> Array:
-        """Whether units lead to the damaged bytes that have to be those of their messages."""
+        """Return whether units point to the damaged bytes that have to be those of their
+        messages.
+        """
         inside: Array = np.zeros(len(units), bool)
         low, high = np.searchsorted(self._damaged[:, 0], (first, first + len(units)))
         for queue_offset, start, stop in self._damaged[low:high].tolist():
@@ -184,7 +190,7 @@ class Units:
         return inside
 
     def _leads_inside(self, units: Array) -> Array:
-        """Whether units lead to bytes that are there, or that expired."""
+        """Return whether units point to bytes that are there, or that expired."""
         offset = units["commit_log_offset"].astype(np.int64)
         size = units["size"].astype(np.int64)
         inside: Array = ((offset >= 0) & (offset < self.log.end) & (size >= message.MIN_SIZE)
@@ -192,7 +198,7 @@ class Units:
         return inside
 
     def _trim(self) -> None:
-        """Leaves out units at the end that lead beyond the log, and of whose messages none is
+        """Leaves out units at the end that point beyond the log, and of whose messages none is
         there: a broker's next messages would come to lie where they lead.
         """
         for segment in reversed(self.queue.segments):
@@ -245,7 +251,7 @@ class Units:
         self.runs = _joined(runs)
 
     def content(self, start: int, end: int) -> tuple[Array, bool]:
-        """(the units of ``[start, end)``, which lie in a run; whether any is another than there
+        """(the units of ``[start, end)``, which are in a run; whether any is another than there
         is). Counts what became of them.
         """
         units, present = self._existing(start, end)
@@ -286,7 +292,7 @@ class Units:
         return int(times.min()), int(times.max()), bool(has.all())
 
     def missing(self) -> list[Run]:
-        """Runs of messages that no unit will lead to, for a hole is between: their queue
+        """Runs of messages that no unit will point to, for a hole is between: their queue
         offsets.
         """
         missing = []
@@ -353,8 +359,8 @@ def at_their_places(log: FlatFile, misplaced: Sequence[tuple[Segment, int]]) -> 
 
 
 def max_units(tier: Tier, given: int | None, metadata: Metadata) -> int:
-    """How many units a consume queue file takes: as given, as noted in the tier, as other files
-    that are full have, as metadata says of some, or a broker's default.
+    """Return how many units a consume queue file takes: as given, as noted in the tier, as other
+    files that are full have, as metadata says of some, or a broker's default.
     """
     if given is not None:
         return max(given // UNIT_SIZE, 1)

@@ -1,3 +1,3 @@
 """tiered verify: every check of a tier, its commit logs, consume queues, index files and metadata,
-each held against the others and against the local store.
+each compared with the others and against the local store.
 """

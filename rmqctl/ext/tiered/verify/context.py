@@ -1,4 +1,4 @@
-"""What the checks of one tiered queue share: what was counted, and findings with their places."""
+"""Shared state of the checks of a tiered queue: counts, and findings with their places."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from rmqctl.scan.frames import Array
 LOG, QUEUE, INDEX, METADATA, TIER, LOCAL = (
     "commitlog", "consumequeue", "index", "metadata", "tier", "local")
 TIERED = "tiered"
-"""All of a tier, among the structures of the store that it lies in."""
+"""All of a tier, among the structures of the store that it is in."""
 STRUCTURES = (TIER, METADATA, LOG, QUEUE, INDEX, LOCAL)
-"""What can be checked, by the names of ``--only`` and of findings."""
+"""Parts that can be checked, by the names of ``--only`` and of findings."""
 
 Progress = Callable[[int], None]
 
 
 @dataclass(slots=True)
 class Coverage:
-    """What a run looked at. Bytes of commit logs: the kinds add up to ``bytes_total``.
+    """Coverage of a run. Bytes of commit logs: the kinds add up to ``bytes_total``.
 
-    ``bytes_orphaned`` are in whole messages that no unit leads to, ``bytes_zero`` and
-    ``bytes_damaged`` in what is no message; ``bytes_unverifiable`` as in ``verify``, of messages
-    that units lead to. ``messages_undecided``: whole records that may be messages or lie in a body.
+    ``bytes_orphaned`` are in intact messages that no unit points to, ``bytes_zero`` and
+    ``bytes_damaged`` in other bytes; ``bytes_unverifiable`` as in ``verify``, of messages that
+    units point to. ``messages_undecided``: intact records that may be messages or are in a body.
     ``messages_replaced``: messages that a repair put in place of lost ones, or kept damaged.
-    ``already_lost_by_topic``: messages that units lead to and that are gone or damaged, so far as
+    ``already_lost_by_topic``: messages that units point to and that are gone or damaged, so far as
     the log beside the tier does not have them either, of which ``messages_replaced`` is, too.
     ``messages_lost_in_repairs``: messages that repairs of the tier dropped, ``nowhere_since`` those
     that the log does not have either. ``messages_already_lost`` is both.
-    ``property_crc_unverifiable``: copies whose ``__CRC32#`` covers the physical
-    offset they had in the local store, which is gone.
+    ``property_crc_unverifiable``: copies whose ``__CRC32#`` covers the physical offset they had in
+    the local store, which is gone.
     """
 
     queues: int = 0

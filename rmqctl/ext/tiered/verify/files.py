@@ -195,7 +195,7 @@ def _flat(tier: Tier, name: QueueName, flat: FlatFile) -> Iterator[Finding]:
 def _size(name: QueueName, flat: FlatFile, segment: Segment, entry: meta.SegmentEntry,
           last: bool) -> Iterator[Finding]:
     if entry.size in (segment.size, segment.usable):
-        return  # what is behind the next segment's base is an overlap, found elsewhere
+        return  # what is after the next segment's base is an overlap, found elsewhere
     if entry.size > segment.size:
         yield _about(name, flat, segment, METADATA, "tiered-segment-short", f"has {segment.size} "
                      f"bytes, {entry.size} were committed: {entry.size - segment.size} missing",

@@ -1,4 +1,4 @@
-"""The tier that lies in a store, verified with it: one verdict on both, and what it has lost."""
+"""The tier that is in a store, verified with it: one verdict on both, and what it has lost."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Progress = Callable[[int], None]
 
 
 def tier_in(root: str) -> Tier | None:
-    """The tier in the store at ``root``; None where there is none. StoreIOError."""
+    """The tier in the store at ``root``, or None. StoreIOError."""
     try:
         return Tier.open(root)
     except NotAStoreError:
@@ -52,7 +52,7 @@ def joined(own: Verdict[Coverage], tier: Tier, store: Store, most: int,
 
 
 def losses(tier: Tier, store: Store, progress: Progress | None = None) -> TierLosses:
-    """What the tier has lost and the ``store`` does not have; nothing else is checked."""
+    """Return what the tier has lost and the ``store`` does not have; nothing else is checked."""
     return TierLosses.of(verdict(Verification(
         tier, Options(frozenset({LOG, QUEUE})), beside=store, progress=progress),
         0).coverage.as_dict())

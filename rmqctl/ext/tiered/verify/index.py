@@ -1,6 +1,6 @@
 """The structure of an index file of a tier: header, slots, items, chains (tiered.md §5, §17.3 I).
 
-Everything is read once, by blocks. What items lead to is checked elsewhere
+Everything is read once, by blocks. What items point to is checked elsewhere
 (`tiered.verify.items`).
 """
 
@@ -100,12 +100,12 @@ def _slots(file: IndexFile) -> Iterator[Finding]:
         length = slots["length"].astype(np.int64)
         position = slots["position"].astype(np.int64)
         filled = length != 0
-        # One that reaches over the end must not push all behind it over the end, too.
+        # One that reaches over the end must not push all after it over the end, too.
         wrong = ((length < 0) | (length % fmt.COMPACTED_ITEM.size != 0)
                  | (length > end - shape.items_at)
                  | ((position <= end) & (position + length > end)))
         begin = expected + np.concatenate([[0], np.cumsum(np.where(wrong, 0, length))])
-        # Only a slot's own place is held against it, not what a wrong length makes of the rest.
+        # Only a slot's own place is compared with it, not what a wrong length makes of the rest.
         off = ~wrong & (position != begin[:-1]) & ~(shape.old & ~filled & (position == 0))
         if (wrong | off).any():
             yield from _wrong_slots(file, first, length, position, begin, wrong, off)
@@ -133,7 +133,7 @@ def _wrong_slots(file: IndexFile, first: int, length: Array, position: Array, be
         if wrong[slot]:
             yield note(file, "tiered-index-slot", f"slot {first + slot}: {int(length[slot])} bytes "
                        "of items, not a valid number of items", place, length=8)
-            # Behind a wrong length the places of all others are off by as much.
+            # After a wrong length the places of all others are off by as much.
             rest = position[slot + 1:] - begin[slot + 1:-1]
             follows = int(rest[0]) if len(rest) else 0
         elif int(position[slot] - begin[slot]) != follows:
@@ -142,7 +142,7 @@ def _wrong_slots(file: IndexFile, first: int, length: Array, position: Array, be
                        length=8)
             shift = int(position[slot] - begin[slot])
             if slot + 1 < len(position) and int(position[slot + 1] - begin[slot + 1]) == shift:
-                follows = shift  # a length before it is wrong, not the places of all behind it
+                follows = shift  # a length before it is wrong, not the places of all after it
 
 
 def _compacted_items(file: IndexFile, take: Take, times: Times) -> Iterator[Finding]:
@@ -171,7 +171,9 @@ def _compacted_items(file: IndexFile, take: Take, times: Times) -> Iterator[Find
 
 
 def _lowest(hashed: Array, slots: int) -> Array:
-    """Which hashes are -2^31, the one a broker cannot negate, and have a slot all the same."""
+    """Return which hashes are -2^31, the one a broker cannot negate, and have a slot all the
+    same.
+    """
     mask: Array = (hashed == _I32.min) & (hashed % slots == 0)
     return mask
 
@@ -193,7 +195,7 @@ def _slot_places(file: IndexFile, own: Array) -> tuple[Array, Array]:
 
 
 def _open(file: IndexFile, take: Take, times: Times) -> Iterator[Finding]:
-    """The open form: each item leads to the one before it of its slot, each slot to its newest."""
+    """The open form: each item points to the one before it of its slot, each slot to its newest."""
     shape, header = file.shape, file.header
     none = -1 if shape.old else 0
     full = header.item_count + 1 == shape.max_items

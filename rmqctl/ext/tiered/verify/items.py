@@ -1,4 +1,4 @@
-"""What index items lead to: topic id, queue, place, size and key of a message (tiered.md §17.3 I4).
+"""Check the targets of index items: topic id, queue, offset, size and key (tiered.md §17.3 I4).
 
 Items of messages that are expired, or of topics that were removed, are normal.
 """
@@ -56,7 +56,7 @@ class Items:
         self.items, self.keys = Spool(ITEM), Spool(KEY)
         self.files: list[IndexFile] = []
         self.held = ExitStack()
-        """What must stay open as long as items may be looked at."""
+        """Files that must stay open as long as items are read."""
         self.has_empty = False
         self._tallies: list[Tally] = []
         self._serial = metadata.serial
@@ -214,7 +214,7 @@ class Items:
         return file.shape.item_position(number), fmt.ITEM.size
 
     def _strange(self, number: int, item: int) -> Finding:
-        """Why an item has no message."""
+        """Return why an item has no message."""
         file = self.files[number]
         place, size = self._place(file, item)
         item_record = fmt.COMPACTED_ITEM.decode(file.read(place, fmt.COMPACTED_ITEM.size).ljust(
@@ -222,7 +222,7 @@ class Items:
         place_of_code = int(np.searchsorted(self._codes,
                                             code_of(item_record.topic_id, item_record.queue_id)))
         queue = self.queues[int(self._numbers[min(place_of_code, len(self._numbers) - 1)])]
-        # A damaged message is found where it lies; that items lead to it is no trouble of theirs.
+        # A damaged message is found where it lies; that items point to it is no trouble of theirs.
         # Nor is it where a repair has ended the queue: it has said so.
         is_cut = self.counted.messages_lost_in_repairs and (
             item_record.commit_log_offset >= _end_of_units(queue))
@@ -259,7 +259,7 @@ class Items:
 
 
 def _end_of_units(queue: FlatQueue) -> int:
-    """The offset in the commit log behind the message of the last unit of a queue."""
+    """The offset in the commit log after the message of the last unit of a queue."""
     try:
         last = queue.unit(queue.commit_offset - 1)
     except StoreIOError:
@@ -268,7 +268,7 @@ def _end_of_units(queue: FlatQueue) -> int:
 
 
 def _leads_as_unit(queue: FlatQueue, item: fmt.CompactedItemRecord) -> bool:
-    """Whether a unit leads to the same place, where no message can be read."""
+    """Return whether a unit points to the same place, where no message can be read."""
     try:
         unit = queue.unit(first_from(queue, queue.cq_start, queue.commit_offset,
                                      item.commit_log_offset))

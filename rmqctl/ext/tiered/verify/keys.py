@@ -101,7 +101,7 @@ class MessageKeys:
 
 
 def _not_blank(data: Array, start: Array, length: Array) -> Array:
-    """Whether texts begin with anything but white space; a doubtful one counts as blank."""
+    """Return whether texts begin with anything but white space; a doubtful one counts as blank."""
     mask: Array = np.zeros(len(start), bool)
     filled = length > 0
     mask[filled] = data[start[filled]] > _SPACE
@@ -152,7 +152,7 @@ class Spool:
         return np.split(rows, np.searchsorted(rows["mark"], _FIRST[1:]))
 
     def _memory_rows(self) -> Array:
-        """What is in memory, ordered by mark."""
+        """Return what is in memory, ordered by mark."""
         if len(self._rows) != 1 or not self._ordered:
             rows = np.concatenate(self._rows) if self._rows else np.zeros(0, self._dtype)
             self._rows = [rows[np.argsort(rows["mark"], kind="stable")]]

@@ -1,8 +1,8 @@
-"""What a walk over a tiered queue left over: units without a message, bytes without a unit.
+"""The rest of a walk over a tiered queue: units without a message, bytes without a unit.
 
-Bytes that no unit leads to are normal (§8.3): a broker that died between commit log and consume
-queue writes the messages again. Units that lead nowhere are not, but for expired messages and for
-those of a block that was cut and then repeated behind its first part (§8.4, `Shifts`).
+Bytes that no unit points to are normal (§8.3): a broker that died between commit log and consume
+queue writes the messages again. Units that point nowhere are not, but for expired messages and for
+those of a block that was cut and then repeated after its first part (§8.4, `Shifts`).
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Left:
                 expired += int(gone.sum())
                 if first_expired is None:
                     first_expired = int(numbers[gone][0])
-            # Units that lead beyond the end of the log: the first and the last are remembered.
+            # Units that point beyond the end of the log: the first and the last are remembered.
             rows = np.flatnonzero(unseen & ~gone)
             beyond = (offset[rows] >= end) | (
                 (offset[rows] >= 0) & (size[rows] > end - offset[rows]))
@@ -128,12 +128,14 @@ class Left:
                 count=count_ahead)
 
     def _has_grown(self, unit: Unit) -> bool:
-        """Whether the commit log now reaches over what a unit leads to: a broker was faster."""
+        """Return whether the commit log now reaches over what a unit points to: a broker was
+        faster.
+        """
         return unit.offset + unit.size <= self._end_now and unit.offset >= self.log.end
 
     @cached_property
     def _end_now(self) -> int:
-        """Where the commit log ends by now."""
+        """Return where the commit log ends by now."""
         return FlatFile.open(self.log.reader, self.log.folder).end
 
     def _explained_unit(self, unit: Unit) -> Iterator[Finding]:
@@ -165,7 +167,7 @@ class Left:
                                    record.total_size) == (
                 unit.offset, unit.queue_offset, unit.size) and (
                     self.check.loose_count == len(self.loose.offset)):
-            # The walk has passed over it: a frame in another message's body.
+            # The walk has skipped it: a frame in another message's body.
             yield self._wrong(unit, f"points to offset {unit.offset}, inside another message")
         elif record is not None and record.physical_offset == unit.offset:
             yield from self._at_frame(unit, record.total_size, record.queue_offset)
@@ -175,7 +177,7 @@ class Left:
             yield self._wrong(unit, f"points to offset {unit.offset}, where no message starts")
 
     def _at_frame(self, unit: Unit, size: int, queue_offset: int) -> Iterator[Finding]:
-        """A unit that leads to the start of a whole message which is not quite its own."""
+        """A unit that points to the start of an intact message which is not quite its own."""
         if queue_offset != unit.queue_offset:
             other = self.check.units.at(np.array([queue_offset], np.int64))
             if bool(self.check.seen.has(queue_offset, 1)[0]) and other.known[0] and int(
@@ -202,11 +204,11 @@ class Left:
             "tiered-record", f"{span.reason or 'only zeros'}{field}{some}", span.offset,
             length=span.length, queue_offset=first.queue_offset, count=len(units))
 
-    # -- bytes that no unit leads to ---------------------------------------------------------------
+    # -- bytes that no unit points to -------------------------------------------------------------
 
     def _orphans(self) -> Iterator[Finding]:
         counted, loose, check = self.place.counted, self.loose, self.check
-        # Records that a unit led to after all are messages, no orphans.
+        # Records that a unit pointed to after all are messages, no orphans.
         free = ~self._claimed
         claimed = int(self._claimed.sum())
         counted.orphans -= claimed
@@ -226,7 +228,7 @@ class Left:
             yield self.place.log("tiered-cq-behind", f"{many} queue offsets from {check.units.end} "
                                  "on have no unit: more than a broker has pending",
                                  int(loose.offset[late][0]), count=many)
-        # What is left: whole messages without a unit, and bytes that are no message.
+        # What is left: intact messages without a unit, and bytes that are no message.
         garbage = [span for number, span in enumerate(check.spans)
                    if number not in self._hit_spans and not self._shifts.has(span.offset)]
         count = int(free.sum()) + check.loose_count - len(loose.offset)

@@ -39,7 +39,7 @@ def compare_queues(tier: Tier, queue: FlatQueue, store: Store, counted: Coverage
         return
     try:
         # What either side has alone, and neither.
-        # Rows are in the order of the log: those before its first file lead to nothing any more.
+        # Rows are in the order of the log: those before its first file point to nothing any more.
         high = local.disk_end
         low = first_from(local, local.first_index, high, store.log.min_offset)
         counted.local_only += max(high - max(low, end), 0) + max(min(high, first) - low, 0)
@@ -89,7 +89,7 @@ def count_others(tier: Tier, store: Store, counted: Coverage) -> None:
 
 def _difference(queue: FlatQueue, store: Store, queue_offset: int, tier_unit: UnitRecord | None,
                 local: consume_queue.UnitRecord, where: str) -> Finding | None:
-    """What differs between the two copies of a message; None where nothing does."""
+    """Return what differs between the two copies of a message; None where nothing does."""
     if tier_unit is None:
         return _differs(queue, queue_offset, "the tier has no unit for it", where, None)
     ours = store.log.raw_at(local.physical_offset, local.size)

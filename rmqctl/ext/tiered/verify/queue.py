@@ -1,4 +1,4 @@
-"""One tiered queue, every byte of its commit log, held against its consume queue and against the
+"""One tiered queue, every byte of its commit log, compared with its consume queue and against the
 times its segments have in the metadata (tiered.md §17.3).
 
 The log is walked once. Each message is looked up in the consume queue by its own queue offset; what
@@ -35,7 +35,9 @@ from rmqctl.scan.frames import ZERO, Array, Batch, Span, gather, gather_int
 from rmqctl.store.problems import ambiguity
 
 ENGINE_TIME = fixed_field("store_timestamp").offset
-"""Where a broker reads the store time of any message: right unless the born host is IPv6."""
+"""Offset at which a broker reads the store time of any message: right unless the born host is
+IPv6.
+"""
 MAX_HELD = 1 << 20
 """Messages without a unit, and spans of no message, that are looked into one by one."""
 _SEAL = props.CRC32.encode() + props.NAME_VALUE_SEPARATOR.encode()
@@ -65,7 +67,7 @@ class TimeSpan:
 class Times:
     """Collects the times of one queue, by segment of its two flat files.
 
-    A broker keeps the least and the greatest of what lies at byte 56 of the messages. 5.1 and 5.2
+    A broker keeps the least and the greatest of what is at byte 56 of the messages. 5.1 and 5.2
     keep the first and the last; after a crash the numbers may be of a part of the segment, or never
     set. Only times beyond those of the messages contradict.
     """
@@ -80,7 +82,7 @@ class Times:
 
     def take(self, segment: Segment, queue_offset: Array, matched: Array, engine: Array,
              true: Array) -> None:
-        """Messages of one segment of the commit log; ``matched``: those a unit leads to."""
+        """Messages of one segment of the commit log; ``matched``: those a unit points to."""
         self._log.setdefault(segment.base, TimeSpan()).take(engine, true)
         if not len(self._bases) or not matched.any():
             return
@@ -92,7 +94,7 @@ class Times:
                                                                                      true[rows])
 
     def findings(self, queue: FlatQueue, metadata: Metadata) -> Iterator[Finding]:
-        """What metadata says of segments whose messages were all seen."""
+        """Return what metadata says of segments whose messages were all seen."""
         yield from self._of(queue.name, queue.commit_log, self._log, metadata)
         yield from self._of(queue.name, queue.consume_queue, self._rows, metadata)
 
@@ -143,7 +145,7 @@ def judge(begin: int, end: int, span: TimeSpan | None) -> tuple[str, str] | None
 
 @dataclass(slots=True)
 class Loose:
-    """Whole messages whose unit leads elsewhere, in log order: columns (int64), unit as found."""
+    """Intact messages whose unit points elsewhere, in log order: columns (int64), unit as found."""
 
     offset: Array
     size: Array
@@ -157,8 +159,8 @@ class QueueCheck:
     """Walks one queue. Iterate `findings` to its end; then everything else is complete.
 
     ``loose``, ``spans`` and ``seen`` are what `verify_left` explains; ``without_unit``: the queue
-    offsets of whole messages to which no unit leads. ``first``: (queue offset, logical offset) of
-    the first message that a unit leads to.
+    offsets of intact messages to which no unit leads. ``first``: (queue offset, logical offset) of
+    the first message that a unit points to.
     """
 
     def __init__(self, queue: FlatQueue, place: Place, keys: MessageKeys | None = None,
@@ -181,7 +183,7 @@ class QueueCheck:
         self._tags = TagsCodes(self._topics)
 
     def findings(self) -> Iterator[Finding]:
-        """What the walk itself shows. Unreadable segments are findings, the others go on."""
+        """Return what the walk itself shows. Unreadable segments are findings, the others go on."""
         self.units.find_tears()
         self.place.counted.segments += len(self.queue.consume_queue.segments)
         for segment in self.queue.commit_log.segments:
@@ -260,7 +262,7 @@ class QueueCheck:
 
     def _matched(self, batch: Batch, matched: Array, units: UnitColumns,
                  engine_time: Array) -> Iterator[Finding]:
-        """The checks of messages that their units lead to."""
+        """The checks of messages that their units point to."""
         queue_offset, offset = batch.column("queue_offset"), batch.offset
         # Which queue offsets are met, and in which order.
         self.seen.add(queue_offset[matched])
@@ -294,7 +296,7 @@ class QueueCheck:
                                   f"{int(codes[number])} from the message",
                                   self.units.place(own_offset), length=UNIT_SIZE,
                                   queue_offset=own_offset)
-        # Keys, for the comparison with the index; and what nothing was held against.
+        # Keys, for the comparison with the index; and what nothing was compared with.
         proven: Array = np.zeros(len(batch), np.int64)
         proven[tagged] += tags
         if self._keys is not None:

@@ -1,4 +1,4 @@
-"""Messages behind where their units lead: a broker repeated a torn write (tiered.md §8.4)."""
+"""Messages after where their units lead: a broker repeated a torn write (tiered.md §8.4)."""
 
 from __future__ import annotations
 
@@ -29,36 +29,36 @@ class Unit(NamedTuple):
 
 
 class Shifts:
-    """Distances by which messages of a segment lie behind their places, and how many do.
+    """Distances by which messages of a segment are after their places, and how many do.
 
-    A write was cut, then repeated behind its part. Consume queue and embedded offsets of the
+    A write was cut, then repeated after its part. Consume queue and embedded offsets of the
     repeated block still describe the place where it should be; messages of later blocks say where
     they lie, and only their units are wrong, up to the segment's end. A unit that is damaged looks
-    like the latter: a distance is that of a shift if a message of the block says just what its
-    unit says, and lies the distance behind.
+    like the latter: a distance is that of a shift if a message of the block says just what its unit
+    says, and lies the distance after.
     """
 
     def __init__(self, check: QueueCheck) -> None:
         self._check, self._log = check, check.queue.commit_log
         self._segments = [segment for segment in self._log.segments if segment.usable]
         self._shifts: dict[int, Counter[int]] = {}
-        """How many messages lie a distance behind, by the segment's base."""
+        """Number of messages at a distance after their place, by the segment's base."""
         self._span_starts = [span.offset for span in check.spans]
         self._first: tuple[int, int] | None = None
         self._searched: set[int] = set()
 
     def has(self, offset: int) -> bool:
-        """Whether messages are displaced in the segment with a logical offset."""
+        """Return whether messages are displaced in the segment with a logical offset."""
         segment = self._log.segment_of(offset)
         return segment is not None and any(self._shifts.get(segment.base, {}).values())
 
     def span_of(self, offset: int) -> int | None:
-        """Which of the check's spans a logical offset is in."""
+        """Return which of the check's spans a logical offset is in."""
         number = bisect_right(self._span_starts, offset) - 1
         return number if number >= 0 and offset < self._check.spans[number].end else None
 
     def frames(self, loose: Loose, claimed: Array) -> None:
-        """Marks the provable messages a distance behind what their units say as ``claimed``."""
+        """Marks the provable messages a distance after what their units say as ``claimed``."""
         bases = np.array([segment.base for segment in self._segments], np.int64)
         distance = loose.offset - loose.unit_offset
         base = bases[np.searchsorted(bases, loose.offset, "right") - 1]
@@ -68,7 +68,7 @@ class Shifts:
         for row in rows.tolist():
             groups.setdefault((int(base[row]), int(distance[row])), []).append(row)
         for (start, by), group in groups.items():
-            # The unit of the first message behind the block leads into the block.
+            # The unit of the first message after the block points into the block.
             self._search(int(loose.queue_offset[group[0]]), int(loose.unit_offset[group[0]]))
             for row in group if by in self._shifts.get(start, ()) else ():
                 queue_offset = int(loose.queue_offset[row])
@@ -78,8 +78,8 @@ class Shifts:
                     self._check.seen.add(loose.queue_offset[row:row + 1])
 
     def explains(self, unit: Unit) -> bool:
-        """Whether the message of a unit lies a proven distance behind: one of the block, or
-        a later one that the walk could not tell from the body of a damaged record.
+        """Return whether the message of a unit lies a proven distance after: one of the block, or a
+        later one that the walk could not tell from the body of a damaged record.
         """
         self._search(unit.queue_offset, unit.offset)
         segment = self._log.segment_of(unit.offset)
@@ -113,8 +113,8 @@ class Shifts:
             self._first = queue_offset, offset
 
     def _search(self, queue_offset: int, offset: int) -> None:
-        """Finds messages in the span that a unit leads into, and those that follow it or that it
-        follows, once, which say that they lie further ahead, as their units do.
+        """Finds messages in the span that a unit points into, and those that follow it or that it
+        follows, once, which say that they are further ahead, as their units do.
         """
         number, segment = self.span_of(offset), self._log.segment_of(offset)
         if number is None or number in self._searched or segment is None:

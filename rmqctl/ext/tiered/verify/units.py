@@ -1,8 +1,8 @@
 """The consume queue of a tiered queue by queue offset, torn writes allowed for (tiered.md §8.4).
 
-A broker that finds a file which ends inside a unit appends behind it as if it did not: from there
-on every unit lies some bytes behind its place. Such a tear is searched for and proven with the
-messages; the units behind it can then still be compared, and only the tear itself is a finding.
+A broker that finds a file which ends inside a unit appends after it as if it did not: from there on
+every unit lies some bytes after its place. Such a tear is searched for and proven with the
+messages; the units after it can then still be compared, and only the tear itself is a finding.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MOST_TEARS = 64
 
 @dataclass(frozen=True, slots=True)
 class Tear:
-    """From queue offset ``first`` on units lie ``shift`` bytes (1 to 19) behind their places."""
+    """From queue offset ``first`` on units lie ``shift`` bytes (1 to 19) after their places."""
 
     first: int
     shift: int
@@ -34,7 +34,7 @@ class Tear:
 
 @dataclass(slots=True)
 class UnitColumns:
-    """Units as columns (int64); ``known`` is False where there is no such unit."""
+    """Units as columns (int64); ``known`` is False if the unit does not exist."""
 
     known: Array
     offset: Array
@@ -54,7 +54,7 @@ class Units:
 
     @property
     def torn_bytes(self) -> int:
-        """Bytes of the flat file that make no whole unit."""
+        """Bytes of the flat file that make no intact unit."""
         return (self._file.end - self._file.start) % UNIT_SIZE
 
     def find_tears(self) -> None:
@@ -77,7 +77,7 @@ class Units:
             self.end = (self._file.end - self.tears[-1].shift) // UNIT_SIZE
 
     def _break(self, low: int, shift: int) -> int | None:
-        """The first queue offset from ``low`` on whose unit, so shifted, leads elsewhere."""
+        """The first queue offset from ``low`` on whose unit, so shifted, points elsewhere."""
         high = (self._file.end - shift) // UNIT_SIZE
         end = high
         while low < high:
@@ -98,7 +98,7 @@ class Units:
         return self.leads_to(unit, queue_offset)
 
     def leads_to(self, unit: UnitRecord, queue_offset: int) -> bool:
-        """Whether a unit leads to the message of a queue offset. Broken bytes do not."""
+        """Return whether a unit points to the message of a queue offset. Broken bytes do not."""
         try:
             head = self._queue.commit_log.read(unit.commit_log_offset, message.START_SIZE)
             if len(head) < message.START_SIZE or unit.size < message.MIN_SIZE:
@@ -160,9 +160,9 @@ class Units:
         return columns
 
     def of(self, batch: Batch) -> tuple[UnitColumns, Array]:
-        """(the units of a batch's queue offsets, which of its messages they lead to (bool)).
+        """(the units of a batch's queue offsets, which of its messages they point to (bool)).
 
-        A unit may lead to the coda in front of its message (5.1, 5.2).
+        A unit may point to the coda in front of its message (5.1, 5.2).
         """
         units = self.at(batch.column("queue_offset"))
         matched = units.known & (units.offset == batch.offset)
@@ -187,7 +187,7 @@ class Units:
 
 
 class Seen:
-    """Which queue offsets were met: blocks of flags, forgotten once a block is full."""
+    """The queue offsets met so far: blocks of flags, forgotten once a block is full."""
 
     _BITS = 1 << 14
 

@@ -1,6 +1,6 @@
 """tiered verify: everything of a tier that can be checked, as a stream of findings (tiered.md §17).
 
-Index files are gone through first (what they lead to is kept as fingerprints), then every queue's
+Index files are gone through first (what they point to is kept as fingerprints), then every queue's
 commit log once against its consume queue; then both sides are compared. Nothing is written but
 unnamed temporary files where the fingerprints do not fit into memory.
 """
@@ -171,7 +171,9 @@ class Verification:
             return None  # `verify` of the store says why
 
     def _nowhere(self, lost: int) -> int:
-        """How many of the messages that repairs dropped, at the ends of queues, no log has."""
+        """Return how many of the messages that repairs dropped, at the ends of queues, no log
+        has.
+        """
         between = [(self._local_from(queue), queue.commit_offset) for queue in self.tier.queues()]
         return lost if any(low is None for low, _ in between) else min(
             lost, sum(max(0, (low or 0) - end) for low, end in between))
@@ -202,7 +204,7 @@ class Verification:
                                 self._local_index(broker, items))
 
     def _owns_local_index(self, broker: str) -> bool:
-        """Whether the local index files are this broker's."""
+        """Return whether the local index files are this broker's."""
         named = self.tier.metadata.brokers
         return broker in named if named else len(self._brokers()) == 1
 
@@ -249,7 +251,7 @@ def _index_entry(file: IndexFile, entry: SegmentEntry, times: index.Times) -> It
 
 
 def _compacting(folder: str | None) -> Iterator[Finding]:
-    """Compacted copies that wait for their upload: after a crash they are begun anew."""
+    """Compacted copies that wait for their upload: after a crash they are begun again."""
     place = os.path.join(folder or "", names.COMPACTING_FOLDER)
     if folder is None or not vfs.isdir(place):
         return
@@ -264,7 +266,9 @@ def _compacting(folder: str | None) -> Iterator[Finding]:
 
 
 def _guarded(structure: str, where: str, findings: Iterator[Finding]) -> Iterator[Finding]:
-    """What cannot be read ends this part, not the run. ``where``: named where no file is."""
+    """Findings about what cannot be read; that ends this part, not the run. ``where``: named where
+    no file is.
+    """
     try:
         yield from findings
     except (StoreIOError, FormatError) as error:
@@ -290,7 +294,7 @@ def _unreadable(error: FormatError | StoreIOError, path: str | None = None) -> F
 
 @dataclass(frozen=True, slots=True)
 class _Result:
-    """What a thread found."""
+    """Results of a thread."""
 
     findings: list[Finding]
     coverage: Coverage
