@@ -43,10 +43,10 @@ class Aggregate:
     counts cover all frames. Picklable; `merge` adds another one's sums.
 
     With more than ``limit`` groups it becomes a search for heavy ones (`is_full`; Misra and Gries'
-    summary, which merges): whoever is heavy is among the `candidates`, but the sums are no longer
-    whole. A second pass over the same messages, with ``only`` these counted apart, makes them
-    exact, and `groups` then has just the heavy ones and `OTHER`. Which these are follows from the
-    messages alone. ``limit`` must be a few times ``heavy``.
+    summary, which merges): every heavy group is among the `candidates`, but the sums are
+    incomplete. A second pass over the same messages, with ``only`` these counted apart, makes them
+    exact, and `groups` then has just the heavy ones and `OTHER`. The choice depends on the messages
+    alone. ``limit`` must be a few times ``heavy``.
     """
 
     def __init__(self, by: str, *, topic: bytes | None = None, since: int | None = None,
@@ -70,7 +70,7 @@ class Aggregate:
         """These, and those that it kept with damaged bodies."""
         self.bytes_unread = 0
         self.unread = ""
-        """Why the first place that the system does not give cannot be read; "" without any."""
+        """Reason why the first unreadable place cannot be read; "" without any."""
 
     def miss(self, length: int, reason: str) -> None:
         """Notes bytes that cannot be read."""

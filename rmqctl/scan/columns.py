@@ -1,4 +1,4 @@
-"""Messages and frames of a walk as Arrow record batches: the columns somebody asked for.
+"""Messages and frames of a walk as Arrow record batches: the selected columns.
 
 Values are those of the message object (cli.md), in plain Arrow types which any reader takes. Where
 a text is not UTF-8 its bytes become U+FFFD as in ``bytes.decode("utf-8", "replace")``; the exact
@@ -6,8 +6,8 @@ bytes are in ``record``. Nothing refers to the walk's buffer, so batches may be 
 large as the walk's (2 MiB of log, or one larger record).
 
 What counts as a property is what `rmqctl.formats.local.properties.parse` says: the key ends at the
-first separator, empty keys and values are none, the last of several values counts and stands where
-the key stood first. Keys are decoded before they are compared.
+first separator, empty keys and values are ignored, and the last of several values counts, in the
+place of the first key. Keys are decoded before they are compared.
 """
 
 from __future__ import annotations
@@ -246,7 +246,7 @@ def as_lists(properties: Properties, count: int) -> pa.ListArray:
 
 
 def as_strings(properties: Properties, count: int, name: str) -> pa.StringArray:
-    """The value of a property of each of ``count`` records; null where there is none."""
+    """Return the value of a property of each of ``count`` records; null without the property."""
     row, values = properties.find(name)
     texts = strings(values)
     if len(row) == count:

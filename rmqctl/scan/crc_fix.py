@@ -1,4 +1,4 @@
-"""Which change of a few bits gives bytes the CRC-32 that they should have.
+"""Find the change of a few bits that gives bytes the expected CRC-32.
 
 CRC-32 is linear: what a damaged byte does to it depends on the byte's changed bits and on how many
 bytes follow, on nothing else. The difference of two CRCs (the *syndrome*) is a polynomial over
@@ -9,7 +9,7 @@ small primes (Pohlig and Hellman's way). A changed byte v is v times such a powe
 
 A record stores 31 bits of a CRC (commitlog.md §6): `syndromes` gives both differences these leave.
 Two CRCs over the same bytes, that of a body and that of its record, have the same polynomial: the
-second follows from the first, and tells just that nothing else is damaged.
+second follows from the first, and shows only that nothing else is damaged.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ def burst(length: int, syndrome: int, first_bit: int, bits: int) -> int | None:
     """The pattern of flipped bits at a known place that makes that difference, None without one.
 
     ``first_bit``: 8 * position, and 0 for the lowest bit of a byte; bit 0 of the pattern is there.
-    Up to 32 ``bits`` at most one pattern does it, and for 32 always one: who knows a place only
-    from this learns nothing. ValueError for more bits, or beyond the bytes.
+    Up to 32 ``bits`` at most one pattern does it, and for 32 always one: so a place found only by
+    this proves nothing. ValueError for more bits, or beyond the bytes.
     """
     if not 1 <= bits <= _CHECK_BITS or not 0 <= first_bit <= _BYTE * length - bits:
         raise ValueError(f"no {bits} bits from {first_bit} on in {length} bytes")

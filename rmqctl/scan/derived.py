@@ -1,4 +1,4 @@
-"""What messages point to besides the log, by column: tags codes, index keys, queues, batch ranges.
+"""Values derived from messages, by column: tags codes, index keys, queues, batch ranges.
 
 The same rules serve the check of a store and the dispatch that writes it (spec: consumequeue.md §3
 and §9, index.md §5).
@@ -28,7 +28,7 @@ _DENSE = 64
 _NAME_MAX = 255
 _INT16 = 16
 _ODD, _LENGTH_BITS = 1 << 62, 16
-"""How the kernel says where a text lies that it does not hash."""
+"""The kernel's mark for the place of a text that it does not hash."""
 _NAMES = (*(np.frombuffer(name.encode(), np.uint8) for name in (
     *(name + props.NAME_VALUE_SEPARATOR for name in (props.TAGS, props.UNIQUE_KEY, props.KEYS)),
     props.INNER)), ord(props.PROPERTY_SEPARATOR))
@@ -38,7 +38,7 @@ _LOOKED_AT = [*((name + props.NAME_VALUE_SEPARATOR).encode() for name in (
     filler.KEPT_START, MARK.tobytes()]
 NAMES = (np.frombuffer(b"".join(_LOOKED_AT), np.uint8),
          np.cumsum([len(name) for name in _LOOKED_AT]))
-"""Properties that passes over sound records read: back to back, where each ends."""
+"""Properties that passes over intact records read: adjacent, with the end of each."""
 _PLAIN, _SCHEDULE, _OTHER = range(3)
 
 
@@ -170,7 +170,7 @@ class IndexKeys:
 
 @dataclass(slots=True)
 class Leads:
-    """What messages point to: tags codes, and the keys of index entries in index order.
+    """Values derived from messages: tags codes, and the keys of index entries in index order.
 
     ``key_row`` is the message of a key, ``key_hash`` what its entry holds (all int64).
     ``properties`` are those of the messages, None where none of them is one of a broker's queues

@@ -1,9 +1,10 @@
 """Threads end before the interpreter does.
 
 A thread that outlives it is stopped wherever it next wants Python, which aborts the process or
-blocks it forever: whoever waits for that thread in a ``finally`` that runs late waits in vain. So
-what has threads, or is run by threads of others, is noted here, and ended when the process is about
-to end. That is a safety net: whoever starts threads ends them himself where he can.
+blocks it forever: code that waits for that thread in a late ``finally`` waits in vain. So objects
+that have threads, or are run by other libraries' threads, are registered here, and ended when the
+process is about to end. This is a safety net: code that starts threads ends them itself where it
+can.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _noted: WeakSet[Ending] = WeakSet()
 
 
 def note(what: Ending) -> None:
-    """End this before the interpreter, as long as somebody has it until then."""
+    """End this before the interpreter, as long as it is referenced until then."""
     _noted.add(what)
 
 
@@ -65,6 +66,6 @@ class Stream(Generic[T]):
             return next(self._items)
 
     def end(self) -> None:
-        """Wait for who is at it; whoever comes after finds the end."""
+        """Wait for the running call; later callers find the end."""
         with self._lock:
             self._ended = True

@@ -1,4 +1,4 @@
-"""What a repair put in the place of messages, among those of a walk (`formats.local.filler`)."""
+"""Messages of a walk that a repair wrote in the place of others (`formats.local.filler`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What messages are counted by: for each message of a batch the small number of its group.
+"""Groupings of messages: the small group number of each message in a batch.
 
 Everything goes by column; Python touches a group's key once per batch, never a message.
 """
@@ -94,7 +94,7 @@ class Keys:
         return numbers
 
     def number(self, key: Key) -> int:
-        """The number of a key that is not a text."""
+        """Return the number of a key that is not a text."""
         known = self._numbers.get(key)
         if known is None:
             if not self._open:

@@ -42,20 +42,22 @@ def _none() -> Array:
 
 @dataclass(slots=True)
 class Headers:
-    """What is odd in a part of a log. The records at its two ends wait for their neighbours:
-    `merge` with the part after it, or `settle` at the ends of the log.
+    """Anomalies in a part of a log. The records at its two ends wait for their neighbours: `merge`
+    with the next part, or `settle` at the ends of the log.
     """
 
     faults: list[HeaderFault] = field(default_factory=list)
     unlisted: int = 0
     early: int = 0
-    """Number of records stored before there were brokers, by the clock of their machine."""
+    """Number of records stored before RocketMQ existed, by their machine's clock."""
     first_early: int | None = None
     odd_born: int = 0
-    """Number of records with a born time that cannot be."""
+    """Number of records with an impossible born time."""
     first_odd_born: int | None = None
     back: int = 0
-    """How often store times go back by half a year or more, but for single damaged ones."""
+    """Number of times that store times go back by half a year or more, except single damaged
+    ones.
+    """
     first_back: int | None = None
     _first: Array = field(default_factory=_none)
     _last: Array = field(default_factory=_none)
@@ -182,9 +184,9 @@ def undecodable(batch: Batch) -> Array:
 
 
 def bad_numbers(batch: Batch, generation: int, properties: text.Properties | None = None) -> Array:
-    """Row numbers of the records with a property that must be a number for a broker and is none:
-    it refuses them, and ends the log there. ``properties``: the batch's, where they are at hand.
-    spec: commitlog.md §9.
+    """Return the row numbers of records with a non-numeric value in a numeric property: a broker
+    refuses them and truncates the log there. ``properties``: the batch's, if already parsed. spec:
+    commitlog.md §9.
     """
     scheduled = text.topics(batch).equal(_SCHEDULE)
     properties = properties or text.Properties(batch)

@@ -1,7 +1,7 @@
-"""Where a file has data and where it ends, without reading what was never written.
+"""Find where a file has data and where it ends, without reading holes.
 
-Nothing here guesses: a hole within the data is no end of it. What has no hole is read, from its
-end on, in pieces that grow, so a file of which a few bytes are used costs a few.
+Nothing is guessed: a hole within the data is not its end. Files without holes are read from the end
+on, in growing pieces, so a file with few used bytes costs little.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def data_ranges(fd: int, start: int, end: int) -> Iterator[tuple[int, int]]:
 
 
 def data_end(source: Source, start: int, end: int) -> int:
-    """The position in ``[start, end]`` after which, up to ``end``, there are holes only; up to a
-    page too far. ``start`` if there is no data.
+    """Return the position in ``[start, end]`` after which there are only holes up to ``end``, or up
+    to a page later; ``start`` without data.
     """
     low = source.next_data(start)
     if low >= end:

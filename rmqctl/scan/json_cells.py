@@ -1,7 +1,7 @@
-"""JSON objects by column: the cells of many rows are made where their bytes lie, then woven.
+"""JSON objects by column: the cells of many rows are created where their bytes are, then joined.
 
-The compiled kernel does both, and there is no other way in here: who has to do without it makes a
-mapping of each row and encodes that, which gives the same text.
+The compiled kernel does both; without it, callers make a mapping of each row and encode it, with
+the same result.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Others = Callable[[Array], Sequence[bytes]]
 
 
 def is_possible() -> bool:
-    """Return whether the kernel is there that makes cells."""
+    """Return whether the kernel can create cells."""
     return active() is not None
 
 

@@ -1,4 +1,4 @@
-"""What a process that goes through much data asks of its allocator and garbage collector.
+"""Allocator and garbage collector settings for processes that read much data.
 
 A walk makes and drops the same column buffers thousands of times. glibc gives buffers of their size
 back to the system at first, and each page is then faulted in again: up to a fifth of a verify's

@@ -49,10 +49,10 @@ class Piece:
 class LogPart:
     """One file of a log as it would be: ``size`` bytes from physical offset ``base`` on.
 
-    ``path`` is the file beneath, None where there is none (a missing file); what neither the file
-    nor a piece says reads as zero. ``pieces`` are ascending and do not overlap. ``witness``: see
-    `rmqctl.scan.source.Source`. What is in the file after ``limit`` bytes came later than what is
-    looked at, and reads as zero (`StoreFile.limit`). Picklable.
+    ``path`` is the file beneath, None for a missing file; bytes in neither the file nor a piece
+    read as zero. ``pieces`` are ascending and do not overlap. ``witness``: see
+    `rmqctl.scan.source.Source`. Bytes of the file after ``limit`` are newer than the view and read
+    as zero (`StoreFile.limit`). Picklable.
     """
 
     base: int

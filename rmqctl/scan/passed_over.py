@@ -1,4 +1,4 @@
-"""The damaged bytes of a log, counted while somebody reads past them."""
+"""The damaged bytes of a log, counted by readers that skip them."""
 
 from __future__ import annotations
 

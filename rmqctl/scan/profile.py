@@ -1,4 +1,4 @@
-"""What a log holds, by time, by place and by queue: sums of bounded size, for pictures of it.
+"""Profile of a log by time, by place and by queue: sums of bounded size, for charts.
 
 A profile takes the batches of a walk, and those of the ranges of one log merge, in any order. Times
 are kept in steps that grow with the time the log spans, places in equal cells of bytes.

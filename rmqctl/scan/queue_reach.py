@@ -1,8 +1,8 @@
-"""How far the messages of each queue reach: least and greatest queue offset, over a walk.
+"""Range of each queue's messages over a walk: least and greatest queue offset.
 
 Everything goes by column: Python touches a queue's key once per batch, never a message. Only
-records that get a consumequeue row count (spec: consumequeue.md §4); an inner batch covers
-several queue offsets (§9), a multi-dispatched message counts in further queues too (§10).
+records that get a consumequeue row count (spec: consumequeue.md §4); an inner batch covers several
+queue offsets (§9), a multi-dispatched message counts in further queues too (§10).
 """
 
 from __future__ import annotations

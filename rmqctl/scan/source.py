@@ -1,8 +1,8 @@
-"""Where bytes come from: positioned reads of regular files, opened for reading only.
+"""Sources of bytes: positioned reads of regular files, opened for reading only.
 
-Reads go through ``pread`` rather than a mapping: a file that shrinks while it is read gives a
-short read or an error, where a mapping would kill the process with SIGBUS. Only the kernel copies
-from one, where it guards itself against that: many small records, for a fraction of the time.
+Reads go through ``pread`` rather than a mapping: a file that shrinks while it is read gives a short
+read or an error, where a mapping would kill the process with SIGBUS. Only the kernel copies from
+one, where it guards itself against that: many small records, for a fraction of the time.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ offsets do not go up by one.
 
 
 class Past(NamedTuple):
-    """What is known of the messages of the file before one: the ends of their queues, how many
-    messages may be lost after them, and when the last one was stored (ms).
+    """State at the end of the previous file: the ends of its queues, the number of messages that
+    may be lost after them, and the store time of the last message (ms).
     """
 
     ends: QueueEnds
@@ -59,7 +59,7 @@ _NONZERO = 64
 
 
 class Witness(Protocol):
-    """What is known elsewhere of where the records of a log lie: nothing that is in a body."""
+    """Independent knowledge of the offsets of a log's records, without anything in a body."""
 
     @property
     def largest_record(self) -> int:
@@ -122,7 +122,7 @@ class Source(Protocol):
 
 
 class Closing:
-    """What is closed at the end of a ``with`` block."""
+    """Objects closed at the end of a ``with`` block."""
 
     __slots__ = ()
 

@@ -14,7 +14,7 @@ class Stopped(BaseException):
 
 
 class Stop:
-    """Whether the work that knows it is asked to end."""
+    """Return whether the work was asked to end."""
 
     __slots__ = ("asked",)
 
@@ -23,7 +23,7 @@ class Stop:
 
 
 current: ContextVar[Stop | None] = ContextVar("stop", default=None)
-"""What the running work goes by; None: it runs to its end."""
+"""The stop request of the running work; None: it runs to its end."""
 
 
 def check() -> None:

@@ -203,8 +203,8 @@ def split(data: Array, start: Array, length: Array, *, separator: int = _SPACE,
           ended: bool = False, keep_empty: bool = False) -> tuple[Array, Array, Array]:
     """(number of the text each part comes from, starts, lengths) of the parts of texts.
 
-    Parts are between single separators (a byte; the space if not given); with ``ended`` there is
-    none after the last one. Empty parts are left out, or kept.
+    Parts are between single separators (a byte; the space if not given); with ``ended``, no part
+    follows the last separator. Empty parts are left out, or kept.
     """
     # Compiled, again with more room if the parts do not fit.
     kernel = active()
@@ -391,7 +391,7 @@ class Properties:
     def places(self, name: str) -> tuple[Array, Array, Array]:
         """(row numbers ascending, starts in `data`, lengths) of the values of a property.
 
-        As a 4.9.1+ broker reads it: an empty value is no property, the last of several counts.
+        As a 4.9.1+ broker reads it: an empty value counts as missing, the last of several counts.
         """
         if active() is not None:
             values, count = self._values(self._texts, name)

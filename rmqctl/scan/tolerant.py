@@ -32,7 +32,7 @@ class Unread:
 
 
 class _OfConsumerError(Exception):
-    """What failed where records were skipped."""
+    """Failures of skipped records."""
 
     def __init__(self, error: StoreIOError) -> None:
         super().__init__(str(error))
@@ -69,7 +69,7 @@ class TolerantWalk:
         base, passes = source.base, self._sound
 
         def sound(data: Array, first: int, at: int, end: int) -> int:
-            """What was skipped is not walked again, should a read fail after it."""
+            """Skipped bytes are not walked again if a later read fails."""
             assert passes is not None
             try:
                 reached = passes(data, first, at, end)

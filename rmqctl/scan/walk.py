@@ -84,11 +84,11 @@ class Walk:
     ``first`` says where. That is a guess, which a body may mislead: `start_of` knows. ``position``
     is where the walk stands: the seam to the next range. With ``growing`` the walk ends at the
     first bytes that are neither a message nor a blank: in a file that is written to they are what
-    is not written yet. ``by_itself``: the file belongs to no store, and what may be in the body of
-    a damaged record is no message of it; ``is_dense``: whether it has all messages of its queues.
+    is not written yet. ``by_itself``: the file belongs to no store, and frames in the body of a
+    damaged record are not its messages; ``is_dense``: whether it has all messages of its queues.
     ``whole``: the frames of a buffer are one batch, whatever damage is between them; else each
-    batch ends with the first damage. ``beside`` takes out of each batch what is no message, though
-    it looks like one (`rmqctl.scan.damage.stale`). ``sound`` is shown what was read first; the
+    batch ends with the first damage. ``beside`` removes stale records, which look like messages,
+    from each batch (`rmqctl.scan.damage.stale`). ``sound`` is shown what was read first; the
     records that it skips come in no batch.
     """
 

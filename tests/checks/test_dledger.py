@@ -104,7 +104,7 @@ def test_a_damaged_message_in_a_whole_entry_breaks_no_chain(store: Path) -> None
     patch(store, starts[30] + 48, bytes(40))
     one, = findings(store)
     assert one["category"] == "record-damaged"
-    assert "the entry with index 30 is whole" in one["detail"]
+    assert "entry 30 is intact" in one["detail"]
     # Two heads that are gone: the entries behind them go on with a later index.
     patch(store, starts[40], bytes(starts[42] - starts[40]))
     found = findings(store)

@@ -69,7 +69,7 @@ def test_another_word_is_refused(rmqctl) -> None:
     with using("fast"), pytest.raises(UsageError, match="python or compiled"):
         kernel.active()
     done = rmqctl("commands", env={"RMQCTL_KERNEL": "fast"}).expect(2)
-    assert "RMQCTL_KERNEL is python or compiled, not 'fast'" in done.err
+    assert "RMQCTL_KERNEL must be python or compiled, not 'fast'" in done.err
 
 
 def test_a_command_says_at_once_that_the_kernel_is_missing(

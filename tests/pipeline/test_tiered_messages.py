@@ -291,7 +291,7 @@ def test_usage(golden: GoldenFolder, tmp_path):
     for given in ({"startPhy": "0"}, {"endPhy": "9"}, {"commitlogDirs": "a"}, {"orphans": "all"}):
         with pytest.raises(UsageError, match=next(iter(given))):
             Options.of({"path": path, "table": TABLE, **given})
-    with pytest.raises(UsageError, match="orphans says nothing of the table messages"):
+    with pytest.raises(UsageError, match="orphans does not apply to the table messages"):
         Options.of({"path": path, "orphans": "include"})
     with pytest.raises(NotAStoreError, match="no tier"):
         rows(tmp_path)

@@ -128,7 +128,7 @@ def test_no_row_at_all_makes_an_empty_store(rocketmq, tmp_path, rmqctl):
 
 REFUSED = {
     "strange column": ("topic string, body string, tag string", {}, "no column tag"),
-    "no body": ("topic string", {}, "a column is missing: body"),
+    "no body": ("topic string", {}, "missing column: body"),
     "not recorded": ("topic string, body string", {"asRecorded": "true"}, "columns are missing"),
     "unknown option": ("topic string, body string", {"commitlogSize": "1"}, "unknown option"),
     "no size": ("topic string, body string", {"commitlogFileSize": "big"}, "invalid size"),

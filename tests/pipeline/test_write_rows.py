@@ -311,7 +311,7 @@ def test_a_spool_that_cannot_be_read_is_said(tmp_path):
     path.unlink()
     with pytest.raises(StoreIOError, match=run.name):
         list(sorted_runs.merged(str(tmp_path), [run], SCHEMA))
-    with pytest.raises(StoreIOError, match="keep rows in"):
+    with pytest.raises(StoreIOError, match="save rows in"):
         spooled(tmp_path / "missing", [[(1, 1)]], 1)
 
 

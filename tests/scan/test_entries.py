@@ -86,7 +86,7 @@ def test_a_whole_head_tells_how_long_a_lost_record_was() -> None:
     lost = data[:starts[1] + HEAD] + bytes(starts[2] - starts[1] - HEAD) + data[starts[2]:]
     assert frames(lost)[1] == ("damaged", starts[1], starts[2])
     batch = next(batch for batch in Walk(BytesSource(lost, BASE, head=HEAD)) if batch.spans)
-    assert "the entry with index 1 is whole" in batch.spans[0].reason
+    assert "entry 1 is intact" in batch.spans[0].reason
     # Half written at the end of the log.
     torn = data[:starts[2] + HEAD + 50] + bytes(400)
     assert [kind for kind, _, _ in frames(torn)] == ["message", "message", "damaged", "zero"]

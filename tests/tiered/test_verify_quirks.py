@@ -72,7 +72,7 @@ def test_orphans_are_counted_and_reported(tmp_path: Path) -> None:
     assert found.ok
     assert informed(found) == {"tiered-orphans"}
     text = details(found, "tiered-orphans")
-    assert "2 whole messages (1 written again after it, 1 not yet in the consume queue)" in text
+    assert "2 complete messages (1 written again later, 1 not yet in the consume queue)" in text
     assert "77 bytes" in text
     cover = found.coverage
     assert (cover.messages, cover.orphans) == (2, 2)

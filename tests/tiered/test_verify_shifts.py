@@ -58,7 +58,7 @@ def test_a_turned_bit_of_a_unit_is_no_shift(tmp_path: Path) -> None:
                 one.category for one in found.findings if one.queue_offset == number}
             assert found.coverage.orphans == 1
             note, = [one for one in found.findings if one.category == "tiered-orphans"]
-            assert "0 written again after it" in note.detail
+            assert "0 written again later" in note.detail
 
 
 @pytest.mark.parametrize("numbers", [(2,), (2, 3), (2, 4), (1, 2, 3, 4, 5)])

@@ -1,1 +1,1 @@
-"""What lies where a walk found no record: where damage ends, and what after it is of the log."""
+"""Ranges without a record: where damage ends, and which records after it belong to the log."""

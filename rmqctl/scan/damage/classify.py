@@ -1,4 +1,4 @@
-"""What lies where the walk found no record: damage, zeros, or the blank that closes a file.
+"""Classify bytes without a record: damage, zeros, or the blank that closes a file.
 
 This is the slow path: it runs once per damaged span.
 """
@@ -89,7 +89,7 @@ def diagnose(source: Source, position: int) -> tuple[str, str]:
 
 def _tail(source: Source, position: int, reason: str, field: str,
           doubtful: Doubtful) -> list[Span]:
-    """Bytes with no provable record after them: zeros, what is not zero, and zeros again."""
+    """Return the spans of bytes without a provable record after them: zeros, other bytes, zeros."""
     base, size = source.base, source.size
     first, last = _nonzero(source, position)
     if first is None or last is None:

@@ -1,17 +1,17 @@
-"""Where a damaged record may end of which nothing is left that says how long it was.
+"""Find the end of a damaged record whose size is lost.
 
 Its body may hold anything, intact records of the right place and queue offset included. So each
 frame border after the damage is a possible end of the record, until something refutes it:
 
 * it is further away than the largest record of this store is long;
 * it is in another file, or after a record of the log that an entry or an index entry proves;
-* were it the end, more messages would be missing than were lost: what counts are the queue offsets
-  of the last messages before the damage and of the first ones after that border, and none that is
-  between them (`rmqctl.scan.damage.slots`).
+* if it were the end, more messages would be missing than were lost, by the queue offsets of the
+  last messages before the damage and the first ones after that border, without those between them
+  (`rmqctl.scan.damage.slots`).
 
-Frames after the last end that is left are messages. Those before it are undecided: they are
-messages, or the body of the damaged one. Where the log ends before the largest record would, it may
-have been torn there, and all that follows the damage is undecided.
+Frames after the last possible end are messages. Those before it are undecided: they are messages,
+or the body of the damaged one. Where the log ends before the largest record would, it may have been
+torn there, and all that follows the damage is undecided.
 
 The frames ahead in a file are read once for all damage in it.
 """
@@ -50,9 +50,10 @@ class Resumed:
 
 @dataclass(slots=True)
 class _Ahead:
-    """Frames that begin in positions ``[low, high)``; ``gap``: bytes before each that are none.
+    """Frames that begin in positions ``[low, high)``; ``gap``: bytes before each that are not
+    frames.
 
-    ``closed``: where the blank of the file stands, or its end, once that is reached.
+    ``closed``: offset of the file's blank, or its end, once that is reached.
     """
 
     low: int
@@ -75,8 +76,8 @@ _AHEAD: WeakKeyDictionary[Source, _Ahead] = WeakKeyDictionary()
 
 def resumed(source: Source, at: int, search: int, stop: int | None, passed: Passed,
             own_end: Callable[[int], int | None]) -> Resumed:
-    """Return where messages go on after a damaged record at ``at``. Nothing begins before
-    ``search``.
+    """Return where messages continue after a damaged record at ``at``, searching from ``search``
+    on.
 
     ``stop``: a position where a record of the log begins, beyond doubt. ``passed``: the messages
     before. ``own_end``: where a damaged record at a position ends, if that is beyond doubt.
@@ -140,15 +141,15 @@ def _named(source: Source, start: Array, size: Array) -> Doubtful:
 
 
 def _closing(source: Source, ahead: _Ahead) -> int | None:
-    """Return where the blank stands that closes the file, if the log goes on in the next one."""
+    """Return the position of the file's blank, if the log continues in the next file."""
     if ahead.closed is None or ahead.closed == source.size or source.witness is None:
         return None
     return ahead.closed if source.witness.goes_on(source.base + source.size) else None
 
 
 def _excess_beyond(source: Source, at: int, ahead: _Ahead, lost: int, passed: Passed) -> int | None:
-    """Return how many more messages than can be lost are missing before the next file, if all
-    frames of this one are none; None where that file tells nothing. StoreIOError.
+    """Return how many more messages are missing before the next file than can be lost, if no frame
+    of this file is a message; None if the next file does not show it. StoreIOError.
     """
     if source.witness is None or ahead.closed is None:
         return None

@@ -1,8 +1,8 @@
-"""What is at a place of DLedger's data where no message proves itself (spec: dledger.md §2).
+"""Examine DLedger data without a provable message (spec: dledger.md §2).
 
-The head of an entry says twice how long it is, and where it lies. So where it is whole nothing
-inside of it is another entry, whatever its body holds; where it is not, it and the record in it
-tell the same size up to four times, and DLedger's index, or a row, once more.
+The header of an entry contains its length twice, and its position. So inside an intact header's
+entry no other entry begins, whatever its body contains; otherwise the header and the record contain
+the same size up to four times, and DLedger's index, or a consume queue entry, once more.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Where a damaged record ends, and where the log goes on after it: all decisions are here.
+"""Decide where a damaged record ends, and where the log continues after it.
 
-A body may hold intact records, with the right physical offsets, CRCs and queue offsets. What its
-sender cannot do is to change the record around it, or to give a frame in it a row of a consumequeue
-or an entry of the index. So, from the strongest proof to none:
+A body may hold intact records, with the right physical offsets, CRCs and queue offsets. Its sender
+can neither change the record around it, nor give a frame in it a consume queue entry or an index
+entry. So, from the strongest proof to none:
 
 1. A row points to the damaged record, and its size is the one that the record says or that its
    lengths add up to: nothing inside is a record of the log.
@@ -10,8 +10,8 @@ or an entry of the index. So, from the strongest proof to none:
 3. One of these alone, or the sizes of a record whose body is hit or torn, when something begins
    where it would end: inside, a frame with a row or an index entry of its own is a record of the
    log, written over a torn one; every other is body.
-4. Nothing tells the size: frames with a row or an index entry are records of the log, and those
-   after the last place where the damaged one may end (`rmqctl.scan.damage.ends`). All others are
+4. The size is unknown: frames with a row or an index entry are records of the log, and those after
+   the last place where the damaged one may end (`rmqctl.scan.damage.ends`). All others are
    undecided, unless their own queue denies them. (In a file that belongs to no store, and is not
    taken by itself, the first frame counts that is after the end which the damaged record itself
    claims, or whose followers reach over it: they were written over a torn record.)
@@ -81,7 +81,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Where a damaged record ends (a position). ``firm``: nothing inside is another record.
+    """End of a damaged record (a position). ``firm``: nothing inside is another record.
 
     ``proven``: more than one thing says so. ``by_row``: one of them is its row.
     """
@@ -93,7 +93,7 @@ class Extent:
 
 
 def judge(source: Source, at: int, search: int, passed: Passed) -> Verdict:
-    """Return what to make of the bytes at ``at``, where a record should begin and none does.
+    """Return the meaning of the bytes at ``at``, where no record begins but one should.
 
     Nothing begins before ``search``; ``passed``: the messages before. StoreIOError.
     """

@@ -1,4 +1,4 @@
-"""What rows and index know of where records of a log lie, asked by position in one of its files."""
+"""Offsets of a log's records, known from consume queues and index, by position in a log file."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Known:
         return self._witness.rows(*self._window(at))
 
     def _window(self, at: int) -> tuple[int, int]:
-        """Return what is asked for at once, as physical offsets."""
+        """Queries made at once, as physical offsets."""
         start = at - at % _WINDOW
         return self._base + start, self._base + min(start + _WINDOW, self._source.size)
 

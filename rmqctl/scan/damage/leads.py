@@ -1,9 +1,9 @@
-"""What consume queues and the index know of records that are next to each other.
+"""Evidence of consume queues and the index for and against adjacent records.
 
-A page that never reached the disk shows what was there before: where the log was cut off once and
-written again, intact records at their own places, every CRC right, of messages that are gone.
-Entries point elsewhere, or to other messages at the same place. `rmqctl.scan.damage.stale` says
-where such records are looked for.
+A page that never reached the disk has its earlier content: where the log was truncated once and
+written again, these are intact records at their own offsets, with correct CRCs, of messages that
+are gone. Entries point elsewhere, or to other messages at the same place.
+`rmqctl.scan.damage.stale` says where such records are looked for.
 """
 
 from __future__ import annotations

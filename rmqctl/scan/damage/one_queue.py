@@ -1,9 +1,9 @@
-"""What the queue offsets around damage tell of intact records in it, in a log of one queue.
+"""Judge intact records in damage by the queue offsets around it, in a log of one queue.
 
 The log of a tier has all messages of its queue and no others (tiered.md §7), so between two of them
 it has the records of the queue offsets between: its *slots*. A damaged record has one of them, and
 so has each message after it; frames in a body have none. The sender of a message may know the
-slots, so what a frame says to be counts for nothing by itself: the records of all slots have to
+slots, so the fields of a frame prove nothing by themselves: the records of all slots have to
 find room.
 
 * One slot: it is the damaged record's, and what is in the range is its body. But where a write was
@@ -12,7 +12,7 @@ find room.
 * More slots than frames: if the frames have one each, the rest is for damaged records. Were frames
   in the body of one of these, the messages of their slots would be in the range as well, damaged,
   and each at least as long as a message's head (its topic and properties may be the last bytes of a
-  frame, too): without a room for one more, the frames are messages.
+  frame, too): if there is no space for one more, the frames are messages.
 """
 
 from __future__ import annotations

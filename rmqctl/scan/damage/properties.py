@@ -1,7 +1,7 @@
-"""What is wrong with the properties of records, and their appended CRC, by column.
+"""Damage in the properties of records and in their appended CRC, by column.
 
-No CRC covers the properties of most records (spec: commitlog.md §5). What a producer may have sent
-is no fault: any text, empty values, no separator at the end. An appended CRC that matches proves
+No CRC covers the properties of most records (spec: commitlog.md §5). Anything that a producer may
+send is valid: any text, empty values, no separator at the end. An appended CRC that matches proves
 the properties, whatever they hold (spec: commitlog.md §5.4).
 """
 

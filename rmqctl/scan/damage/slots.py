@@ -1,4 +1,4 @@
-"""Queue offsets as evidence: how much of a log one damaged message may be.
+"""Queue offsets as evidence of how much of a log a single damaged message may cover.
 
 Within a queue offsets go up by one from message to message, in the order of the log. So the offsets
 that are missing between what is known before a stretch of the log and what is known after it say
@@ -50,10 +50,10 @@ def records_in(length: int) -> int:
 
 
 class Passed:
-    """The messages of a log that are known up to a place in it: what is looked at is after.
+    """The known messages of a log up to a place in it; the examined range is after it.
 
-    ``look_back`` gives the stretches of messages before the first that is added; without it there
-    are none. ``is_dense``: whether the log has all messages of its queues.
+    ``look_back`` gives the stretches of messages before the first that is added; without it no
+    messages. ``is_dense``: whether the log has all messages of its queues.
     """
 
     def __init__(self, look_back: Callable[[], Iterable[Stretch]] | None = None, *,
@@ -62,8 +62,8 @@ class Passed:
         self.is_damaged = False
         """True if damage was met: then a blank may be in a body."""
         self.moved_end = -1
-        """Where the last record ends (a position) that is whole and says it is elsewhere: nobody
-        knows whether one of the log begins there.
+        """End (a position) of the last intact record with a wrong physical offset: whether a record
+        of the log begins there is unknown.
         """
         self._look_back = look_back
         self._stretches: deque[Stretch] = deque(maxlen=_SEGMENTS)
@@ -147,7 +147,7 @@ class Numbered:
 
 def excess(source: Source, at: int, frames: Numbered, passed: Passed) -> Array:
     """Return how many more messages are missing before each of the frames than can be lost after
-    ``at``, if all frames up to there are none; not above 0 where that is not known. StoreIOError.
+    ``at``, if no frame up to there is a message; not above 0 where that is not known. StoreIOError.
 
     The next message of a queue may be after further damage, which has taken others of it. So what
     is missing is counted up to the end of one run of frames after the other, and what may be lost
@@ -240,8 +240,8 @@ class Queues:
 
 
 def queues(source: Source, start: int, end: int, most: int) -> dict[Queue, Ends | None]:
-    """The offsets of each queue among the frames that follow each other in ``[start, end)``: of
-    the first ``most``, of the last ones where it is negative. None for a queue that is no evidence.
+    """Return the offsets of each queue among consecutive frames in ``[start, end)``: of the first
+    ``most``, or of the last ones if negative. None for a queue that proves nothing.
 
     StoreIOError.
     """

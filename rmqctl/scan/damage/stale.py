@@ -47,7 +47,7 @@ REASON = "stale records: consume queues and index contain other messages here"
 
 @dataclass(slots=True)
 class Stale:
-    """Records beside damage: ``found`` are stale, of those ``unclear`` nothing tells."""
+    """Records beside damage: ``found`` are stale, of which ``unclear`` are undecided."""
 
     found: list[Record] = field(default_factory=list)
     unclear: list[Record] = field(default_factory=list)
@@ -78,8 +78,8 @@ def beside(source: Source, start: int, end: int, *, before: int | None = None,
            taken: Taken | None = None) -> Stale:
     """The stale records at both ends of positions ``[start, end)`` without damage.
 
-    ``before``: the store time (ms) of the last message before the damage that ends there, None
-    where there is none. StoreIOError.
+    ``before``: the store time (ms) of the last message before the damage that ends there, or None.
+    StoreIOError.
     """
     stale = Stale()
     if source.witness is None or source.head or start >= end or _is_led_at_borders(
@@ -151,7 +151,7 @@ class Beside:
     def __init__(self, source: Source) -> None:
         self._source = source
         self._end = source.base
-        """Where the last damage ends (physical), or the file begins, if no message follows yet."""
+        """End of the last damage (physical), or start of the file, if no message follows yet."""
         self._before: int | None = None
         """The store time of the last message before it."""
 

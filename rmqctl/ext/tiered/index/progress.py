@@ -1,4 +1,4 @@
-"""How far a tier's messages are indexed, so that a run can complete the index of a killed dispatch.
+"""Progress of a tier's index, so that a run can complete the index of a killed dispatch.
 
 A broker keeps no such note, so messages that it had not indexed when it was killed stay unindexed
 (tiered.md §8.3). For each queue the note contains the offset up to which it is indexed, the offset
