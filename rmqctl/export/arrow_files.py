@@ -57,7 +57,7 @@ class ParquetFile:
 
 
 def _leaves(schema: pa.Schema) -> list[str]:
-    """The paths of the columns as Parquet has them."""
+    """Return the paths of the columns as Parquet has them."""
     leaves = []
     for field in schema:
         if pa.types.is_map(field.type):
@@ -124,7 +124,7 @@ _AVRO = {pa.string(): "string", pa.int64(): "long", pa.int32(): "int", pa.bool_(
 
 
 def avro_schema(schema: pa.Schema) -> dict[str, Any]:
-    """The Avro schema of a record with these columns."""
+    """Return the Avro schema of a record with these columns."""
     names = _avro_names(schema.names)
     return {"type": "record", "name": "Message", "namespace": "rmqctl", "fields": [
         {"name": name, "type": ["null", _avro_type(field.type)], "default": None}

@@ -70,7 +70,7 @@ class Attempt:
         self._closed: list[str] = []
 
     def open(self, partition: int, at: int, flush: int) -> OpenFile:
-        """A new file of the export's format."""
+        """Return a new file of the export's format."""
         name = f"{self._count:06d}{self._spec.ending}"
         self._count += 1
         with self.writing(name):
@@ -82,14 +82,14 @@ class Attempt:
                 raise
 
     def binary(self, name: str) -> IO[bytes]:
-        """A new binary file. OSError."""
+        """Return a new binary file. OSError."""
         if not self._made:
             os.mkdir(self.folder)  # the folder above is the driver's, or gone
             self._made = True
         return open(os.path.join(self.folder, name), "xb")
 
     def close(self, one: OpenFile) -> Written:
-        """Ends a file: durably, or where there are many once `finish` was called."""
+        """End a file: durably, or where there are many once `finish` was called."""
         with self.writing(one.name):
             try:
                 one.file.close()
@@ -105,18 +105,18 @@ class Attempt:
         return Written(one.name, one.partition, one.at, one.flush, one.rows, size)
 
     def finish(self) -> None:
-        """Makes all closed files durable. WriteError."""
+        """Make all closed files durable. WriteError."""
         late, self._closed = self._closed[MANY:], []
         with self.writing(""):
             sync_many(late, self.folder)
 
     def remove(self) -> None:
-        """Removes what was written, after a failure."""
+        """Remove what was written, after a failure."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     @contextlib.contextmanager
     def writing(self, name: str) -> Iterator[None]:
-        """Makes a WriteError of what the system says within."""
+        """Make a WriteError of what the system says within."""
         try:
             yield
         except OSError as error:
@@ -130,7 +130,7 @@ class Attempt:
 
 
 def drop(target: IO[bytes], file: File | None = None) -> None:
-    """Closes a file of no use any more, whatever state it is in."""
+    """Close a file no longer used, whatever state it is in."""
     if file is not None:
         file.abandon()
     with contextlib.suppress(OSError):  # what could not be written yet cannot be now either

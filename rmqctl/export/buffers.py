@@ -40,7 +40,7 @@ class Chunks:
         return len(self.codes)
 
     def chunk(self, number: int) -> Any:
-        """A chunk as `rmqctl.export.files.File` takes it."""
+        """Return a chunk as `rmqctl.export.files.File` takes it."""
         if self._lines is not None:
             return self._lines[number]
         assert self._rows is not None
@@ -49,7 +49,7 @@ class Chunks:
         return self._rows.slice(self._starts[number], self.counts[number])
 
     def all(self) -> Iterator[Any]:
-        """All chunks, in their order."""
+        """Return all chunks, in their order."""
         return map(self.chunk, range(len(self)))
 
     def table(self, numbers: Sequence[int]) -> tuple[pa.Table, list[int]]:
@@ -97,11 +97,11 @@ class Origin(NamedTuple):
     base: int
 
     def of(self, names: Sequence[str]) -> dict[str, str]:
-        """Those of `ORIGIN` that are among the names."""
+        """Return those of `ORIGIN` that are among the names."""
         return {name: getattr(self, name) for name in names if name in ORIGIN}
 
     def provenance(self, batch: Batch, names: Sequence[str]) -> dict[str, list[Any]]:
-        """The values of those of `PROVENANCE` that are among the names, for each message."""
+        """Return the values of those of `PROVENANCE` that are among the names, for each message."""
         found: dict[str, list[Any]] = {}
         if "position" in names:
             found["position"] = (batch.offset - self.base).tolist()

@@ -91,7 +91,7 @@ class Columns:
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
     def _decoded(self, batch: Batch) -> dict[str, list[str | None]]:
-        """The columns that come of decoded bodies: texts as they are, all else as JSON."""
+        """Return the columns that come of decoded bodies: texts as they are, all else as JSON."""
         names = list(filter(is_decoded, self._schema.names))
         if self._decoding is None or not names:
             return {}
@@ -139,7 +139,7 @@ def _sorted(rows: pa.Table, codes: Array, rank: Array | None) -> Chunks:
 
 
 def _order(keys: Array) -> tuple[Array, list[int]]:
-    """The stable order of keys, and where in it each key begins, with the end."""
+    """Return the stable order of keys, and where in it each key begins, with the end."""
     # The smallest type: numpy sorts those of one and two bytes by counting.
     order = np.argsort(keys.astype(np.min_scalar_type(int(keys.max()))), kind="stable")
     keys = keys[order]

@@ -29,11 +29,11 @@ Progress = Callable[[int], None]
 
 def export(plans: Sequence[StorePlan], spec: Export, out: str, pool: Pool,
            progress: Progress | None = None) -> Result:
-    """Exports what was planned into a new folder ``out``.
+    """Export what was planned into a new folder ``out``.
 
-    Messages whose body does not match its CRC are exported (``crc_ok`` false) and counted. What
-    is damaged, missing or unreadable is named in the result and in the manifest.
-    RefusedError if ``out`` is there; StoreIOError if it cannot be written, or nothing be read.
+    Messages whose body does not match its CRC are exported (``crc_ok`` false) and counted. What is
+    damaged, missing or unreadable is named in the result and in the manifest. RefusedError if
+    ``out`` is there; StoreIOError if it cannot be written, or nothing be read.
     """
     stores = [StoreResult(plan=plan) for plan in plans]
     for store_result in stores:
@@ -73,7 +73,7 @@ def export(plans: Sequence[StorePlan], spec: Export, out: str, pool: Pool,
 
 def _keep(staging: Staging, manifest: Manifest, spec: Export, made: Part | Gathered,
           store: str) -> set[str]:
-    """Moves a task's files to where they belong; the folders that got some."""
+    """Move a task's files to where they belong; the folders that got some."""
     folders = set()
     for file in made.files:
         values = made.values[file.partition]

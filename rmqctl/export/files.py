@@ -24,7 +24,7 @@ class File(Protocol):
     def close(self) -> None: ...
 
     def abandon(self) -> None:
-        """Instead of `close`, where the file is of no use any more: nothing is written."""
+        """Instead of `close`, where the file is no longer used: nothing is written."""
 
 
 class TextFile:
@@ -65,8 +65,8 @@ def json_line(row: Row) -> bytes:
 
 
 def csv_line(row: Row, text: Callable[[str], str] | None = None) -> bytes:
-    """A row as CSV: text as it is (what is not UTF-8 as U+FFFD), or as ``text`` makes it; lists and
-    maps as JSON.
+    """Return a row as CSV: text as it is (what is not UTF-8 as U+FFFD), or as ``text`` makes it;
+    lists and maps as JSON.
     """
     cells = map(_cell, row.values())
     return csv_record(cells if text is None else (
@@ -106,6 +106,6 @@ _csv: Any = csv.writer(_Taken(), lineterminator="\r\n")
 
 
 def csv_record(cells: Iterable[Any]) -> bytes:
-    """A record of CSV (RFC 4180), ended by a line feed alone."""
+    """Return a record of CSV (RFC 4180), ended by a line feed alone."""
     record: bytes = _csv.writerow(cells)
     return record

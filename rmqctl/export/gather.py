@@ -67,7 +67,7 @@ class Collected:
     _breaks: dict[Values, list[Place]] = field(default_factory=dict)
 
     def add(self, part: Part) -> None:
-        """Takes the next range's result, in the order of the log."""
+        """Take the next range's result, in the order of the log."""
         for one in part.files:
             self._breaks.setdefault(part.values[one.partition], []).append((one.at, one.flush))
         if part.spilled is not None:
@@ -76,7 +76,7 @@ class Collected:
                 self._weights or [0] * self.buckets, part.spilled.weights, strict=True)]
 
     def tasks(self, spec: Export) -> Iterator[Gather]:
-        """A task for each bucket in which there is something."""
+        """Yield a task for each bucket in which there is something."""
         breaks: dict[int, dict[Values, list[Place]]] = {}
         for values, places in self._breaks.items() if self.spilled else ():
             own = breaks.setdefault(bucket(spec.partition_by, values, self.buckets), {})
@@ -88,7 +88,7 @@ class Collected:
 
 
 def gather(spec: Export, folder: str, task: Gather) -> Gathered:
-    """Makes the files of a bucket in a new folder of this attempt below ``folder``. WriteError."""
+    """Make the files of a bucket in a new folder of this attempt below ``folder``. WriteError."""
     refuse_unseen(folder)
     files = _Files(spec, Attempt(spec, folder))
     values: dict[int, Values] = {}
@@ -134,14 +134,14 @@ class _Files:
             self._flush()
 
     def close(self) -> None:
-        """Ends the file."""
+        """End the file."""
         if self._open is not None:
             self._flush()
             one, self._open = self._open, None
             self.written.append(self.attempt.close(one))
 
     def abandon(self) -> None:
-        """Removes everything."""
+        """Remove everything."""
         if self._open is not None:
             drop(self._open.target, self._open.file)
         self.attempt.remove()

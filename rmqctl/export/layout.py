@@ -38,7 +38,7 @@ _MARK = 16
 
 
 def escape(value: str) -> str:
-    """A value as a part of a path, as Hive and Spark escape it."""
+    """Return a value as a part of a path, as Hive and Spark escape it."""
     return "".join(f"%{ord(byte):02X}" if byte in _ESCAPED else byte for byte in value)
 
 
@@ -68,12 +68,12 @@ def is_cut(name: str, value: str) -> bool:
 
 
 def path(names: Sequence[str], values: Values) -> str:
-    """The folder of a partition, relative to the export; "" without partitions."""
+    """Return the folder of a partition, relative to the export; "" without partitions."""
     return "/".join(map(folder, names, values))
 
 
 def bucket(names: Sequence[str], values: Values, count: int) -> int:
-    """Return which of so many buckets a partition is in, on every machine."""
+    """Return which of that many buckets a partition is in, on every machine."""
     return zlib.crc32(path(names, values).encode("utf-8", "surrogatepass")) % count
 
 
@@ -107,7 +107,7 @@ class Partitions:
         self._by_values: dict[Values, int] = {}
 
     def codes(self, batch: Batch) -> Array:
-        """The number of each message's partition (int64)."""
+        """Return the number of each message's partition (int64)."""
         key: Array = np.zeros(len(batch), np.int64)
         if not len(batch):
             return key

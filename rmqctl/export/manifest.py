@@ -68,7 +68,7 @@ class Manifest:
                 self._cut[part] = value
 
     def write(self, result: Result) -> None:
-        """Writes it into the export, durably."""
+        """Write it into the export, durably."""
         path = self._staging.path(NAME)
         head = _bytes(self._document(result))
         try:

@@ -67,7 +67,7 @@ def form_of(out: str) -> Form | None:
 
 def export_file(plans: Sequence[StorePlan], spec: Export, out: str, *, count: int | None = None,
                 manifest: bool = False, progress: Callable[[int], None] | None = None) -> Result:
-    """Exports what was planned into the new file ``out``: at most ``count`` messages.
+    """Export what was planned into the new file ``out``: at most ``count`` messages.
 
     ``manifest``: what the file holds, what is missing and its digest go to ``OUT.manifest.json``.
     RefusedError if ``out`` is there; StoreIOError if it cannot be written, or nothing be read.
@@ -108,7 +108,7 @@ def export_file(plans: Sequence[StorePlan], spec: Export, out: str, *, count: in
 
 def write(plans: Sequence[StorePlan], spec: Export, target: IO[bytes], out: str, *,
           count: int | None = None, progress: Callable[[int], None] | None = None) -> Result:
-    """Exports what was planned into an open binary file. StoreIOError."""
+    """Export what was planned into an open binary file. StoreIOError."""
     stores = [StoreResult(plan=plan) for plan in plans]
     file = opened(spec, target)
     left = count
@@ -138,7 +138,7 @@ def write(plans: Sequence[StorePlan], spec: Export, target: IO[bytes], out: str,
 
 def _piece(spec: Export, piece: Piece, file: File, most: int | None,
            progress: Callable[[int], None] | None) -> Tally:
-    """Writes the messages of a range, at most so many, in row groups of bounded size."""
+    """Write the messages of a range, at most that many, in row groups of bounded size."""
     tally = Tally()
     reading, rows = Reading(piece, tally), buffer(spec, piece.origin)
     partitions, done = Partitions((), piece.name, spec.zone), piece.start
@@ -168,7 +168,7 @@ def _flush(rows: Any, file: File) -> None:
 
 
 def _publish(staged: str, target: str) -> None:
-    """Gives a file its name, for good; never that of another file."""
+    """Give a file its name, for good; never that of another file."""
     try:
         os.link(staged, target)
     except FileExistsError:

@@ -69,8 +69,8 @@ class StorePlan:
 def plan(names: Sequence[str], wanted: Selection, jobs: int, *, count: int | None = None,
          folders: Sequence[str] = (), sizes: Sizes | None = None,
          compacted: bool = False) -> list[StorePlan]:
-    """The plan of each store. ``count``: ranges to cut each log into, else by its size and jobs.
-    ``compacted``: of a topic that a broker reads from a compaction log what is in that.
+    """Return the plan of each store. ``count``: ranges to cut each log into, else by its size and
+    jobs. ``compacted``: of a topic that a broker reads from a compaction log what is in that.
 
     NotAStoreError, StoreIOError for a store that cannot be opened at all.
     """
@@ -164,7 +164,7 @@ class Estimate:
 
 
 def estimate(spec: Export, plans: Sequence[StorePlan]) -> Estimate:
-    """Exports a few MiB of each of a few ranges into memory. Nothing is written."""
+    """Export a few MiB of each of a few ranges into memory. Nothing is written."""
     pieces = [piece for each in plans for piece in each.pieces]
     total = sum(piece.end - piece.start for piece in pieces)
     step = max(1, len(pieces) // _SAMPLES)
@@ -177,7 +177,7 @@ def estimate(spec: Export, plans: Sequence[StorePlan]) -> Estimate:
 
 
 def _sampled(spec: Export, part: Piece) -> tuple[int, int]:
-    """(bytes of the log, bytes of a file with its messages)"""
+    """Return (bytes of the log, bytes of a file with its messages)"""
     reading = Reading(part, Tally())
     target, rows = io.BytesIO(), buffer(spec, part.origin)
     partitions = Partitions((), part.name, spec.zone)

@@ -42,12 +42,12 @@ class StoreResult(Tally):
             span.kind != GAP for span in self.missing.spans)
 
     def add(self, part: Part) -> None:
-        """Takes the next range's result, in the order of the log."""
+        """Take the next range's result, in the order of the log."""
         self.append(part.tally)
         self.take(part.files)
 
     def take(self, files: Sequence[Written]) -> None:
-        """Counts files."""
+        """Count files."""
         self.files += len(files)
         self.bytes += sum(file.bytes for file in files)
 
@@ -77,5 +77,5 @@ class Result:
         return all(store.complete for store in self.stores)
 
     def total(self, name: str) -> int:
-        """The sum of a count over all stores."""
+        """Return the sum of a count over all stores."""
         return sum(getattr(store, name) for store in self.stores)

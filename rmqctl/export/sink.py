@@ -57,13 +57,13 @@ class Sink:
         return {one.partition: self.partitions.found[one.partition] for one in self._written}
 
     def add(self, batch: Batch) -> None:
-        """Takes messages of the walk, which may go on after that. WriteError."""
+        """Take messages of the walk, which may continue after that. WriteError."""
         self._buffer.add(batch, self.partitions.codes(batch))
         if self._buffer.size >= FLUSH:
             self._flush()
 
     def close(self) -> tuple[list[Written], Spilled | None]:
-        """All files, durably written, and what was set aside. WriteError."""
+        """Return all files, durably written, and what was set aside. WriteError."""
         self._flush()
         while self._open:
             self._close_oldest()
@@ -76,7 +76,7 @@ class Sink:
         return self._written, spilled
 
     def abandon(self) -> None:
-        """Removes what was written, after a failure."""
+        """Remove what was written, after a failure."""
         for one in self._open.values():
             drop(one.target, one.file)
         self._open.clear()
@@ -98,7 +98,7 @@ class Sink:
         pa.default_memory_pool().release_unused()
 
     def _kept(self, code: int, chunks: Chunks, number: int, share: float) -> bool:
-        """Writes a chunk into its partition's file, if it has or gets one."""
+        """Write a chunk into its partition's file, if it has or get one."""
         count = chunks.counts[number]
         if not (code in self._open or count * share >= ENOUGH
                 or (self._alone and len(self._open) < MOST_OPEN)):

@@ -63,7 +63,7 @@ class Export:
            csv_text: Callable[[str], str] | None = None,
            decoding: Decoding | None = None, decoded: bool = False,
            redaction: Redaction | None = None) -> Export:
-        """UsageError for what does not go together. ``stores``: how many will be exported;
+        """Raise UsageError for what does not go together. ``stores``: how many will be exported;
         ``provenance``: with the fields of `PROVENANCE`; ``csv_text``: what is done to a text in
         CSV; ``decoding``: what makes fields of bodies; ``decoded``: with those of `DECODED`;
         ``redaction``: what replaces what people wrote.
@@ -86,7 +86,7 @@ class Export:
             fields, body, stores, parts, more)
         if decoded and fields is None:
             names += DECODED
-        if format != "json":  # its lines are whole objects; elsewhere the folder has the value
+        if format != "json":  # its lines are complete objects; elsewhere the folder has the value
             names = [name for name in names if name not in parts]
         if provenance:
             names = [*names, *(name for name in (*ORIGIN, *PROVENANCE)

@@ -66,7 +66,7 @@ class Spill:
 
     def add(self, flush: int, table: pa.Table, codes: Sequence[int], lengths: Sequence[int],
             rows: Sequence[int]) -> None:
-        """Takes chunks that lie back to back in a table: their partitions, how many rows of the
+        """Take chunks that are back to back in a table: their partitions, how many rows of the
         table and how many messages each has.
         """
         with self._attempt.writing(_ROWS):
@@ -83,7 +83,7 @@ class Spill:
 
     def finish(self, at: int, bucket_of: Sequence[int], buckets: int,
                partitions: Partitions) -> Spilled:
-        """Ends the file and writes where everything is in it."""
+        """End the file and write where everything is in it."""
         with self._attempt.writing(_ROWS):
             self._writer.close()
             self._target.close()
@@ -111,13 +111,13 @@ class Spill:
         return Spilled(at, self._attempt.name, [self._bytes * count // total for count in counts])
 
     def abandon(self) -> None:
-        """Closes the file, which is of no use any more."""
+        """Close the file, which is no longer used."""
         drop(self._target)
 
 
 def _placed(lengths: Sequence[int], rows: Sequence[int], batches: Sequence[int]) -> tuple[
         Array, Array]:
-    """(the number of the chunk, its place) of each piece of chunks that are in batches.
+    """Return (the number of the chunk, its place) of each piece of chunks that are in batches.
 
     Arrow divides a table of which a column is too large: a chunk may be in two batches then.
     """
@@ -160,7 +160,7 @@ class Reader:
             self._open.popitem()[1][0].close()
 
     def places(self, number: int) -> list[Aside]:
-        """All of a bucket, by partition, in each in the order of the log."""
+        """Return all of a bucket, by partition, in each in the order of the log."""
         found = []
         for at, folder in self._paths.items():
             with _reading(os.path.join(folder, _INDEX)) as path, pa.memory_map(path) as source:
@@ -175,7 +175,7 @@ class Reader:
         return found
 
     def rows(self, one: Aside) -> pa.RecordBatch:
-        """The rows of a place."""
+        """Return the rows of a place."""
         batch = self._batch
         if batch is None or batch[0] != (one.at, one.batch):
             with _reading(os.path.join(self._paths[one.at], _ROWS)) as path:

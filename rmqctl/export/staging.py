@@ -1,10 +1,10 @@
 """The folder in which an export or the files of a query are made, and how it becomes the one asked
 for: whole or not at all.
 
-``OUT.rmqctl-export-ID`` lies beside OUT. Workers write below ``attempts``, each attempt into a
-folder of its own; what counts is moved below ``export``, and that becomes OUT by one rename. What
-attempts left that did not count goes with the folder. A worker never makes a folder that the driver
-was to make: where it is missing, the worker sees other files than the driver (`refuse_unseen`).
+``OUT.rmqctl-export-ID`` is beside OUT. Workers write below ``attempts``, each attempt into a folder
+of its own; what counts is moved below ``export``, and that becomes OUT by one rename. What attempts
+left that did not count goes with the folder. A worker never makes a folder that the driver was to
+make: where it is missing, the worker sees other files than the driver (`refuse_unseen`).
 """
 
 from __future__ import annotations
@@ -75,13 +75,13 @@ class Staging:
         remove_folder(self.folder)
 
     def keep(self, attempt: str, name: str, relative: str) -> None:
-        """Takes an attempt's file into the export under a path of its own. StoreIOError."""
+        """Take an attempt's file into the export under a path of its own. StoreIOError."""
         path = os.path.join(self._export, relative)
         self._folders += make_folders(os.path.dirname(path), durable=False)
         move(os.path.join(self.attempts, attempt, name), path, durable=False)
 
     def path(self, name: str) -> str:
-        """A file of the export itself, to be written by the caller."""
+        """Return a file of the export itself, to be written by the caller."""
         return os.path.join(self._export, name)
 
     def publish(self) -> None:
@@ -97,7 +97,7 @@ class Staging:
 
 
 def refuse_unseen(path: str) -> None:
-    """StoreIOError where this machine does not see a path that the driver made."""
+    """Raise StoreIOError where this machine does not see a path that the driver made."""
     if not os.path.exists(path):
         raise StoreIOError(f"{path}: does not exist on {socket.gethostname()}; workers and driver "
                            "must see stores and scratch folder (--scratch) under the same paths")

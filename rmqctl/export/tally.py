@@ -55,7 +55,7 @@ class Tally:
         self._behind([span for span in batch.spans if span.kind != BLANK])
 
     def exported(self, batch: Batch) -> None:
-        """Takes messages that are exported, in physical order."""
+        """Take messages that are exported, in physical order."""
         self.rows += len(batch)
         ok = batch.crc_ok()
         if not ok.all():
@@ -65,7 +65,7 @@ class Tally:
         self._within(int(times.min()), int(times.max()), int(offsets[0]), int(offsets[-1]))
 
     def append(self, later: Tally) -> None:
-        """Takes in what the range of the log after held."""
+        """Merge what the range of the log after held."""
         if later.messages:
             self._settle()
         self.damage.merge(later.damage)

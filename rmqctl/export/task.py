@@ -98,7 +98,7 @@ class Reading:
             self.position = part.end
 
     def _served(self, base: int, root: str, topic: str, queue_id: int) -> Iterator[Batch]:
-        """The messages of a compaction log's file that a broker serves."""
+        """Yield the messages of a compaction log's file that a broker serves."""
         rows = CompactedRows(Store(root, [], Sizes()), topic, queue_id)
         with closing(rows.log):
             yield from rows.batches(base, base + self._part.end)
@@ -110,7 +110,7 @@ class Reading:
 
 
 def chosen(spec: Export, batch: Batch) -> Batch:
-    """The messages of a batch which are to be exported."""
+    """Return the messages of a batch which are to be exported."""
     if not spec.conditions:
         return batch
     page = filtered(BatchPage(batch), spec.conditions)
@@ -123,7 +123,7 @@ _AT_ONCE = 32
 
 
 def portions(spec: Export, batch: Batch) -> Iterator[Batch]:
-    """A batch in parts of bounded size, where bodies are decoded."""
+    """Yield a batch in parts of bounded size, where bodies are decoded."""
     if spec.decoding is None or len(batch) <= _AT_ONCE:
         yield batch
         return
@@ -132,7 +132,7 @@ def portions(spec: Export, batch: Batch) -> Iterator[Batch]:
 
 
 def export_range(spec: Export, folder: str, part: Any) -> Part:
-    """Exports a `Piece` into a new folder of this attempt below ``folder``. WriteError."""
+    """Export a `Piece` into a new folder of this attempt below ``folder``. WriteError."""
     from rmqctl.export.sink import Sink
 
     assert isinstance(part, Piece)

@@ -96,7 +96,7 @@ class _Moment(int):
 
 
 def _values(column: pa.ChunkedArray) -> list[Any]:
-    """A column as what a cell can show."""
+    """Return a column as what a cell can show."""
     kind = column.type
     if pa.types.is_timestamp(kind):
         return [None if value is None else _Moment(value)

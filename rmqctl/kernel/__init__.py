@@ -27,7 +27,7 @@ _CHOICES = ("", "python", "compiled")
 _ARCHIVE = Path(__file__).parents[2]
 if _ARCHIVE.is_file():
     # The package as Spark's workers get it. Nothing compiled is loaded from an archive; one for
-    # this Python and platform may lie beside it, as it was sent, or in an installation.
+    # this Python and platform may be beside it, as it was sent, or in an installation.
     __path__ += [str(_ARCHIVE.parent), *(os.path.join(at, "rmqctl", "kernel") for at in sys.path)]
 
 
@@ -64,12 +64,12 @@ def chosen() -> ModuleType | None:
 
 
 def source_digest(folder: Path | zipfile.Path) -> int:
-    """A number for the kernel's source, which the compiled module remembers."""
+    """Return a number for the kernel's source, which the compiled module remembers."""
     return crc32(b"".join(source.read_bytes() for source in sources(folder)))
 
 
 def sources(folder: Path | zipfile.Path) -> list[Path | zipfile.Path]:
-    """The files that the kernel is compiled from."""
+    """Return the files that the kernel is compiled from."""
     return sorted((file for file in folder.iterdir() if file.name.endswith((".pyx", ".pxi"))),
                   key=lambda file: file.name)
 

@@ -73,12 +73,12 @@ class Aggregate:
         """Reason why the first unreadable place cannot be read; "" without any."""
 
     def miss(self, length: int, reason: str) -> None:
-        """Notes bytes that cannot be read."""
+        """Note bytes that cannot be read."""
         self.bytes_unread += length
         self.unread = self.unread or reason
 
     def add(self, batch: Batch) -> None:
-        """Takes one batch of a walk, with its spans."""
+        """Take one batch of a walk, with its spans."""
         # What is no message.
         for span in batch.spans:
             if span.kind == BLANK:
@@ -130,7 +130,7 @@ class Aggregate:
             self._shrink(2 * self._heavy)
 
     def groups(self) -> dict[Key, Sums]:
-        """The sums by key, in order of first appearance. Not after it `is_full`."""
+        """Return the sums by key, in order of first appearance. Not after it `is_full`."""
         assert not self.is_full
         count = len(self._keys)
         self._reserve()
@@ -176,10 +176,10 @@ class Aggregate:
             self._shrink(self._limit // 2)
 
     def _shrink(self, most: int) -> None:
-        """Takes the same count from all groups, so that at most ``most`` are left.
+        """Take the same count from all groups, so that at most ``most`` are left.
 
-        More than that many lose all of it, so a group that is heavier than one of their number
-        in all is never lost.
+        More than that many lose all of it, so a group that is heavier than one of their number in
+        all is never lost.
         """
         count = len(self._keys)
         if count <= most:
@@ -196,7 +196,7 @@ class Aggregate:
         self._given_up += less
 
     def _chosen(self, batch: Batch) -> Batch:
-        """The messages of a batch that are asked for."""
+        """Return the messages of a batch that are asked for."""
         keep: Array | None = None
         times = batch.column("store_timestamp")
         if self._since is not None and times.min() < self._since:
@@ -211,7 +211,7 @@ class Aggregate:
 
 
 def _nothing(count: int) -> Array:
-    """The sums (rows as in `Sums`) of that many empty groups."""
+    """Return the sums (rows as in `Sums`) of that many empty groups."""
     sums: Array = np.zeros((len(Sums._fields), count), np.int64)
     sums[3], sums[4] = _NEVER.max, _NEVER.min
     return sums

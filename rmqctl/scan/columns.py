@@ -46,7 +46,7 @@ MESSAGE = "message"
 
 
 def message_columns(batch: Batch, names: Sequence[str]) -> pa.RecordBatch:
-    """The named columns (`MESSAGE_COLUMNS`) of a batch's messages, in that order.
+    """Return the named columns (`MESSAGE_COLUMNS`) of a batch's messages, in that order.
 
     Rows are the batch's, which must be in physical order, as a walk and ``select`` of ascending
     rows give them. Without names the record batch has no column but the number of rows, which
@@ -74,13 +74,13 @@ def frame_columns(batch: Batch, names: Sequence[str], base: int = 0) -> pa.Recor
 
 
 def schema(names: Sequence[str], columns: Columns) -> pa.Schema:
-    """The schema of the named columns. KeyError for an unknown name."""
+    """Return the schema of the named columns. KeyError for an unknown name."""
     return pa.schema([columns[name] for name in names])
 
 
 def record_batch(arrays: Sequence[pa.Array], names: Sequence[str], columns: Columns,
                  count: int) -> pa.RecordBatch:
-    """A record batch of ``count`` rows, which may have no column at all."""
+    """Return a record batch of ``count`` rows, which may have no column at all."""
     if not names:
         rows = pa.StructArray.from_buffers(pa.struct([]), count, [None])
         return pa.RecordBatch.from_struct_array(rows)
@@ -148,7 +148,7 @@ _MADE: dict[str, Callable[[_Messages], pa.Array]] = {
 
 
 def _frames(messages: _Messages, spans: Sequence[Span], name: str, base: int) -> pa.Array:
-    """A column of the messages, then of the spans."""
+    """Return a column of the messages, then of the spans."""
     kind, batch = FRAME_COLUMNS[name].type, messages.batch
     first: pa.Array
     if name == "position":
@@ -184,7 +184,7 @@ def _of_span(span: Span, name: str, base: int) -> int | str | None:
 
 
 def binary(texts: Texts) -> pa.BinaryArray:
-    """The texts as they are stored, copied. They must be ascending and must not overlap."""
+    """Return the texts as they are stored, copied. They must be ascending and must not overlap."""
     count = len(texts)
     if not count:
         return pa.array([], pa.binary())
@@ -206,7 +206,7 @@ def binary(texts: Texts) -> pa.BinaryArray:
 
 
 def strings(texts: Texts) -> pa.StringArray:
-    """The texts as Arrow strings; what is not UTF-8 becomes U+FFFD as Python has it."""
+    """Return the texts as Arrow strings; what is not UTF-8 becomes U+FFFD as Python has it."""
     raw = binary(texts)
     try:
         return raw.cast(pa.string())
@@ -219,7 +219,7 @@ def strings(texts: Texts) -> pa.StringArray:
 
 
 def as_maps(properties: Properties, count: int) -> pa.MapArray:
-    """The properties of each of ``count`` records (`MAP`), in stored order, keys unique."""
+    """Return the properties of each of ``count`` records (`MAP`), in stored order, keys unique."""
     row, start, end = properties.segments
     assign, valid = _assigns(properties.data, start, end)
     if not valid.all():
@@ -238,7 +238,7 @@ def as_maps(properties: Properties, count: int) -> pa.MapArray:
 
 
 def as_lists(properties: Properties, count: int) -> pa.ListArray:
-    """The keys of each record (`LIST`), empty without any: parts between single spaces."""
+    """Return the keys of each record (`LIST`), empty without any: parts between single spaces."""
     row, start, length = properties.places(props.KEYS)
     of, start, length = text.split(properties.data, start, length)
     return pa.ListArray.from_arrays(_edges(row[of], count),
@@ -273,7 +273,7 @@ def _edges(row: Array, count: int) -> pa.Int32Array:
 
 
 def _assigns(data: Array, start: Array, end: Array) -> tuple[Array, Array]:
-    """(place of the first 0x01 of each segment, whether it is a property)."""
+    """Return (place of the first 0x01 of each segment, whether it is a property)."""
     marks = np.flatnonzero(data == _ASSIGN)
     if len(marks) == len(start) and (marks >= start).all() and (marks < end).all():
         assign = marks
@@ -345,7 +345,7 @@ def _text(raw: bytes) -> str:
 
 @cache
 def _hex() -> Array:
-    """The two hex digits of each byte, as one number of two bytes."""
+    """Return the two hex digits of each byte, as one number of two bytes."""
     return np.frombuffer(bytes(range(256)).hex().upper().encode(), np.uint16)
 
 

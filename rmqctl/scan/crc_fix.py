@@ -41,7 +41,7 @@ class Change(NamedTuple):
 
 
 def syndromes(computed: int, stored: int) -> tuple[int, ...]:
-    """The differences between a CRC and a stored one of 31 bits.
+    """Return the differences between a CRC and a stored one of 31 bits.
 
     None at all where the stored one has more bits: no change of the bytes explains that.
     """
@@ -51,7 +51,7 @@ def syndromes(computed: int, stored: int) -> tuple[int, ...]:
 
 
 def one_bit(length: int, syndrome: int) -> list[Change]:
-    """The flipped bit among ``length`` bytes that makes that difference; at most one."""
+    """Return the flipped bit among ``length`` bytes that makes that difference; at most one."""
     if not syndrome:
         return []
     behind, bit = divmod(_logarithm(syndrome) - _CHECK_BITS, _BYTE)
@@ -59,7 +59,7 @@ def one_bit(length: int, syndrome: int) -> list[Change]:
 
 
 def one_byte(length: int, syndrome: int) -> list[Change]:
-    """All changes of one byte among ``length`` that make that difference, by position."""
+    """Return all changes of one byte among ``length`` that make that difference, by position."""
     if not syndrome:
         return []
     behind, rest = np.divmod((_logarithm(syndrome) - _byte_logarithms()) % ORDER, _BYTE)
@@ -109,8 +109,8 @@ def _power_of_x(exponent: int) -> int:
 
 @lru_cache(maxsize=1 << 12)
 def _logarithm(value: int) -> int:
-    """The power of x (0 to 2^32 - 2) that ``value`` is; it is not 0. Of one damaged record it is
-    asked for again and again: for a bit, for a byte, and in each round of a plan.
+    """Return the power of x (0 to 2^32 - 2) that ``value`` is; it is not 0. Of one damaged record
+    it is asked for again and again: for a bit, for a byte, and in each round of a plan.
     """
     squares = [value]  # the power 2^n at place n
     while len(squares) < _CHECK_BITS:
@@ -126,7 +126,7 @@ def _logarithm(value: int) -> int:
 
 
 def _in_subgroup(value: int, prime: int) -> int:
-    """The power of the subgroup's generator that ``value`` is: baby steps, giant steps."""
+    """Return the power of the subgroup's generator that ``value`` is: baby steps, giant steps."""
     steps, giant = _subgroup(prime)
     low, middle, high, top = giant
     for number in range(prime // _BABY_STEPS + 1):
@@ -159,7 +159,7 @@ def _subgroup(prime: int) -> tuple[dict[int, int], tuple[list[int], ...]]:
 
 @cache
 def _byte_logarithms() -> Array:
-    """The logarithms of a byte's values 1 to 255; twice a value is one power less."""
+    """Return the logarithms of a byte's values 1 to 255; twice a value is one power less."""
     known = [0] * (1 << _BYTE)
     for value in range(1, 1 << _BYTE):
         known[value] = (_logarithm(value) if value & 1 else known[value >> 1] - 1) % ORDER

@@ -32,7 +32,7 @@ _ODD, _LENGTH_BITS = 1 << 62, 16
 _NAMES = (*(np.frombuffer(name.encode(), np.uint8) for name in (
     *(name + props.NAME_VALUE_SEPARATOR for name in (props.TAGS, props.UNIQUE_KEY, props.KEYS)),
     props.INNER)), ord(props.PROPERTY_SEPARATOR))
-"""Names as the kernel takes them, and what stands between properties."""
+"""Names as the kernel takes them, and what is between properties."""
 _LOOKED_AT = [*((name + props.NAME_VALUE_SEPARATOR).encode() for name in (
     props.TAGS, props.UNIQUE_KEY, props.KEYS, props.DELAY)), props.INNER.encode(),
     filler.KEPT_START, MARK.tobytes()]
@@ -109,7 +109,7 @@ class TagsCodes:
 
     def set_deliver_times(self, properties: text.Properties, delayed: Array,
                           store_timestamp: Array, out: Array) -> None:
-        """Puts deliver times in the place of the hashes of delayed messages' tags."""
+        """Put deliver times in the place of the hashes of delayed messages' tags."""
         row, levels = properties.find(props.DELAY)
         for message, level in zip(row.tolist(), levels.tolist(), strict=True):
             if not delayed[message]:
@@ -160,7 +160,7 @@ class IndexKeys:
         return Keys(row, text.index_hash(self._sharp[topic[row]], key_hash, units), length)
 
     def sharp(self) -> Array:
-        """The hash of ``topic#`` of each topic (int64)."""
+        """Return the hash of ``topic#`` of each topic (int64)."""
         new = self._topics.texts[len(self._sharp):]
         if new:
             hashes = [string_hash(raw.decode("utf-8", "replace") + "#") for raw in new]
@@ -244,15 +244,15 @@ class LeadsOf:
 
 
 def _place(odd: Array) -> tuple[Array, Array]:
-    """(start, length) of texts that the kernel did not hash."""
+    """Return (start, length) of texts that the kernel did not hash."""
     return (odd - _ODD) >> _LENGTH_BITS, odd & ((1 << _LENGTH_BITS) - 1)
 
 
 def batch_range(queue_offset: int, base: str | None, count: str | None) -> tuple[int, int]:
-    """(first queue offset, how many) a record covers in a batch queue.
+    """Return (first queue offset, how many) a record covers in a batch queue.
 
-    Only one with both INNER_BASE and INNER_NUM covers more than its own queue offset.
-    ValueError where a broker could not read the numbers.
+    Only one with both INNER_BASE and INNER_NUM covers more than its own queue offset. ValueError
+    where a broker could not read the numbers.
     """
     if base is None or count is None:
         return queue_offset, 1
@@ -307,7 +307,7 @@ class Topics:
         """By number: the hash of ``topic#``, first and number of the cells for its queues, kind."""
 
     def add(self, raw: Array) -> bytes:
-        """Takes in a new one."""
+        """Merge a new one."""
         number = int(self.known.encode(text.Texts(
             raw, np.zeros(1, np.int64), np.array([len(raw)], np.int64)))[0])
         name = raw.tobytes()
@@ -323,7 +323,7 @@ class Topics:
 
 
 def grown(array: Array, rows: int) -> Array:
-    """The same with room for so many rows, zeros after those it had."""
+    """Return the same with room for that many rows, zeros after those it had."""
     if rows <= len(array):
         return array
     more: Array = np.zeros((max(2 * len(array), rows), array.shape[1]), array.dtype)

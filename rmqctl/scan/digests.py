@@ -48,7 +48,7 @@ def content(batch: Batch) -> Array:
 
 
 def compared_length(batch: Batch) -> Array:
-    """The length of each properties string as it is compared.
+    """Return the length of each properties string as it is compared.
 
     Without an appended CRC (commitlog.md §5.4) and without the separator at the end, which only
     some versions write.
@@ -66,7 +66,7 @@ def compared_length(batch: Batch) -> Array:
 
 
 def _mix(digests: Array, value: Array) -> Array:
-    """Takes a column (int64) into the digests; a bijection in ``value``."""
+    """Take a column (int64) into the digests; a bijection in ``value``."""
     mixed: Array = (digests ^ value.view(np.uint64)) * _PRIME
     mixed ^= mixed >> _SHIFT
     return mixed
@@ -80,7 +80,7 @@ def _hashes(data: bytes, start: Array, length: Array) -> Array:
 
 
 def _born_addresses(batch: Batch) -> Array:
-    """The born address of each record as a number (int64); the halves of IPv6 are mixed."""
+    """Return the born address of each record as a number (int64); the halves of IPv6 are mixed."""
     bits = batch.column("sys_flag") & sysflag.BORN_HOST_V6
     out: Array = np.zeros(len(batch), np.int64)
     for host_bits in np.unique(bits).tolist():

@@ -68,7 +68,7 @@ class Shape:
     topic_length_size: int
 
     def field(self, name: str) -> tuple[np.dtype[Any], int]:
-        """(type, offset) of a field of the fixed part. KeyError."""
+        """Return (type, offset) of a field of the fixed part. KeyError."""
         fields = self.dtype.fields
         assert fields is not None
         return fields[name][:2]
@@ -76,7 +76,7 @@ class Shape:
 
 @cache
 def shape(host_bits: int, magic: int) -> Shape:
-    """The shape for ``sys_flag & 0x30`` and a message magic."""
+    """Return the shape for ``sys_flag & 0x30`` and a message magic."""
     context = {"sys_flag": host_bits, "magic": magic}
     head_size = layout.prefix_size(Message, **context)
     return Shape(layout.dtype(Message, itemsize=head_size, **context), head_size,
@@ -89,7 +89,7 @@ _HOST_WORD = np.dtype(">i4")
 
 @cache
 def _host_words(shaped: Shape) -> list[int]:
-    """The offsets of the words of four bytes that a store host's address is made of."""
+    """Return the offsets of the words of four bytes that a store host's address is made of."""
     kind, offset = shaped.field("store_host.address")
     return list(range(offset, offset + kind.itemsize, _HOST_WORD.itemsize))
 
@@ -132,7 +132,7 @@ def _integers(data: Array, at: Array, kind: np.dtype[Any], offset: int = 0) -> A
 
 
 def used_length(data: bytes) -> int:
-    """The length of ``data`` without the zero bytes at its end.
+    """Return the length of ``data`` without the zero bytes at its end.
 
     Like stripping them, but at memory speed where most of it is zero.
     """
@@ -167,7 +167,7 @@ def hop(buffer: bytes | bytearray | memoryview, at: int, filled: int, most: int,
 class Batch:
     """Message frames of one buffer, in order, and the spans found among and after them.
 
-    ``data`` (uint8) is only valid until the walk goes on; ``base`` is the physical offset of
+    ``data`` (uint8) is only valid until the walk continues; ``base`` is the physical offset of
     ``data[0]``. ``start`` are positions of records in ``data``, each with ``head`` bytes before it
     that belong to its frame; all other columns are computed on demand.
     """
@@ -201,10 +201,10 @@ class Batch:
         return found
 
     def column(self, name: str) -> Array:
-        """A column as native int64: any integer field of the fixed part, or one of
+        """Return a column as native int64: any integer field of the fixed part, or one of
 
-        ``body_start/length``, ``topic_start/length``, ``properties_start/length``
-        (positions in ``data``).
+        ``body_start/length``, ``topic_start/length``, ``properties_start/length`` (positions in
+        ``data``).
         """
         known = self._columns.get(name)
         if known is not None:
@@ -220,8 +220,8 @@ class Batch:
         return out
 
     def hosts(self, name: str) -> Iterator[tuple[Any, Array]]:
-        """(rows, their ``born_host`` or ``store_host`` as stored, void items: address and port) for
-        each of the shapes in the batch.
+        """Yield (rows, their ``born_host`` or ``store_host`` as stored, void items: address and
+        port) for each of the shapes in the batch.
         """
         for rows, shaped in self._groups:
             first = shaped.field(f"{name}.address")[1]
@@ -229,8 +229,8 @@ class Batch:
             yield rows, gather(self.data, self.start[rows] + first, last + port.itemsize - first)
 
     def store_hosts(self) -> Array:
-        """A number (int64) for each store host, the same for the same address and port; it is odd
-        for those of IPv6.
+        """Return a number (int64) for each store host, the same for the same address and port; it
+        is odd for those of IPv6.
         """
         out = self.column("store_host.port").copy()
         for rows, shaped in self._groups:
@@ -270,12 +270,12 @@ class Batch:
         return known
 
     def bytes_at(self, index: int) -> bytes:
-        """The intact record number ``index`` of this batch."""
+        """Return the intact record number ``index`` of this batch."""
         at = int(self.start[index])
         return self.data[at:at + int(self.column("total_size")[index])].tobytes()
 
     def select(self, rows: Any) -> Batch:
-        """A batch of some of the rows (same buffer, no spans)."""
+        """Return a batch of some of the rows (same buffer, no spans)."""
         groups = self._groups
         if len(groups) > 1:
             part = np.full(len(self.start), -1, np.int8)
@@ -331,8 +331,8 @@ def gathered(batches: Sequence[Batch]) -> Batch:
 
 def records_from(data: Array, base: int, at: int, end: int, most: int = _ALL,
                  head: int = 0) -> Batch:
-    """The records that follow each other by their sizes from ``data[at:]`` on, with ``head`` other
-    bytes before each.
+    """Return the records that follow each other by their sizes from ``data[at:]`` on, with ``head``
+    other bytes before each.
 
     They end before the first that does not prove itself (see `examine`), or whose frame starts at
     or after ``end``, and are at most ``most``. ``base`` is the physical offset of ``data[0]``.
@@ -354,8 +354,8 @@ def records_from(data: Array, base: int, at: int, end: int, most: int = _ALL,
 
 
 def _batch(data: Array, base: int, table: Array) -> Batch:
-    """A batch of the records that the kernel put into a table, whose columns are copied: it has
-    room for far more.
+    """Return a batch of the records that the kernel put into a table, whose columns are copied: it
+    has room for far more.
     """
     start, *places, variant = table
     is_uniform = len(variant) and (variant == variant[0]).all()
@@ -370,7 +370,7 @@ def _batch(data: Array, base: int, table: Array) -> Batch:
 
 
 def examine(data: Array, base: int | Array, start: Array) -> tuple[Batch, Array]:
-    """Checks candidate records at positions ``start`` (int64, ascending) of ``data``.
+    """Check candidate records at positions ``start`` (int64, ascending) of ``data``.
 
     ``base`` is the physical offset of ``data[0]``; where records of several places are in one
     buffer an array (int64) with one for each (``base`` of the batch is 0 then).
@@ -424,7 +424,7 @@ def examine(data: Array, base: int | Array, start: Array) -> tuple[Batch, Array]
 
 
 def _placed(batch: Batch, base: int | Array) -> Batch:
-    """A batch whose records are at their starts and ``base``, one or one for each."""
+    """Return a batch whose records are at their starts and ``base``, one or one for each."""
     if isinstance(base, np.ndarray):
         batch._columns["offset"] = batch.start + base
     else:
@@ -434,7 +434,7 @@ def _placed(batch: Batch, base: int | Array) -> Batch:
 
 def _lengths(data: Array, start: Array, total: Array, shaped: Shape, out: dict[str, Array],
              rows: Any) -> Array:
-    """Fills the variable part's places for records of one shape; True where they add up."""
+    """Fill the variable part's places for records of one shape; True where they add up."""
     if len(data) < shaped.head_size:
         return np.zeros(len(start), bool)
     end = start + total

@@ -76,7 +76,7 @@ class Keys:
         return self.some(np.arange(len(self._found)))
 
     def some(self, numbers: Array) -> list[Key]:
-        """The keys of some numbers."""
+        """Return the keys of some numbers."""
         keys = [self._found[number] for number in numbers.tolist()]
         later = [place for place, key in enumerate(keys) if key is _LATER]
         texts = np.searchsorted(self._numbers_of_texts, numbers[later])
@@ -85,7 +85,7 @@ class Keys:
         return keys
 
     def numbers(self, keys: Sequence[Key]) -> Array:
-        """The number of each key (int64)."""
+        """Return the number of each key (int64)."""
         parts: list[Any] = [np.zeros(0, np.int64)]
         for is_text, run in groupby(keys, lambda key: isinstance(key, bytes)):
             some = [*run]
@@ -104,7 +104,7 @@ class Keys:
         return known
 
     def of_ints(self, values: Array, key: Callable[[int], Key] = int) -> Array:
-        """The number of each value's ``key``."""
+        """Return the number of each value's ``key``."""
         least, most = int(values.min()), int(values.max())
         if least == most:
             return np.full(len(values), self.number(key(least)), np.int64)
@@ -119,7 +119,7 @@ class Keys:
         return np.array([self.number(key(value)) for value in distinct.tolist()], np.int64)[place]
 
     def of_texts(self, texts: Texts) -> Array:
-        """The number of each text, which is its own key."""
+        """Return the number of each text, which is its own key."""
         numbers: Array
         if self._fixed is not None:
             places = self._fixed.encode(texts, len(self._numbers_of_fixed) - 1)
@@ -174,7 +174,7 @@ def _tag(keys: Keys, batch: Batch) -> Codes:
 
 
 def _key(keys: Keys, batch: Batch) -> Codes:
-    """Every key of KEYS, once per message even where it is there twice; None without any."""
+    """Return every key of KEYS, once per message even where it is there twice; None without any."""
     properties = Properties(batch)
     rows, start, length = properties.places(props.KEYS)
     of, begin, size = split(properties.data, start, length)

@@ -115,7 +115,7 @@ class Headers:
         self.first_back = first if self.first_back is None else self.first_back
 
     def merge(self, other: Headers) -> None:
-        """Takes in the part after this one."""
+        """Merge the part after this one."""
         inner, self.unlisted = other.faults, self.unlisted + other.unlisted
         self._count_early(other.early, other.first_early)
         self._count_born(other.odd_born, other.first_odd_born)
@@ -126,7 +126,7 @@ class Headers:
         self._keep(inner)
 
     def settle(self) -> None:
-        """Judges the records at both ends, of which one neighbour is missing."""
+        """Judge the records at both ends, of which one neighbour is missing."""
         ends = [self._first[:1]] if len(self._first) else []
         if len(self._first) > 1:
             ends.append(self._last[-1:])

@@ -19,8 +19,8 @@ _LARGEST_PIECE = 1 << 20
 
 
 def data_ranges(fd: int, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """``[from, to)`` within ``[start, end)`` of what may be other than zero, ascending; all that is
-    left of it where the system cannot tell.
+    """Yield ``[from, to)`` within ``[start, end)`` of what may be other than zero, ascending; all
+    that is left of it where the system cannot show it.
     """
     position = start
     while position < end:

@@ -69,18 +69,18 @@ class Cells:
         self.begin(0)
 
     def begin(self, rows: int) -> None:
-        """Forgets all cells; memory is used again."""
+        """Forget all cells; memory is used again."""
         self._rows, self._filled = rows, 0
         self._columns: list[Array] = []
         self._between = bytearray()
         self._ends: list[int] = []
 
     def literal(self, text: bytes) -> None:
-        """Adds the same bytes in every row."""
+        """Add the same bytes in every row."""
         self._between += text
 
     def numbers(self, values: Array) -> None:
-        """Adds whole numbers (int64)."""
+        """Add integers (int64)."""
         if len(values) and (values == values[0]).all():
             self.literal(b"%d" % int(values[0]))
         else:
@@ -88,7 +88,7 @@ class Cells:
             column[0], column[1] = values, _NUMBER
 
     def choice(self, which: Array, forms: Sequence[bytes]) -> None:
-        """Adds one of some forms for each row."""
+        """Add one of some forms for each row."""
         if len(which) and (which == which[0]).all():
             self.literal(forms[int(which[0])])
             return
@@ -98,14 +98,14 @@ class Cells:
         np.take(self.put(forms), which, axis=1, out=self._column())
 
     def digits(self, texts: bytes) -> None:
-        """Adds texts of equal length, which follow each other."""
+        """Add texts of equal length, which follow each other."""
         width = len(texts) // self._rows
         start = self.put([texts])[0, 0]
         column = self._column()
         column[0], column[1] = start + np.arange(self._rows) * width, width
 
     def add(self, made: Array, rows: Array | None = None, absent: bytes = b"") -> None:
-        """Adds what `make` or `put` gave, of all rows or those that are named."""
+        """Add what `make` or `put` gave, of all rows or those that are named."""
         column = self._column()
         if rows is None or len(rows) == self._rows:
             column[:] = made
@@ -115,7 +115,7 @@ class Cells:
 
     def make(self, texts: Texts, others: Others, shape: str = STRING,
              is_for_others: Array | None = None) -> Array:
-        """Texts in JSON: as a string, a list of what stands between spaces, or the object that a
+        """Texts in JSON: as a string, a list of what is between spaces, or the object that a
         properties string is.
 
         ``others`` makes those which are for them (bool), are no UTF-8, very long, or name a
@@ -149,7 +149,7 @@ class Cells:
         return places
 
     def woven(self) -> memoryview:
-        """All rows, back to back; valid until the next are."""
+        """Return all rows, back to back; valid until the next are."""
         cells: Array = np.array(self._columns).reshape(len(self._columns), 2, self._rows)
         length = cells[:, 1]
         size = int(np.where(length == _NUMBER, _DIGITS, length).sum())
@@ -183,7 +183,7 @@ class Forms:
         self._forms: list[bytes] = []
 
     def choose(self, cells: Cells, texts: Texts) -> None:
-        """Adds the form of each text."""
+        """Add the form of each text."""
         if len(self._forms) > _KNOWN:
             self._known, self._forms = Dictionary(), []
         which = self._known.encode(texts)

@@ -20,8 +20,8 @@ _KEEP = 16 << 20
 
 @cache
 def keep_freed_memory(largest: int = _KEEP) -> bool:
-    """Tells the allocator once per process; whether it listened. Buffers above ``largest`` bytes
-    are returned to the system all the same.
+    """Tell the allocator once per process; whether it listened. Buffers above ``largest`` bytes are
+    returned to the system all the same.
     """
     import ctypes
 
@@ -34,7 +34,7 @@ def keep_freed_memory(largest: int = _KEEP) -> bool:
 
 
 def give_back() -> None:
-    """Returns freed memory to the system, before other work that needs much of it begins."""
+    """Return freed memory to the system, before other work that needs much of it begins."""
     import ctypes
 
     with suppress(OSError, AttributeError):
@@ -52,7 +52,7 @@ def resident() -> int:
 
 @cache
 def collect_rarely() -> None:
-    """Looks for cycles less often, once per process, and not in what is there already.
+    """Look for cycles less often, once per process, and not in what is there already.
 
     For millions of short-lived objects without a cycle among them, of which many live at a time:
     looking as often as usual takes a tenth to a fifth of the time.

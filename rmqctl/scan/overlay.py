@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from rmqctl.scan.source import FileSource, Source, Witness
 
 Parts = tuple[tuple[int, bytes], ...]
-"""(position, bytes), ascending and not overlapping; between them lie zeros."""
+"""(position, bytes), ascending and not overlapping; between them are zeros."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Piece:
         return cls(position, len(data), ((0, data),) if data else ())
 
     def read_into(self, buffer: memoryview, position: int) -> None:
-        """Fills ``buffer`` with the bytes from ``position`` (counted from ``at``) on."""
+        """Fill ``buffer`` with the bytes from ``position`` (counted from ``at``) on."""
         buffer[:] = bytes(len(buffer))
         until = position + len(buffer)
         first = max(0, bisect_right(self.parts, position, key=lambda part: part[0]) - 1)

@@ -70,7 +70,7 @@ class Timeline:
             self._widen(STEPS[STEPS.index(self.step) + 1])
 
     def _widen(self, step: int) -> None:
-        """Joins steps to longer ones, never the other way."""
+        """Join steps to longer ones, never the other way."""
         if step > self.step:
             scale, known = step // self.step, self.steps
             self.step, self.steps = step, {}
@@ -127,7 +127,7 @@ class LogProfile:
             self.fill(kind, int(offset[first]), int(offset[behind - 1] + size[behind - 1]))
 
     def merge(self, other: LogProfile) -> None:
-        """Takes in that of another range of the same log."""
+        """Merge that of another range of the same log."""
         self.cells += other.cells
         self.times.merge(other.times)
         self.queues.merge(other.queues)

@@ -30,7 +30,7 @@ _COMMA, _ZERO = b","[0], b"0"[0]
 _BLANK = np.isin(np.arange(256), list(b"\t\n\f\r "))
 _LMQ = props.LMQ_PREFIX.encode()
 _DIGITS = 18
-"""A number in a property has at most so many."""
+"""A number in a property has at most that many."""
 _INT64 = np.iinfo(np.int64)
 ENDLESS = 1 << 62
 """A physical offset that no log reaches."""
@@ -49,17 +49,17 @@ class Reach(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LightQueues:
-    """Under which queue ids the rows of a store's light queues (``%LMQ%…``) lie (§10).
+    """Under which queue ids the rows of a store's light queues (``%LMQ%…``) are (§10).
 
     A broker with enableLmq keeps each of them as queue 0. One with enableMultiDispatch alone
     (4.9.x) takes the name for that of any other queue: it writes the row under the message's own
     queue id, and counts each id for itself. A store may have seen both.
 
     ``own``: those with another id than 0 that have files. ``own_ids``: whether a message's own
-    queue id counts where neither files nor rows tell. ``rows_optional``: whether a broker may
-    have given queue offsets without ever writing rows (5.x with enableLmq alone). ``switched``:
-    whether it may have done so at some time, and written rows at others (5.x); ``untold``: whether
-    nothing says that it was the former.
+    queue id counts where neither files nor rows tell. ``rows_optional``: whether a broker may have
+    given queue offsets without ever writing rows (5.x with enableLmq alone). ``switched``: whether
+    it may have done so at some time, and written rows at others (5.x); ``untold``: whether nothing
+    says that it was the former.
     """
 
     own: frozenset[tuple[str, int]] = frozenset()
@@ -70,8 +70,8 @@ class LightQueues:
 
     def ids(self, names: Sequence[bytes], name: Array, queue_id: Array, offset: Array | None = None,
             physical: Array | None = None, leads: Leads | None = None) -> Array:
-        """The queue ids (int64) of further rows: ``name`` are numbers in ``names``, ``queue_id``
-        the messages' own.
+        """Return the queue ids (int64) of further rows: ``name`` are numbers in ``names``,
+        ``queue_id`` the messages' own.
 
         With ``leads`` a row that is there decides, at queue offset ``offset`` and leading to
         ``physical``; without it, what the store's files say of the whole queue.
@@ -98,7 +98,7 @@ class LightQueues:
         return out
 
     def id_of(self, name: str, queue_id: int, offset: int, physical: int, leads: Leads) -> int:
-        """The same for one row."""
+        """Return the same for one row."""
         text, own, row, place = (np.array([value], np.int64) for value in (
             0, queue_id, offset, physical))
         return int(self.ids([os.fsencode(name)], text, own, row, place, leads)[0])
@@ -122,14 +122,14 @@ class QueueNumbers:
         return self._texts.found
 
     def topic(self, texts: text.Texts) -> Array:
-        """The number of each topic."""
+        """Return the number of each topic."""
         return self._texts.of_texts(texts)
 
     def number(self, key: QueueKey) -> int:
         return self._queues.number(key)
 
     def of(self, topic: Array, queue_id: Array) -> Array:
-        """The number of each queue; ``topic`` are numbers of `topic`."""
+        """Return the number of each queue; ``topic`` are numbers of `topic`."""
         ids = self._ids.of_ints(queue_id)
         width = len(self._ids.found)
 
@@ -140,11 +140,11 @@ class QueueNumbers:
 
 
 class QueueReach:
-    """Collects over batches; picklable, and `merge` takes in what another one collected.
+    """Collects over batches; picklable, and `merge` adds what another one collected.
 
-    ``generation`` (4 or 5) picks the broker's rule for multi-dispatched messages; ``plain``
-    takes each record for the one queue offset in its head and nothing else. ``light`` says which
-    queue ids light queues have.
+    ``generation`` (4 or 5) picks the broker's rule for multi-dispatched messages; ``plain`` takes
+    each record for the one queue offset in its head and nothing else. ``light`` says which queue
+    ids light queues have.
     """
 
     def __init__(self, generation: int = 5, light: LightQueues | None = None, *,
@@ -157,7 +157,7 @@ class QueueReach:
         self._count: Array = np.zeros(0, np.int64)
 
     def add(self, batch: Batch) -> None:
-        """Takes the messages of one batch of a walk."""
+        """Take the messages of one batch of a walk."""
         if not len(batch):
             return
         flags = batch.column("sys_flag")
@@ -173,7 +173,7 @@ class QueueReach:
             self._add_dispatched(batch, topic, queue_id, rowed)
 
     def merge(self, other: QueueReach) -> None:
-        """Takes in what was collected over a later (or any other) part of the log."""
+        """Merge what was collected over a later (or any other) part of the log."""
         keys = other._numbers.keys
         codes = np.array([self._numbers.number(key) for key in keys], np.int64)
         met = np.flatnonzero(other._count[:len(keys)])
@@ -223,7 +223,7 @@ class QueueReach:
 
 
 def _covered(batch: Batch, inner: Array, queue_offset: Array) -> tuple[Array, Array]:
-    """(first, last) queue offset each record covers; ``inner`` are the inner batches.
+    """Return (first, last) queue offset each record covers; ``inner`` are the inner batches.
 
     One without the properties a broker adds counts as a single message, as a broker takes it.
     """
@@ -241,7 +241,7 @@ def _covered(batch: Batch, inner: Array, queue_offset: Array) -> tuple[Array, Ar
 
 def dispatched_rows(properties: text.Properties, which: Array, *, skipped: bool = False) -> (
         tuple[Array, text.Texts, Array]):
-    """(record, queue name, queue offset) of each further row of multi-dispatched records.
+    """Return (record, queue name, queue offset) of each further row of multi-dispatched records.
 
     ``which`` (bool) says which records count. Lists of different length give no rows at all, an
     entry that is not a number gives none (spec: consumequeue.md §10). With ``skipped`` those of
@@ -251,7 +251,7 @@ def dispatched_rows(properties: text.Properties, which: Array, *, skipped: bool 
 
 
 def skipped_rows(properties: text.Properties, which: Array) -> tuple[Array, text.Texts, Array]:
-    """The same of those that gave no row for their lists' length, though offsets were taken.
+    """Return the same of those that gave no row for their lists' length, though offsets were taken.
 
     A 5.x broker gives light queues a queue offset and other names an empty entry. After the last
     offset these do not count, so the list is too short.
@@ -261,7 +261,7 @@ def skipped_rows(properties: text.Properties, which: Array) -> tuple[Array, text
 
 def _paired(properties: text.Properties, which: Array, fit: Callable[[Array, Array], Array]) -> (
         tuple[Array, text.Texts, Array]):
-    """(record, name, number) of the records whose numbers of names and numbers ``fit``."""
+    """Return (record, name, number) of the records whose numbers of names and numbers ``fit``."""
     name_row, names = properties.find(props.MULTI_DISPATCH)
     if not len(name_row):
         return name_row, names, np.zeros(0, np.int64)
@@ -292,7 +292,7 @@ def _all_blank(texts: text.Texts) -> Array:
 
 
 def _parts(lists: text.Texts) -> tuple[Array, text.Texts, Array]:
-    """(list each part is of, parts between commas, parts of each list).
+    """Return (list each part is of, parts between commas, parts of each list).
 
     As Java's split, which has no empty parts at the end.
     """
@@ -308,13 +308,13 @@ def _parts(lists: text.Texts) -> tuple[Array, text.Texts, Array]:
 
 
 def _whole(row: Array, values: text.Texts) -> tuple[Array, Array]:
-    """The rows whose value is a whole number, and the numbers (int64)."""
+    """Return the rows whose value is an integer, and the numbers (int64)."""
     good, number = _integers(values)
     return row[good], number[good]
 
 
 def _integers(texts: text.Texts) -> tuple[Array, Array]:
-    """(which texts are whole numbers of ASCII digits (bool), the numbers (int64))."""
+    """Return (which texts are integers of ASCII digits (bool), the numbers (int64))."""
     good: Array = (texts.length > 0) & (texts.length <= _DIGITS)
     rows = np.flatnonzero(good)
     number: Array = np.zeros(len(texts), np.int64)

@@ -61,8 +61,8 @@ def is_blank(source: Source, position: int) -> bool:
 
 
 def _self_located(source: Source, position: int) -> bytes | None:
-    """The bytes of the record whose frame begins at ``position`` if magic, place and lengths agree,
-    those of its entry too where it is in one.
+    """Return the bytes of the record whose frame begins at ``position`` if magic, place and lengths
+    agree, those of its entry too where it is in one.
     """
     entry = None
     if source.head:
@@ -87,8 +87,8 @@ def _self_located(source: Source, position: int) -> bytes | None:
 
 
 def located_size(source: Source, position: int) -> int | None:
-    """The size of the frame of a record at ``position`` if magic, place and lengths agree; more is
-    not asked.
+    """Return the size of the frame of a record at ``position`` if magic, place and lengths agree;
+    more is not asked.
     """
     raw = _self_located(source, position)
     return None if raw is None else source.head + len(raw)
@@ -110,7 +110,7 @@ def extent(source: Source, position: int, magic: int | None = None,
            host_bits: int | None = None) -> int | None:
     """The record size which the length fields at ``position`` add up to, read without the body.
 
-    None when they lead out of the file or are negative. ``magic`` and ``host_bits`` override what
+    None when they point out of the file or are negative. ``magic`` and ``host_bits`` override what
     is stored; a stored magic that is not one is taken for the oldest.
     """
     # The head, whose shape follows from magic and system flags.
@@ -161,7 +161,7 @@ def provable(source: Source, position: int) -> bool:
 
 
 def next_provable(source: Source, start: int, end: int) -> int | None:
-    """The first position in ``[start, end)`` where the frame of a record or a blank provably
+    """Return the first position in ``[start, end)`` where the frame of a record or a blank provably
     starts.
     """
     head = source.head
@@ -173,8 +173,8 @@ def next_provable(source: Source, start: int, end: int) -> int | None:
 
 
 def bare_records(source: Source, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """(position, size) of intact records in ``[start, end)`` that only themselves prove: they have
-    no body, and so no CRC, and damage follows.
+    """Yield (position, size) of intact records in ``[start, end)`` that only themselves prove: they
+    have no body, and so no CRC, and damage follows.
     """
     for window_start, data in used_windows(source, start + source.head, end + source.head):
         for candidate in _candidates(source, window_start, np.frombuffer(data, np.uint8)):
@@ -218,7 +218,7 @@ def _end_marks(source: Source, start: int, end: int) -> Iterator[int]:
 
 
 def used_windows(source: Source, start: int, end: int) -> Iterator[tuple[int, bytes]]:
-    """(position, bytes) with all of ``[start, end)`` that is not zero; holes cost nothing.
+    """Yield (position, bytes) with all of ``[start, end)`` that is not zero; holes cost nothing.
 
     Each has `BLANK_SIZE` bytes of the next one, and begins early enough, so that the magic of
     whatever starts in ``[start, end)`` is in one of them.

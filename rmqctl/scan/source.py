@@ -55,7 +55,7 @@ LARGEST_RECORD = (4 << 20) + BESIDES_BODY
 
 
 _NONZERO = 64
-"""Bytes at a place that are looked at before the system is asked for holes."""
+"""Bytes at a place that are examined before the system is asked for holes."""
 
 
 class Witness(Protocol):
@@ -67,13 +67,13 @@ class Witness(Protocol):
         ...
 
     def rows(self, start: int, end: int) -> tuple[Array, Array]:
-        """(physical offset, size) of rows of consumequeues that point into physical ``[start,
-        end)``, ascending (int64).
+        """Return (physical offset, size) of rows of consumequeues that point into physical
+        ``[start, end)``, ascending (int64).
         """
         ...
 
     def keys(self, start: int, end: int) -> tuple[Array, Array]:
-        """(physical offset, key hash) of index entries that lead there, ascending (int64)."""
+        """(physical offset, key hash) of index entries that point there, ascending (int64)."""
         ...
 
     def confirms(self, record: Record) -> bool | None:
@@ -81,11 +81,11 @@ class Witness(Protocol):
         ...
 
     def entry_of(self, record: Record) -> tuple[int, int] | None:
-        """(physical offset, size) of the row of a record's queue offset, or None."""
+        """Return (physical offset, size) of the row of a record's queue offset, or None."""
         ...
 
     def record_at(self, physical: int, size: int) -> Record | None:
-        """The record of this size that is there and says so; None where none does."""
+        """Return the record of this size that is there and says so; None where none does."""
         ...
 
     def goes_on(self, physical: int) -> bool:
@@ -93,11 +93,11 @@ class Witness(Protocol):
         ...
 
     def offsets_before(self, physical: int) -> Past | None:
-        """The messages before a file that begins there; None where nothing is known."""
+        """Return the messages before a file that begins there; None where nothing is known."""
         ...
 
     def offsets_behind(self, physical: int) -> QueueEnds | None:
-        """The queue offsets of the messages with which a file begins there, or None."""
+        """Return the queue offsets of the messages with which a file begins there, or None."""
         ...
 
 
@@ -199,7 +199,7 @@ class AtHand:
 
 
 def open_any(path: str) -> int:
-    """A read-only descriptor; never blocks on a FIFO or a device. StoreIOError."""
+    """Return a read-only descriptor; never blocks on a FIFO or a device. StoreIOError."""
     try:
         return os.open(path, _OPEN_FLAGS)
     except OSError as error:
@@ -214,7 +214,7 @@ def open_regular(path: str) -> int:
 
 
 def _regular(path: str) -> tuple[int, int]:
-    """The same, and the size of the file."""
+    """Return the same, and the size of the file."""
     fd = open_any(path)
     about = os.fstat(fd)
     if not stat.S_ISREG(about.st_mode):
@@ -243,9 +243,9 @@ def open_bytes(path: str) -> tuple[int, int]:
 class FileSource(Closing):
     """A regular file, read by position. Use as a context manager or call `close`.
 
-    ``size`` is taken at opening; what is appended later is not seen through this object. Bytes
-    from position ``limit`` on read as zeros: they were written after the moment that is looked at.
-    With ``device`` it may be a block device.
+    ``size`` is taken at opening; what is appended later is not seen through this object. Bytes from
+    position ``limit`` on read as zeros: they were written after the moment that is examined. With
+    ``device`` it may be a block device.
     """
 
     _fd = -1  # `close` is called by `__del__` even when opening failed
@@ -291,7 +291,7 @@ class FileSource(Closing):
         return end if end < self.size else None
 
     def read_now(self, position: int, length: int) -> bytes:
-        """The same whatever the limit."""
+        """Return the same whatever the limit."""
         stopping.check()
         if self._elsewhere is not None:
             return self._elsewhere.read(position, length)
@@ -309,7 +309,7 @@ class FileSource(Closing):
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def read_into(self, buffer: memoryview, position: int) -> int:
-        """Fills ``buffer`` from ``position``; the number of bytes that were there."""
+        """Fill ``buffer`` from ``position``; the number of bytes that were there."""
         stopping.check()
         done = 0
         if self._elsewhere is not None:
@@ -330,7 +330,7 @@ class FileSource(Closing):
         return done
 
     def read_parts(self, buffer: memoryview, start: Array, end: Array, position: Array) -> None:
-        """Fills ``buffer[start:end]`` from ``position`` for each (int64); what is after the end of
+        """Fill ``buffer[start:end]`` from ``position`` for each (int64); what is after the end of
         the file, or after ``limit``, reads as zeros. StoreIOError.
         """
         stopping.check()
@@ -357,8 +357,8 @@ class FileSource(Closing):
 
     def read_records(self, buffer: memoryview, place: Array, size: Array, end: int | None,
                      mapped: bool = True) -> bool:
-        """Fills ``buffer`` with the records of these sizes at these physical offsets (int64), back
-        to back, if each is whole and matches its CRC, and none runs past the physical offset
+        """Fill ``buffer`` with the records of these sizes at these physical offsets (int64), back
+        to back, if each is complete and matches its CRC, and none runs past the physical offset
         ``end``; whether it is so. Never without the compiled kernel, where a limit is set, or
         something cannot be read: others then look record by record. ``mapped``: from a mapping.
         """
@@ -418,8 +418,8 @@ class FileSource(Closing):
             return position
 
     def next_hole(self, position: int) -> int:
-        """The first position >= ``position`` where a hole begins; the end of the file without one,
-        or where the system does not tell.
+        """Return the first position >= ``position`` where a hole begins; the end of the file
+        without one, or where the system does not tell.
         """
         if not self._holes or position >= self.size:
             return self.size

@@ -27,7 +27,7 @@ current: ContextVar[Stop | None] = ContextVar("stop", default=None)
 
 
 def check() -> None:
-    """Raises `Stopped` where the running work was asked to end."""
+    """Raise `Stopped` where the running work was asked to end."""
     stop = current.get()
     if stop is not None and stop.asked:
         raise Stopped

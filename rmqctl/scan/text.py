@@ -28,12 +28,12 @@ _SPACE = 0x20
 _SAMPLE = 256
 _PARTS = 6
 _USUAL = (props.TAGS, props.UNIQUE_KEY, props.KEYS, props.MULTI_DISPATCH)
-"""Properties that are looked for together: most who ask for one ask for another, too."""
+"""Properties that are searched for together: most who ask for one ask for another, too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """Texts where they lie: ``data`` (uint8), and starts and lengths in it (int64)."""
+    """Texts where they are: ``data`` (uint8), and starts and lengths in it (int64)."""
 
     data: Array
     start: Array
@@ -60,7 +60,7 @@ class Texts:
         return same
 
     def packed(self) -> Texts:
-        """A copy in data of its own: nothing but the texts in order, a zero after each."""
+        """Return a copy in data of its own: nothing but the texts in order, a zero after each."""
         count = len(self.start)
         kernel = active()
         if kernel is not None:
@@ -73,7 +73,7 @@ class Texts:
 
 
 def joined(parts: Sequence[Texts]) -> Texts:
-    """The packed texts of all parts, in order."""
+    """Return the packed texts of all parts, in order."""
     if len(parts) == 1:
         return parts[0]
     base = np.cumsum([0, *(len(part.data) for part in parts[:-1])])
@@ -90,12 +90,12 @@ def texts_of(raw: Sequence[bytes]) -> Texts:
 
 
 def topics(batch: Batch) -> Texts:
-    """The topic of each message, where it is in the batch."""
+    """Return the topic of each message, where it is in the batch."""
     return Texts(batch.data, batch.column("topic_start"), batch.column("topic_length"))
 
 
 def properties(batch: Batch) -> Texts:
-    """The stored properties string of each message, where it is in the batch."""
+    """Return the stored properties string of each message, where it is in the batch."""
     return Texts(batch.data, batch.column("properties_start"), batch.column("properties_length"))
 
 
@@ -122,7 +122,7 @@ def _rows(data: Array, start: Array, width: int) -> Array:
 
 
 def _by_length(length: Array) -> Iterator[tuple[int, Array]]:
-    """(length, numbers of the texts that have it) of all lengths but 0."""
+    """Yield (length, numbers of the texts that have it) of all lengths but 0."""
     order = np.argsort(length, kind="stable")
     for rows in np.split(order, np.flatnonzero(np.diff(length[order])) + 1):
         if len(rows) and length[rows[0]]:
@@ -135,7 +135,7 @@ def contiguous(*columns: Array) -> list[Array]:
 
 
 def hashes(data: Array, start: Array, length: Array) -> tuple[Array, Array]:
-    """(``String.hashCode``, UTF-16 length) of UTF-8 texts, both int64.
+    """Return (``String.hashCode``, UTF-16 length) of UTF-8 texts, both int64.
 
     The hash is a signed 32-bit value. Bytes that are no UTF-8 count as Java's decoder replaces
     them.
@@ -166,7 +166,7 @@ def _hash_decoded(data: Array, start: int, length: int, row: int, out: Array,
 
 
 def _polynomial(texts: Array) -> Array:
-    """The hashes (uint32) of rows of bytes, as if all were ASCII texts of the full width.
+    """Return the hashes (uint32) of rows of bytes, as if all were ASCII texts of the full width.
 
     ``einsum`` is numpy's own loop: no BLAS and no threads of its own beside the workers'.
     """
@@ -186,10 +186,10 @@ def power_table() -> Array:
 
 
 def index_hash(topic_hash: Array, key_hash: Array, key_length: Array) -> Array:
-    """The hash an index entry holds for ``topic#key``, from the parts' Java hashes.
+    """Return the hash an index entry holds for ``topic#key``, from the parts' Java hashes.
 
-    ``topic_hash`` is of ``topic#`` (with the sharp), so hash(topic#key) follows from it by
-    31 to the power of the key's length in UTF-16 units.
+    ``topic_hash`` is of ``topic#`` (with the sharp), so hash(topic#key) follows from it by 31 to
+    the power of the key's length in UTF-16 units.
     """
     power = power_table()[key_length]
     total = topic_hash.astype(np.uint32) * power + key_hash.astype(np.uint32)
@@ -201,7 +201,7 @@ def index_hash(topic_hash: Array, key_hash: Array, key_length: Array) -> Array:
 
 def split(data: Array, start: Array, length: Array, *, separator: int = _SPACE,
           ended: bool = False, keep_empty: bool = False) -> tuple[Array, Array, Array]:
-    """(number of the text each part comes from, starts, lengths) of the parts of texts.
+    """Return (number of the text each part comes from, starts, lengths) of the parts of texts.
 
     Parts are between single separators (a byte; the space if not given); with ``ended``, no part
     follows the last separator. Empty parts are left out, or kept.
@@ -247,7 +247,7 @@ class TextTable:
         self._make(_SAMPLE, _SAMPLE * _WORD)
 
     def _make(self, texts: int, size: int) -> None:
-        """An empty table with room for so many texts and their bytes."""
+        """An empty table with room for that many texts and their bytes."""
         self._known: Array = np.empty(size, np.uint8)
         self._places: Array = np.empty((2, texts), np.int64)
         self._cells: Array = np.full(1 << (2 * texts).bit_length(), -1, np.int32)
@@ -257,7 +257,7 @@ class TextTable:
         return int(self._used[0])
 
     def encode(self, texts: Texts) -> Array:
-        """The number of each text (int64)."""
+        """Return the number of each text (int64)."""
         kernel = active()
         assert kernel is not None
         columns = contiguous(texts.start, texts.length)
@@ -279,7 +279,7 @@ class TextTable:
         return self._known, self._places, self._cells
 
     def places(self, texts: Texts, missing: int) -> Array:
-        """The number of each text (int64), ``missing`` for those that are not there."""
+        """Return the number of each text (int64), ``missing`` for those that are not there."""
         kernel = active()
         assert kernel is not None
         numbers: Array = np.empty(len(texts), np.int64)
@@ -288,7 +288,7 @@ class TextTable:
         return numbers
 
     def texts(self, numbers: Any) -> Texts:
-        """The texts of some numbers (an array or a slice), until others are put in."""
+        """Return the texts of some numbers (an array or a slice), until others are put in."""
         start, length = self._places[:, :len(self)]
         return Texts(self._known, start[numbers], length[numbers])
 
@@ -308,7 +308,7 @@ class KnownTexts:
         return KnownTexts, ()
 
     def encode(self, texts: Texts, number: Callable[[bytes], int]) -> Array:
-        """The number of each text (int64). ``number(raw)`` gives it: to a new text first."""
+        """Return the number of each text (int64). ``number(raw)`` gives it: to a new text first."""
         if active() is None:
             return np.fromiter(map(number, texts.tolist()), np.int64, len(texts))
         places = self._table.encode(texts)
@@ -327,7 +327,7 @@ class FixedTexts:
         self._table: TextTable | None = None
 
     def encode(self, texts: Texts, missing: int) -> Array:
-        """The place of each text (int64)."""
+        """Return the place of each text (int64)."""
         if active() is None:
             return np.array([self._places.get(raw, missing) for raw in texts.tolist()], np.int64)
         if self._table is None:
@@ -355,7 +355,7 @@ class Dictionary:
         return number
 
     def encode(self, texts: Texts) -> Array:
-        """The number of each text (int64)."""
+        """Return the number of each text (int64)."""
         return self._known.encode(texts, self.number)
 
 
@@ -389,7 +389,7 @@ class Properties:
         return self._segments
 
     def places(self, name: str) -> tuple[Array, Array, Array]:
-        """(row numbers ascending, starts in `data`, lengths) of the values of a property.
+        """Return (row numbers ascending, starts in `data`, lengths) of the values of a property.
 
         As a 4.9.1+ broker reads it: an empty value counts as missing, the last of several counts.
         """
@@ -424,8 +424,8 @@ class Properties:
         return known
 
     def index_keys(self, topic: Array, sharp: Array) -> tuple[Array, Array, Array] | None:
-        """(row, hash of its index entry, length in bytes) of the keys in index order, all int64:
-        each record's unique key, then its keys.
+        """Return (row, hash of its index entry, length in bytes) of the keys in index order, all
+        int64: each record's unique key, then its keys.
 
         ``topic``: the number of each record's topic, ``sharp``: by that number the hash of
         ``topic#``. None where the kernel cannot make them: others must.

@@ -43,9 +43,9 @@ class TolerantWalk:
     """Iterates over the batches of ``[start, end)`` like `Walk`, and what is lost of it, in order.
 
     ``open_source`` is called once; if it fails, all of the range is lost. Where a read fails the
-    walk goes up to that place in small steps, gives up `SKIPPED` bytes or more and goes on at the
-    next record that proves itself. ``first`` (known with the first item) and ``position`` are
-    those of a `Walk`, ``sound``, too; ``shrunk``: the file ends before ``end``. ``no_stale``: stale
+    walk goes up to that place in small steps, gives up `SKIPPED` bytes or more and continues at the
+    next record that proves itself. ``first`` (known with the first item) and ``position`` are those
+    of a `Walk`, ``sound``, too; ``shrunk``: the file ends before ``end``. ``no_stale``: stale
     records beside damage are damage.
     """
 
@@ -85,7 +85,7 @@ class TolerantWalk:
                 walk = Walk(source, self.position, stop, resync=resync, whole=self._whole,
                             chunk=STEP if in_steps else CHUNK, beside=beside,
                             sound=None if passes is None or in_steps else sound)
-                if lost_from >= 0:  # up to the record with which it goes on, if there is one
+                if lost_from >= 0:  # up to the record with which it continues, if there is one
                     behind = walk.first if walk.first < source.size else self.position
                     yield from self._given_up(lost_from, behind, reason)
                     lost_from = -1

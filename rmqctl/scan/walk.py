@@ -2,7 +2,7 @@
 
 Every byte of the range belongs to exactly one frame: a message, a blank, zeros, or damage. Sizes
 are followed record by record (the only per-record Python), everything else is checked by column;
-where the chain breaks, `resync` says what is there and where it goes on.
+where the chain breaks, `resync` says what is there and where it continues.
 """
 
 from __future__ import annotations
@@ -82,14 +82,14 @@ class Walk:
     A frame belongs to the range in which it starts. ``start`` must be a frame border, unless
     ``resync`` is true: then the walk begins at the first provable record at or after it, and
     ``first`` says where. That is a guess, which a body may mislead: `start_of` knows. ``position``
-    is where the walk stands: the seam to the next range. With ``growing`` the walk ends at the
-    first bytes that are neither a message nor a blank: in a file that is written to they are what
-    is not written yet. ``by_itself``: the file belongs to no store, and frames in the body of a
-    damaged record are not its messages; ``is_dense``: whether it has all messages of its queues.
-    ``whole``: the frames of a buffer are one batch, whatever damage is between them; else each
-    batch ends with the first damage. ``beside`` removes stale records, which look like messages,
-    from each batch (`rmqctl.scan.damage.stale`). ``sound`` is shown what was read first; the
-    records that it skips come in no batch.
+    is the walk's position: the seam to the next range. With ``growing`` the walk ends at the first
+    bytes that are neither a message nor a blank: in a file that is written to they are what is not
+    written yet. ``by_itself``: the file belongs to no store, and frames in the body of a damaged
+    record are not its messages; ``is_dense``: whether it has all messages of its queues. ``whole``:
+    the frames of a buffer are one batch, whatever damage is between them; else each batch ends with
+    the first damage. ``beside`` removes stale records, which look like messages, from each batch
+    (`rmqctl.scan.damage.stale`). ``sound`` is shown what was read first; the records that it skips
+    come in no batch.
     """
 
     def __init__(self, source: Source, start: int = 0, end: int | None = None, *,
@@ -114,7 +114,7 @@ class Walk:
         return self.source.witness is not None and not self.source.head
 
     def _look_back(self) -> list[Stretch]:
-        """The last stretches of messages before the start, as a walk of the whole file has them."""
+        """The last ranges of messages before the start, as a walk of the whole file has them."""
         walk = Walk(self.source, 0, self.first, by_itself=self.passed.by_itself,
                     is_dense=self.passed.is_dense)
         for _ in walk:
@@ -158,7 +158,7 @@ class Walk:
                     self.position = filled_from + at
                     if at:
                         continue
-            # Where the buffer before had much damage, this one is looked at by column from its
+            # Where the buffer before had much damage, this one is examined by column from its
             # first record on.
             if often and led is None and self._whole and self._is_led:
                 led = Led(at_hand, memoryview(buffer)[:filled], filled_from)
@@ -177,7 +177,7 @@ class Walk:
                 self.position = filled_from + int(
                     batch.start[-1] + batch.column("total_size")[-1])
                 burst *= 8
-            # The chain is broken: what is there, and where it goes on. After damage few
+            # The chain is broken: what is there, and where it continues. After damage few
             # candidates are taken at a time, and more as long as they prove sound.
             if self.position < self.end and good < burst // 8 and self._complete(
                     buffer, self.position - filled_from, filled, filled_from):
@@ -186,7 +186,7 @@ class Walk:
                 else:
                     burst = _BURST
                     self.passed.add(sound_from, self.position)
-                    # One damage in a buffer is looked at by itself, many by column.
+                    # One damage in a buffer is examined by itself, many by column.
                     met += 1
                     if led is None and met > 1 and self._is_led:
                         led = Led(at_hand, memoryview(buffer)[:filled], filled_from)

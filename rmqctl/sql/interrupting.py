@@ -20,8 +20,8 @@ _AGAIN_S = 0.2
 
 @contextmanager
 def interrupted_by_signals(interrupt: Callable[[], object]) -> Iterator[list[int]]:
-    """Calls ``interrupt`` in another thread when SIGINT or SIGTERM comes, until the end, and
-    gives the signals that came: a library may drop what their handlers raise.
+    """Call ``interrupt`` in another thread when SIGINT or SIGTERM comes, until the end, and give
+    the signals that came: a library may drop what their handlers raise.
 
     Outside of the main thread, and where another one waits for signals, nothing is done.
     """

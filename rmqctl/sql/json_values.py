@@ -45,6 +45,6 @@ def micros_text(value: int) -> str:
 
 
 def number_of(value: Decimal) -> int | str:
-    """A whole number as such; any other as text, which keeps its digits."""
+    """Return an integer as such; any other as text, which keeps its digits."""
     integral = value.to_integral_value()
     return int(integral) if integral == value else str(value)

@@ -86,7 +86,7 @@ class Options:
                    tuple(_words(option("commitlogDirs"))), orphans == _ORPHANS[1], _TRUTHS[loss])
 
     def stores(self) -> list[str]:
-        """The store directories the paths name, in order, each once.
+        """Return the store directories the paths name, in order, each once.
 
         NotAStoreError where a path names nothing.
         """
@@ -124,7 +124,7 @@ def _paths(path: str | None, paths: str | None) -> tuple[str, ...]:
 
 
 def local(path: str) -> str:
-    """A path of the file system; ``file:`` URLs are taken, others are not."""
+    """Return a path of the file system; ``file:`` URLs are taken, others are not."""
     if path.startswith("file:"):
         rest = path.removeprefix("file:")
         return "/" + rest.lstrip("/") if rest.startswith("/") else rest
@@ -152,7 +152,7 @@ def _words(text: str | None) -> list[str]:
 
 
 def number(name: str, text: str, least: int) -> int:
-    """A whole number from ``least`` on that an int of Java holds. UsageError names the option."""
+    """An integer from ``least`` on that an int of Java holds. UsageError names the option."""
     stripped = text.strip()
     if not (stripped.isascii() and stripped.isdigit()) or not least <= int(stripped) <= _INT_MAX:
         raise UsageError(f"{name}={text}: expected an integer of at least {least}")

@@ -50,7 +50,7 @@ class Item:
 
 
 def plan(options: Options, filters: Filters, cores: int | None = None) -> list[list[Piece]]:
-    """The pieces of each partition; a partition may have none.
+    """Return the pieces of each partition; a partition may have none.
 
     ``filters`` are all conditions, also those of ``options``. NotAStoreError, StoreIOError.
     """
@@ -97,7 +97,7 @@ def _cut(items: list[Item], total: int, count: int) -> list[list[Piece]]:
 
 
 def _whole(items: Iterable[Item]) -> Iterator[list[Piece]]:
-    """A partition for each file; small ones together."""
+    """Yield a partition for each file; small ones together."""
     some: list[Piece] = []
     weight = 0
     for item in items:
@@ -187,7 +187,7 @@ def _used(files: list[StoreFile]) -> dict[str, int]:
 
 
 def files_of_time(log: CommitLog, since: int | None, until: int | None) -> list[StoreFile]:
-    """The files that may hold messages with store times of ``[since, until]`` (ms).
+    """Return the files that may hold messages with store times of ``[since, until]`` (ms).
 
     They are known by the first records of each file. A store time is covered by no CRC, so one
     record alone is not believed: a file is left out only when both of two records say so. Times in
@@ -211,7 +211,7 @@ def files_of_time(log: CommitLog, since: int | None, until: int | None) -> list[
 
 
 def _times(log: CommitLog, file: StoreFile) -> _Times | None:
-    """(least, greatest) store time of a file's first two records; None without two."""
+    """Return (least, greatest) store time of a file's first two records; None without two."""
     first = log.record_at(file.base + file.head)
     second = None if first is None else log.record_at(
         first.physical_offset + first.total_size + file.head)
@@ -299,7 +299,9 @@ def _shape(store: Store, file: StoreFile) -> Shape | None:
 
 
 def _readable(troubles: Iterable[Trouble]) -> None:
-    """StoreIOError for a folder or file that cannot be looked at: its rows would be missing."""
+    """Raise StoreIOError for a folder or file that cannot be examined: its rows would be
+    missing.
+    """
     for trouble in troubles:
         name = os.path.basename(trouble.path)
         if trouble.unreadable and (vfs.isdir(trouble.path) or name.isdigit()):

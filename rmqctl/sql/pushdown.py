@@ -46,7 +46,7 @@ class Filters:
                 and limits != (None, None)]
 
     def of_messages(self, batch: Batch) -> Batch:
-        """The messages of a batch that are asked for, found before any column is made."""
+        """Return the messages of a batch that are asked for, found before any column is made."""
         keep: Array | None = None
         for name, least, most in (("physical_offset", self.start, _before(self.end)),
                                   ("store_timestamp", self.since, self.until)):
@@ -61,7 +61,7 @@ class Filters:
         return batch if keep is None or keep.all() else batch.select(np.flatnonzero(keep))
 
     def of_rows(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """The rows that are asked for of a record batch, which has all of `columns`."""
+        """Return the rows that are asked for of a record batch, which has all of `columns`."""
         keep: Any = None
         for name in self.columns:
             values = rows.column(name)
@@ -88,8 +88,8 @@ class Filters:
 
 
 def limits(sign: str, values: Sequence[int], unit: int = 1) -> tuple[int | None, int | None]:
-    """(least, greatest) whole number that a comparison admits, None: any. ``values`` are so many
-    to 1: with 1000, microseconds for a column of milliseconds.
+    """Return (least, greatest) integer that a comparison admits, None: any. ``values`` are that
+    many to 1: with 1000, microseconds for a column of milliseconds.
     """
     low, high = min(values), max(values)
     least = -(-low // unit) if sign in ("=", "in", ">=") else low // unit + 1

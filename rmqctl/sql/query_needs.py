@@ -70,7 +70,7 @@ def needs(base: duckdb.DuckDBPyConnection, text: str,
 
 
 def _walk(node: Any, named: list[str], columns: set[str]) -> bool:
-    """Collects the tables and columns that a tree names; whether it wants all columns."""
+    """Collect the tables and columns that a tree names; whether it wants all columns."""
     everything = False
     if isinstance(node, list):
         for item in node:
@@ -95,7 +95,7 @@ def _walk(node: Any, named: list[str], columns: set[str]) -> bool:
 
 def _filters(base: duckdb.DuckDBPyConnection, tree: Mapping[str, Any],
              named: Sequence[str]) -> Filters:
-    """The conditions of a query on the messages alone, those that the source can apply."""
+    """Return the conditions of a query on the messages alone, those that the source can apply."""
     try:
         node = tree["statements"][0]["node"]
         source, where = node["from_table"], node["where_clause"]
@@ -156,7 +156,7 @@ class _Moment:
 
 
 def _operand(node: Mapping[str, Any]) -> Any:
-    """A column, a text, a moment or a whole number; None for anything else."""
+    """Return a column, a text, a moment or an integer; None for anything else."""
     if node.get("type") == "COLUMN_REF":
         return _Column(node["column_names"][-1].lower())
     if node.get("type") == "FUNCTION" and len(node["children"]) == 1:

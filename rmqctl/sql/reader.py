@@ -45,9 +45,9 @@ if TYPE_CHECKING:
 class LogPiece:
     """The frames of a log file that begin in ``[start, end)``, two cuts anywhere in it.
 
-    ``store`` and ``file`` are what the columns of these names say. ``last``: all bytes from
-    ``end`` on are zero, and belong to this piece. ``root`` is where the store lies. ``without``:
-    topics that are read from elsewhere.
+    ``store`` and ``file`` are what the columns of these names say. ``last``: all bytes from ``end``
+    on are zero, and belong to this piece. ``root`` is where the store is. ``without``: topics that
+    are read from elsewhere.
     """
 
     store: str
@@ -143,7 +143,7 @@ Piece = LogPiece | QueuePiece | RocksPiece | IndexPiece | OtherPiece
 
 
 def still_there(file: StoreFile) -> None:
-    """StoreIOError when a file is gone or shorter than it was at planning."""
+    """Raise StoreIOError when a file is gone or shorter than it was at planning."""
     try:
         size = vfs.stat(file.path).st_size
     except OSError as error:
@@ -309,6 +309,6 @@ class Reading:
 
 
 def _shown(value: str | int) -> str | int:
-    """A name of the file system that is not UTF-8, with U+FFFD as everywhere."""
+    """Return a name of the file system that is not UTF-8, with U+FFFD as everywhere."""
     return value.encode("utf-8", "surrogateescape").decode("utf-8", "replace") if isinstance(
         value, str) else value

@@ -44,18 +44,18 @@ _FIRST, _LAST = -62_135_596_800_000, 253_402_300_799_999
 
 
 def columns(table: str, body: bool = True) -> Columns:
-    """The columns a table has; ``body`` False: as with the option ``body=none``."""
+    """Return the columns a table has; ``body`` False: as with the option ``body=none``."""
     return {name: kind for name, kind in TABLES[table].items() if body or name != "body"}
 
 
 def for_engine(field: pa.Field) -> pa.Field:
-    """A column as a query engine has it."""
+    """Return a column as a query engine has it."""
     return field.with_type(ENGINE_MOMENT) if field.type == MOMENT else field
 
 
 def as_in_engine(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """A column for a query engine: times outside of the years 1 to 9999 are null (the engines
-    refuse some of them, Python the others).
+    """Return a column for a query engine: times outside of the years 1 to 9999 are null (the
+    engines refuse some of them, Python the others).
     """
     if column.type != MOMENT or kind == MOMENT:
         return column
@@ -75,5 +75,5 @@ def says(text: str, word: str) -> bool:
 
 
 def named_tables(text: str) -> list[str]:
-    """The tables of the data source that a query may read: those it names."""
+    """Return the tables of the data source that a query may read: those it names."""
     return [table for table in TABLES if says(text, table)]

@@ -27,14 +27,14 @@ from rmqctl.store.files import listing
 from rmqctl.store.queue.consume_queue import FileQueue
 
 STEPS = (32 << 10, 256 << 10, 4 << 20, 16 << 20)
-"""Distances before the cut (bytes) at which an anchor is searched, one after the other."""
+"""Distances before the cut (bytes) at which an anchor is searched for, one after the other."""
 CHEAP = 32 << 20
 """Up to here (bytes of the file) it is walked from its start where no row proves an anchor."""
 _AGREEING = 3
 _CHECKS = 24
 _QUEUES = 256
 Proof = Callable[[Record], bool]
-"""True if a record of the log is known from elsewhere to lie where it says."""
+"""True if a record of the log is known from elsewhere to be where it says."""
 
 
 class QueueProof:
@@ -85,8 +85,8 @@ class Seams:
         self._source, self._proof = source, proof
 
     def at(self, cut: int) -> int:
-        """The first frame border at or after position ``cut``, as a walk over the whole file has
-        it. StoreIOError when the file cannot be read or has shrunk.
+        """Return the first frame border at or after position ``cut``, as a walk over the whole file
+        has it. StoreIOError when the file cannot be read or has shrunk.
 
         1. A record that is proven, at most 16 MiB before the cut, and the frames after it.
         2. No row proves one: the walk from the file's start, where that is near.
@@ -120,7 +120,7 @@ class Seams:
         return walk.position
 
     def _anchored(self, start: int, cut: int) -> tuple[int, bool] | None:
-        """(where the walk from the first record in ``[start, cut)`` is at the cut, whether
+        """Return (where the walk from the first record in ``[start, cut)`` is at the cut, whether
 
         a record on its way is proven); None without a record.
         """
@@ -170,7 +170,7 @@ def walk_range(source: Source, seams: Seams, start: int, end: int, *, last: bool
 
 
 def whole(walk: Walk) -> None:
-    """StoreIOError when the file turned out to be shorter than it was."""
+    """Raise StoreIOError when the file turned out to be shorter than it was."""
     if walk.shrunk:
         raise StoreIOError(f"{walk.source.name}: the file shrank while it was read: the bytes from "
                            f"{walk.source.size} on are missing")
@@ -205,7 +205,7 @@ def shrank(name: str, planned: int, size: int) -> StoreIOError:
 
 
 def zeros(physical: int, length: int) -> Batch:
-    """A batch of no message, with one frame of zeros."""
+    """Return a batch of no message, with one frame of zeros."""
     nothing = np.zeros(0, np.int64)
     batch = Batch(np.zeros(0, np.uint8), physical, nothing, [], {})
     batch.spans = [Span(ZERO, physical, length)]

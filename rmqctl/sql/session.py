@@ -148,8 +148,8 @@ class Session:
         del self._base
 
     def ask(self, text: str) -> Answer:
-        """UsageError with DuckDB's words for what is not a query, or is wrong; errors of a store as
-        they are.
+        """Raise UsageError with DuckDB's words for what is not a query, or is wrong; errors of a
+        store as they are.
         """
         wanted = needs(self._base, text, self._columns)
         for table, columns in self._columns.items():
@@ -310,7 +310,7 @@ class _Table:
 
 
 def _shown(table: str, columns: Columns, need: Needs) -> pa.Schema:
-    """The columns of a table that a query sees."""
+    """Return the columns of a table that a query sees."""
     names = [name for name in columns if (name not in ONLY_ASKED if need.names is None else
                                           name in need.names)]
     return pa.schema([for_engine(columns[name])

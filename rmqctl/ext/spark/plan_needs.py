@@ -149,7 +149,7 @@ def _options_of(condition: Any, table: str) -> Iterator[tuple[str, str]]:
 
 
 def _listed(condition: Any, kind: str) -> list[Any]:
-    """The literals of an IN; one None in it where an element is something else."""
+    """Return the literals of an IN; one None in it where an element is something else."""
     if kind == "InSet":
         return [_plain(value) for value in _items(condition.hset())]
     return [_literal(child) for child in _items(condition.list())]
@@ -168,7 +168,7 @@ def _literal(node: Any) -> Any:
 
 
 def _plain(value: Any) -> str | int | None:
-    """A text or a whole number of Java's; None for a null and all else."""
+    """Return a text or an integer of Java's; None for a null and all else."""
     if isinstance(value, bool) or value is None:
         return None
     if isinstance(value, int):

@@ -87,7 +87,7 @@ class SparkPool:
 
     def _collected(self, context: SparkContext, worker: _Worker, packs: list[range]) -> list[
             bytes]:
-        """Runs the job in a thread, so that this one can show progress and be interrupted."""
+        """Run the job in a thread, so that this one can show progress and be interrupted."""
         # A job group can be cancelled from another thread.
         count = packs[-1].stop
         group = new_group()
@@ -216,12 +216,12 @@ def failure(error: BaseException, log: str | None) -> BaseException:
 
 
 def new_group() -> str:
-    """A name for a group of jobs."""
+    """Return a name for a group of jobs."""
     return f"rmqctl-{uuid.uuid4().hex}"
 
 
 def tasks_of(context: SparkContext, group: str) -> tuple[int, int]:
-    """(tasks done, tasks in all) of the stages of a group's jobs that have begun.
+    """Return (tasks done, tasks in all) of the stages of a group's jobs that have begun.
 
     One that Spark skips, because an earlier job has done it, never begins.
     """

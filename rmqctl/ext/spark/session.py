@@ -121,7 +121,7 @@ def _logging_to(file: str) -> Iterator[None]:
 
 
 def log_of(spark: Any) -> str | None:
-    """The file with Spark's own messages."""
+    """Return the file with Spark's own messages."""
     log: str | None = getattr(spark, "rmqctl_log", None)
     return log
 

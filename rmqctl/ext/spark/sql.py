@@ -93,7 +93,7 @@ def damaged(spark: SparkSession, stores: Sequence[str]) -> dict[str, int]:
 
 
 def _columns(table: str, text: str) -> StructType:
-    """The columns of a view; ``record`` is among them where the query names it."""
+    """Return the columns of a view; ``record`` is among them where the query names it."""
     struct = spark_schema.default(table)
     for column in schema.ONLY_ASKED:
         if column in schema.columns(table) and says(text, column):
@@ -147,7 +147,7 @@ def _check(spark: Any, text: str) -> bool:
 
 
 def rows(frame: DataFrame) -> Iterator[dict[str, Any]]:
-    """The rows as they come, as JSON-ready mappings.
+    """Yield the rows as they come, as JSON-ready mappings.
 
     Binary becomes base64, timestamps and dates ISO-8601, a second column of one name ``name_2``.
     """
@@ -160,7 +160,7 @@ def rows(frame: DataFrame) -> Iterator[dict[str, Any]]:
 
 
 def columns(frame: DataFrame) -> list[str]:
-    """The columns of `rows`."""
+    """Return the columns of `rows`."""
     return distinct(frame.columns)
 
 
@@ -180,7 +180,7 @@ def write(frame: DataFrame, out: str, form: FileFormat) -> None:
 
 
 def flat(frame: DataFrame) -> DataFrame:
-    """The columns as CSV can hold them: structures as JSON, binary as base64."""
+    """Return the columns as CSV can hold them: structures as JSON, binary as base64."""
     from pyspark.sql import functions, types
 
     selected = []
@@ -195,7 +195,7 @@ def flat(frame: DataFrame) -> DataFrame:
 
 
 def _settle(folder: str) -> None:
-    """Forces all files to the disk; leaves out what Hadoop puts beside them for itself."""
+    """Force all files to the disk; leaves out what Hadoop puts beside them for itself."""
     for where, _, files in os.walk(folder, topdown=False):
         for name in files:
             path = os.path.join(where, name)
@@ -258,7 +258,7 @@ def _iso(value: date) -> str:
 
 @contextmanager
 def spark_errors(spark: SparkSession) -> Iterator[None]:
-    """Turns Spark's errors into ours: UsageError for the query, else that of the job."""
+    """Turn Spark's errors into ours: UsageError for the query, else that of the job."""
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
 
@@ -301,7 +301,7 @@ def _error(error: Exception, log: str | None) -> BaseException:
 
 
 def _causes(error: Any) -> Iterator[tuple[str, str]]:
-    """(SQL state or nothing, message) of what Java says, and of its causes."""
+    """Yield (SQL state or nothing, message) of what Java says, and of its causes."""
     from py4j.java_gateway import is_instance_of
     from pyspark import SparkContext
 

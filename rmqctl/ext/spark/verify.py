@@ -63,11 +63,11 @@ def planned(roots: Sequence[str], options: VerifyOptions, dirs: Sequence[str] = 
 
 def verify_stores(roots: Sequence[str], pool: Pool, options: VerifyOptions, most: int,
                   dirs: Sequence[str] = (), sizes: Sizes | None = None) -> Iterator[Judged]:
-    """The verdicts in the order of the stores, each with at most ``most`` findings listed.
+    """Yield the verdicts in the order of the stores, each with at most ``most`` findings listed.
 
     ``dirs`` are the folders of multi-path logs (relative to each root), ``sizes`` what is given of
-    the brokers' configuration. ``options.ranges`` cuts every store
-    into that many ranges. A store that cannot be judged does not stop the others.
+    the brokers' configuration. ``options.ranges`` cuts every store into that many ranges. A store
+    that cannot be judged does not stop the others.
     """
     small = [root for root in roots if len(roots) > 1 and options.ranges is None
              and _bytes(root, dirs) <= WHOLE]

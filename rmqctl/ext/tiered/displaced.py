@@ -20,7 +20,7 @@ _WINDOW = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Shifted:
-    """A message: ``position`` is where it lies, ``says`` what its own field has (both logical
+    """A message: ``position`` is where it is, ``says`` what its own field has (both logical
     offsets).
     """
 
@@ -34,7 +34,7 @@ class Shifted:
 
 def find_shifted(source: Source, start: int, length: int, name: QueueName,
                  last: int, *, most: int | None = None) -> list[Shifted]:
-    """The messages of a queue in a damaged range (positions in ``source``), in their order.
+    """Return the messages of a queue in a damaged range (positions in ``source``), in their order.
 
     They prove themselves by lengths, body CRC, topic and queue, and by their queue offsets: the
     first continues after ``last`` or repeats what was there (or begins the file: then what was
@@ -87,7 +87,7 @@ def _repeats(source: Source, start: int, position: int) -> bool:
 
 
 def _shifted_at(source: Source, position: int, end: int, name: QueueName) -> Shifted | None:
-    """The message of a queue at a position, wherever it says it lies, or None."""
+    """Return the message of a queue at a position, wherever it says it is, or None."""
     head = source.read(position, _HEAD.size)
     if len(head) < _HEAD.size:
         return None

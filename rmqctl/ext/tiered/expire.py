@@ -130,7 +130,7 @@ class _Expiring:
     # -- queues -----------------------------------------------------------------------------------
 
     def _limit(self, topic: str) -> tuple[int, str]:
-        """(the time before which messages of a topic expire, why)."""
+        """Return (the time before which messages of a topic expire, why)."""
         entry = self._metadata.topics.get(topic) if self._metadata is not None else None
         if entry is not None and entry.reserve_time > 0:
             return (self._now - entry.reserve_time * HOUR,
@@ -231,7 +231,7 @@ class _Expiring:
 
 
 def _newest(queue: FlatQueue, segment: Segment) -> int | None:
-    """The largest store time of a segment's messages; None without a message."""
+    """Return the largest store time of a segment's messages; None without a message."""
     newest: int | None = None
     for batch in queue.commit_log.batches(segment):
         if len(batch):

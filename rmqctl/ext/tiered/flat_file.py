@@ -61,7 +61,7 @@ class FlatFile:
     """Segments in the order of their base offsets. ``folder`` is below the tier root.
 
     ``strange``: names in the folder that are no segment's. ``witness`` gives what else is known of
-    where the messages of a commit log lie (`rmqctl.ext.tiered.tier.with_witness`).
+    where the messages of a commit log are (`rmqctl.ext.tiered.tier.with_witness`).
     """
 
     reader: Reader
@@ -108,7 +108,7 @@ class FlatFile:
                 yield before, after
 
     def segment_of(self, offset: int) -> Segment | None:
-        """The segment with a logical offset in it; None in a gap and outside."""
+        """Return the segment with a logical offset in it; None in a gap and outside."""
         behind = bisect_right(self.segments, offset, key=lambda segment: segment.base)
         # Empty segments may share a base with the one that holds the bytes.
         for segment in reversed(self.segments[:behind]):
@@ -159,7 +159,7 @@ class FlatFile:
         return data
 
     def record_at(self, offset: int, size: int | None = None) -> message.Record | None:
-        """The record at a logical offset, wherever it says it lies, or None.
+        """Return the record at a logical offset, wherever it says it is, or None.
 
         ``size``: only one of that size. StoreIOError.
         """
@@ -261,7 +261,7 @@ class FlatQueue:
         return self._first
 
     def unit(self, queue_offset: int) -> UnitRecord | None:
-        """The unit of a queue offset, or None."""
+        """Return the unit of a queue offset, or None."""
         data = self.consume_queue.read(queue_offset * UNIT_SIZE, UNIT_SIZE)
         return UNIT.decode(data) if len(data) == UNIT_SIZE else None
 

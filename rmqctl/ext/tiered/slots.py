@@ -36,7 +36,7 @@ class Slots:
 
     def batches(self, walk: Walk) -> Iterator[Batch]:
         """Those of a walk. Of what is doubtful in their spans, that is left of which the slots do
-        not tell, and the records of which they do are in a batch of their own. StoreIOError.
+        not show, and the records of which they do are in a batch of their own. StoreIOError.
         """
         for batch in walk:
             self._remember(batch)
@@ -80,7 +80,7 @@ class Slots:
         return doubtful if whole and found.are_messages(self._least) else []
 
     def _before(self, start: int) -> Record | None:
-        """The message that ends where a range starts; a coda may be between."""
+        """Return the message that ends where a range starts; a coda may be between."""
         if self._last is None:
             return None
         place, end = self._last
@@ -90,7 +90,7 @@ class Slots:
         return self._record(place, end - place)
 
     def _record(self, place: int, size: int | None = None) -> Record | None:
-        """The queue's message at a place."""
+        """Return the queue's message at a place."""
         record = self._log.record_at(place, size)
         if record is None or record.physical_offset != place:
             return None

@@ -1,7 +1,7 @@
 """A tier opened read-only: queues, uploaded and local index files, metadata (tiered.md §1, §17.1).
 
 Files are believed before metadata: a broker's copy of sizes may be stale, and is often the first
-thing that is lost. What could not be read becomes a problem in words; the rest goes on.
+thing that is lost. What could not be read becomes a problem in words; the rest continues.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Tier(Closing):
 
     @classmethod
     def open(cls, root: str, metadata: str | None = None) -> Tier:
-        """The tier at a folder (or URL). NotAStoreError where nothing of a tier is there."""
+        """Return the tier at a folder (or URL). NotAStoreError where nothing of a tier is there."""
         root = tier_root(root)
         reader = open_reader(root)
         path = find_metadata(root) if metadata is None else metadata
@@ -108,7 +108,7 @@ class Tier(Closing):
 
     @property
     def found(self) -> Found:
-        """All folders, looked at once."""
+        """All folders, examined once."""
         if self._found is None:
             self._found = _look(self.reader)
             for name, queue in self._found.queues.items():
@@ -128,7 +128,7 @@ class Tier(Closing):
 
     def queues(self, topic: str | None = None, queue_id: int | None = None,
                broker: str | None = None) -> Iterator[FlatQueue]:
-        """The queues, by cluster, broker, topic and number."""
+        """Yield the queues, by cluster, broker, topic and number."""
         for name, queue in sorted(self.found.queues.items(), key=lambda item: (
                 item[0].cluster, item[0].broker, item[0].topic, item[0].queue_id)):
             if (topic in (None, name.topic) and queue_id in (None, name.queue_id)
@@ -153,7 +153,7 @@ class Tier(Closing):
         return queues[0] if queues else None
 
     def indexes(self, broker: str | None = None) -> Iterator[tuple[str, FlatFile]]:
-        """(broker, its uploaded index files)."""
+        """Yield (broker, its uploaded index files)."""
         for (_, owner), flat in sorted(self.found.indexes.items()):
             if broker in (None, owner):
                 yield owner, flat
@@ -169,7 +169,7 @@ class Tier(Closing):
         return folder if vfs.isdir(folder) else None
 
     def known_slots(self, broker: str | None = None) -> int | None:
-        """The number of hash slots of the uploaded files, for those that do not tell theirs."""
+        """The number of hash slots of the uploaded files, for those that do not show theirs."""
         for _, flat in self.indexes(broker):
             for file in uploaded(flat):
                 if isinstance(file, IndexFile) and file.form == COMPACTED:
@@ -192,7 +192,7 @@ class Tier(Closing):
 
 
 def index_folder(cluster: str, broker: str) -> str:
-    """The folder of a broker's uploaded index files, below the tier root."""
+    """Return the folder of a broker's uploaded index files, below the tier root."""
     return f"{names.cluster_folder(cluster)}/{names.index_path(broker)}/{names.INDEX}"
 
 
@@ -209,7 +209,7 @@ def with_witness(queue: FlatQueue,
 
 
 def _whole(path: str) -> bytes:
-    """A file, or one at a URL. OSError, StoreIOError."""
+    """Return a file, or one at a URL. OSError, StoreIOError."""
     if not behind_url(path):
         with vfs.open_bytes(path) as file:
             return file.read()

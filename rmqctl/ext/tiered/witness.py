@@ -32,7 +32,7 @@ from rmqctl.store.log.leads import NOTHING, Pages, Pair
 
 _PAGE = 1 << 15
 _MOST_CODAS = 100
-"""Units of a page of which it is asked whether a coda lies where they lead."""
+"""Units of a page of which it is asked whether a coda is where they point."""
 _SIGN = 1 << 31
 _MOST_READ = 16 << 20
 """Bytes of a record that is read as evidence."""
@@ -61,9 +61,9 @@ class KnownItems:
 
     def times(self, queue_id: int, places: Array, stored: Array) -> Iterator[
             tuple[int, int, IndexedKey]]:
-        """(offset in the commit log, size, key) of the items with a queue id, of all topics, that
-        point to some places (ascending). ``stored``: the store times (ms) of the messages there; an
-        item that such a time gives says that time.
+        """Yield (offset in the commit log, size, key) of the items with a queue id, of all topics,
+        that point to some places (ascending). ``stored``: the store times (ms) of the messages
+        there; an item that such a time gives says that time.
         """
         for file, read in self._of(queue_id):
             items, begin, old = read(), file.timestamp, file.shape.old
@@ -81,8 +81,8 @@ class KnownItems:
                     is_begin=not diff and begin - time < LONG_AGO * 1000)
 
     def within(self, queue_id: int, start: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-        """(topic id, key hash, offset in the commit log, size) of the items with a queue id that
-        point into ``[start, end)``.
+        """Yield (topic id, key hash, offset in the commit log, size) of the items with a queue id
+        that point into ``[start, end)``.
         """
         for _, read in self._of(queue_id):
             items = read()
@@ -193,9 +193,9 @@ class QueueWitness:
         return by_place
 
     def extents(self, start: int, end: int, beside: Iterable[Record]) -> list[tuple[int, int]]:
-        """(place, size) of the messages in ``[start, end)`` of the log that have index items, in
-        their order. Which topic id is the queue's the items of messages ``beside`` tell; empty
-        where they do not.
+        """Return (place, size) of the messages in ``[start, end)`` of the log that have index
+        items, in their order. Which topic id is the queue's the items of messages ``beside`` tell;
+        empty where they do not.
         """
         hashes = {record.physical_offset: (record.total_size, key_hashes(record))
                   for record in beside}
@@ -304,8 +304,8 @@ class QueueWitness:
             return NOTHING
 
     def _valid(self, units: Array) -> Pair:
-        """(place, size) of units that may point to a message; where a coda is in front of it, the
-        place after that. None of those that `tiered recover` guessed: they prove nothing.
+        """Return (place, size) of units that may point to a message; where a coda is in front of
+        it, the place after that. None of those that `tiered recover` guessed: they prove nothing.
         """
         place = units["commit_log_offset"].astype(np.int64)
         size = units["size"].astype(np.int64)

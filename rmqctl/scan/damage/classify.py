@@ -59,7 +59,7 @@ def classify(source: Source, position: int, passed: Passed) -> list[Span]:
 
 
 def diagnose(source: Source, position: int) -> tuple[str, str]:
-    """(reason, field path) of the first thing wrong with the record at ``position``."""
+    """Return (reason, field path) of the first thing wrong with the record at ``position``."""
     head = source.read(position, START_SIZE)
     if len(head) < START_SIZE:
         return "too few bytes left for a record header", "total_size"
@@ -115,7 +115,7 @@ def _first_nonzero(source: Source, start: int) -> int | None:
 
 
 def _nonzero(source: Source, start: int) -> tuple[int | None, int | None]:
-    """The first and last position with a non-zero byte from ``start`` on."""
+    """Return the first and last position with a non-zero byte from ``start`` on."""
     first: int | None = None
     last: int | None = None
     for position, data in used_windows(source, start, source.size):

@@ -33,9 +33,9 @@ from rmqctl.scan.source import LARGEST_RECORD, AtHand, Source
 LEAST_HEAD = min(variant(0, magic).head_size for magic in VERSIONS)
 _BLOCK, _FIRST_BLOCK = 1 << 20, 64 << 10
 _MOST_INSIDE = 64
-"""Records in the last one before damage that are looked at: a stranger may send very many."""
+"""Records in the last one before damage that are examined: a stranger may send very many."""
 _BEHIND = 1 << 20
-"""Bytes after the last possible end in which the queues' next offsets are looked for."""
+"""Bytes after the last possible end in which the queues' next offsets are searched for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +105,8 @@ def resumed(source: Source, at: int, search: int, stop: int | None, passed: Pass
 
 def _behind(source: Source, at: int, ahead: _Ahead, first: int, limit: int, passed: Passed,
             largest: int) -> tuple[int, int | None]:
-    """(how many of the frames from number ``first`` on are before a possible end; None, or up to
-    where more frames have to be known to tell). No end is after ``limit``.
+    """Return (how many of the frames from number ``first`` on are before a possible end; None, or
+    up to where more frames have to be known to tell). No end is after ``limit``.
     """
     start, is_open = ahead.start[first:], limit == source.size
     # How many records are lost before each frame, the damaged one among them.
@@ -159,8 +159,8 @@ def _excess_beyond(source: Source, at: int, ahead: _Ahead, lost: int, passed: Pa
 
 
 def _room(gap: Array) -> Array:
-    """Return how many records may be lost in bytes that are no frames: one with a body that goes on
-    after them, and others.
+    """Return how many records may be lost in bytes that are no frames: one with a body that
+    continues after them, and others.
     """
     room: Array = gap // MIN_SIZE
     long = gap >= LEAST_HEAD
@@ -186,7 +186,7 @@ def _reaching_over(source: Source, start: int, end: int) -> int | None:
 
 
 def _look(source: Source, low: int, high: int, own_end: Callable[[int], int | None]) -> _Ahead:
-    """The frames that begin in positions ``[low, high)``, and more where more are known."""
+    """Return the frames that begin in positions ``[low, high)``, and more where more are known."""
     # What earlier calls found of this file, if it reaches to here.
     file = source.of if isinstance(source, AtHand) else source
     ahead = _AHEAD.get(file)

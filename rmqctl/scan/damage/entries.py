@@ -25,14 +25,14 @@ from rmqctl.scan.source import Source
 
 
 def whole_entry(source: Source, at: int) -> dledger.EntryHeadRecord | None:
-    """The head at a position if it names its place, and a size that fits into the file."""
+    """Return the head at a position if it names its place, and a size that fits into the file."""
     head = dledger.head_at(source.read(at, source.head), source.base + at)
     return head if head is not None and head.size <= source.size - at else None
 
 
 def claimed_sizes(source: Source, at: int) -> Counter[int]:
-    """The sizes of a frame that the entry at a position and the record in it claim, and how many
-    times each. StoreIOError.
+    """Return the sizes of a frame that the entry at a position and the record in it claim, and how
+    many times each. StoreIOError.
     """
     raw = source.read(at, source.head + START_SIZE)
     if len(raw) < source.head + START_SIZE:
@@ -62,7 +62,7 @@ def is_proven(source: Source, at: int, size: int) -> bool:
 
 
 def diagnose(source: Source, at: int) -> tuple[str, str]:
-    """(reason, field path) of the first thing wrong with the entry at a position."""
+    """Return (reason, field path) of the first thing wrong with the entry at a position."""
     raw = source.read(at, source.head)
     if len(raw) < source.head:
         return "too few bytes left for an entry header", "entry.size"

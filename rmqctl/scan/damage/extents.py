@@ -59,16 +59,16 @@ from rmqctl.scan.resync import (
 from rmqctl.scan.source import Source
 
 _MOST_BODY = 32 << 20
-"""Bytes of a body whose CRC is looked at to prove a size."""
+"""Bytes of a body whose CRC is examined to prove a size."""
 _UNUSED = 64 << 10
-"""Bytes of zeros after the last record of a file: so many are rare in a body."""
+"""Bytes of zeros after the last record of a file: that many are rare in a body."""
 _HOSTS = tuple(bits for bits in (sysflag.BORN_HOST_V6, sysflag.STORE_HOST_V6, HOST_BITS))
 _START = layout.reader(Message, "total_size", "magic", "body_crc", "physical_offset", "sys_flag")
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """``resume``: the position where the log goes on; None if nothing provable follows.
+    """``resume``: the position where the log continues; None if nothing provable follows.
 
     ``located``: all before it is one damaged record. ``doubtful``: frames in between that may be
     records of the log, too.
@@ -107,7 +107,7 @@ def judge(source: Source, at: int, search: int, passed: Passed) -> Verdict:
         return Verdict(own.end, located=True)
     if own.proven:
         inside = known.first(search, own.end)
-        # A record of another place tells nothing of this one: an entry may point into its bytes.
+        # A record of another place shows nothing of this one: an entry may point into its bytes.
         begun = None if is_placed(source, at) else known.begins(at + 1, own.end)
         if begun is not None and (inside is None or begun < inside):
             return Verdict(begun)
@@ -226,7 +226,7 @@ def closes(source: Source, at: int, passed: Passed) -> bool:
         return True
     if next_provable(source, at + 1, source.size) is not None:
         return False
-    # After a blank in a body the record goes on, to its topic and properties.
+    # After a blank in a body the record continues, to its topic and properties.
     used = at
     for position, data in used_windows(source, at + BLANK_SIZE, source.size):
         used = position + used_length(data)
@@ -237,7 +237,7 @@ def closes(source: Source, at: int, passed: Passed) -> bool:
 
 def _frames_up_to(source: Source, at: int, end: int) -> tuple[list[tuple[int, int]], bool]:
     """((position, size) of the frames that follow each other from a position on up to another one,
-    whether the last of them is whole and reaches over that: no body ends within a record).
+    whether the last of them is complete and reaches over that: no body ends within a record).
     """
     frames: list[tuple[int, int]] = []
     while at < end and (size := located_size(source, at)) is not None:
@@ -287,7 +287,7 @@ def _lengths_end(source: Source, at: int) -> int | None:
 
 
 def _summed(source: Source, at: int, version: int, bits: int) -> int | None:
-    """The size that the lengths of a record add up to, if they point to another one."""
+    """Return the size that the lengths of a record add up to, if they point to another one."""
     shape = variant(bits, version)
     head = source.read(at, shape.head_size)
     if len(head) < shape.head_size:
@@ -362,19 +362,19 @@ def _told_extent(source: Source, at: int, known: Known) -> Extent | None:
                  if (size := _summed(source, at, version, sys_flag & HOST_BITS ^ bits))}
         if len(lands) == 1:
             return Extent(at + lands.pop(), firm=False)
-    # One field is wrong, the body is whole: its size, or one of its lengths.
+    # One field is wrong, the body is complete: its size, or one of its lengths.
     ends = set()
     for version in versions:
         ends |= _whole(source, at, version, total if is_sized else None)
     landed = _landing(source, at, ends | rows, known)
     if len(ends) > 1 and not any(_is_begun(source, at + size, known) for size in landed):
-        # Zeros tell nothing where another size would do as well: they may be in a body.
+        # Zeros show nothing where another size would do as well: they may be in a body.
         landed = {size for size in landed if not any(source.read(at + size, _UNUSED))}
     ends = landed or (ends if is_magic(magic) else set())
     if rows & ends:
         return Extent(at + max(rows & ends), firm=len(ends & said) == len(ends))
     if ends:
-        # Where none leads anywhere the least will do: after the body is text, without frames.
+        # Where none points anywhere the least will do: after the body is text, without frames.
         end = max(landed) if landed else min(ends)
         return Extent(at + end, firm=is_there and len(ends) == 1)
     if rows:
@@ -395,8 +395,8 @@ def _told_extent(source: Source, at: int, known: Known) -> Extent | None:
 
 
 def _entry_extent(source: Source, at: int, known: Known) -> Extent | None:
-    """The same of an entry of DLedger's: by its head, by two fields of it and of its record that
-    agree, by its unit of the index or its row, by one field that points to another entry.
+    """Return the same of an entry of DLedger's: by its head, by two fields of it and of its record
+    that agree, by its unit of the index or its row, by one field that points to another entry.
     """
     entry = entries.whole_entry(source, at)
     if entry is not None:
@@ -425,13 +425,14 @@ def _body(source: Source, at: int, magic: int) -> tuple[int, int]:
 
 
 def _least_size(source: Source, at: int, magic: int) -> int:
-    """The least size of a record whose body has the length it says; 0 where it says none."""
+    """Return the least size of a record whose body has the length it says; 0 where it says none."""
     start, length = _body(source, at, magic)
     return start + length if 0 <= length <= source.size - at - start else 0
 
 
 def _whole(source: Source, at: int, magic: int, total: int | None) -> set[int]:
-    """Sizes with which the record is whole, body CRC and all, if only one of its fields is wrong.
+    """Sizes with which the record is complete, body CRC and all, if only one of its fields is
+    wrong.
 
     ``total``: the size it says, None where that cannot be.
     """
@@ -451,7 +452,7 @@ def _whole(source: Source, at: int, magic: int, total: int | None) -> set[int]:
     if total is None or total > _MOST_BODY:
         return set()
     # The length of the body is wrong: it ends before a topic and properties that end with all.
-    first = max(start - 1, total - LONGEST_TAIL)  # a topic is looked for after a byte at least
+    first = max(start - 1, total - LONGEST_TAIL)  # a topic is searched for after a byte at least
     tail = source.read(at + first, total - first)
     width = variant(0, magic).topic_length.size
     for place in sorted(tails_of(tail)):
@@ -486,7 +487,7 @@ def _crc(body: bytes) -> int:
 
 
 def _landing(source: Source, at: int, sizes: set[int], known: Known) -> set[int]:
-    """Those sizes after which something begins: a record or a blank, else unused space."""
+    """Return those sizes after which something begins: a record or a blank, else unused space."""
     return {size for size in sizes if _is_begun(source, at + size, known)} or {
         size for size in sizes if not any(source.read(at + size, START_SIZE))}
 

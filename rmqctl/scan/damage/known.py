@@ -51,7 +51,7 @@ class Known:
             upto = min(at - at % _WINDOW + _WINDOW, end)
             rows = self._rows(at)
             keys = self._witness.keys(*self._window(at))
-            # It is near, mostly, so little is looked at first.
+            # It is near, mostly, so little is examined first.
             step = _FIRST_STEP
             while at < upto:
                 found = self._first_of(rows, keys, at, min(at + step, upto))
@@ -61,7 +61,7 @@ class Known:
         return None
 
     def begins(self, start: int, end: int) -> int | None:
-        """The first place in positions ``[start, end)`` that a row points to, or None."""
+        """Return the first place in positions ``[start, end)`` that a row points to, or None."""
         if self._witness is None or start >= end:
             return None
         places, _ = self._witness.rows(self._base + start, self._base + end)
@@ -119,7 +119,7 @@ class Known:
 
 
 def key_hashes(record: Record) -> set[int]:
-    """The hashes of the keys that a broker puts into its index for a record."""
+    """Return the hashes of the keys that a broker puts into its index for a record."""
     values = props.parse(record.properties.decode("utf-8", "replace"))
     topic = record.topic.decode("utf-8", "replace")
     return {key_hash(topic, key) for key in keys_of(values)}

@@ -3,7 +3,7 @@
 A page that never reached the disk has its earlier content: where the log was truncated once and
 written again, these are intact records at their own offsets, with correct CRCs, of messages that
 are gone. Entries point elsewhere, or to other messages at the same place.
-`rmqctl.scan.damage.stale` says where such records are looked for.
+`rmqctl.scan.damage.stale` says where such records are searched for.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rmqctl.scan.resync import is_blank
 from rmqctl.scan.source import Source, Witness
 
 WINDOW = 64 << 10
-"""Bytes around a place in which a page and what is on both sides of it must lie."""
+"""Bytes around a place in which a page and what is on both sides of it must be."""
 
 Taken = Callable[[Record], bool]
 """True if the queue offset of a record is another intact message's as well."""
@@ -45,7 +45,7 @@ class Leads:
 
     @cached_property
     def _rows_before(self) -> list[tuple[int, int]]:
-        """(place, size) of the entries that point to what lies right before the records."""
+        """(place, size) of the entries that point to what is right before the records."""
         if not self._records:
             return []
         places, sizes = self.witness.rows(self._span[0] - WINDOW, self._span[0])
@@ -88,12 +88,12 @@ class Leads:
     # -- against it -------------------------------------------------------------------------------
 
     def contradict(self, records: Sequence[Record], *, besides: int = 0) -> bool:
-        """Return whether enough speaks against records to which nothing leads: one damaged entry
+        """Return whether enough speaks against records to which nothing points: one damaged entry
         does not, nor one record whose keys were hit; nor do any number of entries that point
         elsewhere, which a damaged page of a consume queue holds, as long as nothing knows of what
         else is here. ``besides``: how much else speaks against them. That the index lacks the keys
         of any number of them may have one cause, and counts once. So does a queue that lacks the
-        entry of a record to whose place another one leads; only there, as brokers leave out what
+        entry of a record to whose place another one points; only there, as brokers leave out what
         follows damage.
         """
         against = [self.against(record) for record in records]
@@ -107,7 +107,7 @@ class Leads:
 
     def against(self, record: Record) -> tuple[int, int, bool]:
         """Return how much: (its queue offset's entry points elsewhere; another record has its queue
-        offset, begins here or within it, an entry points to another one in which this one lies, or
+        offset, begins here or within it, an entry points to another one in which this one is, or
         the index has other keys for its place; whether the index has none of its keys, though later
         ones).
         """
@@ -165,7 +165,7 @@ class Leads:
         return self._is_alike(record) is False or any(start < place < end for place, _ in self.rows)
 
     def around(self, record: Record) -> tuple[int, int] | None:
-        """Return the (place, size) of an entry in whose message a record lies, if there is one."""
+        """Return the (place, size) of an entry in whose message a record is, if there is one."""
         start, end = record.physical_offset, record.physical_offset + record.total_size
         return next(((place, size) for place, size in (*self._rows_before, *self.rows)
                      if place < start and end <= place + size), None)
@@ -199,7 +199,7 @@ class Leads:
     # -- on both sides ----------------------------------------------------------------------------
 
     def at_borders(self) -> tuple[Sequence[Record], Sequence[Record]]:
-        """The records before the first and after the last to which anything leads."""
+        """Return the records before the first and after the last to which anything points."""
         numbers = range(len(self._records))
         first = next((number for number in numbers if self.to(self._records[number])), None)
         if first is None:

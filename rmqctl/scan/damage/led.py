@@ -1,4 +1,4 @@
-"""Damaged records among many, by the rows that point into one buffer: looked at by column.
+"""Damaged records among many, by the rows that point into one buffer: examined by column.
 
 What `rmqctl.scan.damage.classify` says of a damaged record whose row knows its size, and after
 which a record is, follows from these rows alone. For all others this gives no answer.
@@ -55,12 +55,12 @@ class Led:
         self._size: list[int] = size.tolist()
 
     def _number(self, at: int) -> int | None:
-        """The number of the frame that a row points to at a place in the buffer."""
+        """Return the number of the frame that a row points to at a place in the buffer."""
         number = bisect_left(self._at, at)
         return number if number < len(self._at) and self._at[number] == at else None
 
     def span(self, position: int) -> Span | None:
-        """The damaged record at a position of the file; None where more has to be asked."""
+        """Return the damaged record at a position of the file; None where more has to be asked."""
         number = self._number(position - self._position)
         if number is None or self._sound[number]:
             return None
@@ -86,9 +86,9 @@ class Led:
 
     def frames(self, position: int, end: int, passed: Passed,
                sound_from: int) -> tuple[Batch, int, int]:
-        """The frames from a position on that begin before ``end``, up to where more has to be
-        asked; that position, and where the sound frames before it begin. ``passed`` is told those
-        before the last damage, from ``sound_from`` on.
+        """Return the frames from a position on that begin before ``end``, up to where more has to
+        be asked; that position, and where the sound frames before it begin. ``passed`` is told
+        those before the last damage, from ``sound_from`` on.
         """
         rows, spans = [np.zeros(0, np.int64)], []
         while position < end:

@@ -82,7 +82,7 @@ def glued(batch: Batch) -> Array:
 
 
 def appended_crcs(batch: Batch) -> tuple[Array, Array]:
-    """(whether a record ends with an appended CRC, whether that is wrong), both bool."""
+    """Return (whether a record ends with an appended CRC, whether that is wrong), both bool."""
     length = append_crc.SIZE
     wrong: Array = np.zeros(len(batch), bool)
     sealed = batch.column("properties_length") >= length

@@ -1,18 +1,18 @@
 """Queue offsets as evidence of how much of a log a single damaged message may cover.
 
 Within a queue offsets go up by one from message to message, in the order of the log. So the offsets
-that are missing between what is known before a stretch of the log and what is known after it say
-how many messages of these queues the stretch has at least. If it were, but for a few records, the
-body of one message, it could not have more than these few and this one. Where more are missing, it
-is not: that is a proof, whatever the frames in the stretch say of themselves, as it counts only
-what is outside of it.
+that are missing between what is known before a range of the log and what is known after it say how
+many messages of these queues the range has at least. If it were, but for a few records, the body of
+one message, it could not have more than these few and this one. Where more are missing, it is not:
+that is a proof, whatever the frames in the range say of themselves, as it counts only what is
+outside of it.
 
 Not every offset is good for it. A queue counts whose offsets go up by one, without exception, among
-the messages right before the stretch, and right after it, too, and where no more are missing than
-the stretch has room for: a flipped bit, or a log of which messages were taken out (compaction),
-gives no evidence. A batch of messages takes as many offsets as its sender says, so topics with such
-do not count. Prepared messages and rollbacks have no offset. A message takes one offset of its own
-topic, and more only in light message queues (LMQ): those do not count either.
+the messages right before the range, and right after it, too, and where no more are missing than the
+range has room for: a flipped bit, or a log of which messages were taken out (compaction), gives no
+evidence. A batch of messages takes as many offsets as its sender says, so topics with such do not
+count. Prepared messages and rollbacks have no offset. A message takes one offset of its own topic,
+and more only in light message queues (LMQ): those do not count either.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from rmqctl.scan.source import Source
 
 _FIRST_BLOCK, _BLOCK = 64 << 10, 1 << 20
 _BEFORE, _BEHIND = 8192, 1024
-"""Frames right before and right after a stretch that are looked at."""
+"""Frames right before and right after a range that are examined."""
 _SEGMENTS = 8
 _RUNS_AHEAD, _MOST_RUNS = 3, 64
-"""Runs of frames after a border that are counted, one after the other; runs that are looked at."""
+"""Runs of frames after a border that are counted, one after the other; runs that are examined."""
 _LIGHT = LMQ_PREFIX.encode()
 
 Stretch = tuple[int, int]
@@ -45,14 +45,14 @@ Ends = tuple[int, int]
 
 
 def records_in(length: int) -> int:
-    """Return how many records a stretch of ``length`` bytes may hold."""
+    """Return how many records a range of ``length`` bytes may hold."""
     return max(length, 0) // MIN_SIZE
 
 
 class Passed:
     """The known messages of a log up to a place in it; the examined range is after it.
 
-    ``look_back`` gives the stretches of messages before the first that is added; without it no
+    ``look_back`` gives the ranges of messages before the first that is added; without it no
     messages. ``is_dense``: whether the log has all messages of its queues.
     """
 
@@ -75,7 +75,7 @@ class Passed:
             self._stretches.append((start, end))
 
     def stretches(self) -> list[Stretch]:
-        """The last ones, ascending."""
+        """Return the last ones, ascending."""
         look_back, self._look_back = self._look_back, None
         if look_back is not None:
             known = list(self._stretches)
@@ -90,8 +90,8 @@ class Passed:
 
     def known_before(self, source: Source, at: int) -> Iterator[tuple[dict[Queue, Ends | None],
                                                                       int]]:
-        """(the offsets of each queue in messages before a position, how many more may be missing
-        after them), with more and more of the log. StoreIOError.
+        """Yield (the offsets of each queue in messages before a position, how many more may be
+        missing after them), with more and more of the log. StoreIOError.
         """
         known: dict[Queue, Ends | None] = {}
         edge, extra = at, 0
@@ -122,7 +122,7 @@ class Passed:
 
 
 def _merge(known: dict[Queue, Ends | None], earlier: dict[Queue, Ends | None]) -> None:
-    """Adds the offsets of messages that are before those that are known."""
+    """Add the offsets of messages that are before those that are known."""
     for queue, ends in earlier.items():
         if ends is None or known.get(queue, ends) is None:
             known[queue] = None
@@ -133,7 +133,7 @@ def _merge(known: dict[Queue, Ends | None], earlier: dict[Queue, Ends | None]) -
 @dataclass(slots=True)
 class Numbered:
     """Frames in their order. ``queue``: the number of each one's queue in ``numbers``, -1 where its
-    offset tells nothing; ``batched``: topics with batches; ``lost``: how many records at most are
+    offset shows nothing; ``batched``: topics with batches; ``lost``: how many records at most are
     lost before each.
     """
 
@@ -206,8 +206,8 @@ def _goes_up(frames: Numbered) -> Array:
 
 def excess_at(source: Source, at: int, end: int, behind: Mapping[Queue, Ends | None], lost: int,
               passed: Passed) -> int:
-    """The same before the messages that follow on ``[at, end)``, whose offsets are ``behind``.
-    StoreIOError.
+    """Return the same before the messages that follow on ``[at, end)``, whose offsets are
+    ``behind``. StoreIOError.
     """
     most = -lost
     for known, extra in passed.known_before(source, at):
@@ -228,7 +228,7 @@ class Queues:
         self.batched: set[bytes] = set()
 
     def columns(self, batch: Batch) -> tuple[Array, Array]:
-        """(number of each frame's queue, -1 where its offset tells nothing; its queue offset)."""
+        """(number of each frame's queue, -1 where its offset shows nothing; its queue offset)."""
         numbers: list[int] = []
         for queue, _, flags in _rows(batch):
             if flags & INNER_BATCH:
@@ -279,7 +279,7 @@ def queues(source: Source, start: int, end: int, most: int) -> dict[Queue, Ends 
 
 
 def _rows(batch: Batch) -> list[tuple[Queue, int, int]]:
-    """(queue, offset, sysFlag) of each frame."""
+    """Return (queue, offset, sysFlag) of each frame."""
     view = memoryview(batch.data.data)
     names = [bytes(view[at:at + length]) for at, length in zip(
         batch.column("topic_start").tolist(), batch.column("topic_length").tolist(), strict=True)]

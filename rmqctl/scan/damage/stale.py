@@ -1,18 +1,18 @@
 """Intact records that an earlier use of their file has left: stale data.
 
-Beside damage (`beside`): records to which no consume queue entry and no index entry leads, of which
-at least every fourth is contradicted, and they are themselves: their queue offset's entry points
-elsewhere, something points into them, or the index knows another key for their place. Only a few
-records right before or after damage, or at the border of a file, can be of one page.
+Beside damage (`beside`): records to which no consume queue entry and no index entry points, of
+which at least every fourth is contradicted, and they are themselves: their queue offset's entry
+points elsewhere, something points into them, or the index knows another key for their place. Only a
+few records right before or after damage, or at the border of a file, can be of one page.
 
 Amid undamaged bytes (`amid`): where such a page begins and ends just at records, it leaves no
 damage. So records count as contradicted that follow each other, few of them, between others to
-which entries lead, and of which this is true: nothing points to any of them, and entries of two
+which entries point, and of which this is true: nothing points to any of them, and entries of two
 queues, or of a queue and the index, say something else, or the same queue offset is that of another
-intact record, to which its entry leads, and an entry points into this one's bytes. That the
+intact record, to which its entry points, and an entry points into this one's bytes. That the
 structures are wrong and the log is right would take the same damage in two of them. A log that came
-from elsewhere parts from its entries up to its end, but its times go on; index entries left by an
-earlier use of the file, which a broker leaves, do not keep entries from leading to what is there
+from elsewhere parts from its entries up to its end, but its times continue; index entries left by
+an earlier use of the file, which a broker leaves, do not keep entries from leading to what is there
 now.
 """
 
@@ -38,9 +38,9 @@ MOST = 64
 """Records of a page: 4 KiB hold fewer."""
 _MOST_READ = 1000
 MOST_PLACES = 200
-"""Odd places of a store that are looked at: where more is odd, no page explains it."""
+"""Odd places of a store that are examined: where more is odd, no page explains it."""
 _FAR = 1 << 20
-"""Bytes beside damage that are read to find a record to which an entry leads."""
+"""Bytes beside damage that are read to find a record to which an entry points."""
 _LEAST_CHUNK = 4 << 10
 REASON = "stale records: consume queues and index contain other messages here"
 
@@ -76,7 +76,7 @@ class Stale:
 
 def beside(source: Source, start: int, end: int, *, before: int | None = None,
            taken: Taken | None = None) -> Stale:
-    """The stale records at both ends of positions ``[start, end)`` without damage.
+    """Return the stale records at both ends of positions ``[start, end)`` without damage.
 
     ``before``: the store time (ms) of the last message before the damage that ends there, or None.
     StoreIOError.
@@ -112,7 +112,7 @@ def _past_of(source: Source, taken: Taken | None) -> tuple[int | None, Taken | N
 
 
 def _judge(leads: Leads, some: Sequence[Record], stale: Stale, before: int | None) -> None:
-    """Judges records that follow each other, to none of which anything leads."""
+    """Judge records that follow each other, to none of which anything points."""
     if not 0 < len(some) <= MOST:
         return
     is_older = before is not None and all(record.store_timestamp < before for record in some)
@@ -132,7 +132,7 @@ def _judge(leads: Leads, some: Sequence[Record], stale: Stale, before: int | Non
 
 
 def _ends_of(source: Source, start: int, end: int) -> Sequence[Record]:
-    """The records of positions without damage, of very many only those near the two ends."""
+    """Return the records of positions without damage, of very many only those near the two ends."""
     if end - start <= 2 * _FAR:
         places = [*_places(source, start, end)]
         return _Records(source, places if len(places) <= 2 * MOST + 2 else (
@@ -156,7 +156,7 @@ class Beside:
         """The store time of the last message before it."""
 
     def without(self, batch: Batch) -> Batch:
-        """The batch without stale records. StoreIOError."""
+        """Return the batch without stale records. StoreIOError."""
         begins = len(batch) > 0 and int(batch.offset[0]) == self._end
         damage = next((span for span in batch.spans if span.kind == DAMAGED), None)
         stale = Stale()
@@ -176,7 +176,7 @@ class Beside:
         return left
 
     def _look(self, batch: Batch, stale: Stale, *, begins: bool, ends: bool) -> None:
-        """Judges what is at the ends of a batch that are next to damage, or the file's begin."""
+        """Judge what is at the ends of a batch that are next to damage, or the file's begin."""
         witness = self._source.witness
         sound = np.flatnonzero(batch.crc_ok() | (batch.column("body_length") <= 0))
         if witness is None or not len(sound):
@@ -191,7 +191,7 @@ class Beside:
         leads = Leads(witness, records)
         if all(led or not beside for led, beside in zip(is_led, (begins, ends), strict=True)):
             return
-        # The records at both ends to which nothing leads.
+        # The records at both ends to which nothing points.
         every: Sequence[Record] | None = None
         first, last = leads.at_borders()
         if not last and len(first) == len(records) and not (
@@ -230,9 +230,9 @@ class Beside:
 
 
 def amid(source: Source, places: Iterable[int]) -> Iterator[list[Record]]:
-    """The contradicted records of a log file near physical ``places`` (ascending), where something
-    is odd: an entry that points elsewhere, queue offsets that do not go on. None of DLedger's data,
-    whose entries are chained. StoreIOError.
+    """Yield the contradicted records of a log file near physical ``places`` (ascending), where
+    something is odd: an entry that points elsewhere, queue offsets that do not continue. None of
+    DLedger's data, whose entries are chained. StoreIOError.
     """
     witness, reach, told = source.witness, -1, -1
     if witness is None or source.head:
@@ -285,14 +285,14 @@ def _near(places: Iterable[int]) -> Iterator[list[int]]:
 
 
 def _places(source: Source, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """(position, size) of the records up to the first damage."""
+    """Yield (position, size) of the records up to the first damage."""
     for batch in Walk(source, start, end, growing=True):
         yield from zip((batch.offset - source.base).tolist(),
                        batch.column("total_size").tolist(), strict=True)
 
 
 def _intact(source: Source, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """(position, size) of intact records, but for large ones."""
+    """Yield (position, size) of intact records, but for large ones."""
     for batch in Walk(source, start, end):
         size = batch.column("total_size")
         good = (batch.crc_ok() | (batch.column("body_length") <= 0)) & (size <= WINDOW)
@@ -354,8 +354,8 @@ class _Records(Sequence[Record]):
 
 
 def records_between(source: Source, start: int, end: int) -> Sequence[Record]:
-    """The records of a stretch without damage, of more than twice `MOST` only those near its two
-    ends; none where there are very many. StoreIOError, also when one is asked for.
+    """Return the records of a range without damage, of more than twice `MOST` only those near its
+    two ends; none where there are very many. StoreIOError, also when one is asked for.
     """
     places: list[tuple[int, int]] = []
     for batch in Walk(source, start - source.base, end - source.base, growing=True,
@@ -364,7 +364,7 @@ def records_between(source: Source, start: int, end: int) -> Sequence[Record]:
                       strict=True)
         if len(places) > _MOST_READ:
             return []
-    near = MOST + 1  # so many are no page's, whatever is between
+    near = MOST + 1  # that many are no page's, whatever is between
     if len(places) > 2 * near:
         places[near:-near] = []
     return _Records(source, places)

@@ -40,7 +40,7 @@ def ends_record(data: bytes) -> bool:
 
 
 def _properties(data: Array) -> list[int]:
-    """The places of each length of properties that points to just the end of the data."""
+    """Return the places of each length of properties that points to just the end of the data."""
     if len(data) < 2 * PROPERTIES_LENGTH_SIZE:
         return []
     value = (data[:-1].astype(np.int32) << 8) | data[1:]

@@ -65,7 +65,7 @@ class Splitter:
         self._further_groups = QueueTable(self._names, grouping.of)
 
     def split(self, some: list[Derived]) -> Iterator[tuple[int, Columns]]:
-        """(group, columns) of the rows of some batches."""
+        """Yield (group, columns) of the rows of some batches."""
         topics = some[-1].topics
         for raw in topics[len(self._topics):]:
             self._topics.number(raw)
@@ -89,7 +89,7 @@ class Splitter:
                                        further_rows)
 
     def _further(self, derived: Derived) -> tuple[Further, Array] | None:
-        """The further rows that a dispatcher would look at, and the group of each."""
+        """Return the further rows that a dispatcher would look at, and the group of each."""
         rows = derived.further
         if rows is None:
             return None
@@ -168,7 +168,7 @@ def rows_of(columns: list[Array | None]) -> Derived:
 
 
 def there(column: Array | None) -> Array:
-    """A column that no segment of its kind leaves out."""
+    """Return a column that no segment of its kind leaves out."""
     if column is None:
         raise InternalError("a column is missing from a spool")
     return column

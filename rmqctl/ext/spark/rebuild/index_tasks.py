@@ -47,7 +47,7 @@ def shape_of(settings: Settings) -> Shape:
 
 
 def index_tasks(expired: Expired, shape: Shape, entries: int, most: int) -> list[Index]:
-    """At most ``most`` tasks for so many entries of the log."""
+    """At most ``most`` tasks for that many entries of the log."""
     capacity = shape.capacity
     cuts: list[int] = []
     if capacity > 0:
@@ -61,7 +61,7 @@ def index_tasks(expired: Expired, shape: Shape, entries: int, most: int) -> list
 
 def write_index(settings: Settings, log_min: int, index_task: Index, segments: Iterable[Segment],
                 key_row: int, scratch: Scratch) -> int:
-    """Writes the files of a task into ``scratch``; the index timestamp at their end.
+    """Write the files of a task into ``scratch``; the index timestamp at their end.
 
     ``segments`` are those of the log in order, from the one on whose first entry is number
     ``key_row``: see `begin`. StoreIOError.
@@ -120,8 +120,8 @@ def within(segments: Iterable[Segment], index_task: Index, key_row: int) -> Iter
 
 
 def begin(keys: Sequence[int], index_task: Index) -> tuple[int, int]:
-    """(how many of the leading spools, with so many keys each, a task does not need, the number of
-    the first entry after them).
+    """Return (how many of the leading spools, with that many keys each, a task does not need, the
+    number of the first entry after them).
     """
     key_row = 0
     for number, count in enumerate(keys):

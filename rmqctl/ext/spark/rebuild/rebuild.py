@@ -58,9 +58,9 @@ _READING = 0.7
 
 def plan_rebuild(root: str, scratch: Scratch, options: RecoverOptions, watch: Watch, pool: Pool, *,
                  partitions: int | None = None) -> Plan:
-    """The plan that makes consumequeues and index of a store right, as `plan_recover` makes it
-    with ``options.only`` of these two; the work is done on ``pool``. ``partitions``: into how many
-    ranges the log is cut. Raises what `plan_recover` raises.
+    """Return the plan that makes consumequeues and index of a store right, as `plan_recover` makes
+    it with ``options.only`` of these two; the work is done on ``pool``. ``partitions``: into how
+    many ranges the log is cut. Raises what `plan_recover` raises.
     """
     range_size = None if partitions is None else max(1, -(-log_bytes(root, options) // partitions))
     making = partial(rebuild_on, pool, range_size=range_size)
@@ -180,7 +180,7 @@ class _Run:
     # -- reading ----------------------------------------------------------------------------------
 
     def _read(self, range_size: int | None, share: _Share) -> Spooled:
-        """Spools the log. The sum of all; the names of the spools go into the manifest."""
+        """Spool the log. The sum of all; the names of the spools go into the manifest."""
         size = range_size or default_range_size(log_size(self._parts, self._log_end),
                                                 self._pool.jobs)
         total = Spooled()
@@ -199,7 +199,7 @@ class _Run:
         return total
 
     def _check_spool(self, spooled: Spooled) -> None:
-        """StoreIOError where the driver does not see what a worker wrote."""
+        """Raise StoreIOError where the driver does not see what a worker wrote."""
         path = os.path.join(self._folder, spooled.spool)
         try:
             size = os.stat(path).st_size
@@ -242,7 +242,7 @@ class _Run:
             yield Group(number, tuple(seeds.get(number, ())))
 
     def _take(self, outcome: Made) -> None:
-        """Moves what a task made to where a rebuild makes it: whole queues, or index files."""
+        """Move what a task made to where a rebuild makes it: whole queues, or index files."""
         for kind in DERIVED:
             top = os.path.join(self._folder, outcome.folder, kind)
             if kind == INDEX:
@@ -261,7 +261,7 @@ class _Run:
 
 
 def _add(total: Spooled, spooled: Spooled) -> None:
-    """Takes in what a later range gave."""
+    """Merge what a later range gave."""
     total.append(spooled)
     total.logics = spooled.logics or total.logics
     total.keys += spooled.keys
@@ -278,5 +278,5 @@ def _remove(folder: str) -> None:
 
 
 def _closing(results: Iterator[Any]) -> AbstractContextManager[Any]:
-    """Ends what is under way when it is left, if the pool's iterator can."""
+    """End what is under way when it is left, if the pool's iterator can."""
     return closing(results) if isinstance(results, Generator) else nullcontext(results)

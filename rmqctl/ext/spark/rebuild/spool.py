@@ -45,7 +45,7 @@ class SpoolWriter:
         self._directory: list[tuple[int, int, int]] = []
 
     def add(self, group: int, columns: Columns) -> None:
-        """Appends a segment of a group."""
+        """Append a segment of a group."""
         parts: list[bytes | memoryview] = []
         for column in columns:
             if column is None:
@@ -60,7 +60,7 @@ class SpoolWriter:
         self._position += length
 
     def finish(self) -> int:
-        """Writes the directory and closes the file; its size."""
+        """Write the directory and close the file; its size."""
         table = np.array(self._directory, np.int64).reshape(-1, 3)
         end = _END.pack(_MAGIC, len(table), self._position)
         parts: list[bytes | memoryview] = [end]
@@ -132,13 +132,13 @@ def _broken(path: str) -> StoreIOError:
 
 
 def texts_to_columns(texts: Sequence[bytes]) -> tuple[Array, Array]:
-    """(bytes, length of each) of some texts."""
+    """Return (bytes, length of each) of some texts."""
     return (np.frombuffer(b"".join(texts), np.uint8),
             np.array([len(text) for text in texts], np.int64))
 
 
 def texts_of(data: Array | None, lengths: Array | None) -> list[bytes]:
-    """The texts again."""
+    """Return the texts again."""
     if data is None or lengths is None:
         return []
     raw, texts, position = data.tobytes(), [], 0

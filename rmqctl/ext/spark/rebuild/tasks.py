@@ -86,7 +86,7 @@ class Spooled(LogSummary):
 
 
 def spool(job: Job, part: Range[LogPart]) -> Spooled:
-    """Derives what a stretch points to, and spools it by group. StoreIOError."""
+    """Derive what a range points to, and spool it by group. StoreIOError."""
     with noting_refusals() as refused:
         writer = SpoolWriter(job.folder)
         try:
@@ -171,7 +171,7 @@ class Made:
 
 
 def make(job: Job, task: Group | Index) -> Made:
-    """Writes the queues of a group, or the index, out of the spools in log order. StoreIOError."""
+    """Write the queues of a group, or the index, out of the spools in log order. StoreIOError."""
     refuse_unseen(job.manifest)
     name = uuid.uuid4().hex
     try:
@@ -218,7 +218,7 @@ def _make_index(job: Job, index_task: Index, scratch: Scratch) -> Made:
 
 
 def _spools(job: Job) -> list[tuple[str, int]]:
-    """(name, index keys) of the spools that count, in log order."""
+    """Return (name, index keys) of the spools that count, in log order."""
     try:
         with open(job.manifest, encoding="ascii") as listed:
             return [(name, int(keys)) for name, keys in map(str.split, listed)]
@@ -228,7 +228,7 @@ def _spools(job: Job) -> list[tuple[str, int]]:
 
 def _segments(job: Job, spools: Iterable[tuple[str, int]], group: int, count: int) -> Iterator[
         list[Array | None]]:
-    """The segments of a group in log order."""
+    """Yield the segments of a group in log order."""
     for name, _ in spools:
         path = os.path.join(job.folder, name)
         refuse_unseen(path)

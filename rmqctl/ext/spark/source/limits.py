@@ -30,7 +30,7 @@ else:
             """None."""
 
         class ReadMaxBytes(ReadLimit):
-            """At most so many bytes."""
+            """At most that many bytes."""
 
             def __init__(self, max_bytes: int) -> None:
                 self.max_bytes = max_bytes

@@ -22,7 +22,7 @@ SWITCH = "failOnDataLoss"
 def refuse_losses(options: Options) -> None:
     """Raise StoreIOError when a store that is read as messages or frames has lost some.
 
-    Nothing is looked at with ``failOnDataLoss=false``, nor for other tables.
+    Nothing is examined with ``failOnDataLoss=false``, nor for other tables.
     """
     if not options.fail_on_loss or options.table not in (MESSAGES, FRAMES):
         return
@@ -44,7 +44,7 @@ def losses(paths: Iterable[str], log_folders: Sequence[str] = ()) -> Iterator[st
 
 
 def damage_text(path: str, span: Span) -> str:
-    """A sentence for a place of a log file that holds no message where there was one."""
+    """Return a sentence for a place of a log file that holds no message where there was one."""
     why = f" ({span.reason})" if span.reason else ""
     what = ("zeros before other messages" if span.kind == ZERO else f"a damaged record{why}")
     return f"{path}: {what} at physical offset {span.offset}: {span.length:,} bytes are not read"

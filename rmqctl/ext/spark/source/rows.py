@@ -71,7 +71,7 @@ def is_recorded(names: Sequence[str], asked: bool | None) -> bool:
 
 
 def put_schema(names: Sequence[str]) -> pa.Schema:
-    """The columns the put path wants, of those that are there."""
+    """Return the columns the put path wants, of those that are there."""
     return pa.schema([pa.field(name, _TYPES[name]) for name in _PUT if name in names])
 
 
@@ -114,7 +114,7 @@ class RecordRows:
 
     def columns(self, batch: pa.RecordBatch) -> tuple[np.ndarray[Any, np.dtype[np.int64]],
                                                       pa.Array]:
-        """(recorded physical offsets, -1 where none is given; the records). RefusedError."""
+        """Return (recorded physical offsets, -1 where none is given; the records). RefusedError."""
         records = self._stored(batch) if self._raw else self._made(batch)
         places, raws = [], []
         for record, raw in records:
@@ -214,7 +214,7 @@ def _host(text: str) -> Host:
 
 
 def outgoing(batch: pa.RecordBatch, prepare: Preparer) -> list[Outgoing]:
-    """The rows of a batch of `put_schema` as what reaches the put path. RefusedError.
+    """Return the rows of a batch of `put_schema` as what reaches the put path. RefusedError.
 
     ``prepare`` does what a broker does to the properties of a client's message.
     """

@@ -37,7 +37,7 @@ class Run(NamedTuple):
 
 
 def spool_schema(payload: pa.Schema) -> pa.Schema:
-    """The schema of runs that hold the columns of ``payload``."""
+    """Return the schema of runs that hold the columns of ``payload``."""
     return pa.schema([pa.field(KEY, pa.int64()), pa.field(POSITION, pa.int64()), *payload])
 
 
@@ -51,7 +51,7 @@ class Spooler:
         self._runs: list[Run] = []
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """StoreIOError when the run that becomes full cannot be written."""
+        """Raise StoreIOError when the run that becomes full cannot be written."""
         if batch.num_rows:
             self._held.append(batch)
             self._size += batch.nbytes
@@ -59,7 +59,7 @@ class Spooler:
                 self._write()
 
     def finish(self) -> list[Run]:
-        """The runs that hold everything that was added."""
+        """Return the runs that hold everything that was added."""
         if self._held:
             self._write()
         return self._runs
@@ -142,7 +142,7 @@ class _Cursor:
         return int(self._keys[self._at]), int(self._positions[self._at])
 
     def before(self, bound: Place | None) -> pa.RecordBatch:
-        """The next rows of this batch that come before ``bound``, at least one."""
+        """Return the next rows of this batch that come before ``bound``, at least one."""
         assert self._batch is not None
         start, end = self._at, len(self._keys)
         if bound is not None:
@@ -160,7 +160,7 @@ class _Cursor:
 
 
 def merged(folder: str, runs: Sequence[Run], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The rows of all runs in order of their places, in batches. StoreIOError."""
+    """Yield the rows of all runs in order of their places, in batches. StoreIOError."""
     runs = sorted(runs, key=lambda run: (run.first, run.name))
     while _most_open(runs) > FAN_IN:
         groups = [runs[first:first + FAN_IN] for first in range(0, len(runs), FAN_IN)]
@@ -188,7 +188,7 @@ def _most_open(runs: Sequence[Run]) -> int:
 
 
 def _merge(folder: str, runs: Sequence[Run]) -> Iterator[pa.RecordBatch]:
-    """A run is opened when its first row is due, so runs back to back cost nothing."""
+    """Yield a run is opened when its first row is due, so runs back to back cost nothing."""
     waiting = deque(runs)
     opened: list[tuple[Place, int, _Cursor]] = []
     number = 0

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def default(table: str, body: bool = True) -> StructType:
-    """The schema of a table for which none was given."""
+    """Return the schema of a table for which none was given."""
     from pyspark.sql.types import StructType
 
     return StructType([spark_field(field) for name, field in columns(table, body).items()
@@ -24,7 +24,7 @@ def default(table: str, body: bool = True) -> StructType:
 
 
 def spark_field(field: pa.Field) -> StructField:
-    """A column with its comment."""
+    """Return a column with its comment."""
     from pyspark.sql.pandas.types import from_arrow_type
     from pyspark.sql.types import StructField
 

@@ -114,7 +114,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                      limit: ReadLimit | None = None) -> Offset:
         """Return how far a batch from ``start`` on can go. A store that is new begins at its start.
 
-        PySpark 4.0 and 4.1 do not say where a batch starts: then it goes on from where the last
+        PySpark 4.0 and 4.1 do not say where a batch starts: then it continues from where the last
         answer ended, at first from the last file in use, whose start is a border.
         """
         if start is None:
@@ -136,7 +136,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return dict(self._ends)
 
     def _share(self, reached: Offset, most: int) -> None:
-        """Goes on in all stores by ``most`` bytes together, each by an equal part as far as it can.
+        """Go on in all stores by ``most`` bytes together, each by an equal part as far as it can.
 
         At least one frame is taken where there is one at all; whose it is goes round.
         """
@@ -158,7 +158,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             going = further
 
     def _go(self, reached: Offset, store: str, most: int | None, *, least: bool = True) -> int:
-        """Moves one store's offset; the bytes that were gained."""
+        """Move one store's offset; the bytes that were gained."""
         start = reached[store]
         limit = None if most is None else start + most
         if self._target is not None:
@@ -174,7 +174,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if self._most is None else ReadMaxBytes(self._most)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Remembers how far the logs go now; what is being written gets a moment to be whole."""
+        """Remember how far the logs go now; what is being written gets a moment to be whole."""
         logs = self._known(now=True)
         target = {store: log.advance(log.last_file()) for store, log in logs.items()}
         if any(log.torn for log in logs.values()):
@@ -205,7 +205,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # -- the stores ---------------------------------------------------------------------------
 
     def _known(self, *, now: bool = False) -> dict[str, GrowingLog]:
-        """The stores that are there, looked for once a second."""
+        """Return the stores that are there, searched once a second."""
         clock = time.monotonic()
         if now or self._looked is None or clock - self._looked >= LOOK_AGAIN:
             self._looked = clock
@@ -225,7 +225,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._logs
 
     def _lose(self, text: str) -> None:
-        """Fail for messages that a query can no longer read, or go on with a warning."""
+        """Fail for messages that a query can no longer read, or continue with a warning."""
         if self._options.fail_on_loss:
             raise StoreIOError(f"{text}; set {SWITCH}=false to continue without them")
         _log.warning("%s", text)
@@ -233,7 +233,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # -- on executors -------------------------------------------------------------------------
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one part."""
+        """Return the rows of one part."""
         assert isinstance(partition, Part)
         reading = _Following(self._options.table, self._names, self._arrow, self._options.filters)
         return reading.part(partition, self._lose)
@@ -243,7 +243,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class _Following(Reading):
-    """Reads between two borders, where nothing has to be looked for."""
+    """Reads between two borders, where nothing has to be searched."""
 
     def part(self, part: Part, lose: Callable[[str], None]) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a part; ``lose`` hears of a file that has expired."""

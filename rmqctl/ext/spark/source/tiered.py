@@ -44,8 +44,8 @@ _PHYSICAL = layout.field(Message, "physical_offset")
 
 @dataclass(frozen=True, slots=True)
 class TierQueue:
-    """The queue that pieces belong to. ``root`` is where the tier lies, for any process; folders
-    are relative to it. ``log``: (start, end) of what the commit log's segments had at planning.
+    """The queue that pieces belong to. ``root`` is where the tier is, for any process; folders are
+    relative to it. ``log``: (start, end) of what the commit log's segments had at planning.
     """
 
     store: str
@@ -125,7 +125,7 @@ def holding(table: str, paths: Sequence[str]) -> list[str]:
 
 def of_tier(path: str, filters: Filters, *, orphans: bool) -> Iterator[TierItem]:
     """Return what is read of the tier ``path``. NotAStoreError; StoreIOError for what cannot be
-    looked at: its messages would be missing.
+    examined: its messages would be missing.
     """
     with Tier.open(path if is_url(path) else os.path.abspath(path)) as tier:
         for problem in tier.problems:
@@ -147,7 +147,7 @@ def _queue(path: str, root: str, flat: FlatQueue) -> TierQueue:
 
 
 def _units(queue: TierQueue, flat: FlatQueue) -> Iterator[TierItem]:
-    """The weight of units is that of their messages, if all were of one size."""
+    """Yield the weight of units is that of their messages, if all were of one size."""
     segments = [segment for segment in flat.consume_queue.segments if segment.usable >= UNIT_SIZE]
     of_log = sum(segment.usable for segment in flat.commit_log.segments)
     of_rows = sum(segment.usable for segment in segments)
@@ -184,7 +184,7 @@ def _record_item(queue: TierQueue, segment: Segment) -> TierItem:
 
 
 def _planned_log(reader: Reader, queue: TierQueue) -> FlatFile:
-    """The commit log, which has all that it had at planning."""
+    """Return the commit log, which has all that it had at planning."""
     log = FlatFile.open(reader, queue.log_folder)
     now = {segment.base: segment for segment in log.segments if segment.usable}
     for start, end in queue.log:
@@ -275,7 +275,7 @@ class _Units:
         return records if keep.all() else records.select(np.flatnonzero(keep))
 
     def _behind_coda(self, segment: Segment, row: int) -> tuple[str, Batch]:
-        """The message of a unit that points to a coda: a broker skips it (tiered.md §3)."""
+        """Return the message of a unit that points to a coda: a broker skips it (tiered.md §3)."""
         physical_offset = int(self.offset[row]) + CODA_SIZE
         data = self._log.read(physical_offset, int(self.size[row])) or bytes(1)
         holder = self._log.segment_of(physical_offset) or segment

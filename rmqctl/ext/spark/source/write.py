@@ -152,10 +152,10 @@ def refuse_existing(target: str) -> None:
 def make_store(target: str, staging: str, runs: Sequence[Run], schema: pa.Schema,
                settings: Settings, *, batch_topics: Iterable[str] = (),
                keep_queue_offsets: bool = False) -> int:
-    """Makes the store from the rows of all runs and publishes it; the number of messages.
+    """Make the store from the rows of all runs and publish it; the number of messages.
 
     Rows with a column ``record`` are stored as recorded, others are put. Queue offsets that do not
-    go on in their queue are made new unless ``keep_queue_offsets``; a warning counts them.
+    continue in their queue are made new unless ``keep_queue_offsets``; a warning counts them.
     RefusedError when the store may not take a row, StoreIOError; then nothing is published.
     """
     refuse_existing(target)
@@ -207,7 +207,7 @@ def _groups(batches: Iterable[pa.RecordBatch], settings: Settings) -> Iterator[l
 
 
 def settings_of(options: Mapping[str, str], *, recorded: bool = False) -> Settings:
-    """The settings of the store that the options describe. UsageError."""
+    """Return the settings of the store that the options describe. UsageError."""
     given = {name.lower(): text for name, text in options.items()}
     fields: dict[str, Any] = {}
     if recorded:

@@ -42,7 +42,7 @@ ALL = "*"
 
 @dataclass(frozen=True, slots=True)
 class GetResult:
-    """``min`` and ``max`` are the queue's bounds, ``next_offset`` where a consumer goes on.
+    """``min`` and ``max`` are the queue's bounds, ``next_offset`` where a consumer continues.
 
     ``trouble`` says in words why nothing could be read, where that is so.
     """
@@ -66,7 +66,7 @@ class Matching:
         self._codes = {javahash.tags_code(tag) & _CODE_BITS for tag in self.tags}
 
     def by_code(self, tags_code: int) -> bool:
-        """A broker compares the lower half of the code."""
+        """Return a broker compares the lower half of the code."""
         return ALL in self.tags or tags_code & _CODE_BITS in self._codes
 
     def by_message(self, data: bytes) -> bool:
@@ -97,7 +97,7 @@ DEFAULT_LIMITS = Limits()
 
 def get(queue: FlatQueue | None, offset: int, count: int, *, matching: Matching | None = None,
         cache: ReadAhead | None = None, limits: Limits = DEFAULT_LIMITS) -> GetResult:
-    """The answer for one pull of up to ``count`` messages. Never raises for what lies on disk."""
+    """The answer for one pull of up to ``count`` messages. Never raises for what is on disk."""
     if queue is None:
         return GetResult(NO_QUEUE, offset)
     try:
@@ -147,7 +147,7 @@ class ReadAhead:
         self._places: list[Fetched | None] = []
 
     def look(self, queue: QueueName, offset: int) -> tuple[bool, Fetched | None]:
-        """(whether it is known, what is there)."""
+        """Return (whether it is known, what is there)."""
         number = offset - self._first
         if queue != self._queue or not 0 <= number < len(self._places):
             return False, None
@@ -222,7 +222,7 @@ def _units(queue: FlatQueue, offset: int, count: int) -> list[UnitRecord]:
 
 def _split(queue: FlatQueue, offset: int, units: Sequence[UnitRecord],
            limits: Limits) -> Iterator[Fetched | None]:
-    """The message of each unit that the read covers; None where nothing says which."""
+    """Yield the message of each unit that the read covers; None where nothing says which."""
     flat = queue.commit_log
     first = units[0].commit_log_offset
     if units[-1].commit_log_offset < first:
@@ -242,7 +242,7 @@ def _split(queue: FlatQueue, offset: int, units: Sequence[UnitRecord],
     # Each message by its place in what was read.
     for number, unit in enumerate(units[:covered]):
         start = unit.commit_log_offset - first
-        if start + unit.size > limit:  # here a broker stops splitting, and goes on after the read
+        if start + unit.size > limit:  # here a broker stops splitting, and continues after the read
             yield from (None for _ in units[number:covered])
             return
         record = None
@@ -257,7 +257,7 @@ def _end(unit: UnitRecord) -> int:
 
 
 def _message(data: bytes, position: int, size: int) -> bytes | None:
-    """The message a unit points to, by a broker's two tests: magic and size."""
+    """Return the message a unit points to, by a broker's two tests: magic and size."""
     total, magic = _HEAD.unpack_from(data, position)
     if magic == CODA_MAGIC:
         position += CODA_SIZE

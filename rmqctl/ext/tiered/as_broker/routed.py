@@ -25,7 +25,7 @@ _NAMED = 10
 
 
 def routed_queues(router: Router, topic: str) -> list[int]:
-    """The queues of a topic that the local store or the tier has."""
+    """Return the queues of a topic that the local store or the tier has."""
     store = router.local.view.store
     return sorted({*queue_ids(store, "consumequeue", topic),
                    *queue_ids(store, "batchconsumequeue", topic),
@@ -35,7 +35,7 @@ def routed_queues(router: Router, topic: str) -> list[int]:
 
 def routed_pages(router: Router, topic: str, wanted: Selection,
                  report: Report = lambda _problem: None) -> Iterator[Page]:
-    """The selected messages, queue after queue. Who answered for which offsets is a note,
+    """Yield the selected messages, queue after queue. Who answered for which offsets is a note,
     offsets that nobody has as damage.
     """
     queues = [queue_id for queue_id in routed_queues(router, topic)
@@ -94,7 +94,7 @@ class _Reading:
                                  f"{whose}"))
 
     def _judge(self, offset: int, answer: RoutedGet) -> None:
-        """Tells what is wrong with an answer, and remembers who gave it."""
+        """Tell what is wrong with an answer, and remember who gave it."""
         if answer.trouble is not None:
             self._fault(f"the tier cannot answer from queue offset {offset} on: {answer.trouble}")
         elif answer.status == get_message.TOO_SMALL and answer.next_offset > answer.max:
@@ -151,10 +151,10 @@ def routed_key(router: Router, files: IndexFiles, topic: str, key: str, *, begin
                end: int = by_key.FOR_EVER, most: int = 32, as_broker: bool = False,
                raw: bool = False, kind: lookup.KeyType | None = None,
                report: Report = lambda _problem: None) -> RoutedKey:
-    """The messages with a key, those of the local store first.
+    """Return the messages with a key, those of the local store first.
 
-    The tier is asked for what is missing, before the local store's first message. ``as_broker``:
-    in the window 5.3.3 gives it (its end is forgotten), under every strategy, hash collisions
+    The tier is asked for what is missing, before the local store's first message. ``as_broker``: in
+    the window 5.3.3 gives it (its end is forgotten), under every strategy, hash collisions
     included; else a message that both have is there once.
     """
     both = RoutedKey()

@@ -102,7 +102,7 @@ class LocalSide:
                 or batch_queue(self.view.store, topic, queue_id))
 
     def unit(self, topic: str, queue_id: int, offset: int) -> tuple[int, int] | None:
-        """(physical offset, size) of the row of a queue offset, or None."""
+        """Return (physical offset, size) of the row of a queue offset, or None."""
         queue = self._queue(topic, queue_id)
         if queue is None:
             return None
@@ -148,7 +148,7 @@ class LocalSide:
         return file is not None and start + size <= file.end and start >= self.in_memory_from
 
     def earliest_time(self) -> int:
-        """The store time of the first record, -1 without one: getEarliestMessageTime."""
+        """Return the store time of the first record, -1 without one: getEarliestMessageTime."""
         if self._earliest is None:
             log = self.view.store.log
             record = log.record_at(log.min_offset) if log.files else None
@@ -184,8 +184,8 @@ class LocalSide:
         return count
 
     def records(self, topic: str, queue_id: int, offsets: Iterable[int]) -> tuple[Record, ...]:
-        """The records at an answer's physical offsets; those that do not prove themselves are
-        left out.
+        """Return the records at an answer's physical offsets; those that do not prove themselves
+        are left out.
         """
         compacted = self._compacted(topic, queue_id)
         log = self.view.store.log if compacted is None else compacted.log
@@ -208,7 +208,7 @@ class Router:
         self._last: tuple[tuple[str, int], FlatQueue | None] | None = None
 
     def queue(self, topic: str, queue_id: int) -> FlatQueue | None:
-        """The tier's queue; UsageError where several brokers have it."""
+        """Return the tier's queue; UsageError where several brokers have it."""
         key = topic, queue_id
         if self._last is None or self._last[0] != key:
             self._last = key, self.tier.queue(topic, queue_id, self.broker)
@@ -256,10 +256,10 @@ class Router:
 
     def pulls(self, topic: str, queue_id: int, offset: int | None = None,
               count: int = MAX_COUNT) -> Iterator[tuple[int, RoutedGet]]:
-        """(the offset asked for, the answer) as a consumer gets them, up to the queue's end.
+        """Yield (the offset asked for, the answer) as a consumer gets them, up to the queue's end.
 
         Without ``offset`` from the queue's first on. Where nobody can answer a broker's consumer
-        hangs; here it goes on after that stretch.
+        hangs; here it continues after that range.
         """
         queue_offset = self.min_offset(topic, queue_id) if offset is None else offset
         while True:
@@ -278,7 +278,7 @@ class Router:
                 queue_offset = max(answer.next_offset, queue_offset + 1)
 
     def _behind(self, topic: str, queue_id: int, queue_offset: int, end: int) -> int:
-        """The first offset after ``queue_offset`` with an answer; what has none is one stretch."""
+        """The first offset after ``queue_offset`` with an answer; what has none is one range."""
         def is_answered(offset: int) -> bool:
             return self.get(topic, queue_id, offset, 1).status != get_message.FOUND_NULL
 
@@ -295,7 +295,7 @@ class Router:
         return low
 
     def min_offset(self, topic: str, queue_id: int) -> int:
-        """The queue's first offset in either."""
+        """Return the queue's first offset in either."""
         queue = self.queue(topic, queue_id)
         least = self.local.min_offset(topic, queue_id)
         if queue is None or queue.min_offset < 0:
@@ -306,7 +306,7 @@ class Router:
 
     def at_time(self, topic: str, queue_id: int, when: int, *, upper: bool = False,
                 as_broker: bool = False) -> RoutedTime | None:
-        """The queue offset at a store time; None if the queue does not exist.
+        """Return the queue offset at a store time; None if the queue does not exist.
 
         ``as_broker``: 5.3.3's own search, and its local store asked for the lower boundary always.
         FormatError where a broker's search fails.
@@ -340,7 +340,7 @@ class Router:
 
 def tier_only(queue: FlatQueue | None, offset: int, count: int = MAX_COUNT,
               matching: Matching | None = None) -> RoutedGet:
-    """A pull answered by a tier alone, with read-ahead as a broker has it."""
+    """Return a pull answered by a tier alone, with read-ahead as a broker has it."""
     pulled = get_message.get(queue, offset, count, matching=matching, cache=ReadAhead())
     return _tier_get(pulled, offset, -1)
 

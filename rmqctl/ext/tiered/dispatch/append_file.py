@@ -55,7 +55,7 @@ class AppendFile:
         return self.base + self.size
 
     def start(self, base: int) -> None:
-        """Begins a segment at a logical offset; the file is made, empty."""
+        """Begin a segment at a logical offset; the file is made, empty."""
         owner = self.owner
         path = names.segment_path(owner.cluster, owner.broker, owner.topic, owner.queue_id,
                                   self.kind, base)
@@ -71,7 +71,7 @@ class AppendFile:
         self._note()
 
     def roll(self) -> None:
-        """Ends the segment; the next one begins after it."""
+        """End the segment; the next one begins after it."""
         self.start(self.end)
 
     def is_old(self, interval: int, least: int, now: int) -> bool:
@@ -80,7 +80,7 @@ class AppendFile:
                 and self.size > 0)
 
     def append(self, data: Part, ends: Array, times: Array) -> None:
-        """Appends records back to back: ``ends`` is the place in ``data`` after each, ``times``
+        """Append records back to back: ``ends`` is the place in ``data`` after each, ``times``
         their store times. None is longer than the limit. StoreIOError.
         """
         view = memoryview(data)
@@ -113,18 +113,18 @@ class AppendFile:
             end_timestamp=self.until)
 
     def changes(self) -> list[SegmentEntry]:
-        """The entries that changed since it was asked last."""
+        """Return the entries that changed since it was asked last."""
         entries, self._changed = list(self._changed.values()), {}
         return entries
 
     def dirty(self) -> list[str]:
-        """The files appended to or made since it was asked last."""
+        """Return the files appended to or made since it was asked last."""
         paths, self._dirty = list(self._dirty), {}
         return paths
 
 
 def enter_changes(metadata: Metadata, entries: Iterable[SegmentEntry]) -> None:
-    """Enters what `AppendFile.changes` gave; what is not known here of an entry stays."""
+    """Enter what `AppendFile.changes` gave; what is not known here of an entry stays."""
     for new in entries:
         old = metadata.segments[names.KINDS[new.type]].get(new.path, {}).get(new.base_offset)
         metadata.put_segment(new if old is None else replace(

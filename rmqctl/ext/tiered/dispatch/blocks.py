@@ -71,7 +71,7 @@ class Block:
         return self.batch.column("store_timestamp")
 
     def head(self, count: int) -> Block:
-        """The first messages only."""
+        """Return the first messages only."""
         keep = slice(0, count)
         return Block(self.queue, self.offset, self.base, self.data, self.end[keep],
                      self.size[keep], self.tags[keep], self.batch.select(keep), self.group_starts)
@@ -102,7 +102,7 @@ class Cut:
     used: int = 0
 
     def joined(self, rows: Array) -> tuple[Array, memoryview]:
-        """(sizes, the records of rows back to back)."""
+        """Return (sizes, the records of rows back to back)."""
         size = rows["size"].astype(np.int64)
         start = rows["physical_offset"].astype(np.int64) - self.start
         total = int(size.sum())
@@ -142,7 +142,7 @@ def _groups(taken: list[Taken]) -> Iterator[list[Taken]]:
 
 
 def _blocks(group: list[Taken], cut: Cut, place: Callable[[LocalQueue], int]) -> Iterator[Block]:
-    """The blocks of some rows, as far as the records are what the rows say.
+    """Yield the blocks of some rows, as far as the records are what the rows say.
 
     The records are joined first: then what follows finds them in the processor's cache. Where all
     of a group are right, that is told by one look at all of them.
@@ -188,7 +188,7 @@ def _blocks(group: list[Taken], cut: Cut, place: Callable[[LocalQueue], int]) ->
 
 
 def _tags(taken: Taken, batch: Batch) -> Array:
-    """The tags code of each row, computed where its extension unit is lost."""
+    """Return the tags code of each row, computed where its extension unit is lost."""
     tags, lost = taken.queue.tags(taken.rows)
     for number in lost:
         tags[number] = computed_tags(batch.bytes_at(number))
@@ -196,7 +196,7 @@ def _tags(taken: Taken, batch: Batch) -> Array:
 
 
 def _proven(taken: Taken, batch: Batch, ok: Array) -> Batch:
-    """The records of a queue, up to the first that is not what its row says."""
+    """Return the records of a queue, up to the first that is not what its row says."""
     count = len(ok)
     good = count if ok.all() else int(ok.argmin())
     if good < count:  # columns of what is no record mean nothing
@@ -257,13 +257,13 @@ def _have_topics(batch: Batch, topics: list[str], counts: list[int]) -> bool:
 
 
 def _bytes_at(data: Array, position: Array, width: int) -> Array:
-    """(uint8 [places, width]) the bytes at some places, as far as they are inside."""
+    """Return (uint8 [places, width]) the bytes at some places, as far as they are inside."""
     raw: Array = gather(data, position, width).view(np.uint8).reshape(-1, width)
     return raw
 
 
 def _scatter(data: memoryview, position: Array, values: Array) -> None:
-    """Writes big-endian numbers of eight bytes at places of a buffer."""
+    """Write big-endian numbers of eight bytes at places of a buffer."""
     width = _PHYSICAL.size
     window: Array = np.ndarray((len(data) - width + 1,), f"V{width}", data, strides=(1,))
     window[position] = values.astype(">i8").view(f"V{width}")
@@ -274,8 +274,8 @@ def _scatter(data: memoryview, position: Array, values: Array) -> None:
 class Sweep:
     """Goes through what is left of some queues; `windows` yields blocks, a window at a time.
 
-    ``place`` says at which tiered offset a queue goes on. What cannot be uploaded stops its queue
-    (`LocalQueue.fault`); the others go on. StoreIOError where the log cannot be read.
+    ``place`` says at which tiered offset a queue continues. What cannot be uploaded stops its queue
+    (`LocalQueue.fault`); the others continue. StoreIOError where the log cannot be read.
     """
 
     def __init__(self, log: CommitLog, queues: Sequence[LocalQueue],
@@ -337,7 +337,7 @@ class Sweep:
         yield from blocks_of(taken, cut, self._place)
 
     def _read(self, source: FileSource, start: int, rows: Array) -> None:
-        """Fills the buffer so that the records are at their places minus ``start``."""
+        """Fill the buffer so that the records are at their places minus ``start``."""
         physical = rows["physical_offset"].astype(np.int64)
         order = np.argsort(physical, kind="stable")
         physical = physical[order]

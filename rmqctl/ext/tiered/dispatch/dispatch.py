@@ -88,7 +88,7 @@ class Dispatch:
         self._log_writer, self._rows_writer = open_writer(), open_writer()
 
     def close(self) -> None:
-        """Gives the files back."""
+        """Give the files back."""
         self._log_writer.close()
         self._rows_writer.close()
 
@@ -128,8 +128,8 @@ class Dispatch:
         self._refuse_unknown(where)
 
     def _refuse_unknown(self, where: str) -> None:
-        """Refuses where metadata was lost or is an old one: topics would get other ids, and what
-        is in the index would be of topics it is not of. It is saved before a message goes.
+        """Refuse where metadata was lost or is an old one: topics would get other ids, and what is
+        in the index would be of topics it is not of. It is saved before a message goes.
         """
         broker = self.options.cluster, self.options.broker
         # Looked at apart: what the tier itself remembers is to be what is there after `prepare`.
@@ -192,16 +192,14 @@ class Dispatch:
                        self.metadata.segments[flat.kind].get(name.path, {}), self._now)
 
     def _restart(self, flat: FlatQueue) -> None:
-        """Moves a tiered queue's files aside. What the index has of them stays."""
+        """Move a tiered queue's files aside. What the index has of them stays."""
         self.restarted = True
         for file in (flat.consume_queue, flat.commit_log):
             for segment in file.segments:
                 self._rows_writer.put_aside(segment.path)
 
     def _forget_gone(self, flat: FlatQueue) -> None:
-        """Return what metadata says of files of a queue that begins again, and are not there any
-        more.
-        """
+        """Return what metadata says of files of a queue that begins again, and no longer exist."""
         for file in (flat.commit_log, flat.consume_queue):
             present = {segment.base for segment in file.segments}
             table = self.metadata.segments[file.kind].get(flat.name.path, {})
@@ -211,7 +209,7 @@ class Dispatch:
     # -- uploading --------------------------------------------------------------------------------
 
     def run(self, index: IndexRun | None = None) -> None:
-        """Uploads what is to be uploaded. StoreIOError: what was committed stays."""
+        """Upload what is to be uploaded. StoreIOError: what was committed stays."""
         malloc_tuning.keep_freed_memory()
         malloc_tuning.collect_rarely()
         by_local = {id(upload.local): upload for upload in self.uploads}
@@ -250,7 +248,7 @@ class Dispatch:
         return blocks
 
     def _append_all(self, blocks: Blocks) -> Window:
-        """Appends a window to the commit logs."""
+        """Append a window to the commit logs."""
         window = Window(blocks)
         paths: list[str] = []
         for upload, block in blocks:
@@ -285,7 +283,7 @@ class Dispatch:
         return block if count == len(block) else block.head(count)
 
     def _append(self, upload: Upload, block: Block) -> None:
-        """Appends a block to the commit log, rolled for age before a group as a broker does."""
+        """Append a block to the commit log, rolled for age before a group as a broker does."""
         log, times, view = upload.log, block.times, memoryview(block.data)
         pieces = sorted({0, *block.group_starts})
         for first, last in zip(pieces, [*pieces[1:], len(block)], strict=True):
@@ -333,7 +331,7 @@ class Stages:
         self._under_way: deque[Future[None]] = deque()
 
     def submit(self, blocks: Blocks) -> None:
-        """Begins a window; waits where too many are under way."""
+        """Begin a window; waits where too many are under way."""
         before = self._last
         append, commit, index = self._pools
 
@@ -377,7 +375,7 @@ class Committer:
         self._now = clock
 
     def __call__(self, window: Window) -> None:
-        """Makes a window last. StoreIOError: then it is as a killed run leaves it."""
+        """Make a window last. StoreIOError: then it is as a killed run leaves it."""
         window.sync()
         entries = window.entries
         for upload, block in window.blocks:
@@ -400,7 +398,7 @@ class Committer:
             outcome.status = UPLOADED
 
     def _bounds(self, upload: Upload, end: int) -> None:
-        """Notes the bounds of a queue, which brokers neither believe nor always keep up to date."""
+        """Note the bounds of a queue, which brokers neither believe nor always keep up to date."""
         name = upload.flat.name
         table = self._metadata.queues[name.topic]
         low = upload.flat.min_offset if upload.flat.commit_offset else upload.outcome.start

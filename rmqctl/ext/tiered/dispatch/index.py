@@ -49,7 +49,7 @@ class IndexFolder:
         return os.path.join(self.target.broker_root, names.LOCAL_INDEX_FOLDER)
 
     def open_writer(self, oldest: int | None = None) -> IndexWriter:
-        """Takes new items, of messages from ``oldest`` (store time, ms) on. RefusedError,
+        """Take new items, of messages from ``oldest`` (store time, ms) on. RefusedError,
         StoreIOError.
         """
         newest = max((entry.begin_timestamp
@@ -58,8 +58,8 @@ class IndexFolder:
         return IndexWriter(self.path, self.settings.shape, self.clock, newest, oldest)
 
     def finish_upload(self) -> int:
-        """Takes the newest file away where a killed run had already uploaded it; how many files
-        were uploaded with it. StoreIOError.
+        """Take the newest file away where a killed run had already uploaded it; how many files were
+        uploaded with it. StoreIOError.
         """
         present = [name for name in local_names(self.path) if name not in names.OLD_INDEX_NAMES]
         if not present:
@@ -76,7 +76,7 @@ class IndexFolder:
         return self.upload(paths)
 
     def upload(self, paths: Iterable[str]) -> int:
-        """Rearranges and uploads files that receive nothing any more; how many."""
+        """Rearrange and upload files that no longer receive items; how many."""
         broker_root = self.target.broker_root
 
         def save() -> None:
@@ -139,7 +139,7 @@ class IndexRun:
         return notes
 
     def intend(self, blocks: Blocks) -> None:
-        """Notes what is uploaded next, before it is."""
+        """Note what is uploaded next, before it is."""
         with self._noting:
             for upload, block in blocks:
                 key = upload.local.topic, upload.local.queue_id
@@ -148,7 +148,7 @@ class IndexRun:
             self._progress.save()
 
     def put(self, blocks: Blocks) -> None:
-        """Puts the keys of messages that are uploaded."""
+        """Put the keys of messages that are uploaded."""
         if not blocks:
             return
         counts = [len(block) for _, block in blocks]
@@ -166,7 +166,7 @@ class IndexRun:
             self.commit()
 
     def commit(self) -> None:
-        """Makes the index last, then the note of it."""
+        """Make the index last, then the note of it."""
         self._writer.commit()
         self._since = 0
         with self._noting:
@@ -187,7 +187,7 @@ def batches(queue: FlatQueue, start: int, end: int) -> Iterator[Batch]:
             return
         begin = units["commit_log_offset"].astype(np.int64)
         stop = begin + units["size"]
-        # A run lies together: each message begins where the one before ends.
+        # A run is together: each message begins where the one before ends.
         cuts = (np.flatnonzero(begin[1:] != stop[:-1]) + 1).tolist()
         for first, last in zip([0, *cuts], [*cuts, len(units)], strict=True):
             yield from _run(queue, begin[first:last], stop[first:last])
@@ -195,7 +195,7 @@ def batches(queue: FlatQueue, start: int, end: int) -> Iterator[Batch]:
 
 
 def _run(queue: FlatQueue, begin: Array, stop: Array) -> Iterator[Batch]:
-    """The messages at ``begin`` to ``stop`` (tiered offsets), which lie together, in pieces."""
+    """The messages at ``begin`` to ``stop`` (tiered offsets), which are together, in pieces."""
     first = 0
     while first < len(begin):
         start = int(begin[first])

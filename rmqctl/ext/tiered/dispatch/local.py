@@ -65,7 +65,7 @@ class LocalQueue:
         return self._cursor
 
     def seek(self, queue_offset: int) -> None:
-        """Goes on at a queue offset between ``first`` and ``end``."""
+        """Go on at a queue offset between ``first`` and ``end``."""
         self._cursor, self._next_row, self._behind = queue_offset, 0, 0
         self._rows = self._rows[:0]
 
@@ -129,7 +129,7 @@ class LocalQueue:
         return f"the consume queue entry points back in the log, to {unit.physical_offset}"
 
     def tags(self, rows: Array) -> tuple[Array, list[int]]:
-        """(tags codes of rows, which of them are in no extension unit that can be read)."""
+        """Return (tags codes of rows, which of them are in no extension unit that can be read)."""
         codes = rows["tags_code"].astype(np.int64)
         lost: list[int] = []
         for number in np.flatnonzero(codes <= ext.MAX_ADDRESS).tolist():
@@ -153,7 +153,7 @@ class LocalQueue:
         return unit
 
     def raw(self, queue_offset: int) -> bytes | None:
-        """The record of a row as it is in the log, or None."""
+        """Return the record of a row as it is in the log, or None."""
         unit = self.row(queue_offset)
         if unit is None or not unit.is_valid or unit == FILLER:
             return None
@@ -162,7 +162,7 @@ class LocalQueue:
 
 
 def computed_tags(raw: bytes) -> int:
-    """The tags code a broker computes for a record. FormatError."""
+    """Return the tags code a broker computes for a record. FormatError."""
     record = message.decode(raw)
     try:
         return layout.tags_code(record.topic.decode("utf-8", "replace"),

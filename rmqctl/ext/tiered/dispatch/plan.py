@@ -90,7 +90,7 @@ class Start:
     time: int | None = None
 
     def offset(self, view: View, local: LocalQueue) -> int:
-        """The queue offset, inside of the local queue."""
+        """Return the queue offset, inside of the local queue."""
         if self.time is None:
             return local.first
         answer = offset_by_time(view, local.topic, local.queue_id, self.time)
@@ -99,7 +99,7 @@ class Start:
 
 
 def broker_of(tier: Tier, store: Store, cluster: str | None, broker: str | None) -> tuple[str, str]:
-    """(cluster, broker): what was given, else the only ones in the tier or its metadata.
+    """Return (cluster, broker): what was given, else the only ones in the tier or its metadata.
 
     UsageError where nothing says which broker.
     """
@@ -129,14 +129,14 @@ def broker_of(tier: Tier, store: Store, cluster: str | None, broker: str | None)
 
 
 def flat_queue(reader: Reader, name: QueueName) -> FlatQueue:
-    """A queue of a tier, there or not."""
+    """Return a queue of a tier, there or not."""
     folder = f"{names.cluster_folder(name.cluster)}/{name.path}"
     return with_witness(FlatQueue(name, *(FlatFile.open(reader, f"{folder}/{kind}")
                                           for kind in (names.COMMIT_LOG, names.CONSUME_QUEUE))))
 
 
 def same_message(local: LocalQueue) -> TagsOf:
-    """Gives the tags code of a tiered record that is the local one of that queue offset."""
+    """Give the tags code of a tiered record that is the local one of that queue offset."""
     place = slice(_PHYSICAL.offset, _PHYSICAL.offset + _PHYSICAL.size)
 
     def tags(queue_offset: int, raw: bytes) -> int | None:

@@ -118,7 +118,7 @@ class Target:
         return broker_root
 
     def open(self) -> Tier:
-        """The tier, there or not, with this metadata or its backup."""
+        """Return the tier, there or not, with this metadata or its backup."""
         path: str | None = self.metadata_path
         if not os.path.lexists(self.metadata_path):
             backup = f"{self.metadata_path}.bak"
@@ -130,9 +130,9 @@ class Target:
 def locate(request: Request) -> tuple[Request, Target, list[str]]:
     """(the request with the broker's name where the metadata tells it, where it writes, notes).
 
-    The metadata is the file that is given; else that of a tier which lies apart from the store
-    and has its own; else the store's. RefusedError for a tier in the store's own folders,
-    UsageError where other metadata knows the tier.
+    The metadata is the file that is given; else that of a tier which is apart from the store and
+    has its own; else the store's. RefusedError for a tier in the store's own folders, UsageError
+    where other metadata knows the tier.
     """
     # The root may be the store itself: its tier is then in a folder of the store.
     if not is_url(request.root) and os.path.realpath(request.root) == os.path.realpath(
@@ -228,7 +228,7 @@ class Checked:
 
 def read_back(store: Store, reader: Reader, uploads: Sequence[Upload],
               advance: Callable[[int], None] = lambda _: None) -> Checked:
-    """Compares every message of a run, and its unit, with the local one. StoreIOError."""
+    """Compare every message of a run, and its unit, with the local one. StoreIOError."""
     view, checked = View(store), Checked()
     # Only queues with uploaded messages are compared, in the range of this run.
     bases: dict[int, int] = {}
@@ -276,7 +276,7 @@ def _difference(queue: FlatQueue, block: Block) -> str | None:
 
 def verify_all(checked: Checked, tier: Tier, broker: str, settings: TierSettings,
                advance: Callable[[int], None] = lambda _: None) -> None:
-    """Adds what `verify` has to say against a broker's part of a tier."""
+    """Add what `verify` has to say against a broker's part of a tier."""
     from rmqctl.ext.tiered.verify.verify import Options, Verification, verdict
 
     result = verdict(Verification(tier, Options(

@@ -74,7 +74,7 @@ class _Tail:
 
 def resume(writer: TierWriter, queue: FlatQueue, metadata: Metadata, limit: int,
            now: Callable[[], int], tags_of: TagsOf | None = None) -> Resumed:
-    """Completes one queue; ``limit`` is the largest consume queue segment (bytes), ``now`` in ms.
+    """Complete one queue; ``limit`` is the largest consume queue segment (bytes), ``now`` in ms.
     The metadata is changed but not saved.
 
     StoreIOError. A queue that cannot be continued has a ``fault`` and is left as it is.
@@ -138,7 +138,7 @@ def _unconfirmed(queue: FlatQueue, metadata: Metadata) -> list[Segment]:
 
 
 def _examined(queue: FlatQueue, tags_of: TagsOf | None) -> tuple[Resumed, _Tail]:
-    """(what is to be added and cut, or why the queue cannot be continued; what to add)."""
+    """Return (what is to be added and cut, or why the queue cannot be continued; what to add)."""
     resumed = Resumed(fault=_damage_inside(queue))
     last: tuple[int, int] | None = None
     if resumed.fault is None:
@@ -190,8 +190,8 @@ def _last_known(queue: FlatQueue) -> tuple[tuple[int, int] | None, str | None]:
 
 
 def _tail(queue: FlatQueue, last: tuple[int, int] | None, tags_of: TagsOf) -> _Tail:
-    """Goes through the commit log after ``last`` (place and end of a message, None: all of it):
-    which messages continue the queue, and where the last intact frame ends.
+    """Go through the commit log after ``last`` (place and end of a message, None: all of it): which
+    messages continue the queue, and where the last intact frame ends.
     """
     known = bool(queue.consume_queue.segments)
     log, messages = queue.commit_log, MessageRows(queue.name)
@@ -221,7 +221,7 @@ def _is_torn(queue: FlatQueue, offset: int) -> bool:
 
 
 def _take_messages(messages: MessageRows, tail: _Tail, batch: Batch, tags_of: TagsOf) -> None:
-    """Adds the messages of a batch that continue the queue."""
+    """Add the messages of a batch that continue the queue."""
     rows, own = messages.of(batch)
     tail.whole_to = max(tail.whole_to, int(rows["position"][-1] + rows["size"][-1]))
     for number in np.flatnonzero(own & batch.crc_ok()).tolist():
@@ -244,7 +244,7 @@ def _computed(_: int, raw: bytes) -> int | None:
 
 def _add_units(writer: TierWriter, queue: FlatQueue, metadata: Metadata, limit: int,
                now: Callable[[], int], tail: _Tail) -> None:
-    """Appends the units of messages that had none."""
+    """Append the units of messages that had none."""
     flat = FlatFile.open(writer, queue.consume_queue.folder)
     known = metadata.segments[names.CONSUME_QUEUE].get(queue.name.path, {})
     file = AppendFile(writer, queue.name, flat, limit, known, now)
@@ -257,7 +257,7 @@ def _add_units(writer: TierWriter, queue: FlatQueue, metadata: Metadata, limit: 
 
 
 def unit_rows(offsets: Any, sizes: Any, tags: Any) -> tuple[bytes, Array]:
-    """(the bytes of units, the place after each)."""
+    """Return (the bytes of units, the place after each)."""
     rows = np.empty(len(offsets), UNIT.dtype())
     rows["commit_log_offset"], rows["size"], rows["tags_code"] = offsets, sizes, tags
     return rows.tobytes(), np.arange(1, len(rows) + 1, dtype=np.int64) * UNIT_SIZE
@@ -266,8 +266,8 @@ def unit_rows(offsets: Any, sizes: Any, tags: Any) -> tuple[bytes, Array]:
 # -- its metadata ---------------------------------------------------------------------------------
 
 def enter_queue(metadata: Metadata, name: QueueName, now: int) -> int:
-    """Makes metadata know topic and queue, without which a broker does not open the files; how
-    many entries are new.
+    """Make metadata know topic and queue, without which a broker does not open the files; how many
+    entries are new.
     """
     changed = 0
     if name.topic not in metadata.topics:
@@ -283,7 +283,7 @@ def enter_queue(metadata: Metadata, name: QueueName, now: int) -> int:
 
 
 def enter_segments(queue: FlatQueue, metadata: Metadata, now: int) -> int:
-    """Makes metadata say of a queue's segments what their files are; how many entries changed."""
+    """Make metadata say of a queue's segments what their files are; how many entries changed."""
     changed = 0
     for flat in (queue.commit_log, queue.consume_queue):
         known = metadata.segments[flat.kind].get(queue.name.path, {})
@@ -304,8 +304,8 @@ def enter_segments(queue: FlatQueue, metadata: Metadata, now: int) -> int:
 
 
 def unknown_topic(queues: Iterable[FlatQueue], metadata: Metadata) -> str | None:
-    """A topic that has messages and no entry: metadata was lost, or is an old one. Its id is in the
-    index, and another one must not be given out. An entry is saved before a message goes.
+    """Return a topic that has messages and no entry: metadata was lost, or is an old one. Its id is
+    in the index, and another one must not be given out. An entry is saved before a message goes.
     """
     for queue in queues:
         if queue.name.topic not in metadata.topics and any(
@@ -357,7 +357,7 @@ class Committed:
 
 def commit_tier(root: str, metadata: str | None, clock: Callable[[], int], *,
                 dry_run: bool = False, outside: Sequence[str] = ()) -> Generator[Committed]:
-    """Completes the queues of a tier one after the other; the metadata is saved at the end.
+    """Complete the queues of a tier one after the other; the metadata is saved at the end.
     ``outside``: folders that links may point to.
 
     NotAStoreError, UsageError (no metadata), RefusedError (metadata that would lose something),
@@ -387,7 +387,7 @@ def commit_tier(root: str, metadata: str | None, clock: Callable[[], int], *,
 
 
 def _refuse(tier: Tier, path: str) -> None:
-    """RefusedError; StoreIOError where a part of the tier cannot be looked at."""
+    """Raise RefusedError; StoreIOError where a part of the tier cannot be examined."""
     for problem in tier.problems:
         if problem.unreadable:
             raise StoreIOError(problem.reason)

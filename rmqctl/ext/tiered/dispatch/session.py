@@ -55,7 +55,7 @@ from rmqctl.store.store import Store
 
 
 def dispatch(request: Request, clock: Callable[[], int], watch: Watch | None = None) -> Result:
-    """Uploads. ``clock``: ms. StoreHeldError, StoreIOError, RefusedError, UsageError,
+    """Upload. ``clock``: ms. StoreHeldError, StoreIOError, RefusedError, UsageError,
     NotAStoreError.
     """
     watch = watch or Watch()
@@ -105,7 +105,7 @@ def dispatch(request: Request, clock: Callable[[], int], watch: Watch | None = N
 
 @contextmanager
 def _locked(request: Request, target: Target) -> Iterator[None]:
-    """Makes the folders a dispatch needs and holds them, and the store it reads from."""
+    """Make the folders a dispatch needs and hold them, and the store it reads from."""
     if not is_url(target.tier):
         if os.path.lexists(target.tier) and not os.path.isdir(target.tier):
             raise UsageError(f"{target.tier}: not a folder")
@@ -120,8 +120,8 @@ def _locked(request: Request, target: Target) -> Iterator[None]:
 
 
 def _settings(tier: Tier, request: Request) -> tuple[TierSettings, list[str]]:
-    """(the settings: given, remembered, those of index files that are there, a broker's defaults;
-    notes).
+    """Return (the settings: given, remembered, those of index files that are there, a broker's
+    defaults; notes).
     """
     given = dict(request.given)
     known, _ = recall(tier.reader)
@@ -139,7 +139,7 @@ def _settings(tier: Tier, request: Request) -> tuple[TierSettings, list[str]]:
 
 def _run_with_index(request: Request, run: Dispatch, tier: Tier, folder: IndexFolder,
                     result: Result) -> None:
-    """Uploads messages and index files; ``result`` gets the figures and notes."""
+    """Upload messages and index files; ``result`` gets the figures and notes."""
     result.index_files = folder.finish_upload()
     with folder.open_writer(_oldest(run)) as writer:
         # A broker's root has one metadata file, and that is of one tier, wherever it was moved.
@@ -170,7 +170,7 @@ def _oldest(run: Dispatch) -> int | None:
 
 
 def _queues_with_ids(run: Dispatch, tier: Tier) -> Iterator[tuple[FlatQueue, int]]:
-    """All queues of the broker, with the ids of their topics."""
+    """Yield all queues of the broker, with the ids of their topics."""
     for name, queue in tier.found.queues.items():
         topic = run.metadata.topics.get(name.topic)
         if (name.cluster, name.broker) == (run.options.cluster, run.options.broker) and topic:
@@ -185,7 +185,7 @@ class _StoppedError(Exception):
 
 def _check(target: Target, store: Store, run: Dispatch, settings: TierSettings,
            watch: Watch) -> Checked:
-    """Reads back what was uploaded and verifies the tier. StoreIOError, _StoppedError."""
+    """Read back what was uploaded and verify the tier. StoreIOError, _StoppedError."""
     def advance(count: int) -> None:
         watch.advance(count)
         if watch.stopping():
@@ -234,7 +234,7 @@ def dry_run(request: Request, clock: Callable[[], int]) -> Result:
 def _expected_outcome(request: Request, settings: TierSettings, view: View, tier: Tier,
                       name: QueueName, local: LocalQueue, now: int) -> Outcome:
     outcome = Outcome(local.topic, local.queue_id)
-    # Where the queue would go on, or why it would not.
+    # Where the queue would continue, or why it would not.
     flat = flat_queue(tier.reader, name)
     resumed = plan_resume(flat, tier.metadata, same_message(local))
     tiered = bool(flat.consume_queue.segments)

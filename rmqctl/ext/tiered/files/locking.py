@@ -17,8 +17,8 @@ from rmqctl.parse_values import is_url
 
 def refuse_noted(root: str, metadata_path: str, metadata: str | None,
                  outside: Sequence[str]) -> None:
-    """RefusedError where metadata, or the index files beside it, is neither in the tier nor beside
-    it, nor named: by ``metadata``, or in one of the folders ``outside``.
+    """Raise RefusedError where metadata, or the index files beside it, is neither in the tier nor
+    beside it, nor named: by ``metadata``, or in one of the folders ``outside``.
     """
     broker_root = broker_root_of(metadata_path) or ""
     around = [] if is_url(root) and metadata is None else writable_around(root, metadata)
@@ -31,7 +31,7 @@ def refuse_noted(root: str, metadata_path: str, metadata: str | None,
 @contextmanager
 def locked(root: str, metadata_path: str, source: str | None = None, *,
            metadata: str | None = None, outside: Sequence[str] = ()) -> Iterator[None]:
-    """Holds what a run that writes needs: nobody else may while a broker runs, or another rmqctl.
+    """Hold what a run that writes needs: nobody else may while a broker runs, or another rmqctl.
 
     These are the broker's lock in the root that has ``metadata_path`` (``metadata``: as the user
     named it), a lock of ours in the tier's ``root`` (a URL has none), those of other stores that
@@ -39,7 +39,7 @@ def locked(root: str, metadata_path: str, source: str | None = None, *,
     where it has a lock file: on a read-only disk it is enough that nobody else holds it.
 
     Before anything is changed: StoreHeldError; RefusedError for a link, or a note in the tier, that
-    leads out of the tier, its metadata and the broker's index files, and into none of the folders
+    points out of the tier, its metadata and the broker's index files, and into none of the folders
     ``outside``; StoreIOError.
     """
     broker_root = broker_root_of(metadata_path)

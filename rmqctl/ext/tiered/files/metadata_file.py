@@ -1,4 +1,4 @@
-"""``tieredStoreMetadata.json``: where it lies, and how it is written (tiered.md §6).
+"""``tieredStoreMetadata.json``: where it is, and how it is written (tiered.md §6).
 
 A broker has it in ``config/`` of its local root, beside ``tiered_index_file/``. A tier that is
 elsewhere has a note of the file it was written with (`NOTE`), which counts in that very folder
@@ -31,7 +31,7 @@ _IN_BROKER_ROOT = ("config", "commitlog", "consumequeue", names.LOCAL_INDEX_FOLD
 """Files that identify a folder as a broker's local root."""
 
 
-# -- where it lies --------------------------------------------------------------------------------
+# -- where it is --------------------------------------------------------------------------------
 
 def behind_url(path: str) -> bool:
     """Return whether a path is a URL of no place that is listed."""
@@ -39,7 +39,7 @@ def behind_url(path: str) -> bool:
 
 
 def tier_root(root: str) -> str:
-    """The folder itself, or the ``tieredstore`` of a store that was named instead."""
+    """Return the folder itself, or the ``tieredstore`` of a store that was named instead."""
     inner = f"{root.rstrip('/')}/{names.TIER_FOLDER}"
     if behind_url(root):
         with closing(open_reader(root)) as reader:
@@ -57,8 +57,8 @@ def tier_root(root: str) -> str:
 
 
 def find_metadata(root: str) -> str | None:
-    """The metadata that belongs to a tier root: in ``config/`` of it or of the folder above it, or
-    in it; else the one that is noted_path. Relative to the working folder where ``root`` is.
+    """Return the metadata that belongs to a tier root: in ``config/`` of it or of the folder above
+    it, or in it; else the one that is noted_path. Relative to the working folder where ``root`` is.
     """
     remote = behind_url(root)
     relative = not vfs.is_remote(root) and not os.path.isabs(root)
@@ -98,7 +98,7 @@ def expected_path(root: str) -> str | None:
 
 
 def broker_root_of(metadata_path: str | None) -> str | None:
-    """The broker's local root, from the path of its metadata; None for a URL."""
+    """Return the broker's local root, from the path of its metadata; None for a URL."""
     if metadata_path is None or behind_url(metadata_path):
         return None
     folder = os.path.dirname(vfs.abspath(metadata_path))
@@ -108,7 +108,7 @@ def broker_root_of(metadata_path: str | None) -> str | None:
 def writable_around(root: str, metadata: str | None) -> list[str]:
     """Return what may be written outside a tier in a folder: metadata, its backup, the local index.
 
-    By where the tier lies, or by ``metadata`` that the user named: never by what a file says.
+    By where the tier is, or by ``metadata`` that the user named: never by what a file says.
     """
     path = metadata or os.path.join(os.path.dirname(os.path.realpath(root)), "config",
                                     names.METADATA_NAME)
@@ -148,7 +148,7 @@ def noted_path(root: str) -> str | None:
 
 
 def note_path(root: str, metadata_path: str) -> None:
-    """Notes in a tier in a folder where its metadata is, unless `find_metadata` finds it anyway.
+    """Note in a tier in a folder where its metadata is, unless `find_metadata` finds it anyway.
     StoreIOError.
     """
     path = find_metadata(root)
@@ -186,7 +186,7 @@ def load(path: str) -> meta.Metadata | None:
 
 
 def save(path: str, metadata: meta.Metadata, broker_root: str) -> bool:
-    """Publishes metadata at ``path``, what was there as ``.bak``; False where nothing changed.
+    """Publish metadata at ``path``, what was there as ``.bak``; False where nothing changed.
 
     ``broker_root``: on whose file system the new file is staged. StoreIOError; RefusedError for
     metadata at a URL: a broker has it on its machine.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def open_reader(target: str) -> Reader:
-    """A tier root to read from. NotAStoreError without a folder."""
+    """Return a tier root to read from. NotAStoreError without a folder."""
     if is_url(target) and not vfs.is_mounted(target):
         from rmqctl.files.remote.reader import RemoteReader
 
@@ -28,7 +28,7 @@ def open_reader(target: str) -> Reader:
 
 
 def open_writer(target: str) -> TierWriter:
-    """A tier root to write to; made where it is missing. NotAStoreError, StoreIOError."""
+    """Return a tier root to write to; made where it is missing. NotAStoreError, StoreIOError."""
     if is_url(target):
         from rmqctl.ext.tiered.files.remote_writer import RemoteWriter
 

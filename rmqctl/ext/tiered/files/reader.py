@@ -27,7 +27,7 @@ class Reader(Protocol):
     """The root as the user named it."""
 
     def where(self, path: str) -> str:
-        """A path in the user's words, for messages."""
+        """Return a path in the user's words, for messages."""
 
     def list(self, folder: str) -> list[Entry]:
         """Return the entries of a folder by name; empty if the folder does not exist."""
@@ -39,7 +39,7 @@ class Reader(Protocol):
         """Bytes ``[position, position + length)``; fewer only at the end of the file."""
 
     def source(self, path: str, base: int = 0) -> Source:
-        """The file as something to walk over, its first byte at logical offset ``base``.
+        """Return the file as something to walk over, its first byte at logical offset ``base``.
 
         To be closed by `close_source`.
         """
@@ -48,7 +48,7 @@ class Reader(Protocol):
 
 
 def close_source(source: Source) -> None:
-    """Closes what `Reader.source` opened."""
+    """Close what `Reader.source` opened."""
     close = getattr(source, "close", None)
     if close is not None:
         close()

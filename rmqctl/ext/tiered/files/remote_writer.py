@@ -43,7 +43,7 @@ class _Pending:
         self._spool: IO[bytes] = tempfile.SpooledTemporaryFile(_IN_MEMORY)  # noqa: SIM115
 
     def add(self, parts: Sequence[Part]) -> int:
-        """Takes all the parts or none. OSError."""
+        """Take all the parts or none. OSError."""
         self._spool.seek(self.length)
         try:
             added = sum(map(self._spool.write, parts))
@@ -67,7 +67,7 @@ class _Pending:
             yield self.read(position, PIECE)
 
     def out_of_memory(self) -> None:
-        """Puts it into a temporary file."""
+        """Put it into a temporary file."""
         rollover = getattr(self._spool, "rollover", None)
         if rollover is not None:
             rollover()
@@ -153,7 +153,7 @@ class RemoteWriter(RemoteFiles):
         self._sizes[path] = pending.base + pending.length
 
     def commit_later(self, paths: Sequence[str]) -> Callable[[], None]:
-        """Commits at once: a driver cannot prepare it."""
+        """Commit at once: a driver cannot prepare it."""
         for path in paths:
             self.commit(path)
         return lambda: None
@@ -196,7 +196,7 @@ class RemoteWriter(RemoteFiles):
             yield data
 
     def _shorten(self, path: str, size: int) -> None:
-        """Makes a file end at ``size`` if it is longer; its end is lost."""
+        """Make a file end at ``size`` if it is longer; its end is lost."""
         present = super().size(path)
         if present is not None and present > size:
             self._staged(path, self._committed(path, size))

@@ -74,7 +74,7 @@ def resolve(reader: Reader, given: dict[str, int | None]) -> tuple[TierSettings,
 
 
 def recall(reader: Reader) -> tuple[dict[str, int], list[str]]:
-    """(what is remembered, what is wrong with it). Never raises for what the file holds."""
+    """Return (what is remembered, what is wrong with it). Never raises for what the file holds."""
     size = reader.size(PLACE)
     if size is None:
         return {}, []
@@ -95,7 +95,7 @@ def recall(reader: Reader) -> tuple[dict[str, int], list[str]]:
 
 
 def remember(writer: TierWriter, settings: TierSettings) -> None:
-    """Notes the settings for later runs, where they are not noted already."""
+    """Note the settings for later runs, where they are not noted already."""
     known, _ = recall(writer)
     wanted = {name: getattr(settings, name) for name in _REMEMBERED}
     if known != wanted:

@@ -33,13 +33,13 @@ class TierWriter(Reader, Protocol):
         """An empty file, its folders too. Nothing happens where it is there."""
 
     def append(self, path: str, parts: Sequence[Part], position: int) -> int:
-        """Puts bytes at ``position``, which must be the end of what was appended or committed.
+        """Put bytes at ``position``, which must be the end of what was appended or committed.
 
         The number of bytes. After a StoreIOError nothing of them is there.
         """
 
     def commit(self, path: str) -> None:
-        """Makes what was appended to a file last, and its name."""
+        """Make what was appended to a file last, and its name."""
 
     def commit_later(self, paths: Sequence[str]) -> Callable[[], None]:
         """`commit` of many files, as something to be called once, from any thread.
@@ -51,10 +51,10 @@ class TierWriter(Reader, Protocol):
         """`commit` of a file that an earlier process wrote to and perhaps did not commit."""
 
     def cut(self, path: str, size: int) -> str | None:
-        """Shortens a file; what is cut off is kept aside. Its place, None where nothing was."""
+        """Shorten a file; what is cut off is kept aside. Its place, None where nothing was."""
 
     def put_aside(self, path: str) -> str:
-        """Moves a file aside; its place below `ASIDE`."""
+        """Move a file aside; its place below `ASIDE`."""
 
     def replace(self, path: str, data: bytes) -> None:
         """A whole file, published at once: old or new, never half. The old one is not kept."""
@@ -154,7 +154,7 @@ class PosixWriter(PosixReader):
         return aside
 
     def _copy_end(self, path: str, start: int, aside: str) -> None:
-        """Copies a file from ``start`` on, in pieces: it may be most of a segment."""
+        """Copy a file from ``start`` on, in pieces: it may be most of a segment."""
         full = self._full(aside)
         durable.make_folders(os.path.dirname(full))
         fd = durable.open_file(full, os.O_WRONLY | os.O_CREAT | os.O_EXCL, "create")
@@ -170,7 +170,7 @@ class PosixWriter(PosixReader):
         durable.sync_folder(os.path.dirname(full))
 
     def _aside(self, path: str) -> str:
-        """A free path for what is put aside."""
+        """Return a free path for what is put aside."""
         for number in range(1_000_000):
             folder = f"{ASIDE}/aside/{number:06d}"
             if not os.path.lexists(self._full(folder)):
@@ -203,7 +203,7 @@ class PosixWriter(PosixReader):
         return fd
 
     def _forget(self, path: str) -> None:
-        """Closes a file; what was appended to it is made to last before."""
+        """Close a file; what was appended to it is made to last before."""
         fd = self._writing.get(path)
         if fd is not None:
             self.commit(path)

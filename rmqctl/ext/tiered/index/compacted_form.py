@@ -49,8 +49,8 @@ class Compacted:
     _counts: Array
 
     def parts(self) -> Iterator[memoryview]:
-        """The bytes from front to back; a part is valid until the next is asked for. FormatError,
-        StoreIOError.
+        """Yield the bytes from front to back; a part is valid until the next is asked for.
+        FormatError, StoreIOError.
         """
         if not self.size:
             return
@@ -63,7 +63,7 @@ class Compacted:
 
 
 def compact(file: IndexFile) -> Compacted:
-    """Works out the rearranged form of an open file of 5.2.0 or newer.
+    """Work out the rearranged form of an open file of 5.2.0 or newer.
 
     Byte by byte what a broker makes of it (no bytes at all without items); but where its chains are
     not sound, items are put to the slots of their hashes, newest first, so that none is lost.
@@ -88,7 +88,7 @@ def opened(path: str, slots: int | None = None, max_items: int | None = None) ->
 
 
 def write(compacted: Compacted, path: str) -> None:
-    """Writes the rearranged form as a new file, which lasts. StoreIOError, also where it exists.
+    """Write the rearranged form as a new file, which lasts. StoreIOError, also where it exists.
 
     What was written of it before an error is taken away again.
     """
@@ -112,8 +112,8 @@ def write(compacted: Compacted, path: str) -> None:
 # -- the bytes ------------------------------------------------------------------------------------
 
 def slot_table(counts: Array, shape: fmt.Shape) -> Iterator[memoryview]:
-    """The bytes of all slots, from the number of items of each. An empty slot has the place where
-    the next items go (of 5.1.x: 0).
+    """Yield the bytes of all slots, from the number of items of each. An empty slot has the place
+    where the next items go (of 5.1.x: 0).
     """
     position = shape.items_at
     for first in range(0, shape.slots, AT_ONCE):
@@ -144,8 +144,8 @@ def _counted_items(file: IndexFile, counts: Array, items: int) -> Iterator[memor
 
 
 def _put(block: Array, ends: Array, low: int, high: int, start: int, part: Array) -> None:
-    """Puts the items of a block whose slots are in ``[low, high)`` where they belong: the newest
-    of a slot first, before its ``ends``, which are moved. ``part`` begins at the place ``start``.
+    """Put the items of a block whose slots are in ``[low, high)`` where they belong: the newest of
+    a slot first, before its ``ends``, which are moved. ``part`` begins at the place ``start``.
     """
     kernel = active()
     if kernel is not None:
@@ -162,17 +162,17 @@ def _put(block: Array, ends: Array, low: int, high: int, start: int, part: Array
 
 
 def _shortened(items: Array) -> Array:
-    """The first 28 bytes of each item, as one thing."""
+    """Return the first 28 bytes of each item, as one thing."""
     view = items.view(np.dtype({"names": ["kept"], "formats": [_ITEM_BYTES], "offsets": [0],
                                 "itemsize": fmt.ITEM.size}))
     shortened: Array = view["kept"]
     return shortened
 
 
-# -- chains: what leads where, proven for all items at once (§5.2, §5.3) -------------------------
+# -- chains: what points where, proven for all items at once (§5.2, §5.3) -------------------------
 
 def _heads(file: IndexFile) -> Iterator[tuple[int, Array]]:
-    """(the first slot, the newest item of it and those that follow), 0 for an empty one."""
+    """Yield (the first slot, the newest item of it and those that follow), 0 for an empty one."""
     shape = file.shape
     for first in range(0, shape.slots, AT_ONCE):
         count = min(AT_ONCE, shape.slots - first)
@@ -184,7 +184,7 @@ def _heads(file: IndexFile) -> Iterator[tuple[int, Array]]:
 
 
 def blocks_of(file: IndexFile) -> Iterator[tuple[int, Array]]:
-    """All items by blocks. FormatError where some are not there."""
+    """Yield all items by blocks. FormatError where some are not there."""
     expected = 1
     for number, items in file.blocks():
         yield number, items
@@ -195,9 +195,9 @@ def blocks_of(file: IndexFile) -> Iterator[tuple[int, Array]]:
 
 
 def counted(file: IndexFile) -> tuple[Array, bool]:
-    """The items of each slot (int32), by their hashes; and whether the chains of the file have all
-    of them, newest first: each link points to the item before it in its slot, each slot to its
-    newest.
+    """Return the items of each slot (int32), by their hashes; and whether the chains of the file
+    have all of them, newest first: each link points to the item before it in its slot, each slot to
+    its newest.
     """
     slots = file.shape.slots
     cells: Array = np.zeros((slots, 2), np.int32)

@@ -72,13 +72,13 @@ class _Place:
 
 def upload(reader: Reader, metadata: Metadata, cluster: str, broker: str, file: IndexFile,
            now: int, *, ahead: set[int] | None = None) -> Uploaded:
-    """Uploads one open file as the next INDEX segment and enters it into ``metadata``.
+    """Upload one open file as the next INDEX segment and enter it into ``metadata``.
 
-    The segment lasts when this returns; the caller saves the metadata, and only then the local
-    file may go. ``now`` in ms. A file without items is not uploaded. With ``ahead``, the bases that
-    are planned, nothing is written: that is what would be done. RefusedError where tier and
-    metadata do not fit together; FormatError where the file is cut short; StoreIOError, after
-    which a further run completes what is there.
+    The segment lasts when this returns; the caller saves the metadata, and only then the local file
+    may go. ``now`` in ms. A file without items is not uploaded. With ``ahead``, the bases that are
+    planned, nothing is written: that is what would be done. RefusedError where tier and metadata do
+    not fit together; FormatError where the file is cut short; StoreIOError, after which a further
+    run completes what is there.
     """
     if not file.items:
         return Uploaded(file.where, "empty", file.timestamp, 0)
@@ -103,7 +103,7 @@ def upload(reader: Reader, metadata: Metadata, cluster: str, broker: str, file: 
 
 def _write(writer: TierWriter, place: _Place, compacted: Compacted, *,
            is_there: bool) -> str | None:
-    """Makes the segment last; where what lay in its place is kept."""
+    """Make the segment last; where what lay in its place is kept."""
     if is_there:
         writer.settle(place.path)  # who wrote it may have been killed before it was forced
         return None
@@ -134,7 +134,7 @@ def is_uploaded(reader: Reader, metadata: Metadata, cluster: str, broker: str,
 def upload_files(writer: TierWriter, metadata: Metadata, cluster: str, broker: str,
                  paths: Iterable[str], opening: Opening, broker_root: str,
                  now: Callable[[], int], save: Callable[[], object]) -> Iterator[Uploaded]:
-    """Uploads local files, oldest first, and moves each below ``broker_root``/.rmqctl/aside.
+    """Upload local files, oldest first, and move each below ``broker_root``/.rmqctl/aside.
 
     ``opening`` opens one (`opened_as` where the shape is known), ``save`` publishes ``metadata``.
     Files without items go aside, too. Between two files is a safe point.
@@ -150,7 +150,7 @@ def upload_files(writer: TierWriter, metadata: Metadata, cluster: str, broker: s
 
 
 def opened_as(shape: fmt.Shape) -> Opening:
-    """Opens files of this shape."""
+    """Open files of this shape."""
     return lambda path: opened(path, shape.slots, shape.max_items)
 
 
@@ -167,7 +167,7 @@ def _segment_path(cluster: str, broker: str, base: int) -> str:
 
 def _known(writer: Reader, metadata: Metadata, cluster: str, broker: str,
            file: IndexFile) -> Uploaded | None:
-    """The segment metadata has for this file: a run was killed before the file went away."""
+    """Return the segment metadata has for this file: a run was killed before the file went away."""
     for entry in _entries(metadata, broker).values():
         if entry.begin_timestamp == file.timestamp and entry.size:
             path = _segment_path(cluster, broker, entry.base_offset)
@@ -289,11 +289,11 @@ class CompactRequest:
 
 def upload_local(request: CompactRequest, now: Callable[[], int],
                  note: Callable[[str], None]) -> Iterator[Uploaded]:
-    """Rearranges and uploads a broker's local files, one after the other; each is done when it is
+    """Rearrange and upload a broker's local files, one after the other; each is done when it is
     given out. ``now`` in ms, ``note`` gets in words what is left alone.
 
     StoreHeldError while a broker runs; UsageError, NotAStoreError, RefusedError, FormatError,
-    StoreIOError. After any end the next run goes on where this one stopped.
+    StoreIOError. After any end the next run continues where this one stopped.
     """
     malloc_tuning.keep_freed_memory()
     with Tier.open(request.root, request.metadata) as tier:
@@ -327,7 +327,7 @@ def plan_local(request: CompactRequest, now: Callable[[], int],
 
 
 def _known_root(tier: Tier) -> str:
-    """The local root of the tier's broker. UsageError where it is not known."""
+    """Return the local root of the tier's broker. UsageError where it is not known."""
     if tier.broker_root is None or tier.metadata_path is None:
         raise UsageError(f"{tier.name}: no {names.METADATA_NAME} beside it, so the broker's local "
                          "root is unknown: pass the file with --metadata")
@@ -371,8 +371,8 @@ def _files(tier: Tier, request: CompactRequest) -> LocalFiles:
 
 def _waiting_for_dispatch(tier: Tier, broker_root: str, owner: tuple[str, str],
                           present: list[str]) -> list[str]:
-    """The files in which an interrupted dispatch has to complete what it had begun. ``owner``:
-    cluster and broker.
+    """Return the files in which an interrupted dispatch has to complete what it had begun.
+    ``owner``: cluster and broker.
     """
     progress = IndexProgress(broker_root, "/".join(owner))
     progress.load()
@@ -384,7 +384,7 @@ def _waiting_for_dispatch(tier: Tier, broker_root: str, owner: tuple[str, str],
 
 
 def _owner(tier: Tier, request: CompactRequest) -> tuple[str, str]:
-    """The one cluster and broker that the local files can belong to. UsageError."""
+    """Return the one cluster and broker that the local files can belong to. UsageError."""
     owners = tier.found.owners
     fitting = sorted((cluster, broker) for cluster, broker in owners
                      if request.cluster in (None, cluster) and request.broker in (None, broker))

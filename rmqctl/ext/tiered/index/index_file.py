@@ -61,9 +61,9 @@ class IndexFile:
         return slot if key_hash >= 0 or not slot else -1
 
     def chain(self, key_hash: int, most: int | None = None) -> Iterator[fmt.CompactedItemRecord]:
-        """The items with a hash, newest first; of the slot's items ``most`` are looked at.
+        """Yield the items with a hash, newest first; of the slot's items ``most`` are examined.
 
-        FormatError at a slot or link that leads outside. Two reads in the compacted form.
+        FormatError at a slot or link that points outside. Two reads in the compacted form.
         """
         slot = self.slot_of(key_hash)
         if self.form == EMPTY or slot < 0:
@@ -74,7 +74,7 @@ class IndexFile:
                 yield item
 
     def slot_range(self, slot: int) -> fmt.CompactedSlotRecord:
-        """Return where the items of a slot of the compacted form lie. FormatError if not in the
+        """Return where the items of a slot of the compacted form are. FormatError if not in the
         file.
         """
         position = self.shape.slot_position(slot)
@@ -226,8 +226,8 @@ class LocalIndex(Closing):
 def local_files(folder: str | None, sources: ExitStack, slots: int | None = None,
                 max_items: int | None = None) -> Iterator[
                     tuple[str, IndexFile | FormatError | StoreIOError]]:
-    """(path, the file, or what is wrong with it) of the index files in a broker's local folder,
-    oldest first. They stay open as long as ``sources``. StoreIOError for the folder.
+    """Yield (path, the file, or what is wrong with it) of the index files in a broker's local
+    folder, oldest first. They stay open as long as ``sources``. StoreIOError for the folder.
     """
     for name in local_names(folder):
         path = os.path.join(str(folder), name)
@@ -240,8 +240,8 @@ def local_files(folder: str | None, sources: ExitStack, slots: int | None = None
 
 
 def local_names(folder: str | None) -> list[str]:
-    """The names of index files in a broker's local folder, oldest first: numbers, as a broker
-    takes them, and the fixed names of 5.1.x. StoreIOError.
+    """Return the names of index files in a broker's local folder, oldest first: numbers, as a
+    broker takes them, and the fixed names of 5.1.x. StoreIOError.
     """
     if folder is None:
         return []

@@ -49,7 +49,7 @@ def is_blank(value: str | None) -> bool:
 
 
 def key_set(unique: str | None, keys: str | None) -> list[str]:
-    """The keys of one message, from its properties, in the order of their items."""
+    """Return the keys of one message, from its properties, in the order of their items."""
     keys_in_order: dict[str, None] = {}
     if unique is not None and not is_blank(unique):
         keys_in_order[unique] = None
@@ -62,7 +62,7 @@ def key_set(unique: str | None, keys: str | None) -> list[str]:
 
 
 def keys_of(batch: Batch, topic: str) -> Keys:
-    """The keys of a batch's messages, which are of one topic."""
+    """Return the keys of a batch's messages, which are of one topic."""
     return _keys(text.Properties(batch), np.full(len(batch), topic_hash(topic), np.int64))
 
 
@@ -107,7 +107,7 @@ def _keys(properties: text.Properties, sharp: Array) -> Keys:
 
 
 def topic_hash(topic: str) -> int:
-    """The Java hash of the topic and the sharp after it, with which every key begins."""
+    """Return the Java hash of the topic and the sharp after it, with which every key begins."""
     return string_hash(fmt.key_text(topic, ""))
 
 
@@ -124,7 +124,7 @@ def _odd(data: Array, unique: tuple[Array, Array, Array], key_places: tuple[Arra
 
 
 def _in_buckets(row: Array, own: Array) -> Array:
-    """The order of a set's iteration: by message, by bucket, then as the keys were put."""
+    """Return the order of a set's iteration: by message, by bucket, then as the keys were put."""
     code = own.astype(np.uint32)
     bucket = (code ^ code >> np.uint32(16)) & np.uint32(_CAPACITY - 1)
     order: Array = np.argsort(row << 4 | bucket.astype(np.int64), kind="stable")
@@ -134,7 +134,7 @@ def _in_buckets(row: Array, own: Array) -> Array:
 def _repeated(row: Array, own: Array) -> Array:
     """Keys whose neighbourhood in the set has one with their hash: equal ones, perhaps (bool).
 
-    Equal keys share a bucket, in which they need not be neighbours, so all of it is looked at.
+    Equal keys share a bucket, in which they need not be neighbours, so all of it is examined.
     """
     repeated: Array = np.zeros(len(row), bool)
     for step in range(1, min(_SIMPLE_KEYS, len(row))):

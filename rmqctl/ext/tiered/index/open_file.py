@@ -29,7 +29,7 @@ _HALF = 16
 BLOCK = 1 << 17
 """Items that are read at once."""
 MOST_PENDING = 1 << 20
-"""The most items that one commit writes: these opening a file has to look at again."""
+"""The most items that one commit writes: these opening a file has to examine again."""
 _KEPT = 1 << 17
 """Items that are kept in memory, 4 MiB; more are written, and count with the next commit."""
 _PAGE = 512
@@ -45,7 +45,7 @@ class OpenIndexFile:
 
     ``items``, ``used`` (slots) and ``end_timestamp`` count what is pending, too. Ways to items that
     were missing when it was opened are there then. A new file's end is 0, as a broker has it; an
-    existing one's is read from where it lies, at 12 (a broker reads it from 4 and so forgets it).
+    existing one's is read from where it is, at 12 (a broker reads it from 4 and so forgets it).
     RefusedError where the file is not of this shape or no index file.
     """
 
@@ -128,7 +128,7 @@ class OpenIndexFile:
                     and (self._heads[~in_use] < start).all())
 
     def _repair(self, source: FileSource) -> None:
-        """Links all items again, which are right whatever points to them."""
+        """Link all items again, which are right whatever points to them."""
         before, heads = self._heads.copy(), self._heads
         heads[:] = 0
         written = False
@@ -167,7 +167,7 @@ class OpenIndexFile:
         return self.shape.max_items - 1 - self.items
 
     def put(self, rows: Array, latest: int) -> None:
-        """Adds items (`rmqctl.formats.tiered.index.Item`, in order); ``previous`` is set here.
+        """Add items (`rmqctl.formats.tiered.index.Item`, in order); ``previous`` is set here.
 
         ``latest`` is the largest store time among them. StoreIOError where a commit was due.
         """
@@ -192,7 +192,7 @@ class OpenIndexFile:
             self._write_items()
 
     def commit(self) -> None:
-        """Makes all that was put last. StoreIOError; then it may be tried again."""
+        """Make all that was put last. StoreIOError; then it may be tried again."""
         if not self._changed:
             return
         self._write_items()
@@ -207,7 +207,7 @@ class OpenIndexFile:
         self._dirty[:] = False
 
     def _write_items(self) -> None:
-        """Writes what was put after the items that count: the header does not know it yet."""
+        """Write what was put after the items that count: the header does not know it yet."""
         while self._pending:
             number, rows = self._pending[0]
             durable.write_all(self._fd, raw(rows), self.shape.item_position(number), self.path)
@@ -231,7 +231,7 @@ class OpenIndexFile:
                                   self.shape.slot_position(first), self.path)
 
     def rewind(self, items: int) -> None:
-        """Forgets all items after number ``items``, at once and for good. StoreIOError.
+        """Forget all items after number ``items``, at once and for good. StoreIOError.
 
         The end is the latest that fits what is left: items know their time to the second.
         ValueError where fewer are committed.
@@ -259,7 +259,7 @@ class OpenIndexFile:
         self.commit()
 
     def close(self) -> None:
-        """Gives the file back; what was not committed is lost."""
+        """Give the file back; what was not committed is lost."""
         descriptor, self._fd = self._fd, -1
         if descriptor >= 0:
             os.close(descriptor)
@@ -267,7 +267,7 @@ class OpenIndexFile:
 
 
 def raw(rows: Array) -> memoryview:
-    """The bytes of a contiguous array, not copied."""
+    """Return the bytes of a contiguous array, not copied."""
     return memoryview(rows.view(np.uint8).data)
 
 
@@ -297,7 +297,7 @@ class Links(NamedTuple):
 
 
 def slots_of(key_hash: Array, slots: int) -> Array:
-    """The slot (int32) of each hash, as items that are in a file have it."""
+    """Return the slot (int32) of each hash, as items that are in a file have it."""
     slot: Array = np.remainder(key_hash.astype(np.int32), np.int32(slots))
     return slot
 
@@ -308,7 +308,7 @@ def has_slot(slots: int) -> bool:
 
 
 def link(slot: Array, heads: Array, number: int) -> Links:
-    """Links items ``number``, ``number + 1``, … of these slots (int32) after the ``heads``.
+    """Link items ``number``, ``number + 1``, … of these slots (int32) after the ``heads``.
 
     ``heads`` (int32, 0: empty) has one place for each slot of the file, and is brought up to date.
     """
@@ -331,7 +331,7 @@ def link(slot: Array, heads: Array, number: int) -> Links:
 
 
 def _order(slot: Array) -> Array:
-    """A stable sort by slot: numpy sorts 16 bits by counting, so it is done half by half."""
+    """Return a stable sort by slot: numpy sorts 16 bits by counting, so it is done half by half."""
     order: Array = np.argsort((slot & 0xFFFF).astype(np.uint16), kind="stable")
     high = (slot >> _HALF).astype(np.uint16)
     if high.any():

@@ -38,7 +38,7 @@ class IndexProgress:
         """True if there was a note that belongs to this tier."""
 
     def load(self) -> list[str]:
-        """Reads the note; remarks on one that cannot be used."""
+        """Read the note; remarks on one that cannot be used."""
         try:
             with open(self.path, "rb") as file:
                 data = file.read()
@@ -73,7 +73,7 @@ class IndexProgress:
                 and any(aim > self.upto.get(key, 0) for key, aim in self.target.items()))
 
     def save(self) -> None:
-        """Publishes the note. StoreIOError."""
+        """Publish the note. StoreIOError."""
         topics: dict[str, dict[str, list[int]]] = {}
         for (topic, number), done in self.upto.items():
             topics.setdefault(topic, {})[str(number)] = [

@@ -73,7 +73,7 @@ class IndexWriter(Closing):
     # -- putting ----------------------------------------------------------------------------------
 
     def put(self, batch: Batch, topic: str, topic_id: int, queue_id: int) -> int:
-        """Puts the keys of all messages of a batch; how many items that were.
+        """Put the keys of all messages of a batch; how many items that were.
 
         ``batch.offset`` are the messages' offsets in the tier's commit log. The time of an item is
         that of the message (a broker reads another field of messages from IPv6 hosts).
@@ -83,7 +83,7 @@ class IndexWriter(Closing):
 
     def put_keys(self, keys: Keys, offset: Array, size: Array, store_timestamp: Array,
                  topic_id: Array | int, queue_id: Array | int) -> int:
-        """Puts keys that are known already; the other arrays have a place for each message.
+        """Put keys that are known already; the other arrays have a place for each message.
 
         For many small batches of different queues together. How many items that were.
         """
@@ -133,17 +133,17 @@ class IndexWriter(Closing):
         self._file = following
 
     def commit(self) -> None:
-        """Makes all items last, and the ways to them. StoreIOError; then it may be tried again."""
+        """Make all items last, and the ways to them. StoreIOError; then it may be tried again."""
         self._file.commit()
 
     # -- where it stands --------------------------------------------------------------------------
 
     def position(self) -> tuple[int, int]:
-        """(the newest file's timestamp, its items), what is not committed included."""
+        """Return (the newest file's timestamp, its items), what is not committed included."""
         return self._file.timestamp, self._file.items
 
     def full_files(self) -> list[str]:
-        """The paths of the files that receive nothing any more, oldest first."""
+        """Return the paths of the files that no longer receive items, oldest first."""
         return [self._path(timestamp)
                 for timestamp in self._timestamps() if timestamp < self._file.timestamp]
 
@@ -176,7 +176,7 @@ class IndexWriter(Closing):
         return True
 
     def close(self) -> None:
-        """Gives the files back; what was not committed is lost."""
+        """Give the files back; what was not committed is lost."""
         self._file.close()
 
 
@@ -187,6 +187,6 @@ def _seconds(times: Array, begin: int) -> Array:
 
 
 def _int32(value: Array | np.int64) -> Array:
-    """The low 32 bits, as Java casts a long."""
+    """Return the low 32 bits, as Java casts a long."""
     low: Array = np.asarray(value & np.int64(0xFFFFFFFF)).astype(np.uint32).view(np.int32)
     return low

@@ -69,7 +69,7 @@ class IndexFiles(Closing):
     @classmethod
     def open(cls, tier: Tier, broker: str | None = None, slots: int | None = None,
              max_items: int | None = None) -> Self:
-        """``slots`` and ``max_items`` are those of files that do not tell: the open ones. Without
+        """``slots`` and ``max_items`` are those of files that do not show: the open ones. Without
         them the slots are taken to be those of the uploaded files. Of each the header is read.
         """
         files = cls()
@@ -109,12 +109,12 @@ class IndexFiles(Closing):
             self.files.append(Keyed(key, owner, file))
 
     def newest_first(self) -> Iterator[Keyed]:
-        """All of them."""
+        """Return all of them."""
         return reversed(self.files)
 
     def table_newest_first(self) -> Iterator[Keyed]:
-        """Those a broker has in its table: one of each key, the uploaded one before the local one
-        (which it deletes when it starts), the last uploaded before others.
+        """Yield those a broker has in its table: one of each key, the uploaded one before the local
+        one (which it deletes when it starts), the last uploaded before others.
         """
         last: int | None = None
         for keyed in self.newest_first():
@@ -128,7 +128,7 @@ class IndexFiles(Closing):
 
 
 def _local_owner(tier: Tier) -> str:
-    """The broker the local files belong to; an empty text where nothing says it."""
+    """Return the broker the local files belong to; an empty text where nothing says it."""
     named = tier.metadata.brokers
     if len(named) == 1:
         return named.pop()
@@ -190,7 +190,7 @@ class _Queues:
         return self._found.get((owner, queue_id), [])
 
     def record(self, owner: str, item: CompactedItemRecord) -> tuple[FlatQueue, Record]:
-        """The message of an item, proven, and its queue. FormatError, StoreIOError."""
+        """Return the message of an item, proven, and its queue. FormatError, StoreIOError."""
         last: FormatError | None = None
         for queue in self.of(owner, item.queue_id):
             try:
@@ -236,10 +236,10 @@ def _errors(files: IndexFiles, report: Report) -> None:
 def by_key(tier: Tier, files: IndexFiles, topic: str, key: str, *, begin: int = 0,
            end: int = FOR_EVER, most: int = 32, broker: str | None = None, raw: bool = False,
            kind: KeyType | None = None, report: Report = lambda _problem: None) -> KeyAnswer:
-    """The messages of a topic with a key, stored in ``[begin, end]`` (ms), by store time.
+    """Return the messages of a topic with a key, stored in ``[begin, end]`` (ms), by store time.
 
-    Where there are more than ``most``, the newest. ``raw`` keeps what only shares the hash. What
-    is damaged in an index file is reported, and the search goes on.
+    Where there are more than ``most``, the newest. ``raw`` keeps what only shares the hash. What is
+    damaged in an index file is reported, and the search continues.
     """
     _errors(files, report)
     answer = KeyAnswer()
@@ -284,7 +284,7 @@ def by_key(tier: Tier, files: IndexFiles, topic: str, key: str, *, begin: int = 
 
 def _all_items(files: IndexFiles, topic: str, key: str,
                report: Report) -> Iterator[tuple[str, CompactedItemRecord]]:
-    """(broker, item) of every file under each hash a key may have, the newest file first."""
+    """Yield (broker, item) of every file under each hash a key may have, the newest file first."""
     for keyed in files.newest_first():
         for wanted in fmt.both_hashes(topic, key):
             for item in _chain(keyed, wanted, report):
@@ -307,7 +307,7 @@ def items_as_broker(files: IndexFiles, topic: str, key: str, most: int, begin: i
                     report: Report = lambda _problem: None) -> list[CompactedItemRecord]:
     """Return what a 5.3.3 broker's index service answers, in the order of its hash map.
 
-    Only files made in ``[begin, end]`` are looked at, whatever their messages' times.
+    Only files made in ``[begin, end]`` are examined, whatever their messages' times.
     """
     table: dict[str, CompactedItemRecord] = {}
     if begin > end:
@@ -340,7 +340,7 @@ def _accepted(keyed: Keyed, wanted: int, begin: int, end: int, limit: int,
 def as_broker(tier: Tier, files: IndexFiles, topic: str, key: str, *, begin: int = 0,
               end: int = FOR_EVER, most: int = 32, broker: str | None = None,
               report: Report = lambda _problem: None) -> KeyAnswer:
-    """The messages a 5.3.3 broker's tier gives for a key: those of other keys included.
+    """Return the messages a 5.3.3 broker's tier gives for a key: those of other keys included.
 
     Bytes that are no message are given by a broker, too; here they are ``dangling``, as is what
     makes its whole query fail. UsageError where the files are those of several brokers.

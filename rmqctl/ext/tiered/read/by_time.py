@@ -43,9 +43,9 @@ class TieredTime:
 
 def at_time(queue: FlatQueue, when: int, *, upper: bool = False,
             rule: Rule = "5.3.3") -> TieredTime:
-    """The first message stored at ``when`` (ms) or later; with ``upper`` the last stored then, or
-    what ``rule`` says where none was. The end of the queue where all are older. What cannot be read
-    is skipped. StoreIOError.
+    """Return the first message stored at ``when`` (ms) or later; with ``upper`` the last stored
+    then, or what ``rule`` says where none was. The end of the queue where all are older. What
+    cannot be read is skipped. StoreIOError.
     """
     low, end = min(held_from(queue), queue.commit_offset), queue.commit_offset
 
@@ -94,7 +94,7 @@ def _record(queue: FlatQueue, offset: int) -> Record | None:
 def as_broker(queue: FlatQueue, metadata: Metadata, when: int, *, upper: bool = False) -> int:
     """Return what a 5.3.3 broker's tier answers for a store time.
 
-    FormatError where it fails: at a message that is not there any more, or at a time in none of the
+    FormatError where it fails: at a message that no longer exists, or at a time in none of the
     segments and after them all. Segment times come from metadata; of a segment it does not know
     from the first and last message.
     """
@@ -161,7 +161,7 @@ def broker_time(queue: FlatQueue, offset: int) -> int:
 
 
 def segment_times(queue: FlatQueue, metadata: Metadata, segment: Segment) -> tuple[int, int]:
-    """(begin, end) a broker has of a segment of the consume queue; see `as_broker`."""
+    """Return (begin, end) a broker has of a segment of the consume queue; see `as_broker`."""
     entry = metadata.segments[CONSUME_QUEUE].get(queue.name.path, {}).get(segment.base)
     if entry is not None:
         return entry.begin_timestamp, entry.end_timestamp

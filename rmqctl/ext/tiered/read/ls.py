@@ -44,7 +44,7 @@ INDEX_COLUMNS = ("broker", "status", "form", "begin_timestamp", "end_timestamp",
 
 
 def queues(tier: Tier, broker: str | None = None, topic: str | None = None) -> Iterator[Row]:
-    """A row per queue. Unreadable values are None."""
+    """Yield a row per queue. Unreadable values are None."""
     for queue in tier.queues(topic, broker=broker):
         name = queue.name
         segments = [*segments_of(tier, name, queue.commit_log),
@@ -72,7 +72,7 @@ def _min_offset(queue: FlatQueue) -> int | None:
 
 
 def segments(tier: Tier, broker: str | None = None, topic: str | None = None) -> Iterator[Row]:
-    """A row per segment, of a file or only of the metadata; index segments last."""
+    """Yield a row per segment, of a file or only of the metadata; index segments last."""
     seen: set[tuple[str, str]] = set()
     for queue in tier.queues():
         for flat in (queue.commit_log, queue.consume_queue):
@@ -96,7 +96,7 @@ def segments(tier: Tier, broker: str | None = None, topic: str | None = None) ->
 
 
 def segments_of(tier: Tier, name: QueueName, flat: FlatFile) -> Iterator[Row]:
-    """The rows of one flat file, by base offset."""
+    """Yield the rows of one flat file, by base offset."""
     entries = dict(tier.metadata.segments[flat.kind].get(name.path, {}))
     known = tier.metadata_path is not None and tier.metadata_error is None
     rows = []
@@ -146,7 +146,7 @@ def _row(broker: str, topic: str, queue_id: int | None, kind: str, segment: Segm
 
 
 def _time(value: int) -> int | None:
-    """A timestamp; None where it was never set."""
+    """Return a timestamp; None where it was never set."""
     return None if value == NEVER else value
 
 

@@ -52,7 +52,7 @@ class Fault:
 
 
 def held_from(queue: FlatQueue) -> int:
-    """The first queue offset whose message is not expired: by the units, found by bisection.
+    """Return the first queue offset whose message is not expired: by the units, found by bisection.
 
     Unlike the broker's min offset it does not depend on the first message being intact.
     """
@@ -65,8 +65,8 @@ def messages(queue: FlatQueue, start: int | None = None, end: int | None = None,
              span: int = SPAN) -> Iterator[Record | Fault]:
     """The messages of the queue offsets ``[start, end)`` in order, and the faults between them.
 
-    Without ``start`` from the first that is not expired. Memory is bounded by `UNITS` and
-    ``span``. Never raises for what lies on disk.
+    Without ``start`` from the first that is not expired. Memory is bounded by `UNITS` and ``span``.
+    Never raises for what is on disk.
     """
     # Expired messages cannot be read, so they are not part of the range.
     stop = queue.commit_offset if end is None else min(end, queue.commit_offset)
@@ -102,8 +102,8 @@ def messages(queue: FlatQueue, start: int | None = None, end: int | None = None,
 
 
 def _next_unit(queue: FlatQueue, queue_offset: int) -> int:
-    """The first queue offset from ``queue_offset`` on with an intact unit; the end where none
-    is.
+    """Return the first queue offset from ``queue_offset`` on with an intact unit; the end where
+    none is.
     """
     for segment in queue.consume_queue.segments:
         if segment.end > queue_offset * UNIT_SIZE and segment.usable:
@@ -120,7 +120,7 @@ def _next_unit(queue: FlatQueue, queue_offset: int) -> int:
 
 def _found(queue: FlatQueue, first: int, units: Sequence[UnitRecord],
            span: int, before: int | None) -> Iterator[Record | Fault]:
-    """Units in runs whose messages lie back to back: one read for each run. ``before``: where the
+    """Units in runs whose messages are back to back: one read for each run. ``before``: where the
     message of the unit before ends.
     """
     first_unit = 0
@@ -159,8 +159,8 @@ def _in_a_body(queue: FlatQueue, queue_offset: int, unit: UnitRecord) -> Fault |
 
 
 def inside_of(queue: FlatQueue, place: int, queue_offset: int | None = None) -> Record | None:
-    """The message in which a place of the commit log lies, unless it starts there; None where that
-    cannot be determined. ``queue_offset``: that of the unit which leads there. StoreIOError.
+    """Return the message in which a place of the commit log is, unless it starts there; None where
+    that cannot be determined. ``queue_offset``: that of the unit which points there. StoreIOError.
     """
     segment = queue.commit_log.segment_of(place)
     if segment is None or segment.base == place:
@@ -193,7 +193,7 @@ def _run(queue: FlatQueue, first: int, units: Sequence[UnitRecord]) -> Iterator[
 
 
 def _quick(data: bytes, position: int, unit: UnitRecord, queue_offset: int) -> Record | None:
-    """The message at a place of what was read, if all is as it should be."""
+    """Return the message at a place of what was read, if all is as it should be."""
     if is_coda(data, position):
         position += CODA_SIZE
     if unit.size < message.MIN_SIZE or position + unit.size > len(data):
@@ -207,7 +207,7 @@ def _quick(data: bytes, position: int, unit: UnitRecord, queue_offset: int) -> R
 
 
 def proven(queue: FlatQueue, queue_offset: int, unit: UnitRecord) -> Record | Fault:
-    """The message of one queue offset, or what is wrong with it and where."""
+    """Return the message of one queue offset, or what is wrong with it and where."""
     flat = queue.commit_log
     offset = unit.commit_log_offset
     segment = flat.segment_of(offset) if offset >= 0 else None
@@ -251,8 +251,8 @@ def at_offset(queue: FlatQueue, offset: int) -> Record | str:
 
 
 def at_place(queue: FlatQueue, place: int, around: bool = False) -> Record | str:
-    """The message that starts at an offset of the commit log, or with ``around`` lies around it;
-    else in words what is there. StoreIOError.
+    """Return the message that starts at an offset of the commit log, or with ``around`` is around
+    it; else in words what is there. StoreIOError.
     """
     flat = queue.commit_log
     segment = flat.segment_of(place)

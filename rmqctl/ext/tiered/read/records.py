@@ -9,8 +9,8 @@ from rmqctl.repair.sources.records import Unused
 
 
 def records(root: str, unused: Unused) -> Iterator[tuple[str, bytes]]:
-    """(place in words, bytes) of each record; its physical offset is that of its queue's commit
-    log. ``unused`` is told of damage. NotAStoreError, StoreIOError.
+    """Yield (place in words, bytes) of each record; its physical offset is that of its queue's
+    commit log. ``unused`` receives damage. NotAStoreError, StoreIOError.
     """
     with Tier.open(root) as tier:
         for problem in tier.problems:

@@ -1,7 +1,7 @@
 """A selection of messages from a tier, page by page: what is after `tiered read`.
 
 Each queue has a log of its own in a tier, so queues come one after another, by number. What cannot
-be read is reported through a callback while the reading goes on.
+be read is reported through a callback while the reading continues.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _NAMED = 10
 def pages(tier: Tier, wanted: Selection, broker: str | None = None,
           report: Report = lambda _problem: None,
           advance: Callable[[int], None] = lambda _bytes: None) -> Iterator[Page]:
-    """The selected messages. Of ``wanted`` the offsets by ``from_phy`` and ``to_phy`` are those
-    of the queue's tiered commit log.
+    """Yield the selected messages. Of ``wanted`` the offsets by ``from_phy`` and ``to_phy`` are
+    those of the queue's tiered commit log.
     """
     unreadable(tier, wanted.topic, report)
     queue_pages = (page for queue in tier.queues(wanted.topic, wanted.queue_id, broker)
@@ -41,7 +41,7 @@ def pages(tier: Tier, wanted: Selection, broker: str | None = None,
 
 
 def unreadable(tier: Tier, topic: str | None, report: Report) -> None:
-    """Tells which folders on the way to a topic could not be read."""
+    """Tell which folders on the way to a topic could not be read."""
     for reason in tier.unreadable(topic):
         report(Problem("unreadable", reason))
 
@@ -65,7 +65,7 @@ def _queue_pages(queue: FlatQueue, wanted: Selection, report: Report,
 
 
 def _range(queue: FlatQueue, wanted: Selection) -> tuple[int | None, int | None]:
-    """The queue offsets to look at, narrowed by the times asked for; None: all."""
+    """Return the queue offsets to look at, narrowed by the times asked for; None: all."""
     start, end = wanted.from_offset, None
     if wanted.since is not None:
         start = max(start or 0, at_time(queue, wanted.since - CLOCK_SLACK).queue_offset)

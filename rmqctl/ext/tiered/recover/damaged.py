@@ -1,9 +1,9 @@
 """Queue offsets whose records in a queue's commit log are damaged: which bytes are theirs, what of
-them can be mended, and where a unit has to lead so that later ones keep their queue offsets.
+them can be repaired, and where a unit has to point so that later ones keep their queue offsets.
 
 A broker uploads a queue without leaving one out (tiered.md §7), so between two messages that are
-whole the log has exactly the records of the queue offsets between. A broker skips a unit whose
-record has no magic or another size than the unit says (§9.2), and goes on at the next one.
+complete the log has exactly the records of the queue offsets between. A broker skips a unit whose
+record has no magic or another size than the unit says (§9.2), and continues at the next one.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _BLOCK = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Queue offsets ``[first, end)`` whose records are not whole: they are the bytes ``[start,
+    """Queue offsets ``[first, end)`` whose records are incomplete: they are the bytes ``[start,
     stop)`` of the log. ``rows`` are those of the survey that are there and say another queue
     offset; ``before`` is the number of the row after them.
     """
@@ -76,7 +76,7 @@ def find_damaged(surveyed: Survey, name: QueueName) -> Damaged:
     result = Damaged()
     for lost in lost_offsets(surveyed):
         first, end, pieces = lost.first, lost.end, _pieces(surveyed, lost)
-        # Records that can be mended, from the front, then from the back.
+        # Records that can be repaired, from the front, then from the back.
         first, pieces = _mend_front(surveyed.log, name, first, end, pieces, result)
         end, pieces = _mend_back(surveyed.log, name, first, end, pieces, result)
         if first < end and pieces and 0 < lost.before < len(surveyed.rows):
@@ -190,7 +190,7 @@ def _between(surveyed: Survey, start: int, first: int | None, runs: Sequence[tup
 
 
 def _last(surveyed: Survey, first: int, start: int, run: tuple[int, int]) -> Iterator[Lost]:
-    """The last message of the log, where it says another queue offset than the next one."""
+    """Yield the last message of the log, where it says another queue offset than the next one."""
     rows = surveyed.rows
     row = run[0]
     if run[1] - row != 1 or int(rows["position"][row]) != start:
@@ -203,7 +203,7 @@ def _last(surveyed: Survey, first: int, start: int, run: tuple[int, int]) -> Ite
 
 
 def _pieces(surveyed: Survey, lost: Lost) -> list[tuple[int, int, bool]]:
-    """(start, end, whether it is one record) of the bytes of lost records, in order."""
+    """Return (start, end, whether it is one record) of the bytes of lost records, in order."""
     log, rows = surveyed.log, surveyed.rows
     extents = [(int(rows["position"][row]), int(rows["size"][row])) for row in lost.rows]
     extents += [(start, size) for start, size in surveyed.odd if lost.start <= start < lost.stop]
@@ -225,12 +225,12 @@ def _pieces(surveyed: Survey, lost: Lost) -> list[tuple[int, int, bool]]:
     return pieces
 
 
-# -- records that can be mended -------------------------------------------------------------------
+# -- records that can be repaired ------------------------------------------------------------------
 
 def _mend_front(log: FlatFile, name: QueueName, first: int, end: int,
                 pieces: list[tuple[int, int, bool]], result: Damaged) -> tuple[
                     int, list[tuple[int, int, bool]]]:
-    """Mends records from the first piece on: (the first queue offset that is left, pieces)."""
+    """Mend records from the first piece on: (the first queue offset that is left, pieces)."""
     pieces = list(pieces)
     while pieces and first < end:
         start, stop, is_record = pieces[0]
@@ -259,7 +259,7 @@ def _mend_back(log: FlatFile, name: QueueName, first: int, end: int,
 
 def _mend(log: FlatFile, name: QueueName, queue_offset: int, start: int, stop: int,
           result: Damaged, *, to_end: bool) -> int:
-    """Adds the pieces that make the record at ``start`` whole, which ends at ``stop`` at the latest
+    """Add the pieces that make the record at ``start`` whole, which ends at ``stop`` at the latest
     (``to_end``: just there); its size, 0 where nothing proves it.
     """
     segment = log.segment_of(start)
@@ -336,15 +336,15 @@ def _units(surveyed: Survey, first: int, places: Sequence[tuple[int, int]], stop
 
 
 def _shares(count: int, start: int, stop: int) -> list[tuple[int, int]]:
-    """(place, size) of equal parts; none where they are too small for a record."""
+    """Return (place, size) of equal parts; none where they are too small for a record."""
     share = (stop - start) // count
     return [(start + number * share, share) for number in range(
         count if share >= message.MIN_SIZE else 0)]
 
 
 def _borders(surveyed: Survey, count: int, start: int, stop: int) -> list[tuple[int, int]]:
-    """(place, size) of each of so many records by their index items: what no item points to must be
-    one record each, or all of it one stretch. Empty where that cannot be determined.
+    """Return (place, size) of each of that many records by their index items: what no item points
+    to must be one record each, or all of it one range. Empty where that cannot be determined.
     """
     log, rows = surveyed.log, surveyed.rows
     witness = log.witness() if log.witness is not None and count > 1 else None
@@ -373,7 +373,7 @@ def _borders(surveyed: Survey, count: int, start: int, stop: int) -> list[tuple[
 
 
 def with_units(surveyed: Survey, units: Sequence[tuple[int, Array]], path: str) -> Array:
-    """The rows of a survey with others between them, in a new file. StoreIOError."""
+    """Return the rows of a survey with others between them, in a new file. StoreIOError."""
     rows = surveyed.rows
     try:
         with open(path, "wb", buffering=1 << 20) as file:

@@ -35,7 +35,7 @@ from rmqctl.repair.plan import Changes, Create, FileContent
 from rmqctl.scan.frames import Array, Batch
 
 _OVERLAP = 600_000
-"""Queues are uploaded one after the other: items of index files lie so far (ms) out of order."""
+"""Queues are uploaded one after the other: items of index files are so far (ms) out of order."""
 _BLOCK = 1 << 20
 _FEW = 1 << 14
 _MISSING = "missing index items"
@@ -62,8 +62,8 @@ class RecoveredIndex(Changes):
 
 def look(flat: FlatFile | None, local: LocalIndex, entries: Mapping[int, SegmentEntry], *,
          changes: bool) -> RecoveredIndex:
-    """The index files that are there. With ``changes`` those that are damaged, and empty ones
-    that metadata does not know as a broker leaves them, are to be moved aside. StoreIOError.
+    """Return the index files that are there. With ``changes`` those that are damaged, and empty
+    ones that metadata does not know as a broker leaves them, are to be moved aside. StoreIOError.
     """
     # Those that are not uploaded.
     out = RecoveredIndex()
@@ -108,9 +108,9 @@ def look(flat: FlatFile | None, local: LocalIndex, entries: Mapping[int, Segment
 
 
 def expired_before(out: RecoveredIndex, entries: Mapping[int, SegmentEntry]) -> int:
-    """The store time before which items may have expired: where the first file does not begin at
-    0, and metadata knows of none before it. Files overlap in time, so what is as old as the first
-    that is left may have been in one that went.
+    """Return the store time before which items may have expired: where the first file does not
+    begin at 0, and metadata knows of none before it. Files overlap in time, so what is as old as
+    the first that is left may have been in one that went.
     """
     first = min(out.segments, key=lambda segment: segment.base, default=None)
     if first is None or not first.base or any(base < first.base
@@ -138,7 +138,7 @@ def _damaged(reason: str) -> str:
 
 def discard(out: RecoveredIndex, flat: FlatFile | None,
             damaged: Sequence[tuple[IndexFile, str]]) -> None:
-    """Moves damaged files aside that can be understood."""
+    """Move damaged files aside that can be understood."""
     segments = {segment.base: segment for segment in split_names(flat)[0].segments} if flat else {}
     for file, reason in damaged:
         out.files.remove(file)
@@ -157,7 +157,7 @@ def discard(out: RecoveredIndex, flat: FlatFile | None,
 
 
 def discard_broken(out: RecoveredIndex) -> None:
-    """Moves local files aside that cannot be understood."""
+    """Move local files aside that cannot be understood."""
     for path, reason in out.broken:
         out.move_aside(os.path.abspath(path), os.path.getsize(path), _damaged(reason))
 
@@ -166,7 +166,7 @@ def rebuild(out: RecoveredIndex, flat: FlatFile | None,
             queues: Sequence[tuple[FlatQueue, RecoveredQueue]], metadata: Metadata,
             scope: tuple[str, str], shape: fmt.Shape, folder: str,
             entries: Mapping[int, SegmentEntry]) -> None:
-    """Moves damaged files aside, and adds files with the items that messages should have and have
+    """Move damaged files aside, and add files with the items that messages should have and have
     not. ``queues`` come with what they will be; ``metadata`` has the topics' ids, ``scope`` is
     cluster and broker, ``entries`` what metadata had of the index. Where a file is gone a new one
     takes its place, if there are as many items again. StoreIOError.
@@ -215,7 +215,7 @@ def rebuild(out: RecoveredIndex, flat: FlatFile | None,
 def _missing_items(folder: str, queues: Sequence[tuple[FlatQueue, RecoveredQueue]],
                    ids: Mapping[str, int], known: Known,
                    damage: IndexDamage | None = None) -> RowFile:
-    """The items (`LOST`) that messages lack; ``damage`` gets all that they should have."""
+    """Return the items (`LOST`) that messages lack; ``damage`` gets all that they should have."""
     missing = RowFile(LOST, _MISSING, held=_FEW, folder=folder)
     for number, (queue, recovered) in enumerate(queues):
         offsets, topic_id = _offsets(recovered), ids[queue.name.topic]
@@ -246,8 +246,8 @@ def _since(missing: RowFile, since: int, folder: str) -> Array:
 
 
 def _holes(out: RecoveredIndex, known: set[int], shape: fmt.Shape) -> Iterator[tuple[int, int]]:
-    """(base, items) of files that are missing in front of others, as far as they are files of the
-    same ``shape``; ``known`` are bases that once had one.
+    """Yield (base, items) of files that are missing in front of others, as far as they are files of
+    the same ``shape``; ``known`` are bases that once had one.
     """
     present = sorted((segment.base, segment.base + segment.size) for segment in out.segments)
     position = min([*known, *(base for base, _ in present[:1])], default=0)
@@ -263,14 +263,14 @@ def _holes(out: RecoveredIndex, known: set[int], shape: fmt.Shape) -> Iterator[t
 
 
 def _offsets(recovered: RecoveredQueue) -> Array:
-    """Return where a queue's units will lead (int64 [units], ascending)."""
+    """Return where a queue's units will point (int64 [units], ascending)."""
     offsets = np.fromfile(recovered.refs, np.int64)
     offsets.sort()
     return offsets
 
 
 def _item(queue: FlatQueue, position: int, size: int, topic_id: int) -> Array:
-    """The items of a message that does not say where it lies."""
+    """Return the items of a message that does not say where it is."""
     record = message.decode(queue.commit_log.read(position, size))
     pairs = props.parse(record.properties.decode("utf-8", "replace"))
     hashes = [fmt.key_hash(queue.name.topic, key) for key in key_set(
@@ -281,7 +281,7 @@ def _item(queue: FlatQueue, position: int, size: int, topic_id: int) -> Array:
 
 
 def _items(batch: Batch, rows: Array, name: QueueName, topic_id: int) -> Array:
-    """The items of a batch's messages, of its ``rows``."""
+    """Return the items of a batch's messages, of its ``rows``."""
     keys = keys_of(batch, name.topic)
     indexed = rows[keys.row] & (keys.key_hash != LOST_HASH)
     row = keys.row[indexed]
@@ -294,7 +294,7 @@ def _items(batch: Batch, rows: Array, name: QueueName, topic_id: int) -> Array:
 
 
 def _unknown(items: Array, known: Known) -> Array:
-    """Those that are in no index file."""
+    """Return those that are in no index file."""
     lost: Array = items[~known.has(mixed(items["key_hash"], items["topic_id"], items["queue_id"],
                                          items["offset"]))]
     return lost
@@ -352,8 +352,8 @@ class Known:
 
 
 def times_of(file: IndexFile) -> tuple[int, int, int]:
-    """(the largest store time of a file's items, the least and the greatest it may be): what the
-    header says, unless items are later (a broker that opens a file again loses it, tiered.md
+    """Return (the largest store time of a file's items, the least and the greatest it may be): what
+    the header says, unless items are later (a broker that opens a file again loses it, tiered.md
     §5.1). FormatError, StoreIOError.
     """
     end = file.header.end_timestamp
@@ -368,7 +368,7 @@ def times_of(file: IndexFile) -> tuple[int, int, int]:
 
 
 def end_of(file: IndexFile) -> int:
-    """The largest store time of a file's items. FormatError, StoreIOError."""
+    """Return the largest store time of a file's items. FormatError, StoreIOError."""
     return times_of(file)[0]
 
 
@@ -376,9 +376,9 @@ def end_of(file: IndexFile) -> int:
 
 def build_files(lost: Array, shape: fmt.Shape, used: set[int], folder: str,
                 counts: Sequence[int] = ()) -> Iterator[tuple[str, int, int, int]]:
-    """(path, bytes, begin, end) of the compacted files that hold all of ``lost`` (`LOST`), by
-    time. ``used`` are the begins that other files have; ``counts`` the items of the first files,
-    no more than there are. StoreIOError.
+    """Yield (path, bytes, begin, end) of the compacted files that hold all of ``lost`` (`LOST`), by
+    time. ``used`` are the begins that other files have; ``counts`` the items of the first files, no
+    more than there are. StoreIOError.
     """
     # Divide the items by time; every file has fewer items than its limit.
     order = np.argsort(lost["store_time"], kind="stable")

@@ -39,7 +39,7 @@ class IndexDamage(Items):
     files are damaged. To be closed.
 
     ``queues`` are the broker's, by the number that the other functions get; ``offsets`` gives the
-    log offsets, ascending, to which a queue's units will lead.
+    log offsets, ascending, to which a queue's units will point.
     """
 
     def __init__(self, files: Iterable[IndexFile], queues: Sequence[FlatQueue],
@@ -71,7 +71,7 @@ class IndexDamage(Items):
         return None
 
     def collector(self, number: int) -> MessageKeys:
-        """Takes the keys of one queue's messages."""
+        """Take the keys of one queue's messages."""
         return MessageKeys(self.keys, number, self.queues[number].name.topic,
                            empty_too=self.has_empty)
 
@@ -93,8 +93,8 @@ class IndexDamage(Items):
         self.keys.add(out)
 
     def damaged(self, lacking: Array) -> list[tuple[IndexFile, str]]:
-        """The damaged files with what is wrong. ``lacking``: the hashes of keys without an item.
-        StoreIOError.
+        """Return the damaged files with what is wrong. ``lacking``: the hashes of keys without an
+        item. StoreIOError.
         """
         self._lacking = np.unique(folded(lacking))
         for finding in self.findings():
@@ -164,8 +164,8 @@ class IndexDamage(Items):
 
 
 def messages_with_units(queue: FlatQueue, offsets: Array) -> Iterator[tuple[Batch, Array]]:
-    """(messages, those of the queue's topic which units point to (bool)) of a queue's commit log.
-    ``offsets``: where its units lead, ascending. StoreIOError.
+    """Yield (messages, those of the queue's topic which units point to (bool)) of a queue's commit
+    log. ``offsets``: where its units point, ascending. StoreIOError.
     """
     topic = os.fsencode(queue.name.topic)
     if not len(offsets):
@@ -190,8 +190,8 @@ def _among(values: Array, offsets: Array) -> Array:
 
 
 def slot_counts(flat: FlatFile | None) -> list[int]:
-    """The numbers of hash slots by which the uploaded files are laid out, damaged ones included:
-    the items of the first slot lie right after all slots. StoreIOError.
+    """Return the numbers of hash slots by which the uploaded files are laid out, damaged ones
+    included: the items of the first slot are right after all slots. StoreIOError.
     """
     unit, counts = fmt.COMPACTED_SLOT, []
     for segment in flat.segments if flat is not None else ():

@@ -24,7 +24,7 @@ from rmqctl.formats.tiered.metadata import Metadata, QueueEntry, SegmentEntry, T
 from rmqctl.formats.tiered.units import NEVER
 
 _SAMPLES = 64
-"""Items of an id that are looked at."""
+"""Items of an id that are examined."""
 _ENOUGH = 8
 """Items that agree, after which no more are asked."""
 _IDS = 1 << 16
@@ -47,8 +47,8 @@ class Changes:
 
 def assign_ids(old: Metadata, spare: Metadata | None, topics: Iterable[str],
                index_ids: Mapping[str, int], now: int) -> tuple[Metadata, Changes]:
-    """A copy of ``old`` in which every topic has an entry: its own, that of ``spare`` (a backup),
-    with the id that index items have of it (``index_ids``), or with the next one.
+    """Return a copy of ``old`` in which every topic has an entry: its own, that of ``spare`` (a
+    backup), with the id that index items have of it (``index_ids``), or with the next one.
     """
     new, changes = old.copy(), Changes()
     new.old, new.faults = False, []
@@ -154,7 +154,7 @@ def _entry(path: str, number: int, segment: RecoveredSegment, old: SegmentEntry 
 
 def count_topic_ids(files: Iterable[IndexFile],
                     queues: Iterable[FlatQueue]) -> dict[str, dict[int, int]]:
-    """{topic: {id: items of it whose message has such a key}}. What cannot be read does not
+    """Return {topic: {id: items of it whose message has such a key}}. What cannot be read does not
     count.
     """
     samples: dict[int, list[tuple[int, int, int, int]]] = {}
@@ -171,7 +171,7 @@ def count_topic_ids(files: Iterable[IndexFile],
 
 
 def most_likely_ids(counts: dict[str, dict[int, int]]) -> dict[str, int]:
-    """{topic: id}, no id for two, from what `count_topic_ids` gives."""
+    """Return {topic: id}, no id for two, from what `count_topic_ids` gives."""
     chosen: dict[str, int] = {}
     used: set[int] = set()
     ranked = sorted(((count, topic_id, topic) for topic, ids in counts.items()
@@ -231,7 +231,7 @@ def _has_key(queue: FlatQueue, key_hash: int, offset: int, size: int) -> bool:
 
 
 def keys_of(record: message.Record) -> Iterator[str]:
-    """The keys that index items may represent."""
+    """Yield the keys that index items may represent."""
     pairs = properties.parse(record.properties.decode("utf-8", "replace"))
     unique = pairs.get(properties.UNIQUE_KEY)
     if unique:

@@ -94,10 +94,10 @@ class RecoveredQueue(Changes):
 def recover_queue(queue: FlatQueue, folder: str, known: Iterable[int], most: int, *,
                   drop_orphans: bool, keep_ambiguous: bool = False,
                   changes: bool = True) -> RecoveredQueue:
-    """Plans for one queue. ``folder`` (of the scratch) is for the new files; ``known`` are bases of
+    """Plan for one queue. ``folder`` (of the scratch) is for the new files; ``known`` are bases of
     consume queue files that metadata has, ``most`` the units in a file. ``keep_ambiguous``: intact
     records that may be messages or are in a body are messages. Without ``changes`` it is only
-    looked at. StoreIOError.
+    examined. StoreIOError.
     """
     return QueueRecovery(queue, folder, drop_orphans=drop_orphans, keep_ambiguous=keep_ambiguous,
                          changes=changes).run(known, most)
@@ -114,7 +114,7 @@ class QueueRecovery:
         make_folders(folder, durable=False)
 
     def run(self, known: Iterable[int], most: int) -> RecoveredQueue:
-        """Plans, in the order in which the steps are carried out. StoreIOError."""
+        """Plan, in the order in which the steps are carried out. StoreIOError."""
         out, queue = self._out, self._queue
         # Names: one file for each base, the others are moved aside.
         log, wrong = split_names(queue.commit_log)
@@ -127,7 +127,7 @@ class QueueRecovery:
         # Messages that are at another place than they say.
         if self._changes and surveyed.shifted:
             surveyed = self._close_up(surveyed)
-        # Records that are damaged: mended where that can be proven, else given a unit.
+        # Records that are damaged: repaired where that can be proven, else given a unit.
         bounds: list[tuple[int, int, int]] = []
         if self._changes:
             surveyed, bounds = self._mend(surveyed)
@@ -161,9 +161,9 @@ class QueueRecovery:
         return out
 
     def _survey_placed(self, log: FlatFile, rows: FlatFile) -> Survey:
-        """The survey of the log, again after each change of which files are in it: segments move to
-        where all of their messages say they begin, and those go that hold nothing and are in the
-        way of another.
+        """Return the survey of the log, again after each change of which files are in it: segments
+        move to where all of their messages say they begin, and those go that hold nothing and are
+        in the way of another.
         """
         path = os.path.join(self._folder, "rows")
         surveyed = survey(self._queue, log, path)
@@ -208,7 +208,7 @@ class QueueRecovery:
     # -- the commit log ---------------------------------------------------------------------------
 
     def _close_up(self, surveyed: Survey) -> Survey:
-        """The survey of the log without parts of blocks that are there twice, where less is
+        """Return the survey of the log without parts of blocks that are there twice, where less is
         damaged then.
         """
         log, files = close_up(surveyed, self._folder)
@@ -234,7 +234,7 @@ class QueueRecovery:
 
     def _mend(self, surveyed: Survey) -> tuple[Survey, list[tuple[int, int, int]]]:
         """(the survey with units that point to what stays damaged, the bounds of these): records
-        are patched that can be mended, and messages that are at another place than they say.
+        are patched that can be repaired, and messages that are at another place than they say.
         """
         out = self._out
         damaged = find_damaged(surveyed, self._queue.name)
@@ -242,7 +242,7 @@ class QueueRecovery:
         why: list[str] = []
         if not any(isinstance(step, Replace) for step in out.steps):
             below, count = surveyed.log.reader, 0
-            # Records first: each that is mended tells more of those around it.
+            # Records first: each that is repaired tells more of those around it.
             for _ in range(_MOST_ROUNDS):
                 if not damaged.mended:
                     break
@@ -275,7 +275,7 @@ class QueueRecovery:
         return surveyed, damaged.bounds
 
     def _survey_with(self, surveyed: Survey, reader: Patched) -> Survey:
-        """The survey of the log as it will be."""
+        """Return the survey of the log as it will be."""
         log = replace(surveyed.log, reader=reader)
         self._out.view = FlatQueue(self._queue.name, log, self._queue.consume_queue)
         path = os.path.join(self._folder, "rows-mended")
@@ -326,7 +326,7 @@ class QueueRecovery:
                 known=not surveyed_segment.damaged and bool(surveyed_segment.messages or not size)))
 
     def _cut_orphans(self, surveyed: Survey, end: int) -> int | None:
-        """Plans to cut off the end of the log that no unit points to, where that is asked for; the
+        """Plan to cut off the end of the log that no unit points to, where that is asked for; the
         tiered offset at which it is cut.
         """
         log = surveyed.log
@@ -354,7 +354,7 @@ class QueueRecovery:
     # -- the consume queue ------------------------------------------------------------------------
 
     def _write_units(self, units: Units, files: Sequence[UnitFile]) -> int:
-        """Plans the files that change; the end (tiered offset) of what their units point to."""
+        """Plan the files that change; the end (tiered offset) of what their units point to."""
         reach = 0
         try:
             with open(self._out.refs, "wb") as refs:
@@ -369,7 +369,7 @@ class QueueRecovery:
         segment, queue_offset = place.segment, place.start
         reach, changed, begin, end, known = 0, False, NEVER, NEVER, True
         wrong, added = units.counts.wrong, units.counts.made
-        # The units, a block at a time; where they lead goes to ``refs``.
+        # The units, a block at a time; where they point goes to ``refs``.
         with open(path, "wb") as file:
             for block, differs in units.blocks(place.start, place.end):
                 changed |= differs
@@ -487,7 +487,7 @@ def _range(run: Run) -> str:
 
 
 def remove_file(path: str) -> None:
-    """Takes a file of the scratch away that no step needs. StoreIOError."""
+    """Take a file of the scratch away that no step needs. StoreIOError."""
     try:
         os.unlink(path)
     except OSError as error:

@@ -62,7 +62,7 @@ class RecoverOptions:
 
 def plan_recover(tier: Tier, scope: Scope, scratch: Scratch, options: RecoverOptions,
                  watch: Watch | None = None) -> Plan:
-    """The plan for one broker's part of ``tier``. UsageError, RefusedError, StoreIOError."""
+    """Return the plan for one broker's part of ``tier``. UsageError, RefusedError, StoreIOError."""
     return _Recovery(tier, scope, scratch.path("tier"), options).plan(watch or _unwatched)
 
 
@@ -98,7 +98,7 @@ class _Recovery:
         shutil.rmtree(self._folder, ignore_errors=True)
         make_folders(self._folder, durable=False)
         self._look_at_problems()
-        # Queues first: where their messages lie decides about the index.
+        # Queues first: where their messages are decides about the index.
         queues = self._recover_queues(watch)
         # The index, with the topic ids that it tells.
         uploaded = self._tier.found.indexes.get((self._scope.cluster, self._scope.broker))
@@ -133,7 +133,7 @@ class _Recovery:
                     dropped=Dropped(total))
 
     def _look_at_problems(self) -> None:
-        """Notes what does not belong into the tier. StoreIOError for what cannot be read."""
+        """Note what does not belong into the tier. StoreIOError for what cannot be read."""
         own_folder = f"{names.cluster_folder(self._scope.cluster)}/{self._scope.broker}/"
         for problem in self._tier.problems:
             inside = (f"{problem.path}/".startswith(own_folder)
@@ -197,7 +197,7 @@ class _Recovery:
 
     def _topics(self, files: Sequence[IndexFile], queues: Sequence[RecoveredQueue]) -> tuple[
             meta.Metadata, metadata.Changes]:
-        """(metadata in which every topic of the tier has an id, what changed for that)."""
+        """Return (metadata in which every topic of the tier has an id, what changed for that)."""
         oldest: dict[str, int] = {}
         for queue in queues:
             begin = min((segment.begin for segment in queue.commit_log), default=1 << 62)
@@ -211,7 +211,7 @@ class _Recovery:
 
     def _metadata_step(self, new: meta.Metadata, changes: metadata.Changes,
                        steps: list[Step], actions: list[Action]) -> None:
-        """Adds the step that writes metadata, where that says something else."""
+        """Add the step that writes metadata, where that says something else."""
         path = self._scope.metadata_path
         fresh = self._why is not None or bool(self._old.faults)
         if not fresh and _equal(new, self._old):
@@ -240,7 +240,7 @@ class _Recovery:
         return recall(self._tier.reader)[0].get("index_slots")
 
     def _local(self) -> LocalIndex:
-        """The broker's files that are not uploaded."""
+        """Return the broker's files that are not uploaded."""
         folder, options = self._tier.local_index_folder, self._options
         opened = LocalIndex(folder, self._slots(), options.index_max)
         if options.index_slots is None and any(isinstance(error, FormatError)
@@ -255,7 +255,7 @@ class _Recovery:
 
     def _recover_index(self, index: recover_index.RecoveredIndex, uploaded: FlatFile | None,
                        new: meta.Metadata, queues: Sequence[RecoveredQueue]) -> None:
-        """Plans what the index lacks; ``new`` has the topics' ids."""
+        """Plan what the index lacks; ``new`` has the topics' ids."""
         if not self._options.all_index:
             why = self._why_index_stays(index, queues)
             if why is not None:
@@ -282,9 +282,7 @@ class _Recovery:
 
     def _why_index_stays(self, index: recover_index.RecoveredIndex,
                          queues: Sequence[RecoveredQueue]) -> str | None:
-        """Return why lost items are not looked for, "" where that needs no words; None: they
-        are.
-        """
+        """Return why lost items are not searched, "" where that needs no words; None: they are."""
         if self._tier.broker_root is None:
             return ("the broker's local root is unknown, and so are its index files that are not "
                     "uploaded: missing items are not rebuilt (pass --metadata FILE)")

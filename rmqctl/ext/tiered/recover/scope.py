@@ -25,7 +25,7 @@ class Scope:
 
 
 def open_tier(root: str, metadata: str | None) -> Tier:
-    """A tier to be recovered: its metadata may be lost. UsageError, NotAStoreError."""
+    """Return a tier to be recovered: its metadata may be lost. UsageError, NotAStoreError."""
     if is_url(root):
         raise UsageError(f"{root}: only a tier in a local folder can be changed")
     present = metadata is not None and os.path.lexists(metadata)
@@ -37,8 +37,8 @@ def open_tier(root: str, metadata: str | None) -> Tier:
 
 
 def scope_of(tier: Tier, cluster: str | None, broker: str | None) -> Scope:
-    """The broker that is meant: the one that is named, the only one, or the one that metadata is
-    of. UsageError.
+    """Return the broker that is meant: the one that is named, the only one, or the one that
+    metadata is of. UsageError.
     """
     if tier.metadata_path is None or tier.broker_root is None:
         raise UsageError(f"{tier.name}: cannot determine where its metadata was: pass the file "

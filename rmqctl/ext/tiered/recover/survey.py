@@ -76,7 +76,7 @@ class Survey:
     bad_crc: int = 0
     odd: list[tuple[int, int]] = field(default_factory=list)
     """(position, size) of the first intact records that are no rows: they say another queue, or
-    another queue offset than the next, with a body that is not whole.
+    another queue offset than the next, with a body that is incomplete.
     """
     doubtful: list[tuple[int, int]] = field(default_factory=list)
     """(position, size) of intact records that may be messages or are in a body."""
@@ -102,7 +102,7 @@ class Survey:
 
 
 def survey(queue: FlatQueue, log: FlatFile, path: str) -> Survey:
-    """Walks all segments of ``log``; ``path`` is the new file for the rows. StoreIOError."""
+    """Walk all segments of ``log``; ``path`` is the new file for the rows. StoreIOError."""
     surveyed = Survey(log, np.zeros(0, ROW))
     try:
         with open(path, "wb", buffering=1 << 20) as file:
@@ -131,7 +131,7 @@ class MessageRows:
         self._tags = TagsCodes(self._topics)
 
     def of(self, batch: Batch) -> tuple[Array, Array]:
-        """(a row of each message of a batch, whether it is of the queue (bool))."""
+        """Return (a row of each message of a batch, whether it is of the queue (bool))."""
         topic = self._topics.encode(text.topics(batch))
         rows: Array = np.zeros(len(batch), ROW)
         rows["queue_offset"], rows["position"] = batch.column("queue_offset"), batch.offset
@@ -151,7 +151,7 @@ class _Reading:
         """The queue offset of the last row."""
 
     def segment(self, about: SegmentSurvey) -> Iterator[Array]:
-        """The rows of a segment, in parts; fills ``about``."""
+        """Yield the rows of a segment, in parts; fills ``about``."""
         with self._found.log.walk(about.segment) as walk:
             yield from self._rows_of(walk, about)
 
@@ -174,7 +174,7 @@ class _Reading:
             yield from self._damaged(source, about, waiting)
 
     def _rows(self, batch: Batch, about: SegmentSurvey) -> Array:
-        """The rows of a batch's messages that count."""
+        """Return the rows of a batch's messages that count."""
         found = self._found
         rows, own = self._messages.of(batch)
         # Those that end before the next segment begins, and are the queue's.
@@ -292,7 +292,7 @@ class Overlaid(Changed):
 
 
 def close_up(found: Survey, folder: str) -> tuple[FlatFile, dict[str, str]]:
-    """Takes out of segments a part of a block which was written again after it (tiered.md §8.4):
+    """Take out of segments a part of a block which was written again after it (tiered.md §8.4):
     without it everything is where units, index items and the next segment take it to be.
 
     (the log with what would be its files, {segment's path: new file in ``folder``}). Only segments
@@ -317,8 +317,8 @@ def close_up(found: Survey, folder: str) -> tuple[FlatFile, dict[str, str]]:
 
 
 def _written_twice(found: Survey, segment: Segment) -> tuple[int, int] | None:
-    """``[start, end)`` of the part in the file that is there twice, or None, or without it the file
-    would have another length than it should.
+    """Return ``[start, end)`` of the part in the file that is there twice, or None, or without it
+    the file would have another length than it should.
     """
     if not segment.name_ok:
         return None
@@ -331,7 +331,7 @@ def _written_twice(found: Survey, segment: Segment) -> tuple[int, int] | None:
 
 
 def correct_offsets(found: Survey, files: dict[str, str]) -> None:
-    """Makes the messages of new files say where they are: those written after the part that was
+    """Make the messages of new files say where they are: those written after the part that was
     there twice. They are no longer ``shifted``. StoreIOError.
     """
     left = []
@@ -351,7 +351,7 @@ def correct_offsets(found: Survey, files: dict[str, str]) -> None:
 
 
 def copy_ranges(reader: Reader, path: str, ranges: Iterable[tuple[int, int]], to: str) -> None:
-    """Writes ``[start, end)`` of a file of a tier, one range after the other, as a new file of the
+    """Write ``[start, end)`` of a file of a tier, one range after the other, as a new file of the
     scratch. StoreIOError.
     """
     try:

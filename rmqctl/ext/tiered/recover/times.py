@@ -28,7 +28,7 @@ from rmqctl.repair.salvage.mend.times import Between, neighbours_time, proved_ti
 from rmqctl.scan.overlay import Piece
 
 _SLACK = 1000
-"""Milliseconds a store time may be out of order without being looked at."""
+"""Milliseconds a store time may be out of order without being examined."""
 _MOST, _BLOCK = 10_000, 1 << 20
 _FAR = 1 << 62
 """Milliseconds to which a slack can be added; no time is near it."""
@@ -78,8 +78,8 @@ def _record(log: FlatFile, place: int) -> Record | None:
 
 
 def _doubtful(surveyed: Survey) -> Iterator[tuple[int, Between, bool]]:
-    """(place, what the neighbours leave, whether the time cannot be) of single times that are out
-    of order, the first ones.
+    """Yield (place, what the neighbours leave, whether the time cannot be) of single times that are
+    out of order, the first ones.
     """
     rows, count = surveyed.rows, 0
     for start in range(0, len(rows), _BLOCK):
@@ -107,7 +107,7 @@ def _doubtful(surveyed: Survey) -> Iterator[tuple[int, Between, bool]]:
 
 def joined(pieces: Mapping[str, Sequence[Piece]], more: Mapping[str, Sequence[Piece]],
            below: Reader) -> dict[str, list[Piece]]:
-    """Changes of files, with others laid over them, as ones that do not overlap. StoreIOError."""
+    """Return changes of files without overlaps: later ones replace earlier ones. StoreIOError."""
     both = {path: [*pieces.get(path, ()), *more.get(path, ())] for path in {**pieces, **more}}
     reader = Patched(below, both)
     result: dict[str, list[Piece]] = {}

@@ -62,14 +62,14 @@ class Expected:
             self.offsets[starts], self.offsets[ends], strict=True)]
 
     def run_of(self, queue_offset: int) -> Run | None:
-        """The run with a queue offset in it."""
+        """Return the run with a queue offset in it."""
         number = bisect_right(self.runs, queue_offset, key=lambda run: run.start) - 1
         if number >= 0 and queue_offset < self.runs[number].end:
             return self.runs[number]
         return None
 
     def find(self, queue_offsets: Array) -> tuple[Array, Array]:
-        """(whether there is a message of each, its row where there is)."""
+        """Return (whether there is a message of each, its row where there is)."""
         if not len(self.offsets):
             return (np.zeros(len(queue_offsets), bool),
                     np.zeros(len(queue_offsets), self.rows.dtype))
@@ -136,7 +136,7 @@ class Units:
     # -- what is there ----------------------------------------------------------------------------
 
     def kept(self, segment: Segment) -> Run:
-        """The queue offsets of a segment's units that count."""
+        """Return the queue offsets of a segment's units that count."""
         return self._kept[segment.base]
 
     def _existing(self, start: int, end: int) -> tuple[Array, Array]:
@@ -198,8 +198,8 @@ class Units:
         return inside
 
     def _trim(self) -> None:
-        """Leaves out units at the end that point beyond the log, and of whose messages none is
-        there: a broker's next messages would come to lie where they lead.
+        """Leave out units at the end that point beyond the log, and of whose messages none is
+        there: a broker's next messages would come to be where they point.
         """
         for segment in reversed(self.queue.segments):
             sound_run = self._kept[segment.base]
@@ -231,12 +231,12 @@ class Units:
         runs = _joined(sound_run for sound_run in (self._kept[segment.base]
                                                    for segment in self.queue.segments)
                        if sound_run.start < sound_run.end)
-        # Without units the newest messages: a broker goes on at their end.
+        # Without units the newest messages: a broker continues at their end.
         return runs or self.expected.runs[-1:]
 
     def fill(self, *, before: bool, behind: bool) -> None:
-        """Lengthens the runs by what messages continue them. ``before`` the first, ``behind``
-        the last one; between them always.
+        """Lengthen the runs by what messages continue them. ``before`` the first, ``behind`` the
+        last one; between them always.
         """
         runs, last = self.runs, len(self.runs) - 1
         for number, run in enumerate(runs):
@@ -251,8 +251,8 @@ class Units:
         self.runs = _joined(runs)
 
     def content(self, start: int, end: int) -> tuple[Array, bool]:
-        """(the units of ``[start, end)``, which are in a run; whether any is another than there
-        is). Counts what became of them.
+        """Return (the units of ``[start, end)``, which are in a run; whether any is another than
+        there is). Counts what became of them.
         """
         units, present = self._existing(start, end)
         sound = present & self._sound(start, units)
@@ -280,8 +280,8 @@ class Units:
             yield self.content(first, min(end, first + BLOCK_UNITS))
 
     def times(self, start: int, units: Array) -> tuple[int, int, bool]:
-        """The least and largest store time of the messages of units, `NEVER` for none; whether
-        all of them are known.
+        """Return the least and largest store time of the messages of units, `NEVER` for none;
+        whether all of them are known.
         """
         numbers = np.arange(start, start + len(units))
         has, rows = self.expected.find(numbers)
@@ -308,15 +308,15 @@ class Units:
 
 
 def _joined(runs: Iterable[Run]) -> list[Run]:
-    """Runs as one where they meet."""
+    """Return runs that meet, joined."""
     return [Run(*interval) for interval in merged(runs)]
 
 
 # -- files ----------------------------------------------------------------------------------------
 
 def split_names(flat: FlatFile, unit: int = 1) -> tuple[FlatFile, list[Segment]]:
-    """(the segments that a broker may find, one for each base, be it by another name; those that
-    cannot be). ``unit``: what bases have to be a multiple of.
+    """Return (the segments that a broker may find, one for each base, be it by another name; those
+    that cannot be). ``unit``: what bases have to be a multiple of.
     """
     good: dict[int, Segment] = {}
     wrong = []
@@ -338,14 +338,14 @@ def _without_overlaps(flat: FlatFile, segments: Sequence[Segment]) -> FlatFile:
 
 
 def wrong_names(flat: FlatFile) -> list[Segment]:
-    """The segments with a wrong hash in the name: a broker would not find them."""
+    """Return the segments with a wrong hash in the name: a broker would not find them."""
     return [segment for segment in flat.segments if not segment.name_ok]
 
 
 def at_their_places(log: FlatFile, misplaced: Sequence[tuple[Segment, int]]) -> tuple[
         FlatFile, bool]:
-    """(the log with segments where their messages say they begin, whether any is moved): those for
-    which there is room between the others.
+    """Return (the log with segments where their messages say they begin, whether any is moved):
+    those for which there is room between the others.
     """
     bases = {segment.path: base for segment, base in misplaced}
     segments = sorted((replace(segment, base=bases[segment.path], name_ok=False)
@@ -396,8 +396,8 @@ class UnitFile:
 
 def unit_files(runs: Iterable[Run], segments: Sequence[Segment], sound_runs: Iterable[Run],
                known: Iterable[int], most: int) -> list[UnitFile]:
-    """The files for ``runs``. ``sound_runs``: the units that count of each segment; ``known``:
-    bases that metadata has; ``most``: units in a file.
+    """Return the files for ``runs``. ``sound_runs``: the units that count of each segment;
+    ``known``: bases that metadata has; ``most``: units in a file.
     """
     # Files begin where one is, and where metadata had one, unless that is within one there is.
     present = {run.start: (segment, run) for segment, run in zip(segments, sound_runs, strict=True)}

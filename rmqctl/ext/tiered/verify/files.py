@@ -42,7 +42,7 @@ def structure(tier: Tier, broker: str | None = None) -> Iterator[Finding]:
 
 
 def flat_files(tier: Tier) -> Iterator[tuple[QueueName, FlatFile]]:
-    """Every flat file there is; an index has the pseudo topic's name."""
+    """Yield every flat file there is; an index has the pseudo topic's name."""
     for queue in tier.queues():
         yield queue.name, queue.commit_log
         yield queue.name, queue.consume_queue
@@ -85,7 +85,7 @@ def foreign(tier: Tier) -> set[str]:
 
 
 def metadata(tier: Tier, broker: str | None = None) -> Iterator[Finding]:
-    """The metadata file itself, then what it says of files and what files say of it."""
+    """Yield the metadata file itself, then what it says of files and what files say of it."""
     path = tier.metadata_path
     # Missing metadata is damage only if its place is certain.
     if path is None:

@@ -23,7 +23,7 @@ Progress = Callable[[int], None]
 
 
 def tier_in(root: str) -> Tier | None:
-    """The tier in the store at ``root``, or None. StoreIOError."""
+    """Return the tier in the store at ``root``, or None. StoreIOError."""
     try:
         return Tier.open(root)
     except NotAStoreError:
@@ -40,7 +40,7 @@ def size_of(tier: Tier, broker: str | None = None, *, index: bool = True) -> int
 
 def joined(own: Verdict[Coverage], tier: Tier, store: Store, most: int,
            known: Known | None = None, progress: Progress | None = None) -> Verdict[Coverage]:
-    """The verdict on a store, with that on the tier in it; the first ``most`` findings."""
+    """Return the verdict on a store, with that on the tier in it; the first ``most`` findings."""
     theirs = without_empty_advice(tier, verdict(
         Verification(tier, beside=store, progress=progress), most, known))
     lost = None if own.already_lost is None else own.already_lost + (theirs.already_lost or 0)
@@ -59,7 +59,7 @@ def losses(tier: Tier, store: Store, progress: Progress | None = None) -> TierLo
 
 
 def without_empty_advice(tier: Tier, found: Verdict[C]) -> Verdict[C]:
-    """A verdict whose findings name no repair of the tier that changes nothing."""
+    """Return a verdict whose findings name no repair of the tier that changes nothing."""
     if any(one.is_trouble and is_of_a_tier(one.next) for one in found.findings):
         from rmqctl.ext.tiered.recover.recover import changes_nothing
 

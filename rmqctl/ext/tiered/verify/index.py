@@ -42,7 +42,7 @@ class Times:
         self.most = max(self.most, int(diffs.max()))
 
     def newest(self, file: IndexFile) -> tuple[int, int]:
-        """The least and greatest store time (ms) the newest item may be of."""
+        """Return the least and greatest store time (ms) the newest item may be of."""
         step = 1 if file.shape.old else 1000
         newest = file.header.begin_timestamp + self.most * step
         # Differences are cut towards zero.
@@ -73,7 +73,7 @@ def check(file: IndexFile, take: Take, times: Times) -> Iterator[Finding]:
 
 def note(file: IndexFile, category: str, detail: str, position: int | None = None,
          **more: Any) -> Finding:
-    """A finding about an index file."""
+    """Return a finding about an index file."""
     return Finding(category, INDEX, detail, file.where, position, **more)
 
 
@@ -146,7 +146,7 @@ def _wrong_slots(file: IndexFile, first: int, length: Array, position: Array, be
 
 
 def _compacted_items(file: IndexFile, take: Take, times: Times) -> Iterator[Finding]:
-    """Items of the compacted form: each lies where the slot of its hash says."""
+    """Items of the compacted form: each is where the slot of its hash says."""
     unit, slots = fmt.COMPACTED_ITEM, file.shape.slots
     seen = 0
     for first, items in file.blocks():
@@ -179,7 +179,7 @@ def _lowest(hashed: Array, slots: int) -> Array:
 
 
 def _slot_places(file: IndexFile, own: Array) -> tuple[Array, Array]:
-    """(positions, lengths) of slots: from one read where they are near to each other."""
+    """Return (positions, lengths) of slots: from one read where they are near to each other."""
     unit = fmt.COMPACTED_SLOT
     least, most = int(own.min()), int(own.max())
     if most - least <= _NEAR:

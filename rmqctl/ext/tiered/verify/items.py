@@ -111,8 +111,8 @@ class Items:
         self.items.add(out)
 
     def _unknown(self, tally: Tally, topic: Array, queue_id: Array) -> None:
-        """Items of queues without files: of those that metadata knows everything is expired, and
-        a topic id that was given and is not there any more is of a removed topic.
+        """Items of queues without files: of those that metadata knows everything is expired, and a
+        topic id that was given and no longer exists is of a removed topic.
         """
         pairs, counts = np.unique(np.stack([topic, queue_id]), axis=1, return_counts=True)
         for (topic_id, queue), count in zip(pairs.T.tolist(), counts.tolist(), strict=True):
@@ -222,7 +222,7 @@ class Items:
         place_of_code = int(np.searchsorted(self._codes,
                                             code_of(item_record.topic_id, item_record.queue_id)))
         queue = self.queues[int(self._numbers[min(place_of_code, len(self._numbers) - 1)])]
-        # A damaged message is found where it lies; that items point to it is no trouble of theirs.
+        # A damaged message is found where it is; that items point to it is no trouble of theirs.
         # Nor is it where a repair has ended the queue: it has said so.
         is_cut = self.counted.messages_lost_in_repairs and (
             item_record.commit_log_offset >= _end_of_units(queue))
@@ -259,7 +259,7 @@ class Items:
 
 
 def _end_of_units(queue: FlatQueue) -> int:
-    """The offset in the commit log after the message of the last unit of a queue."""
+    """Return the offset in the commit log after the message of the last unit of a queue."""
     try:
         last = queue.unit(queue.commit_offset - 1)
     except StoreIOError:
@@ -283,7 +283,7 @@ def _leads_as_unit(queue: FlatQueue, item: fmt.CompactedItemRecord) -> bool:
 
 
 def _low(topic_id: int) -> int:
-    """A topic id as items have it: the low 32 bits, signed."""
+    """Return a topic id as items have it: the low 32 bits, signed."""
     return (topic_id + (1 << 31)) % _I32 - (1 << 31)
 
 
@@ -299,7 +299,7 @@ def _wrapped(value: Array) -> Array:
 
 
 def time_difference(value: Array, old: bool) -> Array:
-    """A time difference as an item has it: seconds cut towards zero (5.1: ms), 32 bits."""
+    """Return a time difference as an item has it: seconds cut towards zero (5.1: ms), 32 bits."""
     if old:
         return _wrapped(value)
     return _wrapped(np.where(value < 0, -(-value // 1000), value // 1000))

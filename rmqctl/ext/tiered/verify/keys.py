@@ -37,7 +37,7 @@ _FIRST = np.arange(BUCKETS, dtype=np.uint64) << np.uint64(58)
 
 
 def folded(key_hash: Array) -> Array:
-    """The same number for the hashes either rule gives to a key (int64)."""
+    """Return the same number for the hashes either rule gives to a key (int64)."""
     value = np.abs(key_hash.astype(np.int64))
     folded_value: Array = np.minimum(value, _HALF - value)
     return folded_value
@@ -126,7 +126,7 @@ class Spool:
         self.count = 0
 
     def add(self, rows: Array) -> None:
-        """Takes a copy's ownership: ``rows`` must not be changed afterwards. StoreIOError.
+        """Take a copy's ownership: ``rows`` must not be changed afterwards. StoreIOError.
 
         Threads may add at a time: rows of one mark are all of one queue, so of one thread.
         """
@@ -160,7 +160,7 @@ class Spool:
         return self._rows[0]
 
     def bucket(self, number: int) -> Array:
-        """All rows whose mark's first bits are ``number``, ordered by mark. StoreIOError."""
+        """Return all rows whose mark's first bits are ``number``, ordered by mark. StoreIOError."""
         rows = self._memory_rows()
         low = int(np.searchsorted(rows["mark"], _FIRST[number]))
         high = len(rows) if number + 1 == BUCKETS else int(

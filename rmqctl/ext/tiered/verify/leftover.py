@@ -107,7 +107,7 @@ class Left:
             if beyond.any():
                 gone_for_good &= ~beyond | (offset[rows] + size[rows] > self._end_now)
             self.place.lost(numbers[rows[gone_for_good]])
-            # Any other is explained by what lies where it leads.
+            # Any other is explained by what is where it points.
             for row in rows[~beyond].tolist():
                 yield from self._explained_unit(
                     Unit(int(numbers[row]), int(offset[row]), int(size[row])))
@@ -177,7 +177,7 @@ class Left:
             yield self._wrong(unit, f"points to offset {unit.offset}, where no message starts")
 
     def _at_frame(self, unit: Unit, size: int, queue_offset: int) -> Iterator[Finding]:
-        """A unit that points to the start of an intact message which is not quite its own."""
+        """Yield a unit that points to the start of an intact message which is not quite its own."""
         if queue_offset != unit.queue_offset:
             other = self.check.units.at(np.array([queue_offset], np.int64))
             if bool(self.check.seen.has(queue_offset, 1)[0]) and other.known[0] and int(

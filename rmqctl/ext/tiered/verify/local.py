@@ -39,7 +39,7 @@ def compare_queues(tier: Tier, queue: FlatQueue, store: Store, counted: Coverage
         return
     try:
         # What either side has alone, and neither.
-        # Rows are in the order of the log: those before its first file point to nothing any more.
+        # Rows are in the order of the log: those before its first file no longer point to anything.
         high = local.disk_end
         low = first_from(local, local.first_index, high, store.log.min_offset)
         counted.local_only += max(high - max(low, end), 0) + max(min(high, first) - low, 0)
@@ -75,7 +75,7 @@ def compare_queues(tier: Tier, queue: FlatQueue, store: Store, counted: Coverage
 
 
 def count_others(tier: Tier, store: Store, counted: Coverage) -> None:
-    """Counts the local messages of queues that the tier does not have at all."""
+    """Count the local messages of queues that the tier does not have at all."""
     tiered = {(queue.name.topic, queue.name.queue_id) for queue in tier.queues()}
     for (topic, queue_id), queue in store.queues.items():
         if (topic, queue_id) not in tiered and not is_filtered(topic):

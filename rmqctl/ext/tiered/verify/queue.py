@@ -119,7 +119,7 @@ class Times:
 
 
 def judge(begin: int, end: int, span: TimeSpan | None) -> tuple[str, str] | None:
-    """(category, detail) for the times of a segment that has bytes; None where all is well.
+    """Return (category, detail) for the times of a segment that has bytes; None where all is well.
 
     ``span`` None: the messages are not all known, so only the times themselves can be judged.
     """
@@ -159,7 +159,7 @@ class QueueCheck:
     """Walks one queue. Iterate `findings` to its end; then everything else is complete.
 
     ``loose``, ``spans`` and ``seen`` are what `verify_left` explains; ``without_unit``: the queue
-    offsets of intact messages to which no unit leads. ``first``: (queue offset, logical offset) of
+    offsets of intact messages to which no unit points. ``first``: (queue offset, logical offset) of
     the first message that a unit points to.
     """
 
@@ -183,7 +183,9 @@ class QueueCheck:
         self._tags = TagsCodes(self._topics)
 
     def findings(self) -> Iterator[Finding]:
-        """Return what the walk itself shows. Unreadable segments are findings, the others go on."""
+        """Return what the walk itself shows. Unreadable segments are findings, the others
+        continue.
+        """
         self.units.find_tears()
         self.place.counted.segments += len(self.queue.consume_queue.segments)
         for segment in self.queue.commit_log.segments:
@@ -262,7 +264,7 @@ class QueueCheck:
 
     def _matched(self, batch: Batch, matched: Array, units: UnitColumns,
                  engine_time: Array) -> Iterator[Finding]:
-        """The checks of messages that their units point to."""
+        """Yield the checks of messages that their units point to."""
         queue_offset, offset = batch.column("queue_offset"), batch.offset
         # Which queue offsets are met, and in which order.
         self.seen.add(queue_offset[matched])
@@ -319,7 +321,7 @@ class QueueCheck:
                              f"queue offset {int(before[row])}")
 
     def _seals(self, batch: Batch, matched: Array) -> None:
-        """Counts the copies with an appended CRC: it covers an offset that is gone."""
+        """Count the copies with an appended CRC: it covers an offset that is gone."""
         size = batch.column("total_size")
         where = (batch.start + size - append_crc.SIZE)[matched]
         seals = gather(batch.data, where, len(_SEAL))

@@ -1,4 +1,4 @@
-"""Messages after where their units lead: a broker repeated a torn write (tiered.md §8.4)."""
+"""Messages after where their units point: a broker repeated a torn write (tiered.md §8.4)."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class Shifts:
 
     A write was cut, then repeated after its part. Consume queue and embedded offsets of the
     repeated block still describe the place where it should be; messages of later blocks say where
-    they lie, and only their units are wrong, up to the segment's end. A unit that is damaged looks
+    they are, and only their units are wrong, up to the segment's end. A unit that is damaged looks
     like the latter: a distance is that of a shift if a message of the block says just what its unit
-    says, and lies the distance after.
+    says, and is the distance after.
     """
 
     def __init__(self, check: QueueCheck) -> None:
@@ -58,7 +58,7 @@ class Shifts:
         return number if number >= 0 and offset < self._check.spans[number].end else None
 
     def frames(self, loose: Loose, claimed: Array) -> None:
-        """Marks the provable messages a distance after what their units say as ``claimed``."""
+        """Mark the provable messages a distance after what their units say as ``claimed``."""
         bases = np.array([segment.base for segment in self._segments], np.int64)
         distance = loose.offset - loose.unit_offset
         base = bases[np.searchsorted(bases, loose.offset, "right") - 1]
@@ -78,7 +78,7 @@ class Shifts:
                     self._check.seen.add(loose.queue_offset[row:row + 1])
 
     def explains(self, unit: Unit) -> bool:
-        """Return whether the message of a unit lies a proven distance after: one of the block, or a
+        """Return whether the message of a unit is a proven distance after: one of the block, or a
         later one that the walk could not tell from the body of a damaged record.
         """
         self._search(unit.queue_offset, unit.offset)
@@ -113,7 +113,7 @@ class Shifts:
             self._first = queue_offset, offset
 
     def _search(self, queue_offset: int, offset: int) -> None:
-        """Finds messages in the span that a unit points into, and those that follow it or that it
+        """Find messages in the span that a unit points into, and those that follow it or that it
         follows, once, which say that they are further ahead, as their units do.
         """
         number, segment = self.span_of(offset), self._log.segment_of(offset)

@@ -1,8 +1,8 @@
 """The consume queue of a tiered queue by queue offset, torn writes allowed for (tiered.md §8.4).
 
 A broker that finds a file which ends inside a unit appends after it as if it did not: from there on
-every unit lies some bytes after its place. Such a tear is searched for and proven with the
-messages; the units after it can then still be compared, and only the tear itself is a finding.
+every unit is some bytes after its place. Such a tear is searched for and proven with the messages;
+the units after it can then still be compared, and only the tear itself is a finding.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MOST_TEARS = 64
 
 @dataclass(frozen=True, slots=True)
 class Tear:
-    """From queue offset ``first`` on units lie ``shift`` bytes (1 to 19) after their places."""
+    """From queue offset ``first`` on units are ``shift`` bytes (1 to 19) after their places."""
 
     first: int
     shift: int
@@ -58,7 +58,7 @@ class Units:
         return (self._file.end - self._file.start) % UNIT_SIZE
 
     def find_tears(self) -> None:
-        """Fills ``tears``. Only looks where the length gives a torn write away."""
+        """Fill ``tears``. Only looks where the length gives a torn write away."""
         starts = [segment.base % UNIT_SIZE for segment in self._file.segments if segment.usable]
         if not self.torn_bytes and not any(starts):
             return
@@ -109,7 +109,7 @@ class Units:
             return False
 
     def place(self, queue_offset: int) -> int:
-        """The logical byte offset of a unit."""
+        """Return the logical byte offset of a unit."""
         shift = 0
         for tear in self.tears:
             if tear.first <= queue_offset:
@@ -128,7 +128,7 @@ class Units:
         return UNIT.array(data)
 
     def blocks(self) -> Iterator[tuple[int, Array]]:
-        """(queue offset of the first, units) of all there are, passing over gaps."""
+        """Yield (queue offset of the first, units) of all there are, passing over gaps."""
         number = self.first
         while number < self.end:
             units = self.block(number, BLOCK)
@@ -144,7 +144,7 @@ class Units:
             number = max(number + 1, -(-min(after) // UNIT_SIZE))
 
     def at(self, queue_offset: Array) -> UnitColumns:
-        """The units of queue offsets (int64), in any order."""
+        """Return the units of queue offsets (int64), in any order."""
         count = len(queue_offset)
         known: Array = np.zeros(count, bool)
         columns = UnitColumns(known, *(np.full(count, -1, np.int64) for _ in range(3)))

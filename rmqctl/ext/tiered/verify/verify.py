@@ -56,8 +56,8 @@ _MOST_HANDED_OVER = 10_000
 
 @dataclass(slots=True)
 class Options:
-    """``only``: of `STRUCTURES` (None: all; ``local`` needs a store). Index numbers where files
-    do not tell them: see `index_file.examine`. ``jobs``: threads that share the queues.
+    """``only``: of `STRUCTURES` (None: all; ``local`` needs a store). Index numbers where files do
+    not show them: see `index_file.examine`. ``jobs``: threads that share the queues.
     """
 
     only: frozenset[str] | None = None
@@ -120,7 +120,7 @@ class Verification:
                       if self.options.broker in (None, owner[1]))
 
     def _broker(self, cluster: str, broker: str) -> Iterator[Finding]:
-        """The queues and index files of one broker."""
+        """Yield the queues and index files of one broker."""
         options = self.options
         queues = [queue for queue in self.tier.queues(broker=broker)
                   if queue.name.cluster == cluster]
@@ -239,7 +239,7 @@ class Verification:
 
 def _index_entry(file: IndexFile, entry: SegmentEntry, times: index.Times) -> Iterator[
         Finding]:
-    """The times of an index segment in the metadata: those of its header, or of its items."""
+    """Yield the times of an index segment in the metadata: those of its header, or of its items."""
     header = file.header
     low, high = times.newest(file)
     right = entry.end_timestamp == header.end_timestamp or low <= entry.end_timestamp <= high
@@ -277,7 +277,7 @@ def _guarded(structure: str, where: str, findings: Iterator[Finding]) -> Iterato
 
 
 def _parts(check: QueueCheck) -> Iterator[Finding]:
-    """All findings of a queue: of the walk over its log, then of what that left over."""
+    """Yield all findings of a queue: of the walk over its log, then of what that left over."""
     log = check.queue.commit_log
     where = log.reader.where(log.folder)
     yield from _guarded(LOG, where, check.findings())
@@ -305,7 +305,7 @@ def by_threads(root: str, queues: Sequence[FlatQueue], jobs: int, keys: Spool | 
                empty_too: bool, local_index: str | None = None,
                local_from: Callable[[FlatQueue], int | None] = lambda _queue: None) -> Iterator[
                    tuple[FlatQueue, _Result]]:
-    """Every queue with what was found, in order, by ``jobs`` threads.
+    """Yield every queue with what was found, in order, by ``jobs`` threads.
 
     Each opens the files itself. ``keys`` takes those of messages, None where nobody asks;
     ``local_index``: the folder of index files that are not uploaded; ``local_from``: see `Place`.
@@ -342,7 +342,7 @@ def _checked(root: str, given: FlatQueue, keys: MessageKeys | None, local_index:
 
 
 def verdict(run: Verification, most: int, known: Known | None = None) -> Verdict[Coverage]:
-    """Runs a verification to its end and keeps the first ``most`` findings; with ``known`` it is ok
+    """Run a verification to its end and keep the first ``most`` findings; with ``known`` it is ok
     when it finds nothing new.
     """
     first, counts = first_findings(run.findings(), most, known)
