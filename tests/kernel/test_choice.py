@@ -61,7 +61,7 @@ def test_a_module_of_another_source_is_not_used(
         monkeypatch.setattr(module, "SOURCE", kernel.source_digest(tmp_path))
         with using(""):
             assert kernel.active() is None
-        with using("compiled"), pytest.raises(UnsupportedError, match="another source"):
+        with using("compiled"), pytest.raises(UnsupportedError, match="other sources"):
             kernel.active()
 
 

@@ -286,7 +286,7 @@ def test_a_gap_that_metadata_knows_nothing_of_is_no_power_failure(store):
 def test_other_sizes_than_before_are_said(store):
     put(cli.run, store, COUNT, 12)
     done = cli.run("tiered", "dispatch", store, store / "tier", "--commitlog-max-size", "1MiB")
-    assert "1048576 now, 3000 before" in done.expect(0).err
+    assert "1048576, was 3000" in done.expect(0).err
     assert_consistent(store, store / "tier")
 
 

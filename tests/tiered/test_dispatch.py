@@ -219,9 +219,9 @@ def poke(store: Path, physical: int, data: bytes) -> None:
 
 
 @pytest.mark.parametrize(("at", "data", "word"), [
-    (0, b"\0\0\0\x70", "no record lies there"), (4, b"\0\0\0\0", "no record lies there"),
+    (0, b"\0\0\0\x70", "no record at this offset"), (4, b"\0\0\0\0", "no record at this offset"),
     (12, b"\0\0\0\x63", "another queue"), (20, b"\0\0\0\0\0\0\0\x63", "another queue offset"),
-    (28, b"\0\0\0\0\0\0\0\x63", "no record lies there"), (95, b"?", "its CRC"),
+    (28, b"\0\0\0\0\0\0\0\x63", "no record at this offset"), (95, b"?", "body CRC mismatch"),
     (-8, b"?", "")])
 def test_a_damaged_message_ends_its_queue_there(rmqctl, store, root, at, data, word):
     unit = local_unit(store, "T1", 1, 7)
@@ -416,5 +416,5 @@ def test_the_index_catches_up_after_runs_without_it(rmqctl, store, root):
     put(rmqctl, store, COUNT, 30)
     dispatched(rmqctl, store, root, "--no-index", "--topic", "T1")
     done = rmqctl("tiered", "dispatch", store, root)
-    assert "left so" in done.err
+    assert "stay unindexed" in done.err
     assert set(index_items(store, root).values()) == {1}

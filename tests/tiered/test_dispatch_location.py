@@ -35,7 +35,7 @@ def test_a_second_tier_leaves_the_first_its_map(rmqctl: Runner, store: Path, tmp
         report = rmqctl("tiered", "dispatch", str(store), str(second), "--index-slots", "64",
                         "--index-max", "180", "-o", "json").expect(0)
         assert report.json()["messages"] == count
-        assert f"goes by {second / METADATA}" in report.err
+        assert f"uses the metadata in {second / METADATA}" in report.err
     assert _bytes(store) == before
     rmqctl("tiered", "verify", str(second), "--local", str(store)).expect(0)
     assert read_metadata((second / METADATA).read_bytes()).segments[names.COMMIT_LOG]

@@ -206,7 +206,7 @@ def test_a_damaged_head(root):
     path = root / recovering.place("TP_user_Topic", 0, "COMMIT_LOG", 0)
     path.write_bytes(bytes(path.stat().st_size))
     plan = expire(root, LAST + 10_000 * HOUR)
-    assert any("time of the file" in one for one in plan["notes"])
+    assert any("the file's modification time" in one for one in plan["notes"])
 
 
 def test_metadata_that_cannot_be_read(root):

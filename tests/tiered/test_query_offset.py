@@ -28,7 +28,7 @@ def test_every_message_both_ways(state: str, golden: GoldenFolder, rmqctl: Runne
         for inside in (place, place + 1, place + row["total_size"] - 1):
             assert rmqctl(*words, "--phy", str(inside), "--containing").expect(0).jsonl() == [row]
         beside = rmqctl(*words, "--phy", str(place + 1)).expect(1)
-        assert f"lies inside the one at {place}" in beside.err
+        assert f"It is inside the message at {place}" in beside.err
 
 
 def test_a_pull_in_a_brokers_words(golden: GoldenFolder, rmqctl: Runner) -> None:
@@ -73,7 +73,7 @@ def test_places_without_a_message(tmp_path: Path, rmqctl: Runner) -> None:
         "--phy", str(coda))
     assert "expired: the commit log begins at 5000" in said("--phy", "4999")
     assert f"the commit log ends at {made.log_end}" in said("--phy", str(made.log_end))
-    assert "damage or unused bytes" in said("--phy", str(made.log_end - 3), "--containing")
+    assert "in a damaged or unused range" in said("--phy", str(made.log_end - 3), "--containing")
     assert "no queue offset 39: the tier has 40 to 45" in said("--offset", "39")
     assert "no queue offset 46" in said("--offset", "46")
     made.log_path(tmp_path).unlink()

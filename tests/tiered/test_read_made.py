@@ -255,7 +255,7 @@ def test_much_damage_is_reported_in_few_words(tmp_path: Path, rmqctl: Runner) ->
     made.log_path(tmp_path).write_bytes(b"\xff" * made.log_end)
     result = rmqctl("tiered", "read", tmp_path).expect(1)
     assert len(result.err.splitlines()) <= 13
-    assert "40 more queue offsets up to 49 lead to no message" in result.err
+    assert "40 more queue offsets up to 49 do not point to a message" in result.err
 
 
 def test_a_segment_that_may_not_be_read(tmp_path: Path, rmqctl: Runner) -> None:
@@ -342,7 +342,7 @@ def test_several_brokers_and_numbers_beyond_all(tmp_path: Path, rmqctl: Runner) 
     assert [row["body"] for row in rmqctl(*words, "--broker", "broker-b").jsonl()] == ["broker-b"]
     place = ["--topic", TOPIC, "--queue", "0"]
     both = rmqctl("tiered", "query", "offset", tmp_path, *place, "--offset", "0").expect(2)
-    assert "name one with --broker" in both.err
+    assert "choose one with --broker" in both.err
     one = [*place, "--broker", "broker-a"]
     for number in (1 << 62, (1 << 63) - 1):
         rmqctl("tiered", "read", tmp_path, *one, "--offset", str(number)).expect(0)

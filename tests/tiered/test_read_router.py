@@ -130,7 +130,7 @@ def test_what_counts_as_in_memory(golden: GoldenFolder) -> None:
 def test_strategies_by_name() -> None:
     assert [Strategy.of(one) for one in ("disable", "NOT_IN_DISK", "not-in-mem", "Force")] == list(
         Strategy)
-    with pytest.raises(UsageError, match="there are disable, not-in-disk"):
+    with pytest.raises(UsageError, match="valid: disable, not-in-disk"):
         Strategy.of("sometimes")
 
 
@@ -298,7 +298,7 @@ def test_a_damaged_first_message_in_the_tier(golden: GoldenFolder, expired: Path
     path.write_bytes(data)
     words = ["tiered", "read", expired, "--topic", topic, "--queue", str(queue_id), "-o", "jsonl"]
     result = rmqctl(*words, "--local", expired, "--strategy", "force").expect(1)
-    assert "because of the first bytes of the tiered commit log" in result.err
+    assert "from the first bytes of the tiered commit log" in result.err
     assert result.out == ""
     assert len(rmqctl(*words).expect(1).jsonl()) == end - 1
 

@@ -142,7 +142,7 @@ def test_borders_between_damaged_records_by_their_index_items(copy, lacking):
     options = ("--ambiguous", "keep") if lacking else ()
     assert bool(run(copy, "recover").json().get("ambiguous")) == lacking
     notes = " ".join(run(copy, "recover", *options).json()["notes"])
-    assert ("damaged messages 6 to 7 lie in one stretch" in notes) == lacking
+    assert ("damaged messages 6 to 7 share one range" in notes) == lacking
     recovered(copy, *options)
     with Tier.open(str(copy / "tier"), str(copy / "store" / METADATA)) as tier:
         queue = next(one for one in tier.queues() if one.name.path == "broker-a/T0/0")

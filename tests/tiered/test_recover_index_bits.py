@@ -180,7 +180,7 @@ def test_a_file_that_is_made_anew_has_its_own_times(golden_copy: GoldenFolder) -
     recovering.change_metadata(root, change)
     one, = troubles(verified(root))
     assert one.category == "tiered-segment-time"
-    assert f"to {time_text(header.end_timestamp + 99_000)}, its header" in one.detail
+    assert f"to {time_text(header.end_timestamp + 99_000)} in the metadata" in one.detail
     path.write_bytes(b"\0" + path.read_bytes()[1:])
     recovering.recover(root)
     assert troubles(verified(root)) == []

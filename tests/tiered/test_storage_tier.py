@@ -129,8 +129,8 @@ def test_it_is_fed_equal(appending, golden, golden_copy, tmp_path, rmqctl, monke
 def test_no_tier_behind_a_url(tmp_path):
     for url in (f"memory://nothing-{next(_numbers)}", f"file://{tmp_path}/nothing",
                 f"file://{tmp_path}"):
-        with pytest.raises(NotAStoreError, match="no tier"):
+        with pytest.raises(NotAStoreError, match="not a tier"):
             Tier.open(url)
     shutil.copy(Path(__file__), tmp_path / "file")
-    with pytest.raises(NotAStoreError, match="no tier"):
+    with pytest.raises(NotAStoreError, match="not a tier"):
         Tier.open(f"file://{tmp_path}")

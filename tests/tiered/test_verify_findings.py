@@ -419,7 +419,7 @@ def test_a_tier_that_grows_meanwhile(tmp_path: Path) -> None:
         flat.consume_queue = type(before).open(tier.reader, flat.consume_queue.folder)
         found = verdict(Verification(tier, Options(frozenset({"consumequeue"}))), 100)
     assert found.ok
-    assert "uploaded while the tier was read" in found.findings[0].detail
+    assert "uploaded during this check" in found.findings[0].detail
 
 
 def test_the_tier_of_two_brokers(tier: Small) -> None:
@@ -433,7 +433,7 @@ def test_the_tier_of_two_brokers(tier: Small) -> None:
     made.upload(tier.root, index.compacted(), broker="broker-b")
     found = verified(tier.home)
     assert troubles(found) == []
-    assert "nothing of the broker 'broker-b'" in " ".join(one.detail for one in found.findings)
+    assert "contains nothing of broker 'broker-b'" in " ".join(one.detail for one in found.findings)
     assert found.coverage.messages == 13
     assert found.coverage.items_unverifiable == 4
     found = verified(tier.home, options=Options(broker="broker-a"))

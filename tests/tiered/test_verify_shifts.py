@@ -128,4 +128,4 @@ def test_a_copy_in_a_body_is_no_shift(tmp_path: Path) -> None:
     found = found_in(queue, tmp_path)
     assert shifts(found) == []
     note, = [one for one in found.findings if one.category == "tiered-orphans"]
-    assert "77 bytes that are no message" in note.detail
+    assert "77 bytes without a message" in note.detail

@@ -107,7 +107,7 @@ def _doubtful(surveyed: Survey) -> Iterator[tuple[int, Between, bool]]:
 
 def joined(pieces: Mapping[str, Sequence[Piece]], more: Mapping[str, Sequence[Piece]],
            below: Reader) -> dict[str, list[Piece]]:
-    """Return changes of files without overlaps: later ones replace earlier ones. StoreIOError."""
+    """Return both sets of changes as pieces that do not overlap, by file. StoreIOError."""
     both = {path: [*pieces.get(path, ()), *more.get(path, ())] for path in {**pieces, **more}}
     reader = Patched(below, both)
     result: dict[str, list[Piece]] = {}
