@@ -122,7 +122,7 @@ class _Files:
         self._size = 0
 
     def add(self, partition: int, one: Aside, rows: pa.RecordBatch, *, anew: bool) -> None:
-        """Add messages of the partition; with `anew` they begin another file."""
+        """Add messages of the partition, on demand in another file."""
         if anew or (self._open is not None and self._open.size >= MOST):
             self.close()
         if self._open is None:

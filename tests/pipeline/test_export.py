@@ -286,7 +286,7 @@ def test_nothing_to_be_read_at_all_is_no_export(golden_copy, tmp_path):
         for one in (root / "commitlog").iterdir():
             one.unlink()
 
-    with pytest.raises(StoreIOError, match="nothing of it can be read"):
+    with pytest.raises(StoreIOError, match="nothing can be read"):
         run([root], out, pool=Breaking(0, action))
     assert not out.exists()
     assert "out" not in "".join(beside(out))

@@ -195,15 +195,15 @@ def test_a_time_of_no_calendar_is_null(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("text", "words"), [
-    ("copy messages to 'x.csv'", "a query is wanted"),
-    ("create table x as select 1", "a query is wanted"),
-    ("select 1; select 2", "one query is wanted, there are 2"),
+    ("copy messages to 'x.csv'", "expected a query that returns rows"),
+    ("create table x as select 1", "expected a query that returns rows"),
+    ("select 1; select 2", "expected one query, got 2"),
     ("select nothing from messages", "nothing"),
     ("selct x from messages", "selct"),
     ("select * from read_text('/etc/hostname')", "disabled"),
     ("select * from '/etc/hostname.csv'", "disabled"),
-    ("attach 'x.db' as x", "a query is wanted"),
-    ("set enable_external_access = true", "a query is wanted"),
+    ("attach 'x.db' as x", "expected a query that returns rows"),
+    ("set enable_external_access = true", "expected a query that returns rows"),
     ("select * from sqlite_scan('x', 'y')", "sqlite_scan"),
 ])
 def test_what_is_no_query(text: str, words: str, golden: GoldenFolder, rmqctl: Runner,

@@ -145,12 +145,12 @@ def test_what_is_damaged_is_said_and_the_rest_is_there(golden_copy: GoldenFolder
 
 
 @pytest.mark.parametrize(("options", "code", "words"), [
-    (("--out", "{there}"), 6, "is there already"),
+    (("--out", "{there}"), 6, "already exists"),
     (("--out", "{store}/all.csv"), 2, "nothing is put into"),
     (("--out", "{new}.csv", "--format", "parquet"), 2, "contradict"),
-    (("--out", "{new}.parquet.gz"), 2, "compressed inside"),
-    (("--out", "{new}.gz"), 2, "of what"),
-    (("--out", "{new}", "--format", "xlsx"), 2, "requires a single file"),
+    (("--out", "{new}.parquet.gz"), 2, "compressed internally"),
+    (("--out", "{new}.gz"), 2, "no format before .gz"),
+    (("--out", "{new}", "--format", "xlsx"), 2, "only in one file"),
     (("--out", "{new}", "--limit", "3"), 2, "--limit"),
     (("--out", "{new}.csv", "--partition-by", "topic"), 2, "creates folders"),
     (("--out", "-", "--manifest"), 2, "requires a file"),

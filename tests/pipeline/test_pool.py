@@ -67,7 +67,7 @@ def test_a_worker_killed_again_and_again_is_an_error_with_the_log(spark_pool, sp
     def dies(number):
         os.kill(os.getpid(), signal.SIGKILL)
 
-    with pytest.raises(JobError, match="killed again and again") as caught:
+    with pytest.raises(JobError, match="killed repeatedly") as caught:
         list(spark_pool.run(dies, range(2)))
     assert spark.rmqctl_log in str(caught.value)
     assert Path(spark.rmqctl_log).stat().st_size > 0

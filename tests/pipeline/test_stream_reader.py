@@ -259,13 +259,13 @@ def test_where_a_query_starts(tmp_path, text, first):
 @pytest.mark.parametrize(("options", "words"), [
     ({"startingOffsets": "soon"}, "earliest, latest, or a JSON object"),
     ({"startingOffsets": "[1]"}, "JSON object"),
-    ({"startingOffsets": '{"/x": -1}'}, "neither a physical offset"),
-    ({"startingOffsets": '{"/x": true}'}, "neither a physical offset"),
-    ({"startingOffsets": '{"/x": 5}'}, "none of the stores"),
-    ({"maxBytesPerTrigger": "0"}, "at least one byte"),
-    ({"maxBytesPerTrigger": "x"}, "invalid size"),
+    ({"startingOffsets": '{"/x": -1}'}, "expected a physical offset"),
+    ({"startingOffsets": '{"/x": true}'}, "expected a physical offset"),
+    ({"startingOffsets": '{"/x": 5}'}, "not one of the stores"),
+    ({"maxBytesPerTrigger": "0"}, "must be at least 1"),
+    ({"maxBytesPerTrigger": "x"}, "not a size"),
     ({"table": "frames"}, "only messages"),
-    ({"numPartitions": "3"}, "cut by splitSize"),
+    ({"numPartitions": "3"}, "splitSize divides a batch"),
     ({"maxBytes": "5"}, "unknown option")])
 def test_what_cannot_be_is_said(tmp_path, options, words):
     Writer(tmp_path / "a").append(1)
@@ -338,7 +338,7 @@ def test_a_file_that_shrinks_under_a_task(tmp_path):
     parts = query.reader.partitions({str(writer.root): 0}, end)
     with writer.path(FILE_SIZE).open("r+b") as file:
         file.truncate(1000)
-    with pytest.raises(StoreIOError, match="was cut at byte"):
+    with pytest.raises(StoreIOError, match="truncated at byte"):
         list(query.reader.read(parts[1]))
 
 

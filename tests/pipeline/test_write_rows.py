@@ -59,8 +59,8 @@ def test_columns_make_the_very_records(batch):
 
 
 BAD = {
-    "body damaged": ("body", b"other", "not what its CRC says"),
-    "crc known to be bad": ("crc_ok", False, "not what its CRC says"),
+    "body damaged": ("body", b"other", "body CRC mismatch"),
+    "crc known to be bad": ("crc_ok", False, "body CRC mismatch"),
     "host missing": ("store_host", None, "has no store_host"),
     "body left out": ("body", None, "has no body"),
     "host of IPv6": ("born_host", "[::1]:10", "IPv6"),

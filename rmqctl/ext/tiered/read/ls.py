@@ -44,7 +44,7 @@ INDEX_COLUMNS = ("broker", "status", "form", "begin_timestamp", "end_timestamp",
 
 
 def queues(tier: Tier, broker: str | None = None, topic: str | None = None) -> Iterator[Row]:
-    """Yield a row per queue. Unreadable values are None."""
+    """Yield a row per queue. None in place of unreadable values."""
     for queue in tier.queues(topic, broker=broker):
         name = queue.name
         segments = [*segments_of(tier, name, queue.commit_log),
