@@ -38,10 +38,10 @@ def find_shifted(source: Source, start: int, length: int, name: QueueName,
 
     They prove themselves by lengths, body CRC, topic and queue, and by their queue offsets: the
     first continues after ``last`` or repeats what was there (or begins the file: then what was
-    before may be hidden by it), each further one continues. Who sends a message can put all that
-    into its body, so each begins where the range or the one before it ends, or with the very bytes
-    before it, of which the first were written before the damage. ``most``: how many things that
-    look like one are tried.
+    before may be hidden by it), each further one continues. A sender can put all that into a
+    message body, so each begins where the range or the message before it ends, or repeats the bytes
+    before it, of which the first were written before the damage. ``most``: the number of candidates
+    to try.
     """
     shifted: list[Shifted] = []
     done, end = start, start + length
@@ -76,7 +76,7 @@ def _candidates(source: Source, start: int, end: int) -> Iterator[int]:
 
 
 def _repeats(source: Source, start: int, position: int) -> bool:
-    """Return whether what is at a position begins with all that is before it from ``start`` on: a
+    """Return whether the bytes at a position begin with all bytes before it from ``start`` on: a
     block that was written again after a part of itself.
     """
     length = position - start

@@ -26,7 +26,7 @@ from rmqctl.repair.plan import Changes, Plan, Replace
 
 HOUR = 3_600_000
 _AHEAD = 24 * HOUR
-"""Metadata that says messages are so much newer than now is not believed."""
+"""Metadata with times of messages this much newer than now is ignored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +66,9 @@ class Expiry:
 
 def expire(tier: Tier, scope: Scope, now: int, older_than: int,
            topic: str | None = None) -> Expiry:
-    """The plan that takes expired files of one broker away. ``now`` in epoch ms, ``older_than`` in
-    ms: the age of what goes, unless a topic has a reserve time of its own. With ``topic`` only
-    of that one, and no index files. RefusedError where metadata cannot be read; StoreIOError.
+    """The plan that removes expired files of one broker. ``now`` in epoch ms, ``older_than`` in ms:
+    the age of expired messages, unless a topic has its own reserve time. With ``topic`` only files
+    of that topic, and no index files. RefusedError if metadata is unreadable; StoreIOError.
     """
     return _Expiring(tier, scope, now, older_than, topic).run()
 
@@ -183,8 +183,8 @@ class _Expiring:
 
     def _is_old(self, queue: FlatQueue, segment: Segment, entry: meta.SegmentEntry | None,
                 limit: int) -> bool:
-        """Return whether all messages of a segment are older. Metadata is believed where it says
-        that they are not; before a segment goes its messages are asked.
+        """Return whether all messages of a segment are older. Metadata is trusted if it denies
+        that; before a segment is removed its messages are read.
         """
         if not segment.usable:
             return True
@@ -200,7 +200,7 @@ class _Expiring:
 
     @staticmethod
     def _leads_before(queue: FlatQueue, segment: Segment, start: int) -> bool:
-        """Return whether the last unit of a file points to what is, or will be, before the log."""
+        """Return whether the last unit of a file points before the log, now or after the expiry."""
         complete = segment.usable // UNIT_SIZE
         if not complete:
             return not segment.usable

@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 
 _QUEUE_OFFSET = layout.field(message.Message, "queue_offset")
 BLOCK_UNITS = 1 << 16
-"""Units that are read at once by who goes through all of them."""
+"""Units read at once by loops over all of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A segment file. ``size`` is the file's; ``usable`` what of it counts: the bytes before the
-    next segment begins. ``name_ok``: the hash in its name is right.
+    """A segment file. ``size`` is the file's; ``usable`` are its bytes before the next segment
+    begins. ``name_ok``: the hash in its name is right.
     """
 
     path: str
@@ -60,8 +60,8 @@ class Segment:
 class FlatFile:
     """Segments in the order of their base offsets. ``folder`` is below the tier root.
 
-    ``strange``: names in the folder that are no segment's. ``witness`` gives what else is known of
-    where the messages of a commit log are (`rmqctl.ext.tiered.tier.with_witness`).
+    ``strange``: names in the folder that are no segment's. ``witness`` returns independent
+    knowledge of the messages' offsets (`rmqctl.ext.tiered.tier.with_witness`).
     """
 
     reader: Reader

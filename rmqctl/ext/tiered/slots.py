@@ -35,8 +35,8 @@ class Slots:
         """Place and end of the last record."""
 
     def batches(self, walk: Walk) -> Iterator[Batch]:
-        """Those of a walk. Of what is doubtful in their spans, that is left of which the slots do
-        not show, and the records of which they do are in a batch of their own. StoreIOError.
+        """Yield the batches of a walk. Doubtful records in their spans stay doubtful if the slots
+        do not decide; records that the slots prove are in a separate batch. StoreIOError.
         """
         for batch in walk:
             self._remember(batch)

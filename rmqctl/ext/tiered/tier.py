@@ -1,7 +1,7 @@
 """A tier opened read-only: queues, uploaded and local index files, metadata (tiered.md §1, §17.1).
 
-Files are believed before metadata: a broker's copy of sizes may be stale, and is often the first
-thing that is lost. What could not be read becomes a problem in words; the rest continues.
+Files take precedence over metadata: a broker's copy of sizes may be stale, and is often lost first.
+Unreadable parts become problems in words; the rest is read.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ class Tier(Closing):
         return folder if vfs.isdir(folder) else None
 
     def known_slots(self, broker: str | None = None) -> int | None:
-        """The number of hash slots of the uploaded files, for those that do not show theirs."""
+        """The number of hash slots of the uploaded files, for files that do not contain theirs."""
         for _, flat in self.indexes(broker):
             for file in uploaded(flat):
                 if isinstance(file, IndexFile) and file.form == COMPACTED:

@@ -32,16 +32,16 @@ from rmqctl.store.log.leads import NOTHING, Pages, Pair
 
 _PAGE = 1 << 15
 _MOST_CODAS = 100
-"""Units of a page of which it is asked whether a coda is where they point."""
+"""Units of a page that are checked for a coda where they point."""
 _SIGN = 1 << 31
 _MOST_READ = 16 << 20
 """Bytes of a record that is read as evidence."""
 _NEAR = 64
-"""Messages before a segment that tell queue offsets."""
+"""Messages before a segment that show queue offsets."""
 
 
 class KnownItems:
-    """The index items of a broker, uploaded or not, by queue id; read when they are asked for.
+    """The index items of a broker, uploaded or not, by queue id; read on demand.
 
     ``folder`` of the uploaded files in the tier, ``local_folder`` of the others on this machine.
     """
@@ -63,7 +63,7 @@ class KnownItems:
             tuple[int, int, IndexedKey]]:
         """Yield (offset in the commit log, size, key) of the items with a queue id, of all topics,
         that point to some places (ascending). ``stored``: the store times (ms) of the messages
-        there; an item that such a time gives says that time.
+        there; an item computed from such a time has that time.
         """
         for file, read in self._of(queue_id):
             items, begin, old = read(), file.timestamp, file.shape.old
@@ -179,7 +179,7 @@ class QueueWitness:
         return self._keys.within(start, end)
 
     def times(self, records: Mapping[int, Record]) -> dict[int, list[IndexedKey]]:
-        """The index items that point to messages (by place): keys of theirs, with the times."""
+        """The index items that point to messages, by offset: their keys and times."""
         by_place: dict[int, list[IndexedKey]] = {}
         if self._items is None or not records:
             return by_place
@@ -194,8 +194,8 @@ class QueueWitness:
 
     def extents(self, start: int, end: int, beside: Iterable[Record]) -> list[tuple[int, int]]:
         """Return (place, size) of the messages in ``[start, end)`` of the log that have index
-        items, in their order. Which topic id is the queue's the items of messages ``beside`` tell;
-        empty where they do not.
+        items, in their order. The items of the messages ``beside`` show the queue's topic id; empty
+        if they do not.
         """
         hashes = {record.physical_offset: (record.total_size, key_hashes(record))
                   for record in beside}

@@ -82,8 +82,8 @@ class Matching:
 @dataclass(frozen=True, slots=True)
 class Limits:
     """A broker's settings: units and bytes of one read (``readAheadMessageCountThreshold`` and
-    ``…SizeThreshold``), bytes of one answer (``maxTransferBytesOnMessageInMemory``), and what is
-    read ahead for one who asks for a single message (pop).
+    ``…SizeThreshold``), bytes of one answer (``maxTransferBytesOnMessageInMemory``), and the
+    read-ahead for a request for a single message (pop).
     """
 
     count: int = 4096
@@ -147,7 +147,7 @@ class ReadAhead:
         self._places: list[Fetched | None] = []
 
     def look(self, queue: QueueName, offset: int) -> tuple[bool, Fetched | None]:
-        """Return (whether it is known, what is there)."""
+        """Return (whether the queue offset is cached, its message)."""
         number = offset - self._first
         if queue != self._queue or not 0 <= number < len(self._places):
             return False, None
@@ -198,7 +198,7 @@ def _walk(queue: FlatQueue, offset: int, count: int, matching: Matching | None,
 
 def _read(queue: FlatQueue, offset: int, count: int,
           limits: Limits) -> tuple[GetResult, list[Fetched | None]]:
-    """(the answer, what was found by place): one read of units, one of the range they span."""
+    """Return (the answer, messages by offset): one read of units, one of the range they span."""
     least, most = queue.min_offset, queue.commit_offset
     try:
         units = _units(queue, offset, min(count, most - offset, limits.count))

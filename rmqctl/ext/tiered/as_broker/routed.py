@@ -35,8 +35,8 @@ def routed_queues(router: Router, topic: str) -> list[int]:
 
 def routed_pages(router: Router, topic: str, wanted: Selection,
                  report: Report = lambda _problem: None) -> Iterator[Page]:
-    """Yield the selected messages, queue after queue. Who answered for which offsets is a note,
-    offsets that nobody has as damage.
+    """Yield the selected messages, queue after queue. The source of each range is a note, a range
+    in neither store damage.
     """
     queues = [queue_id for queue_id in routed_queues(router, topic)
               if wanted.queue_id in (None, queue_id)]
@@ -94,7 +94,7 @@ class _Reading:
                                  f"{whose}"))
 
     def _judge(self, offset: int, answer: RoutedGet) -> None:
-        """Tell what is wrong with an answer, and remember who gave it."""
+        """Report the fault of an answer, and record its source."""
         if answer.trouble is not None:
             self._fault(f"the tier cannot answer from queue offset {offset} on: {answer.trouble}")
         elif answer.status == get_message.TOO_SMALL and answer.next_offset > answer.max:
@@ -117,7 +117,7 @@ class _Reading:
                 self._runs.append((answer.side, answer.records[0].queue_offset, last))
 
     def _gone(self, first: int, end: int) -> None:
-        """Offsets that nobody has: at the queue's beginning that is its fate, later a loss."""
+        """Report a range in neither store: expired at the start of the queue, else a loss."""
         if self._runs:
             self._report(Problem("gap", f"{self.name}: queue offsets {first} to {end - 1} are in "
                                  "neither store: the tier ends before the local store begins"))
@@ -153,9 +153,9 @@ def routed_key(router: Router, files: IndexFiles, topic: str, key: str, *, begin
                report: Report = lambda _problem: None) -> RoutedKey:
     """Return the messages with a key, those of the local store first.
 
-    The tier is asked for what is missing, before the local store's first message. ``as_broker``: in
-    the window 5.3.3 gives it (its end is forgotten), under every strategy, hash collisions
-    included; else a message that both have is there once.
+    The tier is searched before the local store's first message. ``as_broker``: in 5.3.3's window
+    (without its end), under every strategy, with hash collisions; else a message in both is
+    returned once.
     """
     both = RoutedKey()
     strategy, earliest = router.strategy, router.local.earliest_time()

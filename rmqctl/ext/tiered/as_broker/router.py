@@ -1,7 +1,7 @@
-"""A local store and its tier as one: who answers, and how answers are put together.
+"""A local store and its tier as one: the choice of the source, and the combination of answers.
 
 The rules are those of 5.3.3's TieredMessageStore (tiered.md §9.1, §9.4, §10, §11). A broker knows
-what of its log is in memory; here that is given, see `LocalSide`.
+which part of its log is in memory; here that is an argument, see `LocalSide`.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ class Strategy(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class RoutedGet:
-    """A pull's answer and who gave it. ``passed_over``: messages that should be there and do not
-    prove themselves, of which the first ``expired`` are gone from the local log; ``trouble`` in
-    words where a tier could not be read.
+    """A pull's answer and its source. ``passed_over``: messages that are missing or damaged, of
+    which the first ``expired`` are gone from the local log; ``trouble``: why a tier could not be
+    read.
     """
 
     side: Side
@@ -70,7 +70,7 @@ class RoutedGet:
 
 @dataclass(frozen=True, slots=True)
 class RoutedTime:
-    """A queue offset by time and who gave it."""
+    """A queue offset by time and its source."""
 
     side: Side
     queue_offset: int
@@ -81,10 +81,10 @@ class RoutedTime:
 # -- the local store ------------------------------------------------------------------------------
 
 class LocalSide:
-    """The local store of a broker, asked as 5.3.3 asks it.
+    """The local store of a broker, queried as 5.3.3 does.
 
-    ``in_memory_from``: the physical offset from which on the log counts as in memory. That
-    cannot be seen from outside; None: nothing of it is.
+    ``in_memory_from``: the physical offset from which on the log counts as in memory, which is
+    invisible from outside; None: nothing is in memory.
     """
 
     def __init__(self, view: View, in_memory_from: int | None = None) -> None:
@@ -114,7 +114,7 @@ class LocalSide:
         return None if unit is None else (unit.physical_offset, unit.size)
 
     def min_offset(self, topic: str, queue_id: int) -> int:
-        """A queue's min offset; 0 of one that is not there, which a broker makes when asked."""
+        """A queue's min offset; 0 if the queue does not exist, since a broker then creates it."""
         queue = self._queue(topic, queue_id)
         if queue is None:
             return 0
@@ -159,8 +159,8 @@ class LocalSide:
         return get_locally(self.view, topic, queue_id, offset, count)
 
     def rows(self, topic: str, queue_id: int, offset: int, answer: Answer) -> int:
-        """Return how many messages an answer should have had: the offsets it goes over. Of a batch
-        queue or a compacted topic, whose offsets are sparse, the rows it gave.
+        """Return the number of messages expected in an answer: the offsets it covers, or for a
+        batch queue or a compacted topic, whose offsets are sparse, the returned rows.
         """
         if answer.status not in (FOUND, NO_MATCH, REMOVING):
             return 0
@@ -217,7 +217,7 @@ class Router:
     # -- who answers ------------------------------------------------------------------------------
 
     def side(self, topic: str, queue_id: int, offset: int, count: int = 1) -> Side:
-        """fetchFromCurrentStore: who answers for ``count`` messages from an offset on."""
+        """fetchFromCurrentStore: choose the source of ``count`` messages from an offset on."""
         if self.strategy is Strategy.FORCE:
             return "tier"
         queue = self.queue(topic, queue_id)

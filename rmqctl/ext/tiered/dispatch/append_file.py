@@ -23,8 +23,8 @@ from rmqctl.scan.frames import Array
 class AppendFile:
     """The end of a flat file. ``limit``: the most bytes of a segment.
 
-    ``entries`` is what metadata knows of its segments; what changes is given out by `changes`,
-    the paths that were appended to by `dirty`.
+    ``entries`` are the metadata entries of its segments; `changes` returns the changed ones,
+    `dirty` the paths appended to.
     """
 
     def __init__(self, writer: TierWriter, owner: QueueName, flat: FlatFile, limit: int,
@@ -113,18 +113,18 @@ class AppendFile:
             end_timestamp=self.until)
 
     def changes(self) -> list[SegmentEntry]:
-        """Return the entries that changed since it was asked last."""
+        """Return the entries that changed since the last call."""
         entries, self._changed = list(self._changed.values()), {}
         return entries
 
     def dirty(self) -> list[str]:
-        """Return the files appended to or made since it was asked last."""
+        """Return the files appended to or created since the last call."""
         paths, self._dirty = list(self._dirty), {}
         return paths
 
 
 def enter_changes(metadata: Metadata, entries: Iterable[SegmentEntry]) -> None:
-    """Enter what `AppendFile.changes` gave; what is not known here of an entry stays."""
+    """Enter the result of `AppendFile.changes`; keep fields of an entry that are unknown here."""
     for new in entries:
         old = metadata.segments[names.KINDS[new.type]].get(new.path, {}).get(new.base_offset)
         metadata.put_segment(new if old is None else replace(

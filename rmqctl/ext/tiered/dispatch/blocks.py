@@ -94,7 +94,7 @@ class Taken:
 
 @dataclass(slots=True)
 class Cut:
-    """A window of the log, which begins at ``start``, and the room for what is cut out of it."""
+    """A window of the log, which begins at ``start``, and the space for the records cut from it."""
 
     log: memoryview
     start: int
@@ -144,8 +144,8 @@ def _groups(taken: list[Taken]) -> Iterator[list[Taken]]:
 def _blocks(group: list[Taken], cut: Cut, place: Callable[[LocalQueue], int]) -> Iterator[Block]:
     """Yield the blocks of some rows, as far as the records are what the rows say.
 
-    The records are joined first: then what follows finds them in the processor's cache. Where all
-    of a group are right, that is told by one look at all of them.
+    The records are joined first: then what follows finds them in the processor's cache. If all
+    records of a group are right, a single check shows it.
     """
     bases = [place(taken.queue) for taken in group]
     rows = np.concatenate([taken.rows for taken in group])
@@ -272,7 +272,7 @@ def _scatter(data: memoryview, position: Array, values: Array) -> None:
 # -- the sweep ------------------------------------------------------------------------------------
 
 class Sweep:
-    """Goes through what is left of some queues; `windows` yields blocks, a window at a time.
+    """Go through the rest of some queues; `windows` yields blocks, a window at a time.
 
     ``place`` says at which tiered offset a queue continues. What cannot be uploaded stops its queue
     (`LocalQueue.fault`); the others continue. StoreIOError where the log cannot be read.

@@ -1,7 +1,7 @@
-"""Memory for large pieces of data, used again once nobody looks at it.
+"""Reusable memory for large pieces of data.
 
-A fresh page costs more than filling it on many machines (virtual ones above all), so what is made
-and dropped window by window is in a few buffers.
+On many machines (virtual ones above all) a fresh page costs more than filling it, so data that is
+created and dropped window by window is kept in a few buffers.
 """
 
 from __future__ import annotations

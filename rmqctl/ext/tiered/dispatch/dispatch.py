@@ -65,11 +65,10 @@ class DispatchOptions:
 
 
 class Dispatch:
-    """One run. ``open_writer`` gives a writer of the tier; two are used, one by each half.
+    """One run. ``open_writer`` returns a writer of the tier; two are used, one by each half.
 
-    ``broker_root``: on whose file system metadata is staged; ``clock`` gives ms; ``advance`` gets
-    the bytes that were gone through, ``stopping`` is asked between two windows whether to end
-    there.
+    ``broker_root``: on whose file system metadata is staged; ``clock`` returns ms; ``advance`` is
+    called with the processed bytes; ``stopping`` returns between two windows whether to end there.
     """
 
     def __init__(self, store: Store, tier: Tier, open_writer: Callable[[], TierWriter],
@@ -128,8 +127,8 @@ class Dispatch:
         self._refuse_unknown(where)
 
     def _refuse_unknown(self, where: str) -> None:
-        """Refuse where metadata was lost or is an old one: topics would get other ids, and what is
-        in the index would be of topics it is not of. It is saved before a message goes.
+        """Refuse lost or outdated metadata: topics would get other ids, and the index items of one
+        topic would belong to another. The metadata is saved before any message is uploaded.
         """
         broker = self.options.cluster, self.options.broker
         # Looked at apart: what the tier itself remembers is to be what is there after `prepare`.
@@ -209,7 +208,7 @@ class Dispatch:
     # -- uploading --------------------------------------------------------------------------------
 
     def run(self, index: IndexRun | None = None) -> None:
-        """Upload what is to be uploaded. StoreIOError: what was committed stays."""
+        """Upload the queues. StoreIOError: committed data stays."""
         malloc_tuning.keep_freed_memory()
         malloc_tuning.collect_rarely()
         by_local = {id(upload.local): upload for upload in self.uploads}
@@ -237,7 +236,7 @@ class Dispatch:
             self._end(upload)
 
     def _to_upload(self, by_local: dict[int, Upload], window: Iterator[Block]) -> Blocks:
-        """Return what of a window is uploaded."""
+        """Return the part of a window to upload."""
         blocks = []
         for full_block in window:
             upload = by_local[id(full_block.queue)]
@@ -259,7 +258,7 @@ class Dispatch:
         return window
 
     def _cut(self, upload: Upload, block: Block) -> Block:
-        """Return what of a block is uploaded; notes where group commits begin in it."""
+        """Return the part of a block to upload; note where group commits begin in it."""
         queue, count = upload.local, len(block)
         # Not what no segment can hold, nor what follows it.
         long = block.size > self.settings.commit_log_max
@@ -317,8 +316,8 @@ class Window:
 class Stages:
     """Three steps, each in a thread of its own: append, commit, index. A context manager.
 
-    A window goes through them in order, after the one before. Where a step fails, nothing that
-    would come after it is begun; `submit` or the end of the context raises what it was.
+    A window goes through them in order, after the one before. If a step fails, no later step
+    begins; `submit` or the end of the context raises the error.
     """
 
     _AT_ONCE = 1
@@ -331,7 +330,7 @@ class Stages:
         self._under_way: deque[Future[None]] = deque()
 
     def submit(self, blocks: Blocks) -> None:
-        """Begin a window; waits where too many are under way."""
+        """Begin a window; wait while too many are running."""
         before = self._last
         append, commit, index = self._pools
 
@@ -398,7 +397,7 @@ class Committer:
             outcome.status = UPLOADED
 
     def _bounds(self, upload: Upload, end: int) -> None:
-        """Note the bounds of a queue, which brokers neither believe nor always keep up to date."""
+        """Save the bounds of a queue, which brokers neither rely on nor always keep up to date."""
         name = upload.flat.name
         table = self._metadata.queues[name.topic]
         low = upload.flat.min_offset if upload.flat.commit_offset else upload.outcome.start

@@ -1,5 +1,5 @@
-"""The index side of a dispatch: keys of what is uploaded, how far they came, and which index files
-go up.
+"""The index side of a dispatch: keys of uploaded messages, indexing progress, and the index files
+to upload.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class IndexRun:
         self._noting = Lock()
 
     def catch_up(self, queues: Iterable[tuple[FlatQueue, int]]) -> list[str]:
-        """Indexes what an earlier run had uploaded and not indexed; remarks.
+        """Index what an earlier run had uploaded and not indexed; return remarks.
 
         ``queues`` are those of the tier with the ids of their topics.
         """
@@ -139,7 +139,7 @@ class IndexRun:
         return notes
 
     def intend(self, blocks: Blocks) -> None:
-        """Note what is uploaded next, before it is."""
+        """Note the next upload before it begins."""
         with self._noting:
             for upload, block in blocks:
                 key = upload.local.topic, upload.local.queue_id

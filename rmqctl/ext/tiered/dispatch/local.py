@@ -1,7 +1,7 @@
-"""The local side of dispatch: a queue's rows in order, and what of them cannot be uploaded.
+"""The local side of dispatch: a queue's rows in order, and the reason why some cannot be uploaded.
 
-The local consumequeue is the truth for what belongs to a queue. Rows are taken by physical
-offset, so that all queues together go through the log once.
+The local consume queue decides which messages belong to a queue. Rows are read by physical offset,
+so that all queues together go through the log once.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class LocalQueue:
         self._rows = self._rows[:0]
 
     def stop(self, queue_offset: int, reason: str) -> None:
-        """Nothing from a queue offset on is given any more, for a reason."""
+        """Stop the queue at a queue offset, for a reason."""
         if self.fault is None or queue_offset < self.fault.queue_offset:
             self.fault = Fault(queue_offset, reason)
         self.finish()

@@ -99,9 +99,9 @@ class Start:
 
 
 def broker_of(tier: Tier, store: Store, cluster: str | None, broker: str | None) -> tuple[str, str]:
-    """Return (cluster, broker): what was given, else the only ones in the tier or its metadata.
+    """Return (cluster, broker): the given ones, else the only ones in the tier or its metadata.
 
-    UsageError where nothing says which broker.
+    UsageError if the broker is unknown.
     """
     owners = tier.found.owners
     clusters = sorted({owner for owner, name in owners if broker in (None, name)})
@@ -194,10 +194,10 @@ def why_not_continued(local: LocalQueue, current: int) -> tuple[str, str] | None
 
 
 class GroupCommit:
-    """Cuts one queue's messages, which come in pieces, into the groups a broker commits together.
+    """Cut one queue's messages, received in pieces, into the groups that a broker commits together.
 
     A group ends before the message with which it would reach the size, or after the count. A
-    message that alone is larger is a group of its own; a broker stops there forever (tiered.md §7,
+    message that alone is larger is a separate group; a broker stops there forever (tiered.md §7,
     12).
     """
 

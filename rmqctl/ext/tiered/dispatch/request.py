@@ -72,7 +72,9 @@ class Result:
 
     @property
     def is_fault(self) -> bool:
-        """A queue could not be uploaded, what was uploaded is not there, or verify fails."""
+        """Return whether a queue could not be uploaded, uploaded data is missing, or verify
+        fails.
+        """
         return (any(outcome.is_fault for outcome in self.outcomes)
                 or bool(self.checked and (self.checked.problems or self.checked.is_damaged)))
 
@@ -128,11 +130,11 @@ class Target:
 
 
 def locate(request: Request) -> tuple[Request, Target, list[str]]:
-    """(the request with the broker's name where the metadata tells it, where it writes, notes).
+    """Return (the request with the broker's name if the metadata contains it, the target, notes).
 
-    The metadata is the file that is given; else that of a tier which is apart from the store and
-    has its own; else the store's. RefusedError for a tier in the store's own folders, UsageError
-    where other metadata knows the tier.
+    The metadata is the given file; else that of a tier outside the store that has its own; else the
+    store's. RefusedError for a tier in the store's own folders, UsageError if the tier belongs to
+    other metadata.
     """
     # The root may be the store itself: its tier is then in a folder of the store.
     if not is_url(request.root) and os.path.realpath(request.root) == os.path.realpath(
@@ -214,10 +216,10 @@ _MOST_FINDINGS, _MOST_LISTED = 1_000, 20
 
 @dataclass(slots=True)
 class Checked:
-    """``messages`` that are in the tier as they are in the store; ``problems`` in words.
+    """``messages`` that are equal in the tier and the store; ``problems`` in words.
 
-    ``findings``: what `verify` says of the whole of the broker's part, older things too; it
-    ``is_damaged`` by one that is more than a warning.
+    ``findings`` of `verify` about all of the broker's part, also older ones; it ``is_damaged`` by
+    any finding worse than a warning.
     """
 
     messages: int = 0
@@ -264,7 +266,7 @@ def read_back(store: Store, reader: Reader, uploads: Sequence[Upload],
 
 
 def _difference(queue: FlatQueue, block: Block) -> str | None:
-    """Return what of a block is not in the tier; None: all of it is."""
+    """Return the difference between a block and the tier, or None."""
     last = block.offset + len(block) - 1
     rows, _ = unit_rows(block.begin, block.size, block.tags)
     if queue.consume_queue.read(block.offset * UNIT_SIZE, len(rows)) != rows:

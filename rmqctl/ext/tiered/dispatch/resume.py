@@ -1,10 +1,10 @@
-"""Completes what an upload that was killed left of a queue (tiered.md §8.3, §18); for all queues of
-a tier, without its local store, that is ``tiered commit``.
+"""Complete the queues that a killed upload left unfinished (tiered.md §8.3, §18); for all queues of
+a tier, without its local store, this is ``tiered commit``.
 
-A torn unit is cut off. Intact messages after the last one the consume queue knows, which continue
-the queue, get their units, so nothing is uploaded twice and nothing shifts; a torn message after
-them is cut off. What is cut is kept aside. Then the files are made to last, and the metadata says
-of them what is there.
+A torn unit is cut off. Intact messages after the last one in the consume queue that continue the
+queue get units, so nothing is uploaded twice and nothing shifts; a torn message after them is cut
+off. Cut bytes are kept aside. Then the files are flushed, and the metadata is updated to match
+them.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def _unconfirmed(queue: FlatQueue, metadata: Metadata) -> list[Segment]:
 
 
 def _examined(queue: FlatQueue, tags_of: TagsOf | None) -> tuple[Resumed, _Tail]:
-    """Return (what is to be added and cut, or why the queue cannot be continued; what to add)."""
+    """Return (the additions and cuts, or why the queue cannot be continued; the data to add)."""
     resumed = Resumed(fault=_damage_inside(queue))
     last: tuple[int, int] | None = None
     if resumed.fault is None:
@@ -304,8 +304,8 @@ def enter_segments(queue: FlatQueue, metadata: Metadata, now: int) -> int:
 
 
 def unknown_topic(queues: Iterable[FlatQueue], metadata: Metadata) -> str | None:
-    """Return a topic that has messages and no entry: metadata was lost, or is an old one. Its id is
-    in the index, and another one must not be given out. An entry is saved before a message goes.
+    """Return a topic that has messages but no entry: metadata was lost, or is outdated. Its id is
+    in the index, and no other must be assigned. An entry is saved before a message is uploaded.
     """
     for queue in queues:
         if queue.name.topic not in metadata.topics and any(

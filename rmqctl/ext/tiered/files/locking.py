@@ -31,15 +31,15 @@ def refuse_noted(root: str, metadata_path: str, metadata: str | None,
 @contextmanager
 def locked(root: str, metadata_path: str, source: str | None = None, *,
            metadata: str | None = None, outside: Sequence[str] = ()) -> Iterator[None]:
-    """Hold what a run that writes needs: nobody else may while a broker runs, or another rmqctl.
+    """Hold the locks that a writing run needs, against brokers and other rmqctl processes.
 
     These are the broker's lock in the root that has ``metadata_path`` (``metadata``: as the user
-    named it), a lock of ours in the tier's ``root`` (a URL has none), those of other stores that
-    contain one of the folders ``outside``, and that of the store ``source``, which is only read,
-    where it has a lock file: on a read-only disk it is enough that nobody else holds it.
+    named it), rmqctl's lock in the tier's ``root`` (a URL has none), the locks of other stores that
+    contain one of the folders ``outside``, and the lock of the store ``source``, which is only
+    read, if it has a lock file: on a read-only disk it is enough that no other process holds it.
 
     Before anything is changed: StoreHeldError; RefusedError for a link, or a note in the tier, that
-    points out of the tier, its metadata and the broker's index files, and into none of the folders
+    points outside the tier, its metadata and the broker's index files, and into none of the folders
     ``outside``; StoreIOError.
     """
     broker_root = broker_root_of(metadata_path)

@@ -186,7 +186,7 @@ def load(path: str) -> meta.Metadata | None:
 
 
 def save(path: str, metadata: meta.Metadata, broker_root: str) -> bool:
-    """Publish metadata at ``path``, what was there as ``.bak``; False where nothing changed.
+    """Publish metadata at ``path`` and keep the old file as ``.bak``; False if nothing changed.
 
     ``broker_root``: on whose file system the new file is staged. StoreIOError; RefusedError for
     metadata at a URL: a broker has it on its machine.

@@ -16,7 +16,7 @@ from rmqctl.files.remote.reader import Entry, failed
 from rmqctl.scan.source import Closing, FileSource, Source
 
 ASIDE = ".rmqctl/tiered"
-"""Below the tier root: where this program keeps what it replaces, and its own notes."""
+"""Folder below the tier root for replaced files and rmqctl's own notes."""
 
 
 @runtime_checkable

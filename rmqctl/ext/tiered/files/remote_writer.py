@@ -1,14 +1,14 @@
 """A tier at a URL that is written to through fsspec.
 
-Object stores have no append. What `append` takes is therefore kept on this side (in memory, a lot
-of it in a temporary file of this machine) until `commit`, which adds it to the file where the
-driver can, and else writes the file again: old bytes and new ones go to a staged file below
-`ASIDE`, which then takes the place of the old one.
+Object stores have no append. Appended data is therefore kept locally (in memory, or in a temporary
+file if large) until `commit`, which appends it to the file if the driver can, and otherwise writes
+the file again: old and new bytes go to a staged file below `ASIDE`, which then replaces the old
+one.
 
-What lasts: a commit that came back means that the driver has closed the file, with what its service
-promises for that (an object store has stored the object; a file of this machine has been forced to
-disk, its name has not). Reads of the same writer see what is not committed, as with a local folder;
-other readers see it after the commit.
+Durability: when a commit returns, the driver has closed the file, with the guarantees of its
+service (an object store has stored the object; a local file has been flushed to disk, its name has
+not). Reads of the same writer see uncommitted data, as with a local folder; other readers see it
+after the commit.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _IN_MEMORY = 8 << 20
 _IN_MEMORY_OF_ALL = 64 << 20
 APPENDING = frozenset({"file", "local", "memory", "sftp", "ssh", "smb", "hdfs", "webhdfs", "s3",
                        "s3a"})
-"""Drivers whose mode "ab" is known to keep what is there. Others may take it and write over it."""
+"""Drivers whose mode "ab" keeps existing bytes. Others may accept it and overwrite them."""
 
 
 class _Pending:

@@ -1,8 +1,8 @@
 """The configuration a tier is written with: a broker's, remembered in the tier (tiered.md §15).
 
-``DIR/.rmqctl/tier.json`` holds what was given when the tier was first written to: files of other
-sizes than before are no damage, but a broker that is configured otherwise rolls them elsewhere, and
-an index file of other numbers it cannot read at all.
+``DIR/.rmqctl/tier.json`` contains the settings given when the tier was first written: files of
+other sizes are not damage, but a broker with other settings rolls them elsewhere, and cannot read
+an index file of other numbers at all.
 """
 
 from __future__ import annotations
@@ -63,7 +63,9 @@ _REMEMBERED = ("commit_log_max", "consume_queue_max", "index_slots", "index_max"
 
 
 def resolve(reader: Reader, given: dict[str, int | None]) -> tuple[TierSettings, list[str]]:
-    """(settings, notes): what was given, else what is remembered, else a broker's defaults."""
+    """Return (settings, notes): the given settings, else the noted ones, else a broker's
+    defaults.
+    """
     known, notes = recall(reader)
     values = {**known, **{name: value for name, value in given.items() if value is not None}}
     for name in _REMEMBERED:
@@ -74,7 +76,7 @@ def resolve(reader: Reader, given: dict[str, int | None]) -> tuple[TierSettings,
 
 
 def recall(reader: Reader) -> tuple[dict[str, int], list[str]]:
-    """Return (what is remembered, what is wrong with it). Never raises for what the file holds."""
+    """Return (noted settings, problems). Never raises for the content of the file."""
     size = reader.size(PLACE)
     if size is None:
         return {}, []

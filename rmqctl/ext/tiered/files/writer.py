@@ -1,7 +1,7 @@
-"""A tier that is written to: create, append, commit; what has to go is kept aside.
+"""A tier that is written to: create, append, commit; removed files are kept aside.
 
-Nothing here deletes. What is appended and could not be written whole is undone, so a block is never
-written after a part of itself (tiered.md §8.4).
+Nothing is deleted here. An incomplete append is undone, so a block is never written after a part of
+itself (tiered.md §8.4).
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class TierWriter(Reader, Protocol):
         """An empty file, its folders too. Nothing happens where it is there."""
 
     def append(self, path: str, parts: Sequence[Part], position: int) -> int:
-        """Put bytes at ``position``, which must be the end of what was appended or committed.
+        """Append bytes at ``position``, which must be the end of the appended or committed data.
 
-        The number of bytes. After a StoreIOError nothing of them is there.
+        Returns the number of bytes. After a StoreIOError none of them is in the file.
         """
 
     def commit(self, path: str) -> None:
-        """Make what was appended to a file last, and its name."""
+        """Flush appended data of a file, and its name, to disk."""
 
     def commit_later(self, paths: Sequence[str]) -> Callable[[], None]:
         """`commit` of many files, as something to be called once, from any thread.
@@ -51,13 +51,15 @@ class TierWriter(Reader, Protocol):
         """`commit` of a file that an earlier process wrote to and perhaps did not commit."""
 
     def cut(self, path: str, size: int) -> str | None:
-        """Shorten a file; what is cut off is kept aside. Its place, None where nothing was."""
+        """Shorten a file; keep the cut part aside and return its path, or None if nothing was
+        cut.
+        """
 
     def put_aside(self, path: str) -> str:
         """Move a file aside; its place below `ASIDE`."""
 
     def replace(self, path: str, data: bytes) -> None:
-        """A whole file, published at once: old or new, never half. The old one is not kept."""
+        """Publish a complete file at once, never half of it. The old file is not kept."""
 
 
 class PosixWriter(PosixReader):
@@ -170,7 +172,7 @@ class PosixWriter(PosixReader):
         durable.sync_folder(os.path.dirname(full))
 
     def _aside(self, path: str) -> str:
-        """Return a free path for what is put aside."""
+        """Return a free path for a file that is kept aside."""
         for number in range(1_000_000):
             folder = f"{ASIDE}/aside/{number:06d}"
             if not os.path.lexists(self._full(folder)):
@@ -203,7 +205,7 @@ class PosixWriter(PosixReader):
         return fd
 
     def _forget(self, path: str) -> None:
-        """Close a file; what was appended to it is made to last before."""
+        """Close a file, after flushing appended data."""
         fd = self._writing.get(path)
         if fd is not None:
             self.commit(path)

@@ -34,7 +34,9 @@ from rmqctl.parse_values import time_text
 from rmqctl.scan import malloc_tuning
 
 Status = Literal["uploaded", "completed", "known", "empty"]
-"""``completed``: the segment was there whole, metadata did not know it; ``known``: it did."""
+"""``completed``: the segment was complete, but missing from the metadata; ``known``: it was in
+it.
+"""
 
 Opening = Callable[[str], AbstractContextManager[IndexFile]]
 
@@ -103,7 +105,7 @@ def upload(reader: Reader, metadata: Metadata, cluster: str, broker: str, file: 
 
 def _write(writer: TierWriter, place: _Place, compacted: Compacted, *,
            is_there: bool) -> str | None:
-    """Make the segment last; where what lay in its place is kept."""
+    """Flush the segment to disk; return where the file in its place is kept."""
     if is_there:
         writer.settle(place.path)  # who wrote it may have been killed before it was forced
         return None
@@ -208,7 +210,7 @@ def _next_place(writer: Reader, metadata: Metadata, cluster: str, broker: str,
 
 
 def _is_there(writer: Reader, place: _Place, compacted: Compacted) -> bool:
-    """Return whether the segment was written whole before."""
+    """Return whether the complete segment was written before."""
     if place.there != compacted.size:
         return False
     position = 0
@@ -289,8 +291,8 @@ class CompactRequest:
 
 def upload_local(request: CompactRequest, now: Callable[[], int],
                  note: Callable[[str], None]) -> Iterator[Uploaded]:
-    """Rearrange and upload a broker's local files, one after the other; each is done when it is
-    given out. ``now`` in ms, ``note`` gets in words what is left alone.
+    """Rearrange and upload a broker's local files, one after the other; each is complete when
+    yielded. ``now`` in ms; ``note`` is called with skipped files, in words.
 
     StoreHeldError while a broker runs; UsageError, NotAStoreError, RefusedError, FormatError,
     StoreIOError. After any end the next run continues where this one stopped.

@@ -205,7 +205,7 @@ def uploaded(flat: FlatFile) -> Iterator[IndexFile | FormatError | StoreIOError]
 class LocalIndex(Closing):
     """The index files of a broker that are not uploaded, opened together. Context manager.
 
-    ``files`` are those that can be read, oldest first; ``errors`` what the others are.
+    ``files`` are the readable ones, oldest first; ``errors`` of the others.
     """
 
     def __init__(self, folder: str | None, slots: int | None = None,
@@ -226,8 +226,8 @@ class LocalIndex(Closing):
 def local_files(folder: str | None, sources: ExitStack, slots: int | None = None,
                 max_items: int | None = None) -> Iterator[
                     tuple[str, IndexFile | FormatError | StoreIOError]]:
-    """Yield (path, the file, or what is wrong with it) of the index files in a broker's local
-    folder, oldest first. They stay open as long as ``sources``. StoreIOError for the folder.
+    """Yield (path, the file, or its error) of the index files in a broker's local folder, oldest
+    first. They stay open as long as ``sources``. StoreIOError for the folder.
     """
     for name in local_names(folder):
         path = os.path.join(str(folder), name)

@@ -43,10 +43,10 @@ _WRITTEN = 1 << 17
 class OpenIndexFile:
     """The file at ``path``, whose name is its ``timestamp``; made where it is missing.
 
-    ``items``, ``used`` (slots) and ``end_timestamp`` count what is pending, too. Ways to items that
-    were missing when it was opened are there then. A new file's end is 0, as a broker has it; an
-    existing one's is read from where it is, at 12 (a broker reads it from 4 and so forgets it).
-    RefusedError where the file is not of this shape or no index file.
+    ``items``, ``used`` (slots) and ``end_timestamp`` include pending items. Missing links to items
+    are repaired when it is opened. A new file's end is 0, as a broker has it; an existing one's is
+    read from where it is, at 12 (a broker reads it from 4 and so forgets it). RefusedError where
+    the file is not of this shape or no index file.
     """
 
     def __init__(self, path: str, timestamp: int, shape: fmt.Shape) -> None:
@@ -207,7 +207,7 @@ class OpenIndexFile:
         self._dirty[:] = False
 
     def _write_items(self) -> None:
-        """Write what was put after the items that count: the header does not know it yet."""
+        """Write items after the counted ones: the header does not count them yet."""
         while self._pending:
             number, rows = self._pending[0]
             durable.write_all(self._fd, raw(rows), self.shape.item_position(number), self.path)
@@ -231,7 +231,7 @@ class OpenIndexFile:
                                   self.shape.slot_position(first), self.path)
 
     def rewind(self, items: int) -> None:
-        """Forget all items after number ``items``, at once and for good. StoreIOError.
+        """Forget all items after number ``items``, at once and permanently. StoreIOError.
 
         The end is the latest that fits what is left: items know their time to the second.
         ValueError where fewer are committed.
@@ -259,7 +259,7 @@ class OpenIndexFile:
         self.commit()
 
     def close(self) -> None:
-        """Give the file back; what was not committed is lost."""
+        """Close the file; uncommitted items are lost."""
         descriptor, self._fd = self._fd, -1
         if descriptor >= 0:
             os.close(descriptor)

@@ -66,8 +66,8 @@ class IndexProgress:
         return all(end <= self.target.get(key, -1) for key, end in ends.items())
 
     def is_unfinished(self, ends: Mapping[Key, int]) -> bool:
-        """Return whether this program was interrupted before it had indexed what it uploaded or
-        began to, and nobody else uploaded since: its next run completes that.
+        """Return whether this program was interrupted before it had indexed what it uploaded, or
+        began to upload, and no other program uploaded since: its next run completes the index.
         """
         return (self.known and self.is_ours(ends)
                 and any(aim > self.upto.get(key, 0) for key, aim in self.target.items()))

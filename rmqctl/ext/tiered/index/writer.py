@@ -139,7 +139,7 @@ class IndexWriter(Closing):
     # -- where it stands --------------------------------------------------------------------------
 
     def position(self) -> tuple[int, int]:
-        """Return (the newest file's timestamp, its items), what is not committed included."""
+        """Return (the newest file's timestamp, its items), including uncommitted ones."""
         return self._file.timestamp, self._file.items
 
     def full_files(self) -> list[str]:
@@ -153,10 +153,10 @@ class IndexWriter(Closing):
         return self._file.path
 
     def rewind(self, timestamp: int, items: int) -> bool:
-        """Back to an earlier `position`: what was put after it is forgotten, committed or not.
+        """Return to an earlier `position`: later items are forgotten, committed or not.
 
-        Later files are moved aside. False, and nothing is changed, if the place does not exist any
-        more. StoreIOError; a rewinding that was interrupted is done again.
+        Later files are moved aside. False, without changes, if the position no longer exists.
+        StoreIOError; an interrupted rewind is done again.
         """
         known = self._timestamps()
         if timestamp not in known:
@@ -176,7 +176,7 @@ class IndexWriter(Closing):
         return True
 
     def close(self) -> None:
-        """Give the files back; what was not committed is lost."""
+        """Close the files; uncommitted items are lost."""
         self._file.close()
 
 

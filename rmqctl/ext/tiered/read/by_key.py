@@ -1,8 +1,9 @@
-"""Messages by key in a tier: all that carry it, and what a broker answers (tiered.md §11).
+"""Messages by key in a tier: all that have it, and a broker's answer (tiered.md §11).
 
-An index item has a hash, a place and a time that may be off; the message itself proves the rest.
-`by_key` searches every file under both hash rules and keeps what really has the key. `as_broker`
-follows 5.3.3 step by step, with the files and messages it misses and those it should not give.
+An index item has a hash, an offset and a time that may be off; the message itself proves the rest.
+`by_key` searches every file under both hash rules and keeps messages that really have the key.
+`as_broker` follows 5.3.3 step by step, including the files and messages that it misses and the
+wrong ones that it returns.
 """
 
 from __future__ import annotations
@@ -69,8 +70,8 @@ class IndexFiles(Closing):
     @classmethod
     def open(cls, tier: Tier, broker: str | None = None, slots: int | None = None,
              max_items: int | None = None) -> Self:
-        """``slots`` and ``max_items`` are those of files that do not show: the open ones. Without
-        them the slots are taken to be those of the uploaded files. Of each the header is read.
+        """``slots`` and ``max_items`` are for files that do not contain them: the open ones.
+        Without them the slots are those of the uploaded files. Reads the header of each file.
         """
         files = cls()
         for owner, flat in tier.indexes(broker):
@@ -113,8 +114,8 @@ class IndexFiles(Closing):
         return reversed(self.files)
 
     def table_newest_first(self) -> Iterator[Keyed]:
-        """Yield those a broker has in its table: one of each key, the uploaded one before the local
-        one (which it deletes when it starts), the last uploaded before others.
+        """Yield the files in a broker's table: one for each key, the uploaded one before the local
+        one (which it deletes at startup), the last uploaded before others.
         """
         last: int | None = None
         for keyed in self.newest_first():
@@ -340,10 +341,11 @@ def _accepted(keyed: Keyed, wanted: int, begin: int, end: int, limit: int,
 def as_broker(tier: Tier, files: IndexFiles, topic: str, key: str, *, begin: int = 0,
               end: int = FOR_EVER, most: int = 32, broker: str | None = None,
               report: Report = lambda _problem: None) -> KeyAnswer:
-    """Return the messages a 5.3.3 broker's tier gives for a key: those of other keys included.
+    """Return the messages that a 5.3.3 broker's tier returns for a key, including those of other
+    keys.
 
-    Bytes that are no message are given by a broker, too; here they are ``dangling``, as is what
-    makes its whole query fail. UsageError where the files are those of several brokers.
+    A broker also returns bytes that are not messages; here they are ``dangling``, and so is what
+    makes its whole query fail. UsageError for index files of several brokers.
     """
     if len({keyed.owner for keyed in files.files}) > 1:
         raise UsageError("the tier has index files of several brokers, and a broker reads only its "

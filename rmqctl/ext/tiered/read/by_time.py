@@ -1,8 +1,8 @@
 """The queue offset at a time in a tier: as a broker answers, and as it should (tiered.md §10).
 
 A broker reads bytes 56 to 63 of a message as its store time, which is wrong after an IPv6 born
-host; `as_broker` does that, too. `at_time` reads the store time where it is, looks at the whole
-queue, keeps to what is still there and skips what is damaged.
+host; `as_broker` does that, too. `at_time` reads the real store time, searches the whole queue
+without expired messages, and skips damage.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _readable(queue: FlatQueue, start: int, end: int) -> tuple[int, Record | Non
 
 
 def at_offset(queue: FlatQueue, offset: int) -> TieredTime:
-    """Return what is at a queue offset, with the bounds a broker gives. StoreIOError."""
+    """Return the state of a queue offset, with the bounds that a broker returns. StoreIOError."""
     low, end = queue.min_offset, queue.commit_offset
     return TieredTime(offset, low, end, _record(queue, offset) if low <= offset < end else None)
 

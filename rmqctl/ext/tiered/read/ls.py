@@ -152,7 +152,7 @@ def _time(value: int) -> int | None:
 
 def index_files(tier: Tier, broker: str | None = None, slots: int | None = None,
                 max_items: int | None = None) -> Iterator[Row]:
-    """A row per index file: uploaded ones by base offset, then those that are not, oldest first."""
+    """Yield a row per index file: uploaded ones by base offset, then the others, oldest first."""
     for owner, flat in tier.indexes(broker):
         for number, file in enumerate(uploaded(flat)):
             yield _index_row(owner, file, flat.reader.where(flat.segments[number].path))
@@ -197,7 +197,7 @@ _HEAD = 4096
 
 
 def kind_of(path: str) -> str | None:
-    """The kind by path and content; None where only `store.dump` can say what is wrong with it.
+    """Return the kind by path and content; None if only `store.dump` can report its damage.
 
     NotAStoreError for a file of another kind: `rmqctl dump` is for those.
     """

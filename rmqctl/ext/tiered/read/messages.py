@@ -30,7 +30,7 @@ class Fault:
     """``count`` queue offsets from ``queue_offset`` on that point to no message.
 
     ``file`` in the user's words; ``offset`` is logical: of the queue's commit log, or in bytes of
-    its consume queue. ``unreadable``: the system refused, so nothing is said of the content.
+    its consume queue. ``unreadable``: the system refused the read, so the content is unknown.
     """
 
     queue_offset: int
@@ -193,7 +193,7 @@ def _run(queue: FlatQueue, first: int, units: Sequence[UnitRecord]) -> Iterator[
 
 
 def _quick(data: bytes, position: int, unit: UnitRecord, queue_offset: int) -> Record | None:
-    """Return the message at a place of what was read, if all is as it should be."""
+    """Return the message at a position of the bytes read, if it is intact."""
     if is_coda(data, position):
         position += CODA_SIZE
     if unit.size < message.MIN_SIZE or position + unit.size > len(data):
@@ -207,7 +207,7 @@ def _quick(data: bytes, position: int, unit: UnitRecord, queue_offset: int) -> R
 
 
 def proven(queue: FlatQueue, queue_offset: int, unit: UnitRecord) -> Record | Fault:
-    """Return the message of one queue offset, or what is wrong with it and where."""
+    """Return the message of one queue offset, or its fault."""
     flat = queue.commit_log
     offset = unit.commit_log_offset
     segment = flat.segment_of(offset) if offset >= 0 else None
@@ -251,8 +251,8 @@ def at_offset(queue: FlatQueue, offset: int) -> Record | str:
 
 
 def at_place(queue: FlatQueue, place: int, around: bool = False) -> Record | str:
-    """Return the message that starts at an offset of the commit log, or with ``around`` is around
-    it; else in words what is there. StoreIOError.
+    """Return the message that starts at an offset of the commit log, or contains it with
+    ``around``; else the reason as text. StoreIOError.
     """
     flat = queue.commit_log
     segment = flat.segment_of(place)

@@ -1,7 +1,7 @@
-"""A selection of messages from a tier, page by page: what is after `tiered read`.
+"""A selection of messages from a tier, page by page, for `tiered read`.
 
-Each queue has a log of its own in a tier, so queues come one after another, by number. What cannot
-be read is reported through a callback while the reading continues.
+In a tier each queue has its own log, so queues come one after another, by number. Read errors are
+reported through a callback while reading continues.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def unreadable(tier: Tier, topic: str | None, report: Report) -> None:
 
 
 def counted(unfiltered: Iterable[Page], wanted: Selection) -> Iterator[Page]:
-    """Return what of the pages fulfils the conditions, up to the count."""
+    """Return the part of the pages that fulfils the conditions, up to the count."""
     conditions = wanted.conditions()
     yield from limited((filtered(page, conditions) for page in unfiltered), wanted.count)
 
@@ -65,7 +65,7 @@ def _queue_pages(queue: FlatQueue, wanted: Selection, report: Report,
 
 
 def _range(queue: FlatQueue, wanted: Selection) -> tuple[int | None, int | None]:
-    """Return the queue offsets to look at, narrowed by the times asked for; None: all."""
+    """Return the queue offsets to read, narrowed by the requested times; None: all."""
     start, end = wanted.from_offset, None
     if wanted.since is not None:
         start = max(start or 0, at_time(queue, wanted.since - CLOCK_SLACK).queue_offset)

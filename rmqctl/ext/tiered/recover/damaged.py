@@ -1,9 +1,9 @@
-"""Queue offsets whose records in a queue's commit log are damaged: which bytes are theirs, what of
-them can be repaired, and where a unit has to point so that later ones keep their queue offsets.
+"""Queue offsets whose records in a queue's commit log are damaged: their bytes, the repairable
+fields, and the target of their units, so that later messages keep their queue offsets.
 
-A broker uploads a queue without leaving one out (tiered.md §7), so between two messages that are
-complete the log has exactly the records of the queue offsets between. A broker skips a unit whose
-record has no magic or another size than the unit says (§9.2), and continues at the next one.
+A broker uploads all messages of a queue (tiered.md §7), so between two intact messages the log has
+exactly the records of the queue offsets between. A broker skips a unit whose record has no magic or
+another size than the unit (§9.2), and continues at the next one.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ _BLOCK = 1 << 20
 @dataclass(frozen=True, slots=True)
 class Lost:
     """Queue offsets ``[first, end)`` whose records are incomplete: they are the bytes ``[start,
-    stop)`` of the log. ``rows`` are those of the survey that are there and say another queue
-    offset; ``before`` is the number of the row after them.
+    stop)`` of the log. ``rows`` are the survey's rows in this range with another queue offset;
+    ``before`` is the number of the row after them.
     """
 
     first: int
@@ -94,8 +94,8 @@ def find_damaged(surveyed: Survey, name: QueueName) -> Damaged:
 
 
 def _show_first(surveyed: Survey, result: Damaged) -> None:
-    """Return where the log begins with what stays damaged: a broker takes what is in place of its
-    queue offset for the queue's first one (§2), and would not give out what is before that.
+    """Return where the log begins with bytes that stay damaged: a broker reads the bytes at its
+    queue offset as the queue's first one (§2), and would not return messages before it.
     """
     rows, log = surveyed.rows, surveyed.log
     segment = log.segment_of(log.start)
@@ -166,8 +166,8 @@ def _goes_on(surveyed: Survey, runs: Sequence[tuple[int, int]], run: int, follow
 
 def _between(surveyed: Survey, start: int, first: int | None, runs: Sequence[tuple[int, int]],
              stray: int, following: int) -> Lost | None:
-    """Return what is lost from the byte ``start`` up to the run ``following``, if that can be: the
-    runs from ``stray`` on are of one message each, whose queue offset is wrong.
+    """Return the loss from the byte ``start`` up to the run ``following``, if possible: the runs
+    from ``stray`` on are single messages with a wrong queue offset.
     """
     rows = surveyed.rows
     before = runs[following][0]
@@ -259,8 +259,8 @@ def _mend_back(log: FlatFile, name: QueueName, first: int, end: int,
 
 def _mend(log: FlatFile, name: QueueName, queue_offset: int, start: int, stop: int,
           result: Damaged, *, to_end: bool) -> int:
-    """Add the pieces that make the record at ``start`` whole, which ends at ``stop`` at the latest
-    (``to_end``: just there); its size, 0 where nothing proves it.
+    """Add the pieces that repair the record at ``start``, which ends at ``stop`` at the latest
+    (``to_end``: exactly there); return its size, or 0 if nothing proves it.
     """
     segment = log.segment_of(start)
     if segment is None or not segment.name_ok or stop - start < message.MIN_SIZE or (

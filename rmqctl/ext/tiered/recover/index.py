@@ -108,9 +108,9 @@ def look(flat: FlatFile | None, local: LocalIndex, entries: Mapping[int, Segment
 
 
 def expired_before(out: RecoveredIndex, entries: Mapping[int, SegmentEntry]) -> int:
-    """Return the store time before which items may have expired: where the first file does not
-    begin at 0, and metadata knows of none before it. Files overlap in time, so what is as old as
-    the first that is left may have been in one that went.
+    """Return the store time before which items may have expired: if the first file does not begin
+    at 0, and metadata has none before it. Files overlap in time, so items as old as the first
+    remaining one may have been in a deleted file.
     """
     first = min(out.segments, key=lambda segment: segment.base, default=None)
     if first is None or not first.base or any(base < first.base
@@ -121,7 +121,7 @@ def expired_before(out: RecoveredIndex, entries: Mapping[int, SegmentEntry]) -> 
 
 def _recovered_segment(file: IndexFile, segment: Segment,
                        entry: SegmentEntry | None) -> RecoveredSegment:
-    """A broker takes the end of the header, or what it has seen itself: both stay."""
+    """A broker uses the end time in the header, or the one it has seen itself: both stay."""
     end, low, high = times_of(file)
     quirk = None
     if entry is not None and entry.begin_timestamp == file.timestamp and (
@@ -235,7 +235,7 @@ def _missing_items(folder: str, queues: Sequence[tuple[FlatQueue, RecoveredQueue
 
 
 def _since(missing: RowFile, since: int, folder: str) -> Array:
-    """Return what is not older than ``since``."""
+    """Return the items that are not older than ``since``."""
     if not since:
         return missing.mapped()
     younger = RowFile(LOST, _MISSING, held=_FEW, folder=folder)
@@ -311,7 +311,7 @@ _RUN = 1 << 22
 
 
 def mixed(key_hash: Array, topic_id: Array, queue_id: Array, offset: Array) -> Array:
-    """Return what tells items apart (uint64), whichever rule their hash follows."""
+    """Return the identity of items (uint64), by either hash rule."""
     return marks(topic_id, queue_id, offset, folded(key_hash))
 
 

@@ -35,11 +35,11 @@ from rmqctl.scan.frames import Array, Batch, gather_int
 
 
 class IndexDamage(Items):
-    """Takes index files, then the keys of all messages that units will point to; then says which
-    files are damaged. To be closed.
+    """Collect index files, then the keys of all messages that units will point to; then return the
+    damaged files. Must be closed.
 
-    ``queues`` are the broker's, by the number that the other functions get; ``offsets`` gives the
-    log offsets, ascending, to which a queue's units will point.
+    ``queues`` are the broker's, by the number that the other functions get; ``offsets`` returns the
+    log offsets that a queue's units will point to, ascending.
     """
 
     def __init__(self, files: Iterable[IndexFile], queues: Sequence[FlatQueue],
@@ -56,7 +56,7 @@ class IndexDamage(Items):
                 self._reasons[file.where] = reason
 
     def _form(self, file: IndexFile) -> str | None:
-        """Return what is wrong with a file itself."""
+        """Return the fault of a file itself."""
         name = os.path.basename(file.where)
         if (file.status == "UNSEALED" and name not in OLD_INDEX_NAMES and file.size
                 and int(name) != file.timestamp):
@@ -84,7 +84,7 @@ class IndexDamage(Items):
                  batch.column("store_timestamp"))
 
     def take_lost(self, number: int, items: Array) -> None:
-        """Keys as the items that are to be theirs (`index.LOST`)."""
+        """Return keys as items of the index (`index.LOST`)."""
         out: Array = np.zeros(len(items), KEY)
         out["mark"] = marks(np.full(len(items), number, np.int64), items["offset"], items["size"],
                             folded(items["key_hash"]))
@@ -93,7 +93,7 @@ class IndexDamage(Items):
         self.keys.add(out)
 
     def damaged(self, lacking: Array) -> list[tuple[IndexFile, str]]:
-        """Return the damaged files with what is wrong. ``lacking``: the hashes of keys without an
+        """Return the damaged files with their faults. ``lacking``: the hashes of keys without an
         item. StoreIOError.
         """
         self._lacking = np.unique(folded(lacking))

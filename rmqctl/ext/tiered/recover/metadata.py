@@ -26,7 +26,7 @@ from rmqctl.formats.tiered.units import NEVER
 _SAMPLES = 64
 """Items of an id that are examined."""
 _ENOUGH = 8
-"""Items that agree, after which no more are asked."""
+"""Number of agreeing items after which no more are read."""
 _IDS = 1 << 16
 """Ids that are counted; a damaged file may claim any number of them."""
 
@@ -171,7 +171,7 @@ def count_topic_ids(files: Iterable[IndexFile],
 
 
 def most_likely_ids(counts: dict[str, dict[int, int]]) -> dict[str, int]:
-    """Return {topic: id}, no id for two, from what `count_topic_ids` gives."""
+    """Return {topic: id}, each id once, from the result of `count_topic_ids`."""
     chosen: dict[str, int] = {}
     used: set[int] = set()
     ranked = sorted(((count, topic_id, topic) for topic, ids in counts.items()

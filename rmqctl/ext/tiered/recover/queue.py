@@ -1,5 +1,5 @@
-"""One queue of a tier recovered: its commit log where messages say another place than theirs, its
-consume queue from the messages (tiered.md §4, §8.3, §8.4, §17.6).
+"""Recover one queue of a tier: its commit log where physical offsets are wrong, its consume queue
+from the messages (tiered.md §4, §8.3, §8.4, §17.6).
 """
 
 from __future__ import annotations
@@ -161,9 +161,9 @@ class QueueRecovery:
         return out
 
     def _survey_placed(self, log: FlatFile, rows: FlatFile) -> Survey:
-        """Return the survey of the log, again after each change of which files are in it: segments
-        move to where all of their messages say they begin, and those go that hold nothing and are
-        in the way of another.
+        """Return the survey of the log, again after each change of its files: segments move to
+        where all of their messages say they begin, and segments without a message that are in the
+        way of another are removed.
         """
         path = os.path.join(self._folder, "rows")
         surveyed = survey(self._queue, log, path)
@@ -326,8 +326,8 @@ class QueueRecovery:
                 known=not surveyed_segment.damaged and bool(surveyed_segment.messages or not size)))
 
     def _cut_orphans(self, surveyed: Survey, end: int) -> int | None:
-        """Plan to cut off the end of the log that no unit points to, where that is asked for; the
-        tiered offset at which it is cut.
+        """Plan to cut off the end of the log that no unit points to, if requested; return the
+        tiered offset of the cut.
         """
         log = surveyed.log
         if not log.segments or end >= log.end:

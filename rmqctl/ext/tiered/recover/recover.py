@@ -1,8 +1,7 @@
 """A broker's tier recovered from its files alone, as a plan (tiered.md §12, §17.6).
 
-The commit logs are believed: every message in them proves itself. From them come the consume
-queues where units are wrong or missing, from all of it the metadata, and the index items that are
-lost. Nothing is changed here.
+The commit logs are trusted: every message in them proves itself. Wrong or missing units are rebuilt
+from them, then metadata and lost index items. Nothing is changed here.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ _MOST_LOST = 1000
 PARTS = ("metadata", "queues", "index")
 
 Watch = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
-"""(label, total) -> a context whose value is called with what was done."""
+"""(label, total) -> a context whose value is called with the amount done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,7 +308,7 @@ class _Recovery:
         return next((file.shape for file in reversed(index.files) if file.form == OPEN), None)
 
     def _is_dispatched(self, queues: Sequence[RecoveredQueue]) -> bool:
-        """Return whether rmqctl itself has still to index what it uploaded."""
+        """Return whether rmqctl must still index its own uploads."""
         scope = self._scope
         progress = IndexProgress(scope.broker_root, f"{scope.cluster}/{scope.broker}")
         progress.load()

@@ -266,7 +266,7 @@ class Changed:
         return self._below.size(path)
 
     def close(self) -> None:
-        """Nothing: others still read from what is below."""
+        """Nothing to close: others still read from the reader below."""
 
 
 class Overlaid(Changed):
@@ -293,7 +293,7 @@ class Overlaid(Changed):
 
 def close_up(found: Survey, folder: str) -> tuple[FlatFile, dict[str, str]]:
     """Take out of segments a part of a block which was written again after it (tiered.md §8.4):
-    without it everything is where units, index items and the next segment take it to be.
+    without it, units, index items and the next segment match the log.
 
     (the log with what would be its files, {segment's path: new file in ``folder``}). Only segments
     whose length is then exactly what the next one's base says. In the last segment nothing follows,

@@ -1,10 +1,10 @@
-"""Store times in a queue's commit log that cannot be, or that the index contradicts.
+"""Impossible store times in a queue's commit log, and those that the index contradicts.
 
 They are corrected by the rules of the local salvage (`rmqctl.repair.salvage.mend.times`), with the
 index items of the tier.
 
-A wrong one costs more than itself: a tier's index files, its segments in the metadata and what is
-found by time all begin and end at store times.
+A wrong time has further effects: a tier's index files, its segments in the metadata and searches by
+time all begin and end at store times.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _FAR = 1 << 62
 
 @dataclass(slots=True)
 class MendedTimes:
-    """``pieces`` by the segment's path; ``reasons`` what was done to each, in words."""
+    """``pieces`` by the segment's path; ``reasons`` of the changes, in words."""
 
     pieces: dict[str, list[Piece]] = field(default_factory=dict)
     reasons: list[str] = field(default_factory=list)

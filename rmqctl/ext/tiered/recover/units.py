@@ -107,7 +107,7 @@ class Counts:
 
 
 class Units:
-    """The units of a queue: what is there of them, and what has to be."""
+    """The units of a queue: the existing ones, and the needed ones."""
 
     def __init__(self, log: FlatFile, queue: FlatFile, expected: Expected,
                  damaged: Sequence[tuple[int, int, int]] = ()) -> None:
@@ -118,7 +118,7 @@ class Units:
         self.cut = 0
         """Units at the end that point to nothing, and are left out."""
         self.lost: list[tuple[int, UnitRecord]] = []
-        """The first of these that tell of a message, with their queue offsets."""
+        """Return the first of these with a message, with their queue offsets."""
         self._kept = {segment.base: Run(segment.base // UNIT_SIZE, segment.end // UNIT_SIZE)
                       for segment in queue.segments}
         self._trim()
@@ -156,9 +156,7 @@ class Units:
         return units, present
 
     def _sound(self, first: int, units: Array) -> Array:
-        """Return whether units point to a message that is theirs, be it one that was written
-        again.
-        """
+        """Return whether units point to their own message, or to one that was written again."""
         rows = self.expected.rows
         good: Array = np.zeros(len(units), bool)
         if not len(rows):
@@ -178,9 +176,7 @@ class Units:
         return good
 
     def _leads_to_damage(self, first: int, units: Array) -> Array:
-        """Return whether units point to the damaged bytes that have to be those of their
-        messages.
-        """
+        """Return whether units point to the damaged bytes that must be those of their messages."""
         inside: Array = np.zeros(len(units), bool)
         low, high = np.searchsorted(self._damaged[:, 0], (first, first + len(units)))
         for queue_offset, start, stop in self._damaged[low:high].tolist():
@@ -198,8 +194,8 @@ class Units:
         return inside
 
     def _trim(self) -> None:
-        """Leave out units at the end that point beyond the log, and of whose messages none is
-        there: a broker's next messages would come to be where they point.
+        """Leave out units at the end that point past the log and whose messages are missing: a
+        broker would write its next messages where they point.
         """
         for segment in reversed(self.queue.segments):
             sound_run = self._kept[segment.base]
@@ -315,8 +311,8 @@ def _joined(runs: Iterable[Run]) -> list[Run]:
 # -- files ----------------------------------------------------------------------------------------
 
 def split_names(flat: FlatFile, unit: int = 1) -> tuple[FlatFile, list[Segment]]:
-    """Return (the segments that a broker may find, one for each base, be it by another name; those
-    that cannot be). ``unit``: what bases have to be a multiple of.
+    """Return (the segments that a broker may find, one for each base, even by another name; the
+    impossible ones). ``unit``: bases must be a multiple of it.
     """
     good: dict[int, Segment] = {}
     wrong = []

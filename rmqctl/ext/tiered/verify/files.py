@@ -1,7 +1,7 @@
 """Names, gaps, and metadata against files, both ways (tiered.md §1, §6, §17.3 N, S).
 
-A broker opens what metadata names and believes its sizes but for the last segment of a queue's
-flat files; what metadata does not name is invisible to it.
+A broker opens the files that metadata names and relies on its sizes, except for the last segment of
+a queue's flat files; files that are not in the metadata are invisible to it.
 """
 
 from __future__ import annotations
@@ -85,7 +85,9 @@ def foreign(tier: Tier) -> set[str]:
 
 
 def metadata(tier: Tier, broker: str | None = None) -> Iterator[Finding]:
-    """Yield the metadata file itself, then what it says of files and what files say of it."""
+    """Yield findings about the metadata file, then differences between metadata and files, both
+    ways.
+    """
     path = tier.metadata_path
     # Missing metadata is damage only if its place is certain.
     if path is None:

@@ -1,4 +1,6 @@
-"""The tier that is in a store, verified with it: one verdict on both, and what it has lost."""
+"""Verify the tier in a store together with the store: one verdict on both, and the tier's
+losses.
+"""
 
 from __future__ import annotations
 

@@ -51,7 +51,9 @@ class Times:
 
 
 def check(file: IndexFile, take: Take, times: Times) -> Iterator[Finding]:
-    """Findings of one file. ``take`` gets every block of items. StoreIOError, FormatError."""
+    """Yield findings of one file. ``take`` is called with every block of items. StoreIOError,
+    FormatError.
+    """
     if file.form == EMPTY and file.status == "UNSEALED":
         yield note(file, "file-empty", "empty open index file: its items are lost")
         return

@@ -111,8 +111,8 @@ class Items:
         self.items.add(out)
 
     def _unknown(self, tally: Tally, topic: Array, queue_id: Array) -> None:
-        """Items of queues without files: of those that metadata knows everything is expired, and a
-        topic id that was given and no longer exists is of a removed topic.
+        """Judge items of queues without files: items of queues in the metadata are expired; a topic
+        id that was assigned and no longer exists is of a removed topic.
         """
         pairs, counts = np.unique(np.stack([topic, queue_id]), axis=1, return_counts=True)
         for (topic_id, queue), count in zip(pairs.T.tolist(), counts.tolist(), strict=True):

@@ -1,4 +1,4 @@
-"""Index items against the keys of messages, both ways, without going to and fro (tiered.md §5.4).
+"""Compare index items with the keys of messages, both ways, in sequential passes (tiered.md §5.4).
 
 Either side becomes fingerprints of queue, commit log offset, size and hash. A hash counts as equal
 to the one newer brokers give the same key: where the Java hash is negative, one negates it and the
@@ -37,7 +37,7 @@ _FIRST = np.arange(BUCKETS, dtype=np.uint64) << np.uint64(58)
 
 
 def folded(key_hash: Array) -> Array:
-    """Return the same number for the hashes either rule gives to a key (int64)."""
+    """Return the same number for the hashes that either rule computes for a key (int64)."""
     value = np.abs(key_hash.astype(np.int64))
     folded_value: Array = np.minimum(value, _HALF - value)
     return folded_value
@@ -152,7 +152,7 @@ class Spool:
         return np.split(rows, np.searchsorted(rows["mark"], _FIRST[1:]))
 
     def _memory_rows(self) -> Array:
-        """Return what is in memory, ordered by mark."""
+        """Return the rows in memory, ordered by mark."""
         if len(self._rows) != 1 or not self._ordered:
             rows = np.concatenate(self._rows) if self._rows else np.zeros(0, self._dtype)
             self._rows = [rows[np.argsort(rows["mark"], kind="stable")]]

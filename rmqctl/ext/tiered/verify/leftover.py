@@ -135,7 +135,7 @@ class Left:
 
     @cached_property
     def _end_now(self) -> int:
-        """Return where the commit log ends by now."""
+        """Return the current end of the commit log."""
         return FlatFile.open(self.log.reader, self.log.folder).end
 
     def _explained_unit(self, unit: Unit) -> Iterator[Finding]:

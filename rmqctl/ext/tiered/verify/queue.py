@@ -65,11 +65,11 @@ class TimeSpan:
 
 
 class Times:
-    """Collects the times of one queue, by segment of its two flat files.
+    """Collect the times of one queue, by segment of its two flat files.
 
-    A broker keeps the least and the greatest of what is at byte 56 of the messages. 5.1 and 5.2
-    keep the first and the last; after a crash the numbers may be of a part of the segment, or never
-    set. Only times beyond those of the messages contradict.
+    A broker keeps the least and the greatest value at byte 56 of the messages. 5.1 and 5.2 keep the
+    first and the last; after a crash the numbers may be of a part of the segment, or never set.
+    Only times beyond those of the messages contradict.
     """
 
     def __init__(self, queue: FlatQueue) -> None:

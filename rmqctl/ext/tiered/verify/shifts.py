@@ -1,4 +1,6 @@
-"""Messages after where their units point: a broker repeated a torn write (tiered.md §8.4)."""
+"""Messages after the offset where their units point: a broker repeated a torn write (tiered.md
+§8.4).
+"""
 
 from __future__ import annotations
 
@@ -79,7 +81,7 @@ class Shifts:
 
     def explains(self, unit: Unit) -> bool:
         """Return whether the message of a unit is a proven distance after: one of the block, or a
-        later one that the walk could not tell from the body of a damaged record.
+        later one that the walk could not distinguish from the body of a damaged record.
         """
         self._search(unit.queue_offset, unit.offset)
         segment = self._log.segment_of(unit.offset)

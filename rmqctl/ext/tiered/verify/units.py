@@ -58,7 +58,7 @@ class Units:
         return (self._file.end - self._file.start) % UNIT_SIZE
 
     def find_tears(self) -> None:
-        """Fill ``tears``. Only looks where the length gives a torn write away."""
+        """Find ``tears``. Searches only if the length shows a torn write."""
         starts = [segment.base % UNIT_SIZE for segment in self._file.segments if segment.usable]
         if not self.torn_bytes and not any(starts):
             return

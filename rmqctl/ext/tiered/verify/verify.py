@@ -305,9 +305,9 @@ def by_threads(root: str, queues: Sequence[FlatQueue], jobs: int, keys: Spool | 
                empty_too: bool, local_index: str | None = None,
                local_from: Callable[[FlatQueue], int | None] = lambda _queue: None) -> Iterator[
                    tuple[FlatQueue, _Result]]:
-    """Yield every queue with what was found, in order, by ``jobs`` threads.
+    """Yield every queue with its findings, in order, by ``jobs`` threads.
 
-    Each opens the files itself. ``keys`` takes those of messages, None where nobody asks;
+    Each thread opens the files itself. ``keys`` collects those of messages, or is None;
     ``local_index``: the folder of index files that are not uploaded; ``local_from``: see `Place`.
     StoreIOError.
     """
