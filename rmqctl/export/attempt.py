@@ -1,4 +1,4 @@
-"""The files of one attempt at a task, in a folder of its own, forced to disk when they are done."""
+"""The files of one attempt at a task, in its own folder, flushed to disk when complete."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class WriteError(StoreIOError):
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """One file: its name in the attempt's folder, its partition's number, what is in it.
+    """One file: its name in the attempt's folder, its partition's number, its content.
 
     ``at`` and ``flush``: the range of the store with the first of its messages, and which of the
     buffers of that range had them. The files of a partition in this order are in the log's.
@@ -111,7 +111,7 @@ class Attempt:
             sync_many(late, self.folder)
 
     def remove(self) -> None:
-        """Remove what was written, after a failure."""
+        """Remove the written file after a failure."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     @contextlib.contextmanager

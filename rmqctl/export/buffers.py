@@ -1,6 +1,6 @@
 """Messages collected in memory until they are written, in the order of their partitions.
 
-`Lines` holds them as lines of JSON or CSV, `rmqctl.export.columns` as Arrow columns. Both give
+`Lines` holds them as lines of JSON or CSV, `rmqctl.export.columns` as Arrow columns. Both return
 `Chunks`: one for each partition, to be written into its file or set aside (`rmqctl.export.spill`).
 """
 
@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 FLUSH = 16 << 20
-"""Bytes of columns for which a process needs some 50 MiB in all for each thread: column buffers,
-what is taken from them by partition, and the encoded pages."""
+"""Bytes of columns for which a process needs about 50 MiB for each thread: column buffers, the rows
+selected by partition, and the encoded pages.
+"""
 
 class Chunks:
     """Content of a buffer: chunk number ``n`` has all of its messages of the partition
@@ -75,7 +76,7 @@ class Chunks:
 
 
 class Buffer(Protocol):
-    """Collects messages; `take` gives all of them by partition and forgets them.
+    """Collect messages; `take` returns all of them by partition and forgets them.
 
     ``rank``: the place of each partition among the chunks; None for the order of their numbers.
     """
@@ -97,11 +98,11 @@ class Origin(NamedTuple):
     base: int
 
     def of(self, names: Sequence[str]) -> dict[str, str]:
-        """Return those of `ORIGIN` that are among the names."""
+        """Return the names that are in `ORIGIN`."""
         return {name: getattr(self, name) for name in names if name in ORIGIN}
 
     def provenance(self, batch: Batch, names: Sequence[str]) -> dict[str, list[Any]]:
-        """Return the values of those of `PROVENANCE` that are among the names, for each message."""
+        """Return the values of the names in `PROVENANCE`, for each message."""
         found: dict[str, list[Any]] = {}
         if "position" in names:
             found["position"] = (batch.offset - self.base).tolist()

@@ -1,9 +1,9 @@
 """The messages of one or many stores as Parquet, JSON lines, CSV or Avro files.
 
-The ranges of all logs are tasks for a `Pool`; each writes files of its own and returns their
-names. Partitions of which a range has few messages are set aside, and more tasks make their files.
-Here the seams between ranges are checked, what counts is collected, and the whole is published by
-one rename: complete, or with a manifest that says what is missing, or not at all.
+The ranges of all logs are tasks for a `Pool`; each writes separate files and returns their names.
+Partitions with few messages in a range are set aside, and further tasks write their files. Here the
+seams between ranges are checked, results are collected, and the export is published by one rename:
+complete, or with a manifest of the missing parts, or not at all.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ Progress = Callable[[int], None]
 
 def export(plans: Sequence[StorePlan], spec: Export, out: str, pool: Pool,
            progress: Progress | None = None) -> Result:
-    """Export what was planned into a new folder ``out``.
+    """Export the plans into a new folder ``out``.
 
-    Messages whose body does not match its CRC are exported (``crc_ok`` false) and counted. What is
-    damaged, missing or unreadable is named in the result and in the manifest. RefusedError if
-    ``out`` is there; StoreIOError if it cannot be written, or nothing be read.
+    Messages whose body does not match its CRC are exported (``crc_ok`` false) and counted. Damaged,
+    missing and unreadable ranges are listed in the result and in the manifest. RefusedError if
+    ``out`` exists; StoreIOError if it cannot be written or nothing can be read.
     """
     stores = [StoreResult(plan=plan) for plan in plans]
     for store_result in stores:

@@ -1,4 +1,4 @@
-"""Files of an export over an opened binary file, rows in, bytes out; those of text are here.
+"""Files of an export over an opened binary file, rows in, bytes out; the text formats are here.
 
 A file never flushes or closes the binary file under it: `export_sink` does, and forces it to disk.
 """

@@ -1,4 +1,4 @@
-"""The two forms of an export: lines of text, and Arrow columns, loaded only where wanted."""
+"""The two forms of an export: lines of text, and Arrow columns, imported on demand."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 Ranges set these aside (`rmqctl.export.spill`), divided into buckets by partition. A task makes the
 files of one bucket: one for each partition and at most `MOST` bytes, in the order of the log. Where
-a range has a file of a partition of its own, the messages before and after it go into two, so that
-the names of files are in the order of the log, too.
+a range has its own file of a partition, the messages before and after it go into two, so that the
+names of files are in the order of the log, too.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The messages of stores in one file, in the order of the stores and of their logs.
 
-The file appears at the end, complete, by one rename, or not at all; standard output gets what
-there is as it comes. What is counted, and what is missing, is the same as for a folder
+The file appears at the end, complete, by one rename, or not at all; standard output receives
+messages as they are read. Counts and missing ranges are the same as for a folder
 (`rmqctl.export.export`).
 """
 
@@ -67,10 +67,10 @@ def form_of(out: str) -> Form | None:
 
 def export_file(plans: Sequence[StorePlan], spec: Export, out: str, *, count: int | None = None,
                 manifest: bool = False, progress: Callable[[int], None] | None = None) -> Result:
-    """Export what was planned into the new file ``out``: at most ``count`` messages.
+    """Export the plans into the new file ``out``: at most ``count`` messages.
 
-    ``manifest``: what the file holds, what is missing and its digest go to ``OUT.manifest.json``.
-    RefusedError if ``out`` is there; StoreIOError if it cannot be written, or nothing be read.
+    ``manifest``: write content, missing ranges and digest to ``OUT.manifest.json``. RefusedError if
+    ``out`` exists; StoreIOError if it cannot be written or nothing can be read.
     """
     # Refuse every target before the export starts: nothing is replaced.
     targets = [checked_target(out), *([checked_target(f"{out}.manifest.json")] if manifest else [])]
@@ -108,7 +108,7 @@ def export_file(plans: Sequence[StorePlan], spec: Export, out: str, *, count: in
 
 def write(plans: Sequence[StorePlan], spec: Export, target: IO[bytes], out: str, *,
           count: int | None = None, progress: Callable[[int], None] | None = None) -> Result:
-    """Export what was planned into an open binary file. StoreIOError."""
+    """Export the plans into an open binary file. StoreIOError."""
     stores = [StoreResult(plan=plan) for plan in plans]
     file = opened(spec, target)
     left = count
@@ -168,7 +168,7 @@ def _flush(rows: Any, file: File) -> None:
 
 
 def _publish(staged: str, target: str) -> None:
-    """Give a file its name, for good; never that of another file."""
+    """Give a file its final name; never that of another file."""
     try:
         os.link(staged, target)
     except FileExistsError:

@@ -30,7 +30,7 @@ from rmqctl.store.queue.compaction import CompactedRows, served_queues
 from rmqctl.store.store import Sizes, Store
 
 LEAST, MOST = 64 << 20, 512 << 20
-"""Bytes of a range, unless their number was asked for."""
+"""Bytes of a range, unless the number of ranges is given."""
 BUCKET, LEAST_BUCKET, MOST_BUCKETS = 256 << 20, 4 << 20, 1024
 """Bytes of a log for which there is a bucket of what ranges set aside, more for idle workers."""
 _SAMPLES, _SAMPLE = 8, 4 << 20
@@ -38,7 +38,7 @@ _SAMPLES, _SAMPLE = 8, 4 << 20
 
 @dataclass(slots=True)
 class StorePlan:
-    """One store: ``pieces`` of its log, and what is known to be missing before it is read."""
+    """One store: ``pieces`` of its log, and the ranges known to be missing before reading."""
 
     name: str
     files: list[StoreFile] = field(default_factory=list)
@@ -70,7 +70,7 @@ def plan(names: Sequence[str], wanted: Selection, jobs: int, *, count: int | Non
          folders: Sequence[str] = (), sizes: Sizes | None = None,
          compacted: bool = False) -> list[StorePlan]:
     """Return the plan of each store. ``count``: ranges to cut each log into, else by its size and
-    jobs. ``compacted``: of a topic that a broker reads from a compaction log what is in that.
+    jobs. ``compacted``: read topics with a compaction log from that log, as a broker does.
 
     NotAStoreError, StoreIOError for a store that cannot be opened at all.
     """

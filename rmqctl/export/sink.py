@@ -1,10 +1,10 @@
 """Takes the messages of one range and writes them by partition, in bounded memory.
 
-A buffer collects messages up to `FLUSH` bytes, then goes into the files of its partitions: one
-row group each. A partition gets a file where this range has enough of it (`ENOUGH`), or where the
-range is the only one of its store and few files are open. What is left is set aside in one file of
-the range, from which `gather` makes the files of all ranges. So the number of files is bounded by
-partitions and by bytes, not by ranges and buffers.
+A buffer collects messages up to `FLUSH` bytes, then goes into the files of its partitions: one row
+group each. A partition gets a file where this range has enough of it (`ENOUGH`), or where the range
+is the only one of its store and few files are open. Other messages are set aside in one file of the
+range, from which `gather` writes the files of all ranges. So the number of files depends on
+partitions and bytes, not on ranges and buffers.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from rmqctl.export.spill import Spill, Spilled
 from rmqctl.scan.frames import Array, Batch
 
 ENOUGH = 1 << 20
-"""Bytes of columns in a buffer for which a partition gets a file of its own."""
+"""Bytes of columns in a buffer from which on a partition gets its own file."""
 MOST_OPEN = 64
 
 
 class Sink:
-    """The files of one attempt at a range. `close` gives them; `abandon` removes them.
+    """The files of one attempt at a range. `close` returns them; `abandon` removes them.
 
     ``at``, ``alone``, ``buckets``: those of the `Piece`.
     """
@@ -63,7 +63,7 @@ class Sink:
             self._flush()
 
     def close(self) -> tuple[list[Written], Spilled | None]:
-        """Return all files, durably written, and what was set aside. WriteError."""
+        """Return all files, durably written, and the messages set aside. WriteError."""
         self._flush()
         while self._open:
             self._close_oldest()
@@ -76,7 +76,7 @@ class Sink:
         return self._written, spilled
 
     def abandon(self) -> None:
-        """Remove what was written, after a failure."""
+        """Remove the written files after a failure."""
         for one in self._open.values():
             drop(one.target, one.file)
         self._open.clear()
@@ -98,7 +98,7 @@ class Sink:
         pa.default_memory_pool().release_unused()
 
     def _kept(self, code: int, chunks: Chunks, number: int, share: float) -> bool:
-        """Write a chunk into its partition's file, if it has or get one."""
+        """Write a chunk into its partition's file, if it has or needs one."""
         count = chunks.counts[number]
         if not (code in self._open or count * share >= ENOUGH
                 or (self._alone and len(self._open) < MOST_OPEN)):

@@ -32,7 +32,7 @@ COMPRESSIONS: dict[str, tuple[str, ...]] = {
 }
 """For each format the ways to compress it, the default first."""
 TEXTS = ("json", "csv")
-"""Formats of text: their rows are what ``read`` gives. The others have Arrow's columns."""
+"""Text formats, whose rows are those of ``read``. The others have Arrow's columns."""
 ORIGIN = ("store", "file")
 """Fields which say where a message was found: the store as named, the file relative to it."""
 PROVENANCE = ("position", "sha256")
@@ -63,10 +63,10 @@ class Export:
            csv_text: Callable[[str], str] | None = None,
            decoding: Decoding | None = None, decoded: bool = False,
            redaction: Redaction | None = None) -> Export:
-        """Raise UsageError for what does not go together. ``stores``: how many will be exported;
-        ``provenance``: with the fields of `PROVENANCE`; ``csv_text``: what is done to a text in
-        CSV; ``decoding``: what makes fields of bodies; ``decoded``: with those of `DECODED`;
-        ``redaction``: what replaces what people wrote.
+        """Create an export; UsageError for options that contradict each other. ``stores``: number
+        of stores; ``provenance``: with the fields of `PROVENANCE`; ``csv_text``: conversion of
+        texts in CSV; ``decoding``: decoder of bodies; ``decoded``: with the fields of `DECODED`;
+        ``redaction``: replaces texts written by people.
         """
         # Refuse unknown names before any default is applied to them.
         if format not in COMPRESSIONS:

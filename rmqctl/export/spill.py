@@ -53,7 +53,7 @@ class Aside:
 
 
 class Spill:
-    """The file of what is set aside, while it is written. WriteError."""
+    """The file of messages set aside, while it is written. WriteError."""
 
     def __init__(self, attempt: Attempt, schema: pa.Schema) -> None:
         self._attempt, self._schema = attempt, schema

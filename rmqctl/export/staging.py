@@ -1,10 +1,10 @@
-"""The folder in which an export or the files of a query are made, and how it becomes the one asked
-for: whole or not at all.
+"""The staging folder of an export or of a query's files, published as OUT complete or not at all.
 
-``OUT.rmqctl-export-ID`` is beside OUT. Workers write below ``attempts``, each attempt into a folder
-of its own; what counts is moved below ``export``, and that becomes OUT by one rename. What attempts
-left that did not count goes with the folder. A worker never makes a folder that the driver was to
-make: where it is missing, the worker sees other files than the driver (`refuse_unseen`).
+``OUT.rmqctl-export-ID`` is beside OUT. Workers write below ``attempts``, each attempt into a
+separate folder; successful files are moved below ``export``, which becomes OUT by one rename. Files
+of failed attempts are removed with the folder. A worker never creates a folder that the driver
+should have created: if it is missing, the worker sees other files than the driver
+(`refuse_unseen`).
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Staging:
         remove_folder(self.folder)
 
     def keep(self, attempt: str, name: str, relative: str) -> None:
-        """Take an attempt's file into the export under a path of its own. StoreIOError."""
+        """Move an attempt's file into the export under its own path. StoreIOError."""
         path = os.path.join(self._export, relative)
         self._folders += make_folders(os.path.dirname(path), durable=False)
         move(os.path.join(self.attempts, attempt, name), path, durable=False)
@@ -85,7 +85,7 @@ class Staging:
         return os.path.join(self._export, name)
 
     def publish(self) -> None:
-        """Move it to OUT, for good. RefusedError if OUT was created in the meantime."""
+        """Rename it to OUT. RefusedError if OUT was created in the meantime."""
         sync_many(self._folders, self._export)
         try:
             publish_folder(self._export, self.target)

@@ -13,12 +13,12 @@ from rmqctl.scan.passed_over import Damage
 MOST_NAMED = 200
 """Damaged places and messages with a bad CRC which are named; all of them are counted."""
 UNREADABLE, GAP = "unreadable", "gap"
-"""Kinds of spans that are missing: the system does not give them, or no file holds them."""
+"""Kinds of missing spans: unreadable, or in no file."""
 
 
 @dataclass(slots=True)
 class Faults(Damage):
-    """Places of the log that gave no message, in order: the first ones named, all counted."""
+    """Ranges of the log without a message, in order: the first ones listed, all counted."""
 
     most: ClassVar[int] = MOST_NAMED
 
@@ -35,7 +35,7 @@ class Tally:
     messages: int = 0
     rows: int = 0
     replaced: int = 0
-    """Of the messages, those that a repair put in place of lost ones, or kept damaged."""
+    """Number of messages that a repair put in place of lost ones, or kept damaged."""
     bad_crc: int = 0
     bad_crc_at: list[int] = field(default_factory=list)
     damage: Faults = field(default_factory=Faults)

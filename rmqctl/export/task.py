@@ -1,4 +1,4 @@
-"""One range of a log exported: what a worker does, and the small value it gives back."""
+"""Export of one range of a log: the work of a task, and its small result."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Part:
     """The result of a range: it covered the frames of positions ``[first, position)``.
 
     ``files`` are in the folder ``attempt``; ``values`` are what their partitions represent.
-    ``spilled`` is what is not in a file yet. ``store`` and ``at`` are those of the `Piece`.
+    ``spilled`` are the messages not in a file yet. ``store`` and ``at`` are those of the `Piece`.
     """
 
     store: int
@@ -71,7 +71,7 @@ class Part:
 
 
 class Reading:
-    """The batches of a range; what the system does not give is counted, the rest is read."""
+    """Yield the batches of a range; unreadable bytes are counted and skipped."""
 
     def __init__(self, part: Range[StoreFile], tally: Tally) -> None:
         self._part, self._tally = part, tally

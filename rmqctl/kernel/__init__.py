@@ -46,9 +46,9 @@ def name() -> str:
 
 
 def chosen() -> ModuleType | None:
-    """The compiled module if it is to be used, from the environment and from what is installed.
+    """Return the compiled module if it is to be used, by the environment and the installation.
 
-    UsageError for another word in `VARIABLE`, UnsupportedError where it demands what is not there.
+    UsageError for another value of `VARIABLE`, UnsupportedError if it demands a missing kernel.
     """
     wanted = os.environ.get(VARIABLE, "")
     if wanted not in _CHOICES:

@@ -1,7 +1,7 @@
 """The tables of stores as Arrow record batches, and SQL over them in this process by DuckDB.
 
-`options` and `schema` are what may be asked for, `planning` cuts files into partitions, `reader`
-gives their rows, `seams` says where a partition's first frame starts, `session` asks DuckDB, and
-`interrupting` lets a signal end what it computes. The data source of Spark (`rmqctl.ext.spark`)
-reads the same tables.
+`options` and `schema` describe a read, `planning` cuts files into partitions, `reader` returns
+their rows, `seams` finds the start of a partition's first frame, `session` runs DuckDB, and
+`interrupting` lets a signal stop it. The data source of Spark (`rmqctl.ext.spark`) reads the same
+tables.
 """

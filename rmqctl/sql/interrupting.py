@@ -1,8 +1,8 @@
-"""A query that a signal ends.
+"""Let a signal end a query.
 
-Python runs the handler of a signal between two of its own steps, and a library that computes for
-minutes makes none. The signal itself writes a byte into a pipe at once, and a thread that waits for
-it tells the library to stop; then the handler runs.
+Python runs signal handlers between two of its own steps, and a library that computes for minutes
+makes none. The signal itself writes a byte into a pipe at once, and a waiting thread stops the
+library; then the handler runs.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _AGAIN_S = 0.2
 
 @contextmanager
 def interrupted_by_signals(interrupt: Callable[[], object]) -> Iterator[list[int]]:
-    """Call ``interrupt`` in another thread when SIGINT or SIGTERM comes, until the end, and give
-    the signals that came: a library may drop what their handlers raise.
+    """Call ``interrupt`` in another thread on SIGINT or SIGTERM, until the end, and yield the
+    received signals: a library may drop exceptions of their handlers.
 
-    Outside of the main thread, and where another one waits for signals, nothing is done.
+    Does nothing outside of the main thread, or if another one waits for signals.
     """
     # A handler written in Python runs late in a library's call; the wake-up pipe does not.
     came: list[int] = []

@@ -1,4 +1,4 @@
-"""Values of queries as JSON knows them, whichever engine answered."""
+"""Convert values of queries to JSON, for either engine."""
 
 from __future__ import annotations
 
@@ -45,6 +45,6 @@ def micros_text(value: int) -> str:
 
 
 def number_of(value: Decimal) -> int | str:
-    """Return an integer as such; any other as text, which keeps its digits."""
+    """Return an integer unchanged; any other value as text, which keeps its digits."""
     integral = value.to_integral_value()
     return int(integral) if integral == value else str(value)

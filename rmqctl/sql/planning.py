@@ -30,9 +30,9 @@ from rmqctl.store.stats import CLOCK_SKEW
 from rmqctl.store.store import MAX_QUEUE_ID, Store
 
 SMALLEST, LARGEST = 64 << 20, 1 << 30
-"""Bytes of a partition, where nobody says how many."""
+"""Default bytes of a partition."""
 MOST = 10_000
-"""The most partitions, where nobody says how large: a driver plans that many in seconds."""
+"""Default limit of partitions: a driver plans that many in seconds."""
 OPENING = 64 << 10
 """Cost of opening a file, in bytes: thousands of tiny files are work, too."""
 _LAST_FILES = 8
@@ -76,7 +76,7 @@ def split_size(total: int, cores: int) -> int:
 
 
 def _cut(items: list[Item], total: int, count: int) -> list[list[Piece]]:
-    """``count`` partitions of equal bytes; what weighs nothing goes with what is before it."""
+    """Return ``count`` partitions of equal bytes; items without bytes join the one before."""
     shares: list[list[Piece]] = [[] for _ in range(count)]
     edges = [total * number // count for number in range(count + 1)]
     number, before = 0, 0
@@ -111,7 +111,7 @@ def _whole(items: Iterable[Item]) -> Iterator[list[Piece]]:
 
 
 def of_store(path: str, options: Options, filters: Filters) -> Iterator[Item]:
-    """Yield what is read of one store."""
+    """Yield the pieces of one store."""
     with Store.open(vfs.abspath(path), options.log_folders) as store:
         if options.table == CONSUMEQUEUE:
             store.layout.require(store.root, "consumequeue")
@@ -189,10 +189,10 @@ def _used(files: list[StoreFile]) -> dict[str, int]:
 def files_of_time(log: CommitLog, since: int | None, until: int | None) -> list[StoreFile]:
     """Return the files that may hold messages with store times of ``[since, until]`` (ms).
 
-    They are known by the first records of each file. A store time is covered by no CRC, so one
-    record alone is not believed: a file is left out only when both of two records say so. Times in
-    a file are believed to be in order up to `CLOCK_SKEW`. All files when the times of their first
-    records are not: then the broker's clock cannot be relied on.
+    The first records of each file decide. A store time is not covered by a CRC, so a single record
+    is not enough: a file is skipped only if two records agree. Times in a file are assumed to be in
+    order up to `CLOCK_SKEW`. Returns all files if the times of their first records are out of
+    order: then the broker's clock is unreliable.
     """
     if (since is None and until is None) or len(log.files) < 2:
         return log.files

@@ -46,7 +46,7 @@ class Filters:
                 and limits != (None, None)]
 
     def of_messages(self, batch: Batch) -> Batch:
-        """Return the messages of a batch that are asked for, found before any column is made."""
+        """Return the requested messages of a batch, selected before any column is created."""
         keep: Array | None = None
         for name, least, most in (("physical_offset", self.start, _before(self.end)),
                                   ("store_timestamp", self.since, self.until)):
@@ -61,7 +61,7 @@ class Filters:
         return batch if keep is None or keep.all() else batch.select(np.flatnonzero(keep))
 
     def of_rows(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows that are asked for of a record batch, which has all of `columns`."""
+        """Return the requested rows of a record batch, which has all of `columns`."""
         keep: Any = None
         for name in self.columns:
             values = rows.column(name)

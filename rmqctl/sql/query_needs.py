@@ -22,8 +22,9 @@ COLUMNS: dict[str, Columns] = {
     MESSAGES: TABLES[MESSAGES], CONSUMEQUEUE: TABLES[CONSUMEQUEUE], INDEX: TABLES[INDEX],
     OFFSETS: OFFSET_COLUMNS, FINDINGS: FINDING_COLUMNS,
 }
-"""All tables with their columns: those of the message object, of the data source, and of the
-commands ``offsets`` and ``verify``."""
+"""All tables with their columns: of the message object, of the data source, and of the commands
+``offsets`` and ``verify``.
+"""
 _SIGNS = {"COMPARE_EQUAL": "=", "COMPARE_GREATERTHAN": ">", "COMPARE_GREATERTHANOREQUALTO": ">=",
           "COMPARE_LESSTHAN": "<", "COMPARE_LESSTHANOREQUALTO": "<="}
 _TURNED = {"=": "=", ">": "<", ">=": "<=", "<": ">", "<=": ">="}
@@ -95,7 +96,7 @@ def _walk(node: Any, named: list[str], columns: set[str]) -> bool:
 
 def _filters(base: duckdb.DuckDBPyConnection, tree: Mapping[str, Any],
              named: Sequence[str]) -> Filters:
-    """Return the conditions of a query on the messages alone, those that the source can apply."""
+    """Return the conditions of a query on the messages alone that the source can apply."""
     try:
         node = tree["statements"][0]["node"]
         source, where = node["from_table"], node["where_clause"]

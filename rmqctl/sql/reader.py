@@ -129,11 +129,11 @@ Constants = dict[str, str | int]
 
 
 class OtherPiece(Protocol):
-    """Messages that are in no store, as those of a tier: such a piece reads them itself."""
+    """Messages outside of stores, such as those of a tier: a piece that reads them itself."""
 
     @property
     def constants(self) -> Constants:
-        """Return what is the same for all its rows, but for the file."""
+        """Return the columns with one value for all its rows, except the file."""
 
     def batches(self) -> Iterator[tuple[str, Batch]]:
         """Yield (file, messages in it). StoreIOError."""
@@ -202,7 +202,9 @@ class Reading:
     _databases: dict[str, RocksQueues] = field(default_factory=dict, repr=False)
 
     def rows(self, pieces: Iterable[Piece]) -> Iterator[pa.RecordBatch]:
-        """The record batches of some pieces, in their order; StoreIOError names what is missing."""
+        """Yield the record batches of some pieces, in their order; StoreIOError names missing
+        parts.
+        """
         for piece in pieces:
             places = [getattr(piece, "store", "")]
             if isinstance(piece, LogPiece) and "://" in piece.path.path:
@@ -298,7 +300,7 @@ class Reading:
         return names + [name for name in self.filters.columns if name not in names]
 
     def _finished(self, batch: pa.RecordBatch, constant: Constants) -> pa.RecordBatch:
-        """The columns in Spark's order, under Spark's names, with what is the same for all rows."""
+        """Return the columns in Spark's order, under Spark's names, with the constant ones."""
         if not self.names:
             return batch.select([])
         columns, known = TABLES[self.table], set(batch.schema.names)

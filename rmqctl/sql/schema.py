@@ -20,7 +20,7 @@ from rmqctl.scan.tables import (
 )
 
 NAME = "rocketmq"
-"""The data source, as Spark knows it."""
+"""Name of the data source in Spark."""
 MESSAGES, FRAMES, CONSUMEQUEUE, INDEX = "messages", "frames", "consumequeue", "index"
 TIERED_MESSAGES = "tiered_messages"
 LOG_TABLES = (MESSAGES, FRAMES)
@@ -75,5 +75,5 @@ def says(text: str, word: str) -> bool:
 
 
 def named_tables(text: str) -> list[str]:
-    """Return the tables of the data source that a query may read: those it names."""
+    """Return the tables of the data source that a query names."""
     return [table for table in TABLES if says(text, table)]

@@ -148,11 +148,12 @@ class Seams:
 
 def walk_range(source: Source, seams: Seams, start: int, end: int, *, last: bool) -> Iterator[
         Batch]:
-    """The frames of a file that start at the seam of ``start`` or after, before that of ``end``.
+    """Yield the frames of a file that start at the seam of ``start`` or after, before that of
+    ``end``.
 
-    ``last``: all bytes from ``end`` on are zero; they make one frame with what is left before.
-    StoreIOError when the range does not end where the next one begins, or the file shrank: then
-    what was given is not to be used.
+    ``last``: all bytes from ``end`` on are zero; they form one frame with the zeros before.
+    StoreIOError if the range does not end where the next one begins, or the file shrank: then the
+    frames must not be used.
     """
     walk = Walk(source, seams.at(start), end,
                 beside=Beside(source).without if source.witness else None)
@@ -177,9 +178,9 @@ def whole(walk: Walk) -> None:
 
 
 class PlannedSource:
-    """A source with the ``size`` bytes it had at planning, and none of what was appended since.
+    """Yield a source with the ``size`` bytes of the plan, without bytes appended since.
 
-    StoreIOError when it is shorter by now.
+    StoreIOError if the file has shrunk.
     """
 
     def __init__(self, source: Source, size: int) -> None:

@@ -1,9 +1,9 @@
 """A query over the tables of stores, answered in this process by DuckDB.
 
-DuckDB asks for a table as often as its plan scans it, and gets a stream of record batches each
-time; nothing is copied into a database. It takes whole tables, so what a query needs of them is
-found before: the columns that its text names anywhere, and the conditions of a simple query on one
-table. Both leave in too much rather than too little, and DuckDB applies all conditions again.
+DuckDB requests a table as often as its plan scans it, and receives a stream of record batches each
+time; nothing is copied into a database. It reads complete tables, so the needs of a query are
+determined first: the columns that its text names anywhere, and the conditions of a simple query on
+one table. Both include too much rather than too little, and DuckDB applies all conditions again.
 
 The streams are generators of this process, run by threads that are not Python's. A `Session` ends
 only when those threads have: one that is left would enter an interpreter that no longer exists.
@@ -66,7 +66,7 @@ _CHEAP = {MESSAGES: "physical_offset", CONSUMEQUEUE: "queue_offset", INDEX: "num
 _ROWS = 4096
 _FOR_DECODING = ("topic", "properties", "sys_flag", "body", "physical_offset")
 _AT_ONCE = 32
-"""Messages whose bodies are decoded before DuckDB gets them."""
+"""Messages whose bodies are decoded before DuckDB reads them."""
 _MEMORY = "512MB"
 _TIME_HINT = ("times are timestamps: compare them with '2024-06-21T19:51:59Z', or "
               "epoch_ms(store_timestamp) with milliseconds")
@@ -74,7 +74,7 @@ _TIME_HINT = ("times are timestamps: compare them with '2024-06-21T19:51:59Z', o
 
 @dataclass(slots=True)
 class Answer:
-    """``columns``, and the rows as JSON knows values, once: they come as they are found."""
+    """``columns``, and the rows with JSON values, once, as they are found."""
 
     columns: list[str]
     rows: Iterator[dict[str, Any]]
@@ -86,7 +86,7 @@ def _interrupt(base: duckdb.DuckDBPyConnection) -> None:
 
 
 class Session:
-    """A context manager. ``advance`` is told bytes of logs as they are read; with ``decoding`` the
+    """A context manager. ``advance`` is called with the bytes of logs read; with ``decoding`` the
     messages have the columns `DECODED`, text: JSON, but ``decoded_as``. ``compacted``: as of
     `Options`.
     """
@@ -148,8 +148,8 @@ class Session:
         del self._base
 
     def ask(self, text: str) -> Answer:
-        """Raise UsageError with DuckDB's words for what is not a query, or is wrong; errors of a
-        store as they are.
+        """Run a query. UsageError with DuckDB's message for an invalid query; errors of a store
+        unchanged.
         """
         wanted = needs(self._base, text, self._columns)
         for table, columns in self._columns.items():
@@ -281,10 +281,10 @@ def _as_text(name: str, row: Decoded) -> str | None:
 
 @contextlib.contextmanager
 def _no_scanner() -> Iterator[None]:
-    """Within it, DuckDB reads streams in its own threads, which end with its connection.
+    """Within this context, DuckDB reads streams in its own threads, which end with its connection.
 
-    Where it finds `pyarrow.dataset` it has that read them, in threads of Arrow's pool, which read
-    ahead and which nobody can wait for. (To load it takes longer than a small query, too.)
+    If `pyarrow.dataset` is importable, DuckDB reads with it, in threads of Arrow's pool, which read
+    ahead and cannot be joined. (Importing it also takes longer than a small query.)
     """
     name = "pyarrow.dataset"
     before = sys.modules.get(name)
@@ -299,7 +299,7 @@ def _no_scanner() -> Iterator[None]:
 
 
 class _Table:
-    """A table that can be asked for more than once."""
+    """A table that can be read more than once."""
 
     def __init__(self, schema: pa.Schema, batches: Callable[[], Iterator[pa.RecordBatch]]) -> None:
         self._schema, self._batches = schema, batches

@@ -1,8 +1,8 @@
-"""Stores read and worked on with Apache Spark. The only package that imports pyspark.
+"""Read and process stores with Apache Spark. The only package that imports pyspark.
 
 Where the package is installed, or in PYTHONPATH, Spark finds the data source ``rocketmq`` by
-itself, unless the path of Python contains a space. A session that does not know it gets it by
-`register`, or by importing this package while the session is active.
+itself, unless the path of Python contains a space. In other sessions, call `register`, or import
+this package while the session is active.
 """
 
 from __future__ import annotations

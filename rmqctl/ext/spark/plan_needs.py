@@ -27,8 +27,9 @@ _TURNED = {"=": "=", ">": "<", ">=": "<=", "<": ">", "<=": ">="}
 _IN_MS = "unix_millis(store_timestamp)"
 _LIMITS = {"store_timestamp": ("since", "until", 0, 1000), _IN_MS: ("since", "until", 0, 1),
            "physical_offset": ("startPhy", "endPhy", 1, 1)}
-"""Column -> (option of the least value, option of the greatest, what is added to the latter, how
-many of a literal's units are one of the option's: Spark's times are in µs)."""
+"""Column -> (option of the least value, option of the greatest, number added to the latter, how
+many of a literal's units are one of the option's: Spark's times are in µs).
+"""
 _EQUALS = {"topic": "topic", "queue_id": "queueId"}
 
 

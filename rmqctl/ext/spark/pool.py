@@ -52,7 +52,7 @@ class SparkPool:
     """A `rmqctl.store.log.ranges.Pool` on a Spark session.
 
     ``jobs``: how many tasks the cluster works on at a time. ``watch`` hears of tasks done.
-    ``kernels``: those that tasks were worked on with so far (`rmqctl.kernel.name`).
+    ``kernels``: kernels used by tasks so far (`rmqctl.kernel.name`).
     """
 
     def __init__(self, spark: SparkSession, watch: Watch | None = None) -> None:
@@ -161,7 +161,7 @@ class _Worker:
 
 @runtime_checkable
 class Weighed(Protocol):
-    """A task that knows about how many bytes it reads."""
+    """A task with the approximate number of bytes it reads."""
 
     @property
     def weight(self) -> int: ...
@@ -238,9 +238,9 @@ def tasks_of(context: SparkContext, group: str) -> tuple[int, int]:
 
 @contextmanager
 def watched(spark: SparkSession, watch: Watch) -> Iterator[None]:
-    """``watch`` hears of the tasks of everything this thread has Spark do meanwhile.
+    """Report to ``watch`` the tasks of all Spark jobs of this thread.
 
-    What is under way is cancelled when this is left by an exception.
+    Running jobs are cancelled when this is left by an exception.
     """
     context, group, over = spark.sparkContext, new_group(), threading.Event()
 

@@ -1,8 +1,8 @@
-"""A quiet Spark session: on this machine, or on a cluster that is there already.
+"""A quiet Spark session: on this machine, or on an existing cluster.
 
-Spark's own words go into a file, which is named when something fails and removed when all is
-well. Workers get the package (``rmqctl``) and its kernel from the driver; what it needs (numpy,
-pyarrow, isal, construct) has to be installed for the Python that runs them.
+Spark's log goes to a file, which is named if something fails and removed otherwise. Workers get the
+package (``rmqctl``) and its kernel from the driver; its dependencies (numpy, pyarrow, isal,
+construct) must be installed for the Python that runs them.
 """
 
 from __future__ import annotations

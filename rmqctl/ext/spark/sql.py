@@ -1,8 +1,8 @@
 """A query over the tables of stores: views ``messages``, ``frames``, ``consumequeue``, ``index``
 and, of those that have a tier, ``tiered_messages``.
 
-Only the views that a query names are made, and of these only what its optimised plan needs is read
-(`plan_needs`): a view has all columns, those that the query does not use are typed nulls.
+Only the views that a query names are created, and only the columns and rows that its optimised plan
+needs are read (`plan_needs`): a view has all columns, unused ones are typed nulls.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def query(spark: SparkSession, stores: Sequence[str], text: str, *,
           options: Mapping[str, str] | None = None) -> DataFrame:
     """The answer of a query, not computed yet; only what it needs of the stores will be read.
 
-    ``options`` are further ones of the data source. UsageError with Spark's words for a query that
-    is wrong, or that is not one (statements which change something are refused).
+    ``options`` are further ones of the data source. UsageError with Spark's message for an invalid
+    query (statements that change data are refused).
     """
     given = dict(options or {})
     register(spark)
@@ -80,8 +80,8 @@ def query(spark: SparkSession, stores: Sequence[str], text: str, *,
 
 
 def damaged(spark: SparkSession, stores: Sequence[str]) -> dict[str, int]:
-    """Return how many damaged places the logs of stores have, by store: no answer about messages
-    has what was there. Reads the logs once, without bodies.
+    """Return the number of damaged ranges in the logs of each store: answers about messages lack
+    what was there. Reads the logs once, without bodies.
     """
     register(spark)
     with spark_errors(spark):
@@ -165,7 +165,7 @@ def columns(frame: DataFrame) -> list[str]:
 
 
 def write(frame: DataFrame, out: str, form: FileFormat) -> None:
-    """The rows as a folder of files, which is there whole or not at all.
+    """Write the rows as a folder of files, complete or not at all.
 
     CSV has maps, lists and structures as JSON and binary as base64, as JSON has. RefusedError when
     ``out`` is there already; StoreIOError.
@@ -258,7 +258,7 @@ def _iso(value: date) -> str:
 
 @contextmanager
 def spark_errors(spark: SparkSession) -> Iterator[None]:
-    """Turn Spark's errors into ours: UsageError for the query, else that of the job."""
+    """Convert Spark's errors: UsageError for the query, else the job's error."""
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
 

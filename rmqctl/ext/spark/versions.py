@@ -11,9 +11,9 @@ JOBS = (3, 5)
 SOURCE = (4, 0)
 """From here on the data source `rocketmq` and `pipeline sql`: Python data sources came with it."""
 LIMITS = (4, 2)
-"""From here on Spark tells a stream how much to take: `maxBytesPerTrigger`."""
+"""First version that passes a stream's limit: `maxBytesPerTrigger`."""
 COUNTS_WITHOUT_COLUMNS = (4, 1)
-"""From here on Spark counts the rows of a source of which no column is wanted; 4.0 says 0."""
+"""First version that counts the rows of a source without columns; 4.0 returns 0."""
 TESTED = "4.0 to 4.3"
 
 

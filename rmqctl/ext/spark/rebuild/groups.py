@@ -45,7 +45,7 @@ class Grouping:
 
     @property
     def left_out(self) -> int:
-        """The number of rows that are not wanted."""
+        """The number of unneeded rows."""
         return self.count + 1
 
     def of(self, key: QueueKey) -> int:

@@ -1,7 +1,7 @@
 """The index written by several tasks: each writes some files, which follow from the entries' count.
 
-An index file takes a fixed number of entries, so once all entries are counted it is known where
-each file begins. What a file knows of the one before it is only where that one ended.
+An index file takes a fixed number of entries, so the start of each file follows from the number of
+all entries. A file needs only the end of the file before it.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ def write_index(settings: Settings, log_min: int, index_task: Index, segments: I
                 key_row: int, scratch: Scratch) -> int:
     """Write the files of a task into ``scratch``; the index timestamp at their end.
 
-    ``segments`` are those of the log in order, from the one on whose first entry is number
-    ``key_row``: see `begin`. StoreIOError.
+    ``segments`` of the log in order, from the one whose first entry is number ``key_row``: see
+    `begin`. StoreIOError.
     """
     shape = shape_of(settings)
     index.seed(index_task.expired, shape, log_min, scratch)
@@ -93,7 +93,7 @@ def write_index(settings: Settings, log_min: int, index_task: Index, segments: I
 
 def within(segments: Iterable[Segment], index_task: Index, key_row: int) -> Iterator[
         tuple[tuple[int, int], Segment]]:
-    """(place and store time of the entry before the task's first, segment) of what is its own.
+    """Yield (place and store time of the entry before the task's first, the task's segments).
 
     Messages without keys belong to the entry before them, those of the beginning to the first.
     """

@@ -218,7 +218,7 @@ class _Run:
         return index_tasks(expired, shape_of(self._settings), entries, self._grouping.count)
 
     def _write(self, indexes: list[Index], share: _Share) -> list[Made]:
-        """Return what the tasks made, those of the index first."""
+        """Return the results of the tasks, of the index first."""
         tasks: list[Group | Index] = [*indexes, *self._group_tasks()]
         outcomes: list[Made] = []
         with _closing(self._pool.run(partial(make, self._job), tasks)) as results:
@@ -242,7 +242,7 @@ class _Run:
             yield Group(number, tuple(seeds.get(number, ())))
 
     def _take(self, outcome: Made) -> None:
-        """Move what a task made to where a rebuild makes it: whole queues, or index files."""
+        """Move a task's files to their place in the rebuild: complete queues, or index files."""
         for kind in DERIVED:
             top = os.path.join(self._folder, outcome.folder, kind)
             if kind == INDEX:
@@ -261,7 +261,7 @@ class _Run:
 
 
 def _add(total: Spooled, spooled: Spooled) -> None:
-    """Merge what a later range gave."""
+    """Merge the result of a later range."""
     total.append(spooled)
     total.logics = spooled.logics or total.logics
     total.keys += spooled.keys
@@ -278,5 +278,5 @@ def _remove(folder: str) -> None:
 
 
 def _closing(results: Iterator[Any]) -> AbstractContextManager[Any]:
-    """End what is under way when it is left, if the pool's iterator can."""
+    """Stop the running tasks on exit, if the pool's iterator can."""
     return closing(results) if isinstance(results, Generator) else nullcontext(results)

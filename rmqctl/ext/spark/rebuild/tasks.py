@@ -1,7 +1,7 @@
 """The tasks of a rebuild: those that read the log, and those that write queues and index.
 
-A task may run more than once, and anywhere: what it writes has a name of its own each time, below
-the scratch folder, and counts only once the driver has the name.
+A task may run more than once, and anywhere: its files have a new name each time, below the scratch
+folder, and count only once the driver has the name.
 """
 
 from __future__ import annotations

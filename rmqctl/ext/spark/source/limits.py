@@ -36,7 +36,7 @@ else:
                 self.max_bytes = max_bytes
 
         class SupportsTriggerAvailableNow:
-            """A stream that is told when what is there now is enough."""
+            """A stream that is notified when the data available now is enough."""
 
 
 __all__ = ["ReadAllAvailable", "ReadLimit", "ReadMaxBytes", "SupportsTriggerAvailableNow"]

@@ -1,7 +1,7 @@
-"""Refuse to answer from stores that are known to have lost messages, as Spark's Kafka source does.
+"""Refuse to read stores that are known to have lost messages, as Spark's Kafka source does.
 
 `refuse_losses` runs in the driver before anything is read, `refuse_damage` in a task where the log
-is damaged. `failOnDataLoss` is true unless the reader says that what is left is enough.
+is damaged. `failOnDataLoss` is true by default.
 """
 
 from __future__ import annotations

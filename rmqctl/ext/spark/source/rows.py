@@ -36,7 +36,7 @@ RECORD = "record"
 NEEDED = ("topic", "body")
 RECORDED = (*NEEDED, "queue_id", "queue_offset", "sys_flag", "born_timestamp", "born_host",
             "store_timestamp", "store_host", "properties_raw")
-"""The columns that make a row a whole recorded message; the others of a record have defaults."""
+"""The columns of a complete recorded message; the other fields of a record have defaults."""
 _RECORD_TOO = ("physical_offset", "total_size", "magic", "body_crc", "crc_ok", "flag",
                "reconsume_times", "prepared_transaction_offset")
 _PUT = (*NEEDED, "queue_id", "flag", "sys_flag", "born_timestamp", "born_host", "store_host",
@@ -52,7 +52,8 @@ RECORD_SCHEMA = pa.schema([pa.field(RECORD, pa.binary())])
 
 
 def is_recorded(names: Sequence[str], asked: bool | None) -> bool:
-    """Return whether rows with these columns are stored as recorded. UsageError for what cannot be.
+    """Return whether rows with these columns are stored as recorded. UsageError for impossible
+    combinations.
 
     ``asked``: what the user wants; None: as recorded if the columns allow it.
     """
@@ -71,7 +72,7 @@ def is_recorded(names: Sequence[str], asked: bool | None) -> bool:
 
 
 def put_schema(names: Sequence[str]) -> pa.Schema:
-    """Return the columns the put path wants, of those that are there."""
+    """Return the existing columns that the put path needs."""
     return pa.schema([pa.field(name, _TYPES[name]) for name in _PUT if name in names])
 
 

@@ -1,4 +1,4 @@
-"""Rows that tasks hand to one writer: sorted runs in files, merged in bounded memory.
+"""Rows passed from tasks to one writer: sorted runs in files, merged in bounded memory.
 
 A run is an Arrow IPC stream whose first two columns, ``key`` and ``position``, give the order of
 all rows of a job; no two rows have both in common. Runs are in a folder which the driver and all
@@ -84,7 +84,7 @@ def _cut(rows: pa.Table) -> Iterator[pa.RecordBatch]:
 
 
 def write_run(folder: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> Run:
-    """A run of sorted batches, of which there is at least one, under a name nobody else has."""
+    """Write a run of sorted batches, at least one, under a unique name."""
     name = f"{uuid.uuid4().hex}.arrows"
     path = os.path.join(folder, name)
     first: Place | None = None

@@ -33,10 +33,11 @@ def spark_field(field: pa.Field) -> StructField:
 
 
 def asked(schema: StructType, table: str, body: bool = True) -> tuple[pa.Schema, list[str]]:
-    """(the Arrow schema Spark expects, the names of our columns) for a schema that was asked for.
+    """Return (the Arrow schema that Spark expects, the names of our columns) for a requested
+    schema.
 
-    Names count without regard to case, as they do for Spark. UsageError names the columns which
-    do not exist or have other types.
+    Names count without regard to case, as they do for Spark. UsageError names the columns which do
+    not exist or have other types.
     """
     from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema
 

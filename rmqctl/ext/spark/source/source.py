@@ -1,7 +1,7 @@
 """The data source ``rocketmq``: ``spark.read.format("rocketmq").option("table", ...).load(PATH)``.
 
-Spark makes these objects in Python processes of its own, pickles them and reads on executors, so
-they hold plain values only. Spark does not prune columns: name few with ``.schema("topic string,
+Spark creates these objects in its own Python processes, pickles them and reads on executors, so
+they contain plain values only. Spark does not prune columns: name few with ``.schema("topic string,
 ...")``. The reader takes no filters from Spark, whatever the session's settings are: Spark (4.1 to
 4.3) keeps the filters that a reader has taken with the relation, so that a frame used twice with
 other conditions misses rows. Conditions that shall leave bytes unread are load options.
@@ -32,8 +32,8 @@ from rmqctl.sql.reader import Piece, Reading
 
 
 class RocketMQ(DataSource):
-    """Stores of RocketMQ: tables ``messages``, ``frames``, ``consumequeue``, ``index``; tiers of
-    theirs: ``tiered_messages``.
+    """RocketMQ stores: tables ``messages``, ``frames``, ``consumequeue``, ``index``; their tiers:
+    ``tiered_messages``.
     """
 
     @classmethod

@@ -44,7 +44,7 @@ Offset = dict[str, int]
 LOOK_AGAIN = 1.0
 """Seconds between two looks for stores that are new."""
 _NEVER = 1 << 40
-"""A step no file has: ``splitSize`` 0, whole files."""
+"""A step larger than any file: ``splitSize`` 0, complete files."""
 _log = logging.getLogger(__name__)
 
 
@@ -174,7 +174,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if self._most is None else ReadMaxBytes(self._most)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Remember how far the logs go now; what is being written gets a moment to be whole."""
+        """Note the current ends of the logs; a record that is being written gets a moment to be
+        completed.
+        """
         logs = self._known(now=True)
         target = {store: log.advance(log.last_file()) for store, log in logs.items()}
         if any(log.torn for log in logs.values()):
@@ -279,6 +281,6 @@ class _Following(Reading):
 
 
 def _expired(piece: Piece) -> bool:
-    """Return whether a file is gone because the log begins after it by now."""
+    """Return whether a file is gone because the log now begins after it."""
     files = listing(os.path.dirname(piece.file.path)).files
     return bool(files) and files[0].base > piece.file.base and not vfs.lexists(piece.file.path)

@@ -70,7 +70,7 @@ class TierPiece:
 
     @property
     def constants(self) -> dict[str, str | int]:
-        """Return what is the same for all its rows, but for the file."""
+        """Return the columns with one value for all its rows, except the file."""
         return {"store": self.queue.store, "cluster": self.queue.cluster,
                 "broker": self.queue.broker}
 
@@ -116,7 +116,7 @@ def has_tier(path: str) -> bool:
 
 
 def holding(table: str, paths: Sequence[str]) -> list[str]:
-    """Of stores and tiers those that a table is read of: all, where none has a tier."""
+    """Return the stores and tiers that a table is read from: all, if none has a tier."""
     return [path for path in paths if table != TIERED_MESSAGES or has_tier(path)] or list(paths)
 
 
@@ -124,8 +124,8 @@ def holding(table: str, paths: Sequence[str]) -> list[str]:
 
 
 def of_tier(path: str, filters: Filters, *, orphans: bool) -> Iterator[TierItem]:
-    """Return what is read of the tier ``path``. NotAStoreError; StoreIOError for what cannot be
-    examined: its messages would be missing.
+    """Yield the pieces of the tier ``path``. NotAStoreError; StoreIOError for unreadable parts:
+    their messages would be missing.
     """
     with Tier.open(path if is_url(path) else os.path.abspath(path)) as tier:
         for problem in tier.problems:

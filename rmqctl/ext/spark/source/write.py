@@ -54,7 +54,7 @@ _SWITCHES = {"appendCrc": "append_properties_crc", "lmq": "lmq",
 _TEXTS = {"brokerVersion": "version", "cluster": "cluster"}
 OPTIONS = ("path", AS_RECORDED, KEEP_OFFSETS, *_SIZES, *_COUNTS, *_SWITCHES, *_TEXTS,
            "diskWatermark")
-"""The options of writing; names and meanings are those of ``rmqctl init``."""
+"""The options of writing, with names and meanings of ``rmqctl init``."""
 _POSITIONS = 1 << 40
 """Rows a partition may have."""
 STAGING = ".rmqctl-write-"
