@@ -65,9 +65,9 @@ class Aggregate:
         self.bytes_in_messages = self.bytes_blank = self.bytes_zero = self.bytes_damaged = 0
         self.damaged_spans = self.undecided = self.bodies_damaged = 0
         self.fillers = 0
-        """Of the messages counted, those that `recover` put in place of lost bytes."""
+        """Number of counted messages that `recover` put in place of lost bytes."""
         self.replaced = 0
-        """These, and those that it kept with damaged bodies."""
+        """The same, and the messages that it kept with damaged bodies."""
         self.bytes_unread = 0
         self.unread = ""
         """Reason why the first unreadable place cannot be read; "" without any."""
@@ -196,7 +196,7 @@ class Aggregate:
         self._given_up += less
 
     def _chosen(self, batch: Batch) -> Batch:
-        """Return the messages of a batch that are asked for."""
+        """Return the requested messages of a batch."""
         keep: Array | None = None
         times = batch.column("store_timestamp")
         if self._since is not None and times.min() < self._since:

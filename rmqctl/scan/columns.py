@@ -1,13 +1,13 @@
 """Messages and frames of a walk as Arrow record batches: the selected columns.
 
-Values are those of the message object (cli.md), in plain Arrow types which any reader takes. Where
+Values are those of the message object (cli.md), in plain Arrow types that any reader accepts. Where
 a text is not UTF-8 its bytes become U+FFFD as in ``bytes.decode("utf-8", "replace")``; the exact
 bytes are in ``record``. Nothing refers to the walk's buffer, so batches may be kept. A batch is as
 large as the walk's (2 MiB of log, or one larger record).
 
-What counts as a property is what `rmqctl.formats.local.properties.parse` says: the key ends at the
-first separator, empty keys and values are ignored, and the last of several values counts, in the
-place of the first key. Keys are decoded before they are compared.
+Properties follow `rmqctl.formats.local.properties.parse`: the key ends at the first separator,
+empty keys and values are ignored, and the last of several values counts, in the place of the first
+key. Keys are decoded before they are compared.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ MESSAGE = "message"
 def message_columns(batch: Batch, names: Sequence[str]) -> pa.RecordBatch:
     """Return the named columns (`MESSAGE_COLUMNS`) of a batch's messages, in that order.
 
-    Rows are the batch's, which must be in physical order, as a walk and ``select`` of ascending
-    rows give them. Without names the record batch has no column but the number of rows, which
-    Arrow's IPC format keeps. KeyError for an unknown name.
+    Rows are the batch's, which must be in physical order, as from a walk or ``select`` of ascending
+    rows. Without names the record batch has no column but the number of rows, which Arrow's IPC
+    format keeps. KeyError for an unknown name.
     """
     source = _Messages(batch)
     return record_batch([source.column(name) for name in names], names, MESSAGE_COLUMNS,
@@ -206,7 +206,7 @@ def binary(texts: Texts) -> pa.BinaryArray:
 
 
 def strings(texts: Texts) -> pa.StringArray:
-    """Return the texts as Arrow strings; what is not UTF-8 becomes U+FFFD as Python has it."""
+    """Return the texts as Arrow strings; bytes that are not UTF-8 become U+FFFD as in Python."""
     raw = binary(texts)
     try:
         return raw.cast(pa.string())

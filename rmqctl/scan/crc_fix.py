@@ -7,7 +7,7 @@ is primitive, so every syndrome but 0 is one power of x. A logarithm to the base
 where the only flipped bit is, however long the bytes are: 2^32 - 1, the order of x, is a product of
 small primes (Pohlig and Hellman's way). A changed byte v is v times such a power.
 
-A record stores 31 bits of a CRC (commitlog.md §6): `syndromes` gives both differences these leave.
+A record stores 31 bits of a CRC (commitlog.md §6): `syndromes` returns both possible differences.
 Two CRCs over the same bytes, that of a body and that of its record, have the same polynomial: the
 second follows from the first, and shows only that nothing else is damaged.
 """
@@ -109,8 +109,8 @@ def _power_of_x(exponent: int) -> int:
 
 @lru_cache(maxsize=1 << 12)
 def _logarithm(value: int) -> int:
-    """Return the power of x (0 to 2^32 - 2) that ``value`` is; it is not 0. Of one damaged record
-    it is asked for again and again: for a bit, for a byte, and in each round of a plan.
+    """Return the power of x (0 to 2^32 - 2) that ``value`` is; it is not 0. It is called many times
+    for a damaged record: for a bit, for a byte, and in each round of a plan.
     """
     squares = [value]  # the power 2^n at place n
     while len(squares) < _CHECK_BITS:

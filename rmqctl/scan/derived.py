@@ -32,7 +32,7 @@ _ODD, _LENGTH_BITS = 1 << 62, 16
 _NAMES = (*(np.frombuffer(name.encode(), np.uint8) for name in (
     *(name + props.NAME_VALUE_SEPARATOR for name in (props.TAGS, props.UNIQUE_KEY, props.KEYS)),
     props.INNER)), ord(props.PROPERTY_SEPARATOR))
-"""Names as the kernel takes them, and what is between properties."""
+"""Names as the kernel expects them, and the separator of properties."""
 _LOOKED_AT = [*((name + props.NAME_VALUE_SEPARATOR).encode() for name in (
     props.TAGS, props.UNIQUE_KEY, props.KEYS, props.DELAY)), props.INNER.encode(),
     filler.KEPT_START, MARK.tobytes()]
@@ -43,7 +43,7 @@ _PLAIN, _SCHEDULE, _OTHER = range(3)
 
 
 class QueueTable:
-    """The caller's number of each message's queue: ``number`` is asked once for each queue."""
+    """The caller's number of each message's queue: ``number`` is called once for each queue."""
 
     def __init__(self, topics: text.Dictionary, number: Callable[[QueueKey], int]) -> None:
         self._topics, self._number = topics, number
@@ -186,7 +186,7 @@ class Leads:
 class LeadsOf:
     """Tags codes and index keys together: by the kernel in one pass, else from the columns.
 
-    ``tags`` and ``keys`` say what is wanted; the others have no meaning.
+    ``tags`` and ``keys`` choose the results; the others have no meaning.
     """
 
     def __init__(self, topics: text.Dictionary, levels: delay.Levels, *, tags: bool,
@@ -323,7 +323,7 @@ class Topics:
 
 
 def grown(array: Array, rows: int) -> Array:
-    """Return the same with room for that many rows, zeros after those it had."""
+    """Return the same with room for that many rows, with zeros after the existing ones."""
     if rows <= len(array):
         return array
     more: Array = np.zeros((max(2 * len(array), rows), array.shape[1]), array.dtype)

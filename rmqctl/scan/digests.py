@@ -28,11 +28,11 @@ def whole(batch: Batch) -> Array:
 
 
 def content(batch: Batch) -> Array:
-    """Digests (uint64) of what a message is, but for where it is stored.
+    """Digests (uint64) of a message's content, without where it is stored.
 
-    Left out: topic, queue id and queue offset (what messages are paired by), physical offset,
-    store host, offset of the prepared message, record version, and the appended property CRC,
-    which covers all of those. The same properties in another order give another digest.
+    Left out: topic, queue id and queue offset (what messages are paired by), physical offset, store
+    host, offset of the prepared message, record version, and the appended property CRC, which
+    covers all of those. The same properties in another order give another digest.
     """
     digests = _mix(np.zeros(len(batch), np.uint64),
                    batch.column("sys_flag") & ~sysflag.STORE_HOST_V6)

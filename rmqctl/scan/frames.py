@@ -40,8 +40,8 @@ Doubtful = tuple[tuple[int, int], ...]
 class Span:
     """Bytes of a log that are no message: ``blank``, ``zero`` or ``damaged``.
 
-    ``offset`` is physical, ``length`` in bytes. For damage ``field`` and ``reason`` say what gave
-    it away, and ``located`` that the extent is one record's own (not a search for the next).
+    ``offset`` is physical, ``length`` in bytes. For damage ``field`` and ``reason`` show the fault,
+    and ``located`` that the span is exactly one record (not the result of a search for the next).
     ``doubtful``: frames in it that may be records of the log or are in a body.
     """
 

@@ -45,9 +45,9 @@ _LATER = object()
 class Keys:
     """Small numbers for keys, in order of appearance.
 
-    With ``only`` given, these keys alone have a number of their own; all others are `OTHER`.
-    Texts have theirs from a table of the kernel where there is one: of most texts, which are met
-    once, no Python object is ever made.
+    With ``only``, just these keys have their own number; all others are `OTHER`. Texts get theirs
+    from a table of the kernel if installed: for most texts, which occur once, no Python object is
+    ever created.
     """
 
     def __init__(self, only: Iterable[Key] | None = None) -> None:

@@ -1,8 +1,8 @@
 """Fields of records that no broker can have written, found along a walk.
 
 The rules are those of `formats.local.header_rules`. Each record is judged once, between the message
-before it and the one after it. So a walk may be cut anywhere: what the parts found merges to what
-one walk would have found.
+before it and the one after it. So a walk may be cut anywhere: the results of the parts merge to
+those of a single walk.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ class Headers:
 
 
 def undecodable(batch: Batch) -> Array:
-    """Return which records of a batch make a client's decoder give up (bool)."""
+    """Return which records of a batch a client's decoder rejects (bool)."""
     broken = rules.alone({name: batch.column(name) for name in rules.FIELDS})
     mask: Array = np.logical_or.reduce([broken[name] for name in rules.UNDECODABLE])
     return mask

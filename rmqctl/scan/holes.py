@@ -14,7 +14,7 @@ from rmqctl.scan.frames import used_length
 from rmqctl.scan.source import Source
 
 PAGE = 4096
-"""Holes are of whole pages, or larger ones."""
+"""Holes consist of pages of this size, or of larger ones."""
 _LARGEST_PIECE = 1 << 20
 
 

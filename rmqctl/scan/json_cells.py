@@ -105,7 +105,7 @@ class Cells:
         column[0], column[1] = start + np.arange(self._rows) * width, width
 
     def add(self, made: Array, rows: Array | None = None, absent: bytes = b"") -> None:
-        """Add what `make` or `put` gave, of all rows or those that are named."""
+        """Add the result of `make` or `put`, of all rows or the named ones."""
         column = self._column()
         if rows is None or len(rows) == self._rows:
             column[:] = made
@@ -115,11 +115,11 @@ class Cells:
 
     def make(self, texts: Texts, others: Others, shape: str = STRING,
              is_for_others: Array | None = None) -> Array:
-        """Texts in JSON: as a string, a list of what is between spaces, or the object that a
+        """Texts in JSON: as a string, a list of the parts between spaces, or the object that a
         properties string is.
 
-        ``others`` makes those which are for them (bool), are no UTF-8, very long, or name a
-        property twice.
+        ``others`` converts the texts marked for it (bool), and texts that are not UTF-8, very long,
+        or contain a property twice.
         """
         start, length = contiguous(texts.start, texts.length)
         left_out = length > LONG

@@ -52,7 +52,7 @@ def resident() -> int:
 
 @cache
 def collect_rarely() -> None:
-    """Look for cycles less often, once per process, and not in what is there already.
+    """Search for cycles less often, once per process, and not in existing objects.
 
     For millions of short-lived objects without a cycle among them, of which many live at a time:
     looking as often as usual takes a tenth to a fifth of the time.

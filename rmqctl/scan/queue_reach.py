@@ -49,17 +49,17 @@ class Reach(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LightQueues:
-    """Under which queue ids the rows of a store's light queues (``%LMQ%…``) are (§10).
+    """Queue ids under which the rows of a store's light queues (``%LMQ%…``) are stored (§10).
 
     A broker with enableLmq keeps each of them as queue 0. One with enableMultiDispatch alone
-    (4.9.x) takes the name for that of any other queue: it writes the row under the message's own
+    (4.9.x) treats the name like that of any other queue: it writes the row under the message's own
     queue id, and counts each id for itself. A store may have seen both.
 
     ``own``: those with another id than 0 that have files. ``own_ids``: whether a message's own
-    queue id counts where neither files nor rows tell. ``rows_optional``: whether a broker may have
-    given queue offsets without ever writing rows (5.x with enableLmq alone). ``switched``: whether
-    it may have done so at some time, and written rows at others (5.x); ``untold``: whether nothing
-    says that it was the former.
+    queue id counts if neither files nor rows show it. ``rows_optional``: whether a broker may have
+    assigned queue offsets without ever writing rows (5.x with enableLmq alone). ``switched``:
+    whether it may have done so at some times, and written rows at others (5.x); ``untold``: whether
+    nothing shows the former.
     """
 
     own: frozenset[tuple[str, int]] = frozenset()
@@ -73,8 +73,8 @@ class LightQueues:
         """Return the queue ids (int64) of further rows: ``name`` are numbers in ``names``,
         ``queue_id`` the messages' own.
 
-        With ``leads`` a row that is there decides, at queue offset ``offset`` and leading to
-        ``physical``; without it, what the store's files say of the whole queue.
+        With ``leads`` an existing row at queue offset ``offset`` that points to ``physical``
+        decides; without it, the store's files of the queue.
         """
         light: Array = np.array([raw.startswith(_LMQ) for raw in names], bool)[name]
         out: Array = np.where(light, 0, queue_id)
@@ -173,7 +173,7 @@ class QueueReach:
             self._add_dispatched(batch, topic, queue_id, rowed)
 
     def merge(self, other: QueueReach) -> None:
-        """Merge what was collected over a later (or any other) part of the log."""
+        """Merge the results of a later (or any other) part of the log."""
         keys = other._numbers.keys
         codes = np.array([self._numbers.number(key) for key in keys], np.int64)
         met = np.flatnonzero(other._count[:len(keys)])
@@ -184,7 +184,7 @@ class QueueReach:
         self._count[codes] += other._count[met]
 
     def found(self) -> dict[QueueKey, Reach]:
-        """Return what was met, by (topic, queue id), in order of first appearance."""
+        """Return the results by (topic, queue id), in order of first appearance."""
         return {key: Reach(first, last + 1, count) for key, first, last, count in zip(
             self._numbers.keys, self._first.tolist(), self._last.tolist(), self._count.tolist(),
             strict=False) if count}
@@ -243,18 +243,19 @@ def dispatched_rows(properties: text.Properties, which: Array, *, skipped: bool 
         tuple[Array, text.Texts, Array]):
     """Return (record, queue name, queue offset) of each further row of multi-dispatched records.
 
-    ``which`` (bool) says which records count. Lists of different length give no rows at all, an
-    entry that is not a number gives none (spec: consumequeue.md §10). With ``skipped`` those of
-    `skipped_rows` come along.
+    ``which`` (bool) says which records count. Lists of different length have no rows at all, an
+    entry that is not a number has none (spec: consumequeue.md §10). With ``skipped`` the rows of
+    `skipped_rows` are included.
     """
     return _paired(properties, which, np.greater_equal if skipped else np.equal)
 
 
 def skipped_rows(properties: text.Properties, which: Array) -> tuple[Array, text.Texts, Array]:
-    """Return the same of those that gave no row for their lists' length, though offsets were taken.
+    """Return the same of records without rows because of their lists' length, though offsets were
+    taken.
 
-    A 5.x broker gives light queues a queue offset and other names an empty entry. After the last
-    offset these do not count, so the list is too short.
+    A 5.x broker assigns a queue offset to light queues, and an empty entry to other names. After
+    the last offset these do not count, so the list is too short.
     """
     return _paired(properties, which, np.greater)
 

@@ -1,8 +1,8 @@
 """Single positions of a log: whether a record or a blank may begin there.
 
 A record proves itself by its magic, by lengths that add up, and above all by its physical offset,
-which must equal its place; and it chains to something provable, or its body matches its CRC. Who
-sends a message can put all that into its body. So after damage this makes a candidate, no more:
+which must equal its place; and it chains to something provable, or its body matches its CRC. A
+sender can put all that into a message body. So after damage this finds only candidates:
 `rmqctl.scan.damage.extents` decides what is a record of the log.
 """
 
@@ -35,8 +35,9 @@ from rmqctl.scan.frames import Array, gather, used_length
 from rmqctl.scan.source import Source
 
 MAX_RECORD = 128 << 20
-"""Larger records are not believed: it bounds memory on damaged sizes (a broker's default
-limit is 4 MiB)."""
+"""Larger records are rejected: this bounds memory on damaged sizes (a broker's default limit is 4
+MiB).
+"""
 _FIRST_WINDOW = 8 << 10
 _WINDOW = 4 << 20
 _BLOCK, _ROW = 512 << 10, 4096
@@ -61,8 +62,8 @@ def is_blank(source: Source, position: int) -> bool:
 
 
 def _self_located(source: Source, position: int) -> bytes | None:
-    """Return the bytes of the record whose frame begins at ``position`` if magic, place and lengths
-    agree, those of its entry too where it is in one.
+    """Return the bytes of the record whose frame begins at ``position`` if magic, offset and
+    lengths agree, with those of its entry if it is in one.
     """
     entry = None
     if source.head:
@@ -87,8 +88,8 @@ def _self_located(source: Source, position: int) -> bytes | None:
 
 
 def located_size(source: Source, position: int) -> int | None:
-    """Return the size of the frame of a record at ``position`` if magic, place and lengths agree;
-    more is not asked.
+    """Return the size of the frame of a record at ``position`` if magic, offset and lengths agree;
+    nothing else is checked.
     """
     raw = _self_located(source, position)
     return None if raw is None else source.head + len(raw)
@@ -186,8 +187,9 @@ def bare_records(source: Source, start: int, end: int) -> Iterator[tuple[int, in
 
 
 def _candidates(source: Source, start: int, data: Array) -> list[int]:
-    """Return where in ``data``, which begins at ``start``, a frame may begin: those places without
-    which `provable` says no, told by column, as a stranger's bytes may be magics all over.
+    """Return where in ``data``, which begins at ``start``, a frame may begin: the positions that
+    `provable` would not reject at once, found by column, since a stranger's bytes may be full of
+    magics.
     """
     magics = find_magics(data, 0, len(data), (*VERSIONS, MAGIC_BLANK))
     at = magics - (MAGIC_OFFSET + source.head)
@@ -209,7 +211,7 @@ def _candidates(source: Source, start: int, data: Array) -> list[int]:
 
 
 def _end_marks(source: Source, start: int, end: int) -> Iterator[int]:
-    """Return where in positions ``[start, end)`` DLedger's end mark stands and names the file's
+    """Return where in positions ``[start, end)`` DLedger's end mark is and contains the file's
     rest.
     """
     for window_start, data in used_windows(source, start, end):
@@ -242,8 +244,8 @@ def used_windows(source: Source, start: int, end: int) -> Iterator[tuple[int, by
 
 
 def find_magics(data: Array, low: int, high: int, magics: tuple[int, ...] = _MAGICS) -> Array:
-    """Positions (int64, ascending) in ``[low, high)`` of ``data`` (uint8) where one of the magics
-    stands, all of it before the end of the data.
+    """Return positions (int64, ascending) in ``[low, high)`` of ``data`` (uint8) with one of the
+    magics, all of it before the end of the data.
     """
     high = min(high, len(data) - _MAGIC_SIZE + 1)
     found = [_find(data, start, min(start + _BLOCK, high), *_numbers(magics))

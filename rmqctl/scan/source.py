@@ -55,7 +55,7 @@ LARGEST_RECORD = (4 << 20) + BESIDES_BODY
 
 
 _NONZERO = 64
-"""Bytes at a place that are examined before the system is asked for holes."""
+"""Bytes at a place that are read before the system is asked for holes."""
 
 
 class Witness(Protocol):
@@ -178,7 +178,7 @@ class AtHand:
         self.of.size = size
 
     def hold(self, buffer: bytearray, position: int, filled: int) -> None:
-        """From now on the bytes at hand are the first ``filled`` of a buffer."""
+        """Use the first ``filled`` bytes of a buffer for reads."""
         self._data = memoryview(buffer)
         self._start, self._end = position, position + filled
 
@@ -330,8 +330,8 @@ class FileSource(Closing):
         return done
 
     def read_parts(self, buffer: memoryview, start: Array, end: Array, position: Array) -> None:
-        """Fill ``buffer[start:end]`` from ``position`` for each (int64); what is after the end of
-        the file, or after ``limit``, reads as zeros. StoreIOError.
+        """Fill ``buffer[start:end]`` from ``position`` for each (int64); bytes after the end of the
+        file, or after ``limit``, read as zeros. StoreIOError.
         """
         stopping.check()
         limit = self.size if self._limit is None else self._limit
@@ -419,7 +419,7 @@ class FileSource(Closing):
 
     def next_hole(self, position: int) -> int:
         """Return the first position >= ``position`` where a hole begins; the end of the file
-        without one, or where the system does not tell.
+        without one, or if the system does not support it.
         """
         if not self._holes or position >= self.size:
             return self.size

@@ -1,7 +1,7 @@
-"""Work that is to end, because nobody wants its result any more.
+"""Stop work whose result is no longer needed.
 
-A thread cannot be ended from outside. It asks here whenever it reads from a file, as all that
-takes long does again and again.
+A thread cannot be ended from outside. It checks here whenever it reads from a file, as all long
+work does again and again.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from contextvars import ContextVar
 
 
 class Stopped(BaseException):
-    """Ends work that was asked to. No Exception, so nobody takes it for a failure of his own."""
+    """Ends work on request. Not an Exception, so that it is not handled as a failure."""
 
 
 class Stop:
@@ -27,7 +27,7 @@ current: ContextVar[Stop | None] = ContextVar("stop", default=None)
 
 
 def check() -> None:
-    """Raise `Stopped` where the running work was asked to end."""
+    """Raise `Stopped` if the running work was asked to end."""
     stop = current.get()
     if stop is not None and stop.asked:
         raise Stopped

@@ -28,7 +28,7 @@ _SPACE = 0x20
 _SAMPLE = 256
 _PARTS = 6
 _USUAL = (props.TAGS, props.UNIQUE_KEY, props.KEYS, props.MULTI_DISPATCH)
-"""Properties that are searched for together: most who ask for one ask for another, too."""
+"""Properties that are searched for together: most callers that need one need another, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Texts:
         return same
 
     def packed(self) -> Texts:
-        """Return a copy in data of its own: nothing but the texts in order, a zero after each."""
+        """Return a copy with its own data: only the texts in order, a zero after each."""
         count = len(self.start)
         kernel = active()
         if kernel is not None:
@@ -130,7 +130,9 @@ def _by_length(length: Array) -> Iterator[tuple[int, Array]]:
 
 
 def contiguous(*columns: Array) -> list[Array]:
-    """Columns as the kernel takes them; copies of those that are cut from another array."""
+    """Return columns as the kernel expects them; copies of those that are cut from another
+    array.
+    """
     return [np.ascontiguousarray(column, np.int64) for column in columns]
 
 
@@ -279,7 +281,7 @@ class TextTable:
         return self._known, self._places, self._cells
 
     def places(self, texts: Texts, missing: int) -> Array:
-        """Return the number of each text (int64), ``missing`` for those that are not there."""
+        """Return the number of each text (int64), ``missing`` for unknown ones."""
         kernel = active()
         assert kernel is not None
         numbers: Array = np.empty(len(texts), np.int64)
@@ -308,7 +310,7 @@ class KnownTexts:
         return KnownTexts, ()
 
     def encode(self, texts: Texts, number: Callable[[bytes], int]) -> Array:
-        """Return the number of each text (int64). ``number(raw)`` gives it: to a new text first."""
+        """Return the number of each text (int64). ``number(raw)`` is called for a new text."""
         if active() is None:
             return np.fromiter(map(number, texts.tolist()), np.int64, len(texts))
         places = self._table.encode(texts)

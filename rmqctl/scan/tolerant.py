@@ -1,7 +1,7 @@
-"""The frame walk over a file with places that the system does not give: the rest of it is read.
+"""The frame walk over a file with unreadable places: the rest of it is read.
 
-What is lost is a value among the batches. Only errors of reading the file itself are met here:
-what fails where batches are consumed is its consumer's.
+Lost ranges are values among the batches. Only errors of reading the file itself are handled here;
+errors in the consumer of a batch are the consumer's.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rmqctl.scan.walk import CHUNK, Sound, Walk
 SKIPPED = 64 << 10
 """Bytes given up at a place that cannot be read."""
 STEP = 4 << 10
-"""Bytes read at a time on the way up to such a place."""
+"""Bytes read at a time on the way up to an unreadable place."""
 _MOST_SKIPS = 1000
 
 
@@ -40,10 +40,10 @@ class _OfConsumerError(Exception):
 
 
 class TolerantWalk:
-    """Iterates over the batches of ``[start, end)`` like `Walk`, and what is lost of it, in order.
+    """Iterate over the batches of ``[start, end)`` like `Walk`, and its lost ranges, in order.
 
     ``open_source`` is called once; if it fails, all of the range is lost. Where a read fails the
-    walk goes up to that place in small steps, gives up `SKIPPED` bytes or more and continues at the
+    walk goes up to that place in small steps, skips `SKIPPED` bytes or more and continues at the
     next record that proves itself. ``first`` (known with the first item) and ``position`` are those
     of a `Walk`, ``sound``, too; ``shrunk``: the file ends before ``end``. ``no_stale``: stale
     records beside damage are damage.

@@ -2,7 +2,7 @@
 
 Every byte of the range belongs to exactly one frame: a message, a blank, zeros, or damage. Sizes
 are followed record by record (the only per-record Python), everything else is checked by column;
-where the chain breaks, `resync` says what is there and where it continues.
+where the chain breaks, `resync` finds out what is there and where it continues.
 """
 
 from __future__ import annotations
@@ -77,13 +77,13 @@ def _confirmed(source: Source, witness: Witness, start: int, end: int) -> int | 
 
 
 class Walk:
-    """Iterates over the batches of ``[start, end)`` of a source (positions, not physical).
+    """Iterate over the batches of ``[start, end)`` of a source (positions, not physical).
 
     A frame belongs to the range in which it starts. ``start`` must be a frame border, unless
     ``resync`` is true: then the walk begins at the first provable record at or after it, and
     ``first`` says where. That is a guess, which a body may mislead: `start_of` knows. ``position``
     is the walk's position: the seam to the next range. With ``growing`` the walk ends at the first
-    bytes that are neither a message nor a blank: in a file that is written to they are what is not
+    bytes that are neither a message nor a blank: in a file that is being written they are not
     written yet. ``by_itself``: the file belongs to no store, and frames in the body of a damaged
     record are not its messages; ``is_dense``: whether it has all messages of its queues. ``whole``:
     the frames of a buffer are one batch, whatever damage is between them; else each batch ends with
@@ -114,7 +114,7 @@ class Walk:
         return self.source.witness is not None and not self.source.head
 
     def _look_back(self) -> list[Stretch]:
-        """The last ranges of messages before the start, as a walk of the whole file has them."""
+        """The last ranges of messages before the start, as in a walk over the complete file."""
         walk = Walk(self.source, 0, self.first, by_itself=self.passed.by_itself,
                     is_dense=self.passed.is_dense)
         for _ in walk:
@@ -233,7 +233,9 @@ class Walk:
                     and total <= min(MAX_RECORD, self.source.size - filled_from - at))
 
     def _wanted(self, buffer: bytearray, at: int, filled: int) -> int:
-        """The buffer size the frame at ``at`` needs (it is only asked when one is too small)."""
+        """Return the buffer size that the frame at ``at`` needs (only called if one is too
+        small).
+        """
         head = self.source.head
         if at != 0 or head + START_SIZE > filled:
             return 0

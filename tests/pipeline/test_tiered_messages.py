@@ -293,7 +293,7 @@ def test_usage(golden: GoldenFolder, tmp_path):
             Options.of({"path": path, "table": TABLE, **given})
     with pytest.raises(UsageError, match="orphans does not apply to the table messages"):
         Options.of({"path": path, "orphans": "include"})
-    with pytest.raises(NotAStoreError, match="no tier"):
+    with pytest.raises(NotAStoreError, match="not a tier"):
         rows(tmp_path)
     assert rows(golden(STORE), topic="nothing") == []
 
@@ -353,7 +353,7 @@ def test_what_a_query_would_read(rmqctl, golden: GoldenFolder):
         assert [(one["view"], one["stores"]) for one in views] == [("tiered_messages", count)]
         assert views[0]["bytes"] == sum(one.stat().st_size for one in store.rglob("COMMIT_LOG/*"))
     said = rmqctl("pipeline", "sql", str(bare), text, "--dry-run").expect(3)
-    assert "no tier" in said.err
+    assert "not a tier" in said.err
     rmqctl("pipeline", "sql", str(store / "tieredstore"), "SELECT * FROM messages", "--dry-run"
            ).expect(3)
 
@@ -416,7 +416,7 @@ def test_a_view_of_sql(spark, golden: GoldenFolder):
     for paths in ([store], [tier], [bare, store]):
         assert list(sql.rows(sql.query(spark, paths, text))) == [
             {"cluster": "DefaultCluster", "broker": "broker-a", "n": 300}]
-    with pytest.raises(NotAStoreError, match="no tier"):
+    with pytest.raises(NotAStoreError, match="not a tier"):
         list(sql.rows(sql.query(spark, [bare], text)))
     joined = ("SELECT count(*) AS n FROM messages m JOIN tiered_messages t "
               "USING (topic, queue_id, queue_offset) WHERE m.body = t.body")

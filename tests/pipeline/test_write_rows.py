@@ -106,7 +106,7 @@ def test_which_columns_mean_what():
     assert not is_recorded(NAMES, False)
     with pytest.raises(UsageError, match="born_host"):
         is_recorded(["topic", "body"], True)
-    with pytest.raises(UsageError, match="missing: topic, body"):
+    with pytest.raises(UsageError, match="missing column: topic, body"):
         is_recorded(["record"], False)
 
 

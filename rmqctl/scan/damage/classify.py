@@ -27,7 +27,7 @@ _LOCATED = layout.reader(Message, "total_size", "magic", "physical_offset", "sys
 
 
 def classify(source: Source, position: int, passed: Passed) -> list[Span]:
-    """Return what is at ``position``, where the walk found no provable record: one to three spans.
+    """Return the spans at ``position``, where the walk found no provable record: one to three.
 
     They cover the bytes up to the next provable record, or to the end of the file. ``passed``: the
     messages before.

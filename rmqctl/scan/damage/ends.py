@@ -106,7 +106,7 @@ def resumed(source: Source, at: int, search: int, stop: int | None, passed: Pass
 def _behind(source: Source, at: int, ahead: _Ahead, first: int, limit: int, passed: Passed,
             largest: int) -> tuple[int, int | None]:
     """Return (how many of the frames from number ``first`` on are before a possible end; None, or
-    up to where more frames have to be known to tell). No end is after ``limit``.
+    the position up to which more frames are needed to decide). No end is after ``limit``.
     """
     start, is_open = ahead.start[first:], limit == source.size
     # How many records are lost before each frame, the damaged one among them.

@@ -8,8 +8,8 @@ entry. So, from the strongest proof to none:
    lengths add up to: nothing inside is a record of the log.
 2. The record's own fields make an intact record but for one of them, with a matching CRC: the same.
 3. One of these alone, or the sizes of a record whose body is hit or torn, when something begins
-   where it would end: inside, a frame with a row or an index entry of its own is a record of the
-   log, written over a torn one; every other is body.
+   where it would end: inside, a frame with its own row or index entry is a record of the log,
+   written over a torn one; every other is body.
 4. The size is unknown: frames with a row or an index entry are records of the log, and those after
    the last place where the damaged one may end (`rmqctl.scan.damage.ends`). All others are
    undecided, unless their own queue denies them. (In a file that belongs to no store, and is not
@@ -145,7 +145,9 @@ def _says_less(source: Source, at: int, end: int) -> int | None:
 
 
 def _behind_rows(source: Source, at: int, own: Extent, known: Known, passed: Passed) -> Verdict:
-    """After a record that a row knows, and others of which nothing is left but their rows."""
+    """Return the verdict on a record that a row points to, and on following records of which only
+    rows are left.
+    """
     inside = None if own.firm else known.first(at + 1, own.end)
     if inside is not None:
         return Verdict(inside)
@@ -169,7 +171,9 @@ def _behind_rows(source: Source, at: int, own: Extent, known: Known, passed: Pas
 
 def _searched(source: Source, at: int, search: int, limit: int, known: Known,
               passed: Passed) -> Verdict:
-    """The first record of the log in positions ``[search, limit)``; what is undecided before it."""
+    """Return the first record of the log in positions ``[search, limit)``, and the undecided frames
+    before it.
+    """
     if source.witness is None and not passed.by_itself:
         return _claimed(source, at, search, limit)
     stop = known.first(search, limit)
@@ -219,8 +223,8 @@ def _claimed(source: Source, at: int, search: int, limit: int) -> Verdict:
 
 
 def closes(source: Source, at: int, passed: Passed) -> bool:
-    """Return whether the blank at a position closes its file. In a file that is taken by itself,
-    one after damage may be in a body; elsewhere nothing is asked for. StoreIOError.
+    """Return whether the blank at a position closes its file. In a single file without a store, a
+    blank after damage may be in a body; elsewhere any blank counts. StoreIOError.
     """
     if not (passed.by_itself and passed.is_damaged):
         return True
@@ -250,9 +254,9 @@ def _frames_up_to(source: Source, at: int, end: int) -> tuple[list[tuple[int, in
 
 
 def claimed_end(source: Source, at: int, *, strict: bool = False) -> int:
-    """Return where a damaged record says that it ends (a position), be it true or not; ``at`` where
-    it says nothing that can be. ``strict``: only if its place is right, and the size goes together
-    with the length of its body. StoreIOError.
+    """Return the end (a position) that a damaged record claims, right or wrong; ``at`` if it claims
+    no possible one. ``strict``: only if its offset is right, and its size agrees with the length of
+    its body. StoreIOError.
     """
     head = source.read(at, START_SIZE)
     if len(head) < START_SIZE:
@@ -307,7 +311,7 @@ def _proven_end(source: Source, at: int, known: Known) -> int | None:
 
 
 def own_extent(source: Source, at: int, known: Known) -> Extent | None:
-    """Return where the damaged record at a position ends, as far as it or its row tells.
+    """Return the end of the damaged record at a position, if its fields or its row show it.
     StoreIOError.
     """
     own = _told_extent(source, at, known)
@@ -487,7 +491,7 @@ def _crc(body: bytes) -> int:
 
 
 def _landing(source: Source, at: int, sizes: set[int], known: Known) -> set[int]:
-    """Return those sizes after which something begins: a record or a blank, else unused space."""
+    """Return the sizes after which something begins: a record or a blank, else unused space."""
     return {size for size in sizes if _is_begun(source, at + size, known)} or {
         size for size in sizes if not any(source.read(at + size, START_SIZE))}
 

@@ -99,7 +99,7 @@ class Known:
 
     def denies(self, at: int, size: int) -> bool:
         """Return whether the queue of the record at a position has another one in its place: not an
-        older one, since brokers give a queue offset twice (apache/rocketmq#7689).
+        older one, since brokers assign some queue offsets twice (apache/rocketmq#7689).
         """
         record = self._record(at, size) if self._witness is not None else None
         if record is None or self._witness is None or self._witness.confirms(record) is not False:

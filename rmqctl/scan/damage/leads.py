@@ -3,7 +3,7 @@
 A page that never reached the disk has its earlier content: where the log was truncated once and
 written again, these are intact records at their own offsets, with correct CRCs, of messages that
 are gone. Entries point elsewhere, or to other messages at the same place.
-`rmqctl.scan.damage.stale` says where such records are searched for.
+`rmqctl.scan.damage.stale` decides where to search for them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rmqctl.scan.resync import is_blank
 from rmqctl.scan.source import Source, Witness
 
 WINDOW = 64 << 10
-"""Bytes around a place in which a page and what is on both sides of it must be."""
+"""Bytes around a place that contain a page and its surroundings on both sides."""
 
 Taken = Callable[[Record], bool]
 """True if the queue offset of a record is another intact message's as well."""
@@ -45,7 +45,7 @@ class Leads:
 
     @cached_property
     def _rows_before(self) -> list[tuple[int, int]]:
-        """(place, size) of the entries that point to what is right before the records."""
+        """(place, size) of the entries that point right before the records."""
         if not self._records:
             return []
         places, sizes = self.witness.rows(self._span[0] - WINDOW, self._span[0])
@@ -88,13 +88,13 @@ class Leads:
     # -- against it -------------------------------------------------------------------------------
 
     def contradict(self, records: Sequence[Record], *, besides: int = 0) -> bool:
-        """Return whether enough speaks against records to which nothing points: one damaged entry
-        does not, nor one record whose keys were hit; nor do any number of entries that point
-        elsewhere, which a damaged page of a consume queue holds, as long as nothing knows of what
-        else is here. ``besides``: how much else speaks against them. That the index lacks the keys
-        of any number of them may have one cause, and counts once. So does a queue that lacks the
-        entry of a record to whose place another one points; only there, as brokers leave out what
-        follows damage.
+        """Return whether there is enough evidence against records to which nothing points. One
+        damaged entry is not enough, nor one record with damaged keys, nor any number of entries
+        that point elsewhere (as in a damaged page of a consume queue) while nothing else
+        contradicts the records. ``besides``: amount of other evidence against them. Missing index
+        keys of any number of records may have one cause, and count once. So does a queue without
+        the entry of a record to whose place another one points; only there, as brokers leave out
+        records after damage.
         """
         against = [self.against(record) for record in records]
         lacks = any(lacking for *_, lacking in against)
@@ -178,9 +178,7 @@ class Leads:
                 and bool(len(self.witness.keys(end, end + WINDOW)[0])))
 
     def _lacks_entry(self, record: Record) -> bool:
-        """Return whether its queue has no entry for it, but others have some for what is after
-        it.
-        """
+        """Return whether its queue has no entry for it, but others have some for later records."""
         end = record.physical_offset + record.total_size
         return (sysflag.has_consume_queue_row(record.sys_flag)
                 and self.witness.entry_of(record) is None

@@ -1,7 +1,7 @@
 """Damaged records among many, by the rows that point into one buffer: examined by column.
 
-What `rmqctl.scan.damage.classify` says of a damaged record whose row knows its size, and after
-which a record is, follows from these rows alone. For all others this gives no answer.
+For a damaged record whose row has its size, and which a record follows, these rows alone decide as
+`rmqctl.scan.damage.classify` does. All others are left to it.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Led:
         return number if number < len(self._at) and self._at[number] == at else None
 
     def span(self, position: int) -> Span | None:
-        """Return the damaged record at a position of the file; None where more has to be asked."""
+        """Return the damaged record at a position of the file; None if other evidence is needed."""
         number = self._number(position - self._position)
         if number is None or self._sound[number]:
             return None
@@ -86,9 +86,9 @@ class Led:
 
     def frames(self, position: int, end: int, passed: Passed,
                sound_from: int) -> tuple[Batch, int, int]:
-        """Return the frames from a position on that begin before ``end``, up to where more has to
-        be asked; that position, and where the sound frames before it begin. ``passed`` is told
-        those before the last damage, from ``sound_from`` on.
+        """Return the frames from a position on that begin before ``end``, up to where other
+        evidence is needed; that position, and the start of the intact frames before it. ``passed``
+        is called with the frames before the last damage, from ``sound_from`` on.
         """
         rows, spans = [np.zeros(0, np.int64)], []
         while position < end:

@@ -46,7 +46,7 @@ class Damaged:
 
     @property
     def tail(self) -> tuple[int, int]:
-        """(place, length) of the bytes that `is_one_record` is told."""
+        """(place, length) of the bytes passed to `is_one_record`."""
         first = max(self.end - LONGEST_TAIL, self.frames[-1][0])
         return first, self.end - first
 

@@ -56,7 +56,7 @@ def _all_sound(raws: list[bytes]) -> bool:
 
 
 def unproven(batch: Batch) -> Array:
-    """Return which records have no appended CRC that is right, not 0, and a property of its own
+    """Return which records have no correct appended CRC other than 0 in a separate property
     (bool).
     """
     sealed, wrong = appended_crcs(batch)

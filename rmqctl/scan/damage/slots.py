@@ -1,18 +1,18 @@
 """Queue offsets as evidence of how much of a log a single damaged message may cover.
 
-Within a queue offsets go up by one from message to message, in the order of the log. So the offsets
-that are missing between what is known before a range of the log and what is known after it say how
-many messages of these queues the range has at least. If it were, but for a few records, the body of
-one message, it could not have more than these few and this one. Where more are missing, it is not:
-that is a proof, whatever the frames in the range say of themselves, as it counts only what is
-outside of it.
+Within a queue, offsets increase by one from message to message, in the order of the log. So the
+offsets missing between the known messages before a range of the log and those after it are the
+minimum number of messages of these queues in the range. If the range, except for a few records,
+were the body of one message, no more than these few and this one could be missing. If more are
+missing, it is not: that is a proof, whatever the frames in the range contain, as it depends only on
+messages outside of it.
 
-Not every offset is good for it. A queue counts whose offsets go up by one, without exception, among
-the messages right before the range, and right after it, too, and where no more are missing than the
-range has room for: a flipped bit, or a log of which messages were taken out (compaction), gives no
-evidence. A batch of messages takes as many offsets as its sender says, so topics with such do not
-count. Prepared messages and rollbacks have no offset. A message takes one offset of its own topic,
-and more only in light message queues (LMQ): those do not count either.
+Not every offset is evidence. A queue counts if its offsets increase by one, without exception,
+among the messages right before the range and right after it, and if no more are missing than fit
+into the range: a flipped bit, or a log with removed messages (compaction), is no evidence. A batch
+of messages takes as many offsets as its sender chooses, so topics with batches do not count.
+Prepared messages and rollbacks have no offset. A message takes one offset of its own topic, and
+more only in light message queues (LMQ): those do not count either.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def records_in(length: int) -> int:
 class Passed:
     """The known messages of a log up to a place in it; the examined range is after it.
 
-    ``look_back`` gives the ranges of messages before the first that is added; without it no
-    messages. ``is_dense``: whether the log has all messages of its queues.
+    ``look_back`` returns the ranges of messages before the first one added; without it no messages.
+    ``is_dense``: whether the log has all messages of its queues.
     """
 
     def __init__(self, look_back: Callable[[], Iterable[Stretch]] | None = None, *,
@@ -122,7 +122,7 @@ class Passed:
 
 
 def _merge(known: dict[Queue, Ends | None], earlier: dict[Queue, Ends | None]) -> None:
-    """Add the offsets of messages that are before those that are known."""
+    """Add the offsets of messages before the known ones."""
     for queue, ends in earlier.items():
         if ends is None or known.get(queue, ends) is None:
             known[queue] = None

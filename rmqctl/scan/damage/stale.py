@@ -2,18 +2,17 @@
 
 Beside damage (`beside`): records to which no consume queue entry and no index entry points, of
 which at least every fourth is contradicted, and they are themselves: their queue offset's entry
-points elsewhere, something points into them, or the index knows another key for their place. Only a
+points elsewhere, something points into them, or the index has another key for their offset. Only a
 few records right before or after damage, or at the border of a file, can be of one page.
 
 Amid undamaged bytes (`amid`): where such a page begins and ends just at records, it leaves no
-damage. So records count as contradicted that follow each other, few of them, between others to
-which entries point, and of which this is true: nothing points to any of them, and entries of two
-queues, or of a queue and the index, say something else, or the same queue offset is that of another
-intact record, to which its entry points, and an entry points into this one's bytes. That the
-structures are wrong and the log is right would take the same damage in two of them. A log that came
-from elsewhere parts from its entries up to its end, but its times continue; index entries left by
-an earlier use of the file, which a broker leaves, do not keep entries from leading to what is there
-now.
+damage. So a few consecutive records between others to which entries point count as contradicted if
+nothing points to any of them, and either entries of two queues, or of a queue and the index,
+contradict them, or another intact record, to which its entry points, has the same queue offset, and
+an entry points into this one's bytes. For the structures to be wrong and the log right, two of them
+would need the same damage. A log copied from elsewhere disagrees with its entries up to its end,
+but its times continue; index entries left by an earlier use of the file, which a broker keeps, do
+not prevent entries from pointing to the current records.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ class Stale:
         return {record.physical_offset for record in (*self.found, *self.unclear)}
 
     def spans(self) -> Iterator[Span]:
-        """They as damage, those that follow each other as one."""
+        """Yield the records as damage, adjacent ones joined."""
         unclear = {record.physical_offset for record in self.unclear}
         run: list[tuple[int, int]] = []
         for place, size in [*sorted((record.physical_offset, record.total_size)
@@ -132,7 +131,7 @@ def _judge(leads: Leads, some: Sequence[Record], stale: Stale, before: int | Non
 
 
 def _ends_of(source: Source, start: int, end: int) -> Sequence[Record]:
-    """Return the records of positions without damage, of very many only those near the two ends."""
+    """Return the records of positions without damage; of very many only those near the two ends."""
     if end - start <= 2 * _FAR:
         places = [*_places(source, start, end)]
         return _Records(source, places if len(places) <= 2 * MOST + 2 else (
@@ -143,9 +142,9 @@ def _ends_of(source: Source, start: int, end: int) -> Sequence[Record]:
 
 
 class Beside:
-    """Takes stale records out of the batches of one walk, each of which ends with damage at most:
-    they become damage, and those with unknown status are undecided. So are those at the borders of
-    a file that leave no damage (`amid`).
+    """Remove stale records from the batches of one walk, each of which ends with damage at most:
+    they become damage, and records with unknown status are undecided. The same holds for those at
+    the borders of a file that leave no damage (`amid`).
     """
 
     def __init__(self, source: Source) -> None:
@@ -176,7 +175,9 @@ class Beside:
         return left
 
     def _look(self, batch: Batch, stale: Stale, *, begins: bool, ends: bool) -> None:
-        """Judge what is at the ends of a batch that are next to damage, or the file's begin."""
+        """Judge the records at the ends of a batch that are next to damage, or to the file's
+        start.
+        """
         witness = self._source.witness
         sound = np.flatnonzero(batch.crc_ok() | (batch.column("body_length") <= 0))
         if witness is None or not len(sound):
@@ -304,8 +305,8 @@ def _intact(source: Source, start: int, end: int) -> Iterator[tuple[int, int]]:
 
 
 def is_led(source: Source, witness: Witness, start: int, end: int) -> bool:
-    """Return whether the first record of ``[start, end)`` has a row of its own, as nearly all have:
-    then what follows it need not be read.
+    """Return whether the first record of ``[start, end)`` has its own row, as nearly all have: then
+    the following ones need not be read.
     """
     raw = source.read(start - source.base, min(_LEAST_CHUNK, end - start)) if start < end else b""
     size = total_size_at(raw) if len(raw) >= START_SIZE else 0
@@ -330,7 +331,7 @@ def _is_led_at_borders(source: Source, witness: Witness, start: int, end: int) -
 
 
 class _Records(Sequence[Record]):
-    """Records at places (position, size) of a source, read when they are asked for."""
+    """Records at places (position, size) of a source, read on demand."""
 
     def __init__(self, source: Source, places: Sequence[tuple[int, int]]) -> None:
         self._source, self._places = source, places
@@ -355,7 +356,7 @@ class _Records(Sequence[Record]):
 
 def records_between(source: Source, start: int, end: int) -> Sequence[Record]:
     """Return the records of a range without damage, of more than twice `MOST` only those near its
-    two ends; none where there are very many. StoreIOError, also when one is asked for.
+    two ends; none if there are very many. StoreIOError, also on access to a record.
     """
     places: list[tuple[int, int]] = []
     for batch in Walk(source, start - source.base, end - source.base, growing=True,
