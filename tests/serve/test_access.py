@@ -84,7 +84,7 @@ def test_key_files(tmp_path: Path) -> None:
     access = read_keys([str(good)])
     assert access.secrets == {"user": "se=cret"}
     assert "cret" not in repr(access)
-    with pytest.raises(UsageError, match="another secret"):
+    with pytest.raises(UsageError, match="different secret"):
         read_keys([str(good), str(other)])
     for text in ("", "AccessKey=user\n", "AccessKey=\nSecretKey=x\n", "AccessKey=\\u12\n",
                  "AccessKey=user\nSecretKey=x\n" + "#" * 70_000):

@@ -300,10 +300,10 @@ def test_answers_are_bounded(root, monkeypatch):
                 ("INVOKE_BROKER_TO_RESET_OFFSET", {"topic": "big", "group": GROUP,
                                                    "timestamp": 0, "isForce": True})):
             refused = client.ask(request, **ext)
-            assert (refused.code, "too many for one answer" in refused.remark) == (1, True)
+            assert (refused.code, "too many for one response" in refused.remark) == (1, True)
         monkeypatch.setattr(connection, "_LARGEST_BODY", 100)
         refused = client.ask("GET_ALL_TOPIC_CONFIG")
-        assert (refused.code, "a frame takes 100" in refused.remark) == (1, True)
+        assert (refused.code, "a frame can contain at most 100" in refused.remark) == (1, True)
 
 
 def test_a_topic_that_may_not_be_read(root):

@@ -230,4 +230,4 @@ def test_each_store_needs_a_port(golden: GoldenFolder, tmp_path: Path, rmqctl: R
     roots = [str(golden("5.3.3/basic") / "store"), str(golden("5.3.3/batch") / "store")]
     refused = rmqctl("serve", *roots, "--listen", "127.0.0.1:65535")
     refused.expect(2)
-    assert "the last one is 65535" in refused.err
+    assert "the highest port is 65535" in refused.err

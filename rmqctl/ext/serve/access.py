@@ -80,9 +80,10 @@ def read_keys(paths: Iterable[str]) -> Access:
             raise UsageError(f"{path}: {error.reason}") from None
         key, secret = values.get(ACCESS_KEY), values.get(SECRET_KEY)
         if not key or not secret or len(data) > _MAX_SIZE:
-            raise UsageError(f"{path}: no key file: it needs the lines {ACCESS_KEY}=… and "
+            raise UsageError(f"{path}: not a key file: expected the lines {ACCESS_KEY}=… and "
                              f"{SECRET_KEY}=…")
         if secrets.get(key, secret) != secret:
-            raise UsageError(f"{path}: another file has the same {ACCESS_KEY}, and another secret")
+            raise UsageError(f"{path}: another file has the same {ACCESS_KEY} but a different "
+                             "secret")
         secrets[key] = secret
     return Access(secrets)

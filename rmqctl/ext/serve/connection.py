@@ -298,7 +298,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         size = sum(map(len, parts)) if parts else 0
         if size > _LARGEST_BODY:
             size, parts, response = 0, (), Response(code=Status.SYSTEM_ERROR, remark=(
-                f"the answer has {size} bytes, and a frame takes {_LARGEST_BODY} of them"))
+                f"the response has {size:,} bytes; a frame can contain at most {_LARGEST_BODY:,}"))
         head = response_head(request.opaque, response.code, response.ext or {}, response.remark,
                              size)
         self._write([head, *parts], len(head) + size)

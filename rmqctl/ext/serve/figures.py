@@ -202,19 +202,20 @@ def clients_now(server: Server, most: int) -> list[dict[str, Any]]:
 # Metrics ----------------------------------------------------------------------------------------
 
 HELP = {
-    "rmqctl_serve_connections": "Clients that are connected.",
-    "rmqctl_serve_connections_accepted_total": "Connections that were taken.",
-    "rmqctl_serve_connections_turned_away_total": "Connections that were too many.",
-    "rmqctl_serve_connections_broken_total": "Connections that were closed for what they sent.",
-    "rmqctl_serve_requests_total": "Requests by their name.",
-    "rmqctl_serve_messages_received_total": "Messages that were put, by topic.",
-    "rmqctl_serve_messages_delivered_total": "Messages that were given out, by group and topic.",
-    "rmqctl_serve_delivered_bytes_total": "Bytes of these messages.",
-    "rmqctl_serve_messages_damaged_total": "Damaged messages that were passed over.",
-    "rmqctl_serve_group_members": "Clients of a group of consumers that are here.",
+    "rmqctl_serve_connections": "Connected clients.",
+    "rmqctl_serve_connections_accepted_total": "Connections accepted.",
+    "rmqctl_serve_connections_turned_away_total": "Connections refused because the limit was "
+                                                  "reached.",
+    "rmqctl_serve_connections_broken_total": "Connections closed because of invalid data.",
+    "rmqctl_serve_requests_total": "Requests by name.",
+    "rmqctl_serve_messages_received_total": "Messages stored, by topic.",
+    "rmqctl_serve_messages_delivered_total": "Messages delivered, by group and topic.",
+    "rmqctl_serve_delivered_bytes_total": "Bytes of delivered messages.",
+    "rmqctl_serve_messages_damaged_total": "Damaged messages skipped.",
+    "rmqctl_serve_group_members": "Connected clients of a consumer group.",
     "rmqctl_serve_group_diff": "Messages of a topic that a group has not consumed.",
-    "rmqctl_serve_pulls_waiting": "Pulls that wait for messages.",
-    "rmqctl_serve_retry_bytes": "Memory of messages that were sent back.",
+    "rmqctl_serve_pulls_waiting": "Pull requests waiting for messages.",
+    "rmqctl_serve_retry_bytes": "Memory used by messages that were sent back.",
 }
 Sample = tuple[str, dict[str, str], float]
 

@@ -36,7 +36,7 @@ class Faults:
         """Refuses a send where one is to be refused. Answer."""
         if self.times and self.topic in (None, topic):
             self.times -= self.times > 0
-            raise Answer(self.code, "refused by order of the test")
+            raise Answer(self.code, "refused because the test asked for it")
 
 
 class _Order(msgspec.Struct, forbid_unknown_fields=True):

@@ -142,7 +142,7 @@ class Server:
             for broker in self.brokers:
                 broker.close()
         if self.failure is not None:
-            raise StoreIOError(f"{self.failure}; no message is taken any more")
+            raise StoreIOError(f"{self.failure}; no more messages are accepted")
 
     async def listen(self, protocol: Callable[[], asyncio.BaseProtocol], bound: socket.socket
                      ) -> asyncio.Server:
@@ -264,8 +264,8 @@ def bind(listen: Address, count: int) -> list[tuple[Address, socket.socket]]:
     not to be had, UsageError where there are not so many behind it.
     """
     if listen.port + count - 1 > _LAST_PORT:
-        raise UsageError(f"{listen}: each of the {count} stores needs a port, and the last one is "
-                         f"{_LAST_PORT}")
+        raise UsageError(f"{listen}: each of the {count} stores needs its own port, and the "
+                         f"highest port is {_LAST_PORT}")
     sockets: list[tuple[Address, socket.socket]] = []
     for number in range(count):
         port = listen.port + number if listen.port else 0

@@ -67,7 +67,7 @@ def open_brokers(wanted: Sequence[Wanted], settings: Settings, told: Callable[..
     UsageError.
     """
     if len({os.path.realpath(each.root) for each in wanted}) < len(wanted):
-        raise UsageError("a store is named twice")
+        raise UsageError("the same store is given twice")
     if settings.offsets is not None:
         refuse_in_store(settings.offsets)
     cluster, pages = Cluster(settings.cluster, access=settings.access), Pages()

@@ -106,10 +106,10 @@ def keys_in(entries: Mapping[str, Any], names: Sequence[str], logs: Sequence[Com
         if keys:
             found[at] = keys[0]
         elif found[at] is None and candidates[at]:
-            warnings.append(f"{names[at]} is a copy of {candidates[at][0]} and begins without "
+            warnings.append(f"{names[at]} is a copy of {candidates[at][0]} and starts without "
                             "consumer offsets: consumers get the messages of both")
         elif found[at] is None and entries:
-            warnings.append(f"{names[at]} begins without consumer offsets: the file has only "
+            warnings.append(f"{names[at]} starts without consumer offsets: the file contains only "
                             f"those of {', '.join(entries)}")
     return found, warnings
 

@@ -29,14 +29,14 @@ _LONGEST_NAME = 1024
 def body_of(call: Call) -> dict[str, Any]:
     """The JSON object in a request's body. Answer where it is none, or takes too long to read."""
     if len(call.command.body) > _LARGEST_BODY:
-        raise Answer(Status.SYSTEM_ERROR, f"the body has {len(call.command.body)} bytes, and "
-                     f"{_LARGEST_BODY} are read of such a request")
+        raise Answer(Status.SYSTEM_ERROR, f"the body has {len(call.command.body):,} bytes; the "
+                     f"limit for this request is {_LARGEST_BODY:,}")
     try:
         value = call.command.json()
     except FrameError as error:
         raise Answer(Status.SYSTEM_ERROR, str(error)) from None
     if not isinstance(value, dict):
-        raise Answer(Status.SYSTEM_ERROR, "the body is no JSON object")
+        raise Answer(Status.SYSTEM_ERROR, "the body is not a JSON object")
     return value
 
 
@@ -57,7 +57,7 @@ def heartbeat(broker: Broker, call: Call) -> Response:
     # Who it is, and how much room is left for groups and their texts.
     client_id = _name(value.get("clientID"))
     if not client_id:
-        raise Answer(Status.SYSTEM_ERROR, "a heartbeat without a clientID")
+        raise Answer(Status.SYSTEM_ERROR, "heartbeat without clientID")
     member = Member(client_id, call.connection, call.command.language, call.command.version,
                     time.monotonic())
     groups = broker.groups
@@ -87,7 +87,8 @@ def heartbeat(broker: Broker, call: Call) -> Response:
         wanted = [one for one in wanted if _name(one.topic)]
         text += size_of(wanted) - group.size
         if text > _MOST_TEXT:
-            raise Answer(Status.SYSTEM_ERROR, "too many subscriptions are kept already")
+            raise Answer(Status.SYSTEM_ERROR, "the clients' subscriptions have reached their "
+                         "memory limit")
         changed = group.subscribe(wanted)
         if is_new and broker.is_writable and len(broker.new_groups) < groups.most:
             broker.new_groups.add(name)

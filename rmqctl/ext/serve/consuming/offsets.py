@@ -103,7 +103,7 @@ def update_consumer_offset(broker: Broker, call: Call) -> Response:
     wanted = call.fields
     if not broker.positions.commit(wanted["consumerGroup"], wanted["topic"], wanted["queueId"],
                                    wanted["commitOffset"]):
-        raise Answer(Status.SYSTEM_ERROR, "too many positions are kept already")
+        raise Answer(Status.SYSTEM_ERROR, "too many consumer offsets are stored already")
     return Response({})
 
 

@@ -95,14 +95,15 @@ def _judge(broker: Broker, call: Call) -> None:
     _check_group(call.fields["consumerGroup"])
     if has_batches(broker, name):
         raise Answer(Status.SYSTEM_ERROR,
-                     f"the topic[{name}] has queues of batches, which are pulled from alone")
+                     f"the topic[{name}] has batch consume queues, which clients can only pull "
+                     "from")
 
 
 def _check_group(name: str) -> None:
     """Answer where a name is longer than that of any group: what groups were given is kept."""
     if len(name) > _LONGEST_NAME:
         raise Answer(Status.SUBSCRIPTION_GROUP_NOT_EXIST,
-                     f"the name of the group has {len(name)} characters")
+                     f"the group name has {len(name)} characters")
 
 
 def _milliseconds(wanted: int) -> int:
@@ -276,7 +277,7 @@ def _receipt(broker: Broker, call: Call) -> tuple[Popped, Receipt]:
                      f"commit:{offset}, store:{queue.first}~{queue.end}")
     found = _RECEIPT.fullmatch(wanted["extraInfo"])
     if found is None:
-        raise Answer(Status.SYSTEM_ERROR, "the extraInfo is none of a popped message")
+        raise Answer(Status.SYSTEM_ERROR, "invalid extraInfo: not of a popped message")
     return _popped(broker, wanted["consumerGroup"], name), Receipt(
         (name, queue_id), offset, int(found[1]))
 
@@ -297,10 +298,10 @@ def ack_many(broker: Broker, call: Call) -> Response:
     """Messages that need not come again; those of which nothing is known are passed over."""
     acks = objects(body_of(call).get("acks"))
     if not acks:
-        raise Answer(Status.NO_MESSAGE, "nothing is acked")
+        raise Answer(Status.NO_MESSAGE, "the request acknowledges no messages")
     sets = [_text(each.get("b", each.get("bitSet"))) for each in acks]
     if len(acks) > _MOST_ACKED or sum(map(len, sets)) > _LONGEST_SETS:
-        raise Answer(Status.SYSTEM_ERROR, "too many messages are acked at once")
+        raise Answer(Status.SYSTEM_ERROR, "too many messages to acknowledge in one request")
     for each, places in zip(acks, sets, strict=True):
         group, name, retry = (_text(each.get(short, each.get(long))) for short, long in (
             ("c", "consumerGroup"), ("t", "topic"), ("r", "retry")))
@@ -329,7 +330,7 @@ def _places(text: str) -> list[int]:
     try:
         data = b64decode(text, validate=True)
     except (Base64Error, ValueError):
-        raise Answer(Status.SYSTEM_ERROR, "the set of offsets is none") from None
+        raise Answer(Status.SYSTEM_ERROR, "invalid set of offsets") from None
     return [8 * number + bit for number, byte in enumerate(data) for bit in range(8)
             if byte >> bit & 1]
 

@@ -205,7 +205,7 @@ class Popped:
         """Messages that were not given out yet; None where a filter took its time."""
         while True:
             if self.flying >= MOST_OF_GROUP or not self._pops.may_fly(self):
-                raise Answer(Status.SYSTEM_BUSY, "too many messages are not acked yet")
+                raise Answer(Status.SYSTEM_BUSY, "too many unacknowledged messages")
             pulled = pull(self.broker, self.group, *key, queue.next, 1, wish.accept)
             if pulled.max == 0:
                 return
@@ -358,7 +358,7 @@ class Popped:
         queue = self.queues.get(receipt.queue)
         flight = None if queue is None else queue.flights.get(receipt.offset)
         if queue is None or flight is None or flight.number != receipt.number:
-            raise Answer(Status.NO_MESSAGE, "the receipt handle is not, or no longer, valid")
+            raise Answer(Status.NO_MESSAGE, "the receipt handle is invalid or no longer valid")
         return queue, flight
 
     def has_landed(self, receipt: Receipt) -> bool:
@@ -458,7 +458,7 @@ class Pops:
                                 if each.flying or each is for_this)
         self._kept = sum(1 + len(each.queues) for each in self._all.values())
         if self._kept >= MOST_QUEUES:
-            raise Answer(Status.SYSTEM_BUSY, "too many groups have messages not acked yet")
+            raise Answer(Status.SYSTEM_BUSY, "too many groups have unacknowledged messages")
 
     def leave(self, client_id: str) -> None:
         """A client is gone: what was kept for it comes again soon."""

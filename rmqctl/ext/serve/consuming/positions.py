@@ -122,18 +122,19 @@ class PositionsFile:
         if not os.path.lexists(self.path):
             folder = os.path.dirname(os.path.abspath(self.path))
             if not os.path.isdir(folder):
-                raise UsageError(f"{self.path}: there is no folder {folder}")
+                raise UsageError(f"{self.path}: the folder {folder} does not exist")
             return {name: {} for name in names}
         with FileSource(self.path) as source:
             if source.size > MAX_SIZE:
-                raise FormatError("too large for a file of positions", file=self.path)
+                raise FormatError("too large for a file of consumer offsets", file=self.path)
             data = source.read(0, source.size)
         try:
             value = json.loads(data)
             tables = {name: _positions(entry) for name, entry in value.items()}
         except (ValueError, RecursionError, AttributeError, TypeError, KeyError, OverflowError
                 ) as error:
-            raise FormatError(f"not a file of `serve --offsets`: {type(error).__name__} {error}",
+            raise FormatError(f"not a file written by `serve --offsets`: {type(error).__name__} "
+                              f"{error}",
                               file=self.path) from None
         try:
             keys, warnings = anchors.keys_in(value, names, logs)

@@ -49,8 +49,8 @@ def send_back(broker: Broker, call: Call) -> Response | None:
         raise Answer(Status.SYSTEM_ERROR, f"look message by offset failed, {wanted['offset']}")
     record = decode(raw)
     if broker.writer is None and not broker.memory.has_room(record):
-        raise Answer(Status.NO_PERMISSION, "the store is read-only, and no memory is left for "
-                     "messages that are sent back")
+        raise Answer(Status.NO_PERMISSION, "the store is read-only, and the memory for messages "
+                     "that are sent back is full")
     # Where it goes: into the dead letters after too many times.
     given_up = level < 0 or record.reconsume_times >= most_times(broker, group, call)
     level = level or _FIRST_LEVEL + record.reconsume_times
@@ -59,8 +59,8 @@ def send_back(broker: Broker, call: Call) -> Response | None:
     else:
         returned = _returned(record, broker.writer.settings.profile, 0 if given_up else level)
     if len(returned.properties) > MAX_PROPERTIES:
-        raise Answer(Status.MESSAGE_ILLEGAL, f"its properties have {len(returned.properties)} "
-                     f"bytes, and a message takes {MAX_PROPERTIES}")
+        raise Answer(Status.MESSAGE_ILLEGAL, "the message's properties have "
+                     f"{len(returned.properties):,} bytes; the limit is {MAX_PROPERTIES:,}")
     topic = (props.DLQ_PREFIX if given_up else props.RETRY_PREFIX) + group
     # A writable store takes it as a broker does, else memory until it is due.
     if broker.writer is not None:

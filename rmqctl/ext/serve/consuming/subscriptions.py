@@ -57,7 +57,7 @@ class Subscription:
             return _by_tags(self.expression[:_LONGEST])
         if self.kind != SQL:
             raise Answer(Status.SUBSCRIPTION_PARSE_FAILED,
-                         f"there is no filter of the type {self.kind[:40]}")
+                         f"unknown filter type {self.kind[:40]}")
         return _by_sql(self.expression)
 
 

@@ -95,7 +95,7 @@ class Endpoint:
     def held(self, caller: Caller, size: int) -> Iterator[None]:
         """Counts what is being written. Refused where that is too much already."""
         if not self.unsent.has_room(caller.host, size):
-            raise Refused(Code.TOO_MANY_REQUESTS, "clients do not take their messages")
+            raise Refused(Code.TOO_MANY_REQUESTS, "clients do not read their messages")
         self.unsent.take(caller.host, size)
         try:
             yield

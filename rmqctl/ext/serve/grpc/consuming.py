@@ -110,7 +110,8 @@ def _wish(endpoint: Endpoint, caller: Caller, request: Any, group: str, topic: s
     if request.auto_renew:
         invisible = int(RENEWED_S * 1000)
     elif not _SHORTEST_MS <= invisible <= _LONGEST_MS:
-        raise Refused(Code.ILLEGAL_INVISIBLE_TIME, "the invisible time is 10 s to 12 h")
+        raise Refused(Code.ILLEGAL_INVISIBLE_TIME, "the invisible duration must be between 10 s "
+                      "and 12 h")
     return Wish(min(max(request.batch_size, 1), _MOST), invisible / 1000,
                 _filter(topic, request.filter_expression), is_fifo(endpoint.brokers, group),
                 caller.client_id if request.auto_renew else "",
@@ -120,10 +121,10 @@ def _wish(endpoint: Endpoint, caller: Caller, request: Any, group: str, topic: s
 def _filter(topic: str, wanted: Any) -> Accept | None:
     """The filter of a request; clients do not compare the tags themselves. Answer, Refused."""
     if wanted.type not in _FILTERS:
-        raise Refused(Code.ILLEGAL_FILTER_EXPRESSION, f"there is no filter type {wanted.type}")
+        raise Refused(Code.ILLEGAL_FILTER_EXPRESSION, f"unknown filter type {wanted.type}")
     kind, expression = _FILTERS[wanted.type], wanted.expression or ALL
     if len(expression) > _LONGEST_FILTER:
-        raise Refused(Code.ILLEGAL_FILTER_EXPRESSION, "the expression is too long")
+        raise Refused(Code.ILLEGAL_FILTER_EXPRESSION, "the filter expression is too long")
     accept = Subscription(topic, expression, kind).accept()
     if accept is None or kind != TAG:
         return accept
@@ -252,13 +253,13 @@ def _popped(endpoint: Endpoint, request: Any, handle: str) -> tuple[Popped, Rece
         which, queue_id, offset, number = map(int, found.groups())
         if which < len(popped.names):
             return popped, Receipt((popped.names[which], queue_id), offset, number)
-    raise Refused(Code.INVALID_RECEIPT_HANDLE, "the receipt handle is none")
+    raise Refused(Code.INVALID_RECEIPT_HANDLE, "invalid receipt handle")
 
 
 async def ack(endpoint: Endpoint, _caller: Caller, request: Any) -> Any:
     """Messages that need not come again."""
     if not 0 < len(request.entries) <= _MOST_ACKED:
-        raise Refused(Code.BAD_REQUEST, f"1 to {_MOST_ACKED} messages are acked at once")
+        raise Refused(Code.BAD_REQUEST, f"a request must acknowledge 1 to {_MOST_ACKED} messages")
     entries = []
     for each in request.entries:
         try:
@@ -279,7 +280,8 @@ async def change_invisible(endpoint: Endpoint, _caller: Caller, request: Any) ->
     """A message is to come again at another time."""
     wanted = milliseconds(request.invisible_duration)
     if not 0 <= wanted <= _LONGEST_MS:
-        raise Refused(Code.ILLEGAL_INVISIBLE_TIME, "the invisible time is 0 to 12 h")
+        raise Refused(Code.ILLEGAL_INVISIBLE_TIME, "the invisible duration must be between 0 and "
+                      "12 h")
     popped, receipt = _popped(endpoint, request, request.receipt_handle)
     changed = popped.change(receipt, wanted / 1000)
     return response("ChangeInvisibleDuration", receipt_handle=_handle(popped, changed))

@@ -429,7 +429,7 @@ class Pipe(asyncio.Protocol):
             return 0
         size = int.from_bytes(frames[at:at + 3], "big")
         if size > LARGEST_FRAME:
-            raise FrameError(f"a frame of {size} bytes")
+            raise FrameError(f"frame too large: {size:,} bytes")
         end = at + _HEAD + size
         return end if end <= len(frames) else 0
 
@@ -439,7 +439,7 @@ class Pipe(asyncio.Protocol):
         frames = self._in
         if not self._greeted:
             if not _PREFACE.startswith(frames[:len(_PREFACE)]):
-                raise FrameError("no client of HTTP/2")
+                raise FrameError("not an HTTP/2 client")
             self._greeted = len(frames) >= len(_PREFACE)
             return at + len(_PREFACE) if self._greeted else at
         # A whole frame, by its kind.
@@ -460,7 +460,7 @@ class Pipe(asyncio.Protocol):
                 call.bring(frames[at + _HEAD:end])
                 self._unfinished += call.came - before
         elif kind == _CONTINUATION:
-            raise FrameError("what continues no header")
+            raise FrameError("a CONTINUATION frame without a header")
         elif kind == _SETTINGS and flags & _ACK:
             self._acknowledged = True
         elif kind == _RESET:
@@ -477,12 +477,12 @@ class Pipe(asyncio.Protocol):
             parts += 1
             follows = self._whole(end)
             if parts > _MOST_PARTS or max(follows, end) - at > _LARGEST_HEADER:
-                raise FrameError("too large a header")
+                raise FrameError("header too large")
             if not follows:
                 return at
             if frames[end + 3] != _CONTINUATION or (
                     int.from_bytes(frames[end + 5:end + _HEAD], "big") != stream):
-                raise FrameError("a header that is not continued")
+                raise FrameError("header not continued by a CONTINUATION frame")
             flags, end = frames[end + 4], follows
         if stream in self._calls:
             return end
@@ -511,7 +511,7 @@ class Pipe(asyncio.Protocol):
             place = follows
         self._scanned = place - at
         if len(self._in) > _WAITING:
-            raise FrameError("the settings are not acknowledged")
+            raise FrameError("the client does not acknowledge the settings")
         return at
 
     def _take_time(self) -> None:

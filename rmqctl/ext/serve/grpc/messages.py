@@ -92,9 +92,9 @@ def body_of(message: Any) -> bytes:
         try:
             body = codec.decompress(body, MAX_BODY + 1)
         except zlib.error as error:
-            raise Refused(Code.MESSAGE_CORRUPTED, f"the body is not compressed: {error}") from None
+            raise Refused(Code.MESSAGE_CORRUPTED, f"cannot decompress the body: {error}") from None
         if not codec.eof and len(body) <= MAX_BODY:
-            raise Refused(Code.MESSAGE_CORRUPTED, "the compressed body is cut")
+            raise Refused(Code.MESSAGE_CORRUPTED, "the compressed body is truncated")
     if len(body) > MAX_BODY:
         raise Refused(Code.MESSAGE_BODY_TOO_LARGE,
                       f"message body cannot exceed the max {MAX_BODY}")

@@ -49,7 +49,8 @@ async def send(endpoint: Endpoint, caller: Caller, request: Any) -> Any:
     # All of one topic, and none too large.
     messages = request.messages
     if not 0 < len(messages) <= _MOST_AT_ONCE:
-        raise Refused(Code.MESSAGE_CORRUPTED, f"1 to {_MOST_AT_ONCE} messages are sent at once")
+        raise Refused(Code.MESSAGE_CORRUPTED, f"a request must contain 1 to {_MOST_AT_ONCE} "
+                      "messages")
     name = name_of(messages[0].topic, Code.ILLEGAL_TOPIC, "topic")
     if any(each.topic != messages[0].topic for each in messages):
         raise Refused(Code.MESSAGE_CORRUPTED, "topic in message is not same")
@@ -73,7 +74,8 @@ async def send(endpoint: Endpoint, caller: Caller, request: Any) -> Any:
         requests.append(_fields(broker, caller, each, name, queue_id))
         size += len(requests[-1][0])
         if size > _MOST_BYTES:
-            raise Refused(Code.MESSAGE_BODY_TOO_LARGE, "the messages together are too large")
+            raise Refused(Code.MESSAGE_BODY_TOO_LARGE, "the messages of the request are too large "
+                          "in total")
     entries = await asyncio.gather(*(
         _sent(broker, caller, each, body, fields)
         for each, (body, fields) in zip(messages, requests, strict=True)))
@@ -133,13 +135,13 @@ def _delivered_at(broker: Broker, when: int) -> dict[str, str]:
     wanted, settings = when - now_ms(), broker.writer.settings
     if settings.profile.timer:
         if wanted > settings.timer_max_delay:
-            raise Refused(Code.ILLEGAL_DELIVERY_TIME, "messages are delayed by "
-                          f"{settings.timer_max_delay} ms at most")
+            raise Refused(Code.ILLEGAL_DELIVERY_TIME, "messages can be delayed by at most "
+                          f"{settings.timer_max_delay} ms")
         return {TIMER_DELIVER_MS: str(when)}
     levels = sorted((ms, level) for level, ms in broker.writer.levels.items() if ms >= wanted)
     if not levels:
-        raise Refused(Code.ILLEGAL_DELIVERY_TIME, "messages are delayed by levels here, and the "
-                      "longest of them is shorter")
+        raise Refused(Code.ILLEGAL_DELIVERY_TIME, "this store delays messages by levels; its "
+                      "longest level is shorter")
     return {props.DELAY: str(levels[0][1])}
 
 
@@ -165,7 +167,7 @@ async def end_transaction(endpoint: Endpoint, caller: Caller, request: Any) -> A
     broker = next((each for each in endpoint.brokers
                    if place is not None and each.name == place[1]), None)
     if place is None or broker is None:
-        raise Refused(Code.INVALID_TRANSACTION_ID, "no transaction has this id")
+        raise Refused(Code.INVALID_TRANSACTION_ID, "unknown transaction id")
     resolution = _RESOLUTIONS.get(request.resolution)
     if resolution is not None:
         answer = await caller.link(broker).request(
@@ -196,4 +198,4 @@ async def recall(endpoint: Endpoint, caller: Caller, request: Any) -> Any:
 
 async def sync_lite(_endpoint: Endpoint, _caller: Caller, _request: Any) -> Any:
     """There are no lite topics."""
-    raise Refused(Code.NOT_IMPLEMENTED, "there are no lite topics here")
+    raise Refused(Code.NOT_IMPLEMENTED, "lite topics are not supported")

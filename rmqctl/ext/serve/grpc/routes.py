@@ -51,8 +51,8 @@ def readable(brokers: Sequence[Broker], name: str, broker_name: str) -> list[Bro
     if not known:
         raise Refused(Code.FORBIDDEN, f"topic {name} cannot be read")
     if any(name == topic for broker, _ in known for topic, _ in broker.source.store.batch_queues):
-        raise Refused(Code.UNSUPPORTED, f"topic {name} has queues of batches, whose messages are "
-                      "served over the remoting protocol alone")
+        raise Refused(Code.UNSUPPORTED, f"topic {name} has batch consume queues, which are only "
+                      "served over the remoting protocol")
     return [broker for broker, _ in known]
 
 

@@ -164,10 +164,10 @@ class Proxy:
     async def _read(self, context: Any) -> tuple[Caller, Any]:
         """(who calls, its request). Refused."""
         caller = self._caller(context)
-        async with _in_time(_READ_S, "the request does not come"):
+        async with _in_time(_READ_S, "no request arrived in time"):
             request = await context.read()
         if request is aio.EOF:
-            raise Refused(Code.BAD_REQUEST, "there is no request")
+            raise Refused(Code.BAD_REQUEST, "the request is missing")
         await asyncio.sleep(self._endpoint.brokers[0].cluster.faults.slow)
         return caller, request
 
@@ -191,7 +191,7 @@ class Proxy:
 
     def _answering(self, name: str, method: Method) -> Callable[[Any, Any], Awaitable[Any]]:
         async def answer(_requests: Any, context: Any) -> Any:
-            code, text = Code.INTERNAL_SERVER_ERROR, "the server ends"
+            code, text = Code.INTERNAL_SERVER_ERROR, "the server is shutting down"
             with self._counted():
                 try:
                     return await method(self._endpoint, *await self._read(context))
@@ -206,7 +206,7 @@ class Proxy:
         if isinstance(error, Refused | Answer):
             return judged(error)
         if isinstance(error, DecodeError):
-            return Code.BAD_REQUEST, "the request is no message of this service"
+            return Code.BAD_REQUEST, "the request cannot be decoded"
         if not isinstance(error, RmqctlError | aio.InternalError):  # the latter: the client is gone
             self._endpoint.brokers[0].failed(name, error)
         return Code.INTERNAL_SERVER_ERROR, f"{type(error).__name__}: {error}"
@@ -225,7 +225,8 @@ class Proxy:
                         await context.write(each)
                     begun = True
         except TimeoutError:
-            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the messages are not taken")
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the client does not read its "
+                                "messages")
         except Exception as error:
             if isinstance(error, aio.AbortError):
                 raise
@@ -244,7 +245,7 @@ class Proxy:
         peer = context.peer()
         if self._streams[peer] >= _STREAMS_OF_CLIENTS:
             await context.write(MESSAGES["TelemetryCommand"](status=status(
-                Code.TOO_MANY_REQUESTS, "too many clients are on this connection")))
+                Code.TOO_MANY_REQUESTS, "too many clients on this connection")))
             return
         self._streams[peer] += 1
         try:
@@ -263,12 +264,13 @@ class Proxy:
         try:
             caller = self._caller(context)
             if not self._clients.has_room(caller.host):
-                raise Refused(Code.TOO_MANY_REQUESTS, "too many clients are there already")
+                raise Refused(Code.TOO_MANY_REQUESTS, "too many clients")
             host = caller.host
             self._clients.take(host)
             # Its settings, again and again; each is answered before the next one is read.
             while True:
-                async with _in_time(_READ_S if session is None else None, "no settings come"):
+                async with _in_time(_READ_S if session is None else None, "no settings arrived in "
+                                    "time"):
                     command = await context.read()
                 if command is aio.EOF:
                     break
@@ -284,7 +286,7 @@ class Proxy:
                     session.streams += 1
                 for link in session.links:
                     link.commands = commands
-                async with _in_time(_TAKEN_S, "the settings are not taken"):
+                async with _in_time(_TAKEN_S, "the client does not read its settings"):
                     await commands.put(MESSAGES["TelemetryCommand"](
                         status=status(Code.OK), settings=session.settings))
                     await commands.join()
@@ -338,7 +340,7 @@ async def _heartbeat(endpoint: Endpoint, caller: Caller, _request: Any) -> Any:
     """The client is there; it has to have said what it is before."""
     session = endpoint.sessions.known.get(caller.client_id)
     if session is None:
-        raise Refused(Code.UNRECOGNIZED_CLIENT_TYPE, "the client has sent no settings")
+        raise Refused(Code.UNRECOGNIZED_CLIENT_TYPE, "the client has not sent its settings")
     await endpoint.sessions.beat(session)
     return response("Heartbeat")
 

@@ -50,7 +50,7 @@ def name_of(resource: Any, code: Code, what: str) -> str:
     """The name of a topic or a group. Refused where it is none."""
     name: str = resource.name
     if not name.strip() or len(name) > _LONGEST_NAME or any(each < " " for each in name):
-        raise Refused(code, f"the name of the {what} is empty, too long, or has control characters")
+        raise Refused(code, f"the {what} name is empty, too long, or contains control characters")
     return name
 
 
@@ -147,17 +147,19 @@ class Sessions:
     async def settle(self, client_id: str, peer: str, language: str, wanted: Any) -> Session:
         """Takes what a client says of itself; its settings are completed. Refused."""
         if not (wanted.HasField("publishing") or wanted.HasField("subscription")):
-            raise Refused(Code.UNRECOGNIZED_CLIENT_TYPE, "neither a producer nor a consumer")
+            raise Refused(Code.UNRECOGNIZED_CLIENT_TYPE, "the client is neither a producer nor a "
+                          "consumer")
         entries = sum(map(len, (wanted.publishing.topics, wanted.access_point.addresses,
                                 wanted.subscription.subscriptions)))
         session = self.known.get(client_id)
         size = wanted.ByteSize() + _ENTRY * entries
         more = size - (0 if session is None else session.size)
         if entries > _MOST_ENTRIES or self._size + more > MOST_BYTES:
-            raise Refused(Code.TOO_MANY_REQUESTS, "clients have said too much of themselves")
+            raise Refused(Code.TOO_MANY_REQUESTS, "the clients' settings have reached their memory "
+                          "limit")
         if session is None:
             if len(self.known) >= MOST:
-                raise Refused(Code.TOO_MANY_REQUESTS, "too many clients are there already")
+                raise Refused(Code.TOO_MANY_REQUESTS, "too many clients")
             links = [Link(broker, peer, language) for broker in self._brokers]
             session = Session(client_id, links, MESSAGES["Settings"]())
             self.known[client_id] = session
@@ -178,7 +180,7 @@ class Sessions:
         for link in session.links:
             found = await link.request("HEART_BEAT", body)
             if found.code:
-                raise Refused(Code.TOO_MANY_REQUESTS, found.remark or "not now")
+                raise Refused(Code.TOO_MANY_REQUESTS, found.remark or "try again later")
 
     def closed(self, session: Session, commands: asyncio.Queue[Any]) -> None:
         """A stream of a client was closed; it may open another."""

@@ -86,7 +86,7 @@ def keep_json(source: Source, name: str, value: dict[str, object]) -> None:
         known = load_one(store, name)
         is_whole = known.main.state == OK
         if not is_whole and (known.main.usable or known.main.damaged):
-            raise RefusedError(f"{path}: {known.main.reason}; it is not written over")
+            raise RefusedError(f"{path}: {known.main.reason}; the file is not overwritten")
     if is_whole:
         publish(path + BACKUP, store.read_small(FOLDER, name, most=1 << 28), store=store.root)
     publish(path, fastjson.build(value), store=store.root)

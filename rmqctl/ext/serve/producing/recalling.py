@@ -31,7 +31,8 @@ def recall(broker: Broker, call: Call) -> None:
     if writer.settings.profile.generation < 5:
         raise Answer(Status.REQUEST_CODE_NOT_SUPPORTED, " request type 370 not supported")
     if writer.is_busy:
-        raise Answer(Status.SYSTEM_BUSY, "too many messages wait to be put, try again later")
+        raise Answer(Status.SYSTEM_BUSY, "too many messages are waiting to be stored, try again "
+                     "later")
     topic = wanted["topic"]
     if writer.topics.get(topic) is None:
         raise Answer(Status.TOPIC_NOT_EXIST, f"recall failed, the topic[{topic}] not exist")
@@ -46,7 +47,7 @@ def recall(broker: Broker, call: Call) -> None:
         raise Answer(Status.ILLEGAL_OPERATION, "recall failed, timestamp invalid")
     group = wanted["producerGroup"]
     if group is not None and not _is_value(group):
-        raise Answer(Status.ILLEGAL_OPERATION, "recall failed, that is no producer group")
+        raise Answer(Status.ILLEGAL_OPERATION, "recall failed, producer group invalid")
     # The message that takes it back.
     known = JavaMap()  # as a message has them that the broker makes by itself
     for field_name, value in (

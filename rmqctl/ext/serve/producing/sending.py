@@ -159,7 +159,8 @@ def admitted(broker: Broker, wanted: dict[str, Any]) -> tuple[Writer, int]:
     topic, queue_id = wanted["topic"], wanted["queueId"]
     broker.cluster.faults.refuse(topic)
     if writer.is_busy:
-        raise Answer(Status.SYSTEM_BUSY, "too many messages wait to be put, try again later")
+        raise Answer(Status.SYSTEM_BUSY, "too many messages are waiting to be stored, try again "
+                     "later")
     if writer.allows(topic, queue_id):
         return writer, queue_id
     generation = writer.settings.profile.generation
@@ -222,12 +223,12 @@ def _items(body: bytes) -> list[BatchItem]:
         if length >= 0 and tail <= len(body):
             size = properties_length_at(body, start + length)
         if size < 0 or tail + size > len(body):
-            raise Answer(Status.MESSAGE_ILLEGAL, "the batch ends within a message")
+            raise Answer(Status.MESSAGE_ILLEGAL, "the batch ends in the middle of a message")
         items.append(BatchItem(body[start:start + length],
                                body[tail:tail + size].decode("utf-8", "surrogateescape"), flag))
         at = tail + size
     if not items:
-        raise Answer(Status.MESSAGE_ILLEGAL, "a batch without messages")
+        raise Answer(Status.MESSAGE_ILLEGAL, "the batch contains no messages")
     return items
 
 
@@ -244,7 +245,8 @@ def end_transaction(broker: Broker, call: Call) -> None:
     if wanted["commitOrRollback"] not in (TRANSACTION_COMMIT, TRANSACTION_ROLLBACK):
         return
     if transactions.writer.is_busy:
-        raise Answer(Status.SYSTEM_BUSY, "too many messages wait to be put, try again later")
+        raise Answer(Status.SYSTEM_BUSY, "too many messages are waiting to be stored, try again "
+                     "later")
 
     def then(result: PutResult | None) -> None:
         code = Status.SUCCESS if result is None or result.stored else _CODES.get(
@@ -267,7 +269,7 @@ def create_topics(broker: Broker, call: Call) -> Response:
     """Makes or changes several."""
     wanted = objects(body_of(call).get("topicConfigList"))
     if len(wanted) > _MOST_TOPICS:
-        raise Answer(Status.SYSTEM_ERROR, f"more than {_MOST_TOPICS} topics at once")
+        raise Answer(Status.SYSTEM_ERROR, f"more than {_MOST_TOPICS} topics in one request")
     for each in wanted:
         attributes = each.get("attributes")
         pairs = attributes.items() if isinstance(attributes, dict) else ()
@@ -287,7 +289,7 @@ def _create(broker: Broker, wanted: dict[str, Any]) -> None:
     assert writer is not None
     try:
         if max(wanted["readQueueNums"], wanted["writeQueueNums"]) > MOST_QUEUES:
-            raise Answer(Status.SYSTEM_ERROR, f"of a topic {MOST_QUEUES} queues are served")
+            raise Answer(Status.SYSTEM_ERROR, f"a topic can have at most {MOST_QUEUES} queues")
         made = writer.topics.create(wanted["topic"], wanted["readQueueNums"],
                                     wanted["writeQueueNums"], wanted["perm"],
                                     _attributes(writer, wanted["attributes"]),
@@ -308,8 +310,8 @@ def _attributes(writer: Writer, text: str | None) -> dict[str, str]:
     for each in filter(None, (text or "").split(",")):
         name, equals, value = each.partition("=")
         if not equals or name != "+message.type":
-            raise Answer(Status.SYSTEM_ERROR, "of a topic's attributes, +message.type=… alone can "
-                         f"be given here, not {each[:80]!r}")
+            raise Answer(Status.SYSTEM_ERROR, "+message.type=… is the only topic attribute that "
+                         f"can be set here, not {each[:80]!r}")
         found[name[1:]] = value
     return found
 

@@ -68,8 +68,8 @@ class TimerFiles:
         try:
             size = os.fstat(wheel).st_size
             if size not in (0, timer_wheel.FILE_SIZE):
-                raise RefusedError(f"{path} has {size} bytes, a wheel has {timer_wheel.FILE_SIZE}: "
-                                   "a broker does not start with it")
+                raise RefusedError(f"{path} has {size:,} bytes instead of "
+                                   f"{timer_wheel.FILE_SIZE:,}: a broker does not start with it")
             os.ftruncate(wheel, timer_wheel.FILE_SIZE)  # if it is new
             self._wheel = mmap.mmap(wheel, timer_wheel.FILE_SIZE)
         finally:
@@ -81,7 +81,8 @@ class TimerFiles:
         self._size = files[0].size if files else _LOG_FILE
         for file in files:
             if file.size != self._size or self._size < UNIT_SIZE + TAIL.size:
-                raise RefusedError(f"{file.path} has {file.size} bytes: see verify")
+                raise RefusedError(f"{file.path} has {file.size:,} bytes, an invalid size: run "
+                                   "`rmqctl verify`")
             self._files[file.base] = os.open(file.path, os.O_RDWR)
         # How far the timer came; what is older than the wheel's lap is not read again.
         self._check_file = os.open(store.path("config", TIMERCHECK), os.O_RDWR | os.O_CREAT, 0o644)
@@ -122,8 +123,8 @@ class TimerFiles:
         for number, base in enumerate(bases):
             end, closed = self._walk_file(base)
             if not closed and number + 1 < len(bases):
-                raise RefusedError(f"{self._path(base)}: damaged at {end - base}, and a broker "
-                                   "would cut the timer log there: see verify")
+                raise RefusedError(f"{self._path(base)} is damaged at byte {end - base:,}; a "
+                                   "broker would truncate the timer log there: run `rmqctl verify`")
             if not closed and self._is_used(base, end - base):
                 self._write(base, TAIL.build(TailRecord(base + self._size - end)), end - base)
                 end = base + self._size

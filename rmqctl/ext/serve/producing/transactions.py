@@ -88,7 +88,8 @@ class Transactions:
         given = immunity_ms(known)
         if settings.profile.generation >= 5 and not asked and given is not None and (
                 now_ms() - record.born_timestamp > max(given, IMMUNITY_MS)):
-            raise Answer(Status.ILLEGAL_OPERATION, "the producer is asked for this message")
+            raise Answer(Status.ILLEGAL_OPERATION, "too late to end this transaction: its "
+                         "producer is checked instead")
         if known.get(GROUP) != group:
             raise Answer(Status.SYSTEM_ERROR, "The producer group wrong")
         if record.queue_offset != queue_offset:
@@ -102,7 +103,7 @@ class Transactions:
             return
         message = committed(record, known, settings)
         if message is None:
-            raise Answer(Status.MESSAGE_ILLEGAL, "the message names no topic and queue")
+            raise Answer(Status.MESSAGE_ILLEGAL, "the message has no valid topic and queue")
 
         def put(result: PutResult) -> None:
             if result.stored:

@@ -211,8 +211,8 @@ class Request:
         for name, text in ext.items():
             if not text.isascii() and self.long.get(name, name) != "properties" and (
                     _SURROGATE.search(text)):
-                raise Answer(Status.SYSTEM_ERROR, f"the custom field <{name}> has half of a "
-                             "surrogate pair")
+                raise Answer(Status.SYSTEM_ERROR, f"the custom field <{name}> contains an unpaired "
+                             "surrogate")
         try:
             return msgspec.structs.asdict(msgspec.convert(ext, self.form, strict=False))
         except msgspec.ValidationError:
@@ -244,8 +244,8 @@ _DIGITS = re.compile(r"[-+]?[0-9]{1,19}")
 def _number(name: str, text: str, limit: int) -> int:
     value = int(text) if _DIGITS.fullmatch(text) else None
     if value is None or not -limit <= value < limit:
-        raise Answer(Status.SYSTEM_ERROR, f"the custom field <{name}> is no number of "
-                     f"{limit.bit_length()} bits: {text[:40]}")
+        raise Answer(Status.SYSTEM_ERROR, f"the custom field <{name}> is not a "
+                     f"{limit.bit_length()}-bit number: {text[:40]}")
     return value
 
 

@@ -77,7 +77,7 @@ def read_command(frame: Frame) -> Command:
         command.body = body
         return command
     if kind != BINARY:
-        raise FrameError(f"a header of the unknown kind {kind}")
+        raise FrameError(f"unknown header type {kind}")
     header = read_binary(data)
     language = header.language
     if isinstance(language, int):
@@ -133,7 +133,7 @@ def _read_json_header(data: bytes) -> Command:
 def _read_any_header(data: bytes) -> Command:
     value = read_json(data)
     if not isinstance(value, dict):
-        raise FrameError("a header that is no JSON object")
+        raise FrameError("the header is not a JSON object")
     given = value.get("extFields")
     ext = {} if not isinstance(given, dict) else {
         str(name): text_of(each) for name, each in given.items() if each is not None}
@@ -160,7 +160,7 @@ def _number(header: Mapping[str, Any], name: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not -_SIGN <= value < _SIGN:
         if value is None:
             return 0
-        raise FrameError(f"the {name} of a header is no number of 32 bits")
+        raise FrameError(f"the header's {name} is not a 32-bit number")
     return value
 
 

@@ -111,10 +111,10 @@ class FrameReader:
         length, word = _HEAD.unpack_from(buffer, at)
         size = word & _LENGTH_MASK
         if not COUNTED <= length <= self.limit:
-            raise FrameError(f"a frame of {length} bytes; {self.limit} is the most")
+            raise FrameError(f"frame of {length:,} bytes; the limit is {self.limit:,}")
         if size > length - COUNTED or size > MAX_HEADER:
-            raise FrameError(f"a header of {size} bytes in a frame of {length}; {MAX_HEADER} is "
-                             "the most")
+            raise FrameError(f"header of {size:,} bytes in a frame of {length:,}; the limit is "
+                             f"{MAX_HEADER:,}")
         end = at + COUNTED + length
         if len(buffer) < end:
             return None
@@ -160,20 +160,20 @@ def read_binary(data: bytes) -> Header:
         size, at = _VALUE.unpack_from(data, at)[0], at + _VALUE.size
         end = at + size
         if size < 0 or end > len(data):
-            raise FrameError("the fields of a header run past its end")
+            raise FrameError("the header's fields run past its end")
         ext: dict[str, str] = {}
         while at < end:
             name, at = _text(data, at + _NAME.size, _NAME.unpack_from(data, at)[0])
             value, at = _text(data, at + _VALUE.size, _VALUE.unpack_from(data, at)[0])
             ext[name] = value
     except struct.error as error:
-        raise FrameError(f"a header that is cut off: {error}") from None
+        raise FrameError(f"truncated header: {error}") from None
     return Header(code, language, version, opaque, flag, remark or None, ext)
 
 
 def _text(data: bytes, at: int, size: int) -> tuple[str, int]:
     if size < 0 or at + size > len(data):
-        raise FrameError("a text in a header runs past its end")
+        raise FrameError("a string in the header runs past its end")
     return data[at:at + size].decode("utf-8", "replace"), at + size
 
 

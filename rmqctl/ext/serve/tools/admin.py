@@ -311,7 +311,7 @@ def _row(physical: int, size: int, tags: int) -> dict[str, Any]:
     row: dict[str, Any] = {"eval": False, "physicOffset": physical, "physicSize": size,
                            "tagsCode": tags}
     if is_address(tags):
-        row["msg"] = "the tags code stands in consumequeue_ext"
+        row["msg"] = "the tags code is in consumequeue_ext"
     return row
 
 

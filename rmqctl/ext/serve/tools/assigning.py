@@ -118,9 +118,9 @@ def set_mode(broker: Broker, call: Call) -> Response:
         raise Answer(Status.NO_PERMISSION, "retry topic is not allowed to set mode")
     broker.require_topic(topic)
     if not 0 < len(group) <= _LONGEST_NAME:
-        raise Answer(Status.SUBSCRIPTION_GROUP_NOT_EXIST, "that is no name of a group")
+        raise Answer(Status.SUBSCRIPTION_GROUP_NOT_EXIST, "invalid consumer group name")
     if (topic, group) not in broker.modes and len(broker.modes) >= _MOST_MODES:
-        raise Answer(Status.SYSTEM_BUSY, "too many modes are set already")
+        raise Answer(Status.SYSTEM_BUSY, "too many request modes are set already")
     broker.modes[topic, group] = _read(value)
     if broker.is_writable and broker.source.view.generation >= 5:
         from rmqctl.ext.serve.producing.opening import keep_json

@@ -34,11 +34,11 @@ def _update_groups(broker: Broker, wanted: list[dict[str, Any]]) -> Response:
     writer, new = broker.writer, {}
     assert writer is not None
     if len(wanted) > _MOST_GROUPS:
-        raise Answer(Status.SYSTEM_ERROR, f"more than {_MOST_GROUPS} groups at once")
+        raise Answer(Status.SYSTEM_ERROR, f"more than {_MOST_GROUPS} groups in one request")
     for each in wanted:
         name = each.get("groupName")
         if not isinstance(name, str):
-            raise Answer(Status.SYSTEM_ERROR, "no groupName is given")
+            raise Answer(Status.SYSTEM_ERROR, "groupName is missing")
         new[name] = {**(writer.groups.get(name) or {}), **writer.groups.bean(name, each)}
     if new:
         writer.groups.put(new)
@@ -70,8 +70,8 @@ def delete_topic(broker: Broker, call: Call) -> Response:
     topic = broker.topic(name)
     if topic is not None and any(broker.queue(name, queue_id).end for queue_id in range(
             max(topic.read_queues, topic.write_queues))):
-        raise Answer(Status.SYSTEM_ERROR, f"the topic[{name}] has had messages, and none is "
-                     "deleted while a store is served")
+        raise Answer(Status.SYSTEM_ERROR, f"the topic[{name}] has had messages; rmqctl serve "
+                     "deletes only topics that never had any")
     if writer.topics.get(name) is not None:
         writer.topics.remove(name)
         writer.source.forget(name)
@@ -82,7 +82,7 @@ def delete_route(broker: Broker, call: Call) -> Response:
     """The same of the name server, which knows what its brokers have."""
     name = call.fields["topic"]
     if any(name in each.source.topics for each in broker.cluster.brokers.values()):
-        raise Answer(Status.SYSTEM_ERROR, f"a broker has the topic[{name}]")
+        raise Answer(Status.SYSTEM_ERROR, f"the topic[{name}] still exists on a broker")
     return Response()
 
 
@@ -128,7 +128,7 @@ def put_value(broker: Broker, call: Call) -> Response:
         call.fields[name] for name in ("namespace", "key", "value"))
     size = sum(map(len, kept.values()))
     if size >= _MOST_KEPT or len(namespace) + len(key) + len(value) > _LONGEST:
-        raise Answer(Status.SYSTEM_BUSY, "too much is kept already")
+        raise Answer(Status.SYSTEM_BUSY, "the limit for stored KV configs is reached")
     kept.setdefault(namespace, {})[key] = value
     return Response()
 

@@ -80,8 +80,8 @@ def _opened(broker: Broker) -> Store:
     count = len(store.known_queues) + len(store.batch_queues)
     if count > _MOST_QUEUES:
         store.close()
-        raise Answer(Status.SYSTEM_ERROR, f"{count} queues are too many to look at while clients "
-                     "are answered")
+        raise Answer(Status.SYSTEM_ERROR, f"{count} queues are too many to check while clients are "
+                     "served")
     return store
 
 

@@ -55,7 +55,7 @@ def _queue_ids(topic: Topic) -> range:
 
 def _bounded(queues: range) -> range:
     if len(queues) > MOST_QUEUES:
-        raise Answer(Status.SYSTEM_ERROR, f"{len(queues)} queues are too many for one answer, "
+        raise Answer(Status.SYSTEM_ERROR, f"{len(queues)} queues are too many for one response, "
                      f"which has at most {MOST_QUEUES}")
     return queues
 
@@ -201,7 +201,7 @@ def correction_offsets(broker: Broker, call: Call) -> Response:
 def _commit(broker: Broker, group: str, topic: str, positions: dict[int, int]) -> None:
     for queue_id, offset in positions.items():
         if not broker.positions.commit(group, topic, queue_id, offset):
-            raise Answer(Status.SYSTEM_ERROR, "too many positions are kept already")
+            raise Answer(Status.SYSTEM_ERROR, "too many consumer offsets are stored already")
 
 
 def clone_offsets(broker: Broker, call: Call) -> Response:

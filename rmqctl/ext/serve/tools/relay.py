@@ -73,7 +73,7 @@ def consume_directly(broker: Broker, call: Call) -> None:
     try:
         physical = parse_message_id(text)[2]
     except ValueError:
-        raise Answer(Status.SYSTEM_ERROR, f"no message id: {text[:80]}") from None
+        raise Answer(Status.SYSTEM_ERROR, f"not a message id: {text[:80]}") from None
     raw = broker.raw_at(physical)
     if raw is None:
         raise Answer(Status.SYSTEM_ERROR, f"can not find message by the offset, {physical}")
@@ -131,8 +131,8 @@ def _pass_on(broker: Broker, call: Call, body: Buffer, **more: str) -> None:
     def then(response: Command | None) -> None:
         if response is None:
             call.reply(Response(code=Status.CONSUME_MSG_TIMEOUT, remark=(
-                f"consumer <{group}> <{member.client_id}> Timeout: no answer "
-                f"within {PATIENCE_S:g} s, or its connection was closed")))
+                f"consumer <{group}> <{member.client_id}> Timeout: no response within "
+                f"{PATIENCE_S:g} s, or its connection was closed")))
         else:
             call.reply(Response(response.ext, (response.body,), response.code, response.remark))
 
