@@ -55,7 +55,7 @@ def members(body: bytes, start: Callable[[], _Stream], most: int, kind: str) -> 
         codec, piece = start(), _FIRST_PIECE
         while not codec.eof:
             if at >= len(body):
-                raise ValueError(f"the {kind} is cut")
+                raise ValueError(f"the {kind} is truncated")
             fed = body[at:at + piece]
             at, piece = at + len(fed), piece * 2
             parts.append(codec.decompress(fed, free + 1))
@@ -67,7 +67,7 @@ def members(body: bytes, start: Callable[[], _Stream], most: int, kind: str) -> 
 
 
 def _too_large(most: int) -> TooLargeError:
-    return TooLargeError(f"it grows beyond {most >> 20} MiB")
+    return TooLargeError(f"it decompresses to more than {most >> 20} MiB")
 
 
 def _zlib(body: bytes) -> bytes:
@@ -76,7 +76,7 @@ def _zlib(body: bytes) -> bytes:
     if len(data) > MAX_DECOMPRESSED:
         raise _too_large(MAX_DECOMPRESSED)
     if not codec.eof:
-        raise ValueError("the stream is cut")
+        raise ValueError("the stream is truncated")
     return data
 
 
@@ -88,7 +88,7 @@ def _lz4(body: bytes) -> bytes:
     if len(data) > MAX_DECOMPRESSED:
         raise _too_large(MAX_DECOMPRESSED)
     if not codec.eof:
-        raise ValueError("the frame is cut")
+        raise ValueError("the frame is truncated")
     return data
 
 
@@ -137,7 +137,7 @@ def decompressed(codec_name: str | None, body: bytes) -> tuple[bytes, str | None
         return body, None
     codec = _BY_NAME.get(codec_name)
     if codec is None:
-        return body, f"marked with {codec_name} compression"
+        return body, f"marked with unknown {codec_name} compression"
     try:
         return codec.decompress(body), None
     except Exception as error:  # noqa: BLE001  # each codec has its own family of errors

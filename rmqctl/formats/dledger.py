@@ -89,11 +89,12 @@ INDEX_FILE_SIZE = 167_772_160
 def judge(head: EntryHeadRecord, where: int) -> FormatError | None:
     """What is wrong with an entry head, if anything."""
     if head.magic != MAGIC_ENTRY and head.magic not in CONTROL:
-        return FormatError(f"not an entry magic: {head.magic}", offset=where, path="magic")
+        return FormatError(f"invalid entry magic: {head.magic}", offset=where, path="magic")
     if head.body_length < 0:
         return FormatError("negative length", offset=where, path="body_length")
     if head.size != HEAD_SIZE + head.body_length:
-        return FormatError(f"says {head.size}, the fields make {HEAD_SIZE + head.body_length}",
+        return FormatError(f"says {head.size}, but the fields add up to "
+                           f"{HEAD_SIZE + head.body_length}",
                            offset=where, path="size")
     return None
 

@@ -33,7 +33,7 @@ class Fixed(Generic[T]):
         self.size = layout.size_of(declaration)
         named: Any = record
         if named._fields != self.names:
-            raise layout.LayoutError(f"{record.__name__} has not the fields {self.names}")
+            raise layout.LayoutError(f"{record.__name__} does not have the fields {self.names}")
         self._make = named._make
         self._struct = layout.reader(declaration)
         self._dtype: np.dtype[Any] | None = None

@@ -98,14 +98,14 @@ def half_offsets(body: bytes) -> list[int]:
     parts = [part for part in body.decode("ascii", "replace").split(",") if part]
     if not parts or not all(part.isascii() and part.isdigit() and len(part) < 20
                             for part in parts):
-        raise ValueError("no queue offsets, which an op message has, separated by commas")
+        raise ValueError("not an op message: expected queue offsets separated by commas")
     return [int(part) for part in parts]
 
 
 def pop_state(document: Any) -> dict[str, Any]:
     """A check point or an ack under its fields' long names. ValueError."""
     if not isinstance(document, dict):
-        raise ValueError("no JSON object, which a check point or ack is")  # noqa: TRY004
+        raise ValueError("not a POP check point or ack: expected a JSON object")  # noqa: TRY004
     return {_POP_NAMES.get(str(name), str(name)): value for name, value in document.items()}
 
 
@@ -144,7 +144,7 @@ def traces(body: bytes) -> list[dict[str, Any]]:
     found = [_trace(line.split(_TRACE_FIELD))
              for line in body.decode("utf-8", "replace").split(_TRACE_END) if line]
     if all("fields" in trace for trace in found):
-        raise ValueError("no trace that a client of RocketMQ writes")
+        raise ValueError("not a trace of a RocketMQ client")
     return found
 
 

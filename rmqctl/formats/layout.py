@@ -167,7 +167,7 @@ def reader(declaration: Construct[Any, Any], *names: str, **context: int) -> _st
     fmt, position = ">", 0
     for part in wanted:
         if part.offset < position:
-            raise LayoutError("fields must be named in the order they lie on disk")
+            raise LayoutError("fields must be named in their order on disk")
         fmt += f"{part.offset - position}x" if part.offset > position else ""
         fmt += part.struct_format
         position = part.offset + part.size

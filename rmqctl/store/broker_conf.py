@@ -116,15 +116,15 @@ class BrokerConf:
         folders = [(path, self._moved(path, root)) for path in self.commitlog_paths]
         missing = [path for path, moved in folders if not vfs.isdir(os.path.join(root, moved))]
         if missing:
-            texts.append(f"{self.path}: the log's folder{'s' if len(missing) > 1 else ''} "
-                         f"{', '.join(missing)} {'are' if len(missing) > 1 else 'is'} not there")
+            texts.append(f"{self.path}: missing log folder{'s' if len(missing) > 1 else ''} "
+                         f"{', '.join(missing)}")
         if self.root is not None and not _same(self.root, root):
             elsewhere = [path for path, moved in folders
                          if os.path.isabs(moved) and path not in missing]
             if elsewhere:
-                texts.append(f"{self.path} is of the store in {self.root}, not of {root}: "
-                             f"{', '.join(elsewhere)} may belong to that one "
-                             "(--commitlog-dir names others)")
+                texts.append(f"{self.path} belongs to the store {self.root}, not to {root}: "
+                             f"{', '.join(elsewhere)} may belong to that store, too (use "
+                             "--commitlog-dir to name other folders)")
         return texts
 
     def _moved(self, path: str, root: str) -> str:
@@ -143,15 +143,15 @@ def read_conf(path: str) -> BrokerConf:
     """The file at ``path``. UsageError for what a broker could not read either, StoreIOError."""
     with FileSource(path) as source:
         if source.size > MAX_SIZE:
-            raise UsageError(f"{path}: no broker's configuration: it has {source.size} bytes, and "
-                             f"at most {MAX_SIZE} are read")
+            raise UsageError(f"{path}: not a broker configuration file: {source.size:,} bytes; the "
+                             f"limit is {MAX_SIZE:,}")
         data = source.read(0, source.size)
     try:
         entries = properties_file.parse(data)
     except FormatError as error:
         raise UsageError(f"{path}: {error.reason}") from None
     if b"\0" in data or not any(entry.value for entry in entries):
-        raise UsageError(f"{path}: no broker's configuration: it has no line NAME=VALUE")
+        raise UsageError(f"{path}: not a broker configuration file: no line NAME=VALUE")
     return _Reading(path, entries).conf()
 
 
@@ -167,8 +167,8 @@ class _Reading:
         for entry in entries:
             before = self._texts.get(entry.key)
             if entry.key in _KNOWN and before is not None and before != entry.value:
-                self._notes.append(f"{entry.key} is there twice: line {entry.line} "
-                                   f"({entry.value!r}) counts, not {before!r}")
+                self._notes.append(f"{entry.key} is set twice: line {entry.line} ({entry.value!r}) "
+                                   f"counts, not {before!r}")
             if before is not None:
                 self._repeated.setdefault(entry.key, [self._lines[entry.key]]).append(entry.line)
             self._texts[entry.key] = entry.value
@@ -220,8 +220,8 @@ class _Reading:
             return None
         if re.fullmatch("[+-]?[0-9]+", value) and 0 < int(value[:20]) <= _INT_MAX:
             return int(value)
-        self._notes.append(f"{key} is {value!r}, which is no number to Java (of 1 to {_INT_MAX}, "
-                           "with nothing after it): a broker takes its default")
+        self._notes.append(f"{key} is {value!r}, which Java does not read as a number (expected 1 "
+                           f"to {_INT_MAX}, nothing after it): a broker uses its default")
         return None
 
     def _integer(self, key: str) -> int | None:
@@ -252,7 +252,7 @@ class _Reading:
         value = self._text(key)
         if value is None or value in ("ASYNC_MASTER", "SYNC_MASTER", "SLAVE"):
             return value
-        self._notes.append(f"{key} is {value!r}, which is no role of a broker")
+        self._notes.append(f"{key} is {value!r}, which is not a broker role")
         return None
 
 

@@ -63,8 +63,8 @@ def without_consumequeue(store: Store, topic: str) -> str | None:
     missing = [str(queue_id) for queue_id in range(count) if queue_id not in known]
     if not missing:
         return None
-    return (f"{topic}: no consumequeue for queue {named(missing)} of {count}; if the log "
-            f"has messages of it, `{by_the_log(topic)}` shows them")
+    return (f"{topic}: no consumequeue for queue {named(missing)} of {count}; to look for its "
+            f"messages in the log: `{by_the_log(topic)}`")
 
 
 def _queue_count(store: Store, topic: str, known: Iterable[int]) -> int:
@@ -81,14 +81,14 @@ def missing_queue(store: Store, topic: str, queue_id: int | None) -> str | None:
     if not known:
         topics = topics_on_disk(store)
         return (f"topic {topic} has no queues in this store{near_names(topic, topics)}; " + (
-            f"there are: {named(topics)}" if topics else "there are no consumequeues at all")
-            + f"; `{by_the_log(topic)}` looks for it in the log")
+            f"existing topics: {named(topics)}" if topics else "the store has no consumequeues")
+            + f"; to look for it in the log: `{by_the_log(topic)}`")
     if queue_id is not None and queue_id not in known:
         count = _queue_count(store, topic, known)
         if 0 <= queue_id < count and not topic.startswith(_SYSTEM):
-            return (f"{topic}: no consumequeue for queue {queue_id} of {count}; if the log has "
-                    f"messages of it, `{by_the_log(topic, '--where', f'queue_id={queue_id}')}` "
-                    "shows them")
-        return f"topic {topic} has no queue {queue_id} here; there are: " + named(
+            return (f"{topic}: no consumequeue for queue {queue_id} of {count}; to look for its "
+                    "messages in the log: "
+                    f"`{by_the_log(topic, '--where', f'queue_id={queue_id}')}`")
+        return f"topic {topic} has no queue {queue_id} in this store; existing queues: " + named(
             [str(queue_id) for queue_id in known])
     return None

@@ -101,7 +101,7 @@ def listing_of(entries: Iterable[os.DirEntry[str]], digits: int = names.OFFSET_D
         if not stat.S_ISREG(info.st_mode):
             contents.troubles.append(Trouble(entry.path, "not a regular file"))
         elif not _is_name(entry.name, digits):
-            contents.troubles.append(Trouble(entry.path, f"name is not {digits} digits"))
+            contents.troubles.append(Trouble(entry.path, f"the name does not have {digits} digits"))
         else:
             contents.files.append(StoreFile(entry.path, entry.name, int(entry.name), info.st_size))
     return contents

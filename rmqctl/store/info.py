@@ -153,22 +153,22 @@ def _checkpoint_trouble(store: Store) -> list[Trouble]:
         return []
     path = store.path("checkpoint")
     if not vfs.lexists(path):
-        return [Trouble(path, "not there; a broker starts from the first message to be safe")]
-    return [Trouble(path, "not readable as a checkpoint", True)]
+        return [Trouble(path, "missing; a broker recovers from the first message to be safe")]
+    return [Trouble(path, "not a valid checkpoint", True)]
 
 
 def _log_troubles(store: Store, items: list[Item]) -> list[Trouble]:
     """Holes in the log, and folders that look like parts of it which nobody named."""
-    troubles = [Trouble(store.log_folders[0], f"no file covers the physical offsets {gap.start} to "
-                    f"{gap.end}") for gap in store.log.gaps()]
+    troubles = [Trouble(store.log_folders[0], f"no file covers physical offsets {gap.start} to "
+                        f"{gap.end}") for gap in store.log.gaps()]
     if not store.log.files:
-        troubles.append(Trouble(store.log_folders[0], "no commitlog file is there"))
+        troubles.append(Trouble(store.log_folders[0], "no commitlog files"))
     known = {vfs.abspath(file.path) for file in store.log.files}
     strange = {os.path.dirname(item.path) for item in items
                if item.kind == "commitlog" and item.base_offset is not None
                and vfs.abspath(store.path(item.path)) not in known}
-    troubles += [Trouble(store.path(folder), "looks like a part of the commitlog; name all its "
-                     "folders with --commitlog-dir") for folder in sorted(strange)]
+    troubles += [Trouble(store.path(folder), "looks like a part of the commitlog; pass "
+                         "--commitlog-dir for each of its folders") for folder in sorted(strange)]
     return troubles
 
 
@@ -276,7 +276,7 @@ def _files(top: str, seen: set[tuple[int, int]], troubles: list[Trouble],
                 info = entry.stat()
             except FileNotFoundError:
                 if entry.is_symlink():
-                    troubles.append(Trouble(entry.path, "a link that leads nowhere", True))
+                    troubles.append(Trouble(entry.path, "a link to nothing", True))
                 continue  # else it went away meanwhile, as files of a running broker do
             except OSError as error:
                 troubles.append(Trouble(entry.path, str(StoreIOError.from_oserror(error, "")),
@@ -289,7 +289,7 @@ def _files(top: str, seen: set[tuple[int, int]], troubles: list[Trouble],
             elif depth >= deepest:
                 if deepest < _MAX_DEPTH:
                     continue  # a folder that is none of the store's
-                troubles.append(Trouble(entry.path, "nested too deep; not looked into", True))
+                troubles.append(Trouble(entry.path, "nested too deeply; not read", True))
             else:
                 stack.append((entry.path, depth + 1, min(deepest, _BEHIND_LINKS)
                               if entry.is_symlink() else deepest, info))

@@ -29,8 +29,8 @@ def refuse_in_store(path: str | os.PathLike[str], said: str | None = None) -> No
     """UsageError for a place in a store; ``said``: what it is called then, instead of its path."""
     inside = enclosing_store(path)
     if inside is not None:
-        raise UsageError(f"{said or os.fspath(path)}: lies in the store {inside}, which nothing "
-                         "is put into")
+        raise UsageError(f"{said or os.fspath(path)} is in the store {inside}: choose a place "
+                         "outside of it")
 
 
 def _above(path: str) -> str | None:

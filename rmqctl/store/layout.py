@@ -47,9 +47,9 @@ _DATABASE = re.compile(r"MANIFEST-\d+|\d+\.sst", re.ASCII)
 DATABASE_FILE = re.compile(r"CURRENT|LOCK|IDENTITY|LOG(\.old\.\d+)?|MANIFEST-\d+|"
                            r"OPTIONS-\d+(\.dbtmp)?|\d+\.(sst|log|blob|dbtmp)", re.ASCII)
 """Names of the files that RocksDB keeps in the folder of a data base."""
-_IN_ROCKSDB = "the consumequeues are a RocksDB data base (consumequeue/)"
-FORM_UNKNOWN = ("nothing says which of the two a broker reads: pass --broker-conf, whose storeType "
-                "says it")
+_IN_ROCKSDB = "the consumequeues are in a RocksDB database (consumequeue/)"
+FORM_UNKNOWN = ("it is unknown which of the two a broker reads: pass --broker-conf (storeType in "
+                "it decides)")
 """How the reason ends where files and a data base have queues, and storeType decides."""
 _NO_QUEUES = ("a backup at a URL has no consume queues of this kind: `rmqctl restore` builds them "
               "from the log")
@@ -134,11 +134,11 @@ class Layout:
         if reason is not None:
             hint = "" if set(self.unwritten) != {"commitlog"} else (
                 f"; but `rmqctl recover {shlex.quote(root)}"
-                + ("` mends it from another member of the group (--from), and makes anew what "
-                   "follows from it" if self.member else
-                   " --only consumequeue,index` makes anew what follows from it"))
-            raise UnsupportedError(f"{root}: {reason}; nothing is planned for such a store or "
-                                   f"written into it{hint}")
+                + ("` repairs it from another member of the group (--from), and rebuilds "
+                   "what depends on it" if self.member else
+                   " --only consumequeue,index` rebuilds what depends on it"))
+            raise UnsupportedError(f"{root}: {reason}; rmqctl plans and writes nothing for such a "
+                                   f"store{hint}")
 
 
 def log_layout(root: str, folders: list[str], *, decided: bool = False) -> tuple[
@@ -171,8 +171,8 @@ def whose_log(root: str, folders: list[str]) -> str:
     first = f"--commitlog-dir {nodes[0]}"
     if layout == "mixed":
         first = f"--commitlog-dir commitlog {first}"
-    return (f"several DLedger nodes keep their logs here ({', '.join(nodes)}), and nothing says "
-            f"which is the broker's: {first} names one")
+    return (f"the logs of several DLedger nodes are here ({', '.join(nodes)}), and it is unknown "
+            f"which is the broker's: pass {first} for example")
 
 
 def recognise(root: str, folders: list[str], queues_reach_end: Callable[[], bool],
@@ -194,7 +194,7 @@ def recognise(root: str, folders: list[str], queues_reach_end: Callable[[], bool
     if framed:
         beside = " after the plain files of commitlog/" if commitlog == "mixed" else ""
         data = ", ".join(os.path.relpath(folder, root) for folder in framed)
-        unwritten["commitlog"] = f"the log is DLedger's, in {data}{beside}, {_NOT_WRITTEN}"
+        unwritten["commitlog"] = f"the log is a DLedger log in {data}{beside}, {_NOT_WRITTEN}"
     # With several DLedger nodes below one root the log is ambiguous, so the queues are unknown.
     undecided = "" if decided else whose_log(root, folders)
     if undecided:
@@ -206,8 +206,8 @@ def recognise(root: str, folders: list[str], queues_reach_end: Callable[[], bool
     if queues == "rocksdb":
         unwritten["consumequeue"] = f"{_IN_ROCKSDB}, {_NOT_WRITTEN}"
     elif queues == "double":
-        unwritten["consumequeue"] = ("the consumequeues are written twice, in files and in "
-                                     f"RocksDB, {_NOT_WRITTEN}")
+        unwritten["consumequeue"] = ("the consumequeues exist twice, in files and in RocksDB, "
+                                     f"{_NOT_WRITTEN}")
     if vfs.lacks(root, "consumequeue"):
         unread.setdefault("consumequeue", _NO_QUEUES)
     # Configuration in RocksDB needs an optional package to be read at all.
@@ -217,7 +217,7 @@ def recognise(root: str, folders: list[str], queues_reach_end: Callable[[], bool
         try:
             require("rocksdict")
         except MissingExtraError as error:
-            unread["config"] = f"{lies}: {error}; the JSON files of these names are out of date"
+            unread["config"] = f"{lies}: {error}; the JSON files with these names are out of date"
         unwritten["config"] = f"{lies}, {_NOT_WRITTEN}"
     controller = any(vfs.lexists(os.path.join(root, name))
                      for name in CONTROLLER_FILES[:2])
@@ -247,33 +247,32 @@ def _queues(root: str, config: ConfigLayout, reach_end: Callable[[], bool],
             return "file"
         says = ("config/topics" if config == "rocksdb-v1" else "its folder" if left else
                 "the broker's configuration")
-        notes.append(f"the consumequeues were a RocksDB data base, as {says} shows, and it is not "
-                     "there (a broker makes it anew when it starts after an unclean end)")
+        notes.append(f"the consumequeues were in a RocksDB database, according to {says}, and it "
+                     "is missing (a broker rebuilds it when it starts after an unclean shutdown)")
         return "rocksdb"
     if not topics:
         return "rocksdb"
     # Both: files that reach the end of the log are good; else the configuration decides.
-    both = "consumequeue/ holds files and a RocksDB data base"
+    both = "consumequeue/ contains files and a RocksDB database"
     if reach_end():
-        notes.append(f"{both}: the files hold all messages of the log and are what is judged; the "
-                     "data base is not, but held against them")
+        notes.append(f"{both}: the files cover all messages of the log and are checked; the "
+                     "database is only compared with them")
         return "double"
     if store_type == "defaultRocksDB":
-        notes.append(f"{both}: the files are older than the log and the broker's configuration "
-                     "says storeType=defaultRocksDB, so the data base is what it reads")
+        notes.append(f"{both}: the files are older than the log and the broker's configuration has "
+                     "storeType=defaultRocksDB, so a broker reads the database")
         return "rocksdb"
     if store_type == "default":
-        notes.append(f"{both}: the broker's configuration says storeType=default, so the files "
-                     "are what it reads and what is judged; the data base is not")
+        notes.append(f"{both}: the broker's configuration has storeType=default, so a broker reads "
+                     "the files; they are checked, the database is not")
         return "double"
     if config == "json" and _has_topics_file(root):
-        notes.append(f"{both}: the configuration is a file broker's (config/topics.json), so the "
-                     "files are what it reads and what is judged; the data base is not")
+        notes.append(f"{both}: the configuration is in files (config/topics.json), so a broker "
+                     "reads the files; they are checked, the database is not")
         return "double"
     if config == "rocksdb-v1":
-        notes.append(f"{both}: the files are older than the log and the configuration is a "
-                     "RocksDB broker's, so the data base is what it reads; the files are left "
-                     "over")
+        notes.append(f"{both}: the files are older than the log and the configuration is in "
+                     "RocksDB, so a broker reads the database; the files are left over")
         return "rocksdb"
     notes.append(f"{both}: the files are older than the log, and {FORM_UNKNOWN}")
     unread.setdefault("consumequeue",

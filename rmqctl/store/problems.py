@@ -35,8 +35,8 @@ class Problem:
 
 def gap(start: int, end: int) -> Problem:
     """Physical offsets that no file of the log has."""
-    return Problem("gap", f"no file holds the physical offsets {start} to {end} "
-                   f"({end - start} bytes)", start, end - start)
+    return Problem("gap", f"no file contains physical offsets {start} to {end} ({end - start:,} "
+                   "bytes)", start, end - start)
 
 
 def damage(span: Span) -> Problem:
@@ -49,34 +49,33 @@ def damage(span: Span) -> Problem:
 
 
 def ambiguity(doubtful: Sequence[tuple[int, int]],
-              why: str = "neither consumequeue nor index tells") -> str:
+              why: str = "neither entries nor index confirm them") -> str:
     """What is said of frames that may be messages or lie in a damaged message's body."""
     count = len(doubtful)
-    return (f"{count} whole record{'s' if count > 1 else ''} from physical offset "
-            f"{doubtful[0][0]} on may be {'messages' if count > 1 else 'a message'}, or lie in the "
-            f"body of a damaged one: {why}")
+    return (f"{count} intact record{'s' if count > 1 else ''} from physical offset "
+            f"{doubtful[0][0]} on may be {'messages' if count > 1 else 'a message'}, or part of a "
+            f"damaged message's body: {why}")
 
 
 def earlier_life(count: int, first: int) -> str:
     """What is said of records that `rmqctl.damage.by_time` finds."""
-    return (f"{count} whole record{'s' if count > 1 else ''} from physical offset {first} on, "
-            "between damage and stored before what is around: messages of a clock that was set "
-            "back, or what an earlier life of the file left; no row and no index entry of theirs "
-            "tells")
+    return (f"{count} intact record{'s' if count > 1 else ''} from physical offset {first} on, "
+            "between damage and older than the messages around: stale, or stored while the clock "
+            "was set back; neither entries nor index confirm them")
 
 
 def contradicted(count: int, first: int) -> str:
     """What is said of records that `rmqctl.scan.damage.stale` finds amid undamaged bytes."""
-    return (f"{count} whole record{'s' if count > 1 else ''} from physical offset {first} on, amid "
-            "undamaged bytes, to which nothing leads: rows and index know other messages there, so "
-            "an earlier life of the file has left them, or the structures are wrong")
+    return (f"{count} intact record{'s' if count > 1 else ''} from physical offset {first} on, "
+            "amid undamaged bytes, contradict entries and index: stale records from an earlier "
+            "use of the file, or wrong entries")
 
 
 def unread(base: int, lost: Unread) -> Problem:
     """A part of a file, whose first byte has the physical offset ``base``, that cannot be read."""
     offset, length = base + lost.start, lost.end - lost.start
-    return Problem("unreadable", f"{lost.reason}: what lies in {length} bytes from physical offset "
-                   f"{offset} on is left out", offset, length)
+    return Problem("unreadable", f"{lost.reason}: {length:,} bytes from physical offset {offset} "
+                   "on are skipped", offset, length)
 
 
 Report = Callable[[Problem], None]

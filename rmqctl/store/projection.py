@@ -47,11 +47,11 @@ def checked_fields(names: Sequence[str], more: Sequence[str] = ()) -> list[str]:
     prefixes = (PROPERTY, OF_BODY) if DECODED[0] in more else (PROPERTY,)
     for name in fields:
         if name not in known and (name in prefixes or not name.startswith(prefixes)):
-            of_body = "" if OF_BODY not in prefixes else f", {OF_BODY}FIELD for one of the body"
-            raise UsageError(f"no field {name!r}; there are {', '.join(known)} and "
-                             f"{PROPERTY}NAME for one property{of_body}")
+            of_body = "" if OF_BODY not in prefixes else f", {OF_BODY}FIELD for a field of the body"
+            raise UsageError(f"no field {name!r}; valid fields: {', '.join(known)} and "
+                             f"{PROPERTY}NAME for a property{of_body}")
     if not fields:
-        raise UsageError(f"no field named; there are {', '.join(known)}")
+        raise UsageError(f"No field given. Valid fields: {', '.join(known)}.")
     return list(dict.fromkeys(fields))
 
 

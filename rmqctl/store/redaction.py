@@ -129,7 +129,7 @@ def redaction_of(key_file: str | None, *, wanted: bool) -> Redaction | None:
     if key_file is None:
         return Redaction() if wanted else None
     if not wanted:
-        raise UsageError("--redact-key goes with --redact")
+        raise UsageError("--redact-key requires --redact")
     try:
         fd = os.open(key_file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(fd, "rb") as file:
@@ -140,6 +140,6 @@ def redaction_of(key_file: str | None, *, wanted: bool) -> Redaction | None:
     except OSError as error:
         raise StoreIOError.from_oserror(error, key_file, "read") from None
     if not _LEAST_KEY <= len(key) <= _MOST_KEY:
-        raise UsageError(f"--redact-key {key_file}: {len(key)} bytes; expected {_LEAST_KEY} to "
-                         f"{_MOST_KEY}, for example of `head -c 32 /dev/urandom`")
+        raise UsageError(f"--redact-key {key_file}: {len(key):,} bytes; expected {_LEAST_KEY} to "
+                         f"{_MOST_KEY:,}, for example from `head -c 32 /dev/urandom`")
     return Redaction(hashlib.sha256(key).digest())

@@ -173,7 +173,7 @@ def _read(repair_id: str, path: str) -> RepairLoss:
     try:
         note = json.loads(_content(path))
         if note["format"] != _FORMAT or note["id"] != repair_id:
-            raise ValueError("no note of this repair")
+            raise ValueError("not the note of this repair")
         return RepairLoss(
             repair_id, _count(note["time"]), _text(note["command"]),
             _count(note["messages_lost"]), _count(note["messages_undecided"]),
@@ -185,13 +185,13 @@ def _read(repair_id: str, path: str) -> RepairLoss:
 
 def _count(value: Any) -> int:
     if type(value) is not int or not 0 <= value <= _MOST_COUNT:
-        raise ValueError("no count")
+        raise ValueError("not a count")
     return value
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str) or len(value) > _HEAD:
-        raise ValueError("no text")
+        raise ValueError("not a text")
     return value
 
 

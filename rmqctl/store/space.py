@@ -129,8 +129,8 @@ def space(view: View, report: Report, advance: Callable[[int], None]) -> Space:
             except StoreIOError as error:
                 found.notes.append(f"{error}: the rest of {topic}/{rows.queue_id} is not counted")
             if rows.why_unread:
-                found.notes.append(f"{rows.why_unread}: rows of {topic}/{rows.queue_id} that cannot"
-                                   " be read are not counted")
+                found.notes.append(f"{rows.why_unread}: unreadable entries of "
+                                   f"{topic}/{rows.queue_id} are not counted")
     return found
 
 

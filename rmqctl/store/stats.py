@@ -98,7 +98,7 @@ def collect_many(logs: Sequence[Sequence[StoreFile]], query: Query, jobs: int = 
     ``together``: one for all of them. The ranges of all logs are one list of tasks for the pool.
     """
     if query.by not in GROUPINGS:
-        raise UsageError(f"{query.by!r} is nothing to count by")
+        raise UsageError(f"cannot group by {query.by!r}")
     if together:
         logs = [[file for log in logs for file in log]]
     if sum(file.size for log in logs for file in log) <= range_size:

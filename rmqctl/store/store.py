@@ -84,11 +84,11 @@ def _near(root: str) -> str:
     """Where a store lies instead: around a folder that is none, or up to two levels below it."""
     around = vfs.normpath(os.path.join(root, os.pardir))
     if vfs.isdir(os.path.join(around, _MARKS[0])):
-        return f"; it lies in the store {around}"
+        return f"; it is inside the store {around}"
     from rmqctl.formats.tiered.names import parse_cluster
 
     if any(map(parse_cluster, _names(root))):
-        return "; it is a tier, which `rmqctl verify` checks"
+        return "; it is a tier: run `rmqctl verify` to check it"
     stores: list[str] = []
     folders = [root]
     for _ in range(2):
@@ -194,8 +194,8 @@ class Store(Closing):
         except ValueError as error:
             raise NotAStoreError(f"{root!r}: {error}") from None
         if not stat.S_ISDIR(info.st_mode):
-            raise NotAStoreError(f"{root}: not a directory, so no store (a single file is shown "
-                                 "by `rmqctl dump`)")
+            raise NotAStoreError(f"{root}: not a directory, so not a store (`rmqctl dump` shows "
+                                 "single files)")
         # Folders named by options win over remembered ones, and those over folders found on disk.
         named = list(commitlog_dirs)
         where = named or _remembered_folders(root) or log_folders.find(root)
@@ -206,7 +206,7 @@ class Store(Closing):
 
                 folders[number] = mounted(folder, sampled=sampled)
             elif not vfs.isdir(folder):
-                raise NotAStoreError(f"{folder}: no such commitlog directory")
+                raise NotAStoreError(f"{folder}: commitlog directory does not exist")
         try:
             vfs.scandir(root).close()
         except OSError as error:
@@ -226,8 +226,8 @@ class Store(Closing):
         # Refuse a folder without any mark of a store, unless its log is known to be elsewhere.
         if not named and not any(vfs.lexists(store.path(mark)) for mark in _MARKS) and (
                 folders == [store.path("commitlog")] and not log_folders.nodes_below(root)):
-            raise NotAStoreError(f"{root}: not a store (none of {', '.join(_MARKS)} is there)"
-                                 f"{_near(root)}")
+            raise NotAStoreError(f"{root}: not a store (it has none of "
+                                 f"{', '.join(_MARKS)}){_near(root)}")
         return store
 
     def path(self, *parts: str) -> str:
@@ -659,8 +659,8 @@ class Store(Closing):
             index.close()
             if index.sure:
                 return index.shape, ""
-            why = why or (f"{file.path}: how many hash slots it has cannot be told: --index-slots "
-                          "and --index-max say it")
+            why = why or (f"{file.path}: cannot determine the number of hash slots; pass "
+                          "--index-slots and --index-max")
         return None, why
 
     def indexes_newest_first(self) -> Iterator[IndexFile]:

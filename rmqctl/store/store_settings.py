@@ -96,7 +96,7 @@ def recall(root: str) -> Remembered:
     try:
         with FileSource(path) as source:
             if source.size > MAX_SIZE:
-                return _useless(path, f"has {source.size} bytes, at most {MAX_SIZE} are read")
+                return _useless(path, f"has {source.size:,} bytes; the limit is {MAX_SIZE:,}")
             document = config_json.parse(source.read(0, source.size)).value
     except StoreIOError as error:
         return Remembered(notes=(str(error),))
@@ -104,10 +104,10 @@ def recall(root: str) -> Remembered:
         place = "" if error.offset is None else f" at {error.offset}"
         return _useless(path, f"{error.reason}{place}")
     if not isinstance(document, dict):
-        return _useless(path, "no JSON object")
+        return _useless(path, "not a JSON object")
     # Ignore files of another format.
     if document.get(FORMAT) != CURRENT_FORMAT:
-        return _useless(path, f"its format is {document.get(FORMAT)!r}, this rmqctl knows "
+        return _useless(path, f"its format is {document.get(FORMAT)!r}; this rmqctl reads "
                         f"{CURRENT_FORMAT}")
     values: dict[str, Any] = {}
     notes: list[str] = []

@@ -128,7 +128,7 @@ def _marks(store: Any) -> Iterator[Hint]:
     for feature in FEATURES.values():
         for name in feature.marks:
             if vfs.lexists(store.path(*name.split("/"))):
-                yield _since(release_numbers(feature.since), f"{name} is there")
+                yield _since(release_numbers(feature.since), f"{name} exists")
     with suppress(OSError, ValueError), vfs.scandir(store.path("consumequeue")) as entries:
         if any(len(entry.name.encode("utf-8", "surrogateescape")) > LONGEST_V1
                for entry in entries):
@@ -150,7 +150,7 @@ def _small_files(store: Any) -> Iterator[Hint]:
             pass
         else:
             yield (Hint("4.x", "the abort file is empty", four=True) if pid is None else
-                   _since((5, 0, 0), "the abort file holds a process id"))
+                   _since((5, 0, 0), "the abort file contains a process id"))
     if store.layout.config != "json":
         yield _of(store.layout.config, "topics and groups are in RocksDB")
         return

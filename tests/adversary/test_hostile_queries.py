@@ -57,4 +57,4 @@ def test_behind_damage_it_is_said_that_it_may_be_one(tmp_path: Path) -> None:
     raw[outer.physical:outer.physical + 88] = bytes(88)
     log.write_bytes(raw)
     done = run("query", "offset", store, "--phy", str(inside), "-o", "json").expect(1)
-    assert "may be a part of another message's body" in done.err
+    assert "may be part of another message's body" in done.err

@@ -112,7 +112,7 @@ def test_entries_that_no_broker_writes(golden_copy: GoldenFolder) -> None:
     assert found(store) == [("config-entry", "warning", "rdb")] * 2
     topics = run("config", store, "topics", "-o", "json").expect(1)
     assert [row["topic"] for row in topics.json()] == ["TP_geo", "TP_cart", "TP_orders"]
-    assert "no JSON object" in topics.err
+    assert "not a JSON object" in topics.err
     first_form = golden_copy("5.3.3/rocksdb-config-v1/store")
     put(first_form / "config/topics", (b"\xff", b"{}"), (b"T", b"{"))
     put(first_form / "config/consumerOffsets", (b"T@G", b'{"offsetTable":[]}'))

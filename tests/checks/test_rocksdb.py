@@ -240,7 +240,7 @@ def test_a_damaged_block_of_rows(golden_copy):
     assert doctor["would_lose"] == sum(own.values())
     assert doctor["next"][0] == f"rmqctl recover {store}"
     shown = run("read", store, "--topic", max(unread), "-o", "jsonl").expect(1)
-    assert "rows that cannot be read are left out" in shown.err
+    assert "unreadable entries are skipped" in shown.err
     # The log has it all.
     run("recover", store, "--only", "consumequeue", "--apply").expect(0)
     assert found(store, code=(0,)) == []
@@ -457,7 +457,7 @@ def test_a_row_that_leads_to_another_topic_is_not_followed(golden_copy):
     done = run("read", store, "-t", "TP_audit_Topic", "-o", "jsonl", "--body", "none").expect(1)
     assert done.jsonl() == [row for row in sound if row["queue_id"] or row["queue_offset"] != 3]
     assert "TP_audit_Topic/0: row 3 leads to no message" in done.err
-    assert "the message there is one of " in done.err
+    assert "the message there belongs to " in done.err
 
 
 def test_a_data_base_that_is_too_large_to_copy_is_not_damaged(golden, monkeypatch):

@@ -106,4 +106,4 @@ def test_other_commands_do_not_decode(store: Path, rmqctl: Runner, tmp_path: Pat
     pytest.importorskip("pyarrow")
     done = rmqctl("pipeline", "export", store, "--out", tmp_path / "out", "--engine", "local",
                   "--where", "body.id=1").expect(2)
-    assert "bodies are not decoded here" in done.err
+    assert "this command does not decode bodies" in done.err

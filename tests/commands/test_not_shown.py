@@ -59,7 +59,7 @@ def test_a_queue_has_only_its_own_entries(tmp_path: Path) -> None:
 def test_one_at_a_place(writer: Writer, tmp_path: Path) -> None:
     store = writer.write(tmp_path / "s")
     done = run("query", "offset", store, "--phy", str(writer.puts[HIT + 5].physical)).expect(1)
-    assert "may be a part of another message's body" in done.err
+    assert "may be part of another message's body" in done.err
     run("query", "offset", store, "--phy", str(writer.puts[3].physical)).expect(0)
 
 

@@ -66,7 +66,7 @@ def test_the_broker_view_stops_where_a_broker_does(golden: GoldenFolder, rmqctl:
                 if queue.max}
     result = rmqctl("recover", "table", root, "--view", "broker", "-o", "json").expect(0)
     assert result.json() == expected
-    assert "a broker ends the log at physical offset" in result.err
+    assert "a broker truncates the log at physical offset" in result.err
 
 
 def test_an_empty_store(tiny: Tiny, rmqctl: Runner) -> None:

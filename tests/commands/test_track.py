@@ -39,7 +39,7 @@ def test_each_query(retried_base: tiny_stores.Tiny, rmqctl: Runner, query: list[
     assert words(row) == {"billing": "CONSUMED", "audit": "CONSUMED", "stock": "NOT_SUBSCRIBED"}
     assert roles(row) == CHAIN
     billing = next(each for each in row["track"] if each["group"] == "billing")
-    assert billing["detail"] == "sent back 2 times, at last as the dead letter at 1344"
+    assert billing["detail"] == "sent back 2 times, finally to the dead letter at 1344"
 
 
 @pytest.mark.parametrize("place", [573, 844, 1344])
@@ -54,7 +54,7 @@ def test_not_yet_consumed(retried_base: tiny_stores.Tiny, rmqctl: Runner) -> Non
                           "stock": "NOT_SUBSCRIBED"}
     details = {each["group"]: each["detail"] for each in row["track"]}
     assert details["billing"] == "sent back 1 time: the copy at 1102 is not consumed yet"
-    assert details["audit"] == "no position in this queue"
+    assert details["audit"] == "no consumer offset in this queue"
     last = tracked(rmqctl, retried_base.root, "offset", "--phy", "1867")
     assert words(last)["billing"] == "NOT_CONSUME_YET"
     assert last["chain"] == []
@@ -67,7 +67,7 @@ def test_the_delay_service(retried_base: tiny_stores.Tiny, rmqctl: Runner) -> No
 
 def test_the_first_of_all_is_not_here(retried_base: tiny_stores.Tiny, rmqctl: Runner) -> None:
     done = rmqctl("query", "offset", retried_base.root, "--phy", "1600", "--track").expect(0)
-    assert f"{retried.ELSEWHERE} of topic bills, is not here" in done.err
+    assert f"{retried.ELSEWHERE} of topic bills, is not in this store" in done.err
 
 
 def test_without_an_index_the_origin_is_found_by_place(retried: tiny_stores.Tiny,

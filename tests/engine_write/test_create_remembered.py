@@ -84,7 +84,7 @@ def test_a_reader_never_fails(data: bytes, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.mark.parametrize(("text", "said"), [
-    ("", "empty"), ("{", "ends in the middle"), ("[]", "no JSON object"), ("{}", "format is None"),
+    ("", "empty"), ("{", "unexpected end"), ("[]", "not a JSON object"), ("{}", "format is None"),
     ('{"format":2,"lmq":true}', "format is 2"), ('{"format":1,"lmq":1}', "lmq is not true or"),
     ('{"format":1,"index_slots":true}', "index_slots is not a count"),
     ('{"format":1,"index_slots":-4}', "index_slots is not a count"),

@@ -31,7 +31,7 @@ def test_a_cut_body_is_shown_as_stored_and_said(name: str) -> None:
         assert body == packed[:end]
         assert problem is not None
         assert f"marked as {codec}, but " in problem
-        assert end < 20 or problem.endswith(("is cut", "Frame incomplete")), (end, problem)
+        assert end < 20 or problem.endswith(("is truncated", "Frame incomplete")), (end, problem)
 
 
 @pytest.mark.parametrize("more", [0, 1])

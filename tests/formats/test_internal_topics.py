@@ -51,7 +51,7 @@ def test_pop_states_get_the_names_of_their_fields() -> None:
         "topic": "T"}, "pop-checkpoint")
     assert read(b'{"aol":[1,2],"ackOffset":7}', {"TAGS": "bAck"}, json.loads) == (
         {"ackOffsetList": [1, 2], "ackOffset": 7}, "pop-batch-ack")
-    with pytest.raises(ValueError, match="no JSON object"):
+    with pytest.raises(ValueError, match="expected a JSON object"):
         read(b"[]", {}, json.loads)
 
 
@@ -100,5 +100,5 @@ def test_traces_of_old_and_of_later_clients() -> None:
     assert traces(encoded(PUB, ["Later", "a"])) == [
         NAMED, {"traceType": "Later", "fields": ["a"]}]
     for wrong in (b"", b"hello", b"\xff\xff", encoded(PUB[:5])):
-        with pytest.raises(ValueError, match="no trace"):
+        with pytest.raises(ValueError, match="not a trace"):
             traces(wrong)

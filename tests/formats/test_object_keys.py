@@ -54,7 +54,7 @@ def test_a_damaged_file_is_damaged(main: Path, rmqctl: Runner, data: bytes, offs
 
 
 @pytest.mark.parametrize(("backup", "said"), [
-    (ONE, "offsets.json.bak instead, which is good (queues: 1)"),
+    (ONE, "offsets.json.bak instead, which is intact (queues: 1)"),
     (ONE[:30], "is damaged, too (@30"), (b"", "starts without offsets"),
     (None, "starts without offsets")])
 def test_what_the_client_does_instead(main: Path, rmqctl: Runner, backup: bytes | None,
@@ -87,7 +87,7 @@ def test_what_is_not_clear_is_asked(main: Path, tmp_path: Path, rmqctl: Runner) 
     copy.write_bytes(ONE)
     assert "--group" in rmqctl("offsets", "import", store, copy).expect(6).err
     main.write_bytes(PRETTY.replace(b'"b{}"', b'"c"', 1))
-    assert "queues of b{}, c" in rmqctl("offsets", "import", store, main).expect(6).err
+    assert "brokers (b{}, c)" in rmqctl("offsets", "import", store, main).expect(6).err
     plan = rmqctl("offsets", "import", store, main, "--broker", "c", "-o", "json").expect(0).json()
     assert [one["queue_id"] for one in plan["queues"]] == [3]
 

@@ -151,8 +151,8 @@ def test_a_long_stream_of_small_frames_is_not_kept() -> None:
 
 @pytest.mark.parametrize(("ext", "words"), [
     ({}, "<topic> is null"), ({"topic": "T"}, "<queueId> is null"),
-    ({"topic": "T", "queueId": "x"}, "no number of 32 bits"),
-    ({"topic": "T", "queueId": "2147483648"}, "no number of 32 bits")])
+    ({"topic": "T", "queueId": "x"}, "not a 32-bit number"),
+    ({"topic": "T", "queueId": "2147483648"}, "not a 32-bit number")])
 def test_fields_are_read_by_their_kinds(ext: dict[str, str], words: str) -> None:
     with pytest.raises(Answer, match=words):
         REQUESTS[30].read(ext)

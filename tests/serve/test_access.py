@@ -98,4 +98,4 @@ def test_a_file_without_keys_is_refused(rmqctl: Runner, tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("nothing")
     done = rmqctl("serve", "--temp", "--idle-exit", "1", "--key-file", str(tmp_path / "keys"))
     assert done.code == 2
-    assert "no key file" in done.err
+    assert "not a key file" in done.err

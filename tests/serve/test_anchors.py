@@ -61,7 +61,7 @@ def test_another_store_at_the_same_place_begins_anew(tmp_path: Path) -> None:
     committed(file, [("broker-a", root)])
     shutil.rmtree(root)
     made(root, "two")
-    assert committed(file, [("broker-a", root)], ["begins without"]) == [None]
+    assert committed(file, [("broker-a", root)], ["starts without"]) == [None]
     # The store that was there before still has its own.
     shutil.rmtree(root)
     made(root, "one")
@@ -183,4 +183,4 @@ def test_only_the_first_records_of_an_entry_are_looked_at(tmp_path: Path) -> Non
     (entry,) = json.loads(file.read_text()).values()
     entry["records"] = [[0, 1 << 20, "no"]] * 1000 + entry["records"]
     file.write_text(json.dumps({"x": entry}))
-    assert committed(file, [("broker-a", root)], ["begins without"]) == [None]
+    assert committed(file, [("broker-a", root)], ["starts without"]) == [None]

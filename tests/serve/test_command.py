@@ -155,7 +155,7 @@ def test_a_disk_that_takes_no_more_ends_it() -> None:
         _, err = process.communicate(timeout=20)
     assert answers[-1] != 0
     assert process.returncode == 5
-    assert "no message is taken any more" in err
+    assert "no more messages are accepted" in err
 
 
 def test_a_store_for_a_while(golden: GoldenFolder) -> None:

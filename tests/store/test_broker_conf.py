@@ -49,10 +49,10 @@ def test_what_java_reads_otherwise_is_said(tmp_path: Path) -> None:
                 "maxIndexNum=40", "maxIndexNum=50", "brokerRole=KING", "messageDelayLevel=x")
     assert made.values == {"index_max": 50, "lmq": False}
     said = "\n".join(made.notes)
-    assert "mappedFileSizeCommitLog is '1GiB', which is no number to Java" in said
+    assert "mappedFileSizeCommitLog is '1GiB', which Java does not read as a number" in said
     assert "maxHashSlotNum is '10 '" in said
     assert "enableLmq is 'true ', which Java reads as false" in said
-    assert "maxIndexNum is there twice: line 7 ('50') counts, not '40'" in said
+    assert "maxIndexNum is set twice: line 7 ('50') counts, not '40'" in said
     assert "'KING', which is no role" in said
     assert "messageDelayLevel" in said
 
@@ -68,8 +68,8 @@ def test_paths_below_the_files_root_are_below_the_store(tmp_path: Path) -> None:
     assert made.folders(str(root)) == ("commitlog", "more/log", str(other))
     assert made.multi_path
     said = "\n".join(made.remarks(str(root)))
-    assert "the log's folder /gone/log is not there" in said
-    assert f"is of the store in /data/store/, not of {root}: {other} may belong" in said
+    assert "missing log folder /gone/log" in said
+    assert f"belongs to the store /data/store/, not of {root}: {other} may belong" in said
 
 
 @pytest.mark.parametrize(("data", "said"), [
@@ -86,7 +86,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(StoreIOError):
         read_conf(str(tmp_path / "nix"))
     os.truncate(conf(tmp_path), 2 << 20)
-    with pytest.raises(UsageError, match="at most"):
+    with pytest.raises(UsageError, match="the limit is"):
         read_conf(str(tmp_path / "broker.conf"))
 
 

@@ -179,7 +179,7 @@ def test_a_limited_read_tells_what_it_left_out(golden_copy: GoldenFolder, rmqctl
     read = rmqctl("read", root, *words, "--limit", count).expect(code)
     assert [row["queue_offset"] for row in read.jsonl()] == [
         row["queue_offset"] for row in (rows[0], rows[2])[:int(count)]]
-    assert ("leads to no message" in read.err) is bool(code)
+    assert ("points to no message" in read.err) is bool(code)
 
 
 def test_entries_that_lead_back_and_forth(golden_copy: GoldenFolder, rmqctl: Runner) -> None:

@@ -98,7 +98,7 @@ def test_stale_bytes_behind_the_value(tiny: tiny_stores.Tiny) -> None:
     assert (found.main.state, found.damaged, found.entries) == ("oddity", True, 2)
     assert found.used is found.main
     assert found.main.offset == size
-    assert "does not take" in found.problems()[0]
+    assert "does not read" in found.problems()[0]
 
 
 def test_a_byte_order_mark_is_only_odd(tiny: tiny_stores.Tiny) -> None:
@@ -135,12 +135,15 @@ def test_a_file_beyond_all_size_is_not_read(tiny: tiny_stores.Tiny) -> None:
 
 
 @pytest.mark.parametrize(("name", "text", "entries", "fault"), [
-    (TOPICS, '{"topicConfigTable":5}', 0, "$.topicConfigTable: a number"),
-    (TOPICS, '{"topicConfigTable":{"a":[],"b":{"perm":6}}}', 1, "$.topicConfigTable.a: a list"),
-    (TOPICS, '{"topicConfigTable":{"a":{"perm":"x"}}}', 1, "$.topicConfigTable.a.perm: a text"),
+    (TOPICS, '{"topicConfigTable":5}', 0, "$.topicConfigTable: expected an object, got a number"),
+    (TOPICS, '{"topicConfigTable":{"a":[],"b":{"perm":6}}}', 1,
+     "$.topicConfigTable.a: expected an object, got a list"),
+    (TOPICS, '{"topicConfigTable":{"a":{"perm":"x"}}}', 1,
+     "$.topicConfigTable.a.perm: expected an integer, got a string"),
     ("consumerOffset.json", '{"offsetTable":{"t@g":{0:1,1:"no",2:3}}}', 2, "$.offsetTable.t@g.1"),
     ("consumerOffset.json", '{"offsetTable":{"t@g":{"q":1}}}', 0, "$.offsetTable.t@g.q"),
-    ("delayOffset.json", '{"offsetTable":{1:5,2:null}}', 1, "$.offsetTable.2: null"),
+    ("delayOffset.json", '{"offsetTable":{1:5,2:null}}', 1,
+     "$.offsetTable.2: expected an integer, got null"),
     ("consumerFilter.json", '{"filterDataByTopic":{"t":{"groupFilterData":{"g":1}}}}', 0,
      "$.filterDataByTopic.t.groupFilterData.g"),
     ("topicQueueMapping.json", '{"topicQueueMappingInfoMap":{"t":{"hostedQueues":{0:{}}}}}', 0,

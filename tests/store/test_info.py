@@ -191,7 +191,7 @@ def troubles(root: Path) -> dict[str, str]:
 
 def test_a_missing_commitlog(tiny: tiny_stores.Tiny) -> None:
     damage.remove_folder(tiny.root, "commitlog")
-    assert troubles(tiny.root) == {"commitlog": "no commitlog file is there"}
+    assert troubles(tiny.root) == {"commitlog": "no commitlog files"}
 
 
 def test_a_multi_path_log_nobody_named(golden: GoldenFolder,
@@ -209,7 +209,7 @@ def test_a_hole_in_the_log(golden_copy: GoldenFolder) -> None:
     files = sorted(path.name for path in (root / "commitlog").iterdir())
     damage.remove(root, f"commitlog/{files[1]}")
     reasons = troubles(root)
-    assert reasons["commitlog"] == (f"no file covers the physical offsets {int(files[1])} to "
+    assert reasons["commitlog"] == (f"no file covers physical offsets {int(files[1])} to "
                                     f"{int(files[2])}")
 
 
@@ -322,5 +322,5 @@ def test_a_folder_that_is_no_store_says_where_one_is(tmp_path: Path) -> None:
         Store.open(tmp_path / "copies")
     with pytest.raises(NotAStoreError, match=r"did you mean \S+/b\?$"):
         Store.open(tmp_path)  # the other one lies too deep
-    with pytest.raises(NotAStoreError, match=r"it lies in the store \S+/b$"):
+    with pytest.raises(NotAStoreError, match=r"it is inside the store \S+/b$"):
         Store.open(tmp_path / "b" / "notes")

@@ -192,7 +192,7 @@ def test_a_record_inside_a_body_is_not_taken_for_one(tmp_path: Any,
 def test_what_is_where_no_message_starts(log: Store) -> None:
     first = log.log.record_at(0)
     assert first is not None
-    assert "inside the one at 0" in where_is(log, 5)
+    assert "inside the record at 0" in where_is(log, 5)
     blank = next(span for batch in log.log.walk() for span in batch.spans if span.kind == "blank")
     assert "blank record" in where_is(log, blank.offset)
     assert "unused" in where_is(log, log.log.end - 100)

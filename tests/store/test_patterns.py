@@ -55,5 +55,5 @@ def test_many_slow_searches_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(patterns.found("^a", long) for _ in range(100))  # 2 s each
     for pattern in ("^a+", "a+$"):
         assert all(patterns.found(pattern, short) for _ in range(5))
-        with pytest.raises(UsageError, match="more than 2 microseconds for each character"):
+        with pytest.raises(UsageError, match="more than 2 microseconds per character"):
             patterns.found(pattern, short)

@@ -85,16 +85,16 @@ def test_auto_leaves_alone_what_it_has_no_evidence_for(body: bytes) -> None:
     ("json", b"hello", "malformed"), ("json", b"[" * 100_000, "nested too deep"),
     ("json", b"[" * 101 + b"]" * 101, "deeper than 100"), ("json", b"[1e999]", "out of range"),
     ("json", b" " * MAX_BYTES + b"1", "larger than 8 MiB"),
-    ("auto", GZIP_BOMB, "grows beyond 8 MiB"), ("gzip", b"{}", "does not begin as gzip"),
+    ("auto", GZIP_BOMB, "decompresses to more than 8 MiB"), ("gzip", b"{}", "not gzip"),
     ("gzip+json", b"{}", "gzip: incorrect header"),
-    ("auto", gzip.compress(b"x" * 99)[:-9], "is cut"),
+    ("auto", gzip.compress(b"x" * 99)[:-9], "is truncated"),
     ("gbk", b"\xff\xff", "'gbk' codec"), ("msgpack", b"\x81\x91\x01\x01", "key of a map"),
     ("msgpack", b"\x91" * 100_000, "nested too deep"), ("msgpack", b"\x01\x01", "trailing"),
     ("hessian", b"\x79" * 1000, "deeper than 100"),
-    ("hessian", b"hello", "an object of class 8, of 0"),
+    ("hessian", b"hello", "object of class 8, but"),
     ("python:json.loads", b"x", "Expecting value"), ("python:json.dumps", b"x", "TypeError: "),
     ("python:builtins.object", b"x", "TypeError"),
-    ("python:builtins.iter", b"x", "holds a bytes_i"),
+    ("python:builtins.iter", b"x", "a value of type bytes_i"),
 ], ids=short)
 def test_what_does_not_decode_is_told_and_counted(spec: str, body: bytes, words: str) -> None:
     decoding = Decoding(spec)
@@ -131,11 +131,13 @@ def test_internal_topics_by_name_whatever_is_asked() -> None:
 
 
 @pytest.mark.parametrize(("spec", "words"), [
-    ("nothing", "no decoder 'nothing'; there are auto, json, gbk"), ("json:x", "no decoder"),
-    ("avro:", "needs the file of a schema"), ("protobuf:a.desc", "needs descriptors and a type"),
-    ("python:json", "needs a module and a function"), ("python:json.nothing", "AttributeError"),
-    ("python:no_such_module.f", "ModuleNotFoundError"), ("python:sys.path", "is no function"),
-    ("python:.f", "needs a module"), ("gzip+nothing", "no decoder 'nothing'"), ("", "no decoder")])
+    ("nothing", "unknown decoder 'nothing'; available: auto, json, gbk"),
+    ("json:x", "unknown decoder"),
+    ("avro:", "needs a schema file"), ("protobuf:a.desc", "needs a descriptor file and a type"),
+    ("python:json", "expected a module and a function"), ("python:json.nothing", "AttributeError"),
+    ("python:no_such_module.f", "ModuleNotFoundError"), ("python:sys.path", "not a function"),
+    ("python:.f", "expected a module"), ("gzip+nothing", "unknown decoder 'nothing'"),
+    ("", "unknown decoder")])
 def test_decoders_that_are_none(spec: str, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         decoder(spec)
@@ -169,7 +171,7 @@ def test_plugins_are_entry_points(module: Path) -> None:
     assert found.value == {"topic": "orders", "user": "u", "fields": ["1", "2"]}
     assert found.kind == "order"
     assert "can't decode" in str(decoded("order", b"\xff").problem)
-    with pytest.raises(UsageError, match="plug-in broken_codec:order cannot be used: SystemError"):
+    with pytest.raises(UsageError, match="cannot use the plug-in broken_codec:order: SystemError"):
         decoder("broken")
     with pytest.raises(UsageError, match="broken, order"):
         decoder("others")
@@ -208,7 +210,8 @@ def test_avro(tmp_path: Path) -> None:
     found = decoded(spec, buffer.getvalue())
     assert (found.value, found.kind) == (
         {"id": 7, "price": "12.50", "at": 1000, "day": "2024-06-21", "next": None}, "avro")
-    assert "1 bytes are left" in str(decoded(spec, buffer.getvalue() + b"x").problem)
+    problem = decoded(spec, buffer.getvalue() + b"x").problem
+    assert "trailing bytes after the datum: 1" in str(problem)
     assert decoded(spec, buffer.getvalue()[:-1]).problem
     # A chain of records: the compiled reader of fastavro would end the process.
     chain = {"type": "record", "name": "N", "fields": [{"name": "n", "type": ["null", "N"]}]}
@@ -224,7 +227,7 @@ def test_avro(tmp_path: Path) -> None:
     {"type": "array", "items": {"type": "fixed", "name": "F", "size": 0}}], ids=short)
 def test_schemas_that_are_none_or_let_bodies_claim_anything(tmp_path: Path, schema: Any) -> None:
     pytest.importorskip("fastavro")
-    with pytest.raises(UsageError, match=r"is no Avro schema|take no bytes"):
+    with pytest.raises(UsageError, match=r"is not an Avro schema|zero-byte values"):
         decoder(schema_file(tmp_path, schema))
 
 
@@ -272,7 +275,7 @@ def test_protobuf(descriptors: str) -> None:
         "id": (1 << 53) + 1, "tag_names": ["a", "b"], "state": "PAID", "next": {"id": 7},
         "counts": {"k": 5}, "at": "1970-01-01T00:00:01Z", "raw": "/w=="}, "protobuf")
     assert decoded(descriptors, b"\x18\x09").value == {"state": 9}
-    assert "has no field of shop.Order" in str(decoded(descriptors, b"\x98\x06\x01").problem)
+    assert "no field of shop.Order" in str(decoded(descriptors, b"\x98\x06\x01").problem)
     assert decoded(descriptors, b"hello").problem
     assert decoded(descriptors, b"\x22\x7f" * 1000).problem
     deep = b""
@@ -282,10 +285,10 @@ def test_protobuf(descriptors: str) -> None:
 
 
 def test_descriptors_that_are_none(descriptors: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="has no type shop.Bill; there are .*shop.Order"):
+    with pytest.raises(UsageError, match="has no type shop.Bill; available: .*shop.Order"):
         decoder(descriptors.replace("shop.Order", "shop.Bill"))
     (tmp_path / "wrong.desc").write_bytes(b"hello")
-    with pytest.raises(UsageError, match="is no set of descriptors"):
+    with pytest.raises(UsageError, match="is not a descriptor set"):
         decoder(f"protobuf:{tmp_path}/wrong.desc#shop.Order")
 
 
@@ -305,7 +308,7 @@ def test_plain_values() -> None:
                   "u": UUID(int=1), "t": datetime(2024, 1, 1), 2.5: bytearray(b"\xff")}) == {  # noqa: DTZ001
         "1": [None, True], "null": None, "aw==": ["s"], "d": "1.50",
         "u": "00000000-0000-0000-0000-000000000001", "t": "2024-01-01T00:00:00", "2.5": "/w=="}
-    with pytest.raises(ValueError, match="object, which JSON has no form for"):
+    with pytest.raises(ValueError, match="a value of type object"):
         plain([object()])
 
 
@@ -364,7 +367,7 @@ def test_conditions_on_fields_of_bodies(text: str, wanted: bool) -> None:
 
 
 def test_conditions_on_bodies_need_a_decoder() -> None:
-    with pytest.raises(UsageError, match=r"body\.n: bodies are not decoded here"):
+    with pytest.raises(UsageError, match=r"body\.n: this command does not decode bodies"):
         Condition.of("body.n", "=", "1")
     with pytest.raises(UsageError, match=r"no field 'body\.'"):
         Condition.of("body.", "=", "1", Decoding())

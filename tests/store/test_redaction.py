@@ -111,7 +111,7 @@ def test_keys_that_cannot_be_used(rmqctl: Runner, golden: GoldenFolder, tmp_path
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "short").write_bytes(b"short")
     words = ("read", golden(STORE), "--limit", "1")
-    assert "--redact-key goes with --redact" in rmqctl(
+    assert "--redact-key requires --redact" in rmqctl(
         *words, "--redact-key", tmp_path / "short").expect(2).err
     for name, code in (("fifo", 2), ("short", 2), ("missing", 5)):
         rmqctl(*words, "--redact", "--redact-key", tmp_path / name).expect(code)

@@ -329,7 +329,7 @@ def test_rows_that_lead_nowhere_are_reported_in_runs(tiny: tiny_stores.Tiny) -> 
     assert [row["physical_offset"] for row in found] == [
         tiny.messages[queue[0]].start, tiny.messages[queue[3]].start]
     assert [one.kind for one in problems] == ["row"]
-    assert "orders/0: rows 1 to 2 lead to no message" in problems[0].text
+    assert "orders/0: entries 1 to 2 point to no message" in problems[0].text
     assert problems[0].offset == tiny.messages[queue[1]].start
 
 
@@ -363,7 +363,7 @@ def test_rows_behind_a_hole_are_shown(tiny: tiny_stores.Tiny) -> None:
             assert [row["physical_offset"] for row in found] == expected[-len(found):]
             assert found
             assert [each.kind for each in problems] == ["row"]
-            assert "2 rows from 1 on are zero" in problems[0].text
+            assert "2 entries from 1 on are zero" in problems[0].text
         assert len(objects(one, Selection("orders", 0), view="broker")) == 1
 
 
@@ -489,7 +489,7 @@ def test_rows_of_another_topic_or_queue_are_not_followed(tmp_path: Path) -> None
         with Store.open(store.root) as one:
             assert [row["body"] for row in objects(one, Selection(topic="orders", queue_id=0),
                                                    problems=problems)] == ["4"]
-        assert f"the message there is one of {wrong}" in problems[0].text
+        assert f"the message there belongs to {wrong}" in problems[0].text
         path.write_bytes(rows)
     with Store.open(store.root) as one:  # a light queue has messages of other topics
         assert [row["body"] for row in objects(one, Selection(topic="%LMQ%a"))] == ["4"]

@@ -297,7 +297,7 @@ def test_a_log_that_was_cut_back(followed: Followed) -> None:
     data[cut:] = bytes(len(data) - cut)
     path.write_bytes(data)
     assert followed.poll() == []
-    assert "cut back" in followed.texts()
+    assert "was truncated" in followed.texts()
     assert str(cut) in followed.texts()
     followed.write(*followed.parts[6:9])
     assert followed.poll() == [part.offset for part in followed.parts[6:9]]
@@ -314,7 +314,7 @@ def test_a_store_that_was_made_anew(followed: Followed, golden: GoldenFolder) ->
     other = parts_of(golden("4.9.3/basic/store") / "commitlog")
     followed.write(*other[:3])
     assert followed.poll() == [part.offset for part in other[:3]]
-    assert "made anew" in followed.texts()
+    assert "recreated" in followed.texts()
 
 
 def test_files_that_expire_behind_us(followed: Followed) -> None:
@@ -349,7 +349,7 @@ def test_the_messages_shown_before_are_the_marks(golden_copy: GoldenFolder) -> N
         path.write_bytes(data)
         assert list(follower.poll()) == []
     assert follower.next == cut
-    assert "cut back" in problems[0].text
+    assert "was truncated" in problems[0].text
 
 
 def test_nothing_that_was_there_is_shown_again(basic: Store) -> None:

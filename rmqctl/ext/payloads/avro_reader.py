@@ -34,7 +34,7 @@ def reader(schema: Any, named: dict[str, Any]) -> Callable[[bytes], Any]:
         source = io.BytesIO(body)
         value = read_data(_Decoder(source), schema, schemas)  # type: ignore[no-untyped-call]
         if source.tell() != len(body):
-            raise ValueError(f"{len(body) - source.tell()} bytes are left behind the datum")
+            raise ValueError(f"trailing bytes after the datum: {len(body) - source.tell():,}")
         return value
 
     return read
@@ -65,7 +65,7 @@ class _Decoder:
     def read_fixed(self, size: int) -> bytes:
         data = self.fo.read(size)
         if len(data) < size:
-            raise EOFError(f"{size} bytes expected, {len(data)} are left")
+            raise EOFError(f"expected {size:,} bytes, only {len(data):,} are left")
         return data
 
     def read_long(self) -> int:
@@ -73,18 +73,18 @@ class _Decoder:
         for place in range(_MAX_VARINT):
             byte = self.fo.read(1)
             if not byte:
-                raise EOFError("the datum is cut")
+                raise EOFError("the datum is truncated")
             number |= (byte[0] & 0x7F) << 7 * place
             if byte[0] < 0x80:
                 return (number >> 1) ^ -(number & 1)
-        raise ValueError(f"a whole number of more than {_MAX_VARINT} bytes")
+        raise ValueError(f"an integer of more than {_MAX_VARINT} bytes")
 
     read_int = read_index = read_enum = read_long
 
     def read_bytes(self) -> bytes:
         size = self.read_long()
         if size < 0:
-            raise ValueError(f"a text or bytes of {size} bytes")
+            raise ValueError(f"invalid length of a string or bytes: {size:,}")
         return self.read_fixed(size)
 
     def read_utf8(self, handle_unicode_errors: str = "strict") -> str:

@@ -84,7 +84,7 @@ def _fast_json() -> Callable[[bytes], Any]:
 
 
 def _no_number(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
 
 
 def _json(body: bytes, _message: Message) -> tuple[Any, str]:
@@ -128,7 +128,7 @@ def _gunzip(body: bytes) -> bytes:
 
 def _gzip(body: bytes, message: Message) -> tuple[Any, str]:
     if not body.startswith(_GZIP):
-        raise ValueError("does not begin as gzip does")
+        raise ValueError("not gzip: invalid magic")
     return _auto(body, message)
 
 
@@ -194,19 +194,19 @@ def _python(argument: str) -> Decoder:
 
     module, dot, function = argument.rpartition(".")
     if not dot or not module or not function:
-        raise UsageError("--decode python needs a module and a function of it: "
+        raise UsageError("--decode python: expected a module and a function, for example "
                          "python:decoders.order")
     try:
         found = getattr(importlib.import_module(module), function)
     except Exception as error:  # noqa: BLE001  # importing runs code that may raise anything
-        raise UsageError(f"--decode python:{argument}: {_words(error)} (modules are looked for as "
-                         "Python does: PYTHONPATH=. adds this folder)") from None
+        raise UsageError(f"--decode python:{argument}: {_words(error)} (Python's own search path "
+                         "applies: PYTHONPATH=. adds this folder)") from None
     return _calling(found, f"python:{argument}")
 
 
 def _calling(function: Any, name: str) -> Decoder:
     if not callable(function):
-        raise UsageError(f"--decode {name}: is no function but a {type(function).__name__}")
+        raise UsageError(f"--decode {name}: not a function but a {type(function).__name__}")
     import inspect
 
     try:
@@ -231,11 +231,11 @@ def _plugin(name: str) -> Decoder:
             try:
                 loaded = point.load()
             except Exception as error:  # noqa: BLE001  # a package may raise anything
-                raise UsageError(f"--decode {name}: the plug-in {point.value} cannot be used: "
+                raise UsageError(f"--decode {name}: cannot use the plug-in {point.value}: "
                                  f"{_words(error)}") from None
             return _calling(loaded, name)
     more = sorted({point.name for point in found})
-    raise UsageError(f"no decoder {name!r}; there are {', '.join([*names(), *more])}")
+    raise UsageError(f"unknown decoder {name!r}; available: {', '.join([*names(), *more])}")
 
 
 def _words(error: BaseException) -> str:

@@ -75,7 +75,7 @@ class Decoding:
 def _reason(error: Exception) -> str:
     """An error of a decoder in one line."""
     if isinstance(error, RecursionError):
-        return "nested too deep"
+        return "nested too deeply"
     text = " ".join(str(error).split())[:_LONGEST_REASON]
     if isinstance(error, ValueError) and text:
         return text

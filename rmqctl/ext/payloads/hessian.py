@@ -38,7 +38,7 @@ def loads(data: bytes) -> Any:
     reader = _Reader(data)
     value = reader.value(0)
     if reader.at != len(data):
-        raise HessianError(f"{len(data) - reader.at} bytes are left behind the value")
+        raise HessianError(f"trailing bytes after the value: {len(data) - reader.at:,}")
     return value
 
 
@@ -63,7 +63,7 @@ class _Reader:
     def _take(self, count: int) -> bytes:
         taken = self._data[self.at:self.at + count]
         if len(taken) < count:
-            raise HessianError("the value is cut")
+            raise HessianError("the value is truncated")
         self.at += count
         return taken
 
@@ -75,7 +75,7 @@ class _Reader:
 
     def _peek(self) -> int:
         if self.at >= len(self._data):
-            raise HessianError("the value is cut")
+            raise HessianError("the value is truncated")
         return self._data[self.at]
 
     # -- values -----------------------------------------------------------------------------------
@@ -100,7 +100,7 @@ class _Reader:
             return simple
         compound = _COMPOUND.get(code)
         if compound is None:
-            raise HessianError(f"byte {code:#04x} at {self.at - 1} begins no value")
+            raise HessianError(f"byte {code:#04x} at {self.at - 1} does not start a value")
         return compound(self, depth)
 
     def _simple(self, code: int) -> Any:
@@ -143,12 +143,12 @@ class _Reader:
             return int(self._number(">i"))
         if 0x80 <= code <= 0xD7:
             return self._compact(code)
-        raise HessianError(f"byte {code:#04x} at {self.at - 1} is no whole number")
+        raise HessianError(f"byte {code:#04x} at {self.at - 1} does not start an integer")
 
     def _count(self) -> int:
         count = self._integer()
         if not 0 <= count <= len(self._data) - self.at:  # each element takes a byte at least
-            raise HessianError(f"{count} elements in {len(self._data) - self.at} bytes")
+            raise HessianError(f"{count:,} elements in only {len(self._data) - self.at:,} bytes")
         return count
 
     def _moment(self, code: int) -> datetime:
@@ -156,7 +156,7 @@ class _Reader:
         try:
             return _EPOCH + timedelta(milliseconds=millis)
         except OverflowError:
-            raise HessianError(f"{millis} ms are no time that a calendar has") from None
+            raise HessianError(f"{millis} ms is outside the range of dates") from None
 
     def _text(self, code: int) -> str:
         chunks = []
@@ -170,7 +170,7 @@ class _Reader:
         elif code == 0x53:
             count = self._number(">H")
         else:
-            raise HessianError(f"byte {code:#04x} at {self.at - 1} is no text")
+            raise HessianError(f"byte {code:#04x} at {self.at - 1} does not start a string")
         chunks.append(self._characters(count))
         # Characters beyond 16 bits are two surrogates, each encoded alone, perhaps in two chunks.
         text = "".join(chunks)
@@ -192,7 +192,7 @@ class _Reader:
         try:
             return data[start:self.at].decode("utf-8", "surrogatepass")
         except UnicodeDecodeError:
-            raise HessianError(f"the text at {start} is not UTF-8") from None
+            raise HessianError(f"the string at {start} is not valid UTF-8") from None
 
     def _binary(self, code: int) -> bytes:
         chunks = []
@@ -206,7 +206,7 @@ class _Reader:
         elif code == 0x42:
             count = self._number(">H")
         else:
-            raise HessianError(f"byte {code:#04x} at {self.at - 1} is no binary data")
+            raise HessianError(f"byte {code:#04x} at {self.at - 1} does not start binary data")
         return b"".join([*chunks, self._take(count)])
 
     # -- values that hold others ------------------------------------------------------------------
@@ -219,7 +219,7 @@ class _Reader:
     def _reference(self, _depth: int) -> Any:
         number = self._integer()
         if not 0 <= number < len(self._seen):
-            raise HessianError(f"a reference to {number}, of {len(self._seen)}")
+            raise HessianError(f"reference to value {number}, but there are only {len(self._seen)}")
         return {REFERENCE: number} if number in self._unfinished else self._seen[number]
 
     def _type(self) -> str:
@@ -230,7 +230,7 @@ class _Reader:
             return self._types[-1]
         number = self._integer()
         if not 0 <= number < len(self._types):
-            raise HessianError(f"a reference to type {number}, of {len(self._types)}")
+            raise HessianError(f"reference to type {number}, but there are only {len(self._types)}")
         return self._types[number]
 
     def _definition(self) -> None:
@@ -240,7 +240,7 @@ class _Reader:
 
     def _object(self, number: int, depth: int) -> dict[Any, Any]:
         if not 0 <= number < len(self._classes):
-            raise HessianError(f"an object of class {number}, of {len(self._classes)}")
+            raise HessianError(f"object of class {number}, but there are only {len(self._classes)}")
         kind = self._classes[number]
         made: dict[Any, Any] = {CLASS: kind.name}
         known = self._known(made)
@@ -267,7 +267,7 @@ class _Reader:
         while self._peek() != _END:
             key = self.value(depth + 1)
             if isinstance(key, list | dict):
-                raise HessianError("a list or map is the key of a map")
+                raise HessianError("the key of a map is a list or map")
             made[key] = self.value(depth + 1)
         self.at += 1
         self._unfinished.discard(known)

@@ -23,7 +23,7 @@ def _content(path: str, what: str) -> bytes:
     except OSError as error:
         raise StoreIOError.from_oserror(error, path, "read") from None
     if len(content) > _MOST_SCHEMA:
-        raise UsageError(f"{path}: larger than {_MOST_SCHEMA >> 20} MiB, which no schema is")
+        raise UsageError(f"{path}: larger than {_MOST_SCHEMA >> 20} MiB, the limit for a schema")
     return content
 
 
@@ -35,7 +35,7 @@ def avro(path: str) -> Reader:
 
     UsageError for what is no schema, StoreIOError, MissingExtraError.
     """
-    content = _content(path, "avro needs the file of a schema: avro:order.avsc")
+    content = _content(path, "avro needs a schema file: avro:order.avsc")
     require("fastavro")
     import json
 
@@ -46,10 +46,10 @@ def avro(path: str) -> Reader:
         schema: Any = parse_schema(json.loads(content), named)
     except (SchemaParseException, UnknownType, ValueError, KeyError, TypeError, AttributeError,
             RecursionError) as error:
-        raise UsageError(f"{path} is no Avro schema: {type(error).__name__}: {error}") from None
+        raise UsageError(f"{path} is not an Avro schema: {type(error).__name__}: {error}") from None
     if any(_takes_no_bytes(items, named) for items in _items(schema)):
-        raise UsageError(f"{path}: has a list of values that take no bytes, of which a body of a "
-                         "few bytes can claim any number")
+        raise UsageError(f"{path}: contains a list of zero-byte values; a body of a few bytes "
+                         "could claim any number of them")
 
     from rmqctl.ext.payloads.avro_reader import reader
 
@@ -99,9 +99,9 @@ def protobuf(argument: str) -> Reader:
     # What the user named.
     path, sign, name = argument.rpartition("#")
     if not sign or not name:
-        raise UsageError("--decode protobuf needs descriptors and a type: "
+        raise UsageError("--decode protobuf needs a descriptor file and a type: "
                          "protobuf:orders.desc#shop.Order")
-    content = _content(path, "protobuf needs the file of descriptors before the #")
+    content = _content(path, "protobuf needs a descriptor file before the #")
     require("google.protobuf")
     from google.protobuf import descriptor_pb2, descriptor_pool, message, message_factory
 
@@ -113,21 +113,21 @@ def protobuf(argument: str) -> Reader:
             pool.AddSerializedFile(file.SerializeToString())
         kind = message_factory.GetMessageClass(pool.FindMessageTypeByName(name))
     except message.DecodeError:
-        raise UsageError(f"{path} is no set of descriptors, as protoc --descriptor_set_out "
-                         "--include_imports writes it") from None
+        raise UsageError(f"{path} is not a descriptor set as `protoc --descriptor_set_out "
+                         "--include_imports` writes it") from None
     except KeyError:
         known = ", ".join(sorted(f"{file.package}.{entry.name}".lstrip(".") for file in files
                                  for entry in file.message_type)[:20])
-        raise UsageError(f"{path} has no type {name}; there are {known or 'none'}") from None
+        raise UsageError(f"{path} has no type {name}; available: {known or 'none'}") from None
     except TypeError as error:
-        raise UsageError(f"{path}: {' '.join(str(error).split())} (protoc --include_imports "
-                         "brings what is imported)") from None
+        raise UsageError(f"{path}: {' '.join(str(error).split())} (`protoc --include_imports` adds "
+                         "imported files)") from None
 
     def read(body: bytes) -> Any:
         found = kind.FromString(body)
         # Nearly any bytes are a message of any type: their fields are unknown then.
         if body and not found.ListFields() and found.ByteSize():
-            raise ValueError(f"has no field of {name}, but others")
+            raise ValueError(f"no field of {name}, only unknown fields")
         return _Values().message(found)
 
     return read

@@ -61,7 +61,7 @@ class _Plain:
 
 def _whole(value: int) -> int:
     if value.bit_length() > _MAX_BITS:
-        raise ValueError(f"holds a whole number of more than {_MAX_BITS:,} bits")
+        raise ValueError(f"contains an integer of more than {_MAX_BITS:,} bits")
     return int(value)
 
 
@@ -74,7 +74,7 @@ def _leaf(value: Any) -> Any:
         return value.isoformat()
     if isinstance(value, Decimal | UUID):
         return str(value)
-    raise ValueError(f"holds a {type(value).__name__}, which JSON has no form for")
+    raise ValueError(f"contains a value of type {type(value).__name__}, unknown to JSON")
 
 
 def _characters(text: str) -> str:
@@ -91,7 +91,7 @@ def _key(key: Any) -> str:
     if key is None or isinstance(key, bool):
         return {None: "null", True: "true", False: "false"}[key]
     if isinstance(key, list | tuple | Mapping):
-        raise ValueError("a list is the key of a map")  # noqa: TRY004
+        raise ValueError("the key of a map is a list")  # noqa: TRY004
     if isinstance(key, int):
         return str(_whole(key))
     return str(_leaf(key) if not isinstance(key, float) else key)

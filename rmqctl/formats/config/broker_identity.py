@@ -63,5 +63,5 @@ def build(identity: BrokerIdentity) -> bytes:
         parts.append(identity.register_check_code)
     raw = SEPARATOR.join(parts).encode("utf-8")
     if parse(raw) != identity:
-        raise FormatError("a part holds the separator or a line end", path=PARTS[0])
+        raise FormatError("contains the separator or a line break", path=PARTS[0])
     return raw

@@ -121,7 +121,7 @@ class _Text:
         self.text = escaped
         if escaped.startswith("\ufeff"):
             self.start = 1
-            self.note(BYTE_ORDER_MARK, 0, "a byte order mark stands first")
+            self.note(BYTE_ORDER_MARK, 0, "starts with a byte order mark")
         if not self._ascii:
             bad = _BAD_BYTES.findall(escaped)
             if bad:
@@ -129,7 +129,7 @@ class _Text:
                 count = sum(map(len, bad))
                 self.note(INVALID_UTF8, first.start() if first else 0,
                           f"{count} {'byte is' if count == 1 else 'bytes are'} not UTF-8, "
-                          "U+FFFD stands for each")
+                          "shown as U+FFFD")
                 self.text = _BAD_BYTES.sub(lambda m: "\ufffd" * len(m[0]), escaped)
 
     def byte_offset(self, position: int) -> int:
@@ -167,7 +167,7 @@ class _Reader:
         path = "".join(f"[{len(inside)}]" if isinstance(inside, list) else f".{key or ''}"
                        for inside, key in self._stack).rstrip(".")
         if where >= len(self._text):
-            reason = f"ends in the middle: {reason}"
+            reason = f"unexpected end: {reason}"
         raise FormatError(reason, offset=self._source.byte_offset(where),
                           path=f"{self._inside}{path}"[:200].encode("utf-8", "replace").decode())
 
@@ -179,14 +179,14 @@ class _Reader:
     def _string(self) -> str:
         match = _STRING.match(self._text, self._at)
         if match is None:
-            self._fail("a text is not closed or holds what JSON forbids")
+            self._fail("unterminated string, or a character that JSON forbids in strings")
         raw, position = match[1], self._at
         self._at = match.end()
         if "\\" not in raw:
             return raw
         text: str = json.loads(match[0])
         if _SURROGATE.search(text):
-            self._source.note(LONE_SURROGATE, position, "half of a surrogate pair")
+            self._source.note(LONE_SURROGATE, position, "unpaired surrogate")
         return text
 
     def _scalar(self) -> Any:
@@ -195,14 +195,14 @@ class _Reader:
             return _WORDS[word[0]]
         number = _NUMBER.match(self._text, self._at)
         if number is None:
-            self._fail("a value was expected")
+            self._fail("expected a value")
         text = number[0]
         integer = text.lstrip("-").isdigit()
         value: Any = None
         if len(text) <= MAX_NUMBER:
             value = int(text) if integer else float(text)
         if value is None or (not integer and math.isinf(value)):
-            self._fail("a number beyond all use")
+            self._fail("number too large")
         self._at = number.end()
         return value
 
@@ -215,16 +215,16 @@ class _Reader:
         else:
             match = _INTEGER_KEY.match(self._text, position)
             if match is None:
-                self._fail("a key was expected")
+                self._fail("expected a key")
             key = match[0]
             self._at = match.end()
         if key in container:
             if self._may_end and len(self._source.oddities) >= MAX_ODDITIES:
                 raise _EnoughError
-            self._source.note(DUPLICATE_KEY, position, f"{key[:80]!r} stands twice, the later one "
-                                                       "counts")
+            self._source.note(DUPLICATE_KEY, position, f"duplicate key {key[:80]!r}; the later one "
+                              "counts")
         if self._skip() != ":":
-            self._fail("a colon was expected")
+            self._fail("expected a colon")
         self._at += 1
         return key
 
@@ -239,7 +239,7 @@ class _Reader:
 
     def _open(self, container: Any) -> None:
         if len(self._stack) >= MAX_DEPTH:
-            self._fail(f"nested deeper than {MAX_DEPTH}")
+            self._fail(f"nested deeper than {MAX_DEPTH} levels")
         self._at += 1
         self._stack.append((container, None))
 
@@ -281,7 +281,7 @@ class _Reader:
             return True
         if not first:
             if char != ",":
-                self._fail(f"a comma or {end} was expected")
+                self._fail(f"expected a comma or {end}")
             self._at += 1
             self._skip()
         if isinstance(container, dict):
@@ -326,13 +326,13 @@ def parse(data: bytes, key_of: KeyOf | None = None) -> Parsed:
     if not source.text[source.start:].strip(" \t\r\n"):
         raise FormatError("empty", offset=0, path="$")
     if not data.strip(b"\0"):
-        raise FormatError(f"{len(data)} zero bytes, no JSON", offset=0, path="$")
+        raise FormatError(f"{len(data):,} zero bytes instead of JSON", offset=0, path="$")
     value, end = _decode(source, key_of)
     rest = source.text[end:]
     if rest.strip(" \t\r\n"):
         position = source.byte_offset(_behind_space(source.text, end))
         if not isinstance(value, dict | list):
-            raise FormatError("no JSON object", offset=position, path="$")
+            raise FormatError("not a JSON object", offset=position, path="$")
         source.oddities.append(Oddity(
             TRAILING_GARBAGE, position, f"{len(data) - position} bytes follow the end of the JSON "
                                         "value"))

@@ -56,7 +56,7 @@ def _entry(line: Line, number: int) -> Epoch:
     path = f"entries[{number}]"
     match = _ENTRY.fullmatch(line.raw.decode("ascii", "replace"))
     if match is None:
-        raise FormatError("not epoch-startOffset", offset=line.at, path=path)
+        raise FormatError("not a line epoch-startOffset", offset=line.at, path=path)
     try:
         return Epoch(java_int(match[1]), java_int(match[2], 64))
     except ValueError:
@@ -72,11 +72,11 @@ def parse(data: bytes) -> list[Epoch]:
     count, crc = _number(file_lines[0], "count"), _number(file_lines[1], "crc")
     entries = [_entry(line, i) for i, line in enumerate(file_lines[2:])]
     if len(entries) != count:
-        raise FormatError(f"says {count}, the file has {len(entries)} entries",
+        raise FormatError(f"says {count}, but the file has {len(entries)} entries",
                           offset=file_lines[0].at, path="count")
     if crc != UNCHECKED and crc not in (_crc(entries, "\n"), _crc(entries, "\r\n"),
                                         _crc_of(data[file_lines[2].at:] if entries else b"")):
-        raise FormatError(f"says {crc}, the entries make {_crc(entries, chr(10))}",
+        raise FormatError(f"says {crc}, but the CRC of the entries is {_crc(entries, chr(10))}",
                           offset=file_lines[1].at, path="crc")
     return entries
 

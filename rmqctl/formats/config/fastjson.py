@@ -78,7 +78,7 @@ def _add_mapping(parts: list[str], value: Mapping[Any, Any], depth: int) -> None
         elif isinstance(key, int) and not isinstance(key, bool):
             name = f"{before}{key}:"
         else:
-            raise TypeError(f"no key of a map: {key!r}")
+            raise TypeError(f"invalid key of a map: {key!r}")
         before = ","
         if type(inner) is int:
             parts.append(f"{name}{inner}")

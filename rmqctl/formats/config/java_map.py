@@ -83,7 +83,7 @@ class JavaMap:
 
     def __init__(self, capacity: int = 16) -> None:
         if capacity < 1 or capacity & capacity - 1:
-            raise ValueError(f"the capacity of a Java map is a power of two, not {capacity}")
+            raise ValueError(f"the capacity of a Java map must be a power of two, not {capacity}")
         self.capacity = capacity
         self._entries: dict[str, str] = {}
 

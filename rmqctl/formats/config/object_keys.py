@@ -18,7 +18,7 @@ def queue_of(value: Any) -> tuple[str, str, int]:
         if not isinstance(broker, str) or not isinstance(topic, str) or type(number) is not int:
             raise TypeError
     except (KeyError, TypeError):
-        raise FormatError("a key that is no queue", offset=0) from None
+        raise FormatError("the key is not a queue", offset=0) from None
     return broker, topic, number
 
 

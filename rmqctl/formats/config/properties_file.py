@@ -69,8 +69,8 @@ def _unescaped(text: str, line: int) -> str:
         if escaped[0] != "u":
             return _NAMED.get(escaped, escaped)
         if not _HEX.fullmatch(match.group(2)):
-            raise FormatError(f"line {line}: \\u without four hexadecimal digits, for which Java "
-                              "refuses the file")
+            raise FormatError(f"line {line}: \\u without four hexadecimal digits: Java rejects "
+                              "the file")
         return chr(int(match.group(2), 16))
 
     unescaped = _ESCAPE.sub(character, text)

@@ -52,13 +52,13 @@ def parse(data: bytes, base: int = 0) -> int:
     try:
         appended = AppendedCrc.parse(data)
         if len(data) != SIZE:
-            raise FormatError(f"has {len(data)} bytes, not {SIZE}", offset=base, path="end")
+            raise FormatError(f"has {len(data):,} bytes, expected {SIZE}", offset=base, path="end")
         return read_digits(appended.digits.decode("ascii", "replace"))
     except ConstructError as error:
         path = (error.path or "").removeprefix("(parsing) -> ")
         raise FormatError("not an appended CRC", offset=base, path=path) from None
     except ValueError:
-        raise FormatError("not ten digits", offset=base, path="digits") from None
+        raise FormatError("not 10 digits", offset=base, path="digits") from None
 
 
 def compute(record: bytes | memoryview) -> int:

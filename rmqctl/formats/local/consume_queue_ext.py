@@ -58,7 +58,7 @@ def is_address(tags_code: int) -> bool:
 def address(byte_offset: int) -> int:
     """The tagsCode that points to the unit at this byte offset. ValueError when out of range."""
     if not 0 <= byte_offset <= MAX_ADDRESS - _LONG_MIN:
-        raise ValueError(f"no ext unit can lie at {byte_offset}")
+        raise ValueError(f"no ext unit can be at {byte_offset}")
     return byte_offset + _LONG_MIN
 
 
@@ -73,7 +73,7 @@ def _judge(size: int, bit_map_size: int, where: int) -> None:
     if bit_map_size < 0:
         raise FormatError("negative length", offset=where, path="bit_map_size")
     if size != HEAD_SIZE + bit_map_size:
-        raise FormatError(f"says {size}, the fields make {HEAD_SIZE + bit_map_size}",
+        raise FormatError(f"says {size}, but the fields add up to {HEAD_SIZE + bit_map_size}",
                           offset=where, path="size")
 
 

@@ -26,7 +26,7 @@ def parse_levels(text: str) -> Levels:
     levels: dict[int, int] = {}
     for number, part in enumerate(text.split(" "), 1):
         if part[-1:] not in _UNIT or not _INTEGER.fullmatch(part[:-1]):
-            raise ValueError(f"delay level {number} is no time: {part!r}")
+            raise ValueError(f"delay level {number} is not a time: {part!r}")
         levels[number] = int(part[:-1]) * _UNIT[part[-1]]
     return MappingProxyType(levels)
 
@@ -40,7 +40,7 @@ def java_int(text: str, bits: int = 32) -> int:
         value = int(text)
         if -(1 << bits - 1) <= value < 1 << bits - 1:
             return value
-    raise ValueError(f"no {bits}-bit number: {text[:40]!r}")
+    raise ValueError(f"not a {bits}-bit number: {text[:40]!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ def delay_table(text: str) -> DelayTable:
         raise UsageError(f"messageDelayLevel {text!r}: {error}") from None
     for level, milliseconds in levels.items():
         if not -_I64 <= milliseconds < _I64:
-            raise UsageError(f"messageDelayLevel {text!r}: level {level} is beyond 64 bits")
+            raise UsageError(f"messageDelayLevel {text!r}: level {level} does not fit into 64 bits")
     return DelayTable(levels, max(levels))
 
 
@@ -87,7 +87,8 @@ def delay_level_of(properties: Properties) -> int:
     try:
         return java_int(text)
     except ValueError:
-        raise ValueError(f"the property {props.DELAY} is no delay level: {text[:40]!r}") from None
+        raise ValueError(f"the property {props.DELAY} is not a delay level: "
+                         f"{text[:40]!r}") from None
 
 
 def deliver_time(level: str, store_timestamp: int, levels: Levels = DEFAULT_LEVELS) -> int | None:

@@ -127,12 +127,12 @@ def shape_of(size: int, slots: int | None = None) -> Shape:
         slots, rest = divmod(room, SLOT.size + DEFAULT_RATIO * ENTRY.size)
         if slots <= 0 or rest:
             raise FormatError(
-                f"no index file of the default ratio (4 entries per slot) has {size} bytes: the "
-                "number of hash slots must be given", offset=0, path="size")
+                f"no index file with the default ratio (4 entries per slot) has {size:,} bytes: "
+                "the number of hash slots must be given", offset=0, path="size")
         return Shape(slots, DEFAULT_RATIO * slots)
     entries, rest = divmod(room - slots * SLOT.size, ENTRY.size)
     if slots <= 0 or entries <= 0 or rest:
-        raise FormatError(f"no index file with {slots} hash slots has {size} bytes", offset=0,
+        raise FormatError(f"no index file with {slots:,} hash slots has {size:,} bytes", offset=0,
                           path="size")
     return Shape(slots, entries)
 

@@ -230,13 +230,13 @@ def _refusal(data: bytes | memoryview, position: int, where: int) -> FormatError
     last: tuple[str, int | bytes | None] = ("", None)
     for part in trace(Message, data, position):
         if part.name == "magic" and part.whole and part.value not in VERSIONS:
-            return _refuse("magic", f"not a message magic: {part.raw.hex()}", where)
+            return _refuse("magic", f"invalid message magic: {part.raw.hex()}", where)
         if not part.whole:
             if last[0] == f"{part.name}_length" and isinstance(last[1], int) and last[1] < 0:
                 return _refuse(last[0], "negative length", where)
             return _refuse(part.name, "record runs past the end of the data", where)
         last = part.name, part.value
-    return _refuse("total_size", "no record", where)
+    return _refuse("total_size", "not a record", where)
 
 
 def parse(data: bytes, position: int = 0, base: int | None = None) -> Record:
@@ -265,14 +265,15 @@ def parse(data: bytes, position: int = 0, base: int | None = None) -> Record:
 def _judge(total: int, magic: int, sys_flag: int, lengths: tuple[int, int, int],
            where: int | None) -> None:
     if magic not in VERSIONS:
-        raise _refuse("magic", f"not a message magic: {magic:08x}", where)
+        raise _refuse("magic", f"invalid message magic: {magic:08x}", where)
     for name, length in zip(("body_length", "topic_length", "properties_length"), lengths,
                             strict=True):
         if length < 0:
             raise _refuse(name, "negative length", where)
     expected = variant(sys_flag & HOST_BITS, magic).fixed_size + sum(lengths)
     if expected != total:
-        raise _refuse("total_size", f"says {total} bytes, the fields make {expected}", where)
+        raise _refuse("total_size", f"says {total} bytes, but the fields add up to "
+                      f"{expected}", where)
 
 
 def _cut(path: str, where: int) -> FormatError:
@@ -299,12 +300,12 @@ def decode(data: bytes | memoryview, position: int = 0, base: int | None = None)
         raise _refuse("total_size", "outside the data", where)
     if position + START_SIZE > end:
         if position + BLANK_SIZE <= end and magic_at(data, position) not in VERSIONS:
-            raise _refuse("magic", f"not a message magic: {magic_at(data, position):08x}", where)
+            raise _refuse("magic", f"invalid message magic: {magic_at(data, position):08x}", where)
         raise _cut_in_head(end - position, VARIANTS[0], where)
     # The head, whose layout depends on the magic and the width of the addresses.
     total, magic, sys_flag = _START.unpack_from(data, position)
     if magic not in VERSIONS:
-        raise _refuse("magic", f"not a message magic: {magic:08x}", where)
+        raise _refuse("magic", f"invalid message magic: {magic:08x}", where)
     shape = variant(sys_flag & HOST_BITS, magic)
     if position + shape.head_size > end:
         raise _cut_in_head(end - position, (sys_flag & HOST_BITS, magic), where)
@@ -349,8 +350,8 @@ def build(record: Record) -> bytes:
     shape = variant(record.sys_flag & HOST_BITS, record.magic)
     born, store = record.born_host, record.store_host
     if (len(born[0]), len(store[0])) != (16 if shape.born_v6 else 4, 16 if shape.store_v6 else 4):
-        raise ValueError(f"addresses of {len(born[0])} and {len(store[0])} bytes, sys_flag is "
-                         f"{record.sys_flag:#x}")
+        raise ValueError(f"addresses of {len(born[0])} and {len(store[0])} bytes do not match "
+                         f"sys_flag {record.sys_flag:#x}")
     head = shape.head.pack(
         record.total_size, record.magic, record.body_crc, record.queue_id, record.flag,
         record.queue_offset, record.physical_offset, record.sys_flag, record.born_timestamp,

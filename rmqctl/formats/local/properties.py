@@ -103,10 +103,10 @@ def fault(raw: bytes) -> str | None:
     try:
         text = raw.decode()
     except UnicodeDecodeError:
-        return "bytes that are no UTF-8 text"
+        return "invalid UTF-8"
     if all(is_pair(part) for part in text.split(PROPERTY_SEPARATOR) if part):
         return None
-    return "a part without a name or a value"
+    return "a property without a name or a value"
 
 
 def is_pair(part: str) -> bool:

@@ -60,7 +60,7 @@ def _trace(declaration: Any, data: bytes | memoryview, position: int,
                 position = inner.at + len(inner.raw)
             continue
         if not isinstance(leaf, FormatField | Bytes):
-            raise TypeError(f"{name}: no place for a {type(leaf).__name__}")
+            raise TypeError(f"{name}: cannot place a {type(leaf).__name__}")
         size = _size(leaf, context)
         raw = bytes(data[position:position + size]) if size >= 0 else b""
         if size < 0 or len(raw) < size:

@@ -40,7 +40,7 @@ def object_of(value: bytes) -> dict[str, Any]:
     """A JSON object, as fastjson writes it. FormatError with the place in the value."""
     parsed = config_json.parse(value)
     if not isinstance(parsed.value, dict):
-        raise FormatError("no JSON object", offset=0, path="value")
+        raise FormatError("not a JSON object", offset=0, path="value")
     return parsed.value
 
 
@@ -138,16 +138,16 @@ def parse_key(key: bytes) -> Key:
         raise FormatError(f"has {len(key)} bytes, too few for a key", offset=0, path="key")
     version, table, record = _HEAD.unpack_from(key)
     if version != KEY_VERSION or table not in TABLES or record not in (DATA_VERSION, DATA):
-        raise FormatError(f"version {version}, table {table}, record {record}: not a key that is "
-                          "known", offset=0, path="key")
+        raise FormatError(f"unknown key: version {version}, table {table}, record "
+                          f"{record}", offset=0, path="key")
     if record == DATA_VERSION:
         if key[HEAD:] != DATA_VERSION_NAME:
-            raise FormatError("a data version under another name", offset=HEAD, path="key")
+            raise FormatError("a data version with another name", offset=HEAD, path="key")
         return Key(table, record)
     first, position = _name_at(key, HEAD)
     if table in (TOPICS, GROUPS):
         if position != len(key):
-            raise FormatError("goes on behind the name", offset=position, path="key")
+            raise FormatError("bytes follow the name", offset=position, path="key")
         return Key(table, record, first)
     marks = key[position:position + 1]
     topic, position = _name_at(key, position + 1)
@@ -160,11 +160,11 @@ def parse_key(key: bytes) -> Key:
 def _name_at(key: bytes, position: int) -> tuple[str, int]:
     """A name with its length before it, and the place behind it."""
     if position + _LENGTH.size > len(key):
-        raise FormatError("ends before a name", offset=len(key), path="key")
+        raise FormatError("ends before the name", offset=len(key), path="key")
     start = position + _LENGTH.size
     end = start + _LENGTH.unpack_from(key, position)[0]
     if end > len(key):
-        raise FormatError("ends within a name", offset=len(key), path="key")
+        raise FormatError("ends in the middle of the name", offset=len(key), path="key")
     return _text(key[start:end], "key"), end
 
 
@@ -189,7 +189,7 @@ def parse_value(key: Key, value: bytes) -> dict[str, Any] | VersionRecord | int:
     if key.name is None:
         return OFFSET.decode(_exactly(value, OFFSET.size)).offset
     if value[:1] != bytes([JSON]):
-        raise FormatError("is not written as JSON, and so not understood", offset=0, path="value")
+        raise FormatError("not JSON, the only format that rmqctl reads", offset=0, path="value")
     return object_of(value[1:])
 
 
@@ -204,6 +204,6 @@ def build_value(value: bytes | VersionRecord | int) -> bytes:
 
 def _exactly(value: bytes, size: int) -> bytes:
     if len(value) != size:
-        raise FormatError(f"has {len(value)} bytes, not {size}", offset=min(len(value), size),
+        raise FormatError(f"has {len(value)} bytes, expected {size}", offset=min(len(value), size),
                           path="value")
     return value

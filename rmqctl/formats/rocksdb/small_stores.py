@@ -30,7 +30,7 @@ def pop_state(key: bytes, value: bytes) -> Fields:
     middle = key[Number.sizeof():max(tail, 0)]
     group, separator, topic = middle.partition(_SEPARATOR)
     if not separator:
-        raise FormatError("not a key of a POP check point", offset=0, path="key")
+        raise FormatError("not the key of a POP check point", offset=0, path="key")
     return {"visible_at": _fixed(Number, key[:Number.sizeof()], "key")["value"],
             "group": name_of(group), "topic": name_of(topic),
             **_fixed(PopTail, key[tail:], "key"), **object_of(value)}
@@ -73,11 +73,11 @@ def _counter(key: bytes, value: bytes) -> Fields:
 
 def _fixed(layout: Any, data: bytes, path: str) -> Fields:
     if len(data) != layout.sizeof():
-        raise FormatError(f"has {len(data)} bytes, not {layout.sizeof()}", offset=0, path=path)
+        raise FormatError(f"has {len(data)} bytes, expected {layout.sizeof()}", offset=0, path=path)
     try:
         parsed = layout.parse(data)
     except ConstructError:
-        raise FormatError("not what a broker writes", offset=0, path=path) from None
+        raise FormatError("does not match what a broker writes", offset=0, path=path) from None
     return {name: one for name, one in parsed.items() if not name.startswith("_")}
 
 

@@ -182,7 +182,8 @@ def compacted_shape(header: HeaderRecord, size: int, slots: int | None = None) -
                 continue
             if slots is None or slots == count:
                 return Shape(count, max(items + 1, 1), old)
-    raise FormatError(f"no index file with {items} items has {size} bytes", offset=0, path="size")
+    raise FormatError(f"no index file with {items:,} items has {size:,} "
+                      "bytes", offset=0, path="size")
 
 
 def open_shape(size: int, slots: int | None = None, max_items: int | None = None) -> Shape:
@@ -204,8 +205,8 @@ def open_shape(size: int, slots: int | None = None, max_items: int | None = None
             count, wrong = divmod(room, SLOT.size + 4 * ITEM.size)
             if count > 0 and not wrong:
                 return Shape(count, 4 * count, old)
-    raise FormatError(f"the number of hash slots of an open index file of {size} bytes is not to "
-                      "be told from it and must be given", offset=0, path="size")
+    raise FormatError(f"the number of hash slots of an open index file of {size:,} bytes is "
+                      "unknown and must be given", offset=0, path="size")
 
 
 def key_text(topic: str, key: str) -> str:
@@ -245,7 +246,7 @@ def open_shape_of(read: ReadAt, size: int, header: HeaderRecord, slots: int | No
     FormatError where it cannot be told.
     """
     if size > MAX_SIZE:
-        raise FormatError(f"no open index file has {size} bytes", offset=0, path="size")
+        raise FormatError(f"no open index file has {size:,} bytes", offset=0, path="size")
     if slots is not None:
         return open_shape(size, slots, max_items)
     old = read(size - TAIL_SIZE, TAIL_SIZE) in _SEALS
@@ -264,8 +265,8 @@ def open_shape_of(read: ReadAt, size: int, header: HeaderRecord, slots: int | No
         return fitting[0]
     if usual is not None:
         return usual
-    raise FormatError(f"the number of hash slots of an open index file of {size} bytes is not to "
-                      "be told from it and must be given", offset=0, path="size")
+    raise FormatError(f"the number of hash slots of an open index file of {size:,} bytes is "
+                      "unknown and must be given", offset=0, path="size")
 
 
 def _room(size: int, old: bool) -> int:

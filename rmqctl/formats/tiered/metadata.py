@@ -135,7 +135,7 @@ def parse(data: bytes) -> Metadata:
 def of_value(value: Any) -> Metadata:
     """Metadata from what `config_json` made of the file."""
     if not isinstance(value, dict):
-        raise FormatError("no JSON object", offset=0, path="metadata")
+        raise FormatError("not a JSON object", offset=0, path="metadata")
     metadata = Metadata(old="maxTopicId" in value and "topicSerialNumber" not in value)
     faults = metadata.faults
     for number, name in enumerate(SEGMENT_TABLES):
@@ -156,7 +156,7 @@ def of_value(value: Any) -> Metadata:
         metadata.serial = serial - 1 if metadata.old else serial
     elif serial is not None or value:
         metadata.serial = max((topic.topic_id for topic in metadata.topics.values()), default=-1)
-        faults.append(Fault("topicSerialNumber", "no number"))
+        faults.append(Fault("topicSerialNumber", "not a number"))
     return metadata
 
 
@@ -174,7 +174,7 @@ def _items(value: Mapping[str, Any], name: str, faults: list[Fault]) -> Iterable
     if table is None:
         return ()
     if not isinstance(table, dict):
-        faults.append(Fault(name, "no JSON object"))
+        faults.append(Fault(name, "not a JSON object"))
         return ()
     return table.items()
 
@@ -186,14 +186,14 @@ def _is_int(value: Any) -> bool:
 def _int(value: Any, name: str, default: int) -> int:
     number = value.get(name, default)
     if not _is_int(number) or not -(1 << 63) <= number < 1 << 63:
-        raise ValueError(f"{name} is no number of 64 bits")
+        raise ValueError(f"{name} is not a 64-bit number")
     return int(number)
 
 
 def _key(text: str) -> int:
     """A base offset or queue number that is a key: quoted or bare, plain digits."""
     if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) < 1 << 63):
-        raise ValueError("the key is no number from 0 on")
+        raise ValueError("the key is not a number >= 0")
     return int(text)
 
 
@@ -201,26 +201,26 @@ def _segment(fields: Any, number: int, path: str, base: str) -> SegmentEntry:
     values = {name: _int(fields, key, default) for name, (key, default) in _SEGMENT.items()}
     offset = _key(base)
     if _int(fields, "baseOffset", offset) != offset:
-        raise ValueError("baseOffset is not the entry's key")
+        raise ValueError("baseOffset differs from the entry's key")
     if _int(fields, "type", number) != number:
-        raise ValueError("type is not the table's")
+        raise ValueError("type differs from the table's")
     return SegmentEntry(path.replace("\\", "/"), number, offset, **values)
 
 
 def _queue(fields: Any, topic: str, number: str) -> QueueEntry:
     named = fields["queue"]
     if named["topic"] != topic or _int(named, "queueId", -1) != _key(number):
-        raise ValueError("the queue is not the entry's key")
+        raise ValueError("the queue differs from the entry's key")
     broker = named["brokerName"]
     if not isinstance(broker, str):
-        raise TypeError("brokerName is no text")
+        raise TypeError("brokerName is not a string")
     return QueueEntry(topic, broker, _key(number), _int(fields, "minOffset", -1),
                       _int(fields, "maxOffset", -1), _int(fields, "updateTimestamp", 0))
 
 
 def _topic(fields: Any, topic: str) -> TopicEntry:
     if fields.get("topic", topic) != topic:
-        raise ValueError("the topic is not the entry's key")
+        raise ValueError("the topic differs from the entry's key")
     return TopicEntry(_int(fields, "topicId", -1), topic, _int(fields, "status", 0),
                       _int(fields, "reserveTime", -1), _int(fields, "updateTimestamp", 0))
 

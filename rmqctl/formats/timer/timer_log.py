@@ -83,7 +83,7 @@ def parse_tail(data: bytes, position: int = 0, base: int = 0) -> TailRecord:
     """The end mark at ``data[position:]``. FormatError when there is none."""
     tail = TAIL.parse(data, position, base)
     if tail.magic != MAGIC_BLANK:
-        raise FormatError(f"not an end mark: {tail.magic:08x}", offset=base + position,
+        raise FormatError(f"invalid end mark: {tail.magic:08x}", offset=base + position,
                           path="magic")
     return tail
 
@@ -106,10 +106,10 @@ class Step(NamedTuple):
 def judge(unit: UnitRecord, where: int) -> FormatError | None:
     """What a broker has against a unit, if anything."""
     if unit.size != UNIT_SIZE:
-        return FormatError(f"a unit has {UNIT_SIZE} bytes, not {unit.size}", offset=where,
+        return FormatError(f"says {unit.size} bytes, a unit has {UNIT_SIZE}", offset=where,
                            path="size")
     if unit.magic & ~MAGIC_BITS:
-        return FormatError(f"not a timer magic: {unit.magic & 0xFFFFFFFF:08x}", offset=where,
+        return FormatError(f"invalid timer magic: {unit.magic & 0xFFFFFFFF:08x}", offset=where,
                            path="magic")
     return None
 

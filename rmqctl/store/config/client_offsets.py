@@ -49,7 +49,7 @@ def parse(data: bytes) -> ClientOffsets:
     """The offsets in a file's bytes. FormatError with offset and JSON path."""
     value, oddities = config_json.parse(data, _key)
     if not isinstance(value, dict) or not isinstance(value.get("offsetTable"), dict):
-        raise FormatError("no object with an offsetTable", offset=0, path="$.offsetTable")
+        raise FormatError("not an object with an offsetTable", offset=0, path="$.offsetTable")
     faults: Faults = []
     rows = []
     for key, offset in table(value["offsetTable"], "$.offsetTable", faults).items():
@@ -57,7 +57,7 @@ def parse(data: bytes) -> ClientOffsets:
         try:
             topic, broker, queue_id = json.loads(key)
         except ValueError:
-            faults.append(f"$.offsetTable.{key[:200]}: the key is no queue")
+            faults.append(f"$.offsetTable.{key[:200]}: the key is not a queue")
             continue
         if known is not None:
             rows.append(ClientOffset(topic, broker, queue_id, known))
@@ -95,15 +95,15 @@ def instead(path: str) -> str:
         return ""
     backup = path + BACKUP
     if not vfs.exists(backup) or not vfs.getsize(backup):
-        return (f"there is nothing in {backup}: the client starts without offsets, where its "
-                "consumeFromWhere says")
+        return (f"{backup} is missing or empty: the client starts without offsets, at its "
+                "consumeFromWhere")
     try:
         with FileSource(backup) as source:
             rows = parse(source.read(0, min(source.size, MAX_SIZE))).rows
     except FormatError as error:
         return (f"{backup} is damaged, too ({error}): the client does not start (readLocalOffset "
-                "Exception) until both are moved away, and then without offsets; `rmqctl offsets "
-                f"export {shlex.quote(path)}` prints those that can be read")
+                "Exception) until both files are moved away; then it starts without offsets. "
+                f"`rmqctl offsets export {shlex.quote(path)}` prints those that can be read")
     except StoreIOError as error:
         return str(error)
-    return f"the client reads {backup} instead, which is good (queues: {len(rows)})"
+    return f"the client reads {backup} instead, which is intact (queues: {len(rows)})"

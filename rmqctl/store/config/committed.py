@@ -32,7 +32,8 @@ def committed(path: str, group: str | None = None, broker: str | None = None) ->
             return of_store(store)
     with FileSource(path) as source:
         if source.size > MAX_SIZE:
-            raise RefusedError(f"{path}: {source.size:,} bytes are no file of consumer offsets")
+            raise RefusedError(f"{path}: {source.size:,} bytes: too large for a file of consumer "
+                               "offsets")
         data = source.read(0, source.size)
     if kinds.recognise(vfs.abspath(path).split(os.sep), data[:_HEAD], len(data)) == (
             kinds.CLIENT_OFFSETS):
@@ -42,15 +43,15 @@ def committed(path: str, group: str | None = None, broker: str | None = None) ->
     except FormatError as error:
         raise RefusedError(f"{path}: {error}") from None
     if not isinstance(value, dict) or not ({"offsetTable", "lmqOffsetTable"} & value.keys()):
-        raise RefusedError(f"{path}: no file of consumer offsets: it has no offsetTable")
+        raise RefusedError(f"{path}: not a file of consumer offsets: it has no offsetTable")
     faults: list[str] = []
     found = {(row["group"], row["topic"], row["queue_id"]): row["offset"]
              for row in rows_of("lmq-offsets", value, faults) if row["group"] is not None}
     # A broker reads queue ids as ints, and does not load a file with a larger one.
-    faults += [f"$.offsetTable.{topic}@{group}.{queue_id}: no queue id"
+    faults += [f"$.offsetTable.{topic}@{group}.{queue_id}: invalid queue id"
                for group, topic, queue_id in found if not 0 <= queue_id <= _MAX_QUEUE_ID]
     if faults:
-        raise RefusedError(f"{path}: {faults[0]}: what is odd there cannot be taken over")
+        raise RefusedError(f"{path}: {faults[0]}: cannot use a file with invalid entries")
     return found
 
 
@@ -62,14 +63,14 @@ def _of_client(path: str, data: bytes, group: str | None, broker: str | None) ->
         raise RefusedError("; ".join(filter(None, (
             f"{path}: {error}", client_offsets.instead(path))))) from None
     if faults:
-        raise RefusedError(f"{path}: {faults[0]}: what is odd there cannot be taken over")
+        raise RefusedError(f"{path}: {faults[0]}: cannot use a file with invalid entries")
     if group is None:
-        raise RefusedError(f"{path}: a client's file of offsets, which names no group, and no "
-                           "folder CLIENT/GROUP does: name the group (--group)")
+        raise RefusedError(f"{path}: a client's offsets.json names no group, and its folder is not "
+                           "CLIENT/GROUP: pass --group")
     brokers = sorted({row.broker for row in rows if broker in (None, row.broker)})
     if len(brokers) > 1:
-        raise RefusedError(f"{path}: a client's file with queues of {', '.join(brokers)}; a store "
-                           "is that of one broker: name it (--broker)")
+        raise RefusedError(f"{path}: this client's file has queues of several brokers "
+                           f"({', '.join(brokers)}), and a store belongs to one: pass --broker")
     return {(group, row.topic, row.queue_id): row.queue_offset for row in rows
             if row.broker in brokers}
 

@@ -139,20 +139,20 @@ class ConfigFile:
         elif main.state == MISSING:
             if backup.usable:
                 said.append(f"{main.path} is missing; showing {backup.path} instead, as a broker "
-                            "would take it")
+                            "would")
             elif backup.state == UNREADABLE:
                 said.append(f"{main.path} is missing and its backup is unreadable: "
                             f"{backup.fault()}")
         elif not main.usable:
             said.append(main.fault())
             if backup.usable:
-                said.append(f"showing {backup.path} instead, as a broker would take it")
+                said.append(f"showing {backup.path} instead, as a broker would")
             elif backup.state == UNREADABLE:
-                said.append(f"and the backup is no better: {backup.fault()}; "
-                            "a broker does not start on this")
+                said.append(f"and the backup is unreadable, too: {backup.fault()}; a broker does "
+                            "not start with these files")
         elif main.damaged:
             instead = "loads its backup" if backup.usable else "has no good backup of it"
-            said.append(f"{main.fault()}; a broker does not take this file and {instead}")
+            said.append(f"{main.fault()}; a broker does not read this file and {instead}")
         used = self.used
         said += [f"{used.path} {fault}" for fault in self.faults] if used else []
         return said
@@ -182,12 +182,12 @@ def load_one(store: Store, name: str) -> ConfigFile:
     main = Copy(part.folder, part.size, OK, part.reason or None, value=part.value,
                 damaged=bool(part.reason) or part.missing, database=True)
     if part.missing:
-        main.state, main.reason = MISSING, "the data base is not there"
+        main.state, main.reason = MISSING, "the database is missing"
     elif part.value is None:
         main.state = UNREADABLE
     elif part.reason:
         main.state = ODDITY
-    none = Copy(part.folder, state=MISSING, reason="a data base has none")
+    none = Copy(part.folder, state=MISSING, reason="a database has no backup")
     return _counted(ConfigFile(name, _kind(name), main, none, faults=list(part.faults)))
 
 
@@ -275,12 +275,12 @@ def _names(store: Store) -> tuple[list[str], list[Trouble]]:
             names.add(main)
             continue
         # Explain everything else in the folder, so that nothing is skipped silently.
-        reason = "not one of the files a broker keeps here; not read"
+        reason = "not a file that a broker keeps here; not read"
         try:
             if stat.S_ISDIR(entry.stat().st_mode):
                 if f"{FOLDER}/{entry.name}" in databases:
                     continue
-                reason = "a folder (a RocksDB configuration, or not a broker's); not read"
+                reason = "a folder (a RocksDB configuration, or not of a broker); not read"
             elif entry.name.endswith(".tmp"):
                 reason = "left over from an interrupted write; not read"
         except OSError as error:
@@ -303,7 +303,7 @@ def _whole(store: Store, name: str, most: int = MAX_SIZE, folder: str = FOLDER) 
     copy = Copy(f"{folder}/{name}")
     path = store.path(folder, name)
     if not vfs.lexists(path):
-        copy.state, copy.reason = MISSING, "not there"
+        copy.state, copy.reason = MISSING, "missing"
         return copy, b""
     try:
         with FileSource(path) as source:
@@ -315,7 +315,7 @@ def _whole(store: Store, name: str, most: int = MAX_SIZE, folder: str = FOLDER) 
         return copy, b""
     if len(data) > most:
         copy.state, copy.damaged, copy.offset = UNREADABLE, True, most
-        copy.reason = f"larger than the {most >> 20} MiB that are read of such a file"
+        copy.reason = f"larger than {most >> 20} MiB, the limit for such a file"
     elif not data:
         copy.state, copy.damaged, copy.reason = EMPTY, True, "empty"
     return copy, data
@@ -334,7 +334,7 @@ def _read_json(store: Store, name: str, folder: str = FOLDER) -> Copy:
     try:
         parsed = config_json.parse(data)
         if not isinstance(parsed.value, dict | None):
-            raise FormatError("no JSON object", offset=0, path="$")
+            raise FormatError("not a JSON object", offset=0, path="$")
     except FormatError as error:
         return _refuse(copy, error)
     copy.value = parsed.value or {}
@@ -359,6 +359,6 @@ def _read_timercheck(store: Store, name: str) -> Copy:
         return _refuse(copy, error)
     if not timer_check.rest_is_zero(data):
         rest = data[timer_check.TIMER_CHECK.size:]
-        copy.state, copy.reason = ODDITY, "something follows the fields, a broker writes zeros"
+        copy.state, copy.reason = ODDITY, "bytes other than zeros follow the fields"
         copy.offset = len(data) - len(rest.lstrip(b"\0"))
     return copy

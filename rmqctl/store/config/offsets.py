@@ -137,10 +137,10 @@ class Lag:
         queues = self._queues(topic)
         counted = self._counted(topic)
         if counted is None:
-            reason = f"the topic is not in {self._topics_in}, a broker leaves it out"
+            reason = f"the topic is not in {self._topics_in}: brokers omit it"
             counted = 0
         else:
-            reason = f"beyond the topic's {counted} read queues, a broker leaves it out"
+            reason = f"the topic has only {counted} read queues: brokers omit this queue"
         present = {*queues, *commits}
         ids = present | set(range(min(counted, MAX_EMPTY_QUEUES)))
         for queue_id in sorted(ids):
@@ -174,14 +174,14 @@ class Lag:
 
     def _note(self, bounds: Bounds, offset: int, committed: int | None) -> str | None:
         if offset > bounds.end:
-            text = f"{offset - bounds.end} ahead of the queue: OFFSET_OVERFLOW_BADLY"
+            text = f"{offset - bounds.end:,} beyond the end of the queue: OFFSET_OVERFLOW_BADLY"
             if self.view.generation < 5 and bounds.first == 0:
-                return text + ", and a 4.x broker sends the group back to 0"
+                return text + "; a 4.x broker resets the group to 0"
             return text
         lost = min(bounds.first, bounds.end) - offset
-        gone = f"{lost} expired before they were consumed" if lost > 0 else None
+        gone = f"{lost:,} expired before they were consumed" if lost > 0 else None
         if (committed is None or committed < 0) and bounds.end:
-            return "nothing committed, counted from 0" + (f"; {gone}" if gone else "")
+            return "no offset committed, counted from 0" + (f"; {gone}" if gone else "")
         return gone
 
     # -- others -------------------------------------------------------------------------------

@@ -62,7 +62,7 @@ class Part:
             for key, value in database.items(family, start, end):
                 self._taken += len(key) + len(value)
                 if self._taken > MAX_SIZE:
-                    self.damage(f"larger than the {MAX_SIZE >> 20} MiB that are read of it")
+                    self.damage(f"larger than {MAX_SIZE >> 20} MiB, the limit for such a database")
                     return
                 yield key, value
         except (FormatError, StoreIOError) as error:

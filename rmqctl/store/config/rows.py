@@ -85,9 +85,10 @@ def rows_of(kind: str, value: Any, faults: Faults) -> Iterator[Row]:
 
 def _fault(faults: Faults, path: str, value: Any, wanted: str) -> None:
     if len(faults) < MAX_FAULTS:
-        names = {dict: "an object", list: "a list", str: "a text", bool: "true or false",
+        names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean",
                  int: "a number", float: "a fraction", type(None): "null"}
-        faults.append(f"{path[:200]}: {names.get(type(value), 'something')} where {wanted} belongs")
+        got = names.get(type(value), "another type")
+        faults.append(f"{path[:200]}: expected {wanted}, got {got}")
 
 
 def table(value: Any, path: str, faults: Faults) -> Mapping[str, Any]:
@@ -104,14 +105,14 @@ def number(value: Any, path: str, faults: Faults) -> int | None:
     if isinstance(value, int) and not isinstance(value, bool):
         if -_LONG <= value < _LONG:
             return value
-        _fault(faults, path, value, "one of 64 bits")
+        _fault(faults, path, value, "a 64-bit number")
         return None
     if isinstance(value, str):
         try:
             return delay.java_int(value, 64)
         except ValueError:
             pass
-    _fault(faults, path, value, "a whole number")
+    _fault(faults, path, value, "an integer")
     return None
 
 

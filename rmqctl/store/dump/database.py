@@ -90,7 +90,7 @@ def _second(key: bytes, value: bytes) -> Fields:
 def _row(key: bytes, value: bytes) -> Fields:
     place = queue.parse_row_key(key)
     if place is None or len(value) != queue.ROW.size:
-        raise FormatError("not a row of a consumequeue", offset=0, path="key")
+        raise FormatError("not the key of a consume queue entry", offset=0, path="key")
     return {"topic": config.name_of(place[0]), "queue_id": place[1], "queue_offset": place[2],
             **queue.ROW.decode(value)._asdict()}
 
@@ -98,7 +98,7 @@ def _row(key: bytes, value: bytes) -> Fields:
 def _position(key: bytes, value: bytes) -> Fields:
     place = queue.parse_offset_key(key)
     if place is None:
-        raise FormatError("not an entry of a queue", offset=0, path="key")
+        raise FormatError("not the key of a queue's offset", offset=0, path="key")
     said = {"topic": config.name_of(place[0]), "queue_id": place[2], "which": place[1].decode()}
     if place[0] == queue.CHECKPOINT_TOPIC:
         return said | {"physical_offset": queue.parse_checkpoint(value)}

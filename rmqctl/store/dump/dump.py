@@ -101,7 +101,7 @@ def kind_of(name: str) -> str:
     for kind in kinds.KINDS:
         if _known(kind) == _known(name):
             return kind
-    raise UsageError(f"there is no kind {name!r}; kinds: {', '.join(kinds.KINDS)}")
+    raise UsageError(f"unknown kind {name!r}; kinds: {', '.join(kinds.KINDS)}")
 
 
 def _parts(path: str) -> list[str]:
@@ -119,7 +119,7 @@ class Dump(Closing):
     def __init__(self, path: str, options: DumpOptions) -> None:
         wanted = None if options.kind is None else kind_of(options.kind)
         if options.at is not None and options.start is not None:
-            raise UsageError("--from counts records and --at bytes: give one of them")
+            raise UsageError("--from (records) and --at (bytes) cannot be combined")
         self._source = FileSource(path)
         try:
             kind = wanted or self._recognise(path)
@@ -136,8 +136,8 @@ class Dump(Closing):
         kind = kinds.recognise(_parts(path), head, size)
         kind = kind or kinds.from_path(vfs.realpath(path).split(os.sep))
         if kind is None:
-            raise NotAStoreError(f"{path}: neither its path nor its content tells what it is; "
-                                 f"give --kind, one of: {', '.join(kinds.KINDS)}")
+            raise NotAStoreError(f"{path}: cannot determine the kind of file from its path or "
+                                 f"content; pass --kind with one of: {', '.join(kinds.KINDS)}")
         return kind
 
     def _placed(self, options: DumpOptions, position: int) -> DumpOptions:
@@ -146,11 +146,11 @@ class Dump(Closing):
 
         base, size = self._target.base, self._source.size
         if self.kind in texts.READERS or self.kind == kinds.TIERED_METADATA:
-            raise UsageError(f"--at is for files of records, this is {self.kind}")
+            raise UsageError(f"--at is for files of records; the kind of this one is {self.kind}")
         if not 0 <= position < size and base is not None:
             position -= base
         if not 0 <= position < size:
-            where = f"0 to {size - 1}" if size else "nowhere: it is empty"
+            where = f"0 to {size - 1}" if size else "the file is empty"
             raise UsageError(f"--at {options.at} is outside the file ({where})")
         return replace(options, at=position, count=1 if options.count is None else options.count)
 

@@ -90,7 +90,7 @@ class Target:
     def shrunk(self, size: int) -> None:
         """Notes that the file has only ``size`` bytes now."""
         self.faults += 1
-        self.notes.append(f"the file became shorter while it was read: {size} bytes are left")
+        self.notes.append(f"the file became shorter while it was read: {size:,} bytes are left")
 
     def chunks(self, start: int, end: int, unit: int = 1) -> Iterator[tuple[int, bytes]]:
         """(position, bytes) of ``[start, end)`` in whole units, zero stretches left out.

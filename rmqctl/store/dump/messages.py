@@ -20,7 +20,7 @@ _SEARCHED = 64 << 20
 """Bytes searched for a first record that says where a file without a telling name begins."""
 _START = layout.reader(message.Message, "total_size", "magic", "physical_offset")
 _PEEK = 1 << 16
-_NOTHING_TELLS = "the file by itself does not tell (`rmqctl carve --embedded` shows them)"
+_NOTHING_TELLS = "unknown from this file alone (`rmqctl carve --embedded` shows them)"
 
 
 def _implied_base(source: FileSource, position: int) -> int | None:
@@ -57,7 +57,7 @@ def settle_base(target: Target) -> int:
         base = find_base(target.source)
         if base is not None and named not in (None, base):
             target.notes.append(
-                f"the records say this file begins at {base}, its name says {named}")
+                f"by its records this file starts at {base}, by its name at {named}")
             target.faults += 1
         target.base = named if base is None else base
     target.source.base = target.base or 0
@@ -73,10 +73,10 @@ def message_row(target: Target, raw: bytes, position: int, number: int) -> Row:
     if crc is not None:
         row["appended_crc_ok"] = crc
     if target.base is not None and record.physical_offset != target.base + position:
-        row["error"] = target.fault(f"says it lies at {record.physical_offset}", position,
+        row["error"] = target.fault(f"physicalOffset is {record.physical_offset}", position,
                                     "physical_offset")
     elif not record.crc_ok:
-        row["error"] = target.fault("the body does not match its CRC", position, "body_crc")
+        row["error"] = target.fault("body CRC mismatch", position, "body_crc")
     target.add_fields(row, message.Message, raw, position)
     return row
 
@@ -162,7 +162,8 @@ def _end_row(target: Target, raw: bytes, position: int, number: int) -> Iterator
     target.add_fields(row, dledger.End, raw, position)
     if end.size != target.size - position:
         row["error"] = target.fault(
-            f"says {end.size} bytes are left, there are {target.size - position}", position, "size")
+            f"says {end.size:,} bytes are left, but there are "
+            f"{target.size - position:,}", position, "size")
     yield row
 
 
@@ -170,7 +171,7 @@ def _entry_rows(target: Target, head: dledger.EntryHeadRecord, raw: bytes, posit
                 number: int) -> Iterator[Row]:
     row = {**target.place(position, number), "type": "entry", **head._asdict()}
     if target.base is not None and head.pos != target.base + position:
-        row["error"] = target.fault(f"says it lies at {head.pos}", position, "pos")
+        row["error"] = target.fault(f"pos is {head.pos}", position, "pos")
     target.add_fields(row, dledger.EntryHead, raw, position)
     yield row
     yield from _inner(target, position + dledger.HEAD_SIZE, position + head.size, number)
@@ -182,7 +183,7 @@ def _inner(target: Target, position: int, end: int, number: int) -> Iterator[Row
         size = extent(target.source, position)
         try:
             if size is None or position + size > end:
-                raise FormatError("no whole message is here", path="total_size")
+                raise FormatError("incomplete message", path="total_size")
             yield message_row(target, target.read(position, size), position, number)
         except FormatError as error:
             yield {**target.place(position, number), "type": DAMAGED, "size": end - position,

@@ -23,7 +23,7 @@ _FATAL = (config_json.TRAILING_GARBAGE, config_json.INVALID_UTF8)
 
 def _whole(target: Target, most: int = MAX_TEXT) -> bytes:
     if target.size > most:
-        raise FormatError(f"{target.size} bytes are more than such a file can have",
+        raise FormatError(f"{target.size:,} bytes are too many for such a file",
                           offset=most, path="size")
     return target.read(0, target.size)
 
@@ -46,7 +46,7 @@ def _page(target: Target, unit: FirstOfPage[Any], extra: tuple[str, ...] = ()) -
     row = {**target.place(0), "type": target.kind, **record._asdict(),
            **{name: getattr(record, name) for name in extra}}
     if not unit.rest_is_zero(data):
-        row["error"] = target.fault("something follows the fields, a broker writes zeros",
+        row["error"] = target.fault("bytes other than zeros follow the fields",
                                     len(data) - len(data.lstrip(b"\0")), "rest")
     target.add_fields(row, unit.declaration, data, 0)
     yield row

@@ -33,7 +33,7 @@ def judge_unit(unit: UnitRecord, number: int, target: Target) -> Judged:
     if unit.commit_log_offset >= 0 and unit.size >= message.MIN_SIZE:
         return "unit", extra, None
     path = "commit_log_offset" if unit.commit_log_offset < 0 else "size"
-    return "damaged", extra, (path, "not a valid unit")
+    return "damaged", extra, (path, "invalid unit")
 
 
 UNITS = Array(UNIT, judge_unit, ("queue_offset",))
@@ -42,7 +42,7 @@ UNITS = Array(UNIT, judge_unit, ("queue_offset",))
 def queue_rows(target: Target) -> Iterator[Row]:
     """The units of a consume queue segment."""
     if target.base is not None and target.base % UNIT_SIZE:
-        target.notes.append(f"begins at {target.base}, inside of a unit")
+        target.notes.append(f"the file starts at {target.base}, inside a unit")
     yield from array_rows(target, UNITS)
 
 
@@ -66,7 +66,7 @@ def tiered_index_rows(target: Target) -> Iterator[Row]:
     """Header, used slots and items of either form. --from counts items."""
     raw = target.read(0, fmt.HEADER.size)
     if not target.size:
-        target.notes.append("no items: an idle broker uploads such a file when it stops")
+        target.notes.append("no items; an idle broker uploads such a file when it stops")
         return
     # The header comes first: without it nothing else can be located.
     try:
@@ -87,8 +87,8 @@ def tiered_index_rows(target: Target) -> Iterator[Row]:
                    "size": target.size - fmt.HEADER.size,
                    "error": target.fault_of(error, fmt.HEADER.size)}
         return
-    target.notes.append(f"{'compacted' if compacted else 'open'} form"
-                        f"{' of 5.1' if shape.old else ''}, {shape.slots} hash slots")
+    target.notes.append(f"{'compacted' if compacted else 'open'} format"
+                        f"{' of 5.1' if shape.old else ''}, {shape.slots:,} hash slots")
     # Show used slots, from the slot that contains the requested offset.
     if options.start is None:
         start = max(fmt.HEADER.size, options.at or 0)
@@ -105,7 +105,7 @@ def _header_row(target: Target, header: fmt.HeaderRecord, raw: bytes) -> Row:
     if header.magic not in fmt.MAGICS:
         row["error"] = target.fault("not an index magic", 0, "magic")
     elif not 0 <= header.item_count <= target.size // fmt.COMPACTED_ITEM.size:
-        row["error"] = target.fault("more items than the file has room for", 0, "item_count")
+        row["error"] = target.fault("more items than fit in the file", 0, "item_count")
     target.add_fields(row, fmt.Header, raw, 0)
     return row
 
@@ -130,7 +130,7 @@ def _compacted_slot(target: Target, shape: fmt.Shape) -> Array:
             return "empty", {}, None
         bad = (slot.length < 0 or slot.length % fmt.COMPACTED_ITEM.size
                or slot.position < shape.items_at or slot.position + slot.length > target.size)
-        wrong = ("position", "leads out of the items") if bad else None
+        wrong = ("position", "outside the items") if bad else None
         return "slot", {"count": slot.length // fmt.COMPACTED_ITEM.size}, wrong
 
     return Array(fmt.COMPACTED_SLOT, judge)
@@ -141,7 +141,7 @@ def _open_slot(shape: fmt.Shape, header: fmt.HeaderRecord) -> Array:
         if slot.item < (0 if shape.old else 1):
             return "empty", {}, None
         most = header.item_count - 1 if shape.old else header.item_count
-        return "slot", {}, None if slot.item <= most else ("item", f"there is no item {slot.item}")
+        return "slot", {}, None if slot.item <= most else ("item", f"no item {slot.item}")
 
     return Array(fmt.SLOT, judge)
 
@@ -176,7 +176,7 @@ def metadata_rows(target: Target) -> Iterator[Row]:
     """One row per topic, queue and segment entry, then what could not be taken."""
     try:
         if target.size > MAX_TEXT:
-            raise FormatError(f"{target.size} bytes are more than such a file can have",
+            raise FormatError(f"{target.size:,} bytes are too many for such a file",
                               offset=MAX_TEXT, path="size")
         metadata = read_metadata(target.read(0, target.size))
     except FormatError as error:

@@ -46,7 +46,7 @@ def _judge_row(unit: consume_queue.UnitRecord, number: int, target: Target) -> J
         return "filler", extra, None
     if not unit.is_valid:
         path = "physical_offset" if unit.physical_offset < 0 else "size"
-        return "damaged", extra, (path, "not a valid unit")
+        return "damaged", extra, (path, "invalid unit")
     if consume_queue_ext.is_address(unit.tags_code):
         extra["ext_offset"] = consume_queue_ext.byte_offset(unit.tags_code)
     return "unit", extra, None
@@ -59,13 +59,13 @@ def _judge_batch(unit: batch_consume_queue.UnitRecord, _number: int, target: Tar
         return "unit", {}, None
     path = ("physical_offset" if unit.physical_offset < 0 else "size" if unit.size <= 0
             else "msg_base_offset" if unit.msg_base_offset < 0 else "batch_size")
-    return "damaged", {}, (path, "not a valid unit")
+    return "damaged", {}, (path, "invalid unit")
 
 
 def _judge_slot(slot: timer_wheel.SlotRecord, number: int, _target: Target) -> Judged:
     extra = {"time_ms": slot.time_ms()}
     if not timer_wheel.in_place(number, slot):
-        return "damaged", extra, ("time", "this time belongs into another slot")
+        return "damaged", extra, ("time", "this time belongs to another slot")
     return "slot", extra, None
 
 
@@ -73,7 +73,7 @@ def _judge_dledger(unit: dledger.IndexUnitRecord, _number: int, _target: Target)
     if unit.is_valid:
         return "unit", {}, None
     path = ("magic" if unit.magic != dledger.MAGIC_ENTRY else "pos" if unit.pos < 0 else "size")
-    return "damaged", {}, (path, "not a valid unit")
+    return "damaged", {}, (path, "invalid unit")
 
 
 ARRAYS: dict[str, Array] = {
@@ -111,7 +111,7 @@ def array_rows(target: Target, array: Array | None = None) -> Iterator[Row]:
     yield from unit_rows(target, array, start, target.size)
     if target.kind == kinds.TIMERWHEEL and target.size != timer_wheel.FILE_SIZE:
         yield {**target.place(target.size), "type": "damaged", "error": target.fault(
-            f"a wheel has {timer_wheel.FILE_SIZE} bytes, this file {target.size}", 0, "size")}
+            f"expected {timer_wheel.FILE_SIZE:,} bytes, the file has {target.size:,}", 0, "size")}
 
 
 def unit_rows(target: Target, array: Array, start: int, end: int, first: int = 0,
@@ -141,7 +141,7 @@ def unit_rows(target: Target, array: Array, start: int, end: int, first: int = 0
 def _remainder(target: Target, position: int, raw: bytes, declaration: Any) -> Row:
     """Bytes at the end of a file that make no whole unit."""
     row = {**target.place(position), "type": "damaged", "size": len(raw),
-           "error": target.fault(f"{len(raw)} bytes are left, no whole unit", position)}
+           "error": target.fault(f"{len(raw)} bytes are left, not a complete unit", position)}
     target.add_fields(row, declaration, raw, position)
     return row
 
@@ -159,7 +159,8 @@ def timerlog_rows(target: Target) -> Iterator[Row]:
                 declaration = timer_log.Tail
                 if step.tail.size != target.size - place:
                     row["error"] = target.fault(
-                        f"says {step.tail.size} bytes are left, there are {target.size - place}",
+                        f"says {step.tail.size:,} bytes are left, but there are "
+                        f"{target.size - place:,}",
                         place, "size")
             elif step.unit is not None:
                 # A damaged unit is shown with the fields that can be read.
@@ -254,7 +255,7 @@ def index_rows(target: Target) -> Iterator[Row]:
     if options.start is None and (options.at is None or options.at < header_size):
         row = {**target.place(0), "type": "header", **header._asdict()}
         if not 0 <= header.index_count <= target.size // index_file.ENTRY.size:
-            row["error"] = target.fault("more entries than the file has room for", 0,
+            row["error"] = target.fault("more entries than fit in the file", 0,
                                         "index_count")
         target.add_fields(row, index_file.Header, raw, 0)
         yield row
@@ -267,7 +268,7 @@ def index_rows(target: Target) -> Iterator[Row]:
             yield {**target.place(header_size), "type": "damaged",
                    "size": target.size - header_size, "error": target.fault_of(error, header_size)}
         return
-    target.notes.append(f"{shape.slots} hash slots, room for {shape.capacity} entries")
+    target.notes.append(f"{shape.slots:,} hash slots, up to {shape.capacity:,} entries")
     entries_at = shape.entry_position(0)
     # Show used slots, from the slot that contains the requested offset.
     if options.start is None:
@@ -275,7 +276,7 @@ def index_rows(target: Target) -> Iterator[Row]:
         start -= (start - header_size) % index_file.SLOT.size
         yield from unit_rows(target, Array(index_file.SLOT, lambda slot, _number, _target: (
             "slot", {}, None if 0 < slot.entry < shape.max_entries else (
-                "entry", f"there is no entry {slot.entry}"))), start, entries_at,
+                "entry", f"no entry {slot.entry}"))), start, entries_at,
             origin=header_size)
     # Show entries, from the requested number or offset.
     start = shape.entry_position(options.start or 0)

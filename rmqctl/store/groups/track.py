@@ -102,8 +102,8 @@ class Tracker:
     def _places(self, record: Record, notes: list[str]) -> Iterator[tuple[str, int, int, int]]:
         """(topic, queue id, first queue offset, how many) of the message in each of its queues."""
         if not sysflag.has_consume_queue_row(record.sys_flag):
-            notes.append(f"a {sysflag.transaction_type(record.sys_flag)} record has no row in a "
-                         "queue, so no group gets it")
+            notes.append(f"a {sysflag.transaction_type(record.sys_flag)} record has no consume "
+                         "queue entry, so no group gets it")
             return
         values = props.parse(text(record.properties))
         try:
@@ -131,11 +131,11 @@ class Tracker:
             track: Track = "NOT_CONSUME_YET"
             details = []
             if position is None:
-                details.append("no position in this queue")
+                details.append("no consumer offset in this queue")
             elif position >= first + count:
                 track = "CONSUMED"
             elif position > first:
-                details.append(f"{position - first} of the batch's {count}")
+                details.append(f"{position - first} of {count} messages of the batch")
             details += _sent_back(record, chain, group, groups)
             yield GroupTrack(group, track, topic, queue_id, first, position,
                              "; ".join(details) or None)
@@ -145,17 +145,17 @@ class Tracker:
         for group in sorted((groups.positions.keys() | groups.others) - set(readers)):
             details = list(_sent_back(record, chain, group, groups))
             if groups.positions_known and not details:
-                details, track = ["no position in this topic"], "NOT_SUBSCRIBED"
+                details, track = ["no consumer offset in this topic"], "NOT_SUBSCRIBED"
             else:
-                details, track = ["its position is not known", *details], "UNKNOWN"
+                details, track = ["its consumer offset is unknown", *details], "UNKNOWN"
             yield GroupTrack(group, track, topic, queue_id, first, None, "; ".join(details))
 
     def _delayed(self, topic: str, queue_id: int, first: int) -> Iterator[GroupTrack]:
         position = self._groups.delayed.get(queue_id) if topic == props.SCHEDULE_TOPIC else None
         track: Track = ("UNKNOWN" if position is None else
                         "CONSUMED" if position > first else "NOT_CONSUME_YET")
-        detail = {"UNKNOWN": "whether it was delivered is not looked for",
-                  "CONSUMED": "delivered to its topic"}.get(track, "waits for its time")
+        detail = {"UNKNOWN": "delivery not checked",
+                  "CONSUMED": "delivered to its topic"}.get(track, "not due yet")
         yield GroupTrack(DELAY_GROUP, track, topic, queue_id, first, position, detail)
 
     # -- the chain ----------------------------------------------------------------------------
@@ -179,13 +179,13 @@ class Tracker:
             by = f"unique_key={unique}" if unique is not None else (
                 f"property.{props.ORIGIN_MESSAGE_ID}={record.message_id}")
             why = "without an index" if unique is not None else "without a unique key"
-            notes.append(f"copies that groups sent back are not looked for {why}; `rmqctl read "
-                         f"STORE --where {by}` looks at every message")
+            notes.append(f"copies that groups sent back are not listed {why}; `rmqctl read STORE "
+                         f"--where {by}` searches all messages")
         if origin is not None and not any(_is(found, origin) for found in records.values()):
             first = record_of(self._store, origin)
             if first is None:
-                notes.append(f"the message it was first, {origin}"
-                             f"{f' of topic {own}' if own else ''}, is not here")
+                notes.append(f"the original message, {origin}{f' of topic {own}' if own else ''}, "
+                             "is not in this store")
             else:
                 records[first.physical_offset] = first
         if len(records) == 1 and _role(record)[0] == "message":
@@ -256,11 +256,11 @@ def _sent_back(record: Record, chain: Sequence[Copy], group: str, groups: Groups
     times = last.reconsume_times
     back = f"sent back {times} time{'' if times == 1 else 's'}"
     if role == "dead letter":
-        yield f"{back}, at last as the dead letter at {last.physical_offset}"
+        yield f"{back}, finally to the dead letter at {last.physical_offset}"
     elif role == "delayed":
         waits = groups.delayed.get(last.queue_id, 0) <= last.queue_offset
         yield f"{back}: the copy at {last.physical_offset} " + (
-            "waits for its time" if waits else "was due")
+            "is not due yet" if waits else "was due")
     else:
         position = groups.positions.get(group, {}).get(text(last.topic), {}).get(last.queue_id)
         consumed = position is not None and position > last.queue_offset

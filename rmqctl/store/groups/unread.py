@@ -55,14 +55,14 @@ class Groups:
             if file.damaged and file.used is None:
                 unread.append(file.name)
         if store.snapshot is not None:
-            notes.append("a broker runs on this store: it writes positions every 5 s, so these are "
-                         "somewhat old")
+            notes.append("a broker is running: consumer offsets are written every 5 s, so these "
+                         "may be up to 5 s old")
         elif store.has_abort:
-            notes.append("the last end was unclean: positions are written every 5 s, so groups may "
-                         "have consumed somewhat more than they say")
+            notes.append("the last shutdown was unclean: consumer offsets are written every 5 s, "
+                         "so groups may have consumed more than these show")
         if any(topic.startswith(REVIVE_PREFIX) for topic in topics):
-            notes.append("the store was used with POP: a position says what was handed out, which "
-                         "may not have been acknowledged")
+            notes.append("the store was used with POP: an offset says up to where messages were "
+                         "delivered, and some of these may not be acknowledged")
         return cls(positions, frozenset(names - positions.keys()), progress.delayed, tuple(notes),
                    not unread)
 
@@ -71,16 +71,16 @@ class Groups:
         if group in self.positions:
             return None
         if not self.positions_known:
-            return (f"how far group {group} has come is not known: no copy of "
-                    f"config/{_FILES[0]} can be read (`rmqctl config` says what is wrong)")
+            return (f"the progress of group {group} is unknown: no copy of config/{_FILES[0]} can "
+                    "be read (`rmqctl config` shows why)")
         if group == DELAY_GROUP:
-            return ("the delay service is no consumer group; `rmqctl offsets STORE --group "
-                    f"'{DELAY_GROUP}'` shows how far it has come")
+            return ("the delay service is not a consumer group; `rmqctl offsets STORE --group "
+                    f"'{DELAY_GROUP}'` shows its progress")
         if group in self.others:
-            return (f"group {group} has no position here: it has not consumed yet, or broadcasts, "
-                    "and then its consumers keep their positions themselves")
-        return (f"nothing is known here of group {group}"
-                f"{near_names(group, {*self.positions, *self.others})}")
+            return (f"group {group} has no consumer offsets in this store: it has not consumed "
+                    "yet, or it broadcasts and its consumers keep their own offsets")
+        return ("this store has no trace of group "
+                f"{group}{near_names(group, {*self.positions, *self.others})}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,8 @@ def unread(view: View, groups: Groups, group: str, report: Report, topic: str | 
         positions = known.get(name, {})
         queues = topic_rows(store, name, queue_id, view, report)
         if not queues:
-            notes.append(f"{name}: group {group} has positions in it, and it has no queues here")
+            notes.append(f"{name}: group {group} has consumer offsets for it, but it has no queues "
+                         "in this store")
         for rows in queues:
             key = name, rows.queue_id
             # Read from the consumer offset, and report offsets outside of the queue.
@@ -122,17 +123,17 @@ def unread(view: View, groups: Groups, group: str, report: Report, topic: str | 
                 if rows.end > rows.first:
                     without.append(key)
             elif position > rows.end:
-                notes.append(f"{name}/{rows.queue_id}: the position {position} lies beyond the end "
-                             f"of the queue, {rows.end}")
+                notes.append(f"{name}/{rows.queue_id}: the consumer offset {position} is beyond "
+                             f"the end of the queue, {rows.end}")
             elif position < rows.first:
                 gone = rows.first - position
                 notes.append(f"{name}/{rows.queue_id}: {gone} message{'' if gone == 1 else 's'} "
-                             f"from {position} on not consumed, and gone from the log")
+                             f"from {position} on not consumed and no longer in the log")
     # Explain a topic filter that matches nothing of the group.
     if topic is not None and topic not in known and not starts:
-        notes.append(f"group {group} has no position in topic {topic}"
-                     f"{near_names(topic, known)}: it does not subscribe to it, has not consumed "
-                     "of it yet, or broadcasts")
+        notes.append(f"group {group} has no consumer offset in topic "
+                     f"{topic}{near_names(topic, known)}: it does not subscribe to it, has not "
+                     "consumed from it yet, or broadcasts")
     notes += _beginnings(group, retry, without)
     return Unread(starts, tuple(without), tuple(notes))
 
@@ -141,10 +142,10 @@ def _beginnings(group: str, retry: str, without: list[QueueKey]) -> Iterator[str
     """What a group reads where it has no position. From its retry topic it reads everything."""
     queues = [f"{topic}/{queue_id}" for topic, queue_id in without if topic != retry]
     if queues:
-        yield (f"group {group} has no position in {named(queues)}: all there is of "
-               f"{'it' if len(queues) == 1 else 'them'} is shown; where consumers begin there is "
-               "their own setting (consumeFromWhere)")
+        yield (f"group {group} has no consumer offset in {named(queues)}: all messages of "
+               f"{'it' if len(queues) == 1 else 'them'} are shown; where consumers start there "
+               "depends on their setting consumeFromWhere")
     sent_back = [f"{topic}/{queue_id}" for topic, queue_id in without if topic == retry]
     if sent_back:
-        yield (f"group {group} has no position in {named(sent_back)}: consumers read a retry topic "
-               "from its beginning")
+        yield (f"group {group} has no consumer offset in {named(sent_back)}: consumers read a "
+               "retry topic from its start")

@@ -43,8 +43,8 @@ _STEP = 4096
 """Bytes given up at a place that the disk does not give."""
 _ENOUGH = 0.5
 """Share of slots and entries that a damaged file's shape explains at least."""
-_UNKNOWN = ("how many hash slots it has cannot be told from its content, from other files or from "
-            "what the store was made with: --index-slots and --index-max say it")
+_UNKNOWN = ("cannot determine the number of hash slots from the content, other files or the "
+            "store's settings: pass --index-slots and --index-max")
 
 
 class UnknownShapeError(FormatError):
@@ -126,7 +126,7 @@ def decide(size: int, read: Read, preferred: Iterable[Shape] = (),
         return Decided(enough)
     if likely:  # wrecked: what is wrong in it is named by the likeliest shape
         return Decided(likely[0], sure=bool(trusted))
-    raise _unknown("its slots and entries fit no shape", header.entries, sound=False)
+    raise _unknown("its slots and entries match no shape", header.entries, sound=False)
 
 
 def _of_default_ratio(size: int) -> list[Shape]:
@@ -154,7 +154,7 @@ def _explained(size: int, header: HeaderRecord, read: Read, gather: Gather, most
             fitting.append((fit, shape))
     exact = [shape for fit, shape in fitting if fit.exact]
     if len(exact) > 1:
-        raise _unknown("its entries fit several shapes", header.entries, sound=True)
+        raise _unknown("its entries match several shapes", header.entries, sound=True)
     if exact:
         return exact[0]
     if not damaged or not fitting:

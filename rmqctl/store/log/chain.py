@@ -277,9 +277,8 @@ class LeftOver(NamedTuple):
 
     @property
     def said(self) -> Phrase:
-        return Phrase("DLedger's log ends at {end}, behind entry {number} of term {term}; {count} "
-                      "of an older time behind it, left where this member was cut, are no part of "
-                      "it",
+        return Phrase("DLedger's log ends at {end}, after entry {number} of term {term}; stale "
+                      "after it: {count}, left over when this member was truncated",
                       end=self.end, number=self.number, term=self.term,
                       count=counted(self.entries, "entry", "entries"))
 

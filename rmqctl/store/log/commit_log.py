@@ -148,7 +148,7 @@ class CommitLog:
             return f"before the first file of the log ({self.min_offset}); expired"
         place = self.locate(physical)
         if place is None:
-            return "beyond the end of the log" if physical >= self.end else "in a missing file"
+            return "after the end of the log" if physical >= self.end else "in a missing file"
         raw = self.raw_at(physical)
         if raw is None:
             return "no record there"
@@ -157,7 +157,7 @@ class CommitLog:
         except FormatError as error:
             return f"field {error.path}: {error.reason}"
         if record.physical_offset != physical:
-            return f"a record there says it lies at {record.physical_offset}"
+            return f"the record there has physicalOffset {record.physical_offset}"
         return "a record is there"
 
     def walk(self, start: int = 0, end: int | None = None, *,

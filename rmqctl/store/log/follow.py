@@ -70,14 +70,14 @@ class Follower:
         try:
             self._files = self._log.files()
             if not self._files and not self._gone:
-                self._note("there is no commitlog file: waiting for one")
+                self._note("no commitlog files yet: waiting")
             self._gone = not self._files
             self._check_shown()
             yield from self._records_up_to(self._log.advance(self.next))
             if self._log.stuck and self._said != self.next:
                 self._said = self.next
                 self._report(Problem("in-progress", f"the record at physical offset {self.next} is "
-                                     "not whole yet: waiting for the rest of it", self.next))
+                                     "incomplete: waiting for the rest", self.next))
             self._failed = ""
         except StoreIOError as error:  # a file may vanish between listing and opening it
             if self._failed != str(error):
@@ -97,7 +97,7 @@ class Follower:
         if self._files[0].base > lost.offset:
             # The cleaner overtook us: what was shown has expired since, and more with it.
             if self.next < self._files[0].base:
-                self._note(f"the log was expired up to {self._files[0].base}: going on there")
+                self._note(f"the log expired up to {self._files[0].base}: continuing there")
                 self.next = self._files[0].base
             self._shown.clear()
             return
@@ -105,12 +105,11 @@ class Follower:
             self._shown.pop()
         if self._shown:
             self.next = self._shown[-1].offset + self._shown[-1].size
-            self._note(f"the log was cut back: what was shown from physical offset {self.next} on "
-                       "is no longer there; going on from it")
+            self._note(f"the log was truncated: what was shown from physical offset {self.next} on "
+                       "no longer exists; continuing there")
         else:
             self.next = self._files[0].base
-            self._note("the log was made anew: showing it from physical offset "
-                       f"{self.next} on")
+            self._note(f"the log was recreated: showing it from physical offset {self.next} on")
 
     def _is_there(self, mark: _Mark) -> bool:
         file = self._file_of(mark.offset)
@@ -164,8 +163,8 @@ class Follower:
     def _pass_damage(self, until: int) -> None:
         if self.next < until:
             length = until - self.next
-            self._report(Problem("damage", f"damage at physical offset {self.next}, {length} "
-                                 "bytes: passed over", self.next, length, self._undecided))
+            self._report(Problem("damage", f"damage at physical offset {self.next}: {length} bytes "
+                                 "skipped", self.next, length, self._undecided))
             self.next = until
         self._undecided = 0
 
@@ -174,7 +173,7 @@ class Follower:
         base = self._next_base()
         if base is None:
             return False
-        self._report(Problem("gap", f"no file holds the physical offsets {self.next} to {base}",
+        self._report(Problem("gap", f"no file contains physical offsets {self.next} to {base}",
                              self.next, base - self.next))
         self.next = base
         return True

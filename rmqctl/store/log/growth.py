@@ -198,9 +198,9 @@ class GrowingLog:
         """Tells, once, of a log that ends before a place that was reached."""
         end = files[-1].end if files else 0
         if end < position and self._said != position:
-            self._lost(f"{self._folders[0]}: the log ends before physical offset {position}, up "
-                       "to which it was read: it was cut back or made anew, or is not mounted; "
-                       "nothing is read until it has come that far again")
+            self._lost(f"{self._folders[0]}: the log ends before physical offset {position}, up to "
+                       "which it was read: it was truncated, recreated or is not mounted; reading "
+                       "resumes when it reaches that offset again")
             self._said = position
 
     def _in_closed(self, file: StoreFile, position: int, limit: int | None,

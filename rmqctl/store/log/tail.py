@@ -104,7 +104,7 @@ class Tail:
             try:
                 yield from self._windows_of(number)
             except StoreIOError as error:
-                self._report(Problem("unreadable", f"{error}: its messages are left out"))
+                self._report(Problem("unreadable", f"{error}: its messages are skipped"))
 
     def _windows_of(self, number: int) -> Iterator[list[Record]]:
         source = self._log.source(number)

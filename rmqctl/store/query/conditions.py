@@ -73,15 +73,15 @@ class Condition:
         need ``decoding``. UsageError.
         """
         if operator not in OPERATORS:
-            raise UsageError(f"no operator {operator!r}; there are {' '.join(OPERATORS)}")
+            raise UsageError(f"no operator {operator!r}; valid operators: {' '.join(OPERATORS)}")
         known = [name for name in FIELDS if name not in _NO_CONDITION]
         is_property = field.startswith(PROPERTY) and field != PROPERTY
         is_of_body = field.startswith(OF_BODY) and field != OF_BODY
         if not (field in known or field in (KEY, TEXT) or is_property or is_of_body):
-            raise UsageError(f"no field {field!r} to compare; there are {', '.join(known)}, "
+            raise UsageError(f"no field {field!r} to compare; valid fields: {', '.join(known)}, "
                              f"{PROPERTY}NAME and {OF_BODY}FIELD")
         if is_of_body and decoding is None:
-            raise UsageError(f"{field}: bodies are not decoded here")
+            raise UsageError(f"{field}: this command does not decode bodies")
         if operator in ("~", "!~"):
             from rmqctl.store.query import patterns
 
@@ -91,7 +91,7 @@ class Condition:
             value = _number(field, value)
         elif field == "crc_ok":
             if str(value).lower() not in ("true", "false"):
-                raise UsageError(f"crc_ok is true or false, not {value!r}")
+                raise UsageError(f"crc_ok: expected true or false, got {value!r}")
             value = str(value).lower() == "true"
         return cls(field, operator, value, decoding=decoding if is_of_body else None)
 
@@ -204,9 +204,9 @@ def _number(field: str, value: int | str) -> int:
     try:
         number = int(ungrouped(value), 0)
     except ValueError:
-        raise UsageError(f"{field} is a whole number, {value!r} is none") from None
+        raise UsageError(f"{field}: expected an integer, got {value!r}") from None
     if not -(1 << 63) <= number < 1 << 63:
-        raise UsageError(f"{field} is a 64-bit number, {value!r} is larger")
+        raise UsageError(f"{field}: {value!r} does not fit into 64 bits")
     return number
 
 
@@ -230,7 +230,7 @@ def tags_of(expression: str) -> tuple[str, ...]:
     """The tags of a consumer's subscription (``A || B``). UsageError for an empty text."""
     tags = tuple(part.strip() for part in expression.split("||") if part.strip())
     if not tags:
-        raise UsageError("an empty tag expression; give a tag, or several as 'A || B'")
+        raise UsageError("Empty tag expression; expected TAG or 'A || B'.")
     return tags
 
 

@@ -43,10 +43,10 @@ def opened_indexes(store: Store, report: Report) -> Iterator[IndexFile]:
         try:
             index = store.open_index(file)
         except FormatError as error:
-            report(Problem("damage", f"{error}: this index file is left out"))
+            report(Problem("damage", f"{error}: this index file is skipped"))
             continue
         except StoreIOError as error:
-            report(Problem("unreadable", f"{error}: this index file is left out"))
+            report(Problem("unreadable", f"{error}: this index file is skipped"))
             continue
         try:
             yield index
@@ -194,8 +194,8 @@ def message_at(store: Store, physical: int, report: Report = lambda _problem: No
         return record
     around = record_around(source, position)
     if around is None:
-        report(Problem("damage", f"a whole record is at {physical}, but the log is damaged there: "
-                       "it may be a part of another message's body"))
+        report(Problem("damage", f"there is an intact record at {physical}, but the log is damaged "
+                       "there: it may be part of another message's body"))
     return record if around is None or around.physical_offset == physical else None
 
 
@@ -236,14 +236,13 @@ def record_around(source: Source, position: int) -> Record | None:
 def where_is(store: Store, physical: int) -> str:
     """Why no message starts at a physical offset, in words."""
     if store.log.is_blank_at(physical):
-        return "the blank record that closes a file"
+        return "the end-of-file record of a commitlog file"
     reason = store.log.explain(physical)
     if reason in ("no record there", "a record is there") or reason.startswith("field"):
         around = containing(store, physical)
         if around is not None and around.physical_offset != physical:
-            return (f"no message starts there; it lies inside the one at "
-                    f"{around.physical_offset} ({around.total_size} bytes, topic "
-                    f"{text(around.topic)}), which --containing shows")
+            return (f"it is inside the record at {around.physical_offset} ({around.total_size:,} "
+                    f"bytes, topic {text(around.topic)}); add --containing to show that record")
         place = store.log.locate(physical)
         if place is not None and not any(place[0].read(place[1], 64)):
             return "unused space"

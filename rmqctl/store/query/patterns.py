@@ -16,7 +16,7 @@ MAX_SECONDS = 5.0
 """Of one search. A pattern that does not try all ways needs less for the largest body."""
 SECONDS_PER_CHARACTER = 2e-6
 """Of all searches for a pattern together, and `MAX_SECONDS`. Most take a hundredth of that."""
-_ADVICE = "avoid repetitions within repetitions, such as (a+)+"
+_ADVICE = "avoid nested repetitions such as (a+)+"
 _left: dict[str, float] = {}
 """By pattern the seconds that are left."""
 
@@ -32,7 +32,7 @@ def check(pattern: str) -> None:
     except regex.error as error:
         raise UsageError(f"{pattern!r} is not a regular expression: {error}") from None
     except RecursionError:
-        raise UsageError("the regular expression is nested too deep") from None
+        raise UsageError("the regular expression is nested too deeply") from None
 
 
 def found(pattern: str, text: str) -> bool:
@@ -53,6 +53,7 @@ def found(pattern: str, text: str) -> bool:
     _left[pattern] = left
     if left < 0:
         raise UsageError(
-            f"the regular expression {pattern!r} takes more than {SECONDS_PER_CHARACTER * 1e6:g} "
-            f"microseconds for each character of the messages: {_ADVICE}")
+            f"the regular expression {pattern!r} takes more than "
+            f"{SECONDS_PER_CHARACTER * 1e6:g} microseconds per character of the messages: "
+            f"{_ADVICE}")
     return matched

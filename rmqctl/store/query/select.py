@@ -165,7 +165,7 @@ class Selector:
             # Without usable queues, filter the whole log, and say that this is slower.
             self._report(Problem("row" if "consumequeue" in layout.damaged else "note",
                                  f"{unread or f'{wanted.topic} has no consumequeue here'}: "
-                                 "looking through the whole log for it"))
+                                 "searching the whole log for it"))
             own = [Condition("topic", "=", wanted.topic)]
             if wanted.queue_id is not None:
                 own.append(Condition("queue_id", "=", wanted.queue_id))
@@ -215,8 +215,8 @@ class Selector:
         finally:  # who has enough before the end is told of these too
             for queue in queues:
                 if queue.why_unread:
-                    self._report(Problem("row", f"{queue.topic}/{queue.queue_id}: rows that cannot "
-                                         f"be read are left out: {queue.why_unread}"))
+                    self._report(Problem("row", f"{queue.topic}/{queue.queue_id}: unreadable "
+                                         f"entries are skipped: {queue.why_unread}"))
             for queue in own:
                 queue.log.close()
 
@@ -238,12 +238,13 @@ class Selector:
             for queue in queues:
                 if queue.unused and not queue.why_unread:
                     self._report(Problem(
-                        "row", f"{queue.topic}/{queue.queue_id}: {len(queue.unused)} rows from "
-                        f"{queue.unused[0]} on are zero, though others follow"))
+                        "row", f"{queue.topic}/{queue.queue_id}: {len(queue.unused):,} entries "
+                               f"from {queue.unused[0]} on are zero, but others follow"))
         for queue in queues:
             if queue.behind and self.selection.until is None:
-                self._report(Problem("row", f"{queue.topic}/{queue.queue_id}: {queue.behind} rows "
-                                     f"from {queue.end} on lead beyond the end of the log"))
+                self._report(Problem("row", f"{queue.topic}/{queue.queue_id}: {queue.behind:,} "
+                                     f"entries from {queue.end} on point beyond the end of the "
+                                     "log"))
 
     def _found(self, queues: list[QueueRows], rows: Rows, buffer: Array,
                missing: MissingRows) -> Iterator[Page]:
@@ -319,8 +320,8 @@ class Selector:
                     yield np.stack([physical[mask], offsets[mask], sizes[mask],
                                     np.full(int(mask.sum()), number, np.int64)])
         except StoreIOError as error:
-            self._report(Problem("unreadable", f"{error}: the rest of {queue.topic}/"
-                                 f"{queue.queue_id} is left out"))
+            self._report(Problem("unreadable", f"{error}: the rest of "
+                                 f"{queue.topic}/{queue.queue_id} is skipped"))
 
 
 def _belongs(queue: QueueRows, record: Record) -> bool:

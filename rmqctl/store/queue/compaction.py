@@ -34,10 +34,10 @@ from rmqctl.store.store import Store
 _FOLDER = "compaction"
 _LOG, _QUEUE = "compactionLog", "compactionCq"
 POLICY, COMPACTION = "cleanup.policy", "COMPACTION"
-SERVED = ("read from the compaction log, as a broker does; physical offsets count there (--view "
+SERVED = ("read from the compaction log, as a broker does; physical offsets refer to it (--view "
           "disk reads the commitlog)")
 """What to say of a topic, or a queue, that is."""
-_NO_MESSAGE = "no message of the queue is there"
+_NO_MESSAGE = "there are no messages of this queue"
 _SINCE = 5
 _BYTES = 2 << 20
 
@@ -168,7 +168,7 @@ def served_rows(store: Store, topic: str, queue_id: int | None, view: View,
                 found[number] = CompactedRows(store, topic, number)
             except (StoreIOError, FormatError) as error:
                 report(Problem("unreadable", f"{error}: the compaction log of {topic}/{number} is "
-                               "left out"))
+                               "skipped"))
     return [found[number] for number in sorted(found)]
 
 

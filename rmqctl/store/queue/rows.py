@@ -202,7 +202,7 @@ def topic_rows(store: Store, topic: str, queue_id: int | None, view: View,
             queues.append(PlainRows(queue, view) if isinstance(queue, ConsumeQueue)
                           else BatchRows(queue, view))
         except StoreIOError as error:
-            report(Problem("unreadable", f"{error}: queue {topic}/{queue.queue_id} is left out"))
+            report(Problem("unreadable", f"{error}: queue {topic}/{queue.queue_id} is skipped"))
         if isinstance(queue, ConsumeQueue):
             queue.close()
 
@@ -260,7 +260,7 @@ class MissingRows:
     def _tell(self, number: int) -> None:
         first, last, physical, size, count = self._runs[number]
         queue = self._queues[number]
-        rows = f"row {first} leads" if count == 1 else f"rows {first} to {last} lead"
+        rows = f"entry {first} points" if count == 1 else f"entries {first} to {last} point"
         where = "" if count == 1 else ", the first one"
         reason = self._log.explain(physical)
         if reason == "a record is there":
@@ -268,7 +268,7 @@ class MissingRows:
             reason = "" if record is None else (
                 f"the record there has {record.total_size} bytes, not {size}"
                 if record.total_size != size else
-                f"the message there is one of {os.fsdecode(record.topic)}/{record.queue_id}")
+                f"the message there belongs to {os.fsdecode(record.topic)}/{record.queue_id}")
         self._report(Problem(
             "row", f"{queue.topic}/{queue.queue_id}: {rows} to no message{where} at physical "
             f"offset {physical}: {reason}", physical, size))

@@ -211,18 +211,19 @@ def _tell(store: Store, view: View, spans: _Spans, last_record: int, report: Rep
             report(Problem("in-progress", f"the record at physical offset {last.offset} is being "
                            "written", last.offset, last.length))
         else:
-            many = (f"{spans.count} damaged spans ({spans.length} bytes) of the log were"
-                    if spans.count > 1 else f"a damaged span ({spans.length} bytes) of the log was")
-            report(Problem("damage", f"{many} passed over, at physical offset {first.offset}: "
-                           f"{first.reason}; `rmqctl verify` says more", first.offset,
+            many = (f"{spans.count:,} damaged spans ({spans.length:,} bytes) of the log were"
+                    if spans.count > 1 else f"a damaged span ({spans.length:,} bytes) of the log "
+                                            "was")
+            report(Problem("damage", f"{many} skipped, at physical offset {first.offset}: "
+                           f"{first.reason}; run `rmqctl verify` for details", first.offset,
                            first.length))
     for gap in store.log.gaps():
         if view.log_end is None or gap.start < view.log_end:
-            report(Problem("gap", f"no file covers the physical offsets {gap.start} to {gap.end}",
+            report(Problem("gap", f"no file covers physical offsets {gap.start} to {gap.end}",
                            gap.start, gap.end - gap.start))
     if view.log_end is not None:
         log_end = find_end(store).offset
         if log_end > view.log_end:
-            report(Problem("note", f"a broker ends the log at physical offset {view.log_end}; "
-                           f"what lies beyond it, up to {log_end}, is left out", view.log_end,
+            report(Problem("note", f"a broker truncates the log at physical offset {view.log_end}; "
+                           f"messages after it, up to {log_end}, are not counted", view.log_end,
                            log_end - view.log_end))

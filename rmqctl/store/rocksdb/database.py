@@ -71,7 +71,7 @@ class Database(Closing):
                                                  ignore_cleanup_errors=True)
         except OSError as error:
             raise StoreIOError.from_oserror(error, tempfile.gettempdir(),
-                                            "make a temporary folder in") from None
+                                            "create a temporary folder in") from None
         try:
             tables, damage = mirror(folder, shadow.name)
             base, families = _opened(folder, shadow.name, tables, damage)
@@ -230,8 +230,8 @@ def _opened(folder: str, shadow: str, tables: int, damage: list[str]) -> tuple[R
             return opened(DBRecoveryMode.absolute_consistency()), families
         except Exception as strict:  # noqa: BLE001  next as a broker does it: what is sound
             base = opened(DBRecoveryMode.skip_any_corrupted_record())
-            damage.append(f"a write-ahead log (*.log) is damaged or ends within a record "
-                          f"({_said(strict, folder, shadow)}); what else it holds is read")
+            damage.append("a write-ahead log (*.log) is damaged or ends in the middle of a record "
+                          f"({_said(strict, folder, shadow)}); the rest is read")
             return base, families
     except Exception as error:  # noqa: BLE001
         # A file that disappears was deleted by the broker; this is not damage.
@@ -242,7 +242,7 @@ def _opened(folder: str, shadow: str, tables: int, damage: list[str]) -> tuple[R
 
 def _damaged(folder: str, shadow: str, error: Exception, family: str = "") -> FormatError:
     where = f"column family {family}: " if family else ""
-    return FormatError(f"the data base is damaged: {where}{_said(error, folder, shadow)}",
+    return FormatError(f"the database is damaged: {where}{_said(error, folder, shadow)}",
                        file=folder)
 
 

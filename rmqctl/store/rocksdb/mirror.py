@@ -61,7 +61,7 @@ def mirror(folder: str, shadow: str) -> tuple[int, list[str]]:
     current = os.path.join(folder, "CURRENT")
     named = _CURRENT.fullmatch(_small(current))
     if named is None:
-        raise FormatError("names no MANIFEST, so the data base cannot be opened", file=current)
+        raise FormatError("names no MANIFEST, so the database cannot be opened", file=current)
     manifest = named[1].decode()
     damage: list[str] = []
     tables = 0
@@ -87,22 +87,22 @@ def mirror(folder: str, shadow: str) -> tuple[int, list[str]]:
         with open(os.path.join(shadow, "CURRENT"), "wb") as made:
             made.write(named[0])
     except FileNotFoundError as error:
-        raise VanishedError(f"{error.filename} is not there") from None
+        raise VanishedError(f"{error.filename} is missing") from None
     except OSError as error:
         raise StoreIOError.from_oserror(error, None, "read") from None
     finally:
         for file in copied:
             os.close(file.fd)
     if not os.path.lexists(os.path.join(shadow, manifest)):
-        raise VanishedError(f"{manifest}, which CURRENT names, is missing, so the data base "
-                            "cannot be opened")
+        raise VanishedError(f"{manifest}, which CURRENT names, is missing, so the database cannot "
+                            "be opened")
     return tables, damage
 
 
 def _small(path: str) -> bytes:
     try:
         if not vfs.lexists(path):
-            raise VanishedError("CURRENT is missing, so the data base cannot be opened")
+            raise VanishedError("CURRENT is missing, so the database cannot be opened")
         if not vfs.isfile(path):
             raise FormatError("not a regular file", file=path)
         with vfs.open_bytes(path) as file:
@@ -153,8 +153,8 @@ def _check_space(folder: str, shadow: str, files: list[_Copied]) -> None:
     size = sum(file.size for file in files)
     if size > most:
         raise CopyLimitError(
-            f"{folder}: MANIFEST and write-ahead logs have {_mib(size)}, more than the "
-            f"{_mib(most)} that are copied to be read; {VARIABLE}=SIZE sets another limit")
+            f"{folder}: MANIFEST and write-ahead logs have {_mib(size)}; at most {_mib(most)} are "
+            f"copied to read them; {VARIABLE}=SIZE sets another limit")
     system = os.statvfs(shadow)
     free = system.f_bavail * system.f_frsize
     needed = sum(end - start for file in files for start, end in file.data)
@@ -162,7 +162,7 @@ def _check_space(folder: str, shadow: str, files: list[_Copied]) -> None:
         import tempfile
 
         raise CopyLimitError(
-            f"{folder}: copies of MANIFEST and write-ahead logs take {_mib(needed)}, and "
+            f"{folder}: copies of MANIFEST and write-ahead logs need {_mib(needed)}, but "
             f"{tempfile.gettempdir()} has {_mib(free)} free; TMPDIR=FOLDER names another folder")
 
 
@@ -204,11 +204,12 @@ def _check_records(path: str, copy: str, of: _Copied, damage: list[str],
                 length += part
                 at, odd = position + place, ""
                 if kind not in _WHOLE_OR_PART:
-                    odd = f"a record of kind {kind}"
+                    odd = f"unknown RocksDB record type {kind}"
                 elif length > MAX_RECORD:
-                    at, odd = start, f"a record of more than {MAX_RECORD >> 20} MiB"
+                    at, odd = start, (f"a record of more than {MAX_RECORD >> 20} MiB, which no "
+                                      "broker writes")
                 if odd:
-                    error = FormatError(f"{odd}, which no broker writes", file=path, offset=at)
+                    error = FormatError(odd, file=path, offset=at)
                     if is_manifest:
                         raise error
                     damage.append(f"{error}; the log is read up to there")
@@ -218,7 +219,8 @@ def _check_records(path: str, copy: str, of: _Copied, damage: list[str],
             torn = place > len(block) or (place < len(block) < _BLOCK)
             if torn and is_manifest:
                 damage.append(str(FormatError(
-                    "ends within a record: what was noted last of the tables is lost", file=path,
+                    "ends in the middle of a record: the last changes to the list of tables are "
+                    "lost", file=path,
                     offset=position + min(place, len(block)))))
 
 

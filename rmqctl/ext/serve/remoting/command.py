@@ -92,11 +92,11 @@ def read_json(data: bytes) -> Any:
         return json.loads(data)
     except (ValueError, RecursionError) as error:
         if len(data) > _LENIENT or isinstance(error, RecursionError):
-            raise FrameError(f"no JSON: {error}") from None
+            raise FrameError(f"invalid JSON: {error}") from None
     try:
         return json.loads(_BARE_KEY.sub(_quoted, data.decode()))
     except (ValueError, RecursionError) as error:
-        raise FrameError(f"no JSON: {error}") from None
+        raise FrameError(f"invalid JSON: {error}") from None
 
 
 def _quoted(found: re.Match[str]) -> str:
