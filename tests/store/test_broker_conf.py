@@ -53,7 +53,7 @@ def test_what_java_reads_otherwise_is_said(tmp_path: Path) -> None:
     assert "maxHashSlotNum is '10 '" in said
     assert "enableLmq is 'true ', which Java reads as false" in said
     assert "maxIndexNum is set twice: line 7 ('50') counts, not '40'" in said
-    assert "'KING', which is no role" in said
+    assert "'KING', which is not a broker role" in said
     assert "messageDelayLevel" in said
 
 
@@ -69,7 +69,7 @@ def test_paths_below_the_files_root_are_below_the_store(tmp_path: Path) -> None:
     assert made.multi_path
     said = "\n".join(made.remarks(str(root)))
     assert "missing log folder /gone/log" in said
-    assert f"belongs to the store /data/store/, not of {root}: {other} may belong" in said
+    assert f"belongs to the store /data/store/, not to {root}: {other} may belong" in said
 
 
 @pytest.mark.parametrize(("data", "said"), [

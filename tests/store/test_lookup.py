@@ -194,7 +194,7 @@ def test_what_is_where_no_message_starts(log: Store) -> None:
     assert first is not None
     assert "inside the record at 0" in where_is(log, 5)
     blank = next(span for batch in log.log.walk() for span in batch.spans if span.kind == "blank")
-    assert "blank record" in where_is(log, blank.offset)
+    assert "end-of-file record" in where_is(log, blank.offset)
     assert "unused" in where_is(log, log.log.end - 100)
     assert "beyond the end" in where_is(log, log.log.end + 100)
 

@@ -215,7 +215,7 @@ def test_avro(tmp_path: Path) -> None:
     assert decoded(spec, buffer.getvalue()[:-1]).problem
     # A chain of records: the compiled reader of fastavro would end the process.
     chain = {"type": "record", "name": "N", "fields": [{"name": "n", "type": ["null", "N"]}]}
-    assert decoded(schema_file(tmp_path, chain), b"\x02" * 1_000_000).problem == "nested too deep"
+    assert decoded(schema_file(tmp_path, chain), b"\x02" * 1_000_000).problem == "nested too deeply"
 
 
 @pytest.mark.parametrize("schema", [

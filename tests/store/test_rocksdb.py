@@ -219,7 +219,7 @@ def test_what_is_too_large_is_not_copied(
         name: str, database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _holes(database / name, 1 << 40)
     monkeypatch.setattr(mirror, "_copy", pytest.fail)
-    with pytest.raises(StoreIOError, match=r"1,048,577 MiB, at most 4,096 MiB .*"
+    with pytest.raises(StoreIOError, match=r"1,048,577 MiB; at most 4,096 MiB .*"
                                            r"RMQCTL_ROCKSDB_COPY=SIZE sets another limit"):
         Database.open(str(database))
 
