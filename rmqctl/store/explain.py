@@ -63,7 +63,7 @@ def without_consumequeue(store: Store, topic: str) -> str | None:
     missing = [str(queue_id) for queue_id in range(count) if queue_id not in known]
     if not missing:
         return None
-    return (f"{topic}: no consumequeue for queue {named(missing)} of {count}; to look for its "
+    return (f"{topic}: no consumequeue for queue {named(missing)} of {count}; to look for "
             f"messages in the log: `{by_the_log(topic)}`")
 
 

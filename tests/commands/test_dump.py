@@ -425,7 +425,7 @@ def test_a_file_under_a_wrong_name_is_shown_and_reported(golden: Golden, tmp_pat
     wrong.write_bytes(path.read_bytes())
     result = rmqctl("dump", wrong, "-o", "json").expect(1)
     assert result.json() == rmqctl("dump", path, "-o", "json").json()
-    assert "begins at 65536" in result.err
+    assert "starts at 65536" in result.err
 
 
 # -- damage -------------------------------------------------------------------------------------

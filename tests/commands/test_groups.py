@@ -40,7 +40,7 @@ def test_narrowed(retried_base: tiny_stores.Tiny, rmqctl: Runner) -> None:
 def test_a_queue_without_a_position_is_named(retried_base: tiny_stores.Tiny,
                                              rmqctl: Runner) -> None:
     done = rmqctl("read", retried_base.root, "--group", "audit", "--unconsumed").expect(0)
-    assert "no position in orders/1" in done.err
+    assert "no consumer offset in orders/1" in done.err
     assert "orders/0" not in done.err
 
 
@@ -55,7 +55,7 @@ def test_positions_beyond_both_ends(tmp_path: Path, rmqctl: Runner) -> None:
                               index_max=64, expired_files=1)
     set_offsets(built.root, **{"orders@billing": {0: 1, 1: 77}})
     done = rmqctl("read", built.root, "--group", "billing", "--unconsumed").expect(0)
-    assert "orders/1: the position 77 is beyond the end of the queue, 2" in done.err
+    assert "orders/1: the consumer offset 77 is beyond the end of the queue, 2" in done.err
     assert "orders/0: 2 messages from 1 on" in done.err
 
 
@@ -77,7 +77,7 @@ def test_a_topic_it_does_not_read(retried_base: tiny_stores.Tiny, rmqctl: Runner
 def test_positions_that_cannot_be_read(retried: tiny_stores.Tiny, rmqctl: Runner) -> None:
     damage.config_both_bad(retried.root, "consumerOffset.json")
     done = rmqctl("read", retried.root, "--group", "nobody", "--unconsumed").expect(1)
-    assert "is not known" in done.err
+    assert "is unknown" in done.err
 
 
 def test_the_options_go_together(tiny_base: tiny_stores.Tiny, rmqctl: Runner) -> None:

@@ -212,7 +212,7 @@ def test_recover_takes_what_was_exported(tiny: tiny_stores.Tiny, rmqctl: Runner,
     for name in ("topics.json", "subscriptionGroup.json"):
         (root / "config" / name).write_bytes(b"\0" * 100)
         (root / "config" / f"{name}.bak").unlink(missing_ok=True)
-    assert "no JSON" in rmqctl("exportMetadata", root).expect(1).err
+    assert "instead of JSON" in rmqctl("exportMetadata", root).expect(1).err
     rmqctl("recover", root, "--from", kept, "--apply").expect(0, 1)
     again = rmqctl("exportMetadata", root).expect(0).json()
     assert again["topicConfigTable"]["orders"] == TOPICS["orders"]

@@ -53,7 +53,7 @@ def test_a_queue_has_only_its_own_entries(tmp_path: Path) -> None:
     made.patch(made.puts[HIT].physical, bytes(88))
     store = made.write(tmp_path / "s")
     run("read", store, "--topic", "bills").expect(0)
-    assert "leads to no message" in run("read", store, "--topic", "orders").expect(1).err
+    assert "points to no message" in run("read", store, "--topic", "orders").expect(1).err
 
 
 def test_one_at_a_place(writer: Writer, tmp_path: Path) -> None:

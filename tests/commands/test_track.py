@@ -94,7 +94,7 @@ def test_light_queues(tmp_path: Path, rmqctl: Runner) -> None:
 def test_a_half_message_is_nobodys(tmp_path: Path, rmqctl: Runner) -> None:
     built = tiny_stores.variant(tmp_path / "store", "transaction")
     done = rmqctl("query", "offset", built.root, "--phy", "0", "--track").expect(0)
-    assert "a prepared record has no row in a queue" in done.err
+    assert "a prepared record has no consume queue entry" in done.err
 
 
 def test_positions_that_cannot_be_read(retried: tiny_stores.Tiny, rmqctl: Runner) -> None:

@@ -1,4 +1,4 @@
-"""Who may ask, where not everybody may: clients that sign with one of the keys.
+"""Access control: only clients that sign with one of the keys may ask, if keys are given.
 
 As with a broker's ACL 1.0 and an ``admin`` account; permissions for single topics and groups are
 not known. What a name server answers is answered to everybody, as name servers do.
@@ -29,7 +29,7 @@ class Access:
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def check(self, command: Command) -> None:
-        """Answer where the request is not signed, or wrongly."""
+        """Raise Answer if the request is not signed, or wrongly."""
         if not self.secrets:
             return
         key = command.ext.get(ACCESS_KEY)
@@ -46,7 +46,7 @@ class Access:
 
     def check_call(self, authorization: str, date_time: str) -> None:
         """The same of a call of a 5.x client: ``MQv2-HMAC-SHA1 Credential=KEY/…, Signature=…``,
-        where the text of the time is signed. Answer.
+        where the text of the time is signed. Raise Answer.
         """
         if not self.secrets:
             return
@@ -67,8 +67,8 @@ def _refusal(text: str) -> Answer:
 
 
 def read_keys(paths: Iterable[str]) -> Access:
-    """The keys in files as clients have them (``rocketmq.client.keyFile``): Java properties with
-    AccessKey and SecretKey. UsageError, StoreIOError.
+    """Return the keys in files as clients have them (``rocketmq.client.keyFile``): Java properties
+    with AccessKey and SecretKey. Raise UsageError, StoreIOError.
     """
     secrets: dict[str, str] = {}
     for path in paths:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 _ANY = ("0.0.0.0", "::", "")  # noqa: S104 - nothing is bound here
 Buffer = bytes | memoryview
 _TURN_S = 0.02
-"""So long those who wait look, before it is the others' turn."""
+"""Seconds for which waiting requests are checked before other clients have their turn."""
 Mode = tuple[str, int]
 """``PULL`` or ``POP``, and how many clients' queues a client shares."""
 MOST_WAITING = 100_000
@@ -61,23 +61,23 @@ class Connection(Protocol):
 
     @property
     def is_full(self) -> bool:
-        """Whether the client does not take what it was sent."""
+        """Return whether the client does not read what was sent to it."""
         ...
 
     def send(self, command: Command) -> None:
-        """Sends what nobody asked for; not to a client that takes nothing."""
+        """Send what nobody asked for; not to a client that takes nothing."""
         ...
 
     def ask(self, command: Command, then: Callable[[Command | None], None], seconds: float) -> None:
-        """Sends a request to the client. ``then`` is called with its response, once, or with None
-        where none came in so many seconds or before the end.
+        """Send a request to the client. ``then`` is called with its response, once, or with None if
+        none came in so many seconds or before the end.
         """
 
     def reply(self, request: Command, response: Response) -> None: ...
 
 
 class Response(msgspec.Struct):
-    """What a request is answered with. ``parts`` together are the body."""
+    """The response to a request. ``parts`` together are the body."""
 
     ext: dict[str, str] | None = None
     parts: Sequence[Buffer] = ()
@@ -93,24 +93,24 @@ class Call(msgspec.Struct):
     fields: dict[str, Any]
 
     def reply(self, response: Response) -> None:
-        """Answers later; a handler that does so returns None."""
+        """Answer later; a handler that does so returns None."""
         if not self.command.is_one_way:
             self.connection.reply(self.command, response)
 
 
 class Rounds(Protocol):
-    """What a broker does beside its requests, now and then."""
+    """A task that a broker does now and then, beside its requests."""
 
     def begin(self) -> None:
-        """Begins with it, if it is time."""
+        """Start with it, if it is time."""
 
     def stop(self) -> None:
-        """Gives up what is under way."""
+        """Give up what is under way."""
 
 
 @dataclass(slots=True)
 class Cluster:
-    """What all brokers of a server have in common."""
+    """The state that all brokers of a server share."""
 
     name: str
     brokers: dict[str, Broker] = field(default_factory=dict)
@@ -140,11 +140,11 @@ class Broker:
     sums: Sums = field(default_factory=Sums)
     requests: Counter[str] = field(default_factory=Counter)
     skipped: int = 0
-    """Damaged messages that were passed over."""
+    """Number of damaged messages that were skipped."""
     started: float = field(default_factory=time.time)
     waiting: dict[tuple[str, int], set[Callable[[bool], None]]] = field(
         default_factory=lambda: defaultdict(set))
-    """Who waits for messages of a queue; called with whether new ones may be there."""
+    """Clients that wait for messages of a queue; called with whether new ones may exist."""
     told: Callable[..., None] = lambda **_: None
     """Takes events: what happened, as keywords."""
     failed: Callable[[str, Exception], None] = lambda _name, _error: None
@@ -152,16 +152,16 @@ class Broker:
     waits: Quota = field(default_factory=lambda: Quota(MOST_WAITING))
     """Requests that wait, as `pulling` counts them."""
     pops: Any = field(init=False)
-    """What groups have been given for a while: `popping.Pops`, whose module needs this one."""
+    """Messages that groups were given for a while: `popping.Pops`, whose module needs this one."""
     modes: dict[tuple[str, str], Mode] = field(default_factory=dict)
-    """How groups get messages, by topic and group, as far as it was said here."""
+    """How groups get messages, by topic and group, if a client has set it here."""
     _retries: dict[str, Topic] = field(default_factory=dict)
     _woken: dict[Callable[[bool], None], None] = field(default_factory=dict)
     _waking: bool = False
     _to_tell: dict[str, Group] = field(default_factory=dict)
 
     is_wiped: bool = False
-    """Whether routes are to say that nothing can be sent."""
+    """True if routes say that nothing can be sent."""
     writer: Writer | None = None
     new_groups: set[str] = field(default_factory=set)
     """Groups that came since the configuration was last written."""
@@ -176,7 +176,7 @@ class Broker:
 
     @property
     def is_writable(self) -> bool:
-        """Whether messages are taken."""
+        """Return whether messages are accepted."""
         return self.writer is not None
 
     @property
@@ -185,8 +185,8 @@ class Broker:
         return Counter() if self.writer is None else self.writer.received
 
     def address_for(self, connection: Connection) -> Address:
-        """Where a client finds the broker: where it listens on all addresses, at the one that the
-        client came to.
+        """Return the address at which a client finds the broker: where it listens on all addresses,
+        the address that the client connected to.
         """
         if self.address.host in _ANY and connection.local_host:
             return replace(self.address, host=connection.local_host)
@@ -217,8 +217,8 @@ class Broker:
         return None if found is None else self._served(found)
 
     def _served(self, topic: Topic) -> Topic:
-        """The topic with its queue in memory, behind those of the store: a retry topic always has
-        one, so that consumers ask for it before there is anything in it.
+        """Return the topic with its queue in memory, behind those of the store: a retry topic
+        always has one, so that consumers ask for it before there is anything in it.
         """
         is_retry = topic.name.startswith(RETRY_PREFIX)
         extra = int(is_retry or (topic.name, topic.read_queues) in self.memory.queues)
@@ -234,14 +234,18 @@ class Broker:
             extra if self.is_writable else 0), perm, topic.order, topic.sys_flag)
 
     def require_topic(self, name: str) -> Topic:
-        """Answer 17 where there is no such topic."""
+        """Return a topic. Raise Answer (code 17) if it does not exist. Answer 17 if it does not
+        exist.
+        """
         found = self.topic(name)
         if found is None:
             raise Answer(Status.TOPIC_NOT_EXIST, f"topic[{name}] not exist, apply first please!")
         return found
 
     def queue(self, topic: str, queue_id: int) -> Queue:
-        """A queue to read, an empty one where there is none. Answer where it cannot be read."""
+        """Return a queue to read, an empty one if it does not exist. Raise Answer if it cannot be
+        read.
+        """
         found = self.memory.queues.get((topic, queue_id))
         if found is not None:
             return found
@@ -256,14 +260,14 @@ class Broker:
             raise Answer(Status.SYSTEM_ERROR, str(error)) from None
 
     def memory_queue(self, topic: str) -> int:
-        """The queue id in memory of a retry or dead-letter topic."""
+        """Return the queue id in memory of a retry or dead-letter topic."""
         known = self.source.topics.get(topic)
         if known is None:
             known = self._retries.setdefault(topic, Topic(topic, 0, 0, READ))
         return known.read_queues
 
     def raw_at(self, physical: int) -> Buffer | None:
-        """The whole record at a physical offset, in the log or in memory."""
+        """Return the whole record at a physical offset, in the log or in memory."""
         if physical >= BASE:
             return self.memory.raw_at(physical)
         if physical < 0:
@@ -278,7 +282,7 @@ class Broker:
     # -- who waits ----------------------------------------------------------------------------
 
     def hear(self, key: tuple[str, int], waiting: Callable[[bool], None]) -> None:
-        """Tells one who waits of new messages of a queue."""
+        """Report one who waits of new messages of a queue."""
         self.waiting[key].add(waiting)
 
     def hear_no_more(self, key: tuple[str, int], waiting: Callable[[bool], None]) -> None:
@@ -294,7 +298,7 @@ class Broker:
                 self.wake(each)
 
     def wake(self, waiting: Callable[[bool], None]) -> None:
-        """Has one who waits look soon."""
+        """Let one who waits look soon."""
         self._woken[waiting] = None
         if not self._waking:
             self._waking = True
@@ -315,7 +319,7 @@ class Broker:
             self.later(0, self._wake)
 
     def look_again(self) -> None:
-        """The store may have grown: everybody who waits looks."""
+        """Let all waiting requests look: the store may have grown."""
         if self.writer is not None:
             self.writer.settle_in_time()
         elif self.source.refresh():
@@ -335,7 +339,7 @@ class Broker:
             self.checks.begin()
 
     def keep(self) -> None:
-        """Writes new groups and delays into a store that is written to. StoreIOError,
+        """Write new groups and delays into a store that is written to. Raise StoreIOError,
         RefusedError.
         """
         if self.writer is None or self.writer.failure is not None:
@@ -351,7 +355,7 @@ class Broker:
             self.delays.changed = False
 
     def close(self) -> None:
-        """Gives the store back; one that was written to as a broker's shutdown leaves it."""
+        """Give the store back; one that was written to as a broker's shutdown leaves it."""
         if self.checks is not None:
             self.checks.stop()
         if self.transactions is not None:
@@ -367,8 +371,8 @@ class Broker:
     # -- groups -------------------------------------------------------------------------------
 
     def tell_members(self, group: Group, but: object = None) -> None:
-        """Members of a group are told that others came or went, so that they share queues anew;
-        where the group's settings do not forbid it.
+        """Tell members of a group that others came or went, so that they share queues again; not if
+        the group's settings forbid it.
         """
         if self.source.groups.get(group.name, {}).get("notify_consumer_ids_changed_enable") is (
                 False):
@@ -393,7 +397,7 @@ class Broker:
             self.later(0, self._tell)
 
     def forget(self, connection: Connection) -> None:
-        """A connection is gone, and its clients with it."""
+        """Forget a connection and its clients."""
         self.tell_in_turns(self.groups.drop(peer=connection))
         self.groups.drop_producers(peer=connection)
 
@@ -404,7 +408,7 @@ class Broker:
         self.locks.expire()
 
     def takes_group(self, group: str) -> bool:
-        """Whether consumers of the group may come."""
+        """Return whether consumers of the group may connect."""
         return self.writer is None or self.writer.makes_groups or group in self.source.groups
 
     def knows_group(self, group: str) -> bool:

@@ -36,7 +36,7 @@ _MOST_BUFFERS = 512
 
 
 class Server(Protocol):
-    """What all connections of a server have in common; `server.Server` says more of each."""
+    """The state that all connections of a server share; `server.Server` describes it."""
 
     limits: Limits
     turns: Turns
@@ -103,7 +103,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.gone()
 
     def gone(self) -> None:
-        """Forgets the connection; the event loop may say later that it is lost."""
+        """Forget the connection; the event loop may say later that it is lost."""
         server = self._server
         if self not in server.connections:
             return
@@ -154,7 +154,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         return self._frames.missing
 
     def read_later(self, *, waits: bool) -> None:
-        """Hears that others' frames are read first, or that its own is read on."""
+        """Note that others' frames are read first, or that its own is read on."""
         self._reads_later = waits
         if waits and self._transport is not None and not self._transport.is_closing():
             self._transport.pause_reading()
@@ -164,7 +164,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     # -- requests -----------------------------------------------------------------------------
 
     def in_line(self, *, waits: bool) -> None:
-        """Hears that it waits for its turn, or has had it: nothing is read meanwhile."""
+        """Note that it waits for its turn, or has had it: nothing is read meanwhile."""
         self._waits = waits
         if waits and self._transport is not None and not self._transport.is_closing():
             self._transport.pause_reading()
@@ -172,8 +172,8 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._read_on()
 
     def work(self, late: float) -> bool:
-        """Answers what is there, as long as the client takes the answers, until ``late``
-        (monotonic seconds); whether there is more.
+        """Answer what is there, as long as the client takes the answers, until ``late`` (monotonic
+        seconds); whether there is more.
         """
         # One turn at a time.
         if self._busy:
@@ -213,7 +213,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         return more and not self._paused
 
     def _count(self) -> None:
-        """What is held of frames that are not whole, against what all may hold."""
+        """Count the bytes of incomplete frames against the limit of all connections."""
         if self._transport is None or self._transport.is_closing():
             return
         self.last = time.monotonic()
@@ -232,7 +232,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         return self._held
 
     def count_unsent(self) -> bool:
-        """Counts what the client has not taken; whether all together have taken too little."""
+        """Count what the client has not taken; whether all together have taken too little."""
         unsent = 0 if self._transport is None or self._transport.is_closing() else (
             self._transport.get_write_buffer_size())
         if unsent < self._unsent:
@@ -254,7 +254,9 @@ class ClientConnection(asyncio.BufferedProtocol):
         return None if self.at_end or self._asked or self._waits else self.last
 
     def is_stale(self, now: float) -> bool:
-        """Whether nothing came for too long, or only a part of something, or nothing is taken."""
+        """Return whether nothing came for too long, a request stays incomplete, or the client does
+        not read.
+        """
         idle = self._server.limits.idle
         return now - self.last > idle or (
             (self._paused or self._held > 0) and now - self._since > idle)
@@ -311,7 +313,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._write(parts, size)
 
     def _write(self, parts: list[Buffer], size: int) -> None:
-        """Sends at the end of this turn, or when it is enough; later where that was ordered."""
+        """Send at the end of this turn, or when it is enough; later where that was ordered."""
         slow = self._broker.cluster.faults.slow
         if slow:
             answer: list[Buffer] = [b"".join(parts)]
@@ -328,7 +330,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self.flush()
 
     def flush(self) -> None:
-        """Gives answers to the system as they are, copied only if it does not take them all."""
+        """Give answers to the system as they are, copied only if it does not take them all."""
         parts, size, transport = self._out, self._out_size, self._transport
         if not parts:
             return
@@ -355,7 +357,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             sent -= len(part)
 
     def end(self) -> None:
-        """Closes the connection at once; what was answered before is on its way."""
+        """Close the connection at once; what was answered before is on its way."""
         self.flush()
         self._forget_held()
         self._frames = FrameReader(self._server.limits.frame)

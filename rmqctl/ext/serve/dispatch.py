@@ -1,4 +1,4 @@
-"""Who answers which code, and what becomes of errors (spec: remoting.md §1.4)."""
+"""The handler of each request code, and the response to errors (spec: remoting.md §1.4)."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _BY_NAME: dict[str, Handler] = {
 HANDLERS: dict[int, Handler] = {
     code: _BY_NAME[request.name] for code, request in REQUESTS.items() if request.name in _BY_NAME}
 _FOR_ALL = frozenset(CODE_OF[name] for name in naming.HANDLERS)
-"""What name servers answer, who know of no keys."""
+"""Requests to name servers, which know no keys."""
 
 
 def answer(broker: Broker, connection: Connection, command: Command, *, is_known: bool = False
            ) -> None:
-    """Answers a request, now or later; a one-way request never. ``is_known``: whether it was
-    found out before that the client may ask.
+    """Answer a request, now or later; a one-way request never. ``is_known``: whether it was found
+    out before that the client may ask.
     """
     response = _answered(broker, connection, command, is_known)
     if response is not None and not command.is_one_way:
@@ -58,7 +58,7 @@ def _answered(broker: Broker, connection: Connection, command: Command, is_known
 
 
 def _always(name: str) -> dict[str, str] | None:
-    """What stands in the header of each answer, of errors, too."""
+    """Return the fields in the header of each response, of errors, too."""
     return dict(REGION) if name.startswith("SEND_") else None
 
 

@@ -1,4 +1,4 @@
-"""What a server does, in numbers: for a screen, for monitoring, and as events each second.
+"""Figures of a server: for a screen, for monitoring, and as events each second.
 
 Everything is bounded: groups and topics can be as many as clients like.
 """
@@ -24,13 +24,13 @@ REST = "*"
 _MOST_EVENTS = 50
 """Of one kind in a second; beyond that there is one with the sum."""
 _LAG_S = 0.02
-"""So long positions are looked at, once a second at most."""
+"""Seconds for which consumer offsets are read, once a second at most."""
 _MOST_QUEUES = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Second:
-    """What happened since the last look, ``seconds`` ago."""
+    """Counts since the last look, ``seconds`` ago."""
 
     seconds: float
     sent: Mapping[tuple[str, str], int]
@@ -41,7 +41,7 @@ class Second:
     committed: Sequence[tuple[str, str, str]]
     """Broker, group and topic."""
     damaged: Mapping[str, int]
-    """Messages that were passed over, by broker."""
+    """Damaged messages that were skipped, by broker."""
     connections: Mapping[str, int]
     """As `connections` has them; empty where they are what they were."""
 
@@ -60,7 +60,7 @@ class Watch:
         ("connections", "accepted", "turned_away", "broken"), 0))
 
     def look(self) -> Second:
-        """What happened since the last look."""
+        """Return the counts since the last look."""
         brokers, now = self.server.brokers, time.monotonic()
         sent = Counter({(broker.name, topic): count for broker in brokers
                         for topic, count in broker.received.items()})
@@ -83,15 +83,15 @@ class Watch:
 
 
 def connections(server: Server) -> dict[str, int]:
-    """How many there are, and since the start how many came, were turned away, and were closed for
-    what they sent.
+    """Return the number of connections, and since the start how many were accepted, turned away,
+    and closed because of invalid data.
     """
     return {"connections": len(server.connections), "accepted": server.accepted,
             "turned_away": server.turned_away, "broken": server.broken}
 
 
 def events(server: Server, second: Second) -> Iterator[dict[str, Any]]:
-    """The events of a second, as objects."""
+    """Yield the events of a second, as objects."""
     brokers = {broker.name: broker for broker in server.brokers}
     if second.connections:
         yield {"event": "connections", **second.connections}
@@ -121,8 +121,9 @@ def _counted(event: str, names: Sequence[str], counts: Mapping[Any, int]
 
 
 def lag_of(broker: Broker, group: str, topic: str, late: float) -> int | None:
-    """Messages of a topic that a group has before it, in queues where it stands anywhere; None
-    where there is none, or too many to look at until ``late`` (monotonic seconds).
+    """Return how many messages of a topic a group has not consumed, in queues in which it has an
+    offset; None without such a queue, or if there are too many to look at until ``late``
+    (monotonic seconds).
     """
     found = broker.topic(topic)
     if found is None or found.read_queues > _MOST_QUEUES:
@@ -142,7 +143,7 @@ def lag_of(broker: Broker, group: str, topic: str, late: float) -> int | None:
 
 
 def lags(broker: Broker, most: int = MOST) -> Iterator[tuple[str, str, int]]:
-    """(group, topic, lag), groups first that are here; as many as there is time for."""
+    """Yield (group, topic, lag), groups first that are here; as many as there is time for."""
     late = time.monotonic() + _LAG_S
     here = ((group.name, topic) for group in broker.groups.consumers.values()
             for topic in group.subscriptions)
@@ -163,7 +164,9 @@ def lags(broker: Broker, most: int = MOST) -> Iterator[tuple[str, str, int]]:
 
 
 def groups_now(server: Server, second: Second, most: int) -> list[dict[str, Any]]:
-    """The busiest groups that are here, with their topics: members, lag, messages each second."""
+    """Return the busiest groups that are here, with their topics: members, lag, messages each
+    second.
+    """
     here = ((broker, group.name, topic) for broker in server.brokers
             for group in broker.groups.consumers.values() for topic in group.subscriptions or ("",))
     chosen = nlargest(most, islice(here, 20 * MOST), key=lambda each: second.delivered.get(
@@ -178,7 +181,7 @@ def groups_now(server: Server, second: Second, most: int) -> list[dict[str, Any]
 
 
 def topics_now(second: Second, most: int) -> list[dict[str, Any]]:
-    """The topics that got the most messages: how many each second."""
+    """Return the topics that got the most messages: how many each second."""
     chosen = nlargest(most, second.sent.items(), key=lambda each: each[1])
     return [{"broker": broker, "topic": topic, "in/s": count / second.seconds}
             for (broker, topic), count in chosen]
@@ -221,7 +224,7 @@ Sample = tuple[str, dict[str, str], float]
 
 
 def samples(server: Server) -> Iterator[Sample]:
-    """(metric, labels, value) of everything in `HELP`."""
+    """Yield (metric, labels, value) of everything in `HELP`."""
     for name, value in connections(server).items():
         yield ("rmqctl_serve_connections" if name == "connections" else
                f"rmqctl_serve_connections_{name}_total"), {}, value

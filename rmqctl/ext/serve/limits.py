@@ -1,9 +1,10 @@
-"""What clients may take of a server: limits, places for connections, and who gives way.
+"""Limits of clients: bytes, connections, and which client gives way.
 
 Where a limit of all connections together is reached, the address gives way that has the most, and
-of its connections the one that has kept its part for the longest time: who sends and reads at an
-ordinary pace is never the oldest. So an address may have all that no other wants, as many clients
-behind one address need it, and no address can take from others more than is left to itself.
+of its connections the one that has kept its part for the longest time: a client that sends and
+reads at an ordinary pace is never the oldest. So an address may have all that no other wants, as
+many clients behind one address need it, and no address can take from others more than is left to
+itself.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Protocol
 from rmqctl.ext.serve.remoting.frame import MAX_FRAME
 
 SPARE_S = 0.5
-"""A connection that asked before, and waits for nothing, keeps its place for so long."""
+"""Seconds for which a connection that asked before, and waits for nothing, keeps its place."""
 SILENT_S = 40.0
 """And one that waits: clients send a heartbeat every 30 s, and ask again before that."""
 _IPV6_HOST = 64
@@ -25,12 +26,12 @@ _IPV6_HOST = 64
 _SCARCE = 0.75
 """So much of all places may be taken before addresses get their share only."""
 _SOME = 8
-"""Where a limit is reached, one part of so many is freed, not to reach it again at once."""
+"""The divisor of what is freed when a limit is reached, not to reach it again at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What clients may take. Bytes and seconds; ``held``: of frames that are not whole, and
+    """The limits of clients. Bytes and seconds; ``held``: of frames that are not whole, and
     ``unsent_in_all``: of answers that are not taken, of all connections together. ``part``: what
     one address may have of anything at most, of 1.
     """
@@ -45,7 +46,7 @@ class Limits:
 
 
 def network_of(address: str) -> str:
-    """What clients are told apart by: of an IPv6 address its network, which is one client's."""
+    """Return what identifies a client: of an IPv6 address its network."""
     try:
         parsed = ip_address(address.partition("%")[0])
     except ValueError:
@@ -64,7 +65,7 @@ class Holder(Protocol):
 
     host: str
     last: float
-    """When anything came from it; monotonic seconds."""
+    """The monotonic time at which anything came from it."""
 
     @property
     def held_since(self) -> float:
@@ -72,14 +73,14 @@ class Holder(Protocol):
         ...
 
     def end(self) -> None:
-        """Closes it at once."""
+        """Close it at once."""
 
     def gone(self) -> None:
-        """Forgets it, whether or not the event loop has said so."""
+        """Forget it, whether or not the event loop has said so."""
 
     def spare_since(self) -> float | None:
-        """Since when it has done without an answer and waits for none, monotonic seconds; 0 where
-        it has asked for nothing yet, None where it waits.
+        """Since when it has done without an answer and waits for none, monotonic seconds; 0 if it
+        has asked for nothing yet, None if it waits.
         """
         ...
 
@@ -98,7 +99,7 @@ class Shared:
     """By address."""
 
     def change(self, host: str, more: int) -> bool:
-        """Counts so many bytes more or less; whether it is too much now."""
+        """Count so many bytes more or less; whether it is too much now."""
         self.held += more
         self.of[host] += more
         if not self.of[host]:
@@ -107,7 +108,7 @@ class Shared:
         return more > 0 and (self.held > self.limit or self.of[host] > self.part * self.limit)
 
     def make_room(self, holders: Iterable[Holder]) -> None:
-        """Ends connections until there is room again: of the address that holds the most the one
+        """End connections until there is room again: of the address that holds the most the one
         that has held its bytes for the longest time.
         """
         by_host: dict[str, list[Holder]] = {}
@@ -125,7 +126,7 @@ class Shared:
                 del by_host[host]
 
     def freed(self) -> int:
-        """How much less is held than at the worst time since this was asked."""
+        """Return how much less is held than at the peak since the last call."""
         most, self.most = self.most, self.held
         return most - self.held
 
@@ -139,9 +140,9 @@ class Places:
         self._taken = 0
 
     def take(self, newcomer: Holder, now: float) -> bool:
-        """Whether there is a place. Where all are taken, a connection gives way that nobody uses,
-        of the address that has the most, if that has no fewer than the newcomer's; else, if that
-        has more, or is silent for long, the one from which nothing came for the longest time.
+        """Return whether there is a place. Where all are taken, an unused connection gives way, of
+        the address that has the most, if that has no fewer than the newcomer's; else, if that has
+        more, or is silent for long, the one from which nothing came for the longest time.
         """
         own = self._of.get(newcomer.host, {})
         if self._part < 1 and len(own) >= max(self._part * self._most, 1):
@@ -160,7 +161,7 @@ class Places:
         return True
 
     def leave(self, holder: Holder) -> None:
-        """Gives the place back."""
+        """Give the place back."""
         there = self._of[holder.host]
         del there[holder]
         self._taken -= 1
@@ -182,7 +183,7 @@ class Places:
 
 
 def _spare(there: Iterable[Holder], now: float) -> Holder | None:
-    """The connection that nobody has used for the longest time; None where all are in use."""
+    """Return the connection that nobody has used for the longest time; None if all are in use."""
     oldest, found = now - SPARE_S, None
     for each in there:
         since = each.spare_since()
@@ -202,8 +203,8 @@ class Quota:
         self._of: Counter[str] = Counter()
 
     def has_room(self, host: str, weight: int = 1) -> bool:
-        """Whether an address may take so many more. Where few are left, only one may that has
-        less than its share, and a share is kept for one that comes yet.
+        """Return whether an address may hold that much more. Where few are left, only an address
+        below its share may, and one share is kept free for a newcomer.
         """
         own, taken = self._of.get(host, 0) + weight, self.taken + weight
         if taken > self.most or own > self.part * self.most:

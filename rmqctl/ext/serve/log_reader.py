@@ -32,14 +32,15 @@ _LENGTH = layout.width_of(Message, "body_length")[0]
 _WINDOW, _MOST_WINDOWS = 16 << 20, 16
 """Bytes of the log, and how many such parts of it are mapped at most: 256 MiB."""
 _ROWS_PER_WINDOW, _ROWS_UNMAPPED = 1000, 1 << 20
-"""The system maps 16 pages with each that is touched, and takes them back one by one. With fewer
-rows for each window that is given up, a mapping is slower than a read for each row: for so many
-rows then, there is none.
+"""Number of rows per window from which a mapping pays. With fewer rows for each window that is
+given up, a mapping is slower than a read for each row: below that many rows, nothing is mapped.
 """
 
 
 def is_whole(data: memoryview, physical: int) -> bool:
-    """Whether ``data`` is just one record, of that physical offset, whose body matches its CRC."""
+    """Return whether ``data`` is just one record, of that physical offset, whose body matches its
+    CRC.
+    """
     size = len(data)
     if size < _HEAD.size:
         return False
@@ -71,8 +72,8 @@ class LogReader:
         """Windows, and rows read meanwhile; rows that will be read without a mapping."""
 
     def record(self, physical: int, size: int) -> memoryview | None:
-        """The bytes of the record of ``size`` bytes at ``physical``; None where none is whole, or
-        its body does not match its CRC.
+        """Return the bytes of the record of ``size`` bytes at ``physical``; None if none is whole,
+        or its body does not match its CRC.
         """
         if self._end is not None and physical + size > self._end:
             return None
@@ -84,9 +85,9 @@ class LogReader:
         return data if is_whole(data, physical) else None
 
     def records(self, place: Array, size: Array) -> tuple[memoryview, Array]:
-        """The same of several places (int64), read and checked together: one behind the other in
-        the order in which they are asked for, and where each begins in that (int64), with the end
-        of the last one. One that is not served takes no bytes.
+        """Return the same of several places (int64), read and checked together: one after the other
+        in the order in which they are asked for, and where each begins in that (int64), with the
+        end of the last one. One that is not served takes no bytes.
         """
         if len(place) < FEW:
             return _joined(list(map(self.record, place.tolist(), size.tolist())))
@@ -114,7 +115,7 @@ class LogReader:
         return _joined(found)
 
     def _whole(self, place: Array, size: Array) -> memoryview | None:
-        """The records at once, if they are in one file and all of them are to be served."""
+        """Return the records at once, if they are in one file and all of them are to be served."""
         data: Array = np.empty(int(size.sum()), np.uint8)
         mapped = not self._unmapped and self._bring_near(place)
         if not mapped:
@@ -129,7 +130,7 @@ class LogReader:
         return None
 
     def _bring_near(self, place: Array) -> bool:
-        """Whether a mapping is used for these places; others are let go of for them."""
+        """Return whether a mapping is used for these places; others are released for them."""
         first, last = int(place.min()) // _WINDOW, int(place.max()) // _WINDOW
         if last - first >= _MOST_WINDOWS // 2:
             return False

@@ -10,12 +10,12 @@ from rmqctl.ext.serve.remoting.command import write_json
 
 
 def json_response(value: Any) -> Response:
-    """A response whose body is a JSON value."""
+    """Return a response whose body is a JSON value."""
     return Response(parts=(write_json(value),))
 
 
 def route(broker: Broker, call: Call) -> Response:
-    """Which brokers have a topic, and how many queues of it."""
+    """Answer with the brokers that have a topic, and the number of its queues."""
     name = call.fields["topic"]
     brokers: list[dict[str, Any]] = []
     queues: list[dict[str, Any]] = []
@@ -40,7 +40,7 @@ def _broker(broker: Broker, call: Call) -> dict[str, Any]:
 
 
 def cluster_info(broker: Broker, call: Call) -> Response:
-    """All brokers, by name and by cluster."""
+    """Return all brokers, by name and by cluster."""
     brokers = broker.cluster.brokers
     return json_response({
         "brokerAddrTable": {name: _broker(each, call) for name, each in brokers.items()},
@@ -48,8 +48,8 @@ def cluster_info(broker: Broker, call: Call) -> Response:
 
 
 def all_topics(broker: Broker, _call: Call) -> Response:
-    """Every topic of every broker, and what a name server lists beside them: the cluster's and the
-    brokers' names.
+    """Return every topic of every broker, and what a name server lists beside them: the cluster's
+    and the brokers' names.
     """
     names = {name: None for each in broker.cluster.brokers.values() for name in each.topics}
     names[broker.cluster.name] = None
@@ -58,25 +58,25 @@ def all_topics(broker: Broker, _call: Call) -> Response:
 
 
 def topics_of_cluster(broker: Broker, call: Call) -> Response:
-    """The same of one cluster."""
+    """Return the same of one cluster."""
     if call.fields["cluster"] != broker.cluster.name:
         return json_response({"topicList": []})
     return all_topics(broker, call)
 
 
 def system_topics(broker: Broker, call: Call) -> Response:
-    """The topics that every cluster has, and a broker to ask for its own."""
+    """Return the topics that every cluster has, and a broker to ask for its own."""
     return json_response({"brokerAddr": str(broker.address_for(call.connection)), "topicList": [
         *broker.cluster.brokers, broker.cluster.name]})
 
 
 def no_topics(_broker: Broker, _call: Call) -> Response:
-    """Topics of units, of which there are none."""
+    """Answer with the topics of units: none."""
     return json_response({"topicList": []})
 
 
 def kv_value(broker: Broker, call: Call) -> Response:
-    """A value that was given to the name server."""
+    """Return a value that was given to the name server."""
     namespace, key = call.fields["namespace"], call.fields["key"]
     value = broker.cluster.kv.get(namespace, {}).get(key)
     if value is None:
@@ -89,7 +89,7 @@ _ORDERS = "ORDER_TOPIC_CONFIG"
 
 
 def kv_list(broker: Broker, call: Call) -> Response:
-    """The values of a namespace; those of ordered topics are known by themselves."""
+    """Return the values of a namespace; those of ordered topics are known by themselves."""
     namespace = call.fields["namespace"]
     values = {name: f"{each.name}:{topic.write_queues}"
               for each in broker.cluster.brokers.values()

@@ -23,8 +23,8 @@ _FOR_EVER = -1
 
 @dataclass(slots=True)
 class Faults:
-    """What goes wrong on purpose. ``times``: sends that are still refused, -1 for all; ``slow``:
-    seconds before each answer.
+    """Faults on purpose. ``times``: sends that are still refused, -1 for all; ``slow``: seconds
+    before each answer.
     """
 
     times: int = 0
@@ -33,7 +33,7 @@ class Faults:
     slow: float = 0.0
 
     def refuse(self, topic: str) -> None:
-        """Refuses a send where one is to be refused. Answer."""
+        """Refuse a send where one is to be refused. Raise Answer."""
         if self.times and self.topic in (None, topic):
             self.times -= self.times > 0
             raise Answer(self.code, "refused because the test asked for it")
@@ -67,7 +67,7 @@ class Orders:
     _held: bytes = b""
 
     def hear(self, end: Callable[[], None]) -> None:
-        """Does what is ordered, when the pipe has something; ``end`` ends the server. While it is
+        """Do what is ordered, when the pipe has something; ``end`` ends the server. While it is
         paused this waits, and so does every client.
         """
         self._read()
@@ -95,7 +95,7 @@ class Orders:
         return self._state == "runs"
 
     def _wait(self, state: str) -> None:
-        """Waits for orders, and for nothing else, as long as the state is that."""
+        """Wait for orders, and for nothing else, as long as the state is that."""
         def end(_number: int, _frame: FrameType | None) -> NoReturn:
             raise _EndedError
 
@@ -120,7 +120,7 @@ class Orders:
             self._state = "ended"
 
     def _obey(self) -> bool:
-        """Does the next order that was read; whether there was one."""
+        """Do the next order that was read; whether there was one."""
         line, ends, rest = self._held.partition(b"\n")
         if not ends:
             return False

@@ -1,7 +1,7 @@
 """Queues of a store as consumers pull from them.
 
-What a pull gives are the bytes of records as they lie in the log. A record that is not whole, or
-whose body does not match its CRC, is passed over and counted.
+A pull returns the bytes of records as they are in the log. A record that is incomplete, or whose
+body does not match its CRC, is skipped and counted.
 """
 
 from __future__ import annotations
@@ -45,20 +45,20 @@ KEPT = 64 << 20
 SCANNED_ROWS = 800
 """Rows that are looked at for one pull at most, if not more are asked for."""
 FILTER_S = 0.05
-"""A pull whose filter, or whose damaged rows, have taken so long ends; the client goes on from
+"""Seconds after which a pull ends whose filter or damaged rows take long; the client goes on from
 there.
 """
 _LOOK_AT_CLOCK = 16
 _SIZE = layout.reader(Message, "total_size")
 
 Accept = Callable[[int, bytes | memoryview], bool]
-"""Whether a message is wanted, from the tags code of its row and its record."""
+"""Test of whether a message is wanted, from the tags code of its row and its record."""
 
 
 class Pulled(msgspec.Struct, frozen=True):
     """The answer of a queue: ``status`` in the broker's words, where to go on, the queue's bounds,
-    and ``count`` records, of which those that lie behind each other are one part. ``skipped``:
-    damaged ones that were passed over.
+    and ``count`` records, of which adjacent ones are one part. ``skipped``: damaged ones that were
+    skipped.
     """
 
     status: str
@@ -85,7 +85,7 @@ class Pulled(msgspec.Struct, frozen=True):
 
 
 class Queue(Protocol):
-    """What can be pulled from. ``first`` and ``end`` are queue offsets."""
+    """A queue to pull from. ``first`` and ``end`` are queue offsets."""
 
     @property
     def first(self) -> int: ...
@@ -99,9 +99,9 @@ class Queue(Protocol):
 
 @dataclass(slots=True)
 class Page:
-    """Rows of a queue from one on, with their records one behind the other: that of a row is
-    ``data[starts[row]:starts[row + 1]]``, empty where none is served. ``damaged`` are the rows of
-    these but for fillers; ``whole``: whether each row has its record.
+    """Rows of a queue from a given one on, with their records one after the other: the record of a
+    row is ``data[starts[row]:starts[row + 1]]``, empty where none is served. ``damaged`` are the
+    rows of these but for fillers; ``whole``: whether each row has its record.
     """
 
     data: memoryview
@@ -132,7 +132,7 @@ class Pages:
     _size: int = 0
 
     def get(self, key: tuple[int, int]) -> Page | None:
-        """A page that is kept; it counts as used now."""
+        """Return a page that is kept; it counts as used now."""
         page = self._kept.get(key)
         if page is not None:
             self._used.add(key)
@@ -140,7 +140,7 @@ class Pages:
         return page
 
     def put(self, key: tuple[int, int], page: Page) -> None:
-        """Keeps a page, and gives others up for it; not one large message, which is soon read."""
+        """Keep a page, and drop others for it; not one large message, which is soon read."""
         if len(page.data) > PAGE_BYTES:
             return
         self._used.add(key)
@@ -151,7 +151,7 @@ class Pages:
             self._size -= self._kept.popitem(last=False)[1].size
 
     def rest(self) -> int:
-        """Gives up those that were not used since this was asked last; their bytes."""
+        """Give up those that were not used since this was asked last; their bytes."""
         before = self._size
         for key in [key for key in self._kept if key not in self._used]:
             self._size -= self._kept.pop(key).size
@@ -236,13 +236,13 @@ class StoredQueue:
         return Pulled(status, min(at, self.end), self.first, self.end, parts, count, skipped)
 
     def _behind_hole(self, offset: int) -> int:
-        """The queue offset of the first row behind a hole in the files."""
+        """Return the queue offset of the first row after a hole in the files."""
         return min((first for first, _ in self._queue.stretches if first > offset),
                    default=self.end)
 
     def _page(self, offset: int) -> tuple[int, Page]:
-        """(queue offset of its first row, page) with the row at ``offset``; read from there on
-        where none is kept. Without a row at a hole in the files.
+        """Return (queue offset of its first row, page) with the row at ``offset``; read from there
+        on where none is kept. Without a row at a hole in the files.
         """
         place = bisect_right(self._starts, offset)
         if place:

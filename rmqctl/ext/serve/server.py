@@ -43,8 +43,8 @@ _SIZABLE = 8 << 20
 
 @dataclass(eq=False)
 class Server:
-    """The brokers of a cluster, each behind a port of its own. Any port answers for the name
-    server, too.
+    """The brokers of a cluster, each on a port of its own. Any port answers for the name server,
+    too.
     """
 
     brokers: Sequence[Broker]
@@ -55,7 +55,7 @@ class Server:
     proxy: Proxy | None = None
     """The service for 5.x clients, where it is wanted."""
     fast: Address | None = None
-    """Where the first broker listens, too, if that port is free: two below its own, for old clients
+    """Another address of the first broker, if that port is free: two below its own, for old clients
     (spec: remoting.md §1.5).
     """
     each_second: Callable[[], None] = lambda: None
@@ -69,7 +69,9 @@ class Server:
     """Connections that sent what cannot be understood."""
     last_used: float = field(default_factory=time.monotonic)
     received: memoryview = field(default_factory=lambda: memoryview(bytearray(_RECEIVED)))
-    """Where what arrives is put, for whichever connection: it is taken out at once."""
+    """The buffer into which received bytes are put, for all connections: they are read out at
+    once.
+    """
     answered: list[ClientConnection] = field(default_factory=list)
     """Connections with answers that are sent at the end of this turn."""
     turns: Turns = field(default_factory=lambda: Turns(
@@ -96,7 +98,7 @@ class Server:
     async def run(self, sockets: Iterable[socket.socket], ready: Callable[[], None],
                   stop: asyncio.Event) -> None:
         """Serves until ``stop`` is set, or nobody was there for ``once_idle`` seconds; each broker
-        on a socket from `bind`. StoreIOError where a store can no longer be written to.
+        on a socket from `bind`. Raise StoreIOError if a store can no longer be written to.
         """
         # All ports are listened on, those of gRPC last.
         servers = []
@@ -156,7 +158,7 @@ class Server:
 
     @property
     def failure(self) -> str | None:
-        """Why a store cannot be written to any more."""
+        """Return why a store cannot be written to any more."""
         return next((broker.writer.failure for broker in self.brokers
                      if broker.writer is not None and broker.writer.failure is not None), None)
 
@@ -179,7 +181,7 @@ class Server:
             self.problem(problem)
 
     def send_soon(self, connection: ClientConnection) -> None:
-        """Has a connection send its answers when others of this turn may have joined them."""
+        """Let a connection send its answers when others of this turn may have joined them."""
         if not self.answered:
             asyncio.get_running_loop().call_soon(self._send_answers)
         self.answered.append(connection)
@@ -215,14 +217,14 @@ class Server:
             self._resident = min(self._resident, malloc_tuning.resident())
 
     def end_unfinished(self) -> None:
-        """Ends those whose requests are not complete, if all of them together are too many."""
+        """End those whose requests are not complete, if all of them together are too many."""
         self.unfinished.make_room(each for each in self._all() if each.held)
 
     def _all(self) -> list[ClientConnection | Pipe]:
         return [*self.connections, *self.pipes]
 
     def make_room(self) -> None:
-        """Ends those who do not take their answers, if all of them together are too many."""
+        """End those who do not take their answers, if all of them together are too many."""
         paused = [each for each in self.connections if each.is_full]
         for connection in paused:
             connection.count_unsent()
@@ -260,8 +262,8 @@ class Server:
 
 
 def bind(listen: Address, count: int) -> list[tuple[Address, socket.socket]]:
-    """Sockets for so many brokers, each with its address from now on. StoreIOError where a port is
-    not to be had, UsageError where there are not so many behind it.
+    """Return sockets for so many brokers, each with its address from now on. Raise StoreIOError if
+    a port is not available, UsageError if there are not enough ports.
     """
     if listen.port + count - 1 > _LAST_PORT:
         raise UsageError(f"{listen}: each of the {count} stores needs its own port, and the "

@@ -45,9 +45,9 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How stores are served. ``start``: where groups without a position begin, as `Broker` has it;
-    ``stored``: whether positions of the stores count. ``retry_memory``: bytes of messages that are
-    sent back, for each broker.
+    """The settings for serving stores. ``start``: where groups without a position begin, as
+    `Broker` has it; ``stored``: whether positions of the stores count. ``retry_memory``: bytes of
+    messages that are sent back, for each broker.
     """
 
     view: str = "disk"
@@ -63,8 +63,8 @@ class Settings:
 
 def open_brokers(wanted: Sequence[Wanted], settings: Settings, told: Callable[..., None],
                  warn: Callable[[str], None] = lambda _text: None) -> tuple[list[Broker], Save]:
-    """(the brokers, what saves their positions). NotAStoreError, StoreIOError, FormatError,
-    UsageError.
+    """Return (the brokers, what saves their positions). Raise NotAStoreError, StoreIOError,
+    FormatError, UsageError.
     """
     if len({os.path.realpath(each.root) for each in wanted}) < len(wanted):
         raise UsageError("the same store is given twice")

@@ -1,4 +1,4 @@
-"""One store directory as it is served: opened read-only, looked at anew where it changed."""
+"""One store directory as it is served: opened read-only, read again when it has changed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ READ, WRITE = 4, 2
 
 @dataclass(slots=True)
 class Topic:
-    """What clients are told of a topic."""
+    """A topic as clients see it."""
 
     name: str
     read_queues: int
@@ -56,15 +56,17 @@ class Source:
     kind: str
     pages: Pages
     is_own: bool = False
-    """Whether nobody else writes to the store: where groups stand is read once."""
+    """True if no other process writes to the store: consumer offsets are read once."""
     kept: dict[str, object] = field(default_factory=dict)
     """Files of ``config/`` that were written here, with what tells whether another is there now."""
     groups_that_stand: set[str] = field(default_factory=set)
     """Those of ``consumerOffset.json``."""
     _again: bool = False
-    """Whether to look once more though nothing changed: rows may follow their messages later."""
+    """True if the store is to be read once more though nothing changed: rows may follow their
+    messages later.
+    """
     problem: str | None = None
-    """Why the store could not be looked at anew; what was seen before is served meanwhile."""
+    """Why the store could not be read again; meanwhile the earlier state is served."""
     _queues: dict[tuple[str, int], Queue] = field(default_factory=dict)
     _config: dict[str, ConfigFile] = field(default_factory=dict)
 
@@ -95,8 +97,8 @@ class Source:
     # -- change -------------------------------------------------------------------------------
 
     def refresh(self, *, force: bool = False, topics: bool = True) -> bool:
-        """Looks whether the store changed; True where it is another picture now. With ``force`` it
-        is opened anew in any case; without ``topics`` these and groups are those that are known.
+        """Check whether the store changed; return True if it did. With ``force`` it is reopened in
+        any case; without ``topics`` the known topics and groups stay.
         """
         stamp = self._stamp()
         if stamp == self._seen and not force and not self._again:
@@ -120,7 +122,9 @@ class Source:
         return True
 
     def _stamp(self) -> object:
-        """What changes when something is written: sizes and times of the last files."""
+        """Return a value that changes when something is written: sizes and times of the last
+        files.
+        """
         root = self.store.root
         places = [*self.store.log_folders, *(os.path.join(root, name) for name in (
             "consumequeue", "config", "index"))]
@@ -129,8 +133,8 @@ class Source:
         return [stat_of(place) for place in (*places, *newest)]
 
     def without_rows(self) -> int:
-        """How many messages behind the last row's have none, up to `_MOST_COUNTED`: they are not
-        served. StoreIOError.
+        """Return how many messages after the last row have no row, up to `_MOST_COUNTED`: they are
+        not served. Raise StoreIOError.
         """
         count = 0
         start = last_dispatched(self.store)
@@ -147,7 +151,7 @@ class Source:
     # -- queues -------------------------------------------------------------------------------
 
     def queue(self, topic: str, queue_id: int) -> Queue:
-        """One queue to pull from. StoreIOError where it cannot be read."""
+        """One queue to pull from. Raise StoreIOError if it cannot be read."""
         key = topic, queue_id
         queue = self._queues.get(key)
         if queue is None:
@@ -168,7 +172,7 @@ class Source:
 
     @property
     def log_bounds(self) -> tuple[int, int]:
-        """The store time (ms) of the log's first message, -1 where there is none, and the physical
+        """The store time (ms) of the log's first message, -1 if the log is empty, and the physical
         offset of its end.
         """
         if self._log_bounds is None:
@@ -185,7 +189,9 @@ class Source:
     # -- configuration ------------------------------------------------------------------------
 
     def config(self, name: str) -> ConfigFile | None:
-        """A file of ``config/``, or what stands in for it; None where that cannot be judged."""
+        """Return a file of ``config/``, or its replacement in RocksDB; None if that cannot be
+        judged.
+        """
         if "config" in self.store.layout.unread:
             return None
         known = self._config.get(name)
@@ -194,12 +200,12 @@ class Source:
         return known
 
     def rows(self, name: str) -> Iterable[dict[str, Any]]:
-        """The entries of a file of ``config/``."""
+        """Return the entries of a file of ``config/``."""
         found = self.config(name)
         return () if found is None else found.rows()
 
     def _topics(self) -> dict[str, Topic]:
-        """Topics of the configuration, and those that have queues, by name."""
+        """Return topics of the configuration, and those that have queues, by name."""
         found: dict[str, Topic] = {}
         for row in self.rows("topics.json"):
             found[row["topic"]] = Topic(
@@ -218,8 +224,8 @@ class Source:
         return found
 
     def learn(self, name: str, config: Mapping[str, Any]) -> None:
-        """Takes over a topic that was just made or changed, as ``topics.json`` has it; nothing
-        else is read again.
+        """Take over a topic that was just made or changed, as ``topics.json`` has it; nothing else
+        is read again.
         """
         self._config.pop("topics.json", None)
         known = self.topics.get(name)
@@ -232,7 +238,7 @@ class Source:
         self._add_group(self.groups, name)
 
     def forget(self, name: str) -> None:
-        """A topic is gone from ``topics.json``."""
+        """Forget a topic that was removed from ``topics.json``."""
         self._config.pop("topics.json", None)
         self.topics.pop(name, None)
 
@@ -244,8 +250,8 @@ class Source:
                                                    for key, value in config.items()}}
 
     def retry_queues(self, group: str) -> int:
-        """How many queues the retry topic of a group has when it is made; none: nothing that its
-        consumers send back comes again.
+        """Return the number of queues that a group's retry topic gets when it is created; 0:
+        nothing that its consumers send back comes again.
         """
         return _count(self.groups.get(group, {}).get("retry_queue_nums"))
 
@@ -269,7 +275,7 @@ class Source:
         return found
 
     def _offsets(self) -> dict[tuple[str, str], dict[int, int]]:
-        """(group, topic) -> queue id -> committed queue offset."""
+        """Return (group, topic) -> queue id -> committed queue offset."""
         found: dict[tuple[str, str], dict[int, int]] = {}
         for row in (*self.rows("consumerOffset.json"), *self.rows(LMQ_FILE)):
             if row["group"] is not None and isinstance(row["offset"], int):
@@ -292,7 +298,7 @@ def _names(folder: str) -> list[str]:
 
 
 def stat_of(path: str) -> tuple[int, int, int] | None:
-    """What changes when a file or folder does; None where there is none."""
+    """Return a value that changes when a file or folder does; None if it does not exist."""
     try:
         found = os.stat(path)
     except OSError:

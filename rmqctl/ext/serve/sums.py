@@ -1,5 +1,5 @@
-"""What was put and given out in the last minute, hour and day, as a broker's tools ask for it
-(spec: remoting.md §3.5, VIEW_BROKER_STATS_DATA).
+"""Sums of messages put and delivered in the last minute, hour and day, as a broker's tools ask for
+them (spec: remoting.md §3.5, VIEW_BROKER_STATS_DATA).
 
 Counts are noted every 10 seconds, 10 minutes and hours; a sum is what was counted since the oldest
 of these notes, or since the start.
@@ -39,13 +39,13 @@ class Sums:
 
     notes: dict[str, deque[Counts]] = field(default_factory=_start)
     mornings: tuple[tuple[int, int], tuple[int, int]] = ((0, 0), (0, 0))
-    """How many messages had been put and given out at the last midnight but one, and at the last
-    one; of local time, as a broker has it.
+    """The numbers of messages put and delivered at the last two midnights, of local time, as a
+    broker has them.
     """
     _day: int = field(default_factory=lambda: time.localtime().tm_yday)
 
     def note(self, put: Mapping[str, int], got: Mapping[tuple[str, str], int]) -> None:
-        """Notes what was counted until now; to be called every 10 seconds."""
+        """Note what was counted until now; to be called every 10 seconds."""
         now, day = time.monotonic(), time.localtime().tm_yday
         if day != self._day:
             self._day = day
@@ -66,5 +66,5 @@ class Sums:
             for name, notes in self.notes.items()}
 
     def rate(self, count: int, before: Callable[[Counts], int]) -> float:
-        """The same by second, of the last minute."""
+        """Return the same by second, of the last minute."""
         return float(self.of(count, before)["statsMinute"]["tps"])

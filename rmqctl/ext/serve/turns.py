@@ -1,11 +1,11 @@
-"""Whose requests are answered next, and who is read from next.
+"""The order in which requests are answered and connections are read.
 
 Clients share the time of the event loop, and what it receives. Each waits until a point of a time
-that goes on more slowly the more of them wait: it is as far away as its turn is probably long. So
-who asks for little waits for little, however many others have requests waiting, and those others
-have turns, too. First by the address of the client, then by connection: many connections of one
-address get no more than one of another. What the first request of a connection takes is not known:
-in each round some of these are answered, the last that came and the first one by turns.
+that goes on more slowly the more of them wait: it is as far away as its turn is probably long. So a
+client that asks for little waits for little, however many others have requests waiting, and those
+others have turns, too. First by the address of the client, then by connection: many connections of
+one address get no more than one of another. What the first request of a connection takes is not
+known: in each round some of these are answered, the last that came and the first one by turns.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from itertools import count
 from typing import Any, Generic, Protocol, TypeVar
 
 TURN_S = 0.002
-"""So long requests of one connection are answered before it is the others' turn."""
+"""Seconds for which requests of one connection are answered before others have their turn."""
 ROUND_S = 0.005
-"""So long requests are answered before the event loop looks what else has arrived."""
+"""Seconds for which requests are answered before the event loop checks what else has arrived."""
 _LONGEST_S = 0.005
-"""What a turn is taken for at most: one that took much longer by chance is not kept waiting."""
+"""The maximum cost of a turn: one that took much longer by chance is not kept waiting."""
 ROUND_BYTES = 1 << 20
 """So much is received of large frames before the event loop looks what else has arrived."""
 _READERS = 4
@@ -49,17 +49,17 @@ class _Line(Generic[_Of]):
         return len(self._heap)
 
     def is_first(self, expected: float) -> bool:
-        """Whether one that takes so long would be before all that wait."""
+        """Return whether a turn of that length would come before all that wait."""
         return not self._heap or self.now + _PATIENCE * expected < self._heap[0][0]
 
     def push(self, expected: float, each: _Of) -> int:
-        """Lets one wait; the number of its entry."""
+        """Let one wait; the number of its entry."""
         number = next(self._numbers)
         heappush(self._heap, (self.now + _PATIENCE * expected, number, each))
         return number
 
     def pop(self) -> tuple[int, _Of]:
-        """(number, which) of the next one."""
+        """Return (number, which) of the next one."""
         _, number, each = heappop(self._heap)
         return number, each
 
@@ -97,7 +97,7 @@ class Hosts(Generic[_Of]):
         return found
 
     def is_first(self, name: str, expected: float) -> bool:
-        """Whether one of that address would be before all that wait."""
+        """Return whether a turn of that address would come before all that wait."""
         if not self._waiting:
             return True
         host = self._host(name)
@@ -105,7 +105,7 @@ class Hosts(Generic[_Of]):
             len(host.line) == self._waiting or self._line.is_first(expected))
 
     def push(self, name: str, expected: float, each: _Of) -> None:
-        """Lets one wait whose turn probably takes so long."""
+        """Add a turn of a probable length."""
         host = self._host(name)
         if host.line.is_first(expected):  # an entry of the address that was later counts no more
             host.entry = self._line.push(expected, host)
@@ -113,7 +113,7 @@ class Hosts(Generic[_Of]):
         self._waiting += 1
 
     def pop(self) -> _Of:
-        """The one whose turn it is."""
+        """Return the one whose turn it is."""
         while True:
             number, host = self._line.pop()
             if number == host.entry:
@@ -138,11 +138,11 @@ class Worker(Protocol):
     turn: float | None
 
     def work(self, late: float) -> bool:
-        """Answers until that time of the clock; whether it could go on."""
+        """Answer until that time of the clock; whether it could go on."""
         ...
 
     def in_line(self, *, waits: bool) -> None:
-        """Hears that it waits for its turn, or has had it and has nothing left to do."""
+        """Note that it waits for its turn, or has had it and has nothing left to do."""
 
 
 class _Fresh:
@@ -159,8 +159,8 @@ class _Fresh:
         self._of.setdefault(worker.host, deque()).append(worker)
 
     def pop(self) -> Worker:
-        """The last that came or the first, by turns: where there are too many, most still wait for
-        little, and none for ever.
+        """Return the last that came or the first, by turns: where there are too many, most still
+        wait for little, and none for ever.
         """
         host, there = self._of.popitem(last=False)
         self._last = not self._last
@@ -245,7 +245,7 @@ class Reader(Protocol):
     def missing(self) -> int: ...
 
     def read_later(self, *, waits: bool) -> None:
-        """Hears that nothing is read from it for now, or that it is read from again."""
+        """Note that nothing is read from it for now, or that it is read from again."""
 
 
 class Intake:

@@ -61,7 +61,7 @@ def _is_of(log: CommitLog, entry: Mapping[str, Any]) -> bool | None:
 def keys_in(entries: Mapping[str, Any], names: Sequence[str], logs: Sequence[CommitLog]
             ) -> tuple[list[str | None], list[str]]:
     """Return (for each store with its name and its log, the name of its entry in the file, or None;
-    warnings). UsageError where it cannot be determined which entry is a store's.
+    warnings). Raise UsageError if it cannot be determined which entry is a store's.
 
     A name is a broker's and, after a space, a path. An entry without records (of an older version)
     belongs to its path. One that names records belongs to the stores that have one of them: to the

@@ -1,5 +1,5 @@
-"""What clients say of themselves, and how the members of a group share queues
-(spec: remoting.md §3.3).
+"""The clients' descriptions of themselves, and how the members of a group share queues (spec:
+remoting.md §3.3).
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ _LONGEST_NAME = 1024
 
 
 def body_of(call: Call) -> dict[str, Any]:
-    """The JSON object in a request's body. Answer where it is none, or takes too long to read."""
+    """Return the JSON object in a request's body. Raise Answer if it is not an object, or takes too
+    long to read.
+    """
     if len(call.command.body) > _LARGEST_BODY:
         raise Answer(Status.SYSTEM_ERROR, f"the body has {len(call.command.body):,} bytes; the "
                      f"limit for this request is {_LARGEST_BODY:,}")
@@ -41,18 +43,18 @@ def body_of(call: Call) -> dict[str, Any]:
 
 
 def objects(value: Any) -> list[dict[str, Any]]:
-    """The objects of a list; nothing where it is none."""
+    """Return the objects of a list; nothing if it is not a list."""
     return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
 
 
 def _name(value: Any) -> str:
-    """A name; nothing where it is none that could be kept or written."""
+    """Return a name; "" if it cannot be kept or written."""
     text = value if isinstance(value, str) and len(value) <= _LONGEST_NAME else ""
     return "" if _SURROGATE.search(text) else text
 
 
 def heartbeat(broker: Broker, call: Call) -> Response:
-    """A client is there, with its groups and what they subscribe to."""
+    """Register a client, with its groups and their subscriptions."""
     value = body_of(call)
     # Who it is, and how much room is left for groups and their texts.
     client_id = _name(value.get("clientID"))
@@ -113,7 +115,7 @@ def _tell_of(broker: Broker, client_id: str, joined: list[str]) -> None:
 
 
 def unregister(broker: Broker, call: Call) -> Response:
-    """A client takes leave of a group."""
+    """Remove a client from a group."""
     client_id = call.fields["clientID"]
     if call.fields["consumerGroup"]:
         for group in broker.groups.drop(client_id, call.connection, call.fields["consumerGroup"]):
@@ -126,7 +128,7 @@ def unregister(broker: Broker, call: Call) -> Response:
 
 
 def consumer_list(broker: Broker, call: Call) -> Response:
-    """The client ids of a group, by which its members share queues."""
+    """Return the client ids of a group, by which its members share queues."""
     name = call.fields["consumerGroup"]
     group = broker.groups.consumers.get(name)
     if group is None or not group.members:
@@ -135,7 +137,7 @@ def consumer_list(broker: Broker, call: Call) -> Response:
 
 
 def check_client(_broker: Broker, call: Call) -> Response:
-    """Whether a filter can be understood, asked before its first pull."""
+    """Check whether a filter can be understood, before the client's first pull."""
     data = body_of(call).get("subscriptionData")
     subscription = Subscription.of(data if isinstance(data, dict) else {})
     if subscription.kind != TAG:
@@ -150,7 +152,7 @@ def _queues(value: dict[str, Any]) -> list[tuple[str, int]]:
 
 
 def lock_queues(broker: Broker, call: Call) -> Response:
-    """Gives a member queues to itself, for orderly consumption: those that are free."""
+    """Return a member queues to itself, for orderly consumption: those that are free."""
     value = body_of(call)
     got = broker.locks.take(_name(value.get("consumerGroup")), _name(value.get("clientId")),
                             _queues(value))
@@ -160,7 +162,7 @@ def lock_queues(broker: Broker, call: Call) -> Response:
 
 
 def unlock_queues(broker: Broker, call: Call) -> Response:
-    """Takes queues back from a member."""
+    """Take queues back from a member."""
     value = body_of(call)
     broker.locks.give_back(str(value.get("consumerGroup")), str(value.get("clientId")),
                            _queues(value))

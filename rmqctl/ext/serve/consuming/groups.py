@@ -12,9 +12,9 @@ from rmqctl.ext.serve.consuming.subscriptions import Subscription
 from rmqctl.ext.serve.remoting.command import Command
 
 EXPIRY_S = 120.0
-"""Without a heartbeat for so long a client is gone."""
+"""Seconds without a heartbeat after which a client counts as gone."""
 LOCK_S = 60.0
-"""So long a member has a queue to itself without asking again."""
+"""Seconds for which a member has a queue to itself without asking again."""
 CLUSTERING, BROADCASTING = "CLUSTERING", "BROADCASTING"
 _MODELS = (BROADCASTING, CLUSTERING)
 _TYPES = ("CONSUME_ACTIVELY", "CONSUME_PASSIVELY")
@@ -74,18 +74,18 @@ class Group:
         return list(dict.fromkeys(client_id for client_id, _ in self.members))
 
     def member(self, client_id: str) -> Member | None:
-        """The member with a client id that came last; None where there is none."""
+        """Return the member with a client id that came last; None if there is not any."""
         return next((member for member in reversed(self.members.values())
                      if member.client_id == client_id), None)
 
     def describe(self, value: dict[str, Any]) -> None:
-        """Takes over what a heartbeat says of the group."""
+        """Take over what a heartbeat says of the group."""
         self.model = _named(value.get("messageModel"), _MODELS, self.model)
         self.type = _named(value.get("consumeType"), _TYPES, self.type)
         self.from_where = _named(value.get("consumeFromWhere"), _FROM, self.from_where)
 
     def subscribe(self, wanted: list[Subscription]) -> bool:
-        """Takes over what a member subscribes to; True where a topic came or went."""
+        """Take over what a member subscribes to; True if a topic came or went."""
         topics = {each.topic for each in wanted}
         changed = topics != set(self.subscriptions)
         self.subscriptions = {topic: each for topic, each in self.subscriptions.items()
@@ -99,7 +99,7 @@ class Group:
 
 
 def size_of(subscriptions: Iterable[Subscription]) -> int:
-    """Bytes that they take, roughly."""
+    """Return bytes that they take, roughly."""
     return sum(200 + len(each.topic) + len(each.expression) + len(each.kind)
                for each in subscriptions)
 
@@ -136,7 +136,7 @@ class Groups:
 
     def drop(self, client_id: str | None = None, peer: Peer | None = None,
              group: str | None = None, heard_by: float = math.inf) -> list[Group]:
-        """Takes members away: of a connection, with a client id, of one group or all, of whom
+        """Take members away: of a connection, with a client id, of one group or all, of whom
         nothing was heard since. The groups that lost one.
         """
         is_gone = _selected(client_id, peer, heard_by)
@@ -164,7 +164,7 @@ class Groups:
                 del self.producers[name]
 
     def drop_silent(self) -> list[Group]:
-        """Takes away of whom nothing was heard for `EXPIRY_S`. The groups that lost one."""
+        """Take away of whom nothing was heard for `EXPIRY_S`. The groups that lost one."""
         heard_by = time.monotonic() - EXPIRY_S
         self.drop_producers(heard_by=heard_by)
         return self.drop(heard_by=heard_by)
@@ -178,14 +178,18 @@ def _selected(client_id: str | None, peer: Peer | None, heard_by: float
 
 @dataclass(slots=True)
 class QueueLocks:
-    """Which member of a group has a queue to itself, for orderly consumption. At most ``most``."""
+    """The group members that have a queue to themselves, for orderly consumption. At most
+    ``most``.
+    """
 
     most: int = 100_000
     _held: dict[str, dict[tuple[str, int], tuple[str, float]]] = field(default_factory=dict)
 
     def take(self, group: str, client_id: str, queues: list[tuple[str, int]]) -> list[
             tuple[str, int]]:
-        """Those of the queues that the client has now: free ones, its own, and long held ones."""
+        """Return those of the queues that the client has now: free ones, its own, and long held
+        ones.
+        """
         now = time.monotonic()
         room = self.most - sum(map(len, self._held.values()))
         held = self._held.get(group, {})
@@ -203,12 +207,12 @@ class QueueLocks:
         return got
 
     def holds_any(self, group: str) -> bool:
-        """Whether a member of the group has a queue now."""
+        """Return whether a member of the group has a queue now."""
         now = time.monotonic()
         return any(now - since <= LOCK_S for _, since in self._held.get(group, {}).values())
 
     def expire(self) -> None:
-        """Gives back what was held for long."""
+        """Give back what was held for long."""
         now = time.monotonic()
         for group, held in list(self._held.items()):
             left = {queue: owner for queue, owner in held.items() if now - owner[1] <= LOCK_S}

@@ -1,4 +1,4 @@
-"""Who waits for messages that are given out (POP), one behind the other, of both protocols."""
+"""Lines of requests that wait for messages of POP, in the order they came, of both protocols."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from rmqctl.ext.serve.consuming.subscriptions import ALL, TAG
 
 
 class Line(NamedTuple):
-    """What requests wait for: those that wait for the same stand in one line. ``notice``: whether
-    they want to hear of messages, and not to be given any.
+    """The key of a line: requests with the same key wait in one line. ``notice``: whether they want
+    to hear of messages, and not to be given any.
     """
 
     group: str
@@ -34,7 +34,7 @@ class Lines:
         self._all: dict[Line, OrderedDict[Callable[[bool], None], None]] = {}
 
     def join(self, line: Line, look: Callable[[bool], None]) -> None:
-        """Has one wait behind the others."""
+        """Append a request to its line."""
         waiting = self._all.setdefault(line, OrderedDict())
         waiting[look] = None
         if len(waiting) == 1:
@@ -56,15 +56,15 @@ class Lines:
         self._broker.hear_no_more((line.topic, ANY_QUEUE), look)
 
     def is_first(self, line: Line, look: Callable[[bool], None]) -> bool:
-        """Whether one who waits hears of news."""
+        """Return whether a waiting request is informed of new messages."""
         return next(iter(self._all[line])) == look
 
     def count(self, group: str, topic: str, queue_id: int) -> int:
-        """How many wait for messages of a topic's queue, or of any."""
+        """Return the number of requests that wait for messages of a topic's queue, or of any."""
         return sum(len(waiting) for line, waiting in self._all.items() if line[:3] == (
             group, topic, queue_id) and not line.notice)
 
     @property
     def behind(self) -> int:
-        """How many are not the first of their line."""
+        """Return the number of requests that are not the first of their line."""
         return sum(len(waiting) - 1 for waiting in self._all.values())

@@ -61,7 +61,7 @@ class Memory:
         return self.size + 2 * (len(record.body) + EACH) + len(record.properties) <= self.limit
 
     def append(self, record: Record, topic: str, queue_id: int, tags: int) -> bytes:
-        """Puts a copy of a record as the next one of a queue."""
+        """Put a copy of a record as the next one of a queue."""
         queue = self.queues.setdefault((topic, queue_id), MemoryQueue())
         name = topic.encode()
         magic = magic_for(name)

@@ -14,7 +14,7 @@ MAX_BYTES = 8 << 20
 
 
 def view_message(broker: Broker, call: Call) -> Response:
-    """The message at a physical offset."""
+    """Return the message at a physical offset."""
     raw = broker.raw_at(call.fields["offset"])
     if raw is None:
         raise Answer(Status.SYSTEM_ERROR,
@@ -23,7 +23,7 @@ def view_message(broker: Broker, call: Call) -> Response:
 
 
 def query_message(broker: Broker, call: Call) -> Response:
-    """Messages of a topic with a key, or a unique key, through the index."""
+    """Return messages of a topic with a key, or a unique key, through the index."""
     # What the index knows; what was written just now is put in first.
     wanted = call.fields
     is_unique = (wanted["_UNIQUE_KEY_QUERY"] or "").lower() == "true"

@@ -17,18 +17,18 @@ def _offset(value: int) -> Response:
 
 
 def max_offset(broker: Broker, call: Call) -> Response:
-    """The queue offset that the next message will have."""
+    """Return the queue offset that the next message will have."""
     return _offset(broker.queue(call.fields["topic"], call.fields["queueId"]).end)
 
 
 def min_offset(broker: Broker, call: Call) -> Response:
-    """The queue offset of the oldest message that is there."""
+    """Return the queue offset of the oldest message that is there."""
     return _offset(broker.queue(call.fields["topic"], call.fields["queueId"]).first)
 
 
 def at_time(broker: Broker, topic: str, queue_id: int, when: int, *, upper: bool = False) -> int:
-    """The queue offset of the first message stored at ``when`` (ms) or later; with ``upper`` of
-    the last one stored until then. Answer where the queue cannot be read.
+    """Return the queue offset of the first message stored at ``when`` (ms) or later; with ``upper``
+    of the last one stored until then. Raise Answer if the queue cannot be read.
     """
     queue = broker.queue(topic, queue_id)
     if (topic, queue_id) in broker.memory.queues or queue.end == 0:
@@ -45,9 +45,9 @@ def at_time(broker: Broker, topic: str, queue_id: int, when: int, *, upper: bool
 
 
 def search_offset(broker: Broker, call: Call) -> Response:
-    """The queue offset at a time, as 5.x brokers have it. Java clients before 5.0 get the last
-    message for a time behind it, as 4.x brokers have it: Dashboard 1.x adds one to that, and shows
-    messages twice otherwise.
+    """Return the queue offset at a time, as 5.x brokers have it. Java clients before 5.0 get the
+    last message for a time after it, as 4.x brokers have it: Dashboard 1.x adds one to that, and
+    shows messages twice otherwise.
     """
     wanted, asked = call.fields, call.command
     upper = (wanted["boundaryType"] or "").upper() == "UPPER"
@@ -60,7 +60,7 @@ def search_offset(broker: Broker, call: Call) -> Response:
 
 
 def earliest_time(broker: Broker, call: Call) -> Response:
-    """The store time of the queue's first message; -1 where there is none."""
+    """Return the store time of the queue's first message; -1 if it is empty."""
     queue = broker.queue(call.fields["topic"], call.fields["queueId"])
     pulled = queue.pull(queue.first, 1, None)
     when = decode(pulled.parts[0]).store_timestamp if pulled.parts else -1
@@ -69,9 +69,9 @@ def earliest_time(broker: Broker, call: Call) -> Response:
 
 def position(broker: Broker, group: str, topic: str, queue_id: int, *, zero: bool = True
              ) -> int | None:
-    """Where a group stands; where it has no position, where it is to begin. None where a broker
-    leaves that to the client, without ``zero`` for queues that begin at 0, too. Answer where the
-    queue cannot be read.
+    """Return a group's consumer offset; if it has none, the offset at which it is to start. None if
+    a broker leaves that to the client, without ``zero`` for queues that begin at 0, too. Raise
+    Answer if the queue cannot be read.
     """
     known = broker.positions.get(group, topic, queue_id)
     if known is not None:
@@ -88,7 +88,7 @@ def position(broker: Broker, group: str, topic: str, queue_id: int, *, zero: boo
 
 
 def query_consumer_offset(broker: Broker, call: Call) -> Response:
-    """Where a group stands; where it has no position, where it is to begin."""
+    """Return a group's consumer offset; if it has none, the offset at which it is to start."""
     wanted = call.fields
     found = position(broker, wanted["consumerGroup"], wanted["topic"], wanted["queueId"],
                      zero=wanted["setZeroIfNotFound"] is not False)
@@ -99,7 +99,7 @@ def query_consumer_offset(broker: Broker, call: Call) -> Response:
 
 
 def update_consumer_offset(broker: Broker, call: Call) -> Response:
-    """Notes where a group stands."""
+    """Note where a group stands."""
     wanted = call.fields
     if not broker.positions.commit(wanted["consumerGroup"], wanted["topic"], wanted["queueId"],
                                    wanted["commitOffset"]):

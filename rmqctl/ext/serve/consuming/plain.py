@@ -42,7 +42,7 @@ class Client(Protocol):
     def is_full(self) -> bool: ...
 
     def send_parts(self, parts: list[Buffer], size: int) -> None:
-        """Sends a response that is ready, of so many bytes."""
+        """Send a response that is ready, of so many bytes."""
 
     def reply(self, request: Command, response: Response) -> None: ...
 
@@ -67,7 +67,7 @@ class PlainPulls:
         self._form = _form()
 
     def take_all(self, client: Client, frames: FrameReader, late: float) -> bool:
-        """Answers such requests as long as one follows another, and until ``late`` (monotonic
+        """Answer such requests as long as one follows another, and until ``late`` (monotonic
         seconds); whether any was answered.
         """
         broker = self._broker
@@ -95,7 +95,7 @@ class PlainPulls:
 
     def _learn(self, frames: FrameReader, words: bytes, numbers: tuple[int | None, ...]
                ) -> _Known | None:
-        """Remembers the next request; None where it is no plain one."""
+        """Remember the next request; None if it is not a plain one."""
         frame = frames.peek()
         if frame is None:
             return None
@@ -117,7 +117,7 @@ class PlainPulls:
 
     def _answer(self, client: Client, known: _Known, opaque: int, offset: int, commit: int | None
                 ) -> bool:
-        """Answers such a request; False, and nothing done, where more is to be done for it."""
+        """Answer such a request; False, and nothing done, where more is to be done for it."""
         broker, fields = self._broker, known.fields
         group, topic, queue_id = fields["consumerGroup"], fields["topic"], fields["queueId"]
         try:
@@ -146,8 +146,8 @@ class PlainPulls:
 
 
 def _form() -> bytes:
-    """The header of an answer, with places for the highest and the lowest queue offset, where to
-    go on, and opaque.
+    """Return the header of an answer, with places for the highest and the lowest queue offset,
+    where to go on, and opaque.
     """
     response = pulling.response_to(_MARKED, 0)
     text = response_head(_MARKED_OPAQUE, response.code, response.ext or {}, response.remark, 0)[

@@ -36,7 +36,7 @@ _MOST = 32
 _LONGEST_MS = 12 * 3_600_000
 """Of the time for which a message is given out."""
 _IN_ORDER = 999
-"""The queue of the revive topic that stands for messages in order."""
+"""The queue of the revive topic that marks messages in order."""
 _LATEST = 1
 """A group without a position begins with new messages."""
 _SOONEST_S = 0.01
@@ -47,7 +47,9 @@ _MOST_ACKED, _LONGEST_SETS = 1024, 4096
 
 
 def has_batches(broker: Broker, topic: str) -> bool:
-    """Whether a topic has queues of batches: their messages are not given out one by one."""
+    """Return whether a topic has batch consume queues: their messages are not delivered one
+    by one.
+    """
     return any(name == topic for name, _ in broker.source.store.batch_queues)
 
 
@@ -55,7 +57,7 @@ def has_batches(broker: Broker, topic: str) -> bool:
 
 
 def pop_message(broker: Broker, call: Call) -> Response | None:
-    """Messages of a topic that nobody else has at the moment, now or when there are some."""
+    """Return messages of a topic that nobody else has at the moment, now or when there are some."""
     wanted = call.fields
     _judge(broker, call)
     if wanted["maxMsgNums"] > _MOST:
@@ -71,13 +73,13 @@ def pop_message(broker: Broker, call: Call) -> Response | None:
 
 
 def notification(broker: Broker, call: Call) -> Response | None:
-    """Whether there are messages to pop, now or when there are some."""
+    """Answer whether there are messages to pop, now or as soon as there are."""
     _judge(broker, call)
     return _WaitingNotice(broker, call, _line(call)._replace(notice=True)).start()
 
 
 def polling_info(broker: Broker, call: Call) -> Response:
-    """How many requests for messages of a topic wait, of one group."""
+    """Answer how many requests of a group wait for messages of a topic."""
     _judge(broker, call)
     return Response({"pollingNum": str(broker.pops.lines.count(*_line(call)[:3]))})
 
@@ -89,7 +91,7 @@ def _line(call: Call) -> Line:
 
 
 def _judge(broker: Broker, call: Call) -> None:
-    """Answer where nothing may be read."""
+    """Raise Answer if nothing may be read."""
     name: str = call.fields["topic"]
     judge(broker, call.fields, call.connection.peer, ANY_QUEUE, Status.INVALID_PARAMETER)
     _check_group(call.fields["consumerGroup"])
@@ -100,7 +102,7 @@ def _judge(broker: Broker, call: Call) -> None:
 
 
 def _check_group(name: str) -> None:
-    """Answer where a name is longer than that of any group: what groups were given is kept."""
+    """Raise Answer if a name is longer than that of any group: what groups were given is kept."""
     if len(name) > _LONGEST_NAME:
         raise Answer(Status.SUBSCRIPTION_GROUP_NOT_EXIST,
                      f"the group name has {len(name)} characters")
@@ -114,17 +116,17 @@ class _WaitingForAny(Waiting):
     """A request that waits for messages of any queue, new ones or such as come again."""
 
     late = 0.0
-    """When its time is over (monotonic seconds)."""
+    """The monotonic time (seconds) at which it ends."""
 
     @property
     def popped(self) -> Popped:
-        """What the group has of the topic; not to be held on to."""
+        """Return the group's popped messages of the topic; not to be kept."""
         wanted = self.call.fields
         found: Popped = self.broker.pops.of(wanted["consumerGroup"], wanted["topic"])
         return found
 
     def start(self) -> Response | None:
-        """The answer, if it need not wait. Answer."""
+        """Return the answer, if it need not wait. Raise Answer."""
         found = self.found()
         if found is not None:
             return found
@@ -145,7 +147,7 @@ class _WaitingForAny(Waiting):
         self.broker.pops.lines.leave(self.key, self.look)
 
     def _wait(self) -> None:
-        """Waits until its time is over, and the first one until a message may come again."""
+        """Wait until its time is over, and the first one until a message may come again."""
         due = self.late
         if self.broker.pops.lines.is_first(self.key, self.look):
             if self.is_unfinished:
@@ -170,15 +172,17 @@ class _WaitingForAny(Waiting):
             self._wait()
 
     is_unfinished = False
-    """Whether there were too many queues to look at all of them."""
+    """True if there were too many queues to check all of them."""
 
     @abstractmethod
     def found(self) -> Response | None:
-        """The answer, if there is something. Answer."""
+        """Return the answer, if there is something. Raise Answer."""
 
     @abstractmethod
     def nothing(self, *, full: bool = False) -> Response:
-        """The answer where there is nothing; ``full``: and where no more requests may wait."""
+        """Return the answer where there is nothing; ``full``: and where no more requests may
+        wait.
+        """
 
 
 @dataclass(eq=False)
@@ -227,12 +231,12 @@ class _WaitingNotice(_WaitingForAny):
 
 
 def _mark(name: str) -> str:
-    """What stands for a topic: whether it is the one asked for, or one of what came back."""
+    """Return the mark of a topic: whether it is the topic asked for, or one of its retry topics."""
     return "0" if not name.startswith(RETRY_PREFIX) else "2" if "+" in name else "1"
 
 
 def _record(given: Given) -> Buffer:
-    """The message as it is stored, but for the number of times that it was given out."""
+    """Return the message as it is stored, but for the number of deliveries."""
     times = min(given.flight.attempt - 1, MOST_ATTEMPTS)
     name, _ = given.receipt.queue
     if not times or name.startswith(LMQ_PREFIX):  # clients look for the latter elsewhere then
@@ -246,7 +250,7 @@ def _record(given: Given) -> Buffer:
 
 
 def ack(broker: Broker, call: Call) -> Response:
-    """A message need not come again. Who says so too late hears nothing of it, as from a broker."""
+    """Acknowledge a message. As with a broker, a late acknowledgement is answered with success."""
     popped, receipt = _receipt(broker, call)
     with suppress(Answer):
         popped.ack(receipt)
@@ -254,7 +258,7 @@ def ack(broker: Broker, call: Call) -> Response:
 
 
 def change_invisible_time(broker: Broker, call: Call) -> Response:
-    """A message is to come again at another time."""
+    """Make a message visible at another time."""
     popped, receipt = _receipt(broker, call)
     invisible = _milliseconds(call.fields["invisibleTime"])
     changed = popped.change(receipt, invisible / 1000)
@@ -263,7 +267,7 @@ def change_invisible_time(broker: Broker, call: Call) -> Response:
 
 
 def _receipt(broker: Broker, call: Call) -> tuple[Popped, Receipt]:
-    """What a request with the receipt of one message is about. Answer."""
+    """Return the messages and the receipt that a request is about. Raise Answer."""
     wanted = call.fields
     name, queue_id, offset = wanted["topic"], wanted["queueId"], wanted["offset"]
     topic = broker.require_topic(name)
@@ -283,7 +287,7 @@ def _receipt(broker: Broker, call: Call) -> tuple[Popped, Receipt]:
 
 
 def _popped(broker: Broker, group: str, topic: str) -> Popped:
-    """What a group has of a topic, which may be the one of what came back to it. Answer."""
+    """Return a group's popped messages of a topic, or of one of its retry topics. Raise Answer."""
     base = topic
     _check_group(group)
     if topic.startswith(RETRY_PREFIX + group) and topic[len(RETRY_PREFIX + group):][:1] in ("_", "+"
@@ -295,7 +299,7 @@ def _popped(broker: Broker, group: str, topic: str) -> Popped:
 
 
 def ack_many(broker: Broker, call: Call) -> Response:
-    """Messages that need not come again; those of which nothing is known are passed over."""
+    """Acknowledge messages; unknown ones are skipped."""
     acks = objects(body_of(call).get("acks"))
     if not acks:
         raise Answer(Status.NO_MESSAGE, "the request acknowledges no messages")
@@ -326,7 +330,7 @@ def _number(value: object) -> int:
 
 
 def _places(text: str) -> list[int]:
-    """The places of the bits in a set, which is written in base64. Answer."""
+    """Return the places of the bits in a set, which is written in base64. Raise Answer."""
     try:
         data = b64decode(text, validate=True)
     except (Base64Error, ValueError):

@@ -32,11 +32,11 @@ MOST_QUEUES = 100_000
 MOST_BYTES = 4 << 20
 """Of messages that are given out at once; the first always fits."""
 RENEWED_S, LONGEST_S = 60.0, 3 * 3600.0
-"""A message is kept for its client by so much at a time while that is there, at most so long."""
+"""Seconds by which a message is kept for its client while that is connected, and the maximum."""
 TURN_S = 0.02
-"""So long queues are looked through, before it is the others' turn."""
+"""Seconds for which queues are searched before other clients have their turn."""
 MOST_ATTEMPTS = (1 << 31) - 1
-"""That clients can be told."""
+"""Seconds at the end for which clients can still be told."""
 _SOON_S = 1.0
 _STALE = 16
 _LONGEST_ATTEMPT = 255
@@ -71,8 +71,8 @@ class _PopQueue:
 
 
 class Receipt(NamedTuple):
-    """What a message is acked by: where it is, and the time (ms) when it was given out or hidden
-    anew, later each time it is.
+    """The receipt that acknowledges a message: its place, and the time (ms) at which it was
+    delivered or hidden again, later each time.
     """
 
     queue: QueueKey
@@ -91,10 +91,11 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What a client would like. ``invisible``: seconds; ``owner``: see `Flight`; ``queue_id``: the
+    """The wishes of a client. ``invisible``: seconds; ``owner``: see `Flight`; ``queue_id``: the
     one of the topic's queues that it asks, or any; ``latest``: whether a group without a position
-    begins with new messages, where it is not said elsewhere. ``attempt``: who asks for messages in
-    order under the same name again has not got them, and is given them at once.
+    begins with new messages, where it is not said elsewhere. ``attempt``: a request for messages in
+    order under the same name repeats one whose response was lost, and gets the same messages at
+    once.
     """
 
     most: int
@@ -108,7 +109,7 @@ class Wish:
 
 
 def attempt_of(text: str | None) -> str:
-    """The name of an attempt as it is kept; none where it is too long for that."""
+    """Return the name of an attempt as it is kept; none where it is too long for that."""
     return text if text and len(text) <= _LONGEST_ATTEMPT else ""
 
 
@@ -118,7 +119,7 @@ def _queues(count: int, wanted: int) -> range:
 
 
 class Popped:
-    """What one group has been given of one topic of a broker."""
+    """The messages that one group was given of one topic of a broker."""
 
     def __init__(self, pops: Pops, group: str, topic: str) -> None:
         self._pops, self.broker = pops, pops.broker
@@ -133,7 +134,9 @@ class Popped:
         self._number = 0
 
     def keys(self, wanted: int = ANY_QUEUE) -> list[QueueKey]:
-        """The queues of the topic, or the one wanted, and those of what came back to a broker."""
+        """Return the queues of the topic, or the one wanted, and those of what came back to a
+        broker.
+        """
         known = self.broker.source.topics
         return [(name, queue_id) for name in self.names
                 if name == self.topic or name in known
@@ -144,8 +147,8 @@ class Popped:
     # -- giving out ---------------------------------------------------------------------------
 
     def take(self, wish: Wish, left: int | None) -> tuple[list[Given], int]:
-        """(messages, how many queues were not looked at yet): to be called again with that number
-        when others had their turn. All have one number in their receipts. Answer.
+        """Return (messages, how many queues were not looked at yet): to be called again with that
+        number when others had their turn. All have one number in their receipts. Raise Answer.
         """
         keys = self.keys(wish.queue_id)
         if left is None:
@@ -202,7 +205,7 @@ class Popped:
             yield left
 
     def _new(self, key: QueueKey, queue: _PopQueue, wish: Wish) -> Iterator[Given | None]:
-        """Messages that were not given out yet; None where a filter took its time."""
+        """Yield messages that were not given out yet; None if a filter took its time."""
         while True:
             if self.flying >= MOST_OF_GROUP or not self._pops.may_fly(self):
                 raise Answer(Status.SYSTEM_BUSY, "too many unacknowledged messages")
@@ -237,8 +240,8 @@ class Popped:
 
     def _give_again(self, key: QueueKey, queue: _PopQueue, flight: Flight, wish: Wish, *,
                     counts: bool = True) -> Given | None:
-        """A message whose time is over, once more; None where it is no longer there, or wanted.
-        ``counts``: whether it was taken the last time.
+        """Return a message whose time is over, once more; None if it no longer exists, or is not
+        wanted. ``counts``: whether it was taken the last time.
         """
         pulled = pull(self.broker, self.group, *key, flight.offset, 1, wish.accept)
         if not pulled.count or pulled.next_begin != flight.offset + 1:
@@ -249,7 +252,9 @@ class Popped:
         return Given(next(pulled.records), flight, self._hide(key, flight, wish.invisible))
 
     def _in_order(self, key: QueueKey, queue: _PopQueue, wish: Wish) -> Iterator[Given]:
-        """What came back of a queue, which is given to nobody else while some of it is out."""
+        """Yield messages that came back to a queue; nobody else gets them while some are
+        invisible.
+        """
         now = time.monotonic()
         is_same = _is_same(queue, wish.attempt)
         if not is_same and any(flight.visible > now for flight in queue.flights.values()):
@@ -261,7 +266,7 @@ class Popped:
                 yield given
 
     def has_messages(self, wanted: int, *, fifo: bool, attempt: str = "") -> bool:
-        """Whether there is something to give out, or it takes long to find out. Answer."""
+        """Return whether there is something to deliver, or finding out takes long. Raise Answer."""
         late = time.monotonic() + TURN_S
         self._look_at_clock()
         if self._again:
@@ -278,7 +283,9 @@ class Popped:
     # -- the state of queues ------------------------------------------------------------------
 
     def _queue(self, key: QueueKey, latest: bool = False) -> _PopQueue:
-        """A queue of the group, anew where others set its position. Answer."""
+        """Return a queue of the group, read again if another client set its offset. Raise
+        Answer.
+        """
         committed = self.broker.positions.get(self.group, *key)
         queue = self.queues.get(key)
         if queue is not None and queue.committed == committed:
@@ -295,7 +302,7 @@ class Popped:
         return queue
 
     def forget(self, queue: _PopQueue) -> None:
-        """What was given out of a queue no longer counts."""
+        """Forget the messages that were delivered of a queue."""
         self.flying -= len(queue.flights)
         self._pops.flying -= len(queue.flights)
         queue.flights.clear()
@@ -323,7 +330,7 @@ class Popped:
             self._again.clear()
 
     def _look_at_clock(self) -> None:
-        """What is due comes again, unless it is kept for a client that is there."""
+        """Make messages visible whose time is over, unless they are kept for a connected client."""
         now = time.monotonic()
         while self._due and self._due[0][0] <= now:
             _, key, offset, number = heappop(self._due)
@@ -340,7 +347,7 @@ class Popped:
 
     @property
     def next_due(self) -> float | None:
-        """When the next one may come again, if any is out."""
+        """The time at which the next message may become visible again; None for never."""
         return self._due[0][0] if self._due else None
 
     # -- what clients say ---------------------------------------------------------------------
@@ -354,7 +361,9 @@ class Popped:
         return Receipt(key, flight.offset, flight.number)
 
     def find(self, receipt: Receipt) -> tuple[_PopQueue, Flight]:
-        """What a receipt stands for. Answer where that is acked, or was given out again."""
+        """Return the queue and the delivery of a receipt. Raise Answer if the message is
+        acknowledged, or was delivered again.
+        """
         queue = self.queues.get(receipt.queue)
         flight = None if queue is None else queue.flights.get(receipt.offset)
         if queue is None or flight is None or flight.number != receipt.number:
@@ -362,20 +371,20 @@ class Popped:
         return queue, flight
 
     def has_landed(self, receipt: Receipt) -> bool:
-        """Whether a message was given out, and need not come again."""
+        """Return whether a message was delivered and acknowledged."""
         queue = self.queues.get(receipt.queue)
         return queue is not None and receipt.offset < queue.next and (
             receipt.offset not in queue.flights)
 
     def ack(self, receipt: Receipt) -> None:
-        """The message need not come again. Answer."""
+        """The message need not come again. Raise Answer."""
         queue, flight = self.find(receipt)
         self._land(receipt.queue, queue, flight)
         if self._fifo:
             self.broker.arrived(self.topic, ANY_QUEUE)  # who waits for the next one in order
 
     def change(self, receipt: Receipt, seconds: float) -> Receipt:
-        """The message comes again after so long; its new receipt. Answer."""
+        """Make the message visible after some seconds; return its new receipt. Raise Answer."""
         _, flight = self.find(receipt)
         flight.owner = ""
         self._count_up()
@@ -384,7 +393,9 @@ class Popped:
         return changed
 
     def is_over(self) -> bool:
-        """Whether all that was given out may come again, and no client is there to ack it."""
+        """Return whether all delivered messages may become visible, and no client is there to
+        acknowledge them.
+        """
         now = time.monotonic()
         return all(flight.visible <= now and not (
             flight.owner and self._pops.is_there(flight.owner)) for queue in self.queues.values()
@@ -406,8 +417,8 @@ def _is_same(queue: _PopQueue, attempt: str) -> bool:
 
 
 class Pops:
-    """What groups have been given of a broker. ``is_there``: whether a client is for which messages
-    are kept.
+    """The messages that groups were given by a broker. ``is_there``: whether a client is for which
+    messages are kept.
     """
 
     def __init__(self, broker: Broker) -> None:
@@ -420,7 +431,9 @@ class Pops:
         self._kept = 0
 
     def of(self, group: str, topic: str) -> Popped:
-        """The state of a group and topic; not to be held on to while others have their turn."""
+        """Return the state of a group and topic; not to be held on to while others have their
+        turn.
+        """
         found = self._all.get((group, topic))
         if found is None:
             found = Popped(self, group, topic)
@@ -430,12 +443,13 @@ class Pops:
         return found
 
     def known(self, group: str, topic: str) -> Popped | None:
-        """The same where there is any."""
+        """Return the same where there is any."""
         return self._all.get((group, topic))
 
     def may_fly(self, of_this: Popped) -> bool:
-        """Whether one more message may be given out. Where there are too many, groups that asked
-        for nothing for the longest time begin at their positions again, once their time is over.
+        """Return whether one more message may be delivered. Where there are too many, groups that
+        asked for nothing for the longest time begin at their positions again, once their time is
+        over.
         """
         while self.flying >= MOST_FLYING:
             first = next(iter(self._all.values()))
@@ -449,7 +463,7 @@ class Pops:
 
     def make_room(self, for_this: Popped) -> None:
         """Room for one more queue: those of which nothing is out are known by their positions.
-        Answer.
+        Raise Answer.
         """
         self._kept += 1
         if self._kept <= MOST_QUEUES:
@@ -461,7 +475,7 @@ class Pops:
             raise Answer(Status.SYSTEM_BUSY, "too many groups have unacknowledged messages")
 
     def leave(self, client_id: str) -> None:
-        """A client is gone: what was kept for it comes again soon."""
+        """Forget a client: the messages kept for it become visible soon."""
         for each in self._all.values():
             if each.flying:
                 each.give_back(lambda flight: flight.owner == client_id)

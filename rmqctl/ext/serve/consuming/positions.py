@@ -1,4 +1,4 @@
-"""Where groups stand: what the store says, over it what consumers committed since.
+"""Consumer offsets: those of the store, and over them what consumers have committed since.
 
 In memory, or in a file beside the store, which is written by rename. Never in the store.
 """
@@ -34,15 +34,15 @@ class Positions:
     stored: dict[Key, dict[int, int]]
     committed: dict[Key, dict[int, int]] = field(default_factory=dict)
     changes: int = 0
-    """How often something was changed."""
+    """Number of changes."""
     written: int = 0
-    """How many of these changes are written down."""
+    """Number of these changes that are saved."""
     touched: set[Key] | None = None
-    """Groups and topics with new positions, where somebody asks for them."""
+    """Groups and topics with new offsets, if a caller asks for them."""
     _count: int = 0
 
     def get(self, group: str, topic: str, queue_id: int) -> int | None:
-        """Where a group stands; a negative position is none, as to a broker."""
+        """Return a group's consumer offset; a negative one counts as missing, as for a broker."""
         key = group, topic
         found = self.committed.get(key, {}).get(queue_id)
         if found is None:
@@ -50,14 +50,14 @@ class Positions:
         return None if found is None or found < 0 else found
 
     def forget(self, group: str) -> None:
-        """A group has no position any more."""
+        """Remove a group's offsets."""
         self.stored = {key: queues for key, queues in self.stored.items() if key[0] != group}
         for key in [key for key in self.committed if key[0] == group]:
             self._count -= len(self.committed.pop(key)) + sum(map(len, key)) // _NAMES
         self.changes += 1
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> bool:
-        """Notes a position; False where there are too many already."""
+        """Note a position; False if there are too many already."""
         queues = self.committed.get((group, topic))
         if queues is None or queue_id not in queues:
             cost = 1 if queues is not None else 1 + (len(group) + len(topic)) // _NAMES
@@ -74,17 +74,17 @@ class Positions:
 
     @property
     def changed(self) -> bool:
-        """Whether something is not written down yet."""
+        """Return whether a change is not saved yet."""
         return self.written < self.changes
 
     def snapshot(self) -> Positions:
-        """What is known now, for a thread: no group or topic joins it, but a queue's position may
-        be a later one.
+        """Return the offsets now, for a thread: no group or topic is added to them, but a queue's
+        offset may be a later one.
         """
         return Positions(self.stored, dict(self.committed), self.changes)
 
     def all(self) -> Iterator[tuple[str, str, dict[int, int]]]:
-        """(group, topic, positions by queue id) of everything known."""
+        """Yield (group, topic, positions by queue id) of everything known."""
         for key in {**self.stored, **self.committed}:
             yield *key, {**self.stored.get(key, {}), **self.committed.get(key, {})}
 
@@ -106,14 +106,14 @@ class PositionsFile:
     def __init__(self, path: str) -> None:
         self.path = path
         self.warnings: list[str] = []
-        """What the user must know of the stores and this file, after `load`."""
+        """Notes for the user about the stores and this file, after `load`."""
         self._others: dict[str, Any] = {}
         self._records: dict[str, list[anchors.Anchor]] = {}
 
     def load(self, names: Sequence[str], logs: Sequence[CommitLog]
              ) -> dict[str, dict[Key, dict[int, int]]]:
-        """The positions of each of the stores with these names and logs. FormatError,
-        StoreIOError; RefusedError where the path leads through a link that others may have made,
+        """Return the positions of each of the stores with these names and logs. FormatError,
+        StoreIOError; raise RefusedError if the path leads through a link that others may have made,
         UsageError where it cannot be determined which positions are a store's.
         """
         for name, log in zip(names, logs, strict=True):
@@ -152,11 +152,13 @@ class PositionsFile:
                 for name, key in zip(names, keys, strict=True)}
 
     def know(self, name: str, log: CommitLog) -> None:
-        """Notes the records by which a store is known, of the log as it is now."""
+        """Note the records by which a store is known, of the log as it is now."""
         self._records[name] = anchors.anchors_of(log, self._records.get(name, ()))
 
     def save(self, positions: dict[str, Positions]) -> None:
-        """Writes what was committed; may be called by a thread with snapshots. StoreIOError."""
+        """Write what was committed; may be called by a thread with snapshots. Raise
+        StoreIOError.
+        """
         value = {**self._others, **{name: {"offsetTable": {
             f"{topic}@{group}": {str(queue_id): offset for queue_id, offset in dict(queues).items()}
             for (group, topic), queues in each.committed.items()},

@@ -37,7 +37,9 @@ _CODES = {FOUND: Status.SUCCESS, NO_MATCH: Status.PULL_RETRY_IMMEDIATELY,
 
 
 def pull_message(broker: Broker, call: Call) -> Response | None:
-    """The messages behind a queue offset; where there are none yet the answer may come later."""
+    """Answer a pull with the messages after a queue offset; without any yet, the answer may come
+    later.
+    """
     wanted = call.fields
     judge(broker, wanted, call.connection.peer)
     accept = wanted_by(broker, wanted)
@@ -57,8 +59,8 @@ def pull_message(broker: Broker, call: Call) -> Response | None:
 
 def judge(broker: Broker, wanted: dict[str, Any], peer: str, lowest: int = 0,
           illegal: int = Status.SYSTEM_ERROR) -> None:
-    """The checks before anything is read, in a broker's order. ``lowest`` queue id; ``illegal``:
-    the code for others. Answer.
+    """Check a request before anything is read, in a broker's order. ``lowest`` queue id;
+    ``illegal``: the code for others. Raise Answer.
     """
     if not broker.takes_group(wanted["consumerGroup"]):
         raise Answer(Status.SUBSCRIPTION_GROUP_NOT_EXIST,
@@ -80,7 +82,7 @@ def judge(broker: Broker, wanted: dict[str, Any], peer: str, lowest: int = 0,
 
 
 def wanted_by(broker: Broker, wanted: dict[str, Any]) -> Accept | None:
-    """The filter of the request, or the one its group subscribed with. Answer."""
+    """Return the filter of the request, or the one its group subscribed with. Raise Answer."""
     name = wanted["topic"]
     if wanted["sysFlag"] & SUBSCRIPTION:
         return Subscription(name, wanted["subscription"] or "*",
@@ -102,7 +104,9 @@ def wanted_by(broker: Broker, wanted: dict[str, Any]) -> Accept | None:
 
 def pull(broker: Broker, group: str, topic: str, queue_id: int, offset: int, most: int,
          accept: Accept | None, max_bytes: int | None = None) -> Pulled:
-    """Messages of a queue from an offset on for a group, counted as given out. Answer."""
+    """Return messages of a queue from an offset on for a group, counted as given out. Raise
+    Answer.
+    """
     queue = broker.queue(topic, queue_id)
     try:
         pulled = queue.pull(offset, most, accept, bytes_for(max_bytes))
@@ -113,12 +117,12 @@ def pull(broker: Broker, group: str, topic: str, queue_id: int, offset: int, mos
 
 
 def bytes_for(wanted: int | None) -> int:
-    """How many bytes of records an answer has at most."""
+    """Return the maximum number of bytes of records in a response."""
     return MAX_BYTES if wanted is None else min(max(wanted, 1), MAX_BYTES)
 
 
 def count(broker: Broker, key: tuple[str, str], pulled: Pulled) -> int:
-    """Counts what a group gets of a topic as given out; its bytes."""
+    """Count what a group gets of a topic as given out; its bytes."""
     broker.skipped += pulled.skipped
     size = pulled.size
     if size:
@@ -135,7 +139,7 @@ def _pulled(broker: Broker, wanted: dict[str, Any], accept: Accept | None) -> Re
 
 
 def response_to(pulled: Pulled, offset: int) -> Response:
-    """The answer to a pull from that queue offset on."""
+    """Return the answer to a pull from that queue offset on."""
     code = _CODES.get(pulled.status, Status.PULL_OFFSET_MOVED)
     if pulled.status == NO_MESSAGE and offset == 0:
         code = Status.PULL_NOT_FOUND
@@ -160,7 +164,7 @@ class Waiting(ABC):
 
     @property
     def has_room(self) -> bool:
-        """Whether it may wait beside the others."""
+        """Return whether another request may wait."""
         return len(self.call.connection.at_end) < MOST_WAITING and (
             self.broker.waits.has_room(self.call.connection.host, self.weight))
 
@@ -184,15 +188,15 @@ class Waiting(ABC):
         self.leave()
 
     def join(self) -> None:
-        """Hears of news from now on."""
+        """Wait for news from now on."""
         self.broker.hear(self.key, self.look)
 
     def leave(self) -> None:
-        """Hears of news no more."""
+        """Stop waiting for news."""
         self.broker.hear_no_more(self.key, self.look)
 
     def again_in(self, seconds: float) -> None:
-        """Looks once more then, instead of when its time was to be over."""
+        """Look once more then, instead of when its time was to be over."""
         self._timer.cancel()
         self._timer = self.broker.later(seconds, self._over)
 
@@ -206,7 +210,7 @@ class Waiting(ABC):
 
     @abstractmethod
     def look(self, may_wait: bool) -> None:
-        """Looks once more; answers unless there is nothing yet and it may wait."""
+        """Look once more; answers unless there is nothing yet and it may wait."""
 
 
 @dataclass(eq=False)
@@ -237,7 +241,7 @@ class _WaitingPull(Waiting):
         self.answer(response)
 
     def _not_now(self) -> Response:
-        """Has a client that does not take what it has got ask again: the messages of all its pulls
+        """Let a client that does not take what it has got ask again: the messages of all its pulls
         that wait would have to be kept for it.
         """
         offset = str(self.call.fields["queueOffset"])

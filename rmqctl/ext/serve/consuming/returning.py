@@ -34,7 +34,7 @@ _HALF = 1 << 31
 
 
 def send_back(broker: Broker, call: Call) -> Response | None:
-    """Takes a message back: into the group's retry topic after a delay, or its dead letters."""
+    """Take a message back: into the group's retry topic after a delay, or its dead letters."""
     # What is sent back, by whom; a group without retry queues does not want it back.
     wanted = call.fields
     group, level = wanted["group"], wanted["delayLevel"]
@@ -77,8 +77,8 @@ def send_back(broker: Broker, call: Call) -> Response | None:
 
 
 def most_times(broker: Broker, group: str, call: Call) -> int:
-    """How often a group gets a message again before it is a dead letter: as a client wants it, if
-    it is one that brokers believe.
+    """Return how often a group gets a message before it becomes a dead letter: the client's limit,
+    if brokers believe it.
     """
     asked: int | None = call.fields["maxReconsumeTimes"]
     if asked is not None and call.command.version >= _SAYS_TIMES:
@@ -88,8 +88,8 @@ def most_times(broker: Broker, group: str, call: Call) -> int:
 
 
 def make_topic(writer: Writer, topic: str, queues: int = 1) -> int:
-    """A retry or dead-letter topic, made with so many queues if it is not there; how many of them
-    it has. RefusedError, StoreIOError.
+    """Return a retry or dead-letter topic, made with so many queues if it is not there; how many of
+    them it has. Raise RefusedError, StoreIOError.
     """
     if writer.topics.get(topic) is None:
         writer.source.learn(topic, writer.topics.create(topic, queues, queues, READ | WRITE))
@@ -97,7 +97,7 @@ def make_topic(writer: Writer, topic: str, queues: int = 1) -> int:
 
 
 def _put(writer: Writer, call: Call, record: Record, topic: str, queues: int) -> None:
-    """Puts it into the store: into any of so many queues of the topic, or into the schedule."""
+    """Put it into the store: into any of so many queues of the topic, or into the schedule."""
     queue_id = random.randrange(make_topic(writer, topic, queues))  # noqa: S311
     message = Outgoing(topic, record.body, java_text(record.properties), queue_id, record.flag,
                        record.sys_flag, record.born_timestamp, record.born_host,
@@ -125,7 +125,7 @@ def _append(broker: Broker, record: Record, topic: str, tags: int) -> None:
 
 
 def _returned(record: Record, profile: BrokerVersion, level: int | None) -> Record:
-    """A copy as a broker of the version makes it, with this delay level."""
+    """Return a copy as a broker of the version makes it, with this delay level."""
     known = JavaMap.from_properties(java_text(record.properties), profile.map_capacity)
     if props.RETRY_TOPIC not in known:
         known.put(props.RETRY_TOPIC, record.topic.decode("utf-8", "replace"))

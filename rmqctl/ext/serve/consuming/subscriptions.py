@@ -1,4 +1,4 @@
-"""What consumers subscribe to, and whether a message passes (spec: remoting.md §3.1, Filters).
+"""Subscriptions of consumers, and the test of a message (spec: remoting.md §3.1, Filters).
 
 A tag expression compares hashes, as a broker does: clients compare the tags themselves.
 """
@@ -27,7 +27,7 @@ _VERSION = re.compile(r"[0-9]{1,19}")
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """What a group subscribes to of a topic. ``version``: ms of when it was made."""
+    """A group's subscription to a topic. ``version``: the time (ms) at which it was created."""
 
     topic: str
     expression: str = ALL
@@ -45,14 +45,16 @@ class Subscription:
                    version if isinstance(version, int) else int(text))
 
     def as_dict(self) -> dict[str, Any]:
-        """The object that tools are shown."""
+        """Return the object that tools are shown."""
         tags = tags_of(self.expression) if self.kind == TAG else ()
         return {"classFilterMode": False, "codeSet": [javahash.string_hash(tag) for tag in tags],
                 "expressionType": self.kind, "subString": self.expression,
                 "subVersion": self.version, "tagsSet": list(tags), "topic": self.topic}
 
     def accept(self) -> Accept | None:
-        """The test of a message; None where all pass. Answer where the expression is none."""
+        """Return the test of a message; None if all messages pass. Raise Answer if the expression
+        is invalid.
+        """
         if self.kind == TAG:
             return _by_tags(self.expression[:_LONGEST])
         if self.kind != SQL:
@@ -62,7 +64,7 @@ class Subscription:
 
 
 def tags_of(expression: str) -> tuple[str, ...]:
-    """The tags of ``A || B``; none where all messages are wanted."""
+    """Return the tags of ``A || B``; none where all messages are wanted."""
     if expression.strip() in ("", ALL):
         return ()
     return tuple(tag for part in expression.split("||") if (tag := part.strip()))

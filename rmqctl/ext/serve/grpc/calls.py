@@ -1,4 +1,4 @@
-"""What all methods of the service share: the brokers behind it, who calls, how it is refused."""
+"""The shared parts of all methods of the service: the brokers, the caller, refusals."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ _CODES = {
 
 
 def code_of(status: int) -> Code:
-    """The code of a status of the remoting protocol, which is not success."""
+    """Return the code of a status of the remoting protocol, which is not success."""
     return {int(each): code for each, code in _CODES.items()}.get(
         status, Code.INTERNAL_SERVER_ERROR)
 
 
 def refused_by(response: Response) -> Refused:
-    """A broker's refusal as one of this service."""
+    """Return a broker's refusal as one of this service."""
     return Refused(code_of(response.code), response.remark or "refused")
 
 
 def judged(error: Refused | Answer) -> tuple[Code, str]:
-    """What a client is told of a refusal."""
+    """Return the code and text with which a client is refused."""
     if isinstance(error, Answer):
         return code_of(error.status), error.remark
     return error.code, error.text
@@ -49,7 +49,7 @@ def judged(error: Refused | Answer) -> tuple[Code, str]:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who calls. ``remaining``: seconds until its deadline."""
+    """The client that calls. ``remaining``: seconds until its deadline."""
 
     client_id: str
     peer: str
@@ -58,11 +58,11 @@ class Caller:
 
     @property
     def host(self) -> str:
-        """What tells clients apart by their addresses."""
+        """Return the part of a client's address that identifies it."""
         return host_of(self.peer)
 
     def link(self, broker: Broker) -> Link:
-        """The caller on one broker, for requests."""
+        """Return the caller on one broker, for requests."""
         return Link(broker, self.peer, self.language)
 
 
@@ -73,7 +73,7 @@ class Endpoint:
     brokers: Sequence[Broker]
     address: Address = field(default_factory=lambda: Address("127.0.0.1", 0))
     part: float = 1.0
-    """What one address of clients may have of anything, as `Limits` has it."""
+    """The maximum that one client address may use of anything, as in `Limits`."""
     turn: int = 0
     """Of the brokers that messages without a group are sent to, one after the other."""
 
@@ -93,7 +93,7 @@ class Endpoint:
 
     @contextmanager
     def held(self, caller: Caller, size: int) -> Iterator[None]:
-        """Counts what is being written. Refused where that is too much already."""
+        """Count what is being written. Raise Refused if that is too much already."""
         if not self.unsent.has_room(caller.host, size):
             raise Refused(Code.TOO_MANY_REQUESTS, "clients do not read their messages")
         self.unsent.take(caller.host, size)

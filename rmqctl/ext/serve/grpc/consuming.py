@@ -49,9 +49,9 @@ _SHORTEST_MS, _LONGEST_MS = 10_000, 12 * 3_600_000
 """Of the time for which a message is given out."""
 _POLL_S = 20.0
 _LOOK_S = 1.0
-"""So long queues are looked through for a client that does not wait."""
+"""Seconds for which queues are searched for a client that does not wait."""
 _MARGIN_S = 0.5
-"""So long before its deadline a client gets its answer."""
+"""Seconds before its deadline at which a client gets its response."""
 _COPIES = 3
 """So often the body of a message is in memory while it is written: it, the answer, its bytes."""
 _LONGEST_FILTER = 64 << 10
@@ -61,7 +61,7 @@ _HANDLE = re.compile(r"(\d) (\d{1,9}) (\d{1,19}) (\d{1,19})")
 
 async def receive(endpoint: Endpoint, caller: Caller, request: Any
                   ) -> AsyncGenerator[Any, None]:
-    """Messages of a topic, or none after a while."""
+    """Yield messages of a topic, or none after a while."""
     group = name_of(request.group, Code.ILLEGAL_CONSUMER_GROUP, "group")
     topic = name_of(request.message_queue.topic, Code.ILLEGAL_TOPIC, "topic")
     brokers = readable(endpoint.brokers, topic, request.message_queue.broker.name)
@@ -119,7 +119,9 @@ def _wish(endpoint: Endpoint, caller: Caller, request: Any, group: str, topic: s
 
 
 def _filter(topic: str, wanted: Any) -> Accept | None:
-    """The filter of a request; clients do not compare the tags themselves. Answer, Refused."""
+    """Return the filter of a request; clients do not compare the tags themselves. Raise Answer,
+    Refused.
+    """
     if wanted.type not in _FILTERS:
         raise Refused(Code.ILLEGAL_FILTER_EXPRESSION, f"unknown filter type {wanted.type}")
     kind, expression = _FILTERS[wanted.type], wanted.expression or ALL
@@ -142,7 +144,7 @@ def _tags(expression: str) -> frozenset[str]:
 
 
 def _poll_s(caller: Caller, request: Any) -> float:
-    """So long the client may be kept waiting."""
+    """Return the seconds for which the client may be kept waiting."""
     wanted = _POLL_S
     if request.HasField("long_polling_timeout"):
         wanted = milliseconds(request.long_polling_timeout) / 1000
@@ -151,7 +153,7 @@ def _poll_s(caller: Caller, request: Any) -> float:
 
 async def _waited(endpoint: Endpoint, caller: Caller, brokers: list[Broker], line: Line,
                   wish: Wish, seconds: float) -> list[tuple[Broker, Given]]:
-    """What there is, as soon as there is something."""
+    """Return messages, as soon as there are any."""
     async def taken() -> list[tuple[Broker, Given]]:
         for broker in brokers:
             found = await _taken(endpoint, caller, broker, line.group, line.topic, wish)
@@ -173,7 +175,7 @@ async def _waited(endpoint: Endpoint, caller: Caller, brokers: list[Broker], lin
 
 @contextmanager
 def _in_line(brokers: list[Broker], line: Line) -> Iterator[Callable[[], Awaitable[None]]]:
-    """Gives what waits until there may be something; at once for the first in a line."""
+    """Return what waits until there may be something; at once for the first in a line."""
     news = asyncio.Event()
 
     def wake(_may_wait: bool) -> None:
@@ -200,7 +202,7 @@ def _in_line(brokers: list[Broker], line: Line) -> Iterator[Callable[[], Awaitab
 
 async def _taken(endpoint: Endpoint, caller: Caller, broker: Broker, group: str, topic: str,
                  wish: Wish) -> list[Given]:
-    """What one broker has; messages that were given out too often become dead letters."""
+    """Return messages of one broker; those delivered too often become dead letters."""
     left = None
     most = most_attempts(endpoint.brokers, group)
     while True:
@@ -216,7 +218,7 @@ async def _taken(endpoint: Endpoint, caller: Caller, broker: Broker, group: str,
 
 
 async def _gave_up(caller: Caller, popped: Popped, given: Given) -> bool:
-    """Makes a message a dead letter; False where there is no room for it, and it is given out."""
+    """Make a message a dead letter; return False if that is refused, and it is delivered."""
     try:
         await _bury(caller, popped, given.receipt)
     except (Refused, Answer):
@@ -225,7 +227,7 @@ async def _gave_up(caller: Caller, popped: Popped, given: Given) -> bool:
 
 
 async def _bury(caller: Caller, popped: Popped, receipt: Receipt) -> None:
-    """A message becomes a dead letter, as if its consumer had sent it back too often. Refused,
+    """Make a message a dead letter, as if its consumer had sent it back too often. Raise Refused,
     Answer.
     """
     physical = popped.find(receipt)[1].physical
@@ -242,7 +244,9 @@ def _handle(popped: Popped, receipt: Receipt) -> str:
 
 
 def _popped(endpoint: Endpoint, request: Any, handle: str) -> tuple[Popped, Receipt]:
-    """What a broker gave the group of the topic, and what of it a handle stands for. Refused."""
+    """Return the group's popped messages of the topic and the receipt of a handle. Raise
+    Refused.
+    """
     group = name_of(request.group, Code.ILLEGAL_CONSUMER_GROUP, "group")
     topic = name_of(request.topic, Code.ILLEGAL_TOPIC, "topic")
     name, _, rest = handle.partition(" ")
@@ -257,7 +261,7 @@ def _popped(endpoint: Endpoint, request: Any, handle: str) -> tuple[Popped, Rece
 
 
 async def ack(endpoint: Endpoint, _caller: Caller, request: Any) -> Any:
-    """Messages that need not come again."""
+    """Acknowledge messages."""
     if not 0 < len(request.entries) <= _MOST_ACKED:
         raise Refused(Code.BAD_REQUEST, f"a request must acknowledge 1 to {_MOST_ACKED} messages")
     entries = []
@@ -277,7 +281,7 @@ async def ack(endpoint: Endpoint, _caller: Caller, request: Any) -> Any:
 
 
 async def change_invisible(endpoint: Endpoint, _caller: Caller, request: Any) -> Any:
-    """A message is to come again at another time."""
+    """Make a message visible at another time."""
     wanted = milliseconds(request.invisible_duration)
     if not 0 <= wanted <= _LONGEST_MS:
         raise Refused(Code.ILLEGAL_INVISIBLE_TIME, "the invisible duration must be between 0 and "
@@ -288,7 +292,7 @@ async def change_invisible(endpoint: Endpoint, _caller: Caller, request: Any) ->
 
 
 async def forward_to_dead_letters(endpoint: Endpoint, caller: Caller, request: Any) -> Any:
-    """A message that its consumer gave up."""
+    """Return a message that its consumer gave up."""
     popped, receipt = _popped(endpoint, request, request.receipt_handle)
     await _bury(caller, popped, receipt)
     return response("ForwardMessageToDeadLetterQueue")

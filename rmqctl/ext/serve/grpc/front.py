@@ -1,4 +1,4 @@
-"""What stands before gRPC's core: it looks at every frame of HTTP/2 that a client sends.
+"""The front of gRPC's core: it checks every frame of HTTP/2 that a client sends.
 
 The core has no limit for some of what clients may make it hold: the fields of a header before its
 settings are acknowledged, requests that are never complete, calls that come faster than they begin.
@@ -42,7 +42,7 @@ _WAITING = 64 << 10
 _CALLS_AT_ONCE = 16
 """Calls that are passed on and have not begun."""
 _LOOKS, _LOOK_S = 6, 0.01
-"""How often it is looked whether one of them began; one that was reset never does."""
+"""Seconds between checks whether a call has started; one that was reset never starts."""
 _END_S = 0.02
 """Between the ends of two connections to the core that have calls."""
 _IN_CORE = 2
@@ -50,11 +50,11 @@ _IN_CORE = 2
 _SMALL = 64
 """Bytes of content: more frames that are smaller make work, and bring little."""
 _SMALL_RATE, _SMALL_MOST, _PAUSE_S = 200.0, 2000.0, 0.05
-"""Small frames and resets of a connection, each second and at once; then it waits for so long."""
+"""Small frames and resets of a connection, each second and at once; and the pause after more."""
 
 
 class Server(connection.Server, Protocol):
-    """What clients of all protocols share, and these connections of them."""
+    """The state that clients of all protocols share, and these connections."""
 
     pipes: set[Pipe]
 
@@ -71,7 +71,7 @@ class Gate:
         self._looks = False
 
     def take(self, pipe: Pipe) -> bool:
-        """Whether a call may go on at once; else `Pipe.may_call` says when."""
+        """Return whether a call may start at once; else `Pipe.may_call` says when."""
         if self._line or self._under_way >= _CALLS_AT_ONCE:
             self._line.push(pipe.host, 1.0 + pipe.calls, pipe)
             return False
@@ -128,12 +128,12 @@ class Front:
         self._listens = await self.server.listen(partial(Pipe, self), bound)
 
     def peer(self, peer: str) -> str:
-        """The client's address and port, of what the core says of a call."""
+        """Return the client's address and port, of what the core says of a call."""
         pipe = self.pipes.get(unquote(peer.partition(":")[2]))
         return "" if pipe is None else pipe.peer
 
     def connect(self, pipe: Pipe) -> tuple[str, socket.socket]:
-        """(name, socket) of a new connection to the core. OSError."""
+        """Return (name, socket) of a new connection to the core. Raise OSError."""
         name = os.path.join(self._folder, str(next(self._numbers)))
         made = socket.socket(socket.AF_UNIX)
         try:
@@ -150,8 +150,8 @@ class Front:
         return name, made
 
     def let_go(self, core: asyncio.Transport, calls: int) -> None:
-        """Closes a connection to the core; one with calls after those of others: all of these end
-        at once, while nobody is answered.
+        """Close a connection to the core; one with calls after those of others: all of these end at
+        once, while nobody is answered.
         """
         if not calls:
             core.abort()
@@ -202,7 +202,7 @@ class _Call:
 
 
 class _Answers(asyncio.Protocol):
-    """What the core answers, on its way to the client."""
+    """The responses of the core, on their way to the client."""
 
     def __init__(self, pipe: Pipe) -> None:
         self._pipe = pipe
@@ -315,13 +315,13 @@ class Pipe(asyncio.Protocol):
         return self in self._server.pipes
 
     def end(self) -> None:
-        """Closes both connections at once."""
+        """Close both connections at once."""
         self.gone()
         if self._transport is not None:
             self._transport.abort()
 
     def gone(self) -> None:
-        """Forgets the connection; the event loop may say later that it is lost."""
+        """Forget the connection; the event loop may say later that it is lost."""
         if not self.is_open:
             return
         self._server.pipes.discard(self)
@@ -344,7 +344,7 @@ class Pipe(asyncio.Protocol):
             self._transport.write(data)
 
     def over(self, stream: int) -> None:
-        """The core has answered a call."""
+        """Note that the core has answered a call."""
         call = self._calls.pop(stream, None)
         if call is not None:
             self._unfinished -= call.came
@@ -355,7 +355,7 @@ class Pipe(asyncio.Protocol):
             asyncio.get_running_loop().call_soon(self._go_on)
 
     def core_ended(self) -> None:
-        """What it answered last is sent."""
+        """Send the core's last response."""
         self._core = None
         self.gone()
         if self._transport is not None:
@@ -395,7 +395,7 @@ class Pipe(asyncio.Protocol):
             self._transport.resume_reading()
 
     def work(self, late: float) -> bool:
-        """Passes frames on until ``late`` (monotonic seconds); whether there is more."""
+        """Pass frames on until ``late`` (monotonic seconds); whether there is more."""
         if self._busy or self._core is None:
             return False
         self._busy, more, at = True, False, 0
@@ -423,7 +423,7 @@ class Pipe(asyncio.Protocol):
     # -- frames -------------------------------------------------------------------------------
 
     def _whole(self, at: int) -> int:
-        """The end of the frame at ``at``; 0 where it is not complete. FrameError."""
+        """Return the end of the frame at ``at``; 0 if it is not complete. Raise FrameError."""
         frames = self._in
         if len(frames) < at + _HEAD:
             return 0
@@ -434,7 +434,9 @@ class Pipe(asyncio.Protocol):
         return end if end <= len(frames) else 0
 
     def _passed(self, at: int) -> int:
-        """The end of what is passed on from ``at``; that itself where nothing is. FrameError."""
+        """The end of what is passed on from ``at``; that itself where nothing is. Raise
+        FrameError.
+        """
         # The preface of HTTP/2 comes first.
         frames = self._in
         if not self._greeted:
@@ -471,7 +473,9 @@ class Pipe(asyncio.Protocol):
         return end
 
     def _header(self, at: int, end: int, flags: int, stream: int) -> int:
-        """The end of a header, when it is complete and may go on; else ``at``. FrameError."""
+        """Return the end of a header, when it is complete and may go on; else ``at``. Raise
+        FrameError.
+        """
         frames, parts = self._in, 1
         while not flags & _END_HEADERS:
             parts += 1
@@ -496,9 +500,9 @@ class Pipe(asyncio.Protocol):
         return end
 
     def _acknowledgement(self, at: int, end: int) -> int:
-        """Looks behind a header for what acknowledges the settings, and passes that on before it:
-        until then the core's limit of headers is not in force. The end of what is passed on from
-        ``at``. FrameError.
+        """Search after a header for the frame that acknowledges the settings, and pass that on
+        before it: until then the core's limit of headers is not in force. The end of what is passed
+        on from ``at``. Raise FrameError.
         """
         place = max(end, at + self._scanned)
         while follows := self._whole(place):
@@ -515,7 +519,7 @@ class Pipe(asyncio.Protocol):
         return at
 
     def _take_time(self) -> None:
-        """Counts a frame that is work and brings little; too many are passed on more slowly."""
+        """Count a frame that is work and does little; too many are passed on more slowly."""
         now = time.monotonic()
         self._small = min(self._small + (now - self._stamp) * _SMALL_RATE, _SMALL_MOST) - 1
         self._stamp = now
@@ -526,7 +530,7 @@ class Pipe(asyncio.Protocol):
     # -- what it holds, as `limits.Holder` has it ---------------------------------------------
 
     def _count(self) -> None:
-        """What is held of requests that are not complete, against what all may hold."""
+        """Count the bytes of incomplete requests against the limit of all connections."""
         if not self.is_open:
             return
         held = len(self._in) + _IN_CORE * self._unfinished
@@ -555,8 +559,8 @@ class Pipe(asyncio.Protocol):
         return None if self._calls else self.last
 
     def is_stale(self, now: float) -> bool:
-        """Whether it does not acknowledge the settings, or holds or does not take something for
-        too long; the core closes those without calls.
+        """Return whether it does not acknowledge the settings, or holds or does not read something
+        for too long; the core closes connections without calls.
         """
         since = self._since if self._acknowledged else self._begun
         is_waiting = self._paused or self._held > 0 or not self._acknowledged

@@ -38,7 +38,7 @@ _RESERVED = _SYSTEM | {props.MULTI_DISPATCH, props.INNER_NUM, props.INNER_BASE, 
 
 
 def to_client(record: Buffer, topic: str) -> Any:
-    """A Message. Its body is as its producer handed it in, as far as that can be told."""
+    """Return a Message. Its body is as its producer handed it in, as far as that can be told."""
     # What every message has.
     found = decode(record)
     known = props.parse(java_text(found.properties))
@@ -81,8 +81,8 @@ def _type(known: dict[str, str]) -> int:
 
 
 def body_of(message: Any) -> bytes:
-    """The body to store. What came compressed is stored as it was before that: consumers in other
-    languages could not read it. Refused.
+    """Return the body to store. What came compressed is stored as it was before that: consumers in
+    other languages could not read it. Raise Refused.
     """
     body: bytes = message.body
     if not body:
@@ -102,7 +102,7 @@ def body_of(message: Any) -> bytes:
 
 
 def properties_of(message: Any, peer: str) -> dict[str, str]:
-    """The properties to store a message with, but for its delay. Refused."""
+    """Return the properties to store a message with, but for its delay. Raise Refused."""
     # The user's properties, without those that are the broker's own.
     system = message.system_properties
     known = {_checked(name): _checked(text) for name, text in message.user_properties.items()}
@@ -139,7 +139,7 @@ def properties_of(message: Any, peer: str) -> dict[str, str]:
 
 
 def _checked(text: str, code: Code = Code.ILLEGAL_MESSAGE_PROPERTY_KEY) -> str:
-    """A text without control characters, which would end a property. Refused."""
+    """Return a text without control characters, which would end a property. Raise Refused."""
     if _CONTROL.search(text):
         raise Refused(code, "a property cannot contain control characters")
     return text

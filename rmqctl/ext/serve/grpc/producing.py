@@ -87,8 +87,8 @@ async def send(endpoint: Endpoint, caller: Caller, request: Any) -> Any:
 
 def _queue(endpoint: Endpoint, writable: list[tuple[Broker, Topic]], ordered: str
            ) -> tuple[Broker, int]:
-    """Where a message goes: all of a message group into one queue, else to one broker after the
-    other, which picks a queue.
+    """Return where a message goes: all messages of a message group into one queue, others to one
+    broker after the other, which picks a queue.
     """
     if not ordered:
         endpoint.turn += 1
@@ -99,7 +99,9 @@ def _queue(endpoint: Endpoint, writable: list[tuple[Broker, Topic]], ordered: st
 
 
 def _bucket(key: int, buckets: int) -> int:
-    """The jump consistent hash (Lamping and Veach), by which a proxy finds a group's queue."""
+    """Return the jump consistent hash (Lamping and Veach), by which a proxy finds a group's
+    queue.
+    """
     state, bucket, following = key & _U64, 0, 0
     while following < buckets:
         bucket = following
@@ -110,7 +112,7 @@ def _bucket(key: int, buckets: int) -> int:
 
 def _fields(broker: Broker, caller: Caller, message: Any, topic: str, queue_id: int
             ) -> tuple[bytes, dict[str, object]]:
-    """(body, fields of the header) of the request that puts a message. Refused."""
+    """Return (body, fields of the header) of the request that puts a message. Raise Refused."""
     system = message.system_properties
     known = properties_of(message, caller.peer)
     if system.HasField("delivery_timestamp"):
@@ -128,8 +130,8 @@ def _fields(broker: Broker, caller: Caller, message: Any, topic: str, queue_id: 
 
 
 def _delivered_at(broker: Broker, when: int) -> dict[str, str]:
-    """The property by which a message comes at a time (ms): in a store of 4.x the delay level that
-    is not over before. Refused.
+    """Return the property by which a message comes at a time (ms): in a store of 4.x the delay
+    level that is not over before. Raise Refused.
     """
     assert broker.writer is not None
     wanted, settings = when - now_ms(), broker.writer.settings
@@ -147,7 +149,7 @@ def _delivered_at(broker: Broker, when: int) -> dict[str, str]:
 
 async def _sent(broker: Broker, caller: Caller, message: Any, body: bytes,
                 fields: dict[str, object]) -> Any:
-    """What became of one message."""
+    """Return the result of one message."""
     answer = await caller.link(broker).request("SEND_MESSAGE", body, **fields)
     entry = MESSAGES["SendResultEntry"]
     ext = answer.ext or {}
@@ -162,7 +164,7 @@ async def _sent(broker: Broker, caller: Caller, message: Any, body: bytes,
 
 
 async def end_transaction(endpoint: Endpoint, caller: Caller, request: Any) -> Any:
-    """Commits a half message, or rolls it back; nothing where its producer does not know yet."""
+    """Commit a half message, or roll it back; nothing if its producer does not know yet."""
     place = _TRANSACTION.fullmatch(request.transaction_id)
     broker = next((each for each in endpoint.brokers
                    if place is not None and each.name == place[1]), None)
@@ -180,7 +182,7 @@ async def end_transaction(endpoint: Endpoint, caller: Caller, request: Any) -> A
 
 
 async def recall(endpoint: Endpoint, caller: Caller, request: Any) -> Any:
-    """Takes a message back that is not due yet."""
+    """Take a message back that is not due yet."""
     topic = name_of(request.topic, Code.ILLEGAL_TOPIC, "topic")
     try:
         _, name, _, key = handle_of(request.recall_handle)

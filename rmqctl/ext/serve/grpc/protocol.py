@@ -1,10 +1,10 @@
-"""The messages of ``apache.rocketmq.v2`` as one table, and classes made of it
-(spec: remoting.md §7).
+"""The messages of ``apache.rocketmq.v2`` as one table, and classes made of it (spec: remoting.md
+§7).
 
 A line is a message and its fields, ``name=number`` of a text, ``name:kind=number`` of anything
-else; ``*`` before the kind stands for many of them, ``?`` for a value that may be absent.
-Enumerations are numbers here, which they are on the wire, too. The classes live in a pool of their
-own: whatever client is imported into the same process does not meet them.
+else; ``*`` before the kind means many of them, ``?`` for a value that may be absent. Enumerations
+are numbers here, which they are on the wire, too. The classes are in a pool of their own, so that
+they do not collide with a client in the same process.
 """
 
 from __future__ import annotations
@@ -185,20 +185,20 @@ MESSAGES = _classes()
 
 
 def status(code: Code, text: str | None = None) -> Any:
-    """A Status; its text is the code's name where there is nothing else to say."""
+    """Return a Status; its text is the code's name where there is nothing else to say."""
     return MESSAGES["Status"](code=code, message=code.name if text is None else text)
 
 
 def response(method: str, code: Code = Code.OK, text: str | None = None, **fields: Any) -> Any:
-    """The response of a method."""
+    """Return the response of a method."""
     return MESSAGES[f"{method}Response"](status=status(code, text), **fields)
 
 
 def milliseconds(span: Any) -> int:
-    """A Duration or a Timestamp in milliseconds."""
+    """Return a Duration or a Timestamp in milliseconds."""
     return int(span.seconds * 1000 + span.nanos // 1_000_000)
 
 
 def span(ms: int) -> dict[str, int]:
-    """Milliseconds as the fields of a Duration or a Timestamp."""
+    """Return milliseconds as the fields of a Duration or a Timestamp."""
     return {"seconds": ms // 1000, "nanos": ms % 1000 * 1_000_000}

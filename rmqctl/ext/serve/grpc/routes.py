@@ -1,4 +1,4 @@
-"""Where topics are, and which queues a consumer asks (spec: remoting.md §7)."""
+"""The routes of topics, and the queues that a consumer asks (spec: remoting.md §7)."""
 
 from __future__ import annotations
 
@@ -24,14 +24,16 @@ _LARGEST = 4096
 
 
 def _topic(request: Any) -> str:
-    """The name of the topic that is asked for. Refused."""
+    """Return the name of the topic that is asked for. Raise Refused."""
     if request.ByteSize() > _LARGEST:
         raise Refused(Code.BAD_REQUEST, "the request is too large")
     return name_of(request.topic, Code.ILLEGAL_TOPIC, "topic")
 
 
 def found(brokers: Sequence[Broker], name: str) -> list[tuple[Broker, Topic]]:
-    """The brokers that have a topic, or would make it for a message. Refused where none has it."""
+    """Return the brokers that have a topic, or would make it for a message. Raise Refused if none
+    has it.
+    """
     known = [(broker, topic) for broker in brokers if (topic := broker.topic(name)) is not None]
     if not known:
         known = [(broker, Topic(name, CLIENT_QUEUES, CLIENT_QUEUES, READ | WRITE))
@@ -43,8 +45,8 @@ def found(brokers: Sequence[Broker], name: str) -> list[tuple[Broker, Topic]]:
 
 
 def readable(brokers: Sequence[Broker], name: str, broker_name: str) -> list[Broker]:
-    """The broker of that name, or all, as far as they have the topic. Refused where messages of
-    the topic cannot be received.
+    """Return the broker of that name, or all, as far as they have the topic. Raise Refused if
+    messages of the topic cannot be received.
     """
     known = [(broker, topic) for broker, topic in found(brokers, name)
              if broker_name in ("", broker.name) and topic.perm & READ]
@@ -57,7 +59,7 @@ def readable(brokers: Sequence[Broker], name: str, broker_name: str) -> list[Bro
 
 
 async def query_route(endpoint: Endpoint, _caller: Caller, request: Any) -> Any:
-    """All queues of a topic."""
+    """Return all queues of a topic."""
     name = _topic(request)
     queues = []
     for broker, topic in found(endpoint.brokers, name):
@@ -73,8 +75,8 @@ async def query_route(endpoint: Endpoint, _caller: Caller, request: Any) -> Any:
 
 
 async def query_assignment(endpoint: Endpoint, _caller: Caller, request: Any) -> Any:
-    """What a member of a group asks for: any queue of each broker; each queue by itself where
-    messages are to come in order.
+    """Answer with the queues that a group member asks: any queue of each broker, or each queue by
+    itself if messages are to come in order.
     """
     name = _topic(request)
     fifo = is_fifo(endpoint.brokers, name_of(request.group, Code.ILLEGAL_CONSUMER_GROUP, "group"))
@@ -97,7 +99,7 @@ def _permission(read: bool, write: bool) -> int:
 
 
 def _broker(endpoint: Endpoint, broker: Broker, request: Any) -> Any:
-    """A broker behind the address that the client itself has found."""
+    """Return a broker with the address that the client connected to."""
     given = request.endpoints
     return MESSAGES["Broker"](
         name=broker.name, id=0,

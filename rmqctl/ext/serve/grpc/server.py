@@ -36,10 +36,10 @@ _LARGEST = 5 << 20
 _LARGEST_HEADER = 8 << 10
 """Bytes of what comes with a call beside its request, 32 for each field among them."""
 _READ_S = 20.0
-"""So long a request may take to come."""
+"""Seconds within which a request must arrive."""
 _IDLE_MS = 120_000
 _END_S = 2.0
-"""So long the answers that are on their way have at the end."""
+"""Seconds for responses that are on their way at the end."""
 _CALLS = 4
 """So many calls at a time for each connection that may be there."""
 _STREAMS = 100
@@ -48,7 +48,7 @@ _STREAMS_OF_CLIENTS = 8
 """Clients that may share a connection."""
 _KEEPALIVE_MS, _KEEPALIVE_WAIT_MS = 30_000, 20_000
 _TAKEN_S = 120.0
-"""A client that does not take a message for so long is given no more."""
+"""Seconds after which a client that does not read a message gets no more."""
 _LONGEST_ID = 1024
 _FOR_EVER = 1e9
 _MOST_UNSENT = 64
@@ -76,16 +76,16 @@ class Proxy:
 
     @property
     def address(self) -> Address:
-        """Where it listens."""
+        """Return the address on which it listens."""
         return self._endpoint.address
 
     @property
     def in_use(self) -> bool:
-        """Whether a client is there."""
+        """Return whether a client is connected."""
         return bool(self._calls) or bool(self._endpoint.sessions.known)
 
     async def start(self, server: Server, address: Address, bound: socket.socket) -> None:
-        """Answers on a socket from now on. StoreIOError."""
+        """Answer on a socket from now on. Raise StoreIOError."""
         self._endpoint.address = address
         self._front = front = Front(server, self._connections, self._clients.part)
         self._server = aio.server(
@@ -112,7 +112,7 @@ class Proxy:
         await front.listen(bound)
 
     async def stop(self) -> None:
-        """Ends all calls at once."""
+        """End all calls at once."""
         if self._server is not None and self._front is not None:
             self._ends = True
             for task in list(self._calls):
@@ -146,8 +146,8 @@ class Proxy:
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
-        """A call, as long as it runs. At the end of the server it is cut off here: what gRPC says
-        of calls that end otherwise is a traceback.
+        """Yield a call, as long as it runs. At the end of the server it is cut off here: what gRPC
+        says of calls that end otherwise is a traceback.
         """
         task = asyncio.current_task()
         self._calls.add(task)
@@ -162,7 +162,7 @@ class Proxy:
             self._calls.discard(task)
 
     async def _read(self, context: Any) -> tuple[Caller, Any]:
-        """(who calls, its request). Refused."""
+        """Return (who calls, its request). Raise Refused."""
         caller = self._caller(context)
         async with _in_time(_READ_S, "no request arrived in time"):
             request = await context.read()
@@ -172,7 +172,9 @@ class Proxy:
         return caller, request
 
     def _caller(self, context: Any) -> Caller:
-        """Who calls. Refused where it does not say, or has no key where it needs one."""
+        """Return the client that calls. Raise Refused if it does not say its id, or lacks a key
+        that it needs.
+        """
         metadata = {name: text for name, text in context.invocation_metadata() or ()
                     if isinstance(text, str)}
         client_id = metadata.get("x-mq-client-id", "")
@@ -202,7 +204,7 @@ class Proxy:
         return answer
 
     def _judged(self, name: str, error: Exception) -> tuple[Code, str]:
-        """What a client is told of an error."""
+        """Return the code and text of an error for the client."""
         if isinstance(error, Refused | Answer):
             return judged(error)
         if isinstance(error, DecodeError):
@@ -241,7 +243,7 @@ class Proxy:
             await self._heard(context)
 
     async def _heard(self, context: Any) -> None:
-        """What a client says of itself is answered; what is to be said to it is sent."""
+        """Answer a client's settings, and send it commands."""
         peer = context.peer()
         if self._streams[peer] >= _STREAMS_OF_CLIENTS:
             await context.write(MESSAGES["TelemetryCommand"](status=status(
@@ -337,7 +339,7 @@ async def _send_all(commands: asyncio.Queue[Any], context: Any) -> None:
 
 
 async def _heartbeat(endpoint: Endpoint, caller: Caller, _request: Any) -> Any:
-    """The client is there; it has to have said what it is before."""
+    """Keep a client's session alive; the client must have sent its settings before."""
     session = endpoint.sessions.known.get(caller.client_id)
     if session is None:
         raise Refused(Code.UNRECOGNIZED_CLIENT_TYPE, "the client has not sent its settings")
@@ -346,7 +348,7 @@ async def _heartbeat(endpoint: Endpoint, caller: Caller, _request: Any) -> Any:
 
 
 async def _terminate(endpoint: Endpoint, caller: Caller, _request: Any) -> Any:
-    """The client is gone."""
+    """End the session of a client."""
     endpoint.sessions.leave(caller.client_id)
     return response("NotifyClientTermination")
 

@@ -31,7 +31,7 @@ MOST = 10_000
 MOST_BYTES = 64 << 20
 """Of what all clients say of themselves."""
 AWAY_S = 30.0
-"""Without a stream and a heartbeat for so long a client is gone."""
+"""Seconds without a stream and a heartbeat after which a client counts as gone."""
 _TURN_S = 0.02
 _LONGEST_NAME = 255
 _MOST_ENTRIES, _ENTRY = 10_000, 100
@@ -47,7 +47,7 @@ _EXPONENTIAL = {"initial": 5000, "max": 2 * 3_600_000, "multiplier": 2}
 
 
 def name_of(resource: Any, code: Code, what: str) -> str:
-    """The name of a topic or a group. Refused where it is none."""
+    """Return the name of a topic or a group. Raise Refused if it is invalid."""
     name: str = resource.name
     if not name.strip() or len(name) > _LONGEST_NAME or any(each < " " for each in name):
         raise Refused(code, f"the {what} name is empty, too long, or contains control characters")
@@ -55,12 +55,14 @@ def name_of(resource: Any, code: Code, what: str) -> str:
 
 
 def transaction_id(broker: Broker, physical: int | str, queue_offset: int | str) -> str:
-    """What names a half message to clients: broker, physical offset, offset among half ones."""
+    """Return the id of a half message for clients: broker, physical offset, offset among half
+    messages.
+    """
     return f"{broker.name}.{physical}.{queue_offset}"
 
 
 def host_of(peer: str) -> str:
-    """What tells clients apart, of the address and port of one."""
+    """Return the part of an address and port that identifies a client."""
     return network_of(peer.rpartition(":")[0].strip("[]"))
 
 
@@ -75,11 +77,11 @@ class Link:
         self.at_end: set[Callable[[], None]] = set()
         self.is_full, self.local_host = False, ""
         self.commands: asyncio.Queue[Any] | None = None
-        """What is to be sent to the client, where it has a stream."""
+        """The commands to the client, if it has a stream."""
         self._asked: dict[int, asyncio.Future[Response]] = {}
 
     async def request(self, name: str, body: bytes = b"", **fields: object) -> Response:
-        """The broker's answer to a request of the remoting protocol."""
+        """Return the broker's answer to a request of the remoting protocol."""
         command = Command(CODE_OF[name], next(self._numbers), 0, {
             field: str(value) for field, value in fields.items()}, None, body, self.language)
         future: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
@@ -96,7 +98,7 @@ class Link:
             future.set_result(response)
 
     def send(self, command: Command) -> None:
-        """Asks a producer for the end of its transaction; 5.x clients know nothing else of what
+        """Ask a producer for the end of its transaction; 5.x clients know nothing else of what
         brokers say by themselves.
         """
         if command.code != CHECK_TRANSACTION_STATE or self.commands is None or (
@@ -139,13 +141,13 @@ class Sessions:
         self._size = 0
 
     def is_there(self, client_id: str) -> bool:
-        """Whether a client has a stream, or was heard of lately."""
+        """Return whether a client has a stream, or sent a heartbeat lately."""
         session = self.known.get(client_id)
         return session is not None and (
             session.streams > 0 or time.monotonic() - session.seen < AWAY_S)
 
     async def settle(self, client_id: str, peer: str, language: str, wanted: Any) -> Session:
-        """Takes what a client says of itself; its settings are completed. Refused."""
+        """Take what a client says of itself; its settings are completed. Raise Refused."""
         if not (wanted.HasField("publishing") or wanted.HasField("subscription")):
             raise Refused(Code.UNRECOGNIZED_CLIENT_TYPE, "the client is neither a producer nor a "
                           "consumer")
@@ -174,7 +176,7 @@ class Sessions:
         return session
 
     async def beat(self, session: Session) -> None:
-        """The client is there: every broker hears of it."""
+        """Note that the client is connected, and tell every broker."""
         session.seen = time.monotonic()
         body = write_json(_heartbeat(session))
         for link in session.links:
@@ -191,7 +193,7 @@ class Sessions:
                 link.commands = None
 
     def leave(self, client_id: str) -> None:
-        """The client is gone."""
+        """End a client's session."""
         session = self.known.pop(client_id, None)
         if session is None:
             return
@@ -213,24 +215,24 @@ class Sessions:
 
 
 def group_settings(brokers: Iterable[Broker], group: str) -> dict[str, Any]:
-    """What the stores have of a group: that of the first which knows it."""
+    """Return a group's settings: those of the first store that has the group."""
     return next((found for broker in brokers if (found := broker.source.groups.get(group))), {})
 
 
 def is_fifo(brokers: Iterable[Broker], group: str) -> bool:
-    """Whether a group gets the messages of a queue one after the other."""
+    """Return whether a group gets the messages of a queue one after the other."""
     return bool(group_settings(brokers, group).get("consume_message_orderly"))
 
 
 def most_attempts(brokers: Iterable[Broker], group: str) -> int:
-    """How often a message is given to a group."""
+    """Return how often a message is delivered to a group."""
     most = group_settings(brokers, group).get("retry_max_times")
     return (most if isinstance(most, int) and most >= 0 else MOST_TIMES) + 1
 
 
 def backoff(group: dict[str, Any]) -> dict[str, Any]:
-    """How long a client waits between attempts: as its group's ``groupRetryPolicy`` says, or, where
-    that says nothing that can be, as all groups do that have none.
+    """Return the times (ms) that a client waits between attempts: those of its group's
+    ``groupRetryPolicy`` or, if that is missing or invalid, the defaults of all groups.
     """
     given = group.get("group_retry_policy")
     policy = given if isinstance(given, dict) else {}
@@ -254,7 +256,7 @@ def _is_wait(value: object) -> bool:
 
 
 def completed(brokers: Iterable[Broker], wanted: Any) -> Any:
-    """A client's settings with what a server says to them."""
+    """Return a client's settings with what a server says to them."""
     settings = MESSAGES["Settings"]()
     settings.CopyFrom(wanted)
     settings.metric.SetInParent()
@@ -279,7 +281,7 @@ def completed(brokers: Iterable[Broker], wanted: Any) -> Any:
 
 
 def _heartbeat(session: Session) -> dict[str, Any]:
-    """What a broker hears of a client."""
+    """Return the heartbeat of a client to a broker."""
     settings = session.settings
     value: dict[str, Any] = {"clientID": session.client_id}
     if settings.HasField("publishing"):

@@ -77,7 +77,7 @@ class Checks:
         self.every_s = self.every_s or EVERY_S[self.settings.profile.generation]
 
     def begin(self) -> None:
-        """Begins a round, if it is time."""
+        """Start a round, if it is time."""
         now = time.monotonic()
         if not self._next:
             self._next = now + self.every_s
@@ -88,7 +88,7 @@ class Checks:
             self._task = asyncio.get_running_loop().create_task(self._round())
 
     def stop(self) -> None:
-        """Gives up a round that is under way."""
+        """Give up a round that is under way."""
         if self._task is not None:
             self._task.cancel()
 
@@ -107,8 +107,8 @@ class Checks:
     # -- where it stands ----------------------------------------------------------------------
 
     def _position(self, topic: str) -> int:
-        """Where to go on: at the oldest message where nothing is known, or that is gone; at the
-        end where the store was cut since.
+        """Return where to go on: at the oldest message if nothing is known, or that message is
+        gone; at the end if the store was truncated since.
         """
         at = self._at.get(topic)
         if at is None:
@@ -126,7 +126,7 @@ class Checks:
             self.broker.positions.commit(READER, topic, 0, offset)
 
     async def _records(self, topic: str, start: int) -> AsyncIterator[tuple[list[Record], int]]:
-        """(messages, queue offset behind them) from ``start`` to the end, at which it does not
+        """Yield (messages, queue offset after them) from ``start`` to the end, at which it does not
         wait: what follows its last page sees what is there at the moment.
         """
         at = start
@@ -142,7 +142,7 @@ class Checks:
     # -- a round ------------------------------------------------------------------------------
 
     async def _window(self, begun: int) -> bool:
-        """Goes through the next `_WINDOW` half messages; whether there are more to go through."""
+        """Go through the next `_WINDOW` half messages; whether there are more to go through."""
         # Half messages of this window, and which of them are ended so far.
         at = begin = self._position(props.HALF_TOPIC)
         end = min(self.broker.queue(props.HALF_TOPIC, 0).end, at + _WINDOW)
@@ -185,8 +185,8 @@ class Checks:
         return offset in ended or offset in self.transactions.ending
 
     async def _pass_ops(self, op: int, half: int) -> None:
-        """Op messages that name nothing at ``half`` or behind are done. What is not there yet
-        counts as nothing: only somebody else than a broker names that.
+        """Mark op messages as done that name nothing at ``half`` or after it. Messages that do not
+        exist yet count as nothing: no broker names them.
         """
         at, end = op, self.broker.queue(props.HALF_TOPIC, 0).end
         async for ops, behind in self._records(props.OP_HALF_TOPIC, op):
@@ -198,8 +198,8 @@ class Checks:
         self._came_to(props.OP_HALF_TOPIC, at)
 
     def _judged(self, record: Record, begun: int, ended: set[int]) -> _Renewed | None:
-        """What becomes of a half message that was not ended; None: it has to wait, and all behind
-        it.
+        """Return the renewed form of a half message that was not ended; None: it has to wait, and
+        all after it.
         """
         known = props.parse(java_text(record.properties))
         times = max(_number(known.get(TIMES, "0")), 0)
@@ -236,8 +236,8 @@ class Checks:
             record.store_host, record.reconsume_times))
 
     async def _put(self, renewed: list[_Renewed]) -> int | None:
-        """Puts messages, and asks for those that are to be asked for. The queue offset of the first
-        that could not be put now; one that never can be is passed over.
+        """Put messages, and ask for those that are to be asked for. Return the queue offset of the
+        first that could not be put now; one that never can be is skipped.
         """
         loop = asyncio.get_running_loop()
         waiting: list[tuple[_Renewed, asyncio.Future[PutResult]]] = []
@@ -262,7 +262,7 @@ class Checks:
     # -- asking -------------------------------------------------------------------------------
 
     def _ask(self, renewed: _Renewed, result: PutResult) -> None:
-        """Asks a member of the producer's group, each in turn; nobody where none is there."""
+        """Ask a member of the producer's group, each in turn; nobody where none is there."""
         # The members of the group of producers, begun with another one each time.
         text = renewed.message.properties
         known = props.parse(text)

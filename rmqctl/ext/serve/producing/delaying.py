@@ -1,7 +1,7 @@
 """Delayed messages of a writable server: put into their own queues when they are due.
 
-What waits stands in the schedule queues, one for each level, in the order in which it is due: of
-each only the next messages are read. How far each level was delivered stands in
+Waiting messages are in the schedule queues, one for each level, in the order in which they are due:
+of each only the next messages are read. The progress of each level is in
 ``config/delayOffset.json``, as a broker keeps it.
 """
 
@@ -23,7 +23,7 @@ _AT_ONCE = 1024
 """Messages of a level that are delivered in one go, before others get their turn."""
 _PAGE = 32
 _AGAIN_MS = 5000
-"""A level that cannot be read is tried again after so long."""
+"""Seconds after which an unreadable level is tried again."""
 
 
 @dataclass(slots=True)
@@ -39,7 +39,7 @@ class Delays:
     """Level to the queue offsets of what is being put."""
 
     def load(self) -> None:
-        """Where the levels of the store stand. StoreIOError."""
+        """Load the progress of the store's levels. Raise StoreIOError."""
         store = self.writer.source.store
         for row in load_one(store, "delayOffset.json").rows():
             if isinstance(row.get("offset"), int) and isinstance(row.get("level"), int):
@@ -61,7 +61,7 @@ class Delays:
         return self.writer.queue(key) or self.writer.source.queue(*key)
 
     def deliver(self) -> None:
-        """Puts what is due. A message that cannot be read is passed over. StoreIOError."""
+        """Put messages that are due. Unreadable messages are skipped. Raise StoreIOError."""
         now = now_ms()
         for level, due in self._due.items():
             if due <= now and not self._flying.get(level) and self.writer.failure is None and (
@@ -70,7 +70,7 @@ class Delays:
                 self._due[level] = self._deliver(level, now)
 
     def _deliver(self, level: int, now: int) -> float:
-        """Puts what is due of a level; when it has to be looked at again (ms)."""
+        """Put what is due of a level; when it has to be looked at again (ms)."""
         queue = self._queue(level)
         delay = self.writer.levels.get(level, 1000)
         start = at = min(max(self.done.get(level, 0), queue.first), queue.end)

@@ -34,7 +34,9 @@ _SMALL: dict[str, Any] = {
 
 @contextmanager
 def temporary_store(wanted: bool) -> Iterator[str | None]:
-    """An empty store of small files in a folder that is gone afterwards; None if not wanted."""
+    """Yield an empty store of small files in a folder that is gone afterwards; None if not
+    wanted.
+    """
     if not wanted:
         yield None
         return
@@ -47,10 +49,10 @@ def temporary_store(wanted: bool) -> Iterator[str | None]:
 def open_writer(open_store: Callable[[], Store], flush: str | None, pages: Pages,
                 address: Address, cluster: str, folders: Iterable[str] = (),
                 outside: Iterable[str] = ()) -> Writer:
-    """Takes the store's lock; ``folders`` of the log that the user named, and ``outside`` as for
-    `Engine.open`. The ids of messages lead to the address, and messages bear the
-    cluster's name. StoreHeldError, StoreIOError, RefusedError where appending would do harm,
-    UnsupportedError for layouts that are not written.
+    """Take the store's lock; ``folders`` of the log that the user named, and ``outside`` as for
+    `Engine.open`. The ids of messages lead to the address, and messages bear the cluster's name.
+    Raise StoreHeldError, StoreIOError, RefusedError if appending would do harm, UnsupportedError
+    for layouts that are not written.
     """
     with open_store() as store:
         store.layout.require_writable(store.root)
@@ -76,8 +78,8 @@ def open_writer(open_store: Callable[[], Store], flush: str | None, pages: Pages
 
 
 def keep_json(source: Source, name: str, value: dict[str, object]) -> None:
-    """Writes a file of ``config/`` as a broker does: the one that was there becomes the backup.
-    RefusedError where what is there cannot be read: it is not overwritten. StoreIOError.
+    """Write a file of ``config/`` as a broker does: the one that was there becomes the backup.
+    Raise RefusedError if what is there cannot be read: it is not overwritten. Raise StoreIOError.
     """
     store = source.store
     path = store.path(FOLDER, name)
@@ -94,10 +96,10 @@ def keep_json(source: Source, name: str, value: dict[str, object]) -> None:
 
 
 def keep_positions(source: Source, positions: Positions) -> None:
-    """Groups' positions in ``config/consumerOffset.json``: what was committed, over what stands
-    there, whether groups began at it or not. In ``lmqConsumerOffset.json``, too, where that is
-    there: a broker with ``enableLmq`` reads it instead, and has one position of each light group.
-    May be called by a thread with a snapshot. RefusedError, StoreIOError.
+    """Groups' positions in ``config/consumerOffset.json``: the committed ones, over those in the
+    file, whether groups began at it or not. In ``lmqConsumerOffset.json``, too, if that exists: a
+    broker with ``enableLmq`` reads it instead, and has one position of each light group. May be
+    called by a thread with a snapshot. Raise RefusedError, StoreIOError.
     """
     table = Positions(source.offsets, positions.committed).table()
     keep_json(source, "consumerOffset.json", {"offsetTable": table})
@@ -111,7 +113,7 @@ def keep_positions(source: Source, positions: Positions) -> None:
 
 def keep_groups(writer: Writer, names: Iterable[str]) -> None:
     """Groups that are here for the first time, and their retry topics, as a broker makes them.
-    StoreIOError, RefusedError.
+    Raise StoreIOError, RefusedError.
     """
     topics, groups = writer.topics, writer.groups
     names = [name for name in names if name_problem(RETRY_PREFIX + name) is None]

@@ -47,7 +47,7 @@ class Client(Protocol):
     peer: str
 
     def send_bytes(self, data: bytes) -> None:
-        """Sends a response that is ready."""
+        """Send a response that is ready."""
 
     def reply(self, request: Command, response: Response) -> None: ...
 
@@ -65,7 +65,7 @@ class PlainSends:
         self._answers = _Answers(says_key=self._writer.settings.profile.generation >= 5)
 
     def take_all(self, client: Client, frames: FrameReader) -> bool:
-        """Takes such messages as long as one follows another; whether any was taken."""
+        """Take such messages as long as one follows another; whether any was taken."""
         if self._broker.cluster.access.secrets or self._writer.is_busy:
             return False
         if self._kernel is None:
@@ -87,7 +87,9 @@ class PlainSends:
         return True
 
     def _put_many(self, client: Client, host: Host, found: list[tuple[Any, ...]]) -> bool:
-        """Puts them by column, as `_put` each; False, and nothing done, where one is none."""
+        """Put messages by column, as `_put` each; return False, with nothing done, if one is not
+        plain.
+        """
         (_, opaque, flag, topic, queue_id, message_flag, sys_flag, born, again, given, body
          ) = zip(*found, strict=True)
         if any(each & _OTHER_FLAGS for each in set(sys_flag)) or not all(
@@ -110,11 +112,13 @@ class PlainSends:
         return True
 
     def _is_ordinary(self, topic: str, queue_id: int) -> bool:
-        """Whether a topic takes messages for a queue, and nothing more is to be done for it."""
+        """Return whether a topic accepts messages for a queue, and nothing more is to be done for
+        it.
+        """
         return not topic.startswith(_OTHER_WAYS) and self._writer.allows(topic, queue_id)
 
     def _take(self, client: Client, frames: FrameReader, frame: Frame) -> bool:
-        """The same of one message, with its header read by a library."""
+        """Return the same of one message, with its header read by a library."""
         kind, data, body = frame
         if kind != JSON or _MARK not in data:
             return False
@@ -136,7 +140,7 @@ class PlainSends:
     def _put(self, client: Client, host: Host, opaque: int, flag: int, topic: str, queue_id: int,
              message_flag: int, sys_flag: int, born: int, again: int, given: str, body: bytes
              ) -> bool:
-        """Puts such a message; False, and nothing done, where it is none."""
+        """Put a plain message; return False, with nothing done, if it is not plain."""
         writer = self._writer
         if sys_flag & _OTHER_FLAGS or not self._is_ordinary(topic, queue_id):
             return False
@@ -154,7 +158,7 @@ class PlainSends:
 
 
 class _Answers:
-    """What answers to such messages have in common."""
+    """The common part of responses to such messages."""
 
     def __init__(self, *, says_key: bool) -> None:
         self.says_key = says_key
@@ -163,7 +167,7 @@ class _Answers:
         self._begin = ""
 
     def id_begins(self, host: Host) -> str:
-        """The first digits of a message's id."""
+        """Return the first digits of a message's id."""
         if host is not self._host:
             self._host, self._begin = host, message_id(*host, 0)[:-_OFFSET_DIGITS]
         return self._begin
@@ -195,7 +199,7 @@ class _Sent(msgspec.Struct, gc=False):
 
 
 def _fields() -> tuple[bytes, int]:
-    """What the kernel is to take each field for, and as bits which must be there; by letter."""
+    """Return how the kernel reads each field, and as bits those that must be present; by letter."""
     kernel = active()
     takes, wanted = bytearray(26), 0
     if kernel is not None:
@@ -208,8 +212,8 @@ def _fields() -> tuple[bytes, int]:
 
 
 def _form(*, says_key: bool) -> str:
-    """The header of an answer, with places for (first digits of the message id, physical offset,
-    queue id, queue offset, unique key, opaque).
+    """Return the header of an answer, with places for (first digits of the message id, physical
+    offset, queue id, queue offset, unique key, opaque).
     """
     ext = {**REGION, "msgId": "@id", "queueId": "@queue", "queueOffset": "@offset",
            "transactionId": "@key"}

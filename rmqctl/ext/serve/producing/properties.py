@@ -14,7 +14,7 @@ from rmqctl.formats.config.java_map import JavaMap
 from rmqctl.formats.local import properties as props
 
 REGION = {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true"}
-"""What a 5.x broker adds to each message, and every broker to its answers."""
+"""The properties that a 5.x broker adds to each message, and every broker to its responses."""
 _NAME, _END = props.NAME_VALUE_SEPARATOR, props.PROPERTY_SEPARATOR
 _KEY = props.UNIQUE_KEY + _NAME
 _PLANS, _MOST_NAMES = 1024, 512
@@ -24,7 +24,7 @@ _OTHER_WAYS = (props.DELAY, props.PREPARED, props.INNER, "TIMER_")
 
 
 class _Plan(NamedTuple):
-    """How strings of the same names are put together."""
+    """The plan of how strings of the same names are put together."""
 
     match: Callable[[str], re.Match[str] | None]
     """Of what was sent; its groups are the values."""
@@ -50,7 +50,9 @@ class Properties:
         self._last: _Plan | None = None
 
     def sent(self, given: str) -> str:
-        """The string as the broker works on it: of a 5.x broker with what says where it was."""
+        """Return the string as the broker works on it: of a 5.x broker with what says where
+        it was.
+        """
         profile = self._settings.profile
         if profile.generation < 5:
             return given
@@ -60,15 +62,15 @@ class Properties:
         return known.text(trailing=profile.trailing_separator)
 
     def __call__(self, given: str) -> str:
-        """The string of a message that is put by itself, and is no half message."""
+        """Return the string of a message that is put by itself and is not a half message."""
         plan, found = self._found(given)
         if plan is None or found is None:
             return self._stored(given)
         return self._filled(plan, found)[0]
 
     def plain(self, given: str) -> tuple[str, str | None, str | None] | None:
-        """(the same, its tags, its unique key) where a message goes to the queue it is sent to and
-        nowhere else; None where it may not, or a closer look is needed.
+        """Return (the same, its tags, its unique key) where a message goes to the queue it is sent
+        to and nowhere else; None if it may not, or a closer look is needed.
         """
         plan, found = self._found(given)
         if plan is None or found is None or not plan.is_plain:
@@ -78,8 +80,8 @@ class Properties:
 
     def plain_ones(self, given: Sequence[str]) -> tuple[
             list[str], Sequence[str | None], list[str] | None] | None:
-        """The same of several, by column, where they have the same names and bring their unique
-        keys, or need none.
+        """Return the same of several, by column, where they have the same names and bring their
+        unique keys, or need none.
         """
         plan, first = self._found(given[0])
         if plan is None or first is None or not plan.is_plain or plan.made >= 0:
@@ -94,7 +96,7 @@ class Properties:
                 [each[plan.key] for each in found] if plan.key else None)  # type: ignore[index]
 
     def _filled(self, plan: _Plan, found: re.Match[str]) -> tuple[str, str | None]:
-        """(the string, its unique key)"""
+        """Return (the string, its unique key)"""
         values, at = found.group(0, 0, *plan.order)[2:], plan.made  # so it is always a tuple
         if at < 0:
             return plan.text % values, found[plan.key] if plan.key else None
@@ -102,7 +104,7 @@ class Properties:
         return plan.text % (*values[:at], key, *values[at:]), key
 
     def _found(self, given: str) -> tuple[_Plan | None, re.Match[str] | None]:
-        """The plan for a string, and its values."""
+        """Return the plan for a string, and its values."""
         plan = self._last  # producers send the same names again and again
         if plan is not None and (found := plan.match(given)) is not None:
             return plan, found
@@ -119,14 +121,14 @@ class Properties:
         return plan, found
 
     def batch(self, given: str) -> str:
-        """The string that each message of a batch gets beside its own."""
+        """Return the string that each message of a batch gets beside its own."""
         return prepare(self.sent(given), self._settings, self.unique_id, batch=True)
 
     def _stored(self, given: str) -> str:
         return prepare(self.sent(given), self._settings, self.unique_id)
 
     def _plan(self, names: tuple[str, ...]) -> _Plan | None:
-        """How strings of these names are put together; None where values decide."""
+        """Return how strings of these names are put together; None if values decide."""
         if names == ("",):
             names = ()
         wanted = [name[:-1] for name in names]
@@ -155,5 +157,5 @@ class Properties:
 
 
 def _group(names: list[str], name: str) -> int:
-    """The group of a name's value, 0 if it is not there."""
+    """Return the group of a name's value, 0 if it is not there."""
     return names.index(name) + 1 if name in names else 0

@@ -1,4 +1,4 @@
-"""Messages that are taken back before they are due (spec: timer-and-others-5x.md §1.3).
+"""Messages that are recalled before they are due (spec: timer-and-others-5x.md §1.3).
 
 A message that deletes waits in the moment of the one that it is for.
 """
@@ -20,11 +20,13 @@ from rmqctl.parse_values import now_ms
 
 _TAG = "_RECALL_TAG_"
 _LONGEST = 64 << 10
-"""Characters of a handle: it has a topic and a key in it, which stand in 32 KiB of properties."""
+"""Maximum number of characters of a handle: it contains a topic and a key, which fit into 32 KiB of
+properties.
+"""
 
 
 def recall(broker: Broker, call: Call) -> None:
-    """Takes a message back that is not due yet."""
+    """Take a message back that is not due yet."""
     # What cannot be recalled, in a broker's order.
     writer, wanted = broker.writer, call.fields
     assert writer is not None
@@ -70,7 +72,7 @@ def recall(broker: Broker, call: Call) -> None:
 
 
 def handle_of(text: str) -> list[str]:
-    """(topic, broker, time, unique key) of what a sender was given. Answer."""
+    """Return (topic, broker, time, unique key) of what a sender was given. Raise Answer."""
     try:
         parts = base64.b64decode(text[:_LONGEST].encode() + b"=" * (-len(text) % 4), b"-_",
                                  validate=True).decode().split(" ", 5)
@@ -83,7 +85,7 @@ def handle_of(text: str) -> list[str]:
 
 
 def _is_value(text: str) -> bool:
-    """Whether a text stays one value among properties."""
+    """Return whether a text stays one value among properties."""
     return props.NAME_VALUE_SEPARATOR not in text and props.PROPERTY_SEPARATOR not in text
 
 

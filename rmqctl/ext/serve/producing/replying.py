@@ -56,7 +56,7 @@ def send_reply(broker: Broker, call: Call) -> None:
 
 
 def _asker(broker: Broker, client_id: str | None) -> Member:
-    """The producer that asked. Answer where it is not here."""
+    """Return the producer that asked. Raise Answer if it is not here."""
     if client_id is None:
         raise Answer(Status.SYSTEM_ERROR, f"reply message properties[{_TO_CLIENT}] is null")
     for members in broker.groups.producers.values():

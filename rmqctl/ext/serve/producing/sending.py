@@ -55,7 +55,7 @@ _OF_A_UNIT, _FOR_UNITS = 1, 2
 """topicSysFlag of a topic that a unit's producer made, and of a retry topic."""
 _KEY = props.UNIQUE_KEY + props.NAME_VALUE_SEPARATOR
 _ITEM = layout.reader(BatchRequestItem, "flag", "body_length")
-"""Of a message in a batch, what lies before its body."""
+"""The part of a message in a batch before its body."""
 
 
 def send_message(broker: Broker, call: Call) -> None:
@@ -108,7 +108,9 @@ def send_message(broker: Broker, call: Call) -> None:
 
 
 def _is_old_retry(wanted: dict[str, Any], given: str) -> bool:
-    """Whether a consumer sends a message again as clients before 4.6.1 do: it was a transaction."""
+    """Return whether a consumer sends a message again as clients before 4.6.1 do: it was a
+    transaction.
+    """
     try:
         return (wanted["reconsumeTimes"] or 0) > 0 and delay_level_of(props.parse(given)) > 0
     except ValueError:
@@ -116,7 +118,7 @@ def _is_old_retry(wanted: dict[str, Any], given: str) -> bool:
 
 
 def _transaction_id(properties: str) -> dict[str, str]:
-    """The field of an answer in which a 5.x broker says a message's unique key."""
+    """Return the field of an answer in which a 5.x broker says a message's unique key."""
     at = properties.find(_KEY)
     if at < 0:
         return {}
@@ -128,8 +130,8 @@ def _transaction_id(properties: str) -> dict[str, str]:
 
 
 def _retried(broker: Broker, writer: Writer, call: Call, given: str) -> tuple[str, str]:
-    """(topic, properties) of a message that a consumer sends into its retry topic by itself, as it
-    does where it could not send it back: after too many times it is a dead letter.
+    """Return (topic, properties) of a message that a consumer sends into its retry topic by itself,
+    as it does where it could not send it back: after too many times it is a dead letter.
     """
     topic, times = call.fields["topic"], call.fields["reconsumeTimes"] or 0
     group = topic.removeprefix(props.RETRY_PREFIX)
@@ -151,8 +153,8 @@ def _retried(broker: Broker, writer: Writer, call: Call, given: str) -> tuple[st
 
 
 def admitted(broker: Broker, wanted: dict[str, Any]) -> tuple[Writer, int]:
-    """Who puts a message that may be sent, and into which queue of its topic. That a topic is not
-    to be written to is said by its route alone, as by brokers. Answer.
+    """Return the writer of a message that may be sent, and the queue of its topic. That a topic is
+    not to be written to is said by its route alone, as by brokers. Raise Answer.
     """
     writer = broker.writer
     assert writer is not None
@@ -182,7 +184,7 @@ def admitted(broker: Broker, wanted: dict[str, Any]) -> tuple[Writer, int]:
 
 
 def _topic(writer: Writer, wanted: dict[str, Any]) -> Config:
-    """The configuration of the topic, which is made where a broker would. Answer."""
+    """Return the configuration of the topic, which is made where a broker would. Raise Answer."""
     topic = wanted["topic"]
     known = writer.topics.get(topic)
     if known is None and topic in writer.source.topics:
@@ -203,7 +205,7 @@ def _topic(writer: Writer, wanted: dict[str, Any]) -> Config:
 
 
 def put_answer(result: PutResult, queue_id: int) -> Response:
-    """What a sender hears of its message."""
+    """Return the response to a sender."""
     code = _CODES.get(result.status, Status.SYSTEM_ERROR)
     if not result.stored:
         return Response(dict(REGION), (), int(code), result.reason or result.status)
@@ -212,7 +214,7 @@ def put_answer(result: PutResult, queue_id: int) -> Response:
 
 
 def _items(body: bytes) -> list[BatchItem]:
-    """The messages in a batch's body. Answer where it holds none."""
+    """Return the messages in a batch's body. Raise Answer if it holds none."""
     items = []
     at = 0
     while at < len(body):
@@ -239,7 +241,7 @@ def host_of(peer: str) -> Host:
 
 
 def end_transaction(broker: Broker, call: Call) -> None:
-    """Commits a half message, or rolls it back; nothing where its producer does not know yet."""
+    """Commit a half message, or roll it back; nothing if its producer does not know yet."""
     wanted, transactions = call.fields, broker.transactions
     assert transactions is not None
     if wanted["commitOrRollback"] not in (TRANSACTION_COMMIT, TRANSACTION_ROLLBACK):
@@ -260,13 +262,13 @@ def end_transaction(broker: Broker, call: Call) -> None:
 
 
 def create_topic(broker: Broker, call: Call) -> Response:
-    """Makes or changes a topic."""
+    """Create or change a topic."""
     _create(broker, call.fields)
     return Response()
 
 
 def create_topics(broker: Broker, call: Call) -> Response:
-    """Makes or changes several."""
+    """Create or change several topics."""
     wanted = objects(body_of(call).get("topicConfigList"))
     if len(wanted) > _MOST_TOPICS:
         raise Answer(Status.SYSTEM_ERROR, f"more than {_MOST_TOPICS} topics in one request")
@@ -301,8 +303,9 @@ def _create(broker: Broker, wanted: dict[str, Any]) -> None:
 
 
 def _attributes(writer: Writer, text: str | None) -> dict[str, str]:
-    """A topic's attributes, from `+name=value` with commas between; a broker of 4.x knows none.
-    Answer for what is not taken here: no other kind of queue is begun while a store is served.
+    """Return a topic's attributes, from `+name=value` with commas between; a broker of 4.x knows
+    none. Raise Answer for what is not taken here: no other kind of queue is begun while a store is
+    served.
     """
     if writer.settings.profile.generation < 5:
         return {}

@@ -1,9 +1,9 @@
 """Wheel, log and progress of the timer, written as a 5.x broker writes them, so that one goes on
 with them (spec: timer-and-others-5x.md §1.2 to §1.5).
 
-What waits has a unit in the log, and the wheel leads to the newest unit of each moment. The process
-may be killed at any time: a unit is written before the slot that leads to it, and what a slot lacks
-is found in the log again.
+A waiting message has a unit in the log, and the wheel points to the newest unit of each moment. The
+process may be killed at any time: a unit is written before the slot that points to it, and what a
+slot lacks is found in the log again.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class TimerFiles:
     """
 
     def __init__(self, store: Store, precision: int) -> None:
-        """StoreIOError; RefusedError where a broker would not go on with what is there either, or
-        would cut it.
+        """StoreIOError; raise RefusedError if a broker would not go on with what is there either,
+        or would cut it.
         """
         self._root, self.precision = store.root, precision
         self._files: dict[int, int] = {}
@@ -95,7 +95,7 @@ class TimerFiles:
         self._recover()
 
     def moment(self, time: int) -> int:
-        """The time (ms) of the slot for a time."""
+        """Return the time (ms) of the slot for a time."""
         return time // self.precision * self.precision
 
     # -- after an end of any kind -------------------------------------------------------------
@@ -112,8 +112,9 @@ class TimerFiles:
             self._walk(0)
 
     def _walk(self, begin: int) -> int:
-        """Leads slots to the units in the files from that of ``begin`` on; the end of the log. What
-        a crash of the machine left behind it stays: the log goes on in another file then.
+        """Point slots to the units in the files from that of ``begin`` on; return the end of the
+        log. Bytes that a crash of the machine left after it stay: the log goes on in another file
+        then.
         """
         self._last = -1
         bases = sorted(self._files)
@@ -131,12 +132,12 @@ class TimerFiles:
         return end
 
     def _is_used(self, base: int, place: int) -> bool:
-        """Whether anything but zeros stands in a file from a place on."""
+        """Return whether a file contains anything but zeros from a place on."""
         return any(os.pread(self._files[base], min(_CHUNK, self._size - at), at).strip(b"\0")
                    for at in range(place, self._size, _CHUNK))
 
     def _walk_file(self, base: int) -> tuple[int, bool]:
-        """(the end of what is there, whether the file is full)."""
+        """Return (the end of what is there, whether the file is full)."""
         places = self._places
         for first in range(0, places, _PAGE):
             units = UNIT.array(os.pread(self._files[base], min(_PAGE, places - first) * UNIT_SIZE,
@@ -154,7 +155,7 @@ class TimerFiles:
         return base + places * UNIT_SIZE, False
 
     def _lead(self, units: np.ndarray[tuple[int], np.dtype[np.void]], start: int) -> None:
-        """Leads slots to those units that they do not know yet."""
+        """Point slots to those units that they do not know yet."""
         times = (units["curr_write_time"].astype(np.int64) + units["delay_time"]) // self.precision
         slots = np.frombuffer(self._wheel, SLOT.dtype())[times % SLOTS]
         position = start + np.arange(len(units), dtype=np.int64) * UNIT_SIZE
@@ -165,7 +166,7 @@ class TimerFiles:
     # -- slots --------------------------------------------------------------------------------
 
     def newest(self, moment: int) -> int:
-        """Where the newest unit of a moment is; -1 where it has none."""
+        """Return the place of the newest unit of a moment; -1 if it has none."""
         at = timer_wheel.slot_of(moment, self.precision) * SLOT_SIZE
         slot = SLOT.decode(self._wheel[at:at + SLOT_SIZE])
         return slot.last_pos if slot.time == moment // self.precision else -1
@@ -191,7 +192,7 @@ class TimerFiles:
         return (self._size - UNIT_SIZE - TAIL.size) // UNIT_SIZE + 1
 
     def unit(self, position: int) -> UnitRecord | None:
-        """The unit at a place of the log; None where there is none."""
+        """Return the unit at a place of the log; None without a unit."""
         base = position // self._size * self._size
         if not 0 <= position < self.end or base not in self._files:
             return None
@@ -200,7 +201,7 @@ class TimerFiles:
         return unit if unit is not None and unit.is_valid else None
 
     def units(self, moment: int, position: int) -> Iterator[tuple[int, UnitRecord]]:
-        """The units of a moment with their places, the newest first, from ``position`` on."""
+        """Yield the units of a moment with their places, the newest first, from ``position`` on."""
         while position >= 0:
             unit = self.unit(position)
             if unit is None or self.moment(unit.slot_time) != moment:
@@ -213,7 +214,7 @@ class TimerFiles:
     def add(self, due: int, now: int, physical: int, size: int, topic_hash: int, *, deletes: bool
             ) -> None:
         """A unit for the record of ``size`` bytes at a physical offset. ``now``: the moment it is;
-        what was due before comes in it. StoreIOError.
+        what was due before comes in it. Raise StoreIOError.
         """
         window = _WINDOW * self.precision
         magic, wait = MAGIC_DEFAULT | (MAGIC_DELETE if deletes else 0), max(due - now, 0)
@@ -230,7 +231,7 @@ class TimerFiles:
         self._point(moment // self.precision, at, magic)
 
     def _room(self) -> int:
-        """The first place of the file that takes the next unit."""
+        """Return the first place of the file that takes the next unit."""
         base = self.end // self._size * self._size
         room = base + self._size - self.end
         if base in self._files and room < UNIT_SIZE + TAIL.size:
@@ -257,7 +258,7 @@ class TimerFiles:
     # -- progress -----------------------------------------------------------------------------
 
     def keep(self) -> None:
-        """Writes down how far it is, if that changed. StoreIOError."""
+        """Write down how far it is, if that changed. Raise StoreIOError."""
         check = self._check._replace(
             last_read_time_ms=self.read, last_timer_log_flush_pos=self.end,
             last_timer_queue_offset=self.queue, master_timer_queue_offset=self.queue)
@@ -269,7 +270,7 @@ class TimerFiles:
                 raise StoreIOError.from_oserror(error, TIMERCHECK, "write") from None
 
     def close(self) -> None:
-        """Writes everything to the disk. StoreIOError."""
+        """Write everything to the disk. Raise StoreIOError."""
         try:
             for file in self._files.values():
                 os.fsync(file)

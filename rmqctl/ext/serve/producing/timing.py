@@ -35,7 +35,7 @@ from rmqctl.store.objects import java_text
 
 _ENQUEUED, _DEQUEUED, _ROLLED = "TIMER_ENQUEUE_MS", "TIMER_DEQUEUE_MS", "TIMER_ROLL_TIMES"
 _NEVER_ENQUEUED = str((1 << 63) - 1)
-"""What a broker writes of a message that was due before it had a place in the wheel."""
+"""The number that a broker writes for a message that was due before it had a place in the wheel."""
 _PAGE = 32
 _AT_ONCE = 1024
 """Messages that are put in one go, before others get their turn."""
@@ -45,7 +45,7 @@ HANDLE_VERSION = "v1"
 
 
 def timed(message: Outgoing | OutgoingBatch, writer: Writer) -> Outgoing | OutgoingBatch:
-    """The message as it waits, where it is one for a certain time; else as it is."""
+    """Return the message as it waits, where it is one for a certain time; else as it is."""
     if "TIMER_D" not in message.properties or message.topic == props.TIMER_TOPIC:
         return message
     known = JavaMap.from_properties(message.properties, writer.settings.profile.map_capacity)
@@ -60,7 +60,9 @@ def timed(message: Outgoing | OutgoingBatch, writer: Writer) -> Outgoing | Outgo
 
 
 def recall_handle(message: Outgoing, broker: str) -> str | None:
-    """What a message can be recalled with while it waits; None where it does not wait."""
+    """Return the handle with which a message can be recalled while it waits; None if it does not
+    wait.
+    """
     if message.topic != props.TIMER_TOPIC:
         return None
     known = props.parse(message.properties)
@@ -82,7 +84,7 @@ class Timers:
     writer: Writer
     files: TimerFiles | None = None
     _new: bool = False
-    """Whether there may be messages without a place in the wheel."""
+    """True if there may be messages without a place in the wheel."""
     _walking: Iterator[tuple[int, UnitRecord]] | None = None
     """Of the moment that is read: units that were not looked at yet."""
     _wanted: array[int] | None = None
@@ -94,7 +96,7 @@ class Timers:
     _ended: bool = False
 
     def load(self) -> None:
-        """Goes on with the timer of a store that has one. StoreIOError, RefusedError."""
+        """Go on with the timer of a store that has one. Raise StoreIOError, RefusedError."""
         store = self.writer.source.store
         if (props.TIMER_TOPIC, 0) in store.known_queues or os.path.exists(store.path("timerwheel")):
             self.files = self._open()
@@ -109,11 +111,13 @@ class Timers:
         return files
 
     def add(self) -> None:
-        """A message was put into the timer topic."""
+        """Note that a message was put into the timer topic."""
         self._new = True
 
     def deliver(self) -> None:
-        """Gives new messages their places, and puts what is due. StoreIOError, RefusedError."""
+        """Give new messages their places, and puts what is due. Raise StoreIOError,
+        RefusedError.
+        """
         if self._ended or self.writer.failure is not None or not (
                 self._new or self.files is not None):
             return
@@ -151,7 +155,7 @@ class Timers:
             self.deliver()
 
     def finish(self) -> None:
-        """Puts all of the moment that is under way, so that nothing of it comes twice; what is put
+        """Put all of the moment that is under way, so that nothing of it comes twice; what is put
         after this is given its place at the next start.
         """
         self._ended = True
@@ -166,7 +170,7 @@ class Timers:
                 files.read += files.precision
 
     def close(self) -> None:
-        """Ends as a broker does. StoreIOError."""
+        """End as a broker does. Raise StoreIOError."""
         if self.files is not None:
             self.files.close()
             self.files = None
@@ -174,7 +178,7 @@ class Timers:
     # -- into the wheel -----------------------------------------------------------------------
 
     def _enqueue(self, files: TimerFiles, now: int, late: float) -> bool:
-        """Gives messages of the timer topic their places; whether there are more of them."""
+        """Return messages of the timer topic their places; whether there are more of them."""
         key = props.TIMER_TOPIC, 0
         queue = self.writer.queue(key) or self.writer.source.queue(*key)
         files.queue = min(max(files.queue, queue.first), queue.end)
@@ -201,8 +205,8 @@ class Timers:
         return None if raw is None else decode(raw)
 
     def _walk(self, files: TimerFiles, wanted: array[int], late: float) -> bool:
-        """Looks at the units of the moment; whether it saw all. A unit that deletes leads to the
-        key of what is not to be put.
+        """Look at the units of the moment; whether it saw all. A unit that deletes leads to the key
+        of what is not to be put.
         """
         assert self._walking is not None
         for number, (position, unit) in enumerate(self._walking):
@@ -218,7 +222,7 @@ class Timers:
         return True
 
     def _put_some(self, files: TimerFiles, wanted: array[int], late: float) -> bool:
-        """Puts the next messages of the moment; whether they were the last ones."""
+        """Put the next messages of the moment; whether they were the last ones."""
         for _ in range(_AT_ONCE):
             if not wanted:
                 return True
@@ -236,8 +240,8 @@ class Timers:
         return not wanted
 
     def _due(self, unit: UnitRecord, record: Record) -> Outgoing | None:
-        """The message as it is put: into its own queue, or for another round into the timer topic.
-        None where it was recalled, or names no queue that it could have come from.
+        """Return the message as it is put: into its own queue, or for another round into the timer
+        topic. None if it was recalled, or names no queue that it could have come from.
         """
         profile = self.writer.settings.profile
         text, rolls = java_text(record.properties), bool(unit.magic & MAGIC_ROLL)

@@ -35,19 +35,19 @@ from rmqctl.parse_values import now_ms
 from rmqctl.store.objects import java_text
 
 _OP_S = 3.0
-"""So long a 5.x broker gathers what was ended for one op message."""
+"""Seconds for which a 5.x broker collects ended transactions for one op message."""
 Read = Callable[[int], bytes | memoryview | None]
 """The whole record at a physical offset, where there is one."""
 
 
 def is_half(properties: str) -> bool:
-    """Whether a message is sent as the first half of a transaction."""
+    """Return whether a message is sent as the first half of a transaction."""
     return props.PREPARED in properties and (
         props.parse(properties).get(props.PREPARED, "").lower() == "true")
 
 
 def half(message: Outgoing, settings: Settings, unique_id: Callable[[], str]) -> Outgoing:
-    """The message as it waits; its properties are those that the producer sent."""
+    """Return the message as it waits; its properties are those that the producer sent."""
     text = prepare(message.properties, settings, unique_id, rebuilt=True)
     known = JavaMap.from_properties(text, settings.profile.map_capacity)
     key = known.get(props.UNIQUE_KEY)
@@ -59,7 +59,7 @@ def half(message: Outgoing, settings: Settings, unique_id: Callable[[], str]) ->
 
 @dataclass(eq=False)
 class Transactions:
-    """The transactions of a store that is written to. ``raw_at`` reads what lies in its log."""
+    """The transactions of a store that is written to. ``raw_at`` reads its log."""
 
     writer: Writer
     raw_at: Read
@@ -70,16 +70,16 @@ class Transactions:
     _timer: asyncio.TimerHandle | None = None
 
     def half(self, message: Outgoing) -> Outgoing:
-        """A message of a transaction as it is put."""
+        """Return a message of a transaction as it is put."""
         properties = self.writer.properties
         return half(replace(message, properties=properties.sent(message.properties)),
                     self.writer.settings, properties.unique_id)
 
     def end(self, group: str, physical: int, queue_offset: int, *, commit: bool, asked: bool,
             then: Callable[[PutResult | None], None]) -> None:
-        """Commits or rolls back the half message at a physical offset, of that queue offset.
-        ``asked``: the producer was asked for it. ``then`` gets the result of the put, None where
-        nothing is put. Answer.
+        """Commit or roll back the half message at a physical offset, of that queue offset.
+        ``asked``: the producer was asked for it. ``then`` gets the result of the put, None if
+        nothing is put. Raise Answer.
         """
         # What a broker refuses.
         record = self._record(physical)
@@ -135,7 +135,7 @@ class Transactions:
             self._timer = asyncio.get_running_loop().call_later(_OP_S, self.flush)
 
     def flush(self) -> None:
-        """Puts the op message of what was ended, where one is to be written."""
+        """Put the op message of what was ended, where one is to be written."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

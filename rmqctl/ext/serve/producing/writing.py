@@ -1,7 +1,7 @@
 """The store of a writable server: what producers send goes through the engine's put path.
 
 Messages that come in one turn of the event loop are put together. Their rows are known here at
-once; consumequeues on the disk follow, and the store is opened anew when enough has come.
+once; consumequeues on the disk follow, and the store is reopened when enough has come.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from rmqctl.parse_values import now_ms
 
 _MANY_ROWS = 50_000
 _SETTLE_S = 2.0
-"""So long rows of ordinary messages are known here alone, so many at most."""
+"""Seconds for which rows of ordinary messages are known only here, and their maximum number."""
 _MOST_PENDING = 64 << 20
 """Bytes of messages that wait to be put."""
 _SMALL = 1000
@@ -74,7 +74,7 @@ class TailQueue:
 
     def pull(self, offset: int, most: int, accept: Accept | None, max_bytes: int = MAX_BYTES
              ) -> Pulled:
-        """What lies on the disk first, then what was put since."""
+        """Return messages on the disk first, then those put since."""
         # What is on the disk, and offsets that the queue does not have.
         if offset < self.start and self.stored.end:
             pulled = self.stored.pull(offset, most, accept, max_bytes)
@@ -113,7 +113,7 @@ class TailQueue:
         self.tags.append(tags)
 
     def at_time(self, when: int, stored: int | None, *, upper: bool) -> int:
-        """The queue offset at a store time (ms), as `rmqctl.broker.offset_by_time` has it;
+        """Return the queue offset at a store time (ms), as `rmqctl.broker.offset_by_time` has it;
         ``stored`` is its answer for what lies on the disk, where there is any.
         """
         if upper:
@@ -143,7 +143,7 @@ class Writer:
         self.scheduled: Callable[[int], None] = lambda _level: None
         self.timed: Callable[[], None] = lambda: None
         self.makes_groups = True
-        """Whether a group is there as soon as a consumer comes (autoCreateSubscriptionGroup)."""
+        """True if a group exists as soon as a consumer connects (autoCreateSubscriptionGroup)."""
         self.failure: str | None = None
         self.received: Counter[str] = Counter()
         self._pending: list[_Pending] = []
@@ -157,7 +157,7 @@ class Writer:
         self._allowed_of: object = None
 
     def allows(self, topic: str, queue_id: int) -> bool:
-        """Whether a topic is there and takes messages for this queue."""
+        """Return whether a topic exists and accepts messages for this queue."""
         topics = self.topics
         if self._allowed_of is not topics.table:  # which is another one after each change
             self._allowed_of, self._allowed = topics.table, set()
@@ -174,11 +174,11 @@ class Writer:
 
     @property
     def is_busy(self) -> bool:
-        """Whether so much waits to be put that no more should be taken."""
+        """Return whether so many messages wait to be put that no more should be accepted."""
         return self._pending_size > _MOST_PENDING
 
     def put(self, message: Message, then: Then, tags: int | None = None) -> None:
-        """Puts a message with the others of this turn; ``then`` gets its result. ``tags``: the tags
+        """Put a message with the others of this turn; ``then`` gets its result. ``tags``: the tags
         code of one that has just one row, in the queue it is put into.
         """
         self._pending_size += _SMALL + (sum(len(each.body) for each in message.messages) if (
@@ -262,8 +262,8 @@ class Writer:
             self.arrived(*key)
 
     def _note(self, message: Message, result: PutResult, touched: set[QueueKey]) -> None:
-        """Remembers the rows of what was put. Where it cannot be told here which rows there are,
-        they are read from the disk, and the topics there as well.
+        """Remember the rows of what was put. Where the rows are unknown here, they are read from
+        the disk, and the topics there as well.
         """
         assert result.physical_offset is not None
         assert result.queue_offset is not None
@@ -332,11 +332,11 @@ class Writer:
     # -- reading ------------------------------------------------------------------------------
 
     def queue(self, key: QueueKey) -> TailQueue | None:
-        """A queue that got something since; None for one that did not."""
+        """Return a queue that got something since; None for one that did not."""
         return self._tails.get(key)
 
     def settle(self) -> None:
-        """Everything put so far becomes rows on the disk, and the store is opened anew."""
+        """Write the rows of all messages put so far to the disk, and reopen the store."""
         self.engine.reput()
         self._settled_at = time.monotonic()
         if not self.source.refresh(force=True, topics=self._must_look):
@@ -350,20 +350,20 @@ class Writer:
             self.settle()
 
     def settle_now(self) -> None:
-        """The same before something is looked up in the index, so that what was just sent is
-        found; not while a thread puts.
+        """Do the same before an index lookup, so that messages just sent are found; not while a
+        thread puts.
         """
         if self._unsettled and self._running is None:
             self.settle()
 
     def put_now(self) -> None:
-        """Puts what waits to be put, if no thread puts."""
+        """Put what waits to be put, if no thread puts."""
         pending = self._taken() if self._running is None else []
         if pending:
             self._answer(pending, self._results([message for message, _, _ in pending]))
 
     def close(self) -> None:
-        """Ends as a broker that is shut down. StoreIOError."""
+        """End as a broker that is shut down. Raise StoreIOError."""
         self._running = None
         self.put_now()
         self.engine.close()
@@ -377,7 +377,7 @@ def _delay_level(known: dict[str, str]) -> int:
 
 
 def _has_other_rows(known: dict[str, str]) -> bool:
-    """Whether the put path may put such a message into another queue, or into several."""
+    """Return whether the put path may put such a message into another queue, or into several."""
     return any(name in known for name in (properties.MULTI_DISPATCH, properties.INNER_NUM)) or (
         properties.TIMER_OUT_MS not in known and any(name in known for name in (
             "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS")))
@@ -388,7 +388,7 @@ def _text(raw: bytes | str) -> str:
 
 
 def delivered(record: Record) -> Record | None:
-    """A delayed message as it is put when it is due: as it was, in its own queue. None where it
+    """Return a delayed message as it is put when it is due: as it was, in its own queue. None if it
     names no such queue, or that of half messages, which a broker discards.
     """
     known = properties.parse(_text(record.properties))

@@ -32,7 +32,7 @@ class Client:
         self._opaque = 0
         self._keys = keys
         self.told: list[Command] = []
-        """What the server sent of its own accord."""
+        """Requests that the server sent of its own accord."""
 
     def __enter__(self) -> Self:
         return self
@@ -41,12 +41,12 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Closes the connection."""
+        """Close the connection."""
         self.socket.close()
 
     def send(self, request: str | int, body: bytes | dict[str, Any] = b"", *,
              ext: Mapping[str, object], flag: int = 0) -> int:
-        """Sends a request by name or code; its number (opaque)."""
+        """Send a request by name or code; its number (opaque)."""
         self._opaque += 1
         code = CODE_OF[request] if isinstance(request, str) else request
         fields = {name: _text(value) for name, value in ext.items()}
@@ -58,11 +58,11 @@ class Client:
         return self._opaque
 
     def one_way(self, request: str | int, **ext: object) -> None:
-        """Sends a request that is never answered."""
+        """Send a request that is never answered."""
         self.send(request, flag=ONE_WAY, ext=ext)
 
     def receive(self) -> Command:
-        """The next command from the server. EOFError where it closed the connection."""
+        """Return the next command from the server. Raise EOFError if it closed the connection."""
         while True:
             frame = self._frames.next()
             if frame is not None:
@@ -73,7 +73,7 @@ class Client:
             self._frames.feed(data)
 
     def ask(self, request: str | int, body: bytes | dict[str, Any] = b"", **ext: object) -> Command:
-        """Sends a request, and waits for its response."""
+        """Send a request, and wait for its response."""
         return self._answer(self.send(request, body, ext=ext))
 
     def _answer(self, opaque: int) -> Command:
@@ -90,7 +90,7 @@ class Client:
     def send_pull(self, topic: str, queue_id: int, offset: int, *, most: int = 32,
                   group: str = "rmqctl", expression: str = "*", kind: str = "TAG", wait_ms: int = 0
                   ) -> int:
-        """Sends a pull with a filter of its own, which waits up to ``wait_ms`` for messages; its
+        """Send a pull with a filter of its own, which waits up to ``wait_ms`` for messages; its
         number (opaque).
         """
         return self.send("PULL_MESSAGE", ext={
@@ -105,7 +105,7 @@ def _text(value: object) -> str:
 
 
 def records(body: bytes) -> Iterator[Record]:
-    """The messages in the body of an answer. FrameError."""
+    """Yield the messages in the body of an answer. Raise FrameError."""
     at = 0
     while at < len(body):
         record = decode(body, at)

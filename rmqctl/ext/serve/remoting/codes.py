@@ -1,7 +1,7 @@
-"""What may be asked of a name server or a broker, as one table (spec: remoting.md §2, §3).
+"""The requests to a name server or a broker, as one table (spec: remoting.md §2, §3).
 
 A line is a code, its name and its fields: ``name`` of a text, ``name:int`` and ``name:long`` of a
-number, ``name:bool``; ``!`` behind it says that it must be there. ``~`` before the name marks what
+number, ``name:bool``; ``!`` after it says that it is required. ``~`` before the name marks what
 changes something beyond positions of consumers.
 """
 
@@ -128,7 +128,7 @@ _SEND_V2 = dict(zip("abcdefghijklm", (
     "producerGroup", "topic", "defaultTopic", "defaultTopicQueueNums", "queueId", "sysFlag",
     "bornTimestamp", "flag", "properties", "reconsumeTimes", "unitMode", "maxReconsumeTimes",
     "batch"), strict=True))
-"""What the short names of `SEND_MESSAGE_V2` and its like stand for."""
+"""The names that the short ones of `SEND_MESSAGE_V2` and its like abbreviate."""
 
 NOTIFY_CONSUMER_IDS_CHANGED = 40
 CHECK_TRANSACTION_STATE = 39
@@ -181,8 +181,8 @@ _KINDS = {"text": str, "bool": bool, "int": Annotated[int, msgspec.Meta(ge=-_INT
 
 @dataclass(frozen=True)
 class Request:
-    """One line of the table. ``fields``: name in the header to (kind, whether it must be there).
-    ``long``: what short names stand for.
+    """One line of the table. ``fields``: name in the header to (kind, whether it is required).
+    ``long``: the names that short ones abbreviate.
     """
 
     code: int
@@ -204,7 +204,7 @@ class Request:
                                  rename=lambda name: short.get(name, name))
 
     def read(self, ext: Mapping[str, str]) -> dict[str, Any]:
-        """The fields of a header by their kinds and long names; None for what is not there.
+        """Return the fields of a header by their kinds and long names; None for what is not there.
         Answer; so is half of a surrogate pair, which JSON can write: no name has one, and UTF-8
         cannot write it. Properties may have any text.
         """
@@ -219,7 +219,9 @@ class Request:
             return self._read(ext)
 
     def _read(self, ext: Mapping[str, str]) -> dict[str, Any]:
-        """The same, field by field: what is wrong is said, and more is taken as a boolean."""
+        """Return the same, field by field: what is wrong is said, and more is taken as a
+        boolean.
+        """
         found: dict[str, Any] = {}
         for name, (kind, required) in self.fields.items():
             text = ext.get(name)

@@ -26,7 +26,7 @@ from rmqctl.ext.serve.remoting.frame import (
 RESPONSE, ONE_WAY = 1, 2
 """Bits of a command's flag."""
 VERSION = 399
-"""What is said to be the broker's version (4.9.3); from 232 on Java clients send SQL filters."""
+"""The broker version that is reported (4.9.3); from 232 on Java clients send SQL filters."""
 LANGUAGE = "JAVA"
 _INT = re.compile(r"[-+]?[0-9]{1,10}")
 _SIGN = 1 << 31
@@ -61,7 +61,7 @@ class Command(msgspec.Struct):
         return bool(self.flag & ONE_WAY)
 
     def json(self) -> Any:
-        """The body as a JSON value. FrameError."""
+        """Return the body as a JSON value. Raise FrameError."""
         return read_json(self.body)
 
 
@@ -70,7 +70,7 @@ _LANGUAGES = ("JAVA", "CPP", "DOTNET", "PYTHON", "DELPHI", "ERLANG", "RUBY", "OT
 
 
 def read_command(frame: Frame) -> Command:
-    """The command in a frame. FrameError where its header cannot be read."""
+    """Return the command in a frame. Raise FrameError if its header cannot be read."""
     kind, data, body = frame
     if kind == JSON:
         command = _read_json_header(data)
@@ -87,7 +87,7 @@ def read_command(frame: Frame) -> Command:
 
 
 def read_json(data: bytes) -> Any:
-    """A JSON value, written strictly or as fastjson writes it. FrameError."""
+    """Return a JSON value, written strictly or as fastjson writes it. Raise FrameError."""
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -145,7 +145,7 @@ def _read_any_header(data: bytes) -> Command:
 
 
 def text_of(value: Any) -> str:
-    """A value of a header's field as text, where a client wrote a number or a boolean."""
+    """Return a value of a header's field as text, where a client wrote a number or a boolean."""
     if isinstance(value, str):
         return value
     if isinstance(value, bool):
@@ -204,13 +204,13 @@ def _write_header(header: _Head) -> bytes:
 
 def response_head(opaque: int, code: int, ext: Mapping[str, str], remark: str | None,
                   body_size: int) -> bytes:
-    """The bytes of a response before its body."""
+    """Return the bytes of a response before its body."""
     return frame_head(_write_header(_Head(
         code, ext, RESPONSE, LANGUAGE, opaque, UNSET if remark is None else remark)), body_size)
 
 
 def write_command(command: Command) -> bytes:
-    """All bytes of a command."""
+    """Return all bytes of a command."""
     remark = UNSET if command.remark is None else command.remark
     header = _write_header(_Head(command.code, command.ext, command.flag, command.language,
                                  command.opaque, remark, version=command.version))

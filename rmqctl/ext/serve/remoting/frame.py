@@ -13,7 +13,7 @@ from construct import Bytes, GreedyBytes, Int8ub, Int16sb, Int32sb, Int32ub, Str
 from rmqctl.formats import layout
 
 JSON, BINARY = 0, 1
-"""How a header is written."""
+"""The encoding of a header."""
 
 FrameHead = Struct(
     "length" / Int32sb,
@@ -49,7 +49,7 @@ _COMPACT = 1 << 16
 
 
 class FrameError(ValueError):
-    """Bytes that are no frame: whoever sent them cannot be understood any more."""
+    """Bytes that are not a frame: their sender cannot be understood any more."""
 
 
 class Frame(NamedTuple):
@@ -68,7 +68,7 @@ class FrameReader:
     def __init__(self, limit: int = MAX_FRAME) -> None:
         self.limit = limit
         self.buffer = bytearray()
-        """What arrived, from ``at`` on."""
+        """The received bytes, from ``at`` on."""
         self.at = 0
 
     @property
@@ -78,7 +78,7 @@ class FrameReader:
 
     @property
     def missing(self) -> int:
-        """Bytes that did not arrive of the frame that began; 0 where its head did not either."""
+        """Bytes that did not arrive of the frame that began; 0 if its head did not either."""
         if self.held < HEAD_SIZE:
             return 0
         length, _ = _HEAD.unpack_from(self.buffer, self.at)
@@ -88,7 +88,7 @@ class FrameReader:
         self.buffer += data
 
     def next(self) -> Frame | None:
-        """The next whole frame; None until more arrives. FrameError."""
+        """Return the next whole frame; None until more arrives. Raise FrameError."""
         frame = self.peek()
         if frame is None:
             self._compact()
@@ -97,14 +97,14 @@ class FrameReader:
         return frame
 
     def skip(self, end: int) -> None:
-        """Goes on at ``end``, behind a frame that was read."""
+        """Continue at ``end``, after a frame that was read."""
         self.at = end
         if end == len(self.buffer):
             self.buffer.clear()
             self.at = 0
 
     def peek(self) -> Frame | None:
-        """The same frame, which stays the next one."""
+        """Return the same frame, which stays the next one."""
         at, buffer = self.at, self.buffer
         if len(buffer) - at < HEAD_SIZE:
             return None
@@ -129,7 +129,7 @@ class FrameReader:
 
 
 def frame_head(header: bytes, body_size: int, kind: int = JSON) -> bytes:
-    """All of a frame before its body."""
+    """Return all of a frame before its body."""
     length = COUNTED + len(header) + body_size
     return _HEAD.pack(length, kind << _LENGTH_BITS | len(header)) + header
 
@@ -141,7 +141,7 @@ _VALUE = struct.Struct(">" + layout.width_of(ExtValue, "length")[1])
 
 
 class Header(NamedTuple):
-    """What a header says, whichever way it was written. ``language`` is its number or its name."""
+    """The content of a header, in either encoding. ``language`` is its number or its name."""
 
     code: int
     language: int | str
@@ -153,7 +153,7 @@ class Header(NamedTuple):
 
 
 def read_binary(data: bytes) -> Header:
-    """A header of the kind `BINARY`. FrameError."""
+    """Return a header of the kind `BINARY`. Raise FrameError."""
     try:
         code, language, version, opaque, flag, size = _START.unpack_from(data)
         remark, at = _text(data, _START.size, size)
@@ -178,7 +178,7 @@ def _text(data: bytes, at: int, size: int) -> tuple[str, int]:
 
 
 def write_binary(header: Header) -> bytes:
-    """The bytes of it; texts may be empty, which means none."""
+    """Return the bytes of it; texts may be empty, which means none."""
     remark = (header.remark or "").encode()
     ext = b"".join(_NAME.pack(len(name)) + name + _VALUE.pack(len(value)) + value
                    for name, value in ((name.encode(), value.encode())

@@ -14,9 +14,9 @@ _ADDED_LATER, _LAST_ADDING_LATER = "_UNIQUE_KEY_QUERY", 399
 
 
 def signature(ext: Mapping[str, str], body: bytes, secret: str, version: int = VERSION) -> bytes:
-    """The signature of a request: HMAC-SHA1, in base64, of the values of its header's fields in the
-    order of their names, and its body. ``AccessKey`` is one of the fields. ``version``: of the
-    client.
+    """Return the signature of a request: HMAC-SHA1, in base64, of the values of its header's fields
+    in the order of their names, and its body. ``AccessKey`` is one of the fields. ``version``: of
+    the client.
     """
     unsigned = (SIGNATURE, *([_ADDED_LATER] if version <= _LAST_ADDING_LATER else ()))
     signed = "".join(ext[name] for name in sorted(ext) if name not in unsigned)

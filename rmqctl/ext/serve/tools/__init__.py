@@ -1,1 +1,1 @@
-"""What `mqadmin` and the Dashboard ask for."""
+"""Requests of `mqadmin` and the Dashboard."""

@@ -1,8 +1,8 @@
-"""What administration tools ask of a broker: its topics, groups, settings, figures and rows
+"""Requests of administration tools to a broker: its topics, groups, settings, figures and rows
 (spec: remoting.md §3.5).
 
-Topics and groups are answered as the store's configuration has them; that nobody may send stands in
-the routes.
+Topics and groups are answered as the store's configuration has them; the routes say that nobody may
+send.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _GROUP = {"attributes": {}, "brokerId": 0, "consumeBroadcastEnable": True, "cons
 
 
 def _filled(given: Any, defaults: Mapping[str, Any], **known: Any) -> dict[str, Any]:
-    """An object of the configuration with all fields that clients read, each of its type."""
+    """Return an object of the configuration with all fields that clients read, each of its type."""
     entry = given if isinstance(given, dict) else {}
     return {name: entry[name] if type(entry.get(name)) is type(value) else value
             for name, value in {**defaults, **known}.items()}
@@ -68,7 +68,7 @@ def _topic(broker: Broker, name: str, table: Mapping[str, Any]) -> dict[str, Any
 
 
 def topics(broker: Broker, _call: Call) -> Response:
-    """All topics, as the store has them."""
+    """Return all topics, as the store has them."""
     table = _table(broker, "topics.json", "topicConfigTable")
     return json_response({"dataVersion": _data_version(broker, "topics.json"), "topicConfigTable": {
         name: _topic(broker, name, table) for name in broker.source.topics}})
@@ -84,8 +84,8 @@ def topic_config(broker: Broker, call: Call) -> Response:
 
 
 def _groups(broker: Broker) -> dict[str, dict[str, Any]]:
-    """All groups: configured ones, and those that stand somewhere or are here, as brokers make
-    them.
+    """Return all groups: configured ones, and those that stand somewhere or are here, as brokers
+    make them.
     """
     table = _table(broker, "subscriptionGroup.json", "subscriptionGroupTable")
     return {name: {**_filled(table.get(name), _GROUP), "groupName": name}
@@ -93,7 +93,7 @@ def _groups(broker: Broker) -> dict[str, dict[str, Any]]:
 
 
 def groups(broker: Broker, _call: Call) -> Response:
-    """All groups of consumers, as the store has them."""
+    """Return all groups of consumers, as the store has them."""
     return json_response({"dataVersion": _data_version(broker, "subscriptionGroup.json"),
                           "forbiddenTable": {}, "subscriptionGroupTable": _groups(broker)})
 
@@ -107,7 +107,7 @@ def group_config(broker: Broker, call: Call) -> Response:
 
 
 def broker_system_topics(broker: Broker, _call: Call) -> Response:
-    """The topics that a broker has by itself."""
+    """Return the topics that a broker has by itself."""
     generation, cluster = broker.source.view.generation, broker.cluster.name
     return json_response({"topicList": sorted({
         *system_topics(generation, cluster), broker.name,
@@ -118,7 +118,9 @@ def broker_system_topics(broker: Broker, _call: Call) -> Response:
 
 
 def consumer_offsets(broker: Broker, _call: Call) -> Response:
-    """Where all groups stand: the store's positions, and over them what was committed here."""
+    """Answer with all consumer offsets: those of the store, and over them what was committed
+    here.
+    """
     return json_response({"offsetTable": {
         f"{topic}@{group}": queues for group, topic, queues in broker.positions.all()}})
 
@@ -129,7 +131,7 @@ def _delay_offsets(broker: Broker) -> dict[int, int]:
 
 
 def delay_offsets(broker: Broker, _call: Call) -> Response:
-    """How far delayed messages were delivered when the store was last written."""
+    """Answer with the progress of delayed messages when the store was last written."""
     return json_response({"offsetTable": {
         str(level): offset for level, offset in _delay_offsets(broker).items()}})
 
@@ -147,8 +149,9 @@ def _java(value: bool) -> str:
 
 
 def broker_config(broker: Broker, _call: Call) -> Response:
-    """The settings that a broker like this one would have. Those of the store are told by its
-    files; of the others stand here, as a broker has them by default, which `exportConfigs` needs.
+    """Return the settings that a broker like this one would have. Those of the store are told by
+    its files; of the others stand here, as a broker has them by default, which `exportConfigs`
+    needs.
     """
     first = next(iter(broker.cluster.brokers.values()))
     store, writer = broker.source.store, broker.writer
@@ -175,13 +178,13 @@ def broker_config(broker: Broker, _call: Call) -> Response:
 
 
 def namesrv_config(broker: Broker, _call: Call) -> Response:
-    """The name server's settings."""
+    """Return the name server's settings."""
     return _properties({"listenPort": broker.address.port})
 
 
 def _disk_ratio(path: str) -> float:
-    """The share of a file system that is used, as a broker works it out: of what is not kept for
-    root, in whole percents, rounded up. -1 where that cannot be told.
+    """Return the used share of a file system as a broker computes it: of the space not kept for
+    root, in whole percents, rounded up. -1 if unknown.
     """
     try:
         usage = shutil.disk_usage(path)
@@ -192,8 +195,8 @@ def _disk_ratio(path: str) -> float:
 
 
 def runtime_info(broker: Broker, _call: Call) -> Response:
-    """Figures of the broker since it is served. Rates are those of the last minute, which stand for
-    each of the times that a broker has one for. Nothing waits.
+    """Figures of the broker since it is served. Rates are those of the last minute, which are used
+    for each of the times that a broker has one for. Nothing waits.
     """
     # Counts, rates, and how full the disks are.
     source, sums = broker.source, broker.sums
@@ -236,7 +239,7 @@ def runtime_info(broker: Broker, _call: Call) -> Response:
 
 
 def ha_status(broker: Broker, _call: Call) -> Response:
-    """A master without slaves."""
+    """Return a master without slaves."""
     return json_response({
         "master": True, "masterCommitLogMaxOffset": broker.source.log_bounds[1],
         "inSyncSlaveNums": 0, "haConnectionInfo": [],
@@ -246,14 +249,15 @@ def ha_status(broker: Broker, _call: Call) -> Response:
 
 
 def cold_data(_broker: Broker, _call: Call) -> Response:
-    """Reads of cold data are not counted, and no group is held back for them."""
+    """Read of cold data are not counted, and no group is held back for them."""
     return json_response({"runtimeTable": {}, "configTable": {}, "globalAcc": 0,
                           "cgColdReadThreshold": 3 << 20, "globalColdReadThreshold": 100 << 20})
 
 
 def stats(broker: Broker, call: Call) -> Response:
-    """How many messages of a topic were put, or given to a group (``TOPIC@GROUP``), in the last
-    minute, hour and day. Answer where there were none, as of a broker, and for sums of other kinds.
+    """Answer with the number of messages of a topic that were put, or delivered to a group
+    (``TOPIC@GROUP``), in the last minute, hour and day. Raise Answer if there were none, as of a
+    broker, and for sums of other kinds.
     """
     kind, key = call.fields["statsName"], call.fields["statsKey"]
     if kind == "TOPIC_PUT_NUMS" and key in broker.received:
@@ -270,7 +274,7 @@ def stats(broker: Broker, call: Call) -> Response:
 
 
 def queue_rows(broker: Broker, call: Call) -> Response:
-    """Rows of a plain consumequeue, as they lie there."""
+    """Answer with rows of a plain consumequeue, as they are on disk."""
     # The queue; what was put just now is in it.
     wanted = call.fields
     name, queue_id = wanted["topic"], wanted["queueId"]

@@ -24,8 +24,8 @@ _STRATEGIES = ("AVG", "AVG_BY_CIRCLE")
 
 
 def assignment(broker: Broker, call: Call) -> Response:
-    """Which queues of a topic a member has, where clients do not share them among themselves.
-    Without a word of queues where that cannot be told, and a client keeps those it has.
+    """Answer with the queues of a topic that a member has, if clients do not share them among
+    themselves. The response names no queues if they are unknown, and a client keeps those it has.
     """
     value = body_of(call)
     name, group = str(value.get("topic") or ""), str(value.get("consumerGroup") or "")
@@ -49,8 +49,9 @@ def assignment(broker: Broker, call: Call) -> Response:
 
 
 def share(queues: list[Any], clients: int, place: int | None, strategy: str = "AVG") -> list[Any]:
-    """The share of sorted queues of the client at a place among all, as the members of a group work
-    it out: in stretches, or in turns (``AVG_BY_CIRCLE``). Nothing for one without a place.
+    """Return the share of sorted queues of the client at a place among all, as the members of a
+    group work it out: in stretches, or in turns (``AVG_BY_CIRCLE``). Nothing for one without a
+    place.
     """
     if place is None:
         return []
@@ -63,8 +64,8 @@ def share(queues: list[Any], clients: int, place: int | None, strategy: str = "A
 
 def share_to_pop(queues: list[Any], clients: int, place: int | None, strategy: str, shared: int
                  ) -> list[Any]:
-    """The same for a group that is given messages: all may ask for any queue of each broker, or
-    each for its own share and those of so many clients behind it.
+    """Return the same for a group of POP: all may ask for any queue of each broker, or each for its
+    own share and those of some clients after it.
     """
     if shared <= 0 or shared >= clients - 1:
         by_broker = {queue["brokerName"]: {**queue, "queueId": ANY_QUEUE} for queue in queues}
@@ -78,7 +79,7 @@ def share_to_pop(queues: list[Any], clients: int, place: int | None, strategy: s
 
 
 def _mode(broker: Broker, topic: str, group: str) -> Mode:
-    """How a group gets messages of a topic."""
+    """Return how a group gets messages of a topic."""
     if topic.startswith(RETRY_PREFIX) or any(
             has_batches(each, topic) for each in broker.cluster.brokers.values()):
         return PULL, 0
@@ -95,8 +96,8 @@ def _read(entry: dict[str, Any]) -> Mode:
 
 
 def _stored(broker: Broker, wanted: str | None = None) -> dict[str, dict[str, dict[str, Any]]]:
-    """What the store says of all topics, or of one: topic -> group -> entry; whatever has another
-    shape is left out.
+    """Return the request modes that the store has of all topics, or of one: topic -> group ->
+    entry; entries of another shape are omitted.
     """
     config = broker.source.config(_FILE)
     value = None if config is None else config.value
@@ -109,7 +110,7 @@ def _stored(broker: Broker, wanted: str | None = None) -> dict[str, dict[str, di
 
 
 def set_mode(broker: Broker, call: Call) -> Response:
-    """Says how a group is to get messages of a topic: kept in memory, and in a 5.x store that is
+    """Say how a group is to get messages of a topic: kept in memory, and in a 5.x store that is
     open for writing.
     """
     value = body_of(call)

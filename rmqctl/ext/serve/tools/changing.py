@@ -1,5 +1,5 @@
-"""What administration tools change: groups of consumers, and what the name server keeps for them
-(spec: remoting.md §3.5). Topics are changed where producers make them.
+"""Changes by administration tools: consumer groups, and values of the name server (spec:
+remoting.md §3.5). Topics are changed where producers create them.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _SETTINGS = {_TOPICS: "makes", "autoCreateSubscriptionGroup": "makes_groups"}
 
 
 def update_group(broker: Broker, call: Call) -> Response:
-    """Makes or changes a group of consumers."""
+    """Create or change a consumer group."""
     return _update_groups(broker, [body_of(call)])
 
 
 def update_groups(broker: Broker, call: Call) -> Response:
-    """Makes or changes several."""
+    """Create or change several groups."""
     return _update_groups(broker, objects(body_of(call).get("groupConfigList")))
 
 
@@ -47,8 +47,8 @@ def _update_groups(broker: Broker, wanted: list[dict[str, Any]]) -> Response:
 
 
 def delete_group(broker: Broker, call: Call) -> Response:
-    """Forgets what was set for a group of consumers, and where asked to, its positions; its
-    messages stay.
+    """Forget what was set for a group of consumers, and where asked to, its positions; its messages
+    stay.
     """
     writer, name = broker.writer, call.fields["groupName"]
     assert writer is not None
@@ -62,7 +62,9 @@ def delete_group(broker: Broker, call: Call) -> Response:
 
 
 def delete_topic(broker: Broker, call: Call) -> Response:
-    """Forgets a topic that has never had a message. Answer for another: none is deleted here."""
+    """Forget a topic that has never had a message. Raise Answer for another: none is deleted
+    here.
+    """
     writer, name = broker.writer, call.fields["topic"]
     assert writer is not None
     if is_system(name, writer.settings.profile.generation, broker.cluster.name):
@@ -79,7 +81,7 @@ def delete_topic(broker: Broker, call: Call) -> Response:
 
 
 def delete_route(broker: Broker, call: Call) -> Response:
-    """The same of the name server, which knows what its brokers have."""
+    """Return the same of the name server, which knows what its brokers have."""
     name = call.fields["topic"]
     if any(name in each.source.topics for each in broker.cluster.brokers.values()):
         raise Answer(Status.SYSTEM_ERROR, f"the topic[{name}] still exists on a broker")
@@ -87,7 +89,7 @@ def delete_route(broker: Broker, call: Call) -> Response:
 
 
 def update_settings(broker: Broker, call: Call) -> Response:
-    """Changes settings of the broker that count here, until the server ends; all or none."""
+    """Change settings of the broker that count here, until the server ends; all or none."""
     writer, wanted = broker.writer, {
         entry.key: entry.value for entry in properties_file.parse(bytes(call.command.body))}
     assert writer is not None
@@ -105,12 +107,12 @@ def update_settings(broker: Broker, call: Call) -> Response:
 
 
 def wipe_writes(broker: Broker, call: Call) -> Response:
-    """Has routes say that nothing can be sent to a broker, so that producers leave it."""
+    """Let routes say that nothing can be sent to a broker, so that producers leave it."""
     return Response({"wipeTopicCount": _let_write(broker, call, False)})
 
 
 def add_writes(broker: Broker, call: Call) -> Response:
-    """Has routes say again what can be sent to."""
+    """Let routes say again what can be sent to."""
     return Response({"addTopicCount": _let_write(broker, call, True)})
 
 
@@ -123,7 +125,7 @@ def _let_write(broker: Broker, call: Call, wanted: bool) -> str:
 
 
 def put_value(broker: Broker, call: Call) -> Response:
-    """Keeps a value for others, until the server ends."""
+    """Keep a value for others, until the server ends."""
     kept, (namespace, key, value) = broker.cluster.kv, (
         call.fields[name] for name in ("namespace", "key", "value"))
     size = sum(map(len, kept.values()))
@@ -134,7 +136,7 @@ def put_value(broker: Broker, call: Call) -> Response:
 
 
 def delete_value(broker: Broker, call: Call) -> Response:
-    """Forgets such a value."""
+    """Forget such a value."""
     space = broker.cluster.kv.get(call.fields["namespace"], {})
     space.pop(call.fields["key"], None)
     if not space:

@@ -1,4 +1,4 @@
-"""What administration tools ask a broker to delete. `serve` deletes no files: where a broker would
+"""Requests of administration tools to delete files. `serve` deletes no files: where a broker would
 delete nothing either this is answered with success, else it is refused with what to do instead.
 """
 
@@ -35,7 +35,7 @@ def expired_files(broker: Broker, _call: Call) -> Response:
 
 
 def expired_queues(broker: Broker, _call: Call) -> Response:
-    """Queues all of whose messages have expired."""
+    """Return queues all of whose messages have expired."""
     with closing(_opened(broker)) as store:
         found = [f"{topic} (queue {queue_id})" for (topic, queue_id), queue in sorted(
             store.known_queues.items()) if queue.exists and not _is_system(broker, topic)
@@ -50,7 +50,7 @@ def expired_queues(broker: Broker, _call: Call) -> Response:
 
 
 def unused_topics(broker: Broker, _call: Call) -> Response:
-    """Topics with queues, but without configuration."""
+    """Return topics with queues, but without configuration."""
     assert broker.writer is not None
     with closing(_opened(broker)) as store:
         found = sorted({topic for topic, _ in (*store.known_queues, *store.batch_queues)
@@ -65,7 +65,7 @@ def unused_topics(broker: Broker, _call: Call) -> Response:
 
 
 def pop_records(broker: Broker, _call: Call) -> Response:
-    """What was delivered by POP, as a broker of 5.4 keeps it in RocksDB."""
+    """Answer with the messages delivered by POP, as a broker of 5.4 keeps them in RocksDB."""
     path = broker.source.store.path(_POP_RECORDS)
     if os.path.isdir(path) and os.listdir(path):
         raise Answer(Status.SYSTEM_ERROR, (
@@ -75,7 +75,7 @@ def pop_records(broker: Broker, _call: Call) -> Response:
 
 
 def _opened(broker: Broker) -> Store:
-    """The store as it is now. Answer where that is too much for one answer."""
+    """Return the store as it is now. Raise Answer if that is too much for one answer."""
     store = broker.source.open_store()
     count = len(store.known_queues) + len(store.batch_queues)
     if count > _MOST_QUEUES:

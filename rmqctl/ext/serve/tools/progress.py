@@ -1,7 +1,7 @@
-"""How far groups are, topic by topic, and moving them (spec: remoting.md §3.5).
+"""The progress of groups, topic by topic, and changes of it (spec: remoting.md §3.5).
 
-Positions are those of the server, in memory or in the file beside the store: a reset of a group
-that is not here is one of what it will be told next time.
+Consumer offsets are those of the server, in memory or in the file beside the store: a reset of a
+group that is not connected takes effect when it connects.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ _C_PLUS_PLUS = "CPP"
 
 
 def message_queue(broker: Broker, topic: str, queue_id: int) -> dict[str, Any]:
-    """A queue as clients name it."""
+    """Return a queue as clients name it."""
     return {"brokerName": broker.name, "queueId": queue_id, "topic": topic}
 
 
 def _key(broker: Broker, topic: str, queue_id: int) -> str:
-    """The same as the name of a field: strict JSON, which clients in Java read, too."""
+    """Return the same as the name of a field: strict JSON, which clients in Java read, too."""
     return write_json(message_queue(broker, topic, queue_id)).decode()
 
 
 def store_time(broker: Broker, topic: str, queue_id: int, offset: int) -> int:
-    """The store time (ms) of the message at a queue offset; -1 where none can be read."""
+    """Return the store time (ms) of the message at a queue offset; -1 where none can be read."""
     queue = broker.queue(topic, queue_id)
     if not queue.first <= offset < queue.end:
         return -1
@@ -61,7 +61,7 @@ def _bounded(queues: range) -> range:
 
 
 def topic_stats(broker: Broker, call: Call) -> Response:
-    """The bounds of a topic's queues, and when the last message of each was stored."""
+    """Return the bounds of a topic's queues, and when the last message of each was stored."""
     name = call.fields["topic"]
     table = {}
     for queue_id in _queue_ids(broker.require_topic(name)):
@@ -73,7 +73,9 @@ def topic_stats(broker: Broker, call: Call) -> Response:
 
 
 def _is_consumed(broker: Broker, group: str, topic: str) -> bool:
-    """Whether a group still has to do with a topic: not when it is here without subscribing it."""
+    """Return whether a group still has to do with a topic: not if it is connected without
+    subscribing to it.
+    """
     here = broker.groups.consumers.get(group)
     return here is None or not here.subscriptions or topic in here.subscriptions
 
@@ -83,7 +85,7 @@ def _stood(broker: Broker, group: str, topic: str, queue_id: int) -> int:
 
 
 def _stats(broker: Broker, group: str, topics: Iterable[str]) -> dict[str, Any]:
-    """Where a group stands in topics, and where their queues end."""
+    """Return the consumer offsets of a group in topics, and the ends of their queues."""
     table: dict[str, dict[str, int]] = {}
     chosen = [topic for name in topics if _is_consumed(broker, group, name)
               and (topic := broker.topic(name)) is not None]
@@ -100,14 +102,14 @@ def _stats(broker: Broker, group: str, topics: Iterable[str]) -> dict[str, Any]:
 
 
 def _rate(broker: Broker, group: str, topics: Iterable[str]) -> float:
-    """Messages per second that a group got in the last minute."""
+    """Return messages per second that a group got in the last minute."""
     keys = [(group, name) for name in topics]
     return round(broker.sums.rate(sum(broker.delivered[key] for key in keys), lambda before: sum(
         before.got.get(key, 0) for key in keys)), 3)
 
 
 def consume_stats(broker: Broker, call: Call) -> Response:
-    """Where a group stands in one topic or in all."""
+    """Answer with the consumer offsets of a group in one topic or in all."""
     group, topic = call.fields["consumerGroup"], call.fields["topic"]
     return json_response(_stats(broker, group, [topic] if topic
                                 else list(broker.positions.of_group(group))))
@@ -119,7 +121,7 @@ def _lag(stats: dict[str, Any]) -> int:
 
 
 def all_consume_stats(broker: Broker, call: Call) -> Response:
-    """Where all groups stand, with ``isOrder`` in ordered topics only."""
+    """Answer with the consumer offsets of all groups, with ``isOrder`` in ordered topics only."""
     by_group: dict[str, list[str]] = {}
     count = 0
     for group, name, _ in broker.positions.all():
@@ -137,7 +139,9 @@ def all_consume_stats(broker: Broker, call: Call) -> Response:
 
 
 def groups_of_topic(broker: Broker, call: Call) -> Response:
-    """Who consumes a topic: who is here, and who ever committed."""
+    """Answer with the groups that consume a topic: connected ones, and those that ever
+    committed.
+    """
     name = call.fields["topic"]
     return json_response({"groupList": sorted({
         *(group.name for group in broker.groups.consumers.values() if name in group.subscriptions),
@@ -145,13 +149,13 @@ def groups_of_topic(broker: Broker, call: Call) -> Response:
 
 
 def topics_of_group(broker: Broker, call: Call) -> Response:
-    """The topics in which a group stands anywhere."""
+    """Return the topics in which a group stands anywhere."""
     return json_response({"brokerAddr": str(broker.address),
                           "topicList": sorted(broker.positions.of_group(call.fields["group"]))})
 
 
 def subscription(broker: Broker, call: Call) -> Response:
-    """What a group that is here subscribes to of a topic."""
+    """Answer with a connected group's subscription to a topic."""
     group, name = call.fields["group"], call.fields["topic"]
     here = broker.groups.consumers.get(group)
     found = None if here is None else here.subscriptions.get(name)
@@ -179,7 +183,7 @@ def time_span(broker: Broker, call: Call) -> Response:
 
 
 def correction_offsets(broker: Broker, call: Call) -> Response:
-    """The least position of all groups in each queue; the greatest number there is where the
+    """Return the least position of all groups in each queue; the greatest number there is where the
     group that is compared is behind even that.
     """
     wanted = call.fields
@@ -205,7 +209,7 @@ def _commit(broker: Broker, group: str, topic: str, positions: dict[int, int]) -
 
 
 def clone_offsets(broker: Broker, call: Call) -> Response:
-    """Gives a group the positions of another one, in one topic or in all."""
+    """Return a group the positions of another one, in one topic or in all."""
     wanted = call.fields
     for name, positions in broker.positions.of_group(wanted["srcGroup"]).items():
         if wanted["topic"] in (None, "", name) and broker.topic(name) is not None and (
@@ -215,8 +219,8 @@ def clone_offsets(broker: Broker, call: Call) -> Response:
 
 
 def reset_offsets(broker: Broker, call: Call) -> Response:
-    """Moves a group to a time in a topic, and tells those of its members that are here. Without
-    ``isForce`` only backwards.
+    """Move a group to a time in a topic, and tell its connected members. Without ``isForce`` only
+    backwards.
     """
     # Which group, in which queues.
     wanted = call.fields

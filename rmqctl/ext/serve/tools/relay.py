@@ -1,5 +1,5 @@
-"""Who is connected, and what tools ask of a client through its broker
-(spec: remoting.md §3.3, §3.5).
+"""Connected clients, and requests of tools to a client through its broker (spec: remoting.md §3.3,
+§3.5).
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _QUEUE = ("brokerName", "queueId", "topic")
 _POSITION = re.compile(r'(\{[^{}]*+\}|"(?:[^"\\]|\\.?)*+(?:"|$))(?::(-?[0-9]{1,18})\b)?')
 """Whole texts are gone over, so that none of them is looked at twice."""
 PATIENCE_S = 10.0
-"""A client that was asked something has so long."""
+"""Seconds within which a client must answer."""
 
 
 def consumers(broker: Broker, call: Call) -> Response:
-    """The members of a group that are here, and what the group subscribes to."""
+    """Return the members of a group that are here, and what the group subscribes to."""
     name = call.fields["consumerGroup"]
     group = broker.groups.consumers.get(name)
     if group is None:
@@ -41,7 +41,7 @@ def consumers(broker: Broker, call: Call) -> Response:
 
 
 def producers(broker: Broker, call: Call) -> Response:
-    """The members of a group of producers that are here."""
+    """Return the members of a group of producers that are here."""
     name = call.fields["producerGroup"]
     members = broker.groups.producers.get(name)
     if not members:
@@ -50,7 +50,7 @@ def producers(broker: Broker, call: Call) -> Response:
 
 
 def all_producers(broker: Broker, _call: Call) -> Response:
-    """The members of all groups of producers that are here."""
+    """Return the members of all groups of producers that are here."""
     now, now_seen = now_ms(), time.monotonic()
     return json_response({"data": {name: [
         {"clientId": member.client_id, "remoteIP": member.peer.peer, "language": member.language,
@@ -63,12 +63,12 @@ def all_producers(broker: Broker, _call: Call) -> Response:
 
 
 def running_info(broker: Broker, call: Call) -> None:
-    """What a client says of itself."""
+    """Ask a client for its running info."""
     _pass_on(broker, call, b"")
 
 
 def consume_directly(broker: Broker, call: Call) -> None:
-    """Has a client consume one message now, and says how that went."""
+    """Let a client consume one message now, and answer with the result."""
     text = call.fields["msgId"] or ""
     try:
         physical = parse_message_id(text)[2]
@@ -81,7 +81,9 @@ def consume_directly(broker: Broker, call: Call) -> None:
 
 
 def client_positions(broker: Broker, call: Call) -> None:
-    """How far members of a group are in a topic by their own word. Answer where none is here."""
+    """Ask members of a group for their own consumer offsets in a topic. Raise Answer if none is
+    connected.
+    """
     wanted = call.fields
     here = broker.groups.consumers.get(wanted["group"])
     if here is None:
@@ -108,7 +110,7 @@ def client_positions(broker: Broker, call: Call) -> None:
 
 
 def _positions(body: bytes) -> dict[str, int]:
-    """Queues with what stands behind them in a client's answer: objects as keys, as they are or
+    """Return queues with their values in a client's response: keys that are objects, plain or
     within quotes.
     """
     found = {}
@@ -124,7 +126,7 @@ def _positions(body: bytes) -> dict[str, int]:
 
 
 def _pass_on(broker: Broker, call: Call, body: Buffer, **more: str) -> None:
-    """Asks a member what was asked of the broker, and answers what it answers."""
+    """Pass a broker's request on to a member, and answer with its response."""
     group = call.fields["consumerGroup"]
     member = _member(broker, group, call.fields["clientId"])
 
