@@ -1,9 +1,9 @@
-"""What a broker's own configuration file (``broker.conf``) says of its store.
+"""A broker's own configuration file (``broker.conf``), as far as it concerns a store.
 
 The file is what `BrokerStartup -c` reads: Java properties whose names are those of
-`MessageStoreConfig` and `BrokerConfig`. What matters to a store's files is taken from it; other
-names are fine. Paths in it are those of the machine that it comes from: what lies below its
-``storePathRootDir`` is looked for below the store that is named, wherever that has been copied to.
+`MessageStoreConfig` and `BrokerConfig`. Settings that affect a store's files are used; other names
+are accepted. Paths in it are those of the broker's machine: paths below its ``storePathRootDir``
+are looked up below the given store, wherever that has been copied to.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class BrokerConf:
     """A broker's configuration, as far as it decides about a store's files.
 
     ``values`` are by the names of `rmqctl.broker.settings.Settings`, only those that the file sets;
-    ``notes`` say what of the file does not mean what it seems to. ``path`` "" is no file at all.
+    ``notes`` name settings that do not mean what they seem to. ``path`` "" means no file.
     """
 
     path: str = ""
@@ -67,7 +67,7 @@ class BrokerConf:
     makes_groups: bool | None = None
     """autoCreateSubscriptionGroup: the same of groups, when a consumer comes."""
     tier: dict[str, Any] = field(default_factory=dict, hash=False)
-    """What decides about a tier, by the names of the options of commands on tiers."""
+    """The settings of a tier, by the names of the options of commands on tiers."""
     tier_path: str | None = None
     """tieredStoreFilePath (5.1: tieredStoreFilepath)."""
     notes: tuple[str, ...] = ()
@@ -78,17 +78,18 @@ class BrokerConf:
     repeated: dict[str, list[int]] = field(default_factory=dict, hash=False)
     """Names with several values: all of their lines."""
     runtime: dict[str, Any] = field(default_factory=dict, hash=False)
-    """What decides what a broker deletes or delivers once it runs, by its own names."""
+    """The settings that decide what a running broker deletes or delivers, by its own names."""
 
     @property
     def metadata(self) -> str | None:
-        """The broker's tieredStoreMetadata.json below storePathRootDir; None where that is not
-        set (spec: tiered.md §1).
+        """The broker's tieredStoreMetadata.json below storePathRootDir; None if that is not set
+        (spec: tiered.md §1).
         """
         return None if self.root is None else os.path.join(self.root, TIER_METADATA)
 
     def folders(self, root: str) -> tuple[str, ...]:
-        """The log's folders for a store at ``root``: () where the file names none with a log in it.
+        """Return the log's folders for a store at ``root``: () where the file names none with a log
+        in it.
 
         A folder below storePathRootDir is one below ``root``; another one is taken where it is. A
         DLedger broker has the plain ones only before it became one (spec: dledger.md §5).
@@ -111,7 +112,7 @@ class BrokerConf:
         return there if any(listing(os.path.join(root, path)).files for path in there) else ()
 
     def remarks(self, root: str) -> list[str]:
-        """What is to be said of the file before a store at ``root`` is read by it."""
+        """Return remarks on the file before a store at ``root`` is read by it."""
         texts = [f"{self.path}: {text}" for text in self.notes]
         folders = [(path, self._moved(path, root)) for path in self.commitlog_paths]
         missing = [path for path, moved in folders if not vfs.isdir(os.path.join(root, moved))]
@@ -140,7 +141,9 @@ NO_CONF = BrokerConf()
 
 
 def read_conf(path: str) -> BrokerConf:
-    """The file at ``path``. UsageError for what a broker could not read either, StoreIOError."""
+    """Return the file at ``path``. Raise UsageError for what a broker could not read either,
+    StoreIOError.
+    """
     with FileSource(path) as source:
         if source.size > MAX_SIZE:
             raise UsageError(f"{path}: not a broker configuration file: {source.size:,} bytes; the "
@@ -205,7 +208,7 @@ class _Reading:
                      for part in (self._text(key) or "").split(_SPLITTER) if part.strip())
 
     def _flag(self, key: str) -> bool | None:
-        """As `Boolean.parseBoolean`: whatever is not ``true`` is false, a space behind it too."""
+        """As `Boolean.parseBoolean`: anything but ``true`` is false, even with a space after it."""
         value = self._texts.get(key)
         if value is None:
             return None

@@ -40,7 +40,9 @@ def as_files_are(store: Any, sizes: Any) -> Any:
 
 
 def _proven(store: Any, said: dict[str, Any]) -> Iterator[tuple[str, int]]:
-    """What the files of a store prove, by the names of a configuration that says something."""
+    """Yield what the files of a store prove, by the names of a configuration that says
+    something.
+    """
     if "commitlog_file_size" in said:
         files = store.log.files
         size = common_size(files)

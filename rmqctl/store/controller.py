@@ -1,5 +1,5 @@
-"""What the controller mode keeps in a store: epochs, and who the broker is (spec: dledger.md §8,
-checkpoint-and-small-files.md §5).
+"""The files of the controller mode in a store: epochs, and the broker's identity (spec: dledger.md
+§8, checkpoint-and-small-files.md §5).
 
 An epoch is the time of one master; it begins at the physical offset at which the log ended when
 that broker became master, and ends where the next one begins, or with the log.
@@ -35,7 +35,7 @@ class EpochCopy:
 
     @property
     def said(self) -> str:
-        """What is wrong with it; empty where nothing is."""
+        """The fault, in words; empty without a fault."""
         if isinstance(self.fault, FormatError):
             return f"{self.fault.path}: {self.fault.reason}"
         return "" if self.fault is None else str(self.fault)
@@ -50,7 +50,7 @@ class EpochFile:
 
     @property
     def used(self) -> EpochCopy | None:
-        """The copy that counts; None where neither has an epoch."""
+        """The copy that counts; None if neither has an epoch."""
         return next((copy for copy in (self.main, self.backup) if copy.epochs), None)
 
     @property
@@ -71,7 +71,7 @@ class Span(NamedTuple):
 
 
 def read_epochs(store: Store) -> EpochFile:
-    """The epoch file and its backup. Never raises."""
+    """Return the epoch file and its backup. Never raises."""
     return EpochFile(_copy(store, EPOCHS), _copy(store, BACKUP))
 
 
@@ -91,7 +91,9 @@ def spans(epochs: Sequence[Epoch], log_end: int | None) -> list[Span]:
 
 
 def read_identity(store: Store) -> BrokerIdentity | None:
-    """Who the broker is by the controller's file; None where it says nothing. Never raises."""
+    """Return the broker's identity by the controller's file; None if the file says nothing. Never
+    raises.
+    """
     try:
         return broker_identity.parse(store.read_small(IDENTITY, most=1 << 16))
     except (FormatError, StoreIOError):
@@ -99,7 +101,7 @@ def read_identity(store: Store) -> BrokerIdentity | None:
 
 
 def about(store: Store, log_end: int | None) -> dict[str, Any] | None:
-    """What `info` says of the controller mode; None for a store without it."""
+    """Return the `info` fields of the controller mode; None for a store without it."""
     identity, file = read_identity(store), read_epochs(store)
     if not store.layout.controller and identity is None:
         return None
@@ -111,12 +113,12 @@ def about(store: Store, log_end: int | None) -> dict[str, Any] | None:
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """The epochs of two replicas, ``a`` and ``b``, held against each other.
+    """The epochs of two replicas, ``a`` and ``b``, compared with each other.
 
-    ``consistent_point``: the physical offset up to which the logs are the same by their epochs;
-    a slave cuts its log there. None where they have no epoch in common. ``common``: how many
-    epochs are the same from the first one on. ``conflict``: the first epoch that both have with
-    different starts.
+    ``consistent_point``: the physical offset up to which the logs are the same by their epochs; a
+    slave truncates its log there. None if they have no epoch in common. ``common``: the number of
+    epochs that are the same, from the first one on. ``conflict``: the first epoch that both have
+    with different starts.
     """
 
     consistent_point: int | None
@@ -141,7 +143,7 @@ def agreement(a: Sequence[Epoch], b: Sequence[Epoch], a_end: int, b_end: int) ->
 
 
 def disorder(epochs: Sequence[Epoch]) -> int | None:
-    """The place in the list of the first entry that does not follow the one before it."""
+    """Return the place in the list of the first entry that does not follow the one before it."""
     return next((number for number in range(1, len(epochs)) if not (
         epochs[number - 1].epoch < epochs[number].epoch
         and epochs[number - 1].start_offset < epochs[number].start_offset)), None)

@@ -1,4 +1,4 @@
-"""What a decoder makes of a message's body. The decoders themselves are an extension."""
+"""The result of decoding a message's body. The decoders themselves are an extension."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from rmqctl.store.objects import OF_BODY
 from rmqctl.store.pages import Page
 
 MISSING: Any = object()
-"""What `at` gives where a body has no such field."""
+"""The value of `at` for a body without such a field."""
 
 
 class Decoded(NamedTuple):
-    """What came of one body: ``kind`` None where it was not decoded, and ``problem`` in words
-    where it should have been.
+    """The result of one body: ``kind`` None if it was not decoded, and ``problem`` in words if it
+    should have been.
     """
 
     value: Any
@@ -55,11 +55,13 @@ class Decoding(Protocol):
 
     def one(self, topic: str, properties: dict[str, str], sys_flag: int, body: bytes,
             place: str) -> Decoded:
-        """What one body is; ``place`` names it where it is the first that is not decoded."""
+        """Return the decoded body; ``place`` names it if it is the first that is not decoded."""
 
 
 def at(value: Any, path: tuple[str, ...]) -> Any:
-    """The field of a plain value that names lead to, or `MISSING`. A number leads into a list."""
+    """Return the field of a plain value that names lead to, or `MISSING`. A number leads into a
+    list.
+    """
     for name in path:
         if isinstance(value, dict):
             value = value.get(name, MISSING)

@@ -1,4 +1,6 @@
-"""Why a selection shows nothing, or not from where it was asked: in words, for a note."""
+"""The reasons why a selection shows nothing, or not from where it was asked: in words, for a
+note.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +20,15 @@ _SYSTEM = ("SCHEDULE_TOPIC_XXXX", "RMQ_SYS_", "rmq_sys_")
 
 
 def named(items: list[str]) -> str:
-    """A list that stays on a line: the first dozen and how many more."""
+    """Return a list that stays on a line: the first dozen and how many more."""
     more = f" and {len(items) - _NAMED} more" if len(items) > _NAMED else ""
     return ", ".join(items[:_NAMED]) + more
 
 
 def by_the_log(topic: str, *conditions: str) -> str:
-    """The command that looks for a topic's messages in the log itself, not through its queues."""
+    """Return the command that looks for a topic's messages in the log itself, not through its
+    queues.
+    """
     return " ".join(["rmqctl read STORE --where", shlex.quote(f"topic={topic}"), *conditions])
 
 
@@ -36,7 +40,7 @@ def near_names(name: str, known: Iterable[str]) -> str:
 
 
 def configured_queues(store: Store, topic: str) -> int | None:
-    """The number of queues topics.json gives a topic; None where it does not know it."""
+    """Return the number of queues topics.json gives a topic; None if it does not know it."""
     try:
         rows = [row for row in load_one(store, "topics.json").rows() if row["topic"] == topic]
     except StoreIOError:
@@ -47,13 +51,13 @@ def configured_queues(store: Store, topic: str) -> int | None:
 
 
 def is_unknown(store: Store, topic: str) -> bool:
-    """Whether nothing but the log could know a topic: no queue on disk, none in topics.json."""
+    """Return whether only the log could contain a topic: no queue on disk, not in topics.json."""
     return topic not in topics_on_disk(store) and configured_queues(store, topic) is None
 
 
 def without_consumequeue(store: Store, topic: str) -> str | None:
-    """What to say of queues that a topic is to have, but that have no consumequeue: a queue
-    without any message has none either. None where each has one.
+    """Return a note on queues that a topic should have, but that have no consumequeue: a queue
+    without any message has none either. None if all have one.
     """
     known = {*queue_ids(store, "consumequeue", topic),
              *queue_ids(store, "batchconsumequeue", topic)}
@@ -68,12 +72,12 @@ def without_consumequeue(store: Store, topic: str) -> str | None:
 
 
 def _queue_count(store: Store, topic: str, known: Iterable[int]) -> int:
-    """How many queues a topic is to have: by topics.json, or by those that are there."""
+    """Return the number of queues a topic should have: by topics.json, or by the existing ones."""
     return min(max(configured_queues(store, topic) or 0, max(known) + 1), _MOST_QUEUES)
 
 
 def missing_queue(store: Store, topic: str, queue_id: int | None) -> str | None:
-    """What to say where a topic, or one of its queues, has no consumequeue; None if it has one."""
+    """Return a note if a topic, or one of its queues, has no consumequeue; None if it has one."""
     if not store.layout.reads("consumequeue"):
         return None  # said already
     known = sorted({*queue_ids(store, "consumequeue", topic),

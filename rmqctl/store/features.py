@@ -1,4 +1,5 @@
-"""What a store keeps for newer brokers only: one table, by the release that first reads it.
+"""The things that a store keeps for newer brokers only: one table, by the release that first reads
+them.
 
 How releases start, write and answer is `rmqctl.broker.versions`. Hints on who wrote a store
 (`rmqctl.store.version_hints`), losses of a downgrade (`rmqctl.checks.preflight.downgrade`) and its

@@ -1,6 +1,6 @@
-"""Which files lie in a store directory: names, sizes and what is odd about them.
+"""The files of a store directory: names, sizes and oddities.
 
-Listing never fails as a whole: what cannot be read becomes a `Trouble` and the rest goes on.
+Listing never fails as a whole: unreadable entries become a `Trouble` and the rest goes on.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rmqctl.formats.local import names
 from rmqctl.scan.source import FileSource, Witness
 
 NODE, DATA, INDEX = "dledger-", "data", "index"
-"""Where DLedger keeps its files: in ``dledger-<selfId>/data`` and ``/index`` below the root."""
+"""The folders of DLedger's files: ``dledger-<selfId>/data`` and ``/index`` below the root."""
 _MOST_ASKED = 8
 """Files of a log of which the first bytes are read until one tells how it is framed."""
 
@@ -47,7 +47,9 @@ class StoreFile:
         return self.base + self.size
 
     def open(self) -> FileSource:
-        """The file to read from, up to its limit; positions count from ``base``. StoreIOError."""
+        """Return the file to read from, up to its limit; positions count from ``base``. Raise
+        StoreIOError.
+        """
         return FileSource(self.path, self.base, self.limit, self.witness, self.head)
 
 
@@ -70,7 +72,8 @@ class Listing:
 
 
 def listing(folder: str, digits: int = names.OFFSET_DIGITS, most: int | None = None) -> Listing:
-    """The files of ``folder`` whose names have ``digits`` decimal digits, the first ``most``.
+    """Return the files of ``folder`` whose names have ``digits`` decimal digits, the first
+    ``most``.
 
     A folder that does not exist is an empty listing; one that cannot be read is a trouble.
     """
@@ -84,7 +87,7 @@ def listing(folder: str, digits: int = names.OFFSET_DIGITS, most: int | None = N
 
 def listing_of(entries: Iterable[os.DirEntry[str]], digits: int = names.OFFSET_DIGITS,
                most: int | None = None) -> Listing:
-    """The same of what is in a folder. OSError where it cannot be listed."""
+    """The same of what is in a folder. Raise OSError if it cannot be listed."""
     contents = Listing()
     for entry in sorted(entries, key=lambda entry: entry.name):
         if len(contents.files) == most:
@@ -108,8 +111,8 @@ def listing_of(entries: Iterable[os.DirEntry[str]], digits: int = names.OFFSET_D
 
 
 def log_listing(folder: str, *, first_only: bool = False) -> Listing:
-    """The files of a folder of the log, each with the ``head`` that its records have; or but the
-    first ones, which tell that.
+    """Return the files of a folder of the log, each with the ``head`` that its records have; or but
+    the first ones, which tell that.
     """
     contents = listing(folder, most=_MOST_ASKED if first_only else None)
     head = _head_in(folder, contents.files)
@@ -119,8 +122,8 @@ def log_listing(folder: str, *, first_only: bool = False) -> Listing:
 
 
 def node_of(folder: str) -> str | None:
-    """The folder of the DLedger node whose data lie in ``folder``, where its name says so: it has
-    the index and the checkpoint, too.
+    """Return the folder of the DLedger node whose data are in ``folder``, if its name says so: it
+    has the index and the checkpoint, too.
     """
     above, name = os.path.split(vfs.normpath(folder))
     return above if name == DATA and os.path.basename(above).startswith(NODE) else None
@@ -152,10 +155,10 @@ def _is_name(name: str, digits: int) -> bool:
 
 
 def common_size(files: list[StoreFile]) -> int | None:
-    """The file size of a structure, found from its files.
+    """Return the file size of a structure, found from its files.
 
-    The distance of neighbouring names wins (it survives a file of the wrong length), then the
-    most frequent length. None without files.
+    The distance of neighbouring names wins (it survives a file of the wrong length), then the most
+    frequent length. None without files.
     """
     if len(files) < 2:
         return files[0].size or None if files else None
@@ -172,7 +175,9 @@ def common_size(files: list[StoreFile]) -> int | None:
 
 
 def queue_size(queues: Iterable[list[StoreFile]], unit: int) -> int | None:
-    """The size most queues have; those of several files tell it for certain, and so go first."""
+    """Return the size most queues have; those of several files tell it for certain, and so go
+    first.
+    """
     sure: Counter[int] = Counter()
     likely: Counter[int] = Counter()
     for files in queues:

@@ -34,7 +34,7 @@ MAX_TROUBLES = 1000
 OTHER = "other"
 _BY_FOLDER = {"tieredstore": "tiered", "tiered_index_file": "tiered", ".rmqctl": "rmqctl"}
 _OF_DATABASES = (kinds.CONSUMEQUEUE, kinds.CONFIG)
-"""Folders of a store in which RocksDB has data bases."""
+"""Folders of a store in which RocksDB has databases."""
 _MAX_DEPTH = 16
 _BEHIND_LINKS = 3  # as deep as the folder of a queue: consumequeue/TOPIC/QUEUE
 _HEAD = 4096
@@ -96,7 +96,7 @@ def collect(store: Store, view: View) -> Document:
 
 
 def _topics(store: Store, view: View, troubles: list[Trouble]) -> list[Document]:
-    """Topics with their queues, in the order of the names; every queue has its bounds."""
+    """Return topics with their queues, in the order of the names; every queue has its bounds."""
     rows: dict[str, list[Document]] = {}
 
     # An unreadable queue stays in the list, without bounds.
@@ -189,7 +189,7 @@ def _summarised(store: Store, troubles: list[Trouble]) -> list[Document]:
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One file. ``path`` is relative to the store root (absolute for what lies elsewhere).
+    """One file. ``path`` is relative to the store root (absolute for what is elsewhere).
 
     ``allocated`` are the bytes it takes on the disk: less than ``size`` where it has holes.
     """
@@ -211,7 +211,9 @@ class Total:
 
 
 def inventory(store: Store) -> tuple[list[Item], list[Trouble]]:
-    """(files by path, what could not be looked at) of a store, its other log folders included."""
+    """Return (files by path, what could not be looked at) of a store, its other log folders
+    included.
+    """
     items: list[Item] = []
     troubles: list[Trouble] = []
     seen: set[tuple[int, int]] = set()
@@ -233,7 +235,7 @@ def inventory(store: Store) -> tuple[list[Item], list[Trouble]]:
 
 
 def totals(items: list[Item]) -> dict[str, Total]:
-    """The sums per kind, in the order of `formats.kinds`."""
+    """Return the sums per kind, in the order of `formats.kinds`."""
     by_kind: dict[str, Total] = {}
     for item in items:
         total = by_kind.setdefault(item.kind, Total())
@@ -252,9 +254,9 @@ def _relative(store: Store, path: str) -> str:
 def _files(top: str, seen: set[tuple[int, int]], troubles: list[Trouble],
            note: Callable[[str, list[os.DirEntry[str]]], None]) -> Iterator[
                tuple[os.DirEntry[str], os.stat_result, str]]:
-    """(entry, stat, its folder) of the regular files below ``top``; no folder is entered twice,
-    and behind a link none that is deeper than a store's own: a link may lead to all of a disk.
-    ``note`` hears what is in each folder.
+    """Yield (entry, stat, its folder) of the regular files below ``top``; no folder is entered
+    twice, and below a link none that is deeper than a store's own: a link may lead to a whole disk.
+    ``note`` is called with the entries of each folder.
     """
     stack: list[tuple[str, int, int, os.stat_result | None]] = [(top, 0, _MAX_DEPTH, None)]
     while stack:

@@ -1,4 +1,4 @@
-"""Whether a place lies inside of a store, where nothing of ours may be put."""
+"""The check whether a path is inside a store, where rmqctl writes nothing of its own."""
 
 from __future__ import annotations
 
@@ -15,18 +15,21 @@ _BESIDE = (*_FOLDERS, "index", "config", "checkpoint", "lock", "abort", ".rmqctl
 
 
 def enclosing_store(path: str | os.PathLike[str]) -> str | None:
-    """The root of the store that ``path`` (which need not exist) is, or lies in; None if none.
+    """Return the root of the store that ``path`` (which need not exist) is, or is in; None if there
+    is not any.
 
     A store is a folder with a commitlog or consumequeues and something else of what a broker has
     beside them, or with files in its commitlog; a cluster's folder of a tier counts as one. Both
-    what was named and where its links lead count. What cannot be looked into is none.
+    the path and the targets of its links count. An unreadable folder does not count as a store.
     """
     named = vfs.abspath(path)
     return _above(vfs.realpath(named)) or _above(named)
 
 
 def refuse_in_store(path: str | os.PathLike[str], said: str | None = None) -> None:
-    """UsageError for a place in a store; ``said``: what it is called then, instead of its path."""
+    """Raise UsageError for a place in a store; ``said``: what it is called then, instead of its
+    path.
+    """
     inside = enclosing_store(path)
     if inside is not None:
         raise UsageError(f"{said or os.fspath(path)} is in the store {inside}: choose a place "

@@ -1,9 +1,9 @@
-"""Which layout a store has, recognised from its files alone (spec: rocksdb.md §9, dledger.md §6,
-commitlog.md §1): where the log lies, what holds the consumequeues, what holds the configuration.
+"""The layout of a store, recognised from its files alone (spec: rocksdb.md §9, dledger.md §6,
+commitlog.md §1): the place of the log, the form of the consumequeues and of the configuration.
 
-A structure that this version of rmqctl cannot read is `Layout.unread`: whoever needs it gets an
-UnsupportedError with one sentence. What it does not write is `Layout.unwritten`: nothing is planned
-for such a store or written into it.
+Structures that this version of rmqctl cannot read are in `Layout.unread`: code that needs one gets
+an UnsupportedError with one sentence. Those it does not write are in `Layout.unwritten`: nothing is
+planned for such a store or written into it.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ _IN_V1 = {"topics.json": "config/topics", "subscriptionGroup.json": "config/subs
           "consumerOffset.json": "config/consumerOffsets"}
 CONFIG_DATABASES: dict[ConfigLayout, dict[str, str]] = {
     "json": {}, "rocksdb-v1": _IN_V1, "rocksdb-v2": dict.fromkeys(_IN_V1, "config/rdb")}
-"""Which data base stands in for which file of ``config/``."""
+"""The database that replaces each file of ``config/``."""
 CONTROLLER_FILES = ("epochFileCheckpoint", "epochFileCheckpoint.bak", "brokerIdentity",
                     "brokerIdentity-temp")
-"""What the controller mode keeps in a store; the first two tell it."""
+"""The files of the controller mode in a store; the first two identify it."""
 _CURRENT = re.compile(rb"MANIFEST-\d{6,}\n")
 _DATABASE = re.compile(r"MANIFEST-\d+|\d+\.sst", re.ASCII)
 DATABASE_FILE = re.compile(r"CURRENT|LOCK|IDENTITY|LOG(\.old\.\d+)?|MANIFEST-\d+|"
                            r"OPTIONS-\d+(\.dbtmp)?|\d+\.(sst|log|blob|dbtmp)", re.ASCII)
-"""Names of the files that RocksDB keeps in the folder of a data base."""
+"""Names of the files that RocksDB keeps in the folder of a database."""
 _IN_ROCKSDB = "the consumequeues are in a RocksDB database (consumequeue/)"
 FORM_UNKNOWN = ("it is unknown which of the two a broker reads: pass --broker-conf (storeType in "
                 "it decides)")
-"""How the reason ends where files and a data base have queues, and storeType decides."""
+"""The end of the reason where files and a database have queues, and storeType decides."""
 _NO_QUEUES = ("a backup at a URL has no consume queues of this kind: `rmqctl restore` builds them "
               "from the log")
 _MADE_ANEW = ("consumequeue", "config")
@@ -60,10 +60,10 @@ _NOT_WRITTEN = "which this version of rmqctl does not write"
 @dataclass(frozen=True, slots=True)
 class Layout:
     """The layout of a store. ``unread``: structures that cannot be judged, with the reason;
-    ``damaged``: those of them that could be if they were not damaged; ``unwritten``: those that
-    are not written, whether they are read or not.
+    ``damaged``: those of them that are unread because of damage; ``unwritten``: those that are
+    not written, whether they are read or not.
 
-    ``notes`` are sentences on what lies there twice, and which of the two counts. ``controller``:
+    ``notes`` are sentences on duplicate structures, and which of the two counts. ``controller``:
     whether the store was written in controller mode (its log is a plain one).
     """
 
@@ -72,24 +72,24 @@ class Layout:
     config: ConfigLayout
     controller: bool = False
     member: bool = False
-    """Whether the log is that of one DLedger node, with index and checkpoint beside it."""
+    """True if the log is that of one DLedger node, with index and checkpoint beside it."""
     unread: dict[str, str] = field(default_factory=dict)
     unwritten: dict[str, str] = field(default_factory=dict)
     damaged: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, str]:
-        """The JSON object of ``info``."""
+        """Return the JSON object of ``info``."""
         return {"commitlog": self.commitlog, "consumequeue": self.consumequeue,
                 "config": self.config}
 
     @property
     def is_dledger(self) -> bool:
-        """Whether the log, or the newer part of it, lies in entries of DLedger's."""
+        """Return whether the log, or the newer part of it, is in DLedger entries."""
         return self.commitlog in ("dledger", "mixed")
 
     def reads(self, structure: str) -> bool:
-        """Whether ``commitlog``, ``consumequeue`` or ``config`` can be read and judged."""
+        """Return whether ``commitlog``, ``consumequeue`` or ``config`` can be read and judged."""
         return structure not in self.unread
 
     def require(self, root: str, structure: str) -> None:
@@ -99,7 +99,7 @@ class Layout:
 
     @property
     def is_mended(self) -> bool:
-        """Whether `recover` makes the store whole; see `require_writable`. The log of a DLedger
+        """Return whether `recover` repairs the store; see `require_writable`. The log of a DLedger
         member needs another member's where it is damaged.
         """
         readable = self.reads("consumequeue") or "consumequeue" in self.damaged
@@ -108,23 +108,27 @@ class Layout:
 
     @property
     def _made_anew(self) -> tuple[str, ...]:
-        """What a repair makes as a whole, or leaves alone, although it is not written."""
+        """The structures that a repair creates as a whole, or leaves alone, although they are not
+        written.
+        """
         return _MADE_ANEW if self.consumequeue == "rocksdb" else _MADE_ANEW[1:]
 
     @property
     def _mended(self) -> tuple[str, ...]:
-        """What `recover` alone repairs: the log of a DLedger member, queues written twice."""
+        """The structures that only `recover` repairs: the log of a DLedger member, queues written
+        twice.
+        """
         return (*(("commitlog",) if self.member else ()),
                 *((_MADE_ANEW[0],) if self.consumequeue == "double" and self.reads(
                     _MADE_ANEW[0]) else ()))
 
     def require_writable(self, root: str, structures: Sequence[str] | None = None, *,
                          made_anew: bool = False, mends: bool = False) -> None:
-        """UnsupportedError where one of the structures (None: any part of the store) could not be
-        written along. ``made_anew``: consumequeues in RocksDB are made as a whole, and a
+        """Raise UnsupportedError if one of the structures (None: any part of the store) could not
+        be written along. ``made_anew``: consumequeues in RocksDB are created as a whole, and a
         configuration that is not written is left alone. ``mends``: the log of a DLedger member is
-        mended from another member, and else left alone; queues in files and their copy in RocksDB
-        are made anew from the log.
+        repaired from another member, and else left alone; queues in files and their copy in RocksDB
+        are rebuilt from the log.
         """
         left = self._made_anew if made_anew else ()
         if mends:
@@ -143,10 +147,10 @@ class Layout:
 
 def log_layout(root: str, folders: list[str], *, decided: bool = False) -> tuple[
         CommitlogLayout, list[str]]:
-    """(layout, which folders hold DLedger's data) of the log whose files are in ``folders``.
+    """Return (layout, which folders hold DLedger's data) of the log whose files are in ``folders``.
 
-    Where these have none, but several DLedger nodes do, all of those, unless it is ``decided``
-    that no other folder counts.
+    Where these have none, but several DLedger nodes do, all of those, unless it is ``decided`` that
+    no other folder counts.
     """
     listings = {folder: log_listing(folder, first_only=True).files for folder in folders}
     framed = [folder for folder, files in listings.items()
@@ -161,8 +165,8 @@ def log_layout(root: str, folders: list[str], *, decided: bool = False) -> tuple
 
 
 def whose_log(root: str, folders: list[str]) -> str:
-    """Why the log of a store cannot be told from its files; "" where it can: of several DLedger
-    nodes below one root (spec: dledger.md §6) none is guessed to be the broker's.
+    """Return why the log of a store is unknown from its files; "" if it is known: of several
+    DLedger nodes below one root (spec: dledger.md §6) none is guessed to be the broker's.
     """
     layout, framed = log_layout(root, folders)
     if not framed or not set(framed).isdisjoint(folders):
@@ -178,13 +182,13 @@ def whose_log(root: str, folders: list[str]) -> str:
 def recognise(root: str, folders: list[str], queues_reach_end: Callable[[], bool],
               open_database: Callable[[], object], store_type: str | None = None, *,
               decided: bool = False) -> Layout:
-    """The layout of the store at ``root``. Never raises.
+    """Return the layout of the store at ``root``. Never raises.
 
-    ``queues_reach_end`` says whether the consumequeue files hold all messages of the log; it is
-    asked only where files and a RocksDB data base lie side by side, and then so is
-    ``store_type``, what the broker's own configuration says. ``open_database`` opens the data base
-    of consumequeues where they are in one, and raises where that cannot be read. ``decided``: of
-    the log no other folder counts.
+    ``queues_reach_end`` says whether the consumequeue files cover all messages of the log; it is
+    asked only if there are both files and a RocksDB database, and then so is ``store_type``, the
+    value in the broker's own configuration. ``open_database`` opens the database of consumequeues
+    if they are in one, and raises if that cannot be read. ``decided``: no other folder of the log
+    counts.
     """
     unread: dict[str, str] = {}
     unwritten: dict[str, str] = {}
@@ -237,7 +241,7 @@ def recognise(root: str, folders: list[str], queues_reach_end: Callable[[], bool
 
 def _queues(root: str, config: ConfigLayout, reach_end: Callable[[], bool],
             store_type: str | None, unread: dict[str, str], notes: list[str]) -> QueueLayout:
-    """What holds the consumequeues; adds to ``unread`` and ``notes``."""
+    """Return the form of the consumequeues; adds to ``unread`` and ``notes``."""
     folder = os.path.join(root, "consumequeue")
     database, topics = is_database(folder), _has_folders(folder)
     # One of the two is not there: the other is what a broker reads.
@@ -288,7 +292,7 @@ def _config(root: str) -> ConfigLayout:
 
 
 def is_database(folder: str) -> bool:
-    """Whether a folder is a RocksDB data base, a damaged one too (spec: rocksdb.md §9)."""
+    """Return whether a folder is a RocksDB database, a damaged one too (spec: rocksdb.md §9)."""
     if _CURRENT.fullmatch(_start(os.path.join(folder, "CURRENT"), 64)):
         return True
     return any(_DATABASE.fullmatch(name) for name in _names(folder))
@@ -315,7 +319,7 @@ def _names(folder: str) -> list[str]:
 
 
 def _start(path: str, length: int) -> bytes:
-    """The first bytes of a regular file; none where it cannot be read."""
+    """Return the first bytes of a regular file; none where it cannot be read."""
     try:
         if not vfs.isfile(path):
             return b""

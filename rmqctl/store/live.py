@@ -1,9 +1,9 @@
 """The end of a store that a broker writes to, fixed once, so that a command judges one picture.
 
 A broker appends with one thread, front to back: the log first, then rows, then index entries. So
-the index headers are noted first and the log's end after them: every entry noted leads before it.
-Rows that lead to messages which came later are left out. What lies beyond the fixed end reads as
-zeros (`FileSource`), and slots of an index that lead to newer entries read as they were.
+the index headers are noted first and the log's end after them: every entry noted points before it.
+Rows of later messages are omitted. Bytes after the fixed end read as zeros (`FileSource`), and
+slots of an index that point to newer entries read as they were.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _CHANGING = 2
 is begun."""
 _HEADER_TRIES = 50
 INDEX_TRIES = 5
-"""How often a file that is being written to is looked at until a shape fits it."""
+"""How often a file that is being written to is read until a shape matches it."""
 _PAGE = 1 << 20
 
 
 class Held(LogAndQueues, Protocol):
-    """What is needed of a store as its files are now."""
+    """The part of a store that is needed as its files are now."""
 
     log_folders: list[str]
 
@@ -51,12 +51,12 @@ class Held(LogAndQueues, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What was there at one moment; small and picklable, so that all processes share it.
+    """The state at one moment; small and picklable, so that all processes share it.
 
-    ``log_end``: physical offset; what lies beyond it came later. ``index_names`` are the index
-    files there were, ``index_headers`` the headers of those that may still change, by name.
-    ``whole_end``: behind the last message that was whole; before ``log_end`` where a broker had
-    not gone on with a record for a while.
+    ``log_end``: physical offset; bytes after it came later. ``index_names`` are the index files
+    there were, ``index_headers`` the headers of those that may still change, by name.
+    ``whole_end``: the end of the last complete message; before ``log_end`` if a broker had not
+    continued a record for a while.
     """
 
     log_end: int
@@ -66,7 +66,7 @@ class Snapshot:
 
 
 def take(store: Held) -> Snapshot:
-    """The picture of this moment. ``store`` must not be fixed itself. StoreIOError."""
+    """Return the picture of this moment. ``store`` must not be fixed itself. Raise StoreIOError."""
     headers = {}
     files = store.index_listing.files
     for file in _changing(files):
@@ -78,8 +78,8 @@ def take(store: Held) -> Snapshot:
 
 
 def _changing(files: list[StoreFile]) -> list[StoreFile]:
-    """The files that may be written to: the last ones by name, by the messages they lead to (with
-    a clock set back they are others), and those that lead to none yet.
+    """Return the files that may be written to: the last ones by name, by the messages they lead to
+    (with a clock set back they are others), and those that lead to none yet.
     """
     ends: list[tuple[int, StoreFile]] = []
     chosen = files[-_CHANGING:]
@@ -101,7 +101,9 @@ def _changing(files: list[StoreFile]) -> list[StoreFile]:
 
 
 def _steady_header(file: StoreFile) -> bytes | None:
-    """A header of which all fields belong together: read twice alike. None if it is too short."""
+    """Return a header of which all fields belong together: read twice alike. None if it is too
+    short.
+    """
     try:
         with FileSource(file.path) as source:
             before = b""
@@ -119,8 +121,8 @@ def _steady_header(file: StoreFile) -> bytes | None:
 
 
 def _log_end(store: Held) -> tuple[int, int]:
-    """(behind the last message that is whole, or behind all bytes where something else stays
-    there; behind the last whole one in any case).
+    """Return (the end of the last complete message, or of all bytes if something else stays there;
+    the end of the last complete message in any case).
     """
     if not store.log.files:
         return 0, 0
@@ -142,7 +144,9 @@ def _log_end(store: Held) -> tuple[int, int]:
 
 
 def _all_bytes(store: Held, end: int) -> int:
-    """Behind the last byte of the log that is not zero: nobody is writing at what is torn."""
+    """Return the end of the last byte of the log that is not zero: no process writes to an
+    incomplete record.
+    """
     for number in range(len(store.log.files) - 1, -1, -1):
         used = used_size(store.log.source(number))
         if used:
@@ -151,14 +155,14 @@ def _all_bytes(store: Held, end: int) -> int:
 
 
 def log_files(files: list[StoreFile], end: int) -> list[StoreFile]:
-    """The files of a log as they are up to the physical offset ``end``."""
+    """Return the files of a log as they are up to the physical offset ``end``."""
     return [file if file.end <= end else replace(file, limit=max(end - file.base, 0))
             for file in files]
 
 
 def queue_files(files: list[StoreFile], unit: np.dtype[np.void], log_end: int,
                 current_end: Callable[[int], int]) -> list[StoreFile]:
-    """The files of a queue without the rows at its end that lead to newer messages.
+    """Return the files of a queue without the rows at its end that lead to newer messages.
 
     Rows that lead beyond where the log ends by now are no newer messages: they stay, to be judged.
     ``current_end(offset)`` is that end, or an earlier one that is after ``offset``. Files that
@@ -190,7 +194,9 @@ def queue_files(files: list[StoreFile], unit: np.dtype[np.void], log_end: int,
 
 
 def _last_rows(file: StoreFile, unit: np.dtype[np.void]) -> tuple[int, Array]:
-    """Bytes up to the last unit that is not zero, and the units of the page before that place."""
+    """Return bytes up to the last unit that is not zero, and the units of the page before that
+    place.
+    """
     with FileSource(file.path) as source:
         end = used_size(source)
     used = -(-end // unit.itemsize) * unit.itemsize
@@ -205,7 +211,7 @@ def _rows_before(file: StoreFile, unit: np.dtype[np.void], used: int) -> Array:
 
 
 def fixed(index: IndexFile, header: bytes) -> IndexFile:
-    """An opened index file as it was when its header (40 bytes) was ``header``.
+    """Return an opened index file as it was when its header (40 bytes) was ``header``.
 
     A broker counts an entry before it notes where the last one leads: an entry that was counted
     only is left out.
@@ -229,7 +235,9 @@ def fixed(index: IndexFile, header: bytes) -> IndexFile:
 
 
 def _rereads(index: IndexFile, header: bytes) -> bool:
-    """Whether the header on disk is still the same some moments later: nobody is writing it."""
+    """Return whether the header on disk is still the same some moments later: no process is writing
+    it.
+    """
     due = time.monotonic() + _PATIENCE
     while index.source.read_now(0, HEADER.size) == header:
         if time.monotonic() > due:
@@ -270,7 +278,9 @@ class IndexSource(FileSource):
         return slots.tobytes()
 
     def _resolved(self, entry: int) -> int:
-        """The entry of that time a chain goes on to; ``entry`` itself if it is no chain."""
+        """Return the entry of that time to which a chain continues; ``entry`` itself if it is not a
+        chain.
+        """
         number = entry
         while number >= self._next:
             raw = self.read_now(self._shape.entry_position(number), ENTRY.size)

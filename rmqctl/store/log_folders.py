@@ -1,11 +1,11 @@
-"""The folders of a commitlog that nobody named: found where names and offsets prove them.
+"""The folders of a commitlog that were not given: found where names and offsets prove them.
 
-A multi-path log (spec: commitlog.md §1) lies in folders of any name: beside each other in the
-store root, beside the root, or where a broker.conf says. A folder is taken for a part of the log
-when its files have the size of the others, no name twice, records that say the offset of their
-file's name (damage to some of them excepted), and a place that the log needs: a hole or an end that
-consumequeue rows lead into. Everything else is left alone, `--commitlog-dir` names it. Nothing is
-read but heads of files.
+A multi-path log (spec: commitlog.md §1) is in folders of any name: beside each other in the store
+root, beside the root, or where a broker.conf says. A folder counts as a part of the log if its
+files have the size of the others, no name twice, records with the offset of their file's name
+(damage to some of them excepted), and a place that the log needs: a hole or an end that
+consumequeue rows point into. Everything else is left alone; `--commitlog-dir` names it. Only the
+starts of files are read.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ class _Folder:
 
 
 def find(root: str) -> list[str]:
-    """The folders of the log of the store at ``root``, absolute or below it; never raises.
+    """Return the folders of the log of the store at ``root``, absolute or below it; never raises.
 
-    ``commitlog`` alone where nothing else is proved to be one. Of the data of DLedger nodes those
-    of the only one, behind the plain files of ``commitlog`` where there are any.
+    ``commitlog`` alone if nothing else is proved to be one. Of the data of DLedger nodes those of
+    the only one, after the plain files of ``commitlog`` if there are any.
     """
     nodes = nodes_below(root)
     if len(nodes) == 1:
@@ -82,7 +82,7 @@ def find(root: str) -> list[str]:
 
 
 def nodes_below(root: str) -> list[str]:
-    """The folders with data of DLedger nodes, relative to the store's root."""
+    """Return the folders with data of DLedger nodes, relative to the store's root."""
     folders = sorted(os.path.join(entry.name, DATA) for entry in _entries(root, _MOST_FOLDERS)
                      if entry.name.startswith(NODE))
     return [folder for folder in folders if listing(os.path.join(root, folder)).files]
@@ -130,7 +130,7 @@ def _entries(folder: str, most: int) -> list[os.DirEntry[str]]:
 
 
 def _folders(folder: str) -> list[str]:
-    """The names of the folders in a folder; none where there are too many to look into."""
+    """Return the names of the folders in a folder; none where there are too many to look into."""
     inside = _some_folders(folder)
     return inside if len(inside) <= _MOST_FOLDERS else []
 
@@ -182,12 +182,12 @@ def _beside(root: str) -> Iterator[str]:
 
 
 def is_store(folder: str) -> bool:
-    """Whether a folder is the root of another store: its log is its own."""
+    """Return whether a folder is the root of another store: its log is its own."""
     return any(vfs.lexists(os.path.join(folder, mark)) for mark in _MARKS_OF_A_STORE)
 
 
 def _configured(root: str) -> Iterator[str]:
-    """What a broker's properties file near the store says of the log's folders."""
+    """Yield the log folders that a broker's properties file near the store names."""
     above = os.path.dirname(root)
     for folder in (root, os.path.join(root, "conf"), above, os.path.join(above, "conf")):
         for entry in _entries(folder, 16 * _MOST_FOLDERS):
@@ -223,9 +223,9 @@ def _paths_in(path: str, root: str) -> Iterator[str]:
 
 
 def _proves_itself(folder: _Folder, size: int) -> bool:
-    """Whether names fit the size of the log's files, and records say their own offsets.
+    """Return whether names match the size of the log's files, and records have their own offsets.
 
-    Damage to some of its files makes it no less a part of the log: more files must say their own
+    Damage to some of its files makes it no less a part of the log: more files must have their own
     offset than are at fault, and at most half of them, or one, may be shorter than they should be.
     """
     files = folder.files
@@ -244,7 +244,7 @@ def _proves_itself(folder: _Folder, size: int) -> bool:
 
 
 def _offset_of_first(path: str) -> int | None:
-    """The physical offset which the first record of a file says; None where there is none."""
+    """Return the physical offset in the first record of a file; None without a record."""
     head = _read(path, 0, _HEAD.size)
     if len(head) < _HEAD.size:
         return None
@@ -270,7 +270,9 @@ def _read(path: str, position: int, length: int) -> bytes:
 
 
 def _disjoint(own: _Folder, folders: list[_Folder]) -> list[_Folder]:
-    """Those that share no file name with the store's own folder or one as likely as they are."""
+    """Return those that share no file name with the store's own folder or one as likely as they
+    are.
+    """
     taken = own.bases
     chosen: list[_Folder] = []
     for rank in sorted({folder.rank for folder in folders}):
@@ -284,7 +286,9 @@ def _disjoint(own: _Folder, folders: list[_Folder]) -> list[_Folder]:
 
 
 def _needed(root: str, own: _Folder, folders: list[_Folder], size: int) -> list[_Folder]:
-    """The folders without which the log has a hole or lacks what consumequeue rows lead to."""
+    """Return the folders without which the log has a hole or lacks what consumequeue rows
+    lead to.
+    """
     rows = list(_sampled_rows(root)) if folders else []
     proofs = [(folder, _led_to(folder, rows)) for folder in folders]
     first, last = min(own.bases, default=0), max(own.bases, default=0)
@@ -298,7 +302,9 @@ def _needed(root: str, own: _Folder, folders: list[_Folder], size: int) -> list[
 
 
 def _joined(own: _Folder, folders: list[_Folder], size: int) -> list[_Folder]:
-    """Those whose files go on where others of the log end; alone, a folder needs no other."""
+    """Return those whose files go on where others of the log end; alone, a folder needs no
+    other.
+    """
     every = [own, *folders] if own.files else folders
     if len(every) == 1:
         return folders
@@ -312,7 +318,7 @@ def _joined(own: _Folder, folders: list[_Folder], size: int) -> list[_Folder]:
 
 
 def _sampled_rows(root: str) -> Iterator[tuple[int, int]]:
-    """(physical offset, size) of some rows of some consumequeues."""
+    """Yield (physical offset, size) of some rows of some consumequeues."""
     top = os.path.join(root, "consumequeue")
     queues = (os.path.join(top, topic, queue) for topic in _some_folders(top)
               for queue in _some_folders(os.path.join(top, topic)) if queue.isdigit())
@@ -333,7 +339,7 @@ def _sampled_rows(root: str) -> Iterator[tuple[int, int]]:
 
 
 def _led_to(folder: _Folder, rows: Iterable[tuple[int, int]]) -> bool | None:
-    """Whether rows lead to records of a folder's files; None where none leads into them."""
+    """Return whether rows point to records of a folder's files; None if none points into them."""
     hits = misses = 0
     for physical, length in rows:
         file = next((file for file in folder.files if file.base <= physical < file.end), None)

@@ -18,19 +18,19 @@ _host_text = lru_cache(maxsize=4096)(host_text)
 
 
 def text(raw: bytes) -> str:
-    """Stored UTF-8 as text; bytes that are none become lone surrogates (lossless)."""
+    """Stored UTF-8 as text; invalid bytes become lone surrogates (lossless)."""
     return raw.decode("utf-8", "surrogateescape")
 
 
 def java_text(raw: bytes) -> str:
-    """Stored UTF-8 as a broker decodes it: what is none becomes U+FFFD (hashes follow that)."""
+    """Stored UTF-8 as a broker decodes it: invalid bytes become U+FFFD (hashes follow that)."""
     return raw.decode("utf-8", "replace")
 
 
 def message_object(record: Record, *, body: str = "auto", decompress: bool = False) -> dict[
         str, Any]:
-    """The message object of cli.md. ``body``: ``auto`` (utf-8 if it is, else base64), ``utf-8``
-    (replacing what is none), ``base64`` or ``none`` (left out).
+    """Return the message object of cli.md. ``body``: ``auto`` (utf-8 if it is, else base64),
+    ``utf-8`` (replacing invalid bytes), ``base64`` or ``none`` (omitted).
     """
     # The message object has these fields in this order in every output.
     raw = text(record.properties)
@@ -72,7 +72,7 @@ def message_object(record: Record, *, body: str = "auto", decompress: bool = Fal
 
 
 def plain_body(sys_flag: int, body: bytes) -> tuple[bytes, str | None]:
-    """(body, problem): the body as the producer handed it in, by the flags of its record."""
+    """Return (body, problem): the body as the producer handed it in, by the flags of its record."""
     return bodies.decompressed(sysflag.compression(sys_flag), body)
 
 
@@ -82,4 +82,4 @@ FIELDS = tuple(message_object(Record(
 TIMES = ("born_timestamp", "store_timestamp")
 """Those of them that are times (epoch ms)."""
 OF_BODY = "body."
-"""How the names of fields of decoded bodies begin."""
+"""The prefix of the names of fields of decoded bodies."""

@@ -14,15 +14,16 @@ from rmqctl.store.query.conditions import PROPERTY
 
 
 def schema(names: Sequence[str]) -> pa.Schema:
-    """The columns of messages, and of single properties."""
+    """Return the columns of messages, and of single properties."""
     return pa.schema([MESSAGE_COLUMNS.get(name) or pa.field(name, pa.string()) for name in names],
                      METADATA)
 
 
 def page_columns(page: Page, names: Sequence[str]) -> pa.RecordBatch:
-    """The named fields of the message object as columns (``property.NAME``: of one property).
+    """Return the named fields of the message object as columns (``property.NAME``: of one
+    property).
 
-    ``body`` is as stored. What is no UTF-8 has U+FFFD in its place.
+    ``body`` is as stored. Invalid UTF-8 becomes U+FFFD.
     """
     wanted = schema(names)
     arrays = {}

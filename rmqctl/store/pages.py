@@ -49,7 +49,7 @@ class Page(ABC):
 
     @abstractmethod
     def raw(self, name: str) -> Sequence[bytes]:
-        """The stored bytes of ``topic``, ``properties`` or ``body``."""
+        """Return the stored bytes of ``topic``, ``properties`` or ``body``."""
 
     @abstractmethod
     def hosts(self, name: str) -> list[bytes]:
@@ -57,7 +57,7 @@ class Page(ABC):
 
     @abstractmethod
     def is_topic(self, topic: bytes) -> Array:
-        """Which messages have this topic (bool)."""
+        """Return which messages have this topic (bool)."""
 
     @abstractmethod
     def candidates(self, needles: Sequence[bytes]) -> Array:
@@ -65,11 +65,11 @@ class Page(ABC):
 
     @abstractmethod
     def select(self, rows: Array) -> Page:
-        """A page of some of the messages, by number."""
+        """Return a page of some of the messages, by number."""
 
     @abstractmethod
     def records(self) -> Iterator[Record]:
-        """The messages one by one."""
+        """Yield the messages one by one."""
 
     def column(self, name: str) -> list[Any]:
         """One field of the message object for each message, except the body."""
@@ -117,13 +117,13 @@ _known_text = lru_cache(maxsize=4096)(text)
 
 @lru_cache(maxsize=4096)
 def host(raw: bytes) -> str:
-    """A host as text: the address and the port behind it, as they are stored."""
+    """Return a host as text: the address and then the port, as they are stored."""
     return host_text(raw[:-_PORT_SIZE], int.from_bytes(raw[-_PORT_SIZE:], signed=True))
 
 
 @lru_cache(maxsize=4096)
 def _id_head(host: bytes) -> str:
-    """The part of an offset message id that names the store host."""
+    """Return the part of an offset message id that names the store host."""
     return host.hex().upper()
 
 
@@ -140,7 +140,7 @@ def _is_utf8(raw: bytes) -> bool:
 
 
 def limited(pages: Iterable[Page], count: int | None) -> Iterator[Page]:
-    """The first ``count`` messages of pages (None: all); empty pages are left out."""
+    """Yield the first ``count`` messages of pages (None: all); empty pages are left out."""
     left = count
     for full_page in pages if left != 0 else ():
         page = full_page
@@ -180,7 +180,7 @@ class BatchPage(Page):
         return [data[a:b] for a, b in zip(start.tolist(), end_of.tolist(), strict=True)]
 
     def host_texts(self, name: str) -> Texts:
-        """``born_host`` or ``store_host`` as stored, where it lies in the batch."""
+        """``born_host`` or ``store_host`` as stored, where it is in the batch."""
         kinds = self.batch.column("sys_flag") & HOST_BITS
         start, length = self.batch.start.copy(), np.empty(len(kinds), np.int64)
         for bits in np.unique(kinds).tolist():
@@ -211,7 +211,7 @@ class BatchPage(Page):
                 row = bisect_right(starts, hit) - 1
                 if hit + len(needle) <= ends[row]:
                     rows.add(row)
-                # One hit is enough, and behind its end a record cannot have another.
+                # One hit is enough, and after its end a record cannot have another.
                 hit = data.find(needle, starts[row + 1]) if row + 1 < len(starts) else -1
         return np.array(sorted(rows), np.int64)
 
@@ -224,7 +224,7 @@ class BatchPage(Page):
 
 
 class RecordPage(Page):
-    """A page over single records, as a consumequeue or an index leads to them."""
+    """A page over single records, as a consumequeue or an index points to them."""
 
     def __init__(self, records: Sequence[Record]) -> None:
         super().__init__()

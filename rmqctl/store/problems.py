@@ -1,4 +1,4 @@
-"""What a reading meets and goes on after: damage, holes, rows that lead nowhere."""
+"""Problems that a reader meets and skips: damage, holes, entries that point to nothing."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ class Problem:
 
     @property
     def is_fault(self) -> bool:
-        """Whether the store is not as it should be."""
+        """Return whether the store is not as it should be."""
         return self.kind not in ("note", "in-progress")
 
 
 def gap(start: int, end: int) -> Problem:
-    """Physical offsets that no file of the log has."""
+    """Return physical offsets that no file of the log has."""
     return Problem("gap", f"no file contains physical offsets {start} to {end} ({end - start:,} "
                    "bytes)", start, end - start)
 
 
 def damage(span: Span) -> Problem:
-    """A span of the log that holds no message although it should."""
+    """Return a span of the log that holds no message although it should."""
     field = f" (field {span.field})" if span.field else ""
     also = f"; {ambiguity(span.doubtful)}" if span.doubtful else ""
     return Problem("damage", f"damage at physical offset {span.offset}, {span.length} bytes: "
@@ -50,7 +50,7 @@ def damage(span: Span) -> Problem:
 
 def ambiguity(doubtful: Sequence[tuple[int, int]],
               why: str = "neither entries nor index confirm them") -> str:
-    """What is said of frames that may be messages or lie in a damaged message's body."""
+    """Return the words for records that may be messages or part of a damaged message's body."""
     count = len(doubtful)
     return (f"{count} intact record{'s' if count > 1 else ''} from physical offset "
             f"{doubtful[0][0]} on may be {'messages' if count > 1 else 'a message'}, or part of a "
@@ -58,21 +58,23 @@ def ambiguity(doubtful: Sequence[tuple[int, int]],
 
 
 def earlier_life(count: int, first: int) -> str:
-    """What is said of records that `rmqctl.damage.by_time` finds."""
+    """Return the words for records that `rmqctl.damage.by_time` finds."""
     return (f"{count} intact record{'s' if count > 1 else ''} from physical offset {first} on, "
             "between damage and older than the messages around: stale, or stored while the clock "
             "was set back; neither entries nor index confirm them")
 
 
 def contradicted(count: int, first: int) -> str:
-    """What is said of records that `rmqctl.scan.damage.stale` finds amid undamaged bytes."""
+    """Return the words for records that `rmqctl.scan.damage.stale` finds amid undamaged bytes."""
     return (f"{count} intact record{'s' if count > 1 else ''} from physical offset {first} on, "
             "amid undamaged bytes, contradict entries and index: stale records from an earlier "
             "use of the file, or wrong entries")
 
 
 def unread(base: int, lost: Unread) -> Problem:
-    """A part of a file, whose first byte has the physical offset ``base``, that cannot be read."""
+    """Return a part of a file, whose first byte has the physical offset ``base``, that cannot be
+    read.
+    """
     offset, length = base + lost.start, lost.end - lost.start
     return Problem("unreadable", f"{lost.reason}: {length:,} bytes from physical offset {offset} "
                    "on are skipped", offset, length)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 BODY = ("body", "body_encoding")
 DECODED = ("decoded", "decoded_as", "internal")
-"""What ``--decode`` adds to the fields of the message object."""
+"""The fields that ``--decode`` adds to those of the message object."""
 PROBLEM = "decode_problem"
 """A field of those messages alone whose body is not what the decoder reads."""
 OFFSET_MSG_ID = "offset_msg_id"
@@ -56,19 +56,19 @@ def checked_fields(names: Sequence[str], more: Sequence[str] = ()) -> list[str]:
 
 
 def is_decoded(name: str) -> bool:
-    """Whether a field comes of decoding bodies."""
+    """Return whether a field comes from decoding bodies."""
     return name in DECODED or name.startswith(OF_BODY)
 
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """Which fields, and how bodies look.
+    """The chosen fields, and the form of bodies.
 
     ``body`` is ``auto``, ``utf-8``, ``base64`` or ``none`` (no body fields); ``preview`` replaces
-    the body by that many bytes of it, worded for people. With ``decompress`` a body that is not
-    what its flag says stays as stored, and the row gets a ``body_problem``. ``decoding`` makes the
-    fields for which `is_decoded` holds, and the previews of bodies it can decode. ``redaction``
-    replaces what people wrote.
+    the body by that many bytes of it, worded for people. With ``decompress`` a body that
+    contradicts its flag stays as stored, and the row gets a ``body_problem``. ``decoding`` makes
+    the fields for which `is_decoded` holds, and the previews of bodies it can decode. ``redaction``
+    replaces text written by people.
     """
 
     fields: Sequence[str] = FIELDS
@@ -84,7 +84,7 @@ class Projection:
         return [name for name in self.fields if self.body != "none" or name not in BODY]
 
     def rows(self, page: Page) -> Iterator[dict[str, Any]]:
-        """A row for each message of the page."""
+        """Yield a row for each message of the page."""
         if len(page) > _MOST_ROWS:
             return chain.from_iterable(
                 self.rows(page.select(np.arange(row, min(row + _MOST_ROWS, len(page)))))
@@ -100,7 +100,7 @@ class Projection:
                 for row, decoded in zip(rows, self.decoding.rows(page), strict=True))
 
     def _stored(self, page: Page) -> Iterator[dict[str, Any]]:
-        """The rows, with None for what comes of decoding."""
+        """Yield the rows, with None for what comes of decoding."""
         names = self.names
         if not names:
             return ({} for _ in range(len(page)))
@@ -155,14 +155,16 @@ class Projection:
 
 
 def _short(value: Any, length: int) -> str:
-    """The beginning of a decoded body as JSON, or of a text as it is."""
+    """Return the beginning of a decoded body as JSON, or of a text as it is."""
     shown = value if isinstance(value, str) else json.dumps(
         value, ensure_ascii=False, separators=(",", ":"))
     return shown if len(shown) <= length else shown[:length] + "…"
 
 
 def _preview(content: bytes, crc_ok: bool, length: int) -> str:
-    """The first ``length`` bytes of a body as one short text; what is no text is shown in hex."""
+    """Return the first ``length`` bytes of a body as one short text; other bytes are shown in
+    hex.
+    """
     head = content[:length]
     try:
         # A character may be cut at the end of the preview: up to three of its bytes are there.

@@ -28,7 +28,7 @@ KEPT = frozenset((
     "sys_flag", "born_timestamp", "store_timestamp", "reconsume_times", "tags",
     "prepared_transaction_offset", "store", "file", "position", "source", "source_offset",
     "placement", "duplicate", "decoded_as"))
-"""Fields that stay. Only what is here does: a new field is redacted until somebody decides."""
+"""Fields that stay. Only these do: a new field is redacted until it is added here."""
 KEPT_PROPERTIES = frozenset((
     props.TAGS, props.DELAY, props.PREPARED, props.REAL_TOPIC, props.REAL_QUEUE_ID,
     props.INNER_NUM, props.INNER_BASE, props.MULTI_DISPATCH, props.MULTI_QUEUE_OFFSET,
@@ -41,7 +41,7 @@ KEPT_PROPERTIES = frozenset((
 CHECKED = frozenset(("tags",))
 """Fields that stay as long as they are sound: no checksum covers properties."""
 _UNSOUND = re.compile(r"[\0-\x1f\ud800-\udfff]")
-"""What no such value has: where a separator is damaged, it contains the next property."""
+"""Characters that no such value has: after a damaged separator, it contains the next property."""
 _V4 = r"(?<![\d.])\d{1,3}(?:\.\d{1,3}){3}(?![\d.])(?::\d+)?"
 _V6 = r"\[[0-9A-Fa-f]*:[0-9A-Fa-f:.]*\](?::\d+)?"
 _V6_BARE = (r"(?<![\w:.])(?:[0-9A-Fa-f]{1,4}:){3,7}[0-9A-Fa-f]{0,4}(?![\w:])"
@@ -66,14 +66,16 @@ class Redaction:
         return f"{MARK}:{digest}:{len(raw)}"
 
     def row(self, row: Mapping[str, Any], body: bytes | None = None) -> dict[str, Any]:
-        """A message object without what is redacted; ``body``: the bytes, where the row has it."""
+        """Return a message object without what is redacted; ``body``: the bytes, where the row has
+        it.
+        """
         out = {name: self.field(name, value) for name, value in row.items()}
         if "body" in out and body is not None:
             out["body"] = self.value(body)
         return out
 
     def field(self, name: str, value: Any) -> Any:
-        """The value of a field as it is shown."""
+        """Return the value of a field as it is shown."""
         if value is None or name in KEPT - CHECKED:
             return value
         if name in CHECKED:
@@ -99,17 +101,17 @@ class Redaction:
             value, sort_keys=True, ensure_ascii=False, default=str))
 
     def condition(self, name: str, value: str) -> str:
-        """A value that a field is compared with."""
+        """Return a value that a field is compared with."""
         return value if name in KEPT else self.value(value)
 
     def text(self, text: str) -> str:
-        """A sentence without what it quotes, addresses and ids."""
+        """Return a sentence without what it quotes, addresses and ids."""
         for pattern in (QUOTED, ADDRESSES):
             text = pattern.sub(lambda match: self.value(match.group()), text)
         return text
 
     def document(self, value: Any) -> Any:
-        """A JSON value with the same done to all its texts."""
+        """Return a JSON value with the same done to all its texts."""
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, Mapping):
@@ -125,7 +127,9 @@ class Redaction:
 
 
 def redaction_of(key_file: str | None, *, wanted: bool) -> Redaction | None:
-    """What ``--redact`` and ``--redact-key`` ask for. UsageError, StoreIOError."""
+    """Return the redaction that ``--redact`` and ``--redact-key`` ask for. Raise UsageError,
+    StoreIOError.
+    """
     if key_file is None:
         return Redaction() if wanted else None
     if not wanted:

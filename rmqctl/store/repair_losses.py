@@ -1,8 +1,9 @@
-"""What earlier repairs of a store lost, where no filler in the log shows it.
+"""Losses of earlier repairs of a store that no filler in the log shows.
 
 A repair notes what it drops in ``.rmqctl/repairs/ID/lost.json``; pruning the repair moves the note
-to ``.rmqctl/lost/ID.json``. A note may be a stranger's, so it is bounded and validated, and it only
-ever adds to what is reported. A note without a valid content is reported too: its loss is unknown.
+to ``.rmqctl/lost/ID.json``. A note may come from elsewhere, so it is bounded and validated, and it
+only ever adds to what is reported. A note without a valid content is reported too: its loss is
+unknown.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ REPAIRS, PRUNED = f"{FOLDER}/repairs", f"{FOLDER}/lost"
 MOST_PLACES = 100
 """Records that a note names by place; the rest is only counted."""
 OF_A_TIER = "tiered "
-"""What the commands begin with that repair a tier."""
+"""The prefixes of the commands that repair a tier."""
 _FORMAT = 1
 _ID = re.compile(r"(\d{8}T\d{6}Z)-(\d{1,9})")
 _MOST_NAMES, _MOST_NOTES = 100_000, 1000
@@ -50,9 +51,9 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RepairLoss:
-    """What one repair lost: ``messages``, and ``undecided`` records that it discarded; both None
-    where its note is damaged. ``time`` in ms. ``places`` are the first of them. ``root``: the path
-    of the store when it was repaired, None where that is the same as now.
+    """The loss of one repair: ``messages``, and ``undecided`` records that it discarded; both None
+    if its note is damaged. ``time`` in ms. ``places`` are the first of them. ``root``: the path of
+    the store when it was repaired, None if it is the same as now.
     """
 
     id: str
@@ -73,7 +74,7 @@ class RepairLoss:
                 "root": self.root}
 
     def build(self) -> bytes:
-        """The note. ``root`` must be given."""
+        """Return the note. ``root`` must be given."""
         return json.dumps({**self.as_dict(), "format": _FORMAT,
                            "places": [list(place) for place in self.places]}).encode() + b"\n"
 
@@ -101,8 +102,9 @@ class RepairLosses(NamedTuple):
 
 
 def repair_losses(root: str, log: CommitLog | None, end: int | None = None) -> RepairLosses:
-    """What the repairs of the store at ``root`` lost that nobody has brought back. ``end``: where
-    a repair has ended the log. Without a ``log``: the same of the tier there. Reads only.
+    """Return the losses of repairs of the store at ``root`` that were not restored since. ``end``:
+    the offset at which a repair has truncated the log. Without a ``log``: the same of the tier
+    there. Reads only.
     """
     notes = sorted(_notes(root), key=lambda note: _order(note[0]))
     now = vfs.realpath(root)
@@ -120,7 +122,7 @@ def repair_losses(root: str, log: CommitLog | None, end: int | None = None) -> R
 
 
 def pruned_notes(root: str) -> list[str]:
-    """The ids of pruned repairs of which a note is kept, oldest first."""
+    """Return the ids of pruned repairs of which a note is kept, oldest first."""
     return sorted((name.removesuffix(".json") for name in _names(os.path.join(root, PRUNED))
                    if _ID.fullmatch(name.removesuffix(".json"))), key=_order)
 
@@ -131,7 +133,7 @@ def _order(repair_id: str) -> tuple[str, int]:
 
 
 def _notes(root: str) -> Iterator[tuple[str, str]]:
-    """(id, path of its note) of each repair that was carried out and not undone."""
+    """Yield (id, path of its note) of each repair that was carried out and not undone."""
     there = set()
     for repair_id in filter(_ID.fullmatch, _names(os.path.join(root, REPAIRS))):
         folder = os.path.join(root, REPAIRS, repair_id)

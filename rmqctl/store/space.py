@@ -1,8 +1,8 @@
-"""Where a store's bytes are, by structure and topic, and how fast the log grows.
+"""The use of a store's bytes, by structure and topic, and the growth of the log.
 
-What a topic takes of the log is the sum of the sizes in the rows of its queues, which is quick: the
-log is not read. What no row leads to is left over: half messages and rollbacks, blanks, what is
-unused or damaged.
+The bytes of a topic in the log are the sum of the sizes in the rows of its queues, which is quick:
+the log is not read. The rest has no row: half messages and rollbacks, blanks, unused or damaged
+bytes.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Growth:
 
 @dataclass(slots=True)
 class Space:
-    """``topics`` None: they cannot be told apart, as ``not_told`` says."""
+    """``topics`` None: unknown, for the reason in ``not_told``."""
 
     items: list[Item]
     growth: Growth
@@ -96,7 +96,9 @@ class Space:
 
 
 def space(view: View, report: Report, advance: Callable[[int], None]) -> Space:
-    """All of a store; ``advance`` hears of the bytes of rows that were read. StoreIOError."""
+    """Return all of a store; ``advance`` hears of the bytes of rows that were read. Raise
+    StoreIOError.
+    """
     # Files and growth are known even if the consume queues cannot be read.
     store = view.store
     items, troubles = inventory(store)
@@ -135,7 +137,7 @@ def space(view: View, report: Report, advance: Callable[[int], None]) -> Space:
 
 
 def growth(store: Store) -> Growth:
-    """How fast the log grows, by its first and last message and the first ones of files."""
+    """Return the growth of the log, by its first and last message and the first ones of files."""
     if store.layout.unread.get("commitlog"):
         return Growth()
     log = store.log
@@ -151,8 +153,8 @@ def growth(store: Store) -> Growth:
 
 
 def _recent(log: CommitLog, last: int) -> tuple[int, int | None]:
-    """(physical offset, store time) of the beginning of the last file that begins a day or more
-    before ``last``, but the first; (0, None) where there is none.
+    """Return (physical offset, store time) of the start of the last file that starts a day or more
+    before ``last``, but the first; (0, None) if there is not any.
     """
     for file in reversed(log.files[1:]):
         try:
@@ -165,5 +167,5 @@ def _recent(log: CommitLog, last: int) -> tuple[int, int | None]:
 
 
 def _rate(size: int, span: int) -> int | None:
-    """Bytes per day; None where the span (ms) is too short to tell."""
+    """Return bytes per day; None if the span (ms) is too short to tell."""
     return size * DAY // span if span >= 60_000 else None

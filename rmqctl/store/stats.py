@@ -56,7 +56,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What is counted and how: ``by`` one of `GROUPINGS`; store times in ms, inclusive."""
+    """The counting: ``by`` one of `GROUPINGS`; store times in ms, inclusive."""
 
     by: str = "topic"
     topic: str | None = None
@@ -78,8 +78,8 @@ class _Part:
 def collect(store: Store, query: Query, jobs: int = 1, *, range_size: int = ranges.RANGE_SIZE,
             progress: Progress | None = None, files: Iterable[StoreFile] | None = None,
             pool: ranges.Pool | None = None, again: Progress | None = None) -> Aggregate:
-    """The sums over the log (or over ``files`` of it). StoreIOError for a file that cannot be
-    opened; places of it that cannot be read are left out, and said (`Aggregate.unread`).
+    """Return the sums over the log (or over ``files`` of it). Raise StoreIOError for a file that
+    cannot be opened; places of it that cannot be read are left out, and said (`Aggregate.unread`).
 
     A ``pool`` does the work instead of ``jobs`` threads. The answer depends on neither, nor on
     ``range_size``. ``again`` hears of it when the log is read a second time, with its bytes.
@@ -93,7 +93,8 @@ def collect_many(logs: Sequence[Sequence[StoreFile]], query: Query, jobs: int = 
                  range_size: int = ranges.RANGE_SIZE, progress: Progress | None = None,
                  pool: ranges.Pool | None = None, again: Progress | None = None,
                  together: bool = False) -> list[Aggregate]:
-    """The sums over each of several logs (given as files: `choose_files`), as `collect` makes them.
+    """Return the sums over each of several logs (given as files: `choose_files`), as `collect`
+    makes them.
 
     ``together``: one for all of them. The ranges of all logs are one list of tasks for the pool.
     """
@@ -153,7 +154,8 @@ def _work(query: Query, only: Sequence[Key] | None, part: ranges.Range[StoreFile
 
 def range_size_for(logs: Iterable[Iterable[StoreFile]], jobs: int,
                    partitions: int | None = None) -> int:
-    """Bytes of a range for a pool of ``jobs``: a few tasks for each job, none of them tiny or huge.
+    """Return bytes of a range for a pool of ``jobs``: a few tasks for each job, none of them tiny
+    or huge.
 
     ``partitions``: about that many (a range never goes beyond a file) whatever their size.
     """
@@ -164,7 +166,7 @@ def range_size_for(logs: Iterable[Iterable[StoreFile]], jobs: int,
 
 
 def choose_files(store: Store, query: Query, skew: int = CLOCK_SKEW) -> list[StoreFile]:
-    """The log files that may hold messages of the query's time, by their first records.
+    """Return the log files that may hold messages of the query's time, by their first records.
 
     All of them when those times are not in order: then the clock cannot be relied on.
     """
@@ -190,7 +192,9 @@ def choose_files(store: Store, query: Query, skew: int = CLOCK_SKEW) -> list[Sto
 
 
 def unused(files: Sequence[StoreFile]) -> int:
-    """Bytes after the last used byte of a log: zeros that no message follows. StoreIOError."""
+    """Return bytes after the last used byte of a log: zeros that no message follows. Raise
+    StoreIOError.
+    """
     count = 0
     for file in reversed(files):
         with file.open() as source:
@@ -202,18 +206,18 @@ def unused(files: Sequence[StoreFile]) -> int:
 
 
 def rows(sums: Aggregate, tz: tzinfo = UTC, sort: str | None = None) -> list[Row]:
-    """A row per group, in the order of ``sort`` (a column).
+    """Return a row per group, in the order of ``sort`` (a column).
 
-    By default times and sizes come by key, all else by messages, greatest first; what is summed
-    as `OTHER` comes last. ``share`` is of all messages; a message with several keys is in
-    several groups.
+    By default times and sizes come by key, all else by messages, greatest first; what is summed as
+    `OTHER` comes last. ``share`` is of all messages; a message with several keys is in several
+    groups.
     """
     return _rows([({}, sums)], sums.by, tz, sort)
 
 
 def rows_of_stores(sums: Sequence[tuple[str, Aggregate]], tz: tzinfo = UTC,
                    sort: str | None = None) -> list[Row]:
-    """The same for several stores, by name: a row per store and group, ``store`` first.
+    """Return the same for several stores, by name: a row per store and group, ``store`` first.
 
     ``share`` is of all messages of all stores. In the order of keys stores come first.
     """
@@ -247,7 +251,7 @@ def _groups(sums: Aggregate, tz: tzinfo) -> dict[Key, Sums]:
 
 
 def total(*sums: Aggregate) -> Row:
-    """The row of all messages together."""
+    """Return the row of all messages together."""
     totals = [aggregate.total for aggregate in sums if aggregate.total is not None]
     if not totals:
         return dict.fromkeys(VALUE_COLUMNS) | dict.fromkeys(VALUE_COLUMNS[:4], 0)
@@ -262,7 +266,7 @@ def _joined(parts: Iterable[Sums]) -> Sums:
 
 
 def _values(sums: Sums, everything: int, span: int | None) -> Row:
-    """The figures of a row; rates are over ``span`` ms, or over the group's own time."""
+    """Return the figures of a row; rates are over ``span`` ms, or over the group's own time."""
     seconds = (sums.last - sums.first if span is None else span) / 1000
     rates = (None, None) if seconds <= 0 else (sums.messages / seconds, sums.bytes / seconds)
     return {
@@ -313,7 +317,7 @@ def _local(groups: dict[Key, Sums], step: int, tz: tzinfo) -> dict[Key, Sums]:
 
 
 def _start_of(moment: int, step: int, tz: tzinfo) -> int:
-    """The start (epoch ms) of the hour or day of ``tz`` in which a moment lies."""
+    """Return the start (epoch ms) of the hour or day of ``tz`` in which a moment lies."""
     try:
         local = (_EPOCH + timedelta(milliseconds=moment)).astimezone(tz)
         if step == TIME_STEPS["day"]:

@@ -1,9 +1,9 @@
-"""A store directory opened read-only: discovery of everything that lies in it.
+"""A store directory opened read-only: discovery of everything in it.
 
-``Store.open`` finds sizes, multi-path logs, queues, index files and who holds the lock, and
-writes nothing. Where another process holds the lock, what it writes from then on is not seen
-(`rmqctl.store.live`). What is missing or unreadable is part of the picture (`troubles`). What
-`init` remembered of a store (`rmqctl.store.store_settings`) fills in only where no file says it.
+``Store.open`` finds sizes, multi-path logs, queues, index files and the holder of the lock, and
+writes nothing. If another process holds the lock, its later writes are not seen
+(`rmqctl.store.live`). Missing and unreadable parts are reported (`troubles`). The settings that
+`init` remembered of a store (`rmqctl.store.store_settings`) count only where no file decides.
 """
 
 from __future__ import annotations
@@ -74,14 +74,17 @@ MAX_QUEUE_ID = (1 << 31) - 1
 _MOST_LOOKED_AT, _MOST_NAMED = 32, 3
 """Entries of a folder among which a store is looked for, and how many are named."""
 _TRIES, _PAUSE = 3, 0.05
-"""How often a store that is written to is looked at anew where a file cannot be read, and the
-seconds between."""
+"""How often a store that is written to is read again if a file cannot be read, and the seconds
+between.
+"""
 _INDEX_VOTERS = 3
 """Index files of a size that are asked for the shape which all of that size have."""
 
 
 def _near(root: str) -> str:
-    """Where a store lies instead: around a folder that is none, or up to two levels below it."""
+    """Return a note on a store nearby: around a folder that is not one, or up to two levels below
+    it.
+    """
     around = vfs.normpath(os.path.join(root, os.pardir))
     if vfs.isdir(os.path.join(around, _MARKS[0])):
         return f"; it is inside the store {around}"
@@ -110,10 +113,10 @@ def _names(folder: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What is given of a broker's configuration: sizes (None: found from the files), which hold
-    what ``conf`` says unless an option said otherwise, and ``conf``, the broker's own file.
-    ``largest_record``: no record of the log was ever larger. ``folders_given``: an option names
-    the log's folders; ``decided``: they are what a broker opens, whatever else there is.
+    """The given part of a broker's configuration: sizes (None: found from the files), those of
+    ``conf`` unless an option differs, and ``conf``, the broker's own file. ``largest_record``: no
+    record of the log was ever larger. ``folders_given``: an option names the log's folders;
+    ``decided``: they are the ones that a broker opens, whatever else exists.
     """
 
     commitlog_file: int | None = None
@@ -129,12 +132,12 @@ class Sizes:
     """Sizes of ``conf``, by their names there, that the files prove to be others."""
 
     def is_refuted(self, name: str, value: Any) -> bool:
-        """Whether a value of the configuration is a size that the files prove to be another."""
+        """Return whether a value of the configuration is a size that the files refute."""
         return name in self.refuted and value == self.conf.values.get(name)
 
 
 def _remembered_folders(root: str) -> list[str]:
-    """The log's folders as `init` was given them; none where ``commitlog/`` holds a file."""
+    """Return the log's folders as `init` was given them; none where ``commitlog/`` holds a file."""
     try:
         with vfs.scandir(os.path.join(root, "commitlog")) as entries:
             if any(entry.is_file() for entry in entries):
@@ -169,14 +172,14 @@ class Store(Closing):
     @classmethod
     def open(cls, path: str | os.PathLike[str], commitlog_dirs: Iterable[str] = (),
              sizes: Sizes | None = None, *, sampled: bool = False) -> Store:
-        """Opens a store root. NotAStoreError if nothing of a store lies there.
+        """Open a store root. Raise NotAStoreError if it contains no part of a store.
 
-        ``sampled``: of a store behind a URL, where files end is found by samples of the zeros
-        after it; else all of them are read.
+        ``sampled``: in a store at a URL, the ends of files are found by samples of the zeros after
+        them; else all of them are read.
 
-        ``commitlog_dirs`` names the folders of a multi-path log (relative to the root or
-        absolute); without it the log is ``commitlog/``, or in the folders the store was made
-        with, or in those that `rmqctl.store.log_folders` finds.
+        ``commitlog_dirs`` names the folders of a multi-path log (relative to the root or absolute);
+        without it the log is ``commitlog/``, or in the folders the store was created with, or in
+        those that `rmqctl.store.log_folders` finds.
         """
         # Reject anything that is not a readable directory, with the reason.
         root = os.fspath(path)
@@ -235,7 +238,7 @@ class Store(Closing):
 
     @cached_property
     def settings_file(self) -> Remembered:
-        """What `init` noted of the store, and what is wrong with that file."""
+        """The settings that `init` noted of the store, and faults of that file."""
         return recall(self.root)
 
     @property
@@ -255,8 +258,8 @@ class Store(Closing):
 
     @cached_property
     def cut_off(self) -> CutOff | None:
-        """What a repair cut off the end of the log and left in its file; None where nothing is, or
-        where somebody writes to the store.
+        """The bytes that a repair cut off the end of the log and left in its file; None if there
+        are not any, or a process writes to the store.
         """
         if not self._log_is_known or self.snapshot is not None:
             return None
@@ -264,7 +267,7 @@ class Store(Closing):
 
     @cached_property
     def repair_losses(self) -> RepairLosses:
-        """What repairs of this store lost that no filler shows."""
+        """The losses of repairs of this store that no filler shows."""
         from rmqctl.store.repair_losses import repair_losses  # look-ups need it seldom
 
         cut = self.cut_off
@@ -276,8 +279,8 @@ class Store(Closing):
             end, frozenset(file.name for file in self.index_listing.files)))
 
     def before_unfinished(self) -> Store:
-        """This store up to the record that a broker has begun and not gone on with; itself where
-        there is none, or intact messages lie behind.
+        """Return this store up to the record that a broker has begun and not continued; itself
+        without such a record, or if intact messages follow.
         """
         held = self.snapshot
         if held is None or held.whole_end is None or held.whole_end == held.log_end or any(
@@ -290,7 +293,7 @@ class Store(Closing):
         return Store(self.root, self.log_folders, self.sizes, current=True)
 
     def _taken_now(self) -> Snapshot | None:
-        """The end by now; None where a file cannot be read, which whoever reads it says."""
+        """Return the present end; None if a file cannot be read, which its reader reports."""
         for _ in range(_TRIES):  # a file may just be begun, or renamed
             with suppress(StoreIOError), self._as_now() as now:
                 return live.take(now)
@@ -298,8 +301,8 @@ class Store(Closing):
         return None
 
     def _log_end_now(self, beyond: int) -> int:
-        """Where the log ends by now; asked for rows that lead beyond the fixed end. It is looked
-        for again only where what was found before is not after ``beyond``.
+        """Return the present end of the log; asked for rows that point beyond the fixed end. It is
+        searched again only if the last result is not after ``beyond``.
         """
         if beyond >= self._seen_end:
             now = self._taken_now()
@@ -308,13 +311,13 @@ class Store(Closing):
 
     @cached_property
     def layout(self) -> Layout:
-        """Which layout the store has, and what of it cannot be read."""
+        """The layout of the store, with its unreadable parts."""
         return recognise(self.root, self.log_folders, self._queues_reach_end,
                          lambda: self.rocksdb, self.sizes.conf.store_type,
                          decided=self.sizes.decided)
 
     def _queues_reach_end(self) -> bool:
-        """Whether the plain consumequeues have a row for the last message of the log."""
+        """Return whether the plain consumequeues have a row for the last message of the log."""
         reach = -1
         for queue in self.plain_queues.values():
             try:
@@ -342,7 +345,7 @@ class Store(Closing):
 
     @property
     def log(self) -> CommitLog:
-        """The log. UnsupportedError where several may be it."""
+        """The log. Raise UnsupportedError if several may be it."""
         if not self._log_is_known:
             self.layout.require(self.root, "commitlog")
         return self._log
@@ -367,8 +370,8 @@ class Store(Closing):
 
     @cached_property
     def left_over(self) -> LeftOver | None:
-        """Entries of an older time behind the end of a DLedger log, which are no part of it; None
-        where there are none, where somebody writes to the store, or a file cannot be read.
+        """Stale entries after the end of a DLedger log, which are not part of it; None without any,
+        if a process writes to the store, or a file cannot be read.
         """
         framed = sorted((file for listed in self._log_listings for file in listed.files
                          if file.head), key=lambda file: file.name)
@@ -381,8 +384,8 @@ class Store(Closing):
         return None
 
     def new_witness(self, *, current: bool = False) -> StoreWitness:
-        """What rows and keys tell of the log, read when it is first asked; ``current``: as they
-        are then, without an end that is fixed.
+        """Return the knowledge of rows and keys about the log, read when it is first asked;
+        ``current``: as they are then, without a fixed end.
         """
         set_to = self.sizes.conf.values.get("max_message_size")
         witness = StoreWitness(
@@ -415,14 +418,14 @@ class Store(Closing):
         return live.queue_files(files, unit, self.snapshot.log_end, self._log_end_now)
 
     def listed(self, folder: str) -> Listing:
-        """A folder of queues or of one queue's files as it was when first looked at."""
+        """Return a folder of queues or of one queue's files as it was when first looked at."""
         if folder not in self._listings:
             _ = self.snapshot  # as for the log
             self._listings[folder] = listing(folder)
         return self._listings[folder]
 
     def note_listed(self, folder: str, entries: Iterable[os.DirEntry[str]]) -> None:
-        """Takes over what somebody has listed of any folder, if `listed` may ask for it."""
+        """Take over a caller's listing of any folder, if `listed` may ask for it."""
         if folder.startswith(self._tops_of_queues) and folder not in self._listings:
             self._listings[folder] = listing_of(entries)
 
@@ -445,7 +448,7 @@ class Store(Closing):
         """All plain consumequeues that a broker reads by (topic, queue id), in the order of the
         folders or of the keys.
 
-        UnsupportedError where they cannot be read, or lead into a log that cannot.
+        Raise UnsupportedError if they cannot be read, or lead into a log that cannot.
         """
         self.layout.require(self.root, "consumequeue")
         if self.layout.consumequeue != "rocksdb":
@@ -459,7 +462,7 @@ class Store(Closing):
 
     @cached_property
     def plain_queues(self) -> dict[tuple[str, int], FileQueue]:
-        """Those that lie in files, whether a broker reads them or not."""
+        """The queues in files, whether a broker reads them or not."""
         size = self.sizes.consumequeue_file
         unit = consume_queue.dtype()
         if self._lent:
@@ -471,7 +474,7 @@ class Store(Closing):
         return self._lent
 
     def lend(self, to: Store, *, evidence: bool = False) -> None:
-        """Gives another view of the store the queues that are listed and looked at, and the shapes
+        """Give another view of the store the queues that are listed and looked at, and the shapes
         of index files that views met; ``evidence``: what they tell of the log, too.
         """
         if self.snapshot is None:
@@ -489,7 +492,7 @@ class Store(Closing):
         return self.plain_queue(topic, queue_id)
 
     def plain_queue(self, topic: str, queue_id: int) -> FileQueue | None:
-        """The same of those in `plain_queues`."""
+        """Return the same of those in `plain_queues`."""
         key = topic, queue_id
         if key not in self._queues and key in self._lent:
             self._queues[key] = self._lent[key].again()
@@ -505,7 +508,7 @@ class Store(Closing):
 
     @cached_property
     def rocksdb(self) -> RocksQueues | None:
-        """The data base of consumequeues, opened; None where there is none.
+        """The database of consumequeues, opened; None if it is missing.
 
         FormatError, StoreIOError and MissingExtraError as of `Database.open`.
         """
@@ -518,8 +521,8 @@ class Store(Closing):
                            None if self.snapshot is None else self.snapshot.log_end)
 
     def leave_damaged_out(self) -> None:
-        """From here on as if a data base of consumequeues that cannot be opened were not there: for
-        who makes it anew.
+        """From here on ignore a database of consumequeues that cannot be opened: for a repair that
+        rebuilds it.
         """
         damaged = self.layout.damaged
         self.layout = replace(self.layout, damaged=frozenset(), unread={
@@ -538,9 +541,9 @@ class Store(Closing):
                 os.fsencode(queue.topic), queue.queue_id, queue_offset))
 
     def rows_as_evidence(self) -> Mapping[tuple[str, int], ConsumeQueue]:
-        """The plain queues that lie there, whether a broker reads them or not: of files, else of
-        a data base, with rows that are left over. For who asks where records lie, so no record is
-        asked for; what cannot be read is left out.
+        """Return the existing plain queues, whether a broker reads them or not: of files, else of a
+        database, with rows that are left over. They are evidence of the places of records, so no
+        record is read; unreadable parts are omitted.
         """
         return self.plain_queues or self._rocksdb_as_is
 
@@ -561,7 +564,7 @@ class Store(Closing):
         return self.plain_queue(topic, queue_id) or self._rocksdb_as_is.get((topic, queue_id))
 
     def known_queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
-        """The same for who can do without: none where the consumequeues cannot be read."""
+        """Return the same for who can do without: none where the consumequeues cannot be read."""
         return self.queue(topic, queue_id) if self.layout.reads("consumequeue") else None
 
     @cached_property
@@ -596,7 +599,9 @@ class Store(Closing):
         return listed
 
     def open_index(self, file: StoreFile) -> IndexFile:
-        """FormatError when the file's shape cannot be told, StoreIOError when unreadable."""
+        """Open an index file. Raise FormatError if the file's shape is unknown, StoreIOError if it
+        is unreadable.
+        """
         if self.snapshot is None or file.name not in self.snapshot.index_headers:
             return self._open_index(file)
         for _ in range(live.INDEX_TRIES - 1):
@@ -618,7 +623,9 @@ class Store(Closing):
         return index
 
     def _shapes_said(self, file: StoreFile) -> Iterator[Shape]:
-        """What the store says of a file's shape: store.json, then its other files of the size."""
+        """Yield the shapes that the store suggests for a file: store.json, then its other files of
+        the size.
+        """
         slots, most = self.remembered.get("index_slots"), self.remembered.get("index_max")
         if slots is not None and most is not None:
             yield Shape(slots, most)
@@ -644,8 +651,8 @@ class Store(Closing):
         return {size: known.most_common(1)[0][0] for size, known in votes.items() if known}
 
     def index_shape(self) -> tuple[Shape | None, str]:
-        """(the shape of the index files, "") as the newest that tells it has it; (None, why not),
-        where there are such files, (None, "") where there are none.
+        """Return (the shape of the index files, "") by the newest that shows it; (None, why not) if
+        there are such files, (None, "") without any.
         """
         why = ""
         for file in reversed(self.index_listing.files):
@@ -664,7 +671,7 @@ class Store(Closing):
         return None, why
 
     def indexes_newest_first(self) -> Iterator[IndexFile]:
-        """The readable index files; the others are left out (`verify` names them)."""
+        """Yield the readable index files; the others are left out (`verify` names them)."""
         for file in reversed(self.index_listing.files):
             try:
                 index = self.open_index(file)
@@ -678,7 +685,7 @@ class Store(Closing):
     # -- small files --------------------------------------------------------------------------
 
     def read_small(self, *parts: str, most: int = 64 << 20) -> bytes:
-        """A whole small file below the root. StoreIOError if it cannot be read."""
+        """Return a whole small file below the root. Raise StoreIOError if it cannot be read."""
         with FileSource(self.path(*parts)) as source:
             return source.read(0, min(source.size, most))
 
@@ -692,8 +699,8 @@ class Store(Closing):
 
     @cached_property
     def config_parts(self) -> dict[str, Part]:
-        """What stands in RocksDB for files of ``config/``, by their names; none where that is not
-        so, or not read.
+        """The replacements in RocksDB for files of ``config/``, by their names; empty if there are
+        not any, or they are not read.
         """
         if self.layout.config == "json" or not self.layout.reads("config"):
             return {}
@@ -707,7 +714,7 @@ class Store(Closing):
 
     @property
     def lock(self) -> LockState:
-        """Asked anew each time: a broker may come and go."""
+        """Read again each time: a broker may come and go."""
         return probe(self.path("lock"))
 
     @cached_property
@@ -717,7 +724,7 @@ class Store(Closing):
 
     @cached_property
     def evidence(self) -> Evidence:
-        """What tells the generation of the brokers that wrote it, and whether it is proven."""
+        """The evidence on the generation of the brokers that wrote it, and whether it is proven."""
         from rmqctl.store.version_hints import evidence
 
         return evidence(self)

@@ -1,8 +1,8 @@
-"""What ``STORE/.rmqctl/store.json`` says of a store: the configuration it was made for.
+"""The settings in ``STORE/.rmqctl/store.json``: the configuration a store was created for.
 
 `init` writes the file; a broker neither writes nor reads it. It is a memory aid, never proof:
-readers take it where the files of the store say nothing, and a file that is damaged or odd is
-reported and otherwise as if it were not there.
+readers use it where the files of the store say nothing, and a damaged or odd file is reported and
+otherwise ignored.
 """
 
 from __future__ import annotations
@@ -77,16 +77,18 @@ KEYS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "message_delay_level": (_levels, "a list of delay levels"),
     LOG_FOLDERS: (_folders, "a list of folders"),
 }
-"""What is remembered: name -> (test of the value, what it has to be in words)."""
+"""The remembered settings: name -> (test of the value, the expected value in words)."""
 
 
 def path_of(root: str) -> str:
-    """Where the file of a store lies."""
+    """Return the path of the file of a store."""
     return os.path.join(root, FOLDER, NAME)
 
 
 def recall(root: str) -> Remembered:
-    """What is remembered of the store at ``root``. Never raises; a missing file is empty."""
+    """Return the remembered settings of the store at ``root``. Never raises; a missing file is
+    empty.
+    """
     path = path_of(root)
     if not vfs.lexists(path):
         return Remembered()

@@ -1,8 +1,8 @@
-"""Which broker may have written a store: what speaks for it (spec: versions.md).
+"""The broker versions that may have written a store, and the evidence (spec: versions.md).
 
-A store does not name its version. Each hint is something only some releases write; a store that
-was upgraded bears the marks of several. `info` shows the hints, and `evidence` is what everybody
-else goes by: `rmqctl.store.store.Store.generation`, predictions, repairs.
+A store does not name its version. Each hint is something only some releases write; a store that was
+upgraded bears the marks of several. `info` shows the hints; everything else uses `evidence`:
+`rmqctl.store.store.Store.generation`, predictions, repairs.
 
 ``store`` is a `rmqctl.store.store.Store`, which asks this module itself.
 """
@@ -44,7 +44,7 @@ _MOST_CONFIG = 64 << 20
 @dataclass(frozen=True, slots=True)
 class Hint:
     """``versions`` that do such a thing, in words, and the ``evidence``; ``since`` the first, and
-    ``four`` where it is none of 5.x.
+    ``four`` where it is not one of 5.x.
     """
 
     versions: str
@@ -65,10 +65,11 @@ class Evidence:
 
 
 def evidence(store: Any) -> Evidence:
-    """Which generation wrote a store. Never raises.
+    """Return the generation that wrote a store. Never raises.
 
-    What only 5.x writes proves 5.x, also beside older marks: the store was upgraded. The last
-    properties of a few records tell whether a release of the other generation could have been it.
+    Anything that only 5.x writes proves 5.x, also beside older marks: the store was upgraded. The
+    last properties of a few records tell whether a release of the other generation could have been
+    it.
     """
     known = [*_marks(store), *_small_files(store)]
     if any(hint.since >= _FIVE for hint in known):
@@ -85,7 +86,7 @@ def evidence(store: Any) -> Evidence:
 
 
 def _sample(store: Any) -> Iterator[Record]:
-    """The first records of the first and of the last files of a log."""
+    """Yield the first records of the first and of the last files of a log."""
     with suppress(RmqctlError):
         files = store.log.files
         for file in (*files[:1], *files[1:][-_SAMPLED:]):
@@ -96,7 +97,7 @@ def _sample(store: Any) -> Iterator[Record]:
 
 
 def hints(store: Any, records: Iterable[Record]) -> list[Hint]:
-    """Every hint in a store; ``records`` are a few of its messages (the first, the last)."""
+    """Return every hint in a store; ``records`` are a few of its messages (the first, the last)."""
     known_hints = [*_marks(store), *_small_files(store)]
     for record in records:
         known_hints += [hint for hint in _record(record)

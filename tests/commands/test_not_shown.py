@@ -66,4 +66,4 @@ def test_one_at_a_place(writer: Writer, tmp_path: Path) -> None:
 def test_a_file_by_itself(writer: Writer, tmp_path: Path) -> None:
     store = writer.write(tmp_path / "s")
     (file,) = (store / "commitlog").iterdir()
-    assert f"{LEFT} whole records" in run("dump", file).expect(1).out
+    assert f"{LEFT} intact records" in run("dump", file).expect(1).out

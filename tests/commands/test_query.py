@@ -293,7 +293,7 @@ def test_messages_at_and_around_places(golden: GoldenFolder, rmqctl: Runner) -> 
             assert rmqctl(*words, str(inside), "--containing").expect(0).json() == [row]
         done = rmqctl(*words, str(place + 7)).expect(1)
         assert done.json() == []
-        assert f"inside the one at {place}" in done.err
+        assert f"inside the record at {place}" in done.err
 
 
 @pytest.mark.parametrize(("place", "said"), [("99999999", "after the end"), ("1022", "unused")])

@@ -1,4 +1,4 @@
 """Configuration files of a store, read tolerantly.
 
-Which copy counts; topics and groups as rows; consumer offsets and how far behind they are.
+Which copy counts; topics and groups as rows; consumer offsets and their lag.
 """

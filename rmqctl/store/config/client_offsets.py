@@ -33,7 +33,7 @@ class ClientOffset(NamedTuple):
 
 
 class ClientOffsets(NamedTuple):
-    """What the file says; entries that have the wrong shape are in ``faults``."""
+    """The content of the file; entries that have the wrong shape are in ``faults``."""
 
     rows: list[ClientOffset]
     faults: Faults
@@ -46,7 +46,7 @@ def _key(value: Any) -> str:
 
 
 def parse(data: bytes) -> ClientOffsets:
-    """The offsets in a file's bytes. FormatError with offset and JSON path."""
+    """Return the offsets in a file's bytes. FormatError with offset and JSON path."""
     value, oddities = config_json.parse(data, _key)
     if not isinstance(value, dict) or not isinstance(value.get("offsetTable"), dict):
         raise FormatError("not an object with an offsetTable", offset=0, path="$.offsetTable")
@@ -65,7 +65,7 @@ def parse(data: bytes) -> ClientOffsets:
 
 
 def readable(data: bytes) -> list[ClientOffset]:
-    """The entries of a damaged file that are whole, each by itself."""
+    """Return the entries of a damaged file that are whole, each by itself."""
     found = {}
     for key, offset in _ENTRY.findall(data):
         try:
@@ -77,20 +77,22 @@ def readable(data: bytes) -> list[ClientOffset]:
 
 
 def build(rows: Iterable[ClientOffset]) -> str:
-    """A file with these offsets, as a client reads it."""
+    """Return a file with these offsets, as a client reads it."""
     entries = (json.dumps({"brokerName": row.broker, "queueId": row.queue_id, "topic": row.topic})
                + f":{row.queue_offset}" for row in rows)
     return '{"offsetTable":{\n' + ",\n".join(entries) + "\n}}"
 
 
 def group_of(path: str) -> str | None:
-    """The group whose file this is by its folder, as clients name them: CLIENT is ``IP@NAME``."""
+    """Return the group whose file this is by its folder, as clients name them: CLIENT is
+    ``IP@NAME``.
+    """
     *_, client, group, name = ["", "", *vfs.abspath(path).split(os.sep)]
     return group if "@" in client and bare_name(name) == "offsets.json" else None
 
 
 def instead(path: str) -> str:
-    """What a client does where it cannot read the file; "" for a file that is none's first."""
+    """Return what a client does if it cannot read the file; "" for a backup."""
     if path.endswith(BACKUP):
         return ""
     backup = path + BACKUP

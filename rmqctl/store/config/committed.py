@@ -21,11 +21,12 @@ _MAX_QUEUE_ID = 2**31 - 1
 
 
 def committed(path: str, group: str | None = None, broker: str | None = None) -> Commits:
-    """The offsets in a store, by its folder, or in one file: ``consumerOffset.json``, its backup,
-    ``lmqConsumerOffset.json``, what `offsets export` has printed, or a client's ``offsets.json``:
-    that is of ``group`` (None: as its folder says), and of the queues of one ``broker``.
+    """Return the offsets in a store, by its folder, or in one file: ``consumerOffset.json``, its
+    backup, ``lmqConsumerOffset.json``, what `offsets export` has printed, or a client's
+    ``offsets.json``: that is of ``group`` (None: as its folder says), and of the queues of one
+    ``broker``.
 
-    RefusedError where it is none of these, or nothing in it can be read; StoreIOError.
+    Raise RefusedError if it is not one of these, or nothing in it can be read; raise StoreIOError.
     """
     if vfs.isdir(path):
         with Store.open(path) as store:
@@ -56,7 +57,7 @@ def committed(path: str, group: str | None = None, broker: str | None = None) ->
 
 
 def _of_client(path: str, data: bytes, group: str | None, broker: str | None) -> Commits:
-    """What a client's file says of one broker's queues, as offsets of a group."""
+    """Return one broker's queues in a client's file as offsets of a group."""
     try:
         rows, faults, _ = client_offsets.parse(data)
     except FormatError as error:
@@ -76,7 +77,9 @@ def _of_client(path: str, data: bytes, group: str | None, broker: str | None) ->
 
 
 def of_store(store: Store) -> Commits:
-    """The offsets of an opened store. RefusedError where a file of them cannot be read."""
+    """Return the offsets of an opened store. Raise RefusedError if a file of them cannot be
+    read.
+    """
     store.layout.require(store.root, "config")
     found: Commits = {}
     for name in ("consumerOffset.json", "lmqConsumerOffset.json"):
@@ -89,6 +92,6 @@ def of_store(store: Store) -> Commits:
 
 
 def narrowed(offsets: Commits, group: str | None, topic: str | None) -> Commits:
-    """Those of one group, and in one topic, where these are given."""
+    """Return those of one group, and in one topic, where these are given."""
     return {key: offset for key, offset in offsets.items()
             if group in (None, key[0]) and topic in (None, key[1])}

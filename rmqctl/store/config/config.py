@@ -1,8 +1,8 @@
-"""The files of ``config/`` and their backups (spec: checkpoint-and-small-files.md §4), or what
-stands in RocksDB in their place (rocksdb.md §7).
+"""The files of ``config/`` and their backups (spec: checkpoint-and-small-files.md §4), or their
+replacement in RocksDB (rocksdb.md §7).
 
-A broker reads the main file and, when that is missing, empty or not decodable, its ``.bak``.
-The same choice is made here, and noted; what each copy is like is kept for whoever wants to know.
+A broker reads the main file and, when that is missing, empty or not decodable, its ``.bak``. The
+same choice is made here, and noted; the state of each copy is kept.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class Copy:
     """One copy of a file: ``state`` is ok, oddity, empty, unreadable or missing.
 
     A file that RocksDB supersedes (`rmqctl.store.layout`) is "out of date" and has no value;
-    ``database``: this is what stands there instead, and ``path`` is that of the data base.
-    ``path`` is relative to the store root. ``reason``, ``offset`` (bytes from the start) and
-    ``field`` (JSON path) say what is wrong. An oddity still has a ``value``.
+    ``database``: this is the replacement, and ``path`` is that of the database. ``path`` is
+    relative to the store root. ``reason``, ``offset`` (bytes from the start) and ``field`` (JSON
+    path) say what is wrong. An oddity still has a ``value``.
     """
 
     path: str
@@ -89,16 +89,16 @@ class ConfigFile:
 
     @property
     def stops_broker(self) -> bool:
-        """Whether a broker loads neither copy and does not start. Where there is no backup, or an
-        empty one, it starts with an empty table.
+        """Return whether a broker loads neither copy and does not start. With a missing or empty
+        backup it starts with an empty table.
         """
         return not self.main.usable and self.backup.state == UNREADABLE
 
     @property
     def damaged(self) -> bool:
-        """Whether the main file is not what a broker needs.
+        """Return whether a broker cannot use the main file.
 
-        A file neither copy of which holds anything (never written) is none of that.
+        A file with two empty copies (never written) is not damaged.
         """
         if self.main.state == MISSING and not self.main.database:
             return self.backup.state not in (MISSING, EMPTY)
@@ -109,7 +109,7 @@ class ConfigFile:
         return self.used.value if self.used else None
 
     def rows(self) -> Iterable[Row]:
-        """The entries as rows of the kind's section, each with the ``source`` it is from."""
+        """Return the entries as rows of the kind's section, each with the ``source`` it is from."""
         used = self.used
         if used is None:
             return
@@ -131,7 +131,7 @@ class ConfigFile:
                 if isinstance(version.get(theirs), int)} or None
 
     def problems(self) -> list[str]:
-        """What a user should hear, one sentence each."""
+        """Return messages for the user, one sentence each."""
         said: list[str] = []
         main, backup = self.main, self.backup
         if main.database:
@@ -159,10 +159,10 @@ class ConfigFile:
 
 
 def load(store: Store, section: str | None = None) -> tuple[list[ConfigFile], list[Trouble]]:
-    """(files, what else lies there) of ``config/``: all that are present, or one section's; what
-    RocksDB has instead of files comes first, then the files that are out of date by it.
+    """Return (files, other entries) of ``config/``: all that are present, or one section's;
+    replacements in RocksDB come first, then the files that are out of date by it.
 
-    A missing folder is an empty list. StoreIOError when the folder cannot be listed.
+    A missing folder is an empty list. Raise StoreIOError if the folder cannot be listed.
     """
     names, troubles = _names(store)
     files = [load_one(store, name) for name in store.config_parts]
@@ -172,8 +172,8 @@ def load(store: Store, section: str | None = None) -> tuple[list[ConfigFile], li
 
 
 def load_one(store: Store, name: str) -> ConfigFile:
-    """What counts of one file, whether it is there or not: ``load_one(store, "topics.json")``;
-    where RocksDB stands in for it, that. Never raises.
+    """Return the effective copy of one file, whether it exists or not: ``load_one(store,
+    "topics.json")``; its replacement in RocksDB if there is one. Never raises.
     """
     part = store.config_parts.get(name)
     if part is None:
@@ -192,8 +192,8 @@ def load_one(store: Store, name: str) -> ConfigFile:
 
 
 def topic_table(store: Store) -> Mapping[str, Any] | None:
-    """The topics of config/topics.json, as they were when this was asked of an opened store first;
-    None where they cannot be read.
+    """Return the topics of config/topics.json, as they were when this was asked of an opened store
+    first; None if they cannot be read.
     """
     if store not in _topic_tables:
         value = load_one(store, "topics.json").value
@@ -206,7 +206,7 @@ _topic_tables: WeakKeyDictionary[Store, Mapping[str, Any] | None] = WeakKeyDicti
 
 
 def out_of_date(store: Store, name: str) -> Copy:
-    """The JSON file that RocksDB stands in for, or its backup, as it was left."""
+    """Return the JSON file that RocksDB replaces, or its backup, as it was left."""
     main = _read_json(store, name)
     return main if main.usable else _read_json(store, name + BACKUP)
 
@@ -257,7 +257,7 @@ KINDS = {
 
 
 def _names(store: Store) -> tuple[list[str], list[Trouble]]:
-    """Main names of all configuration files, known ones first, and what is none."""
+    """Return main names of all configuration files, known ones first, and other entries."""
     folder = store.path(FOLDER)
     try:
         entries = sorted(vfs.scandir(folder), key=lambda entry: entry.name)
@@ -292,14 +292,16 @@ def _names(store: Store) -> tuple[list[str], list[Trouble]]:
 
 
 def load_beside(store: Store, folder: str, name: str) -> ConfigFile:
-    """A JSON file that brokers keep as those of ``config/``, in another folder. Never raises."""
+    """Return a JSON file that brokers keep as those of ``config/``, in another folder. Never
+    raises.
+    """
     return ConfigFile(name, "other", _read_json(store, name, folder),
                       _read_json(store, name + BACKUP, folder))
 
 
 def _whole(store: Store, name: str, most: int = MAX_SIZE, folder: str = FOLDER) -> tuple[
         Copy, bytes]:
-    """The bytes of a copy; the copy says so when there are none to judge."""
+    """Return the bytes of a copy; the copy says so if there is nothing to judge."""
     copy = Copy(f"{folder}/{name}")
     path = store.path(folder, name)
     if not vfs.lexists(path):

@@ -1,9 +1,8 @@
-"""How far consumer groups are behind, computed as a broker does
-(spec: checkpoint-and-small-files.md §6).
+"""The lag of consumer groups, computed as a broker does (spec: checkpoint-and-small-files.md §6).
 
 For each of a topic's read queues: max offset of the queue minus the committed offset, where no
-commit counts as 0. The queue's min offset is not considered, and a negative difference is added
-as it is. Delay levels are shown as a group of their own, ``(delay)``.
+commit counts as 0. The queue's min offset is not considered, and a negative difference is added as
+it is. Delay levels are shown as a group of their own, ``(delay)``.
 """
 
 from __future__ import annotations
@@ -81,13 +80,13 @@ class Lag:
 
     @property
     def no_commits(self) -> bool:
-        """Whether what groups committed cannot be known: no copy of the file can be read."""
+        """Return whether the committed offsets are unknown: no copy of the file can be read."""
         commits, lmq = self.files[2:4]
         return commits.damaged and commits.used is None and lmq.used is None
 
     @property
     def group_is_known(self) -> bool:
-        """Whether the group that was asked for committed anything or is configured."""
+        """Return whether the group that was asked for committed anything or is configured."""
         return (self.group is None or self.group in self._commits or self.group in self._groups
                 or self.group == DELAY_GROUP)
 
@@ -97,7 +96,7 @@ class Lag:
         return sorted({*self._groups, *self._commits})
 
     def rows(self) -> Iterator[Row]:
-        """Rows by group, topic and queue id; at the end the topics without any group."""
+        """Yield rows by group, topic and queue id; at the end the topics without any group."""
         if not self.group_is_known:
             return
         groups = sorted(self._commits) if self.group is None else [self.group]
@@ -113,13 +112,13 @@ class Lag:
     # -- one group ----------------------------------------------------------------------------
 
     def of_topic(self, topic: str) -> Iterator[Row]:
-        """The rows of every group that has committed offsets of a topic."""
+        """Yield the rows of every group that has committed offsets of a topic."""
         for group in sorted(self._commits):
             if topic in self._commits[group]:
                 yield from self._of_topic(group, topic, self._commits[group][topic])
 
     def of_group(self, group: str) -> Iterator[Row]:
-        """The rows of one group, by topic and queue id."""
+        """Yield the rows of one group, by topic and queue id."""
         self.totals[group] = 0
         commits = self._commits.get(group, {})
         if self.topic is None:
@@ -152,7 +151,7 @@ class Lag:
             yield row
 
     def _counted(self, topic: str) -> int | None:
-        """The number of queues a broker counts; None for a topic it does not know."""
+        """Return the number of queues a broker counts; None for a topic it does not know."""
         if self._read_queues is not None and (self._all_known or topic in self._read_queues):
             return self._read_queues.get(topic)
         return max(self._queues(topic), default=-1) + 1
@@ -236,7 +235,7 @@ class Lag:
             return str(error)
 
     def _store_time(self, topic: str, queue_id: int, queue_offset: int) -> int | None:
-        """The store time of the message at a queue offset; None where none can be read."""
+        """Return the store time of the message at a queue offset; None if none can be read."""
         if queue_offset < 0:
             return None
         try:

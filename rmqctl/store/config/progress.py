@@ -1,6 +1,6 @@
-"""How far consumer groups and the delay service have come, by what ``config/`` says.
+"""The progress of consumer groups and of the delay service, by ``config/``.
 
-What a start or a repair means for them is told by it.
+The effects of a start or a repair on them are computed from it.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ class Commit(NamedTuple):
 class ConsumerProgress:
     """Everybody's progress. ``delayed`` by queue id of the schedule topic.
 
-    ``timer_read`` is the time (ms) up to which timer messages were delivered, None where there
-    is no timer.
+    ``timer_read`` is the time (ms) up to which timer messages were delivered, None without a timer.
     """
 
     commits: tuple[Commit, ...]
@@ -40,7 +39,9 @@ class ConsumerProgress:
 
     @classmethod
     def of(cls, store: Store) -> ConsumerProgress:
-        """What the files say; those that cannot be read say nothing (`rmqctl config` tells)."""
+        """Return the content of the files; unreadable ones count as empty (`rmqctl config` reports
+        them).
+        """
         commits = [Commit(row["group"], row["topic"], row["queue_id"], row["offset"])
                    for name in ("consumerOffset.json", "lmqConsumerOffset.json")
                    for row in load_one(store, name).rows()
@@ -53,20 +54,20 @@ class ConsumerProgress:
         return cls(tuple(commits), delayed, read)
 
     def by_group(self) -> dict[str, dict[str, dict[int, int]]]:
-        """The groups' positions by group, topic and queue id."""
+        """Return the groups' positions by group, topic and queue id."""
         found: dict[str, dict[str, dict[int, int]]] = {}
         for group, topic, queue_id, offset in self.commits:
             found.setdefault(group, {}).setdefault(topic, {})[queue_id] = offset
         return found
 
     def everybody(self) -> Iterator[Commit]:
-        """The groups' commits, and the delay service's as those of a group of its own."""
+        """Yield the groups' commits, and the delay service's as those of a group of its own."""
         yield from self.commits
         for queue_id, offset in sorted(self.delayed.items()):
             yield Commit("the delay service", SCHEDULE_TOPIC, queue_id, offset)
 
 
 def named(items: list[str]) -> str:
-    """The first few of a list, and how many more there are."""
+    """Return the first few of a list, and how many more there are."""
     more = f" and {len(items) - _NAMED} more" if len(items) > _NAMED else ""
     return ", ".join(items[:_NAMED]) + more

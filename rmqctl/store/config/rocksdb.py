@@ -1,7 +1,7 @@
-"""Configuration in RocksDB, as the values of the JSON files that it stands in for (rocksdb.md §7).
+"""Configuration in RocksDB, as the values of the JSON files that it replaces (rocksdb.md §7).
 
-What reads the JSON files takes these values without knowing where they are from. Damage costs the
-table it lies in from there on; an entry that cannot be understood costs itself.
+Readers of the JSON files use these values without knowing their origin. Damage loses the rest of
+the table it is in; an entry that cannot be understood loses only itself.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _SHOWN = 60
 
 @dataclass(slots=True)
 class Part:
-    """What a data base holds of one file. ``folder`` is relative to the store's root.
+    """The part of a database that replaces one file. ``folder`` is relative to the store's root.
 
-    ``value`` is None where nothing can be read: ``reason`` says why, or ``missing`` is set. Beside
-    a value ``reason`` says that a part of it is lost. ``faults``: entries that are left out.
+    ``value`` is None if nothing can be read: ``reason`` says why, or ``missing`` is set. Beside a
+    value ``reason`` says that a part of it is lost. ``faults``: entries that are omitted.
     """
 
     folder: str
@@ -46,18 +46,18 @@ class Part:
     _taken: int = 0
 
     def damage(self, said: object) -> None:
-        """Adds a sentence, without the folder, which whoever shows it names."""
+        """Add a sentence, without the folder, which the caller shows."""
         said = str(said).rpartition(f"{self.folder}: ")[2]
         self.reason = f"{self.reason}; {said}" if self.reason else str(said)
 
     def fault(self, key: bytes, error: FormatError) -> None:
-        """An entry that is no configuration."""
+        """Note an entry that is not a configuration."""
         if len(self.faults) < MAX_FAULTS:
             self.faults.append(f"entry {repr(key[:_SHOWN])[1:]}: {error}")
 
     def entries(self, database: Database, family: str, start: bytes = b"",
                 end: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
-        """The entries up to the first that cannot be read, or is too much."""
+        """Yield the entries up to the first that cannot be read, or is too much."""
         try:
             for key, value in database.items(family, start, end):
                 self._taken += len(key) + len(value)
@@ -70,8 +70,8 @@ class Part:
 
 
 def read_config(root: str, form: ConfigLayout) -> dict[str, Part]:
-    """By the name of the JSON file what the data bases of the store at ``root`` hold in its place.
-    Never raises, except MissingExtraError.
+    """Return the contents of the databases of the store at ``root`` by the names of the JSON files
+    that they replace. Never raises, except MissingExtraError.
     """
     parts = {name: Part(folder, _size(os.path.join(root, folder)))
              for name, folder in CONFIG_DATABASES[form].items()}
@@ -105,7 +105,7 @@ def _size(folder: str) -> int:
 
 
 def _first(database: Database, name: str, part: Part) -> None:
-    """v1: the data base of one file."""
+    """Read the database of one file (v1)."""
     assert part.value is not None
     table = part.value[TABLES[name][1]] = {}
     for key, raw in part.entries(database, layout.DEFAULT):

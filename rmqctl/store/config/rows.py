@@ -1,8 +1,8 @@
-"""What the configuration files say, as rows (spec: checkpoint-and-small-files.md §4.2).
+"""The configuration files as rows (spec: checkpoint-and-small-files.md §4.2).
 
-A row generator takes the decoded file and a list to put faults into: an entry of the wrong shape
-is named there and left out, it does not hide the others. Field names are the file's own in
-snake_case; what a release adds to an object appears at the end of its rows.
+A row generator takes the decoded file and a list to put faults into: an entry of the wrong shape is
+named there and omitted; it does not hide the others. Field names are the file's own in snake_case;
+fields that a release adds to an object appear at the end of its rows.
 """
 
 from __future__ import annotations
@@ -79,7 +79,9 @@ def perm_text(bits: int) -> str:
 
 
 def rows_of(kind: str, value: Any, faults: Faults) -> Iterator[Row]:
-    """The rows of a decoded file of this kind; what has the wrong shape goes to ``faults``."""
+    """Yield the rows of a decoded file of this kind; what has the wrong shape goes to
+    ``faults``.
+    """
     return _READERS[kind](value, faults)
 
 
@@ -92,7 +94,7 @@ def _fault(faults: Faults, path: str, value: Any, wanted: str) -> None:
 
 
 def table(value: Any, path: str, faults: Faults) -> Mapping[str, Any]:
-    """An object, or an empty one in the place of null and of what is none."""
+    """Return an object, or an empty one for null and for other values."""
     if isinstance(value, dict):
         return value
     if value is not None:
@@ -101,7 +103,9 @@ def table(value: Any, path: str, faults: Faults) -> Mapping[str, Any]:
 
 
 def number(value: Any, path: str, faults: Faults) -> int | None:
-    """An integer of 64 bits, also one written as text; None (and a fault) for anything else."""
+    """Return an integer of 64 bits, also one written as text; None (and a fault) for anything
+    else.
+    """
     if isinstance(value, int) and not isinstance(value, bool):
         if -_LONG <= value < _LONG:
             return value
@@ -117,7 +121,7 @@ def number(value: Any, path: str, faults: Faults) -> int | None:
 
 
 def _inner(value: Any, name: str, faults: Faults) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
-    """(path, key, object) of every entry of the table ``name`` of a file."""
+    """Yield (path, key, object) of every entry of the table ``name`` of a file."""
     for key, entry in table(value.get(name), f"$.{name}", faults).items():
         path = f"$.{name}.{key}"
         if isinstance(entry, dict):
@@ -151,7 +155,7 @@ def _groups(value: Any, faults: Faults) -> Iterator[Row]:
 
 
 def split_key(key: str) -> tuple[str, str | None]:
-    """(topic, group) of ``topic@group``; the group is None where the key is no such pair."""
+    """Return (topic, group) of ``topic@group``; the group is None if the key is not such a pair."""
     parts = key.split("@")
     return (parts[0], parts[1]) if len(parts) == 2 else (key, None)
 

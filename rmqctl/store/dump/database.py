@@ -1,4 +1,4 @@
-"""The entries of a RocksDB data base as rows, in the words of what the broker keeps there."""
+"""The entries of a RocksDB database as rows, in the broker's terms."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ Read = Callable[[bytes, bytes], Fields]
 
 
 class DatabaseDump:
-    """All entries of a data base, family by family; ``faults`` counts what is damaged, or not
-    understood, in the rows given so far.
+    """All entries of a database, family by family; ``faults`` counts damaged entries, and those not
+    understood, in the rows so far.
     """
 
     def __init__(self, folder: str) -> None:
@@ -29,8 +29,8 @@ class DatabaseDump:
         self.faults = 0
 
     def rows(self) -> Iterator[Fields]:
-        """``key`` is the text of the key with what is none escaped. Damage ends a family with a
-        row that says so. FormatError, StoreIOError, MissingExtraError where nothing can be opened.
+        """``key`` is the text of the key, with other bytes escaped. Damage ends a family with a row
+        that says so. Raise FormatError, StoreIOError, MissingExtraError if it cannot be opened.
         """
         number = 0
         place = os.path.basename(vfs.abspath(self.folder))
@@ -62,7 +62,7 @@ def _text(key: bytes) -> str:
 
 
 def _reader(place: str, family: str) -> Read:
-    """What understands the entries of a family, by the folder of the data base."""
+    """Return the reader of a family's entries, by the folder of the database."""
     known: dict[tuple[str, str], Read] = {
         ("consumequeue", queue.ROWS): _row, ("consumequeue", queue.OFFSETS): _position,
         ("rdb", config.DEFAULT): _second, **small_stores.READERS}

@@ -97,7 +97,9 @@ def _known(name: str) -> str:
 
 
 def kind_of(name: str) -> str:
-    """The kind a user means: underscores, hyphens and case do not matter. UsageError."""
+    """Return the kind a user means: underscores, hyphens and case do not matter. Raise
+    UsageError.
+    """
     for kind in kinds.KINDS:
         if _known(kind) == _known(name):
             return kind
@@ -141,7 +143,7 @@ class Dump(Closing):
         return kind
 
     def _placed(self, options: DumpOptions, position: int) -> DumpOptions:
-        """The options with the position in the file: a stream offset is taken as well."""
+        """Return the options with the position in the file: a stream offset is taken as well."""
         from dataclasses import replace
 
         base, size = self._target.base, self._source.size
@@ -193,11 +195,11 @@ class Dump(Closing):
 
     @property
     def single(self) -> bool:
-        """Whether such a file is one record."""
+        """Return whether such a file is one record."""
         return self.kind in _SINGLE
 
     def rows(self) -> Iterator[Row]:
-        """The records, one row each, as they are read."""
+        """Yield the records, one row each, as they are read."""
         return itertools.islice(_READERS[self.kind](self._target), self._target.options.count)
 
     def close(self) -> None:

@@ -1,4 +1,6 @@
-"""What all readers of `dump` share: options, the file being read, rows of faults and of fields."""
+"""The shared parts of all readers of `dump`: options, the file being read, rows of faults and of
+fields.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ CHUNK = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class DumpOptions:
-    """What to show of a file. ``at`` is a position in the file; ``start`` a record number."""
+    """The part of a file to show. ``at`` is a position in the file; ``start`` a record number."""
 
     kind: str | None = None
     start: int | None = None
@@ -49,7 +51,7 @@ class Target:
         return self.source.size
 
     def place(self, position: int, number: int | None = None) -> Row:
-        """The first columns of a row."""
+        """Return the first columns of a row."""
         row: Row = {} if number is None else {"number": number}
         row["offset"] = position
         if self.base is not None:
@@ -57,7 +59,7 @@ class Target:
         return row
 
     def fault(self, reason: str, position: int, path: str | None = None) -> Row:
-        """The value of a row's ``error``: counted, with file, offset and field path."""
+        """Return the value of a row's ``error``: counted, with file, offset and field path."""
         self.faults += 1
         return {"file": self.source.name, "offset": position, "field": path or None,
                 "reason": reason}
@@ -67,7 +69,7 @@ class Target:
         return self.fault(error.reason, where, error.path)
 
     def add_fields(self, row: Row, declaration: Any, raw: bytes, position: int) -> None:
-        """Adds the ``fields`` of a record to its row when they are asked for."""
+        """Add the ``fields`` of a record to its row when they are asked for."""
         if self.options.hex:
             row["fields"] = list(fields_of(declaration, raw, position, full=self.options.full))
 
@@ -81,19 +83,21 @@ class Target:
         return data
 
     def _next_data(self, position: int) -> int:
-        """The next position that may hold something; at the end, whether the file still is."""
+        """Return the next position that may hold something; at the end, whether the file
+        still is.
+        """
         next_used = self.source.next_data(position)
         if position < next_used == self.source.size:
             self.read(next_used - 1, 1)
         return min(next_used, self.source.size)
 
     def shrunk(self, size: int) -> None:
-        """Notes that the file has only ``size`` bytes now."""
+        """Note that the file has only ``size`` bytes now."""
         self.faults += 1
         self.notes.append(f"the file became shorter while it was read: {size:,} bytes are left")
 
     def chunks(self, start: int, end: int, unit: int = 1) -> Iterator[tuple[int, bytes]]:
-        """(position, bytes) of ``[start, end)`` in whole units, zero stretches left out.
+        """Yield (position, bytes) of ``[start, end)`` in whole units, zero stretches left out.
 
         With ``every`` nothing is left out. A file that shrank meanwhile ends early.
         """
@@ -113,7 +117,7 @@ class Target:
             position += len(data)
 
     def unused_from(self, position: int) -> bool:
-        """Whether nothing but zeros follows to the end of the file."""
+        """Return whether only zeros follow to the end of the file."""
         while True:
             position = self._next_data(position)
             data = self.read(position, CHUNK)
@@ -127,19 +131,21 @@ def _all_zero(data: bytes) -> bool:
 
 
 def fault_text(error: Any) -> str:
-    """An ``error`` in one line for people."""
+    """Return an ``error`` in one line for people."""
     return str(FormatError(error["reason"], offset=error["offset"], path=error["field"]))
 
 
 def shown_hex(raw: bytes, *, full: bool) -> str:
-    """Bytes in hex; many of them cut, with the number of those left out."""
+    """Return bytes in hex; many of them cut, with the number of those left out."""
     if full or len(raw) <= SHOWN_BYTES:
         return raw.hex()
     return f"{raw[:SHOWN_BYTES].hex()}…(+{len(raw) - SHOWN_BYTES} bytes)"
 
 
 def shown_value(name: str, value: int | bytes | None, *, full: bool) -> int | str | None:
-    """A field's value for a row: numbers as they are, addresses and UTF-8 as text, else None."""
+    """Return a field's value for a row: numbers as they are, addresses and UTF-8 as text, else
+    None.
+    """
     if not isinstance(value, bytes):
         return value
     if name.endswith("address"):
@@ -162,7 +168,7 @@ def field_row(name: str, position: int, raw: bytes, value: int | bytes | str | N
 
 
 def fields_of(declaration: Any, raw: bytes, position: int, *, full: bool) -> Iterator[Row]:
-    """The fields of a record as its declaration names them; ``position`` is its place."""
+    """Yield the fields of a record as its declaration names them; ``position`` is its place."""
     for part in trace(declaration, raw):
         yield field_row(part.name, position + part.at, part.raw, part.value, full=full)
 

@@ -24,7 +24,9 @@ _NOTHING_TELLS = "unknown from this file alone (`rmqctl carve --embedded` shows 
 
 
 def _implied_base(source: FileSource, position: int) -> int | None:
-    """The offset of the file's first byte by the record at ``position``, if its sizes agree."""
+    """Return the offset of the file's first byte by the record at ``position``, if its sizes
+    agree.
+    """
     raw = source.read(position, message.START_SIZE)
     if len(raw) < message.START_SIZE:
         return None
@@ -35,7 +37,9 @@ def _implied_base(source: FileSource, position: int) -> int | None:
 
 
 def find_base(source: FileSource) -> int | None:
-    """Where a file of messages begins in its stream, from the first record that is whole."""
+    """Return the offset at which a file of messages starts in its stream, from the first intact
+    record.
+    """
     position = 0
     while position < min(source.size, _SEARCHED):
         position = source.next_data(position)
@@ -51,7 +55,7 @@ def find_base(source: FileSource) -> int | None:
 
 
 def settle_base(target: Target) -> int:
-    """The base the walk uses: the name's, unless the first record has another one."""
+    """Return the base the walk uses: the name's, unless the first record has another one."""
     named = target.base
     if named is None or _implied_base(target.source, 0) not in (None, named):
         base = find_base(target.source)
@@ -65,7 +69,7 @@ def settle_base(target: Target) -> int:
 
 
 def message_row(target: Target, raw: bytes, position: int, number: int) -> Row:
-    """The row of a record whose lengths add up."""
+    """Return the row of a record whose lengths add up."""
     record = message.decode(raw)
     row = {**target.place(position, number), "type": "message", "size": len(raw),
            **message_object(record, body=target.options.body)}
@@ -97,7 +101,7 @@ def _span_row(target: Target, span: Span, base: int, number: int) -> Row:
 
 
 def log_rows(target: Target) -> Iterator[Row]:
-    """Every frame of a log: messages, the blank, zeros, damage; all bytes in order."""
+    """Yield every frame of a log: messages, the blank, zeros, damage; all bytes in order."""
     base = settle_base(target)
     options = target.options
     number = 0
@@ -135,7 +139,9 @@ def dledger_rows(target: Target) -> Iterator[Row]:
 
 
 def _entry(target: Target, raw: bytes, position: int, number: int) -> tuple[Iterator[Row], int]:
-    """The rows of what lies at ``position`` of DLedger data, and its end (always further on)."""
+    """Return the rows of the entry at ``position`` of DLedger data, and its end (always further
+    on).
+    """
     source = target.source
     framing = dledger.detect(raw)
     if framing == dledger.END_OF_FILE:
@@ -178,7 +184,9 @@ def _entry_rows(target: Target, head: dledger.EntryHeadRecord, raw: bytes, posit
 
 
 def _inner(target: Target, position: int, end: int, number: int) -> Iterator[Row]:
-    """The messages of ``[position, end)``: those inside one entry (several for a batch), or one."""
+    """Yield the messages of ``[position, end)``: those inside one entry (several for a batch), or
+    one.
+    """
     while position < end:
         size = extent(target.source, position)
         try:
@@ -194,7 +202,7 @@ def _inner(target: Target, position: int, end: int, number: int) -> Iterator[Row
 
 def _lost_rows(target: Target, raw: bytes, position: int, number: int, error: FormatError,
                end: int) -> Iterator[Row]:
-    """Bytes that are no entry: unused space, or damage up to the next provable entry."""
+    """Yield bytes that are no entry: unused space, or damage up to the next provable entry."""
     row = {**target.place(position, number), "type": "zero", "size": end - position}
     if end < target.size or not target.unused_from(position):
         row |= {"type": DAMAGED, "error": target.fault_of(error, position)}
@@ -203,7 +211,7 @@ def _lost_rows(target: Target, raw: bytes, position: int, number: int, error: Fo
 
 
 def _next_entry(target: Target, position: int) -> int:
-    """The next position whose entry head knows its own place, or the end of the file."""
+    """Return the next position whose entry head knows its own place, or the end of the file."""
     source, base = target.source, target.base
     magic = dledger.MAGIC_ENTRY.to_bytes(4, "big")
     while position < source.size:

@@ -34,7 +34,7 @@ def _refused(target: Target, error: FormatError) -> Row:
 
 
 def _page(target: Target, unit: FirstOfPage[Any], extra: tuple[str, ...] = ()) -> Iterator[Row]:
-    """The one record of a page file."""
+    """Yield the one record of a page file."""
     try:
         data = _whole(target, _MAX_PAGE)
         record = unit.read(data)
@@ -53,12 +53,12 @@ def _page(target: Target, unit: FirstOfPage[Any], extra: tuple[str, ...] = ()) -
 
 
 def checkpoint_rows(target: Target) -> Iterator[Row]:
-    """The fields, and from which time on an abnormal recovery would look."""
+    """Yield the fields, and from which time on an abnormal recovery would look."""
     return _page(target, CHECKPOINT, ("min_timestamp", "min_timestamp_index"))
 
 
 def timercheck_rows(target: Target) -> Iterator[Row]:
-    """The fields of config/timercheck."""
+    """Yield the fields of config/timercheck."""
     return _page(target, TIMER_CHECK)
 
 
@@ -107,7 +107,7 @@ def _oddity_rows(target: Target, oddities: list[config_json.Oddity]) -> Iterator
 def _text_rows(target: Target, parse: Callable[[bytes], Any],
                rows: Callable[[bytes, Any], list[tuple[Row, list[tuple[str, int, bytes]]]]],
                ) -> Iterator[Row]:
-    """Rows of a text file with the places of their parts."""
+    """Yield rows of a text file with the places of their parts."""
     try:
         data = _whole(target, _MAX_PAGE)
         parsed = parse(data)
@@ -129,13 +129,13 @@ def _text_rows(target: Target, parse: Callable[[bytes], Any],
 
 
 def abort_rows(target: Target) -> Iterator[Row]:
-    """The process id, if one is there."""
+    """Yield the process id, if one is there."""
     return _text_rows(target, abort.parse, lambda data, pid: [
         ({"type": "abort", "pid": pid}, [("pid", 0, data)] if data else [])])
 
 
 def lock_rows(target: Target) -> Iterator[Row]:
-    """The text."""
+    """Yield the text."""
     return _text_rows(target, lock.parse, lambda data, text: [
         ({"type": "lock", "text": text}, [("text", 0, data)])])
 
@@ -154,13 +154,13 @@ def epoch_rows(target: Target) -> Iterator[Row]:
 
 
 def identity_rows(target: Target) -> Iterator[Row]:
-    """The parts of the identity."""
+    """Yield the parts of the identity."""
     return _text_rows(target, broker_identity.parse, lambda data, identity: [
         ({"type": "broker_identity", **identity._asdict()}, broker_identity.pieces(data))])
 
 
 def dledger_checkpoint_rows(target: Target) -> Iterator[Row]:
-    """The two indexes."""
+    """Yield the two indexes."""
     return _text_rows(target, dledger.parse_checkpoint, lambda data, values: [
         ({"type": "dledger_checkpoint", **values}, [("text", 0, data)])])
 

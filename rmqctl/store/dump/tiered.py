@@ -28,7 +28,7 @@ METADATA_COLUMNS = ("path", "kind", "name", *meta.SegmentEntry.__dataclass_field
 
 
 def judge_unit(unit: UnitRecord, number: int, target: Target) -> Judged:
-    """A unit of a tiered consume queue; its queue offset follows from its place."""
+    """Return a unit of a tiered consume queue; its queue offset follows from its place."""
     extra = {} if target.base is None else {"queue_offset": target.base // UNIT_SIZE + number}
     if unit.commit_log_offset >= 0 and unit.size >= message.MIN_SIZE:
         return "unit", extra, None
@@ -40,14 +40,14 @@ UNITS = Array(UNIT, judge_unit, ("queue_offset",))
 
 
 def queue_rows(target: Target) -> Iterator[Row]:
-    """The units of a consume queue segment."""
+    """Yield the units of a consume queue segment."""
     if target.base is not None and target.base % UNIT_SIZE:
         target.notes.append(f"the file starts at {target.base}, inside a unit")
     yield from array_rows(target, UNITS)
 
 
 def tiered_log_rows(target: Target) -> Iterator[Row]:
-    """The messages of a commit log segment, and the coda 5.1 and 5.2 close it with."""
+    """Yield the messages of a commit log segment, and the coda 5.1 and 5.2 close it with."""
     for row in log_rows(target):
         raw = b""
         if row["type"] == BLANK and row.get("size") == CODA_SIZE:
@@ -111,7 +111,7 @@ def _header_row(target: Target, header: fmt.HeaderRecord, raw: bytes) -> Row:
 
 
 def _shape(target: Target, header: fmt.HeaderRecord) -> tuple[bool, fmt.Shape]:
-    """(whether compacted, the shape). FormatError."""
+    """Return (whether compacted, the shape). Raise FormatError."""
     slots = target.options.index_slots
     try:
         shape = fmt.compacted_shape(header, target.size, slots)

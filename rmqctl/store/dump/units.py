@@ -27,7 +27,7 @@ Judged = tuple[str, Row, tuple[str, str] | None]
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """How units of one kind are read and judged. ``judge(unit, number, target)``."""
+    """The way units of one kind are read and judged. ``judge(unit, number, target)``."""
 
     unit: Fixed[Any]
     judge: Callable[[Any, int, Target], Judged]
@@ -86,7 +86,9 @@ ARRAYS: dict[str, Array] = {
 
 
 def used_numbers(data: bytes, unit: int, *, every: bool) -> list[int]:
-    """The numbers of the units in ``data`` that are not all zero (with ``every``: of all)."""
+    """Return the numbers of the units in ``data`` that are not all zero (with ``every``: of
+    all).
+    """
     count = len(data) // unit
     if every:
         return list(range(count))
@@ -98,13 +100,13 @@ def used_numbers(data: bytes, unit: int, *, every: bool) -> list[int]:
 
 
 def _first(target: Target, unit: int) -> int:
-    """The number of the first unit wanted by --from or --at."""
+    """Return the number of the first unit wanted by --from or --at."""
     options = target.options
     return options.at // unit if options.at is not None else options.start or 0
 
 
 def array_rows(target: Target, array: Array | None = None) -> Iterator[Row]:
-    """The units of a file which is nothing but units."""
+    """Yield the units of a file which is nothing but units."""
     array = array or ARRAYS[target.kind]
     size = array.unit.size
     start = _first(target, size) * size
@@ -116,7 +118,7 @@ def array_rows(target: Target, array: Array | None = None) -> Iterator[Row]:
 
 def unit_rows(target: Target, array: Array, start: int, end: int, first: int = 0,
            name: str | None = None, origin: int = 0) -> Iterator[Row]:
-    """Rows of the units in ``[start, end)``; numbers count from ``first`` at ``origin``."""
+    """Yield rows of the units in ``[start, end)``; numbers count from ``first`` at ``origin``."""
     unit = array.unit
     for position, data in target.chunks(start, end, unit.size):
         for index in used_numbers(data, unit.size, every=target.options.every):
@@ -139,7 +141,7 @@ def unit_rows(target: Target, array: Array, start: int, end: int, first: int = 0
 
 
 def _remainder(target: Target, position: int, raw: bytes, declaration: Any) -> Row:
-    """Bytes at the end of a file that make no whole unit."""
+    """Return bytes at the end of a file that make no whole unit."""
     row = {**target.place(position), "type": "damaged", "size": len(raw),
            "error": target.fault(f"{len(raw)} bytes are left, not a complete unit", position)}
     target.add_fields(row, declaration, raw, position)
@@ -147,7 +149,7 @@ def _remainder(target: Target, position: int, raw: bytes, declaration: Any) -> R
 
 
 def timerlog_rows(target: Target) -> Iterator[Row]:
-    """The units of a timerlog file up to its end mark."""
+    """Yield the units of a timerlog file up to its end mark."""
     size = timer_log.UNIT_SIZE
     for position, data in target.chunks(_first(target, size) * size, target.size, size):
         for step in timer_log.walk(data, 0, position):
@@ -184,7 +186,7 @@ _SURE = CHUNK - 3 * consume_queue_ext.MAX_SIZE
 
 
 def ext_rows(target: Target) -> Iterator[Row]:
-    """The units of a ConsumeQueueExt file up to its end mark or unused space."""
+    """Yield the units of a ConsumeQueueExt file up to its end mark or unused space."""
     position = number = 0
     ended = False
     while not ended:

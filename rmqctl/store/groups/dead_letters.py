@@ -1,11 +1,11 @@
-"""Dead letters: the messages that a group gave up, and each as the message to be sent anew.
+"""Dead letters: the messages that a group gave up, and each as the message to be sent again.
 
 A broker puts a message that failed too often into ``%DLQ%group``, with the topic it came from
 (``RETRY_TOPIC``) and the id of the first of all (``ORIGIN_MESSAGE_ID``). No broker and no mqadmin
-command sends one again; what is made here is what a producer would send: the body as it is stored,
-the client's flag, its own properties and unique key, who sent it when, and nothing of what brokers
-and consumers added on the way. The property ``RMQCTL_REQUEUED`` names the dead letter it was: so
-what was requeued is known by the log itself.
+command sends one again; the message made here is the one that a producer would send: the body as it
+is stored, the client's flag, its own properties and unique key, the sender and its time, and
+nothing that brokers and consumers added on the way. The property ``RMQCTL_REQUEUED`` names the dead
+letter, so that the log itself shows what was requeued.
 """
 
 from __future__ import annotations
@@ -73,23 +73,23 @@ class DeadLetter:
 
 
 def groups_with(store: Store) -> list[str]:
-    """The groups that have a topic of dead letters, sorted."""
+    """Return the groups that have a topic of dead letters, sorted."""
     return [topic.removeprefix(props.DLQ_PREFIX) for topic in topics_on_disk(store)
             if topic.startswith(props.DLQ_PREFIX)]
 
 
 def dead_letters(view: View, group: str, selection: Selection,
                  report: Report) -> Iterator[DeadLetter]:
-    """The dead letters of a group that ``selection`` takes, in the order of the log."""
+    """Yield the dead letters of a group that ``selection`` takes, in the order of the log."""
     wanted = replace(selection, topic=props.DLQ_PREFIX + group)
     for record in Selector(view.store, wanted, view, report).records():
         yield DeadLetter(group, record)
 
 
 class Requeued:
-    """What was requeued already into a store: by the property of the messages in the topics a dead
-    letter may go to. Found by the unique key, or where that or the index is missing, by reading
-    the topic once.
+    """The messages that were requeued already into a store: by the property of the messages in the
+    topics a dead letter may go to. Found by the unique key, or if that or the index is missing, by
+    reading the topic once.
     """
 
     def __init__(self, view: View, report: Report) -> None:
@@ -97,7 +97,7 @@ class Requeued:
         self._read: dict[str, dict[str, str]] = {}
 
     def find(self, letter: DeadLetter) -> str | None:
-        """The id of the message that a dead letter became; None where there is none."""
+        """Return the id of the message that a dead letter became; None if it was not requeued."""
         topics = [target(letter, into) for into in ("original", "retry")]
         named = [topic for topic in topics if topic is not None]
         unique = letter.properties.get(props.UNIQUE_KEY)
@@ -123,7 +123,9 @@ class Requeued:
 
 
 def target(letter: DeadLetter, into: Into) -> str | None:
-    """The topic that a dead letter goes to; None where it does not say which one it came from."""
+    """Return the topic that a dead letter goes to; None if it does not say which one it came
+    from.
+    """
     return letter.origin_topic if into == "original" else props.RETRY_PREFIX + letter.group
 
 
@@ -142,7 +144,7 @@ class Resending:
         self._next: dict[str, int] = {}
 
     def object(self, letter: DeadLetter) -> dict[str, Any] | None:
-        """The message object; None where no topic is known to send it to."""
+        """Return the message object; None if no topic is known to send it to."""
         topic = target(letter, self._into)
         if topic is None or letter.origin_topic is None:
             return None
@@ -161,7 +163,7 @@ class Resending:
                 "body": body, "body_encoding": encoding}
 
     def _queue(self, letter: DeadLetter, topic: str) -> int:
-        """The queue of the message it was first, where that is still here; else by turns."""
+        """Return the queue of the message it was first, where that is still here; else by turns."""
         count = self._counts.get(topic) or len(queue_ids(self._store, "consumequeue", topic)) or 1
         first = record_of(self._source, letter.properties.get(props.ORIGIN_MESSAGE_ID, ""))
         if first is not None and text(first.topic) == topic and first.queue_id < count:

@@ -1,4 +1,4 @@
-"""Which groups consumed a message, in the words of mqadmin's messageTrack, and what became of the
+"""The groups that consumed a message, in the terms of mqadmin's messageTrack, and the fate of the
 copies that a group sent back: one record for each.
 
 What a broker's messageTrackDetail also asks of running consumers is in no store: whether a tag
@@ -36,7 +36,7 @@ _NO_GROUPS = (*_COPIES, props.LMQ_PREFIX)
 
 class GroupTrack(NamedTuple):
     """One group and one place of the message. ``position``: the next queue offset that the group
-    reads there, None where it has none. ``detail``: what the word alone does not say.
+    reads there, None if it has none. ``detail``: what the word alone does not say.
     """
 
     group: str
@@ -50,7 +50,7 @@ class GroupTrack(NamedTuple):
 
 class Copy(NamedTuple):
     """A message of the chain: ``role`` says what it is there, ``group`` whose retry or dead letter
-    it is, None where it is nobody's.
+    it is, None if it is nobody's.
     """
 
     role: Role
@@ -68,8 +68,8 @@ class Copy(NamedTuple):
 
 @dataclass(slots=True)
 class Tracked:
-    """All of one message. ``chain``: the message and its copies in the order of the log, empty
-    where it has none. ``notes``: what cannot be told.
+    """The result for one message. ``chain``: the message and its copies in the order of the log,
+    empty if it is not tracked. ``notes``: what is unknown.
     """
 
     groups: list[GroupTrack] = field(default_factory=list)
@@ -90,7 +90,7 @@ class Tracker:
                         if topic.startswith(_COPIES) or topic in _DELAYED]
 
     def track(self, record: Record) -> Tracked:
-        """Everything about one message. StoreIOError."""
+        """Everything about one message. Raise StoreIOError."""
         found = Tracked()
         found.chain = self.chain(record, found.notes)
         for topic, queue_id, first, count in self._places(record, found.notes):
@@ -100,7 +100,9 @@ class Tracker:
     # -- who is past it -----------------------------------------------------------------------
 
     def _places(self, record: Record, notes: list[str]) -> Iterator[tuple[str, int, int, int]]:
-        """(topic, queue id, first queue offset, how many) of the message in each of its queues."""
+        """Yield (topic, queue id, first queue offset, how many) of the message in each of its
+        queues.
+        """
         if not sysflag.has_consume_queue_row(record.sys_flag):
             notes.append(f"a {sysflag.transaction_type(record.sys_flag)} record has no consume "
                          "queue entry, so no group gets it")
@@ -161,10 +163,10 @@ class Tracker:
     # -- the chain ----------------------------------------------------------------------------
 
     def chain(self, record: Record, notes: list[str]) -> list[Copy]:
-        """The message and its copies in the log's order; empty where it has none.
+        """Return the message and its copies in the log's order; empty where it has none.
 
         Copies keep the client's id, by which the index finds them; where the id is missing the
-        origin is found by what they say of it. StoreIOError.
+        origin is found by what they say of it. Raise StoreIOError.
         """
         values = props.parse(text(record.properties))
         origin = values.get(props.ORIGIN_MESSAGE_ID)
@@ -197,7 +199,7 @@ class Tracker:
         return role, None if of_group is None else self._group(of_group, record)
 
     def _group(self, of_group: str, record: Record) -> str:
-        """The group of a retry topic: one of POP also names the topic."""
+        """Return the group of a retry topic: one of POP also names the topic."""
         origin = props.parse(text(record.properties)).get(props.RETRY_TOPIC)
         if of_group not in self._groups.positions and origin is not None:
             for sign in "+_":
@@ -207,7 +209,9 @@ class Tracker:
 
 
 def record_of(store: Store, message_id: str) -> Record | None:
-    """The message with an offset message id; None where the id is of another broker, or none is."""
+    """Return the message with an offset message id; None if the id is of another broker, or none
+    is.
+    """
     try:
         physical = parse_message_id(message_id)[2]
         record = store.log.record_at(physical) if physical >= 0 else None
@@ -217,7 +221,7 @@ def record_of(store: Store, message_id: str) -> Record | None:
 
 
 def origin_topic(topic: str, values: dict[str, str]) -> str | None:
-    """Where a message was sent at first, as far as it says so; None where that is not told."""
+    """Return the topic a message was sent to at first, as far as it says so; None if unknown."""
     for named in (values.get(props.RETRY_TOPIC), values.get(props.DLQ_ORIGIN_TOPIC),
                   values.get(props.REAL_TOPIC), topic):
         if named and not named.startswith((*_COPIES, "rmq_sys_")) and named not in _INTERNAL:
@@ -226,7 +230,7 @@ def origin_topic(topic: str, values: dict[str, str]) -> str | None:
 
 
 def _is(record: Record, message_id: str) -> bool:
-    """Whether a message is the one that an id means, by place or the client's."""
+    """Return whether an id means this message, by place or the client's id."""
     values = props.parse(text(record.properties))
     return _role(record)[0] in ("message", "delayed") and (
         record.message_id == message_id.upper() or values.get(props.UNIQUE_KEY) == message_id)
@@ -247,7 +251,7 @@ def _role(record: Record) -> tuple[Role, str | None]:
 
 
 def _sent_back(record: Record, chain: Sequence[Copy], group: str, groups: Groups) -> Iterator[str]:
-    """What became of the copies that a group sent back of a message."""
+    """Yield the fate of the copies of a message that a group sent back."""
     copies = [copy for copy in chain if copy.group == group
               and copy.record.physical_offset > record.physical_offset]
     if not copies:

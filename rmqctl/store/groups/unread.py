@@ -1,7 +1,8 @@
-"""Which groups a store knows, how far each has come, and where what it has not consumed begins.
+"""The groups of a store, their progress, and the start of what each has not consumed.
 
 Positions are those of ``config/`` (spec: checkpoint-and-small-files.md). A group without one in a
-queue begins where its consumers are set to begin (``consumeFromWhere``), which no store knows.
+queue starts where its consumers are configured to start (``consumeFromWhere``), which no store
+knows.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Groups:
 
     @classmethod
     def of(cls, store: Store) -> Groups:
-        """By what ``config/`` and the folders of queues say. UnsupportedError."""
+        """By what ``config/`` and the folders of queues say. Raise UnsupportedError."""
         store.layout.require(store.root, "config")
         progress = ConsumerProgress.of(store)
         positions = progress.by_group()
@@ -67,7 +68,7 @@ class Groups:
                    not unread)
 
     def nothing(self, group: str) -> str | None:
-        """Why nothing can be said of what a group consumed; None where it has positions."""
+        """Return why a group's consumption is unknown; None if it has offsets."""
         if group in self.positions:
             return None
         if not self.positions_known:
@@ -96,8 +97,8 @@ class Unread:
 
 def unread(view: View, groups: Groups, group: str, report: Report, topic: str | None = None,
            queue_id: int | None = None) -> Unread:
-    """What a group that has positions did not consume: of all topics it committed offsets in, and
-    of its retry topic; narrowed to a topic and a queue.
+    """Return what a group with offsets did not consume: in all topics it committed offsets in, and
+    in its retry topic; narrowed to a topic and a queue.
     """
     store = view.store
     retry = RETRY_PREFIX + group
@@ -139,7 +140,9 @@ def unread(view: View, groups: Groups, group: str, report: Report, topic: str | 
 
 
 def _beginnings(group: str, retry: str, without: list[QueueKey]) -> Iterator[str]:
-    """What a group reads where it has no position. From its retry topic it reads everything."""
+    """Yield notes on queues in which the group has no offset. From its retry topic it reads
+    everything.
+    """
     queues = [f"{topic}/{queue_id}" for topic, queue_id in without if topic != retry]
     if queues:
         yield (f"group {group} has no consumer offset in {named(queues)}: all messages of "

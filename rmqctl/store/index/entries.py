@@ -16,14 +16,14 @@ from rmqctl.store.store import Store
 
 
 class EntryPlace(NamedTuple):
-    """Where an entry stands: number of the index file (oldest first) and entry number."""
+    """The place of an entry: number of the index file (oldest first) and entry number."""
 
     file: int
     entry: int
 
 
 class OpenedFile(NamedTuple):
-    """What stays known of an index file that could be opened."""
+    """The lasting facts of an index file that could be opened."""
 
     path: str
     shape: Shape
@@ -36,7 +36,7 @@ class Entries:
     def __init__(self, store: Store) -> None:
         self.files: list[OpenedFile] = []
         self.unknown = False
-        """Whether a file has entries that cannot be read: a worn disk, or a shape nothing tells."""
+        """True if a file has entries that cannot be read: a worn disk, or an unknown shape."""
         self._sources: list[FileSource] = []
         self.counts: list[int] = []
         for file in store.index_listing.files:
@@ -95,7 +95,9 @@ class Entries:
         return np.frombuffer(parts[0] if len(parts) == 1 else b"".join(parts), dtype())
 
     def seek(self, physical: int) -> int:
-        """The position of the first entry that leads to ``physical`` or behind, by bisection."""
+        """Return the position of the first entry that leads to ``physical`` or after, by
+        bisection.
+        """
         low, high = 0, self.total
         while low < high:
             middle = (low + high) // 2
@@ -114,8 +116,8 @@ class Entries:
 
 
 def written(block: Array) -> Array:
-    """Which entries have anything in them (bool): all zeros is a place that was never written, and
-    says nothing, whatever the header counts.
+    """Return which entries contain anything (bool): all zeros is a place that was never written,
+    whatever the header counts.
     """
     anything: Array = np.zeros(len(block), bool)
     for name in block.dtype.names or ():

@@ -58,11 +58,10 @@ class IndexFile:
 
 
 def by_age(files: Iterable[tuple[StoreFile, HeaderRecord | None]]) -> list[StoreFile]:
-    """Index files in the order they were made: by where they begin in the log.
+    """Index files in the order they were made: by their first physical offset.
 
-    Names are no order: a clock may be set back. ``files`` are in that of their names, each with
-    its header, None where it cannot be read. One that does not say where it begins stays behind
-    the one before it.
+    Names are no order: a clock may be set back. ``files`` are in that of their names, each with its
+    header, None if it cannot be read. A file without that offset stays after the one before it.
     """
     begins: list[tuple[int, StoreFile]] = []
     for file, header in files:
@@ -74,10 +73,10 @@ def by_age(files: Iterable[tuple[StoreFile, HeaderRecord | None]]) -> list[Store
 
 def open_index(file: StoreFile, slots: int | None = None, max_entries: int | None = None,
                preferred: Iterable[Shape] = (), known: Decided | None = None) -> IndexFile:
-    """Opens an index file and finds its shape, as `rmqctl.store.index.shape` decides it.
+    """Open an index file and find its shape, as `rmqctl.store.index.shape` decides it.
 
-    ``preferred`` is what the store says of the shape, ``known`` what was decided before.
-    FormatError where it cannot be told.
+    ``preferred`` is what the store says of the shape, ``known`` what was decided before. Raise
+    FormatError if it is unknown.
     """
     source = file.open()
     sure = True
@@ -103,7 +102,7 @@ def open_index(file: StoreFile, slots: int | None = None, max_entries: int | Non
 
 
 def time_matched(header: HeaderRecord, begin: int, end: int) -> bool:
-    """Whether a file may hold messages of ``[begin, end]``, as a broker judges it."""
+    """Return whether a file may contain messages of ``[begin, end]``, as a broker judges it."""
     first, last = header.begin_timestamp, header.end_timestamp
     return (begin < first and end > last) or first <= begin <= last or first <= end <= last
 
@@ -130,7 +129,7 @@ def select(index: IndexFile, key_hash: int, most: int, begin: int, end: int,
 
 def query_offsets(newest_first: Iterator[IndexFile], topic: str, key: str, most: int, begin: int,
                   end: int) -> list[int]:
-    """What a broker's queryOffset returns: physical offsets, hash collisions included."""
+    """Return the result of a broker's queryOffset: physical offsets, hash collisions included."""
     most = min(most, MAX_BATCH)
     wanted = layout.key_hash(topic, key)
     offsets: list[int] = []
@@ -144,7 +143,7 @@ def query_offsets(newest_first: Iterator[IndexFile], topic: str, key: str, most:
 
 def query_messages(offsets: Callable[[int, int], list[int]],
                    store_time: Callable[[int], int | None], begin: int, end: int) -> list[int]:
-    """What a broker's queryMessage returns: offsets of readable records, in its order.
+    """Return the result of a broker's queryMessage: offsets of readable records, in its order.
 
     ``offsets(begin, end)`` asks the index, ``store_time(offset)`` is None for no record.
     """

@@ -1,10 +1,11 @@
-"""How many slots and entries an index file has: the one place that decides it (spec: index.md).
+"""The numbers of slots and entries of an index file: the one place that decides them (spec:
+index.md).
 
-The two numbers stand in no file, and the size leaves one of them open. What decides is the content,
-all of it: in the right shape every slot leads to an entry of its own hashes, every entry is reached
-exactly once, and entry 0 is unused. A wrong shape may fit in a slot or two, never in all. A damaged
-file keeps the shape that explains most of it. Where the content says nothing, what the store was
-made with, other files and the default are taken, and what remains is not guessed at.
+No file contains the two numbers, and the size leaves one of them open. The whole content decides:
+in the right shape every slot leads to an entry of its own hashes, every entry is reached exactly
+once, and entry 0 is unused. A wrong shape may fit in a slot or two, never in all. A damaged file
+keeps the shape that explains most of it. Without content the store's settings, other files and the
+default decide; otherwise nothing is guessed.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ _UNKNOWN = ("cannot determine the number of hash slots from the content, other f
 
 
 class UnknownShapeError(FormatError):
-    """The shape cannot be told. ``sound``: it is not for damage; ``entries``: how many the file
-    says it has.
+    """The shape is unknown. ``sound``: not because of damage; ``entries``: how many the file says
+    it has.
     """
 
     sound = False
@@ -66,7 +67,7 @@ class Decided:
 
 @dataclass(frozen=True, slots=True)
 class _Fit:
-    """How many of the things that a shape has to explain it explains."""
+    """Counts of the things that a shape has to explain, and of those that it explains."""
 
     good: int
     total: int
@@ -82,13 +83,13 @@ class _Fit:
 
 def decide(size: int, read: Read, preferred: Iterable[Shape] = (),
            gather: Gather | None = None) -> Decided:
-    """The shape of an index file of ``size`` bytes.
+    """Return the shape of an index file of ``size`` bytes.
 
     ``preferred``: what the store says otherwise, the likeliest first, asked only where the default
-    ratio does not explain the content. Bytes that the disk does not give count as zeros, which
-    explain nothing. UnknownShapeError, FormatError for a file without a whole header, StoreIOError
-    for one that cannot be read. ``gather`` reads a file that lies elsewhere at many places at the
-    same time; of the shapes that the size allows, only the first are tried there.
+    ratio does not explain the content. Unreadable bytes count as zeros, which explain nothing.
+    Raise UnknownShapeError, FormatError for a file without a whole header, StoreIOError for one
+    that cannot be read. ``gather`` reads a file that is elsewhere at many places at the same time;
+    of the shapes that the size allows, only the first are tried there.
     """
     header = HEADER.decode(read(0, HEADER.size))
     most = None if gather is None else _TRIED_ELSEWHERE
@@ -144,7 +145,7 @@ def _unknown(reason: str, entries: int, *, sound: bool) -> UnknownShapeError:
 
 def _explained(size: int, header: HeaderRecord, read: Read, gather: Gather, most: int | None, *,
                damaged: bool) -> Shape | None:
-    """The one shape of all that a file of this size can have which explains its content;
+    """Return the one shape of all that a file of this size can have which explains its content;
     ``damaged``: or else the one that explains most of it.
     """
     fitting: list[tuple[_Fit, Shape]] = []
@@ -187,7 +188,7 @@ def _slot(shape: Shape, key_hash: int, read: Read) -> int:
 
 
 def _used(size: int, header: HeaderRecord, read: Read) -> bool:
-    """Whether anything stands in a file; a large one is believed by its header."""
+    """Return whether a file contains anything; a large one is believed by its header."""
     if header.entries > 0:
         return True
     return size <= _WHOLE and any(read(HEADER.size, size))
@@ -268,8 +269,8 @@ def _all(shape: Shape, header: HeaderRecord, read: Read) -> _Fit:
 
 
 def _sampled(shape: Shape, header: HeaderRecord, gather: Gather) -> _Fit:
-    """The same for entries spread over the file: linked within their slot, which leads to none
-    older than they are.
+    """Return the same for entries spread over the file: linked within their slot, which leads to
+    none older than they are.
     """
     count = min(header.entries, shape.capacity)
     if count < 1:

@@ -22,9 +22,9 @@ _UNWRITTEN = bytes(8)
 
 
 def last_in_use(files: Sequence[StoreFile]) -> int:
-    """The number of the last file that holds anything; -1 if none does.
+    """Return the number of the last file with content; -1 if all are empty.
 
-    The files behind it were only laid out ahead.
+    The files after it were only allocated ahead.
     """
     for number in range(len(files) - 1, -1, -1):
         try:
@@ -39,7 +39,7 @@ def last_in_use(files: Sequence[StoreFile]) -> int:
 class Walked(NamedTuple):
     """The border that was reached; ``last`` is where the message that ends there starts.
 
-    None where none does, or where another one is known to follow it.
+    None if none does, or where another one is known to follow it.
     """
 
     end: int
@@ -48,10 +48,10 @@ class Walked(NamedTuple):
 
 def walked(source: Source, position: int, limit: int | None, *, growing: bool = False,
            closed: bool = False, least: bool = True) -> Walked:
-    """Walks from a border as far as ``limit`` allows.
+    """Walk from a border as far as ``limit`` allows.
 
-    Behind damage, or zeros, there is a border only where a message or a blank follows, or with
-    the end of a ``closed`` file.
+    Behind damage, or zeros, there is a border only where a message or a blank follows, or with the
+    end of a ``closed`` file.
     """
     reached, last = position, None
     stop = None if limit is None else limit - source.base
@@ -74,7 +74,7 @@ def walked(source: Source, position: int, limit: int | None, *, growing: bool = 
 
 
 def first_border(source: Source, physical: int) -> int:
-    """The first border of a file at or behind ``physical``, by walking from its start."""
+    """Return the first border of a file at or after ``physical``, by walking from its start."""
     reached = source.base
     for batch in Walk(source, 0, physical - source.base):
         if len(batch):
@@ -86,10 +86,10 @@ def first_border(source: Source, physical: int) -> int:
 
 
 def is_whole(source: Source, start: int, end: int) -> bool:
-    """Whether nothing says that bytes of the record ``[start, end)`` are still to come.
+    """Return whether no bytes of the record ``[start, end)`` seem to be missing.
 
-    The CRC covers only the body; topic and properties are written behind it, and what is not
-    there yet is zero: their end, or a page of them.
+    The CRC covers only the body; topic and properties are written after it, and missing bytes are
+    zero: their end, or a page of them.
     """
     try:
         record = decode(source.read(start - source.base, end - start))
@@ -100,8 +100,8 @@ def is_whole(source: Source, start: int, end: int) -> bool:
 
 
 def is_unfinished(source: Source, start: int, end: int) -> bool:
-    """Whether the log's last record may still be written, however long it takes: it is not whole,
-    and no row or key leads to it, or behind it.
+    """Return whether the log's last record may still be written, however long it takes: it is
+    incomplete, and no row or key points to it, or after it.
     """
     known = source.witness
     if known is None or is_whole(source, start, end):
@@ -111,7 +111,9 @@ def is_unfinished(source: Source, start: int, end: int) -> bool:
 
 
 def cuts(file: StoreFile, start: int, end: int, step: int) -> list[int]:
-    """The first messages at or behind each multiple of ``step`` in the file, between the two."""
+    """Return the first messages at or after each multiple of ``step`` in the file, between
+    the two.
+    """
     first = file.base + ((start - file.base) // step + 1) * step
     wanted = np.arange(first, max(first, end), step)
     places: list[int] = []

@@ -1,9 +1,8 @@
-"""Where a queue begins and ends, in two views.
+"""The start and end of a queue, in two views.
 
-``disk`` (the default everywhere): what lies on disk and leads to a record; intact messages
-behind damage stay reachable. ``broker``: what a broker's recovery would leave, which ends the
-log at the first record it cannot read (`rmqctl.broker.view` makes it; spec: consumequeue.md
-§5-§6).
+``disk`` (the default everywhere): everything on disk that points to a record; intact messages after
+damage stay reachable. ``broker``: what a broker's recovery would leave, which truncates the log at
+the first record it cannot read (`rmqctl.broker.view` makes it; spec: consumequeue.md §5-§6).
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class View:
         self._known: dict[tuple[str, int], Bounds] = {}
         self._log_end = log_end
         self.compacted = log_end is not None
-        """Whether topics that a broker reads from a compaction log are read from there."""
+        """True if topics that a broker reads from a compaction log are read from there."""
 
     @cached_property
     def log_end(self) -> int | None:
@@ -50,7 +49,7 @@ class View:
 
     @cached_property
     def disk_end(self) -> LogEnd:
-        """Where the log ends on the disk, whatever a broker makes of it."""
+        """The end of the log on disk, whatever a broker makes of it."""
         return find_end(self.store)
 
     def bounds(self, queue: ConsumeQueue) -> Bounds:
@@ -68,9 +67,9 @@ class View:
 
 
 def readable_end(queue: ConsumeQueue, log: CommitLog) -> int:
-    """The queue offset behind the last row whose record is really in the log.
+    """Return the queue offset after the last row whose record is in the log.
 
-    A cut log leaves rows that point behind its end; they are the queue's last, so the border
+    A truncated log leaves rows that point after its end; they are the queue's last, so the border
     is found by bisection. A row that is merely damaged itself does not hide the ones before.
     """
     end, first = queue.written, queue.first_index
@@ -98,7 +97,7 @@ def readable_end(queue: ConsumeQueue, log: CommitLog) -> int:
 
 
 def _behind_the_log(physical: int, log: CommitLog) -> bool:
-    """Whether nothing provable starts at or after ``physical``."""
+    """Return whether no provable record starts at or after ``physical``."""
     if physical >= log.end:
         return True
     if physical < log.min_offset or log.locate(physical) is None:

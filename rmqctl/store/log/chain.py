@@ -1,10 +1,9 @@
 """The entries of a DLedger log as the chain they are: each has the next index, and a term that is
-not less (spec: dledger.md §2). Of several members of a group all have the same entries at the same
-byte offsets, up to where they part.
+not less (spec: dledger.md §2). All members of a group have the same entries at the same
+byte offsets, up to where they diverge.
 
-Behind damage the chain goes on with the first entry that can follow. A member that was cut keeps
-the bytes behind its end: entries of an older time, with which the chain does not go on
-(`left_over`).
+After damage the chain continues with the first entry that can follow. A member that was truncated
+keeps the bytes after its end: stale entries, with which the chain does not continue (`left_over`).
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class File(Protocol):
 
 
 class Link(NamedTuple):
-    """An entry as a part of the chain: its index; ``pos`` is its byte offset, ``end`` behind it."""
+    """An entry as a part of the chain: its index; ``pos`` is its byte offset, ``end`` after it."""
 
     number: int
     term: int
@@ -94,10 +93,10 @@ NONE = Entries.of(())
 class Chain:
     """Iterates over the entries of a log, page by page, whatever is damaged.
 
-    ``units``: DLedger's index of it, which tells a damaged head from an entry of an older time.
-    ``last``: the last entry, once it has run. ``marks``: where the end marks of files lie, each
-    with its end. ``left``: how many entries lie behind the last one that are none of the chain, and
-    ``left_from``, at which byte offset.
+    ``units``: DLedger's index of it, which distinguishes a damaged header from a stale entry.
+    ``last``: the last entry, once it has run. ``marks``: the positions of the end marks of files,
+    each with its end. ``left``: the number of stale entries after the last one, and ``left_from``,
+    their byte offset.
     """
 
     def __init__(self, files: Iterable[File], units: UnitReader | None = None,
@@ -130,7 +129,9 @@ class Chain:
             yield taken
 
     def _beyond(self, source: Source, spans: list[Span]) -> Entries:
-        """Entries without a message, or with a damaged one, among what is no message."""
+        """Yield entries without a message, or with a damaged one, in bytes that are not
+        messages.
+        """
         rows = []
         for span in spans:
             at, end = span.offset - source.base, span.end - source.base
@@ -149,7 +150,7 @@ class Chain:
     # -- which entries are of the chain -----------------------------------------------------------
 
     def _taken(self, found: Entries, following: Entries) -> Entries:
-        """Those of the chain; ``following``: the one behind them, if there is one."""
+        """Yield the entries of the chain; ``following``: the entry after them, if there is one."""
         if not len(found):
             return found
         # The usual page is one complete chain and needs no look at single entries.
@@ -204,7 +205,7 @@ class Chain:
         return 1 <= step <= 1 + gap // _LEAST  # as many as can have been in between
 
     def _is_next(self, here: Link, behind: Link | None) -> bool:
-        """Whether an entry follows the last one, and is not itself what does not fit."""
+        """Return whether an entry follows the last one, and is not itself the odd one."""
         if not self._follows(here):
             return False
         if behind is None or self._follows(behind, here):
@@ -213,7 +214,9 @@ class Chain:
             behind.term < self.last.term)
 
     def _begins(self, every: Entries, row: int) -> bool:
-        """Whether the first entry is right: those behind it do not follow each other without it."""
+        """Return whether the first entry is right: those after it do not follow each other without
+        it.
+        """
         if row + 2 >= len(every):
             return True
         here, second, third = (every.link(row + more) for more in range(3))
@@ -221,13 +224,15 @@ class Chain:
             self._agrees(here))
 
     def _agrees(self, link: Link) -> bool:
-        """Whether DLedger's index has an entry as it is."""
+        """Return whether DLedger's index has an entry as it is."""
         unit = self._units.of(np.array([link.number], np.int64))[0]
         return (int(unit["magic"]), int(unit["pos"]), int(unit["size"]), int(unit["term"])) == (
             dledger.MAGIC_ENTRY, link.pos, link.end - link.pos, link.term)
 
     def _unit(self, last: Link, here: Link) -> Link | None:
-        """The next entry as the index has it, where it lies here and only its head is damaged."""
+        """Return the next entry as the index has it, where it lies here and only its head is
+        damaged.
+        """
         unit = self._units.of(np.array([last.number + 1], np.int64))[0]
         term = int(unit["term"])
         if unit["magic"] == dledger.MAGIC_ENTRY and term >= last.term and (
@@ -262,12 +267,13 @@ def _heads(batch: Batch) -> Entries:
                    size, crc, whole)
 
 
-# -- what lies behind the end ---------------------------------------------------------------------
+# -- entries after the end -------------------------------------------------------------------------
 
 
 class LeftOver(NamedTuple):
-    """Entries behind the end of the log, where the member was cut: the byte offset ``end`` behind
-    the last entry (its index ``number`` and ``term``), and how many entries follow there.
+    """Entries after the end of the log, where the member was truncated: the byte offset ``end``
+    after the last entry (its index ``number`` and ``term``), and the number of entries that follow
+    there.
     """
 
     end: int
@@ -284,8 +290,8 @@ class LeftOver(NamedTuple):
 
 
 def left_over(files: list[StoreFile], node: Node) -> LeftOver | None:
-    """What was left behind the end of a log of DLedger's ``files``, of which only the last one can
-    have some; None where nothing is. StoreIOError.
+    """Return the entries left over after the end of a log of DLedger's ``files``, which only the
+    last one can have; None without any. Raise StoreIOError.
 
     As long as DLedger's index leads from entry to entry up to the last byte, no entry is read.
     """
@@ -316,8 +322,8 @@ def left_over(files: list[StoreFile], node: Node) -> LeftOver | None:
 
 
 def lost_at_the_end(files: Iterable[StoreFile], node: Node) -> tuple[int, int]:
-    """(how many entries after the last intact one DLedger's checkpoint names as written, the byte
-    offset after that one); (0, 0) where it names none. StoreIOError.
+    """Return (how many entries after the last intact one DLedger's checkpoint names as written, the
+    byte offset after that one); (0, 0) where it names none. Raise StoreIOError.
     """
     try:
         saved = node.checkpoint
@@ -336,7 +342,7 @@ def lost_at_the_end(files: Iterable[StoreFile], node: Node) -> tuple[int, int]:
 
 
 def _is_led_to(files: list[StoreFile], used: int, units: UnitReader) -> bool:
-    """Whether the index leads from the entry before the last file up to byte ``used``."""
+    """Return whether the index points from the entry before the last file up to byte ``used``."""
     # Without an intact first entry there is nothing to compare with the index.
     with files[-1].open() as source:
         first = whole_entry(source, 0)

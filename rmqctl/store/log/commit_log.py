@@ -50,10 +50,12 @@ class CommitLog:
         self._open: dict[int, FileSource] = {}
         self._zeros_from: Sequence[int] = ()
         self._something_at, self._nothing_from = -1, math.inf
-        """Of what `has_record_from` has found: the last record, and after which place is none."""
+        """The result of `has_record_from`: the last record, and the place after which none
+        follows.
+        """
 
     def zeros_from(self, positions: Sequence[int]) -> None:
-        """The position in each file behind which all is known to be zero: it is not read again."""
+        """The position in each file after which all is known to be zero: it is not read again."""
         self._zeros_from = positions
 
     @property
@@ -76,7 +78,7 @@ class CommitLog:
                 if a.end < b.base]
 
     def source(self, number: int) -> FileSource:
-        """The opened source of file ``number``; kept open, at most 16 at a time."""
+        """Return the opened source of file ``number``; kept open, at most 16 at a time."""
         source = self._open.pop(number, None)
         if source is None:
             if len(self._open) >= 16:
@@ -88,12 +90,12 @@ class CommitLog:
         return source
 
     def let_go(self, start: int, end: int) -> None:
-        """What is mapped of physical ``[start, end)`` no longer counts as this process's memory."""
+        """Release the memory of what is mapped of physical ``[start, end)``."""
         for source in self._open.values():
             source.let_go(start - source.base, end - source.base)
 
     def locate(self, physical: int) -> tuple[FileSource, int] | None:
-        """(source, position in it) of a physical offset; None in holes and outside."""
+        """Return (source, position in it) of a physical offset; None in holes and outside."""
         number = bisect_right(self._bases, physical) - 1
         if number < 0 or physical >= self.files[number].end:
             return None
@@ -107,10 +109,10 @@ class CommitLog:
         return self.files[number]
 
     def record_at(self, physical: int, size: int | None = None) -> Record | None:
-        """The record that starts at ``physical``; None where none does.
+        """Return the record that starts at ``physical``; None if none does.
 
-        Never raises for what lies on disk; ``size`` (from a consumequeue) saves a read and
-        must match. The body CRC is not judged (`Record.crc_ok`).
+        Never raises for what lies on disk; ``size`` (from a consumequeue) saves a read and must
+        match. The body CRC is not judged (`Record.crc_ok`).
         """
         raw = self.raw_at(physical, size)
         if raw is None:
@@ -124,7 +126,7 @@ class CommitLog:
         return record
 
     def raw_at(self, physical: int, size: int | None = None) -> bytes | None:
-        """The bytes of the record at ``physical`` by its own size field, or ``size``."""
+        """Return the bytes of the record at ``physical`` by its own size field, or ``size``."""
         try:
             place = self.locate(physical) if physical >= 0 else None
             if place is None:
@@ -141,7 +143,7 @@ class CommitLog:
             return None
 
     def explain(self, physical: int) -> str:
-        """Why `record_at` found nothing at ``physical``, in words."""
+        """Return why `record_at` found nothing at ``physical``, in words."""
         if not self.files:
             return "the store has no commitlog files"
         if physical < self.min_offset:
@@ -162,10 +164,11 @@ class CommitLog:
 
     def walk(self, start: int = 0, end: int | None = None, *,
              whole: bool = False) -> Iterator[Batch]:
-        """All frames whose records start in ``[start, end)``, file by file, in physical order.
+        """Yield all frames whose records start in ``[start, end)``, file by file, in physical
+        order.
 
-        ``start`` may be anywhere: the walk begins with the first frame at or behind it. ``whole``
-        as of `Walk`. Files that vanish or cannot be opened raise StoreIOError.
+        ``start`` may be anywhere: the walk starts with the first frame at or after it. ``whole`` as
+        of `Walk`. Files that vanish or cannot be opened raise StoreIOError.
         """
         for number, file in enumerate(self.files):
             if file.end <= start or (end is not None and file.base >= end):
@@ -176,7 +179,7 @@ class CommitLog:
             yield from Walk(source, start_of(source, inside), limit, whole=whole)
 
     def record_border(self, physical: int) -> int | None:
-        """The first provable record or blank at or after ``physical`` in its file."""
+        """Return the first provable record or blank at or after ``physical`` in its file."""
         place = self.locate(physical)
         if place is None:
             return None
@@ -184,7 +187,9 @@ class CommitLog:
         return _first_border(Walk(source, start_of(source, position)))
 
     def has_record_from(self, physical: int) -> bool:
-        """Whether a provable record or blank starts at or after ``physical``, in any file."""
+        """Return whether a provable record or blank starts at or after ``physical``, in any
+        file.
+        """
         # What is there from one place on answers for others: each of many queues may ask.
         if self._nothing_from <= physical or physical <= self._something_at:
             return physical <= self._something_at
@@ -210,7 +215,7 @@ class CommitLog:
 
 
 def _first_border(walk: Walk) -> int | None:
-    """Where the first record or blank of a walk starts."""
+    """Return the position of the first record or blank of a walk."""
     for batch in walk:
         if len(batch):
             return int(batch.offset[0])
@@ -222,10 +227,10 @@ def _first_border(walk: Walk) -> int | None:
 
 @dataclass(slots=True)
 class Window:
-    """Rows of the request that lie together. ``found`` says where a whole record provably is.
+    """Rows of the request that are adjacent. ``found`` says for which a complete record is proved.
 
-    ``batch`` holds the found records only, in the order of ``rows[found]``; None if there is no
-    such file or it cannot be read.
+    ``batch`` holds the found records only, in the order of ``rows[found]``; None if that file is
+    missing or unreadable.
     """
 
     rows: Array
@@ -234,7 +239,7 @@ class Window:
 
 
 def records_at(log: CommitLog, offset: Array, size: Array) -> Iterator[Window]:
-    """Looks up the records at ``offset`` (ascending, each once); ``size`` is how much to read.
+    """Look up the records at ``offset`` (ascending, each once); ``size`` is how much to read.
 
     Every row is in exactly one window. A record larger than its ``size`` is not found.
     """
@@ -259,11 +264,12 @@ def records_at(log: CommitLog, offset: Array, size: Array) -> Iterator[Window]:
 
 def packed_records(log: CommitLog, offset: Array, size: Array,
                    into: Array | None = None) -> tuple[Batch, Array]:
-    """The records at ``offset`` (ascending, each once) in one buffer, without what lies between.
+    """Return the records at ``offset`` (ascending, each once) in one buffer, without the bytes
+    between.
 
-    Returns a batch over all of them, and for each whether a whole record of just ``size`` bytes is
-    provably there. What cannot be read is none, nor is what runs past the end of its file. ``into``
-    is a buffer (uint8) with room for all of them that is used again.
+    Returns a batch over all of them, and for each whether a complete record of just ``size`` bytes
+    is proved. Unreadable records do not count, nor those that run past the end of their file.
+    ``into`` is a buffer (uint8) large enough for all of them that is used again.
     """
     end = np.cumsum(size)
     start = end - size
@@ -281,7 +287,9 @@ def packed_records(log: CommitLog, offset: Array, size: Array,
 
 
 def _mapped(log: CommitLog, offset: Array, size: Array, data: Array) -> bool:
-    """Whether the records came from a mapping of the one file they are in, all of them whole."""
+    """Return whether the records came from a mapping of the one file they are in, all of them
+    complete.
+    """
     with suppress(StoreIOError):
         found = log.locate(int(offset[0])) if len(offset) else None
         if found is not None and found[0].read_records(data.data, offset, size, None):
@@ -291,10 +299,10 @@ def _mapped(log: CommitLog, offset: Array, size: Array, data: Array) -> bool:
 
 
 def _read_parts(log: CommitLog, offset: Array, size: Array, start: Array, data: Array) -> Array:
-    """Reads the records into ``data`` at ``start``; which of them could be read (bool)."""
+    """Read the records into ``data`` at ``start``; which of them could be read (bool)."""
     bases = np.array([file.base for file in log.files], np.int64)
     number = np.searchsorted(bases, offset, "right") - 1
-    # Those that lie behind each other are read at once.
+    # Adjacent ones are read at once.
     begins: Array = np.ones(len(offset), bool)
     begins[1:] = (offset[1:] != offset[:-1] + size[:-1]) | (number[1:] != number[:-1])
     first = np.flatnonzero(begins)

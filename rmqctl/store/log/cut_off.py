@@ -1,13 +1,13 @@
-"""Where a repair has ended the log, though what lies beyond that end is still in the file.
+"""The end at which a repair has truncated the log, though the bytes after it are still in the file.
 
-A broker that cuts its log leaves the bytes, and rows and index entries that lead to them
+A broker that truncates its log leaves the bytes, and rows and index entries that point to them
 (spec: recovery.md §3); so does the repair that does what a broker does. It notes the end in
-``.rmqctl/log-end.json``, with a checksum of what lies beyond it: as long as they are as they were,
-nothing has been written since, and they are no part of the log.
+``.rmqctl/log-end.json``, with a checksum of the bytes after it: as long as these are
+unchanged, nothing has been written since, and they are not part of the log.
 
-Who appends clears them first: a long tail takes many writes. Meanwhile the note names the copy that
-was kept of it, and each byte is what it was there, or zero. It goes when no row is left that leads
-beyond the end either, before the first message is written there.
+A writer clears them first: a long tail takes many writes. Meanwhile the note names the copy that
+was kept of it, and each byte is what it was there, or zero. It is deleted when no row points beyond
+the end any more, before the first message is written there.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ class CutOff(NamedTuple):
     crc: int
 
     def build(self, copy: str | None = None) -> bytes:
-        """The note's content. ``copy``: where in the store, below `COPIES`, that lies from which
-        what was cut off is being cleared now.
+        """Return the note's content. ``copy``: where in the store, below `COPIES`, that lies from
+        which what was cut off is being cleared now.
         """
         more = {} if copy is None else {"copy": copy}
         return json.dumps({"format": _FORMAT, **self._asdict(), **more}).encode() + b"\n"
 
 
 def cut_at(log: CommitLog, end: int) -> CutOff:
-    """What lies beyond ``end`` in its file now. StoreIOError."""
+    """Return the bytes after ``end`` in its file now. Raise StoreIOError."""
     place = log.locate(end)
     if place is None:
         return CutOff(end, end, 0)
@@ -61,9 +61,9 @@ def cut_at(log: CommitLog, end: int) -> CutOff:
 
 
 def cut_off(root: str, log: CommitLog) -> CutOff | None:
-    """The note of the store at ``root``, if its log is still as it was then; else None.
+    """Return the note of the store at ``root``, if its log is still as it was then; else None.
 
-    A note that cannot be read, or is none, counts as not there.
+    An unreadable or invalid note counts as missing.
     """
     try:
         with FileSource(os.path.join(root, NOTE)) as source:
@@ -81,7 +81,9 @@ def cut_off(root: str, log: CommitLog) -> CutOff | None:
 
 
 def _is_being_cleared(root: str, log: CommitLog, now: CutOff, document: dict[str, Any]) -> bool:
-    """Whether what lies beyond the end ``now`` is the copy that the note names, but for zeros."""
+    """Return whether the bytes after the end ``now`` are the copy that the note names, but for
+    zeros.
+    """
     copy = document.get("copy")
     if not isinstance(copy, str) or vfs.normpath(copy) != copy or not copy.startswith(
             f"{COPIES}/"):

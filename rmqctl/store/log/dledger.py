@@ -1,7 +1,8 @@
-"""What DLedger keeps beside a log's data: its index, checkpoint and term (spec: dledger.md §1, §3).
+"""The files that DLedger keeps beside a log's data: its index, checkpoint and term (spec:
+dledger.md §1, §3).
 
-The unit of entry i lies at byte 32 i of the index. A broker writes units, nobody who sends
-messages can, so each tells where an entry lies as a row of a consumequeue does of a message.
+The unit of entry i is at byte 32 i of the index. Only a broker writes units, senders of messages
+cannot, so each proves where an entry is, as a row of a consumequeue does for a message.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ class Units(NamedTuple):
 
 
 def entry_of(log: CommitLog, physical_offset: int) -> dledger.EntryHeadRecord | None:
-    """The head of the entry around the record at a physical offset; None where the record lies in a
-    plain file, or its head is no such. StoreIOError.
+    """Return the header of the entry around the record at a physical offset; None if the record is
+    in a plain file, or its header is invalid. Raise StoreIOError.
     """
     file = log.file_of(physical_offset)
     if file is None or not file.head:
@@ -66,7 +67,7 @@ class Node:
         return listing(os.path.join(self.folder, INDEX))
 
     def units(self) -> Iterator[Units]:
-        """All written units, page by page; files that cannot be read are left out."""
+        """Yield all written units, page by page; files that cannot be read are left out."""
         for read in self._pages():
             page = read()
             if len(page.rows):
@@ -90,8 +91,8 @@ class Node:
 
     @cached_property
     def checkpoint(self) -> dict[str, int] | None:
-        """``end_index`` and ``committed_index``; None where there is none. FormatError where
-        neither the file nor its copy has them.
+        """``end_index`` and ``committed_index``; None if missing. Raise FormatError if neither the
+        file nor its copy has them.
         """
         found = [each for each in (self.own_checkpoint, self._saved("checkpoint.bak")) if each]
         best = next((each for each in found if isinstance(each, dict)), None)
@@ -122,7 +123,9 @@ class UnitReader(Closing):
         self._source: FileSource | None = None
 
     def of(self, index: Array) -> Array:
-        """The unit of each entry (int64 indexes, any); one that no file holds is all zeros."""
+        """Return the unit of each entry (int64 indexes, any); one that no file holds is all
+        zeros.
+        """
         out: Array = np.zeros(len(index), dledger.INDEX_UNIT.dtype())
         if not len(index):
             return out

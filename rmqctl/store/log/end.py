@@ -1,7 +1,7 @@
-"""Where the readable log begins and ends, without reading it as a whole.
+"""The start and end of the readable log, without reading it as a whole.
 
-The last rows of the queues lead close to the end; from there, or from the start of the last
-file that holds anything, the frames are walked. Zeros of files laid out ahead are passed over.
+The last rows of the queues point close to the end; from there, or from the start of the last file
+with content, the frames are walked. Zeros of files allocated ahead are skipped.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _FIRST_CHUNK = 64 << 10
 
 
 class LogAndQueues(Protocol):
-    """What is needed of a store: its log, and its queues by topic and queue id."""
+    """The part of a store that is needed: its log, and its queues by topic and queue id."""
 
     @property
     def log(self) -> CommitLog: ...
@@ -36,10 +36,9 @@ class LogAndQueues(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LogEnd:
-    """``offset``: behind the last provable record, where the next one would be appended.
+    """``offset``: after the last provable record, where the next one would be appended.
 
-    ``last`` is that record (None in an empty log), ``troubles`` the files that kept us from
-    looking.
+    ``last`` is that record (None in an empty log), ``troubles`` the files that could not be read.
     """
 
     offset: int
@@ -48,7 +47,7 @@ class LogEnd:
 
 
 def used_size(source: Source) -> int:
-    """The position behind the last byte of a file that is not zero; 0 if there is none.
+    """Return the position after the last byte of a file that is not zero; 0 if all are.
 
     Holes are not read.
     """
@@ -56,7 +55,7 @@ def used_size(source: Source) -> int:
 
 
 def last_dispatched(store: LogAndQueues) -> int | None:
-    """The physical offset of the frame of the last record that a queue's last row leads to,
+    """Return the physical offset of the frame of the last record that a queue's last row leads to,
     provably.
     """
     rows = []
@@ -76,7 +75,9 @@ def last_dispatched(store: LogAndQueues) -> int | None:
 
 
 def find_end(store: LogAndQueues) -> LogEnd:
-    """The end of the log as it lies on disk: records behind damage count, garbage does not."""
+    """Return the end of the log as it lies on disk: records after damage count, garbage does
+    not.
+    """
     log = store.log
     hint = last_dispatched(store) or 0
     troubles = []
@@ -98,7 +99,7 @@ def find_end(store: LogAndQueues) -> LogEnd:
 
 
 def _last_of(log: CommitLog, number: int, start: int) -> tuple[int, int, bool] | None:
-    """(offset, end, whether a blank closes the file) of the last record in a file.
+    """Return (offset, end, whether a blank closes the file) of the last record in a file.
 
     ``start`` is a position at which a record is known to start, or 0.
     """
@@ -115,7 +116,7 @@ def _last_of(log: CommitLog, number: int, start: int) -> tuple[int, int, bool] |
 
 
 def first_record(log: CommitLog) -> Record | None:
-    """The first provable record of the log; None where there is none or it cannot be read."""
+    """Return the first provable record of the log; None if it is missing or unreadable."""
     for number in range(len(log.files)):
         try:
             # No further than that record: the zeros of a file laid out ahead are not looked at.

@@ -1,7 +1,7 @@
-"""Follows a store that is being appended to: new messages as they become whole.
+"""Follows a store that is being appended to: new messages as they become complete.
 
-Where the log ends for now is `GrowingLog`'s to say. A log that was cut back or made anew is
-recognised by the last messages shown, which then are no longer where they were.
+`GrowingLog` knows the present end of the log. A log that was truncated or recreated is recognised
+by the last messages shown, which then are no longer where they were.
 """
 
 from __future__ import annotations
@@ -66,7 +66,9 @@ class Follower:
                                      build(record)[:_MARK_SIZE]))
 
     def poll(self) -> Iterator[Record]:
-        """The messages that have become whole, in order. Problems are reported as they are met."""
+        """Yield the messages that have become whole, in order. Problems are reported as they are
+        met.
+        """
         try:
             self._files = self._log.files()
             if not self._files and not self._gone:
@@ -90,7 +92,7 @@ class Follower:
     # -- has the log changed under us -----------------------------------------------------------
 
     def _check_shown(self) -> None:
-        """Goes back to the last message that is still there, if the newest one is not."""
+        """Go back to the last message that is still there, if the newest one is not."""
         if not self._files or not self._shown or self._is_there(self._shown[-1]):
             return
         lost = self._shown[-1]
@@ -125,7 +127,9 @@ class Follower:
     # -- what has come --------------------------------------------------------------------------
 
     def _records_up_to(self, reached: int) -> Iterator[Record]:
-        """The messages in ``[next, reached)``, a border the log has said; `next` goes with them."""
+        """Yield the messages in ``[next, reached)``, a border the log has said; `next` goes with
+        them.
+        """
         if self.next < reached:
             self._files = self._log.files()
         while self.next < reached:
@@ -139,7 +143,7 @@ class Follower:
                 return
 
     def _records_of(self, file: StoreFile, reached: int) -> Iterator[Record]:
-        """Those in one file. What is no message is damage once it is known what follows it."""
+        """Yield those in one file. Other bytes are damage once it is known what follows them."""
         with file.open() as source:
             for batch in Walk(source, self.next - file.base, reached - file.base):
                 for record in BatchPage(batch).records():
@@ -169,7 +173,7 @@ class Follower:
         self._undecided = 0
 
     def _pass_gap(self) -> bool:
-        """Goes on where the log does; False where it has ended since."""
+        """Go on where the log does; False if it has ended since."""
         base = self._next_base()
         if base is None:
             return False

@@ -1,11 +1,11 @@
-"""How far a log that is being written can be read, and its parts: always between frame borders.
+"""The readable part of a log that is being written, and its pieces: always between frame borders.
 
-A broker writes front to back with one thread. So whatever lies before something that is written
-stays as it is, and the first bytes that are no whole record are the one being written: they are
-damage only when the next file is in use, or when nothing has moved for a while and records lie
-behind them: records, not frames in the body of what is written, so rows and index entries have to
-lead there, which a broker adds in the order of the log. Nothing is locked and nothing is kept open
-between two calls.
+A broker writes front to back with one thread. So everything before a written byte stays as it is,
+and the first bytes that are not a complete record are the one being written: they are damage only
+when the next file is in use, or when nothing has moved for a while and records follow them:
+records, not frames in the body of what is written, so rows and index entries have to point there,
+which a broker adds in the order of the log. Nothing is locked and nothing is kept open between two
+calls.
 """
 
 from __future__ import annotations
@@ -29,14 +29,15 @@ from rmqctl.store.log.borders import (
 )
 
 PATIENCE = 2.0
-"""Seconds after which what lies behind a record that does not become whole is looked at."""
+"""Seconds after which the bytes after a record that stays incomplete are read."""
 STEP = 64 << 20
 _WHOLE_FILES = 256
 """So many steps are cut by files alone: looking for borders would cost a walk over all of them."""
 _LONGEST = 60.0
 _IDLE_LOOK, _TORN_LOOK = 1.0, 0.1
-"""Seconds for which the files of a log are not listed again where nothing, or a part of a record,
-lies at its end."""
+"""Seconds for which the files of a log are not listed again if nothing, or a part of a record, is
+at its end.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ class Piece:
 
 @dataclass(slots=True)
 class _Waiting:
-    """A place behind which nothing is whole, and when (clock) to look at it more closely."""
+    """A place after which nothing is whole, and when (clock) to look at it more closely."""
 
     position: int
     due: float
@@ -70,10 +71,10 @@ class _Idle:
 class GrowingLog:
     """The log in ``folders``; positions are physical offsets of frame borders.
 
-    ``tell`` hears of what is passed over, ``lost`` (``tell`` when it is None) of ranges that no
-    file holds any more and of a log that ends before what was read; ``clock`` is monotonic, in
-    seconds. ``witness`` makes what the store tells of its log for each look: without one the
-    folders are all there is.
+    ``tell`` is told what is skipped, ``lost`` (``tell`` when it is None) of ranges that are in no
+    file any more, and of a log that ends before what was read; ``clock`` is monotonic, in seconds.
+    ``witness`` creates the store's evidence on its log for each look: without it there are only the
+    folders.
     """
 
     def __init__(self, folders: Sequence[str], tell: Callable[[str], None],
@@ -87,12 +88,14 @@ class GrowingLog:
         self._idle: _Idle | None = None
         self._said: int | None = None
         self.torn = False
-        """Whether the last `advance` ended before something that is not whole (yet)."""
+        """True if the last `advance` ended before something that is incomplete (yet)."""
         self.stuck = False
-        """Whether that has not moved for `PATIENCE`, and nothing whole lies behind it."""
+        """True if that has not moved for `PATIENCE`, and nothing complete follows it."""
 
     def files(self) -> list[StoreFile]:
-        """The files of the log, in order. StoreIOError if a folder cannot be listed."""
+        """Return the files of the log, in order. Raise StoreIOError if a folder cannot be
+        listed.
+        """
         listings = [log_listing(folder) for folder in self._folders]
         for folder in listings:
             for trouble in folder.troubles:
@@ -104,20 +107,22 @@ class GrowingLog:
                       key=lambda file: (file.name, file.path))
 
     def first(self) -> int:
-        """Where the log begins; 0 as long as it has no file."""
+        """Return the first offset of the log; 0 as long as it has no file."""
         files = self.files()
         return files[0].base if files else 0
 
     def last_file(self) -> int:
-        """The base of the last file that is in use: from there to the log's end is a short way."""
+        """Return the base of the last file that is in use: from there to the log's end is a short
+        way.
+        """
         files = self.files()
         number = last_in_use(files)
         return files[max(number, 0)].base if files else 0
 
     def border(self, physical: int) -> int:
-        """The first border at or behind a physical offset that may be anywhere.
+        """Return the first border at or after a physical offset that may be anywhere.
 
-        Where no file holds the offset it is taken as it is. StoreIOError.
+        An offset in no file is returned as it is. Raise StoreIOError.
         """
         for file in self.files():
             if file.base <= physical < file.end:
@@ -127,12 +132,12 @@ class GrowingLog:
 
     def advance(self, position: int, limit: int | None = None, *, patient: bool = False,
                 least: bool = True) -> int:
-        """The furthest border that can be reached from the border ``position``.
+        """Return the furthest border that can be reached from the border ``position``.
 
-        ``limit`` is a physical offset not to go beyond; with ``least`` the first frame counts
-        even if it reaches beyond. ``patient``: nobody writes any more, so what lies behind damage
-        counts at once. What is missing at the head or between files is jumped over (`pieces`
-        tells it). StoreIOError.
+        ``limit`` is a physical offset not to go beyond; with ``least`` the first frame counts even
+        if it reaches beyond. ``patient``: no process writes any more, so records after damage count
+        at once. Missing parts at the start or between files are skipped (`pieces` reports them).
+        Raise StoreIOError.
         """
         if not patient and self._is_idle(position):
             return position
@@ -149,7 +154,7 @@ class GrowingLog:
         return reached
 
     def _is_idle(self, position: int) -> bool:
-        """Whether nothing has come since the last look, which was not long ago.
+        """Return whether nothing has come since the last look, which was not long ago.
 
         An idle log is asked a hundred times a second: then no folder is listed.
         """
@@ -205,7 +210,7 @@ class GrowingLog:
 
     def _in_closed(self, file: StoreFile, position: int, limit: int | None,
                    least: bool) -> int:
-        """The furthest border inside a file that is not written to any more."""
+        """Return the furthest border inside a file that is not written to any more."""
         if limit is None or limit >= file.end:
             return file.end
         with file.open() as source:
@@ -213,7 +218,7 @@ class GrowingLog:
 
     def _in_growing(self, file: StoreFile, position: int, limit: int | None,
                     patient: bool, least: bool) -> int:
-        """The same for the last file: up to what is not whole yet, or was never written."""
+        """Return the same for the last file: up to what is not whole yet, or was never written."""
         with file.open() as source:
             if patient:
                 return walked(source, position, limit, least=least).end
@@ -227,7 +232,7 @@ class GrowingLog:
                 elif limit is None or reached < limit:
                     self.torn = reached < file.end
             if (limit is None or reached < limit) and reached < file.end and self._is_due(reached):
-                # It has not moved for long: what lies behind it will not be written over.
+                # It has not moved for long: records after it will not be overwritten.
                 done = walked(source, reached, limit, least=least)
                 behind = done.end
                 if done.last is not None and is_unfinished(source, done.last, behind):
@@ -237,7 +242,9 @@ class GrowingLog:
             return reached
 
     def _is_due(self, position: int) -> bool:
-        """Whether nothing has moved at ``position`` for a while; less often the longer it takes."""
+        """Return whether nothing has moved at ``position`` for a while; less often the longer it
+        takes.
+        """
         now = self._clock()
         if self._waiting is None or self._waiting.position != position:
             self._waiting = _Waiting(position, now + PATIENCE, PATIENCE)

@@ -1,7 +1,7 @@
-"""Where rows or index entries lead, in the order of the log: read once, asked often.
+"""The places that rows or index entries point to, in the order of the log: read once, asked often.
 
-All there is of a store of usual size is read once, sorted and held. Of a larger one the log is cut
-into cells to which about as many rows lead; a cell is read and sorted when it is first asked for,
+In a store of usual size all are read once, sorted and kept. In a larger one the log is divided into
+cells to which about equally many rows point; a cell is read and sorted when it is first asked for,
 and the last few are held. Questions come in the order of the log, mostly, so that every page of
 rows is read about once more, however many questions there are.
 """
@@ -41,7 +41,7 @@ class Held:
         self._count = 0
 
     def get(self, key: tuple[int, int], read: Callable[[], Pair]) -> Pair:
-        """What is held under a key, else read."""
+        """Return the kept value of a key, or read it."""
         found = self._cells.get(key)
         if found is None:
             found = self._cells[key] = read()
@@ -66,7 +66,7 @@ class Pages:
         self._high: list[int] = []
         self._read: list[Callable[[], Pair]] = []
         self._fresh: list[Pair] | None = []
-        """What was read, as long as it is all and no more than a cell."""
+        """The rows that were read, as long as they are all and no more than a cell."""
         self._samples: list[Array] = []
         self._count = 0
         self._bounds: Pair | None = None
@@ -93,8 +93,8 @@ class Pages:
                 self._fresh = None
 
     def within(self, start: int, end: int) -> Pair:
-        """(place, value) of ``[start, end)``, ascending, and as they were added where they lead to
-        the same place.
+        """Return (place, value) of ``[start, end)``, ascending, and as they were added where they
+        lead to the same place.
         """
         borders = self._cells()
         start, last = max(start, _LEAST), min(end - 1, _MOST)
@@ -112,7 +112,7 @@ class Pages:
         return joined(parts)
 
     def _cells(self) -> Array:
-        """Where a cell ends and the next begins."""
+        """Return the ends of the cells."""
         if self._borders is None:
             samples = np.sort(np.concatenate([NOTHING[0], *self._samples]))
             step = max(1, len(samples) * CELL // max(self._count, 1))
@@ -123,7 +123,7 @@ class Pages:
         return self._borders
 
     def _cell(self, number: int) -> Pair:
-        """All that lead into a cell, ascending."""
+        """Return all that lead into a cell, ascending."""
         borders = self._cells()
         if not len(borders):
             fresh, self._fresh = self._fresh, None
@@ -133,7 +133,7 @@ class Pages:
                              int(borders[number]) - 1 if number < len(borders) else _MOST)
 
     def _between(self, start: int, last: int) -> Pair:
-        """All that lead from ``start`` to ``last``, read, ascending."""
+        """Return all that lead from ``start`` to ``last``, read, ascending."""
         assert self._bounds is not None
         low, high = self._bounds
         parts = []
@@ -145,7 +145,7 @@ class Pages:
 
 
 def joined(parts: list[Pair]) -> Pair:
-    """Answers one behind the other."""
+    """Return answers one after the other."""
     parts = [part for part in parts if len(part[0])] or parts[:1]
     if len(parts) < 2:
         return parts[0] if parts else NOTHING

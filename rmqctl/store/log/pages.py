@@ -1,4 +1,4 @@
-"""The whole log in physical order, filtered page by page; damage is reported and passed over."""
+"""The whole log in physical order, filtered page by page; damage is reported and skipped."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class Range(Protocol):
 
 
 def chosen_files(log: CommitLog, wanted: Range) -> list[int]:
-    """The numbers of the files that may hold messages of the range.
+    """Return the numbers of the files that may hold messages of the range.
 
-    A file's time range is taken from its first record's store time and that of the next file.
-    A broker's clock may have been set back, so a file is left out only if it is `CLOCK_SLACK`
-    away from the times asked for; within the files every message is looked at.
+    A file's time range is taken from its first record's store time and that of the next file. A
+    broker's clock may have been set back, so a file is left out only if it is `CLOCK_SLACK` away
+    from the times asked for; within the files every message is looked at.
     """
     start, end = wanted.from_phy or 0, wanted.to_phy
     numbers = [number for number, file in enumerate(log.files)
@@ -58,7 +58,7 @@ def chosen_files(log: CommitLog, wanted: Range) -> list[int]:
 
 
 def _first_time(log: CommitLog, number: int) -> int | None:
-    """The store time of a file's first record; None where it has none that can be read."""
+    """Return the store time of a file's first record; None if it has none that can be read."""
     if number >= len(log.files):
         return None
     try:
@@ -129,9 +129,9 @@ def _walk(log: CommitLog, number: int, low: int, high: int, log_end: int | None)
 
 
 class _Spans:
-    """What lies between the messages: kept until it is known whether messages follow.
+    """The bytes between the messages: kept until it is known whether messages follow.
 
-    Zeros and bytes behind the last message are the unused rest of the log, or a record that a
+    Zeros and bytes after the last message are the unused rest of the log, or a record that a
     running broker is just writing; the same before another message is damage.
     """
 
@@ -152,7 +152,7 @@ class _Spans:
         self._open.clear()
 
     def finish(self) -> None:
-        """What is still open has no message behind it."""
+        """Report spans that are still open: no message follows them."""
         damaged = [span for span in self._open if span.kind == DAMAGED]
         lock = self._view.store.lock if damaged else None
         for span in damaged:

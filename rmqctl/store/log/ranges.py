@@ -40,7 +40,7 @@ F = TypeVar("F", bound=LogFile)
 class Range(Generic[F]):
     """Positions ``[start, end)`` of one log file; ``resync``: ``start`` may be inside a record.
 
-    ``until``: what follows up to there is zero, and this range stands for it too.
+    ``until``: the bytes up to there are zero, and this range covers them too.
     """
 
     file: F
@@ -55,17 +55,17 @@ class Range(Generic[F]):
 
     def walk(self, source: Source, *, no_stale: bool = False,
              sound: Sound | None = None) -> TolerantWalk:
-        """The walk over it; a frame belongs to the range in which it starts."""
+        """Return the walk over it; a frame belongs to the range in which it starts."""
         return TolerantWalk(lambda: source, self.start, self.end, resync=self.resync,
                             no_stale=no_stale, sound=sound)
 
     def from_seam(self, start: int) -> Self:
-        """The range with a beginning that is known to be a frame's."""
+        """Return the range with a beginning that is known to be a frame's."""
         return replace(self, start=start, resync=False)
 
 
 class Part(Protocol):
-    """What work on a range gives: it covered the frames of positions ``[first, position)``."""
+    """The result of work on a range: it covered the frames of positions ``[first, position)``."""
 
     first: int
     position: int
@@ -78,22 +78,22 @@ Results = Generator[tuple[Range[F], P], None, None]
 
 
 class Pool(Protocol):
-    """Where tasks are worked on: threads of this process, or a cluster.
+    """The workers for tasks: threads of this process, or a cluster.
 
-    A task may be run more than once, on whatever machine sees the same files; only one of its
+    A task may be run more than once, on any machine that sees the same files; only one of its
     results comes back. So a task that writes files gives them names of their own each time and
     returns these names. Results pass through the memory of the caller: keep them small.
     """
 
     @property
     def jobs(self) -> int:
-        """How many tasks are worked on at a time: how fine to cut."""
+        """Return how many tasks are worked on at a time, which decides how fine to cut."""
         ...
 
     def run(self, work: Callable[[T], R], tasks: Iterable[T]) -> Iterator[tuple[T, R]]:
-        """(task, result) in the order of the tasks. ``work`` and tasks must be picklable.
+        """Yield (task, result) in the order of the tasks. ``work`` and tasks must be picklable.
 
-        An exception of a task is raised here; JobError for a worker that was killed.
+        An exception of a task is raised here; raise JobError for a worker that was killed.
         """
         ...
 
@@ -116,10 +116,10 @@ class Threads:
 
 def split(files: Iterable[F], size: int = RANGE_SIZE, begin: int = 0,
           stop: int | None = None) -> Iterator[Range[F]]:
-    """The ranges of log files in order, each of about ``size`` bytes; no zeros at file ends.
+    """Yield the ranges of log files in order, each of about ``size`` bytes; no zeros at file ends.
 
     Only what lies between the physical offsets ``begin`` and ``stop`` (None: the end); ``begin``
-    must be a frame border, or in no file. StoreIOError.
+    must be a frame border, or in no file. Raise StoreIOError.
     """
     for file in files:
         if not file.size or file.end <= begin or (stop is not None and file.base >= stop):
@@ -132,7 +132,7 @@ def split(files: Iterable[F], size: int = RANGE_SIZE, begin: int = 0,
 
 
 def cuts(file: F, first: int, used: int, until: int, size: int) -> Iterator[Range[F]]:
-    """The ranges of one file from position ``first`` on, at least one of them.
+    """Yield the ranges of one file from position ``first`` on, at least one of them.
 
     What lies between ``used`` and ``until`` is zero.
     """
@@ -147,11 +147,11 @@ def cuts(file: F, first: int, used: int, until: int, size: int) -> Iterator[Rang
 def in_order(work: Callable[[Range[F]], P], ranges: Iterable[Range[F]], jobs: int = 1,
              progress: Callable[[int], None] | None = None,
              pool: Pool | None = None) -> Results[F, P]:
-    """(range, result of ``work``) in order, with sound seams.
+    """Return (range, result of ``work``) in order, with sound seams.
 
-    ``work`` must be a picklable function of the range alone. With one job each range starts
-    where the one before ended, without any search. ``progress`` hears of the bytes done. A
-    ``pool`` does the work instead of ``jobs`` threads. StoreIOError.
+    ``work`` must be a picklable function of the range alone. With one job each range starts where
+    the one before ended, without any search. ``progress`` hears of the bytes done. A ``pool`` does
+    the work instead of ``jobs`` threads. Raise StoreIOError.
     """
     if pool is None and jobs > 1:
         pool = Threads(jobs)

@@ -30,13 +30,14 @@ from rmqctl.store.queue.rows import topic_rows
 
 _FIRST_WINDOW, _WINDOW = 64 << 10, 16 << 20
 _ENOUGH = 64 << 20
-"""Bytes of the log looked at before a topic's consumequeue is asked: a broker's dispatch is
-never that far behind."""
+"""Bytes of the log looked at before a topic's consumequeue is asked: a broker's dispatch is never
+that far behind.
+"""
 _REMEMBERED = 64
 
 
 def conditions_of(selection: Selection) -> list[Condition]:
-    """A selection as conditions on records alone, for readers that do not follow queues."""
+    """Return a selection as conditions on records alone, for readers that do not follow queues."""
     conditions = []
     topic = selection.topic
     if topic is not None and topic.startswith(props.LMQ_PREFIX):
@@ -64,14 +65,16 @@ class Tail:
         self._log = view.store.log
         self._conditions = conditions_of(selection)
         self.end = self._log.min_offset
-        """Physical offset behind the last message or blank: what is appended starts there."""
+        """Physical offset after the last message or blank: new records are appended there."""
         self.torn: list[Span] = []
-        """Bytes behind the last message that are none: the record just being written, or damage."""
+        """Number of bytes after the last message that are not messages: the record just being
+        written, or damage.
+        """
         self._reached = self._log.end
         self._has_end = False
 
     def last(self, count: int) -> list[Record]:
-        """The last ``count`` messages, oldest first. Unreadable files are reported."""
+        """Return the last ``count`` messages, oldest first. Unreadable files are reported."""
         newest_first: list[list[Record]] = []
         left = count
         for records in self._windows():
@@ -88,7 +91,7 @@ class Tail:
         return [record for records in reversed(newest_first) for record in records]
 
     def follower(self, report: Report) -> Follower:
-        """Goes on where the last messages ended. Call it after `last`."""
+        """Go on where the last messages ended. Call it after `last`."""
         store = self._view.store
         follower = Follower(store.log_folders, self.end, report,
                             witness=partial(store.new_witness, current=True))
@@ -99,7 +102,7 @@ class Tail:
     # -- through the log ----------------------------------------------------------------------
 
     def _windows(self) -> Iterator[list[Record]]:
-        """The messages that fit, window by window, the newest window first."""
+        """Yield the messages that fit, window by window, the newest window first."""
         for number in range(len(self._log.files) - 1, -1, -1):
             try:
                 yield from self._windows_of(number)
@@ -160,7 +163,7 @@ class Tail:
         spans.clear()
 
     def report_torn(self) -> None:
-        """Tells what lies behind the last message: damage, unless a broker is at work."""
+        """Report the bytes after the last message: damage, unless a broker is at work."""
         held = bool(self.torn) and self._view.store.lock.held
         for span in self.torn if not held else ():
             self._tell([span])
@@ -171,7 +174,9 @@ class Tail:
     # -- through the consumequeue -------------------------------------------------------------
 
     def _through_queues(self, count: int) -> list[Record] | None:
-        """The last messages of the topic before the part already seen; None without queues."""
+        """Return the last messages of the topic before the part already seen; None without
+        queues.
+        """
         topic = self.selection.topic
         assert topic is not None
         queues = topic_rows(self._view.store, topic, self.selection.queue_id, self._view,

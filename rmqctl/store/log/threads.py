@@ -27,11 +27,12 @@ _ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
 def parallel(work: Callable[[T], R], tasks: Iterable[T], jobs: int) -> Iterator[tuple[T, R]]:
-    """(task, result) in the order of the tasks, worked on by ``jobs`` threads (`MOST` at most).
+    """Yield (task, result) in the order of the tasks, worked on by ``jobs`` threads (`MOST` at
+    most).
 
-    One task more than threads is under way, so memory stays flat. An exception of a task is
-    raised here in its turn. Whatever ends this, all threads have ended then; tasks that run end
-    when they read next (`rmqctl.scan.stopping`).
+    One task more than threads is under way, so memory stays flat. An exception of a task is raised
+    here in its turn. Whatever ends this, all threads have ended then; tasks that run end when they
+    read next (`rmqctl.scan.stopping`).
     """
     crew: _Crew[T, R] = _Crew(work)
     waiting: deque[_Slot[T, R]] = deque()
@@ -81,7 +82,7 @@ class _Slot(Generic[T, R]):
             self._done.release()
 
     def taken(self) -> R:
-        """The result, once it is there, or the exception instead of it."""
+        """Return the result, once it is there, or the exception instead of it."""
         # A signal interrupts it, in the main thread; but not one that another thread took before it
         # shut them out, nor one that came right before this slept: so it looks now and then.
         while not self._done.acquire(timeout=_LOOK_S):
@@ -101,7 +102,7 @@ class _Crew(Generic[T, R]):
         ending.note(self)
 
     def start_one(self) -> bool:
-        """One thread more; False where the system gives none."""
+        """One thread more; False if the system gives none."""
         # With the caller's context, so that what he notes by it (errors.refusals) hears of threads.
         # A daemon, so that a run of which nobody closed the results comes to its end, and ends it.
         thread = threading.Thread(target=copy_context().run, daemon=True,
@@ -126,7 +127,9 @@ class _Crew(Generic[T, R]):
 
 def _serve(work: Callable[[T], R], todo: SimpleQueue[_Slot[T, R] | None],
            stop: stopping.Stop) -> None:
-    """What a thread does; it does not know its crew, which goes when nobody wants it any more."""
+    """Run a thread; it does not know its crew, which is released when no caller needs it any
+    more.
+    """
     # Ctrl-C and SIGTERM are the main thread's.
     signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
     stopping.current.set(stop)

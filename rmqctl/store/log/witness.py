@@ -1,8 +1,8 @@
-"""What consumequeues, index and DLedger's index know of where the records of a log lie.
+"""The knowledge of consumequeues, index and DLedger's index about the places of records in the log.
 
-It is asked only behind damage. The first question reads all rows once (`rmqctl.store.log.leads`
-holds them). Rows are taken one by one, in any order, so a damaged one costs nothing but itself. Of
-the index only those files are read which by their headers know the place.
+It is asked only after damage. The first question reads all rows once (`rmqctl.store.log.leads`
+keeps them). Rows are read one by one, in any order, so a damaged one loses only itself. Of the
+index only files are read whose headers cover the place.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class Opened(Protocol):
-    """What is asked of a store: see `rmqctl.store.store.Store`."""
+    """The part of a store that is asked: see `rmqctl.store.store.Store`."""
 
     @property
     def log(self) -> CommitLog: ...
@@ -130,7 +130,7 @@ class StoreWitness:
 
     @property
     def largest_record(self) -> int:
-        """What was given, else what the broker is set to, or the largest record that has a row."""
+        """The given size, else the broker's setting, or the largest record that has a row."""
         if self._given is not None:
             return self._given
         if self._largest is None:
@@ -266,7 +266,9 @@ class StoreWitness:
 
 
 class _WithoutThePast(StoreWitness):
-    """What another one knows, but for files before: these would ask for more, to the first."""
+    """The knowledge of another witness, but for earlier files: these would ask for more, to the
+    first.
+    """
 
     def __init__(self, known: StoreWitness) -> None:
         super().__init__(known._opener, known.largest_record)

@@ -18,7 +18,7 @@ _CHUNK = 512
 
 def compacted_pages(store: Store, topic: str, queue_id: int | None, from_offset: int,
                     report: Report) -> Iterator[Page]:
-    """Messages of a topic (and queue) that the commitlog no longer has, queue by queue."""
+    """Yield messages of a topic (and queue) that the commitlog no longer has, queue by queue."""
     for number in compacted_queues(store, topic):
         if queue_id is not None and number != queue_id:
             continue

@@ -44,8 +44,8 @@ TEXT = "text"
 
 def read_condition(given: str | RawCondition, tz: tzinfo,
                    decoding: Callable[[], Decoding] | None = None) -> Condition:
-    """A condition as typed; values of times may be written like any time, in the zone ``tz``.
-    ``decoding`` is asked for where it is on a field of the body. UsageError.
+    """Return a condition as typed; values of times may be written like any time, in the zone
+    ``tz``. ``decoding`` is asked for where it is on a field of the body. Raise UsageError.
     """
     field, operator, value = parse_condition(given)
     return Condition.of(field, operator, parse_time(value, tz=tz)
@@ -69,8 +69,8 @@ class Condition:
     @classmethod
     def of(cls, field: str, operator: str, value: int | str,
            decoding: Decoding | None = None) -> Condition:
-        """A checked condition; text is turned into what the field holds. Those on fields of bodies
-        need ``decoding``. UsageError.
+        """Return a checked condition; text is turned into what the field holds. Those on fields of
+        bodies need ``decoding``. Raise UsageError.
         """
         if operator not in OPERATORS:
             raise UsageError(f"no operator {operator!r}; valid operators: {' '.join(OPERATORS)}")
@@ -97,8 +97,8 @@ class Condition:
 
     @property
     def cost(self) -> int:
-        """0 where it is decided without cutting texts out of the log, 2 where bodies are decoded,
-        else 1.
+        """0 if it is decided without cutting texts out of the log, 2 where bodies are decoded, else
+        1.
         """
         return 2 if self.decoding is not None else int(
             self.field not in INTEGERS and self.field != "topic")
@@ -125,7 +125,7 @@ class Condition:
         return out
 
     def _candidates(self, page: Page) -> Array:
-        """Rows where the condition may hold: those whose bytes contain the wanted text."""
+        """Return rows where the condition may hold: those whose bytes contain the wanted text."""
         wanted = self.any_of or (str(self.value),)
         if (self.operator == "=" and self.field in _STORED_TEXTS) or (
                 self.operator == "=" and self.field.startswith(PROPERTY)):
@@ -173,9 +173,9 @@ class Condition:
         return bool(_COMPARE[self.operator](*_comparable(text, str(self.value))))
 
     def _test_decoded(self, value: Any) -> bool:
-        """The same for a field of a body: numbers compare as numbers, texts as those of properties
-        do; of a list one item must hold (for a "not": all). What is missing, or an object, never
-        holds.
+        """Return the same for a field of a body: numbers compare as numbers, texts as those of
+        properties do; of a list one item must hold (for a "not": all). What is missing, or an
+        object, never holds.
         """
         if isinstance(value, list):
             every = all if self.operator in ("!=", "!~") else any
@@ -227,7 +227,9 @@ def _comparable(text: str, other: str) -> tuple[Any, Any]:
 
 
 def tags_of(expression: str) -> tuple[str, ...]:
-    """The tags of a consumer's subscription (``A || B``). UsageError for an empty text."""
+    """Return the tags of a consumer's subscription (``A || B``). Raise UsageError for an empty
+    text.
+    """
     tags = tuple(part.strip() for part in expression.split("||") if part.strip())
     if not tags:
         raise UsageError("Empty tag expression; expected TAG or 'A || B'.")
@@ -235,7 +237,7 @@ def tags_of(expression: str) -> tuple[str, ...]:
 
 
 def tag_condition(expression: str) -> Condition:
-    """``--tag``: one tag, or several as a consumer subscribes to them. UsageError."""
+    """``--tag``: one tag, or several as a consumer subscribes to them. Raise UsageError."""
     tags = tags_of(expression)
     if len(tags) == 1:
         return Condition("tags", "=", tags[0])
@@ -243,13 +245,13 @@ def tag_condition(expression: str) -> Condition:
 
 
 def is_plain(text: str) -> bool:
-    """Whether a text is just what its bytes are, so that a broker's hash of them is known."""
+    """Return whether a text equals its bytes, so that a broker's hash of them is known."""
     return bool(text) and "\ufffd" not in text and not any("\ud800" <= char <= "\udfff"
                                                           for char in text)
 
 
 def filtered(page: Page, conditions: Iterable[Condition]) -> Page:
-    """The messages of a page for which all conditions hold."""
+    """Return the messages of a page for which all conditions hold."""
     for condition in conditions:
         if not len(page):
             break

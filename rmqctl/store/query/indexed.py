@@ -1,10 +1,10 @@
-"""Where in the log a message with a key may be, as the index and the consume queues tell.
+"""The places in the log where a message with a key may be, by the index and the consume queues.
 
-A message is passed over only where an entry of a consume queue and an entry of the index lead to
-its very place, no entry of that place has the hash of the key, and the index entries around are in
-the order of the log. So everything else is looked at: what the index does not know yet, or never
-knew, what lies beside zeros or entries that lead elsewhere, and all bytes to which no consume queue
-entry leads, damage among them.
+A message is skipped only if an entry of a consume queue and an entry of the index point to its very
+place, no entry of that place has the hash of the key, and the index entries around are in the order
+of the log. So everything else is read: messages that the index does not know yet, or never knew,
+those beside zeros or entries that point elsewhere, and all bytes to which no consume queue entry
+points, damage among them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rmqctl.store.store import Store
 
 _BLOCK = 1 << 16
 _COSTS = 160
-"""How many bytes of the log are read in the time in which an index entry is judged."""
+"""Number of bytes of the log that are read in the time in which an index entry is judged."""
 _ALONE = 1000
 """The same for a message that is read by itself."""
 _LAST = np.iinfo(np.int64).max - 1
@@ -40,14 +40,14 @@ class Passed:
         self._large = start[large], end[large]
 
     def covers(self, places: Array) -> Array:
-        """Which of the messages at some physical offsets need not be read (bool)."""
+        """Return which of the messages at some physical offsets need not be read (bool)."""
         number = np.searchsorted(self._start, places, "right") - 1
-        ends = np.append(self._end, 0)  # behind the last, where number is -1
+        ends = np.append(self._end, 0)  # after the last, where number is -1
         inside: Array = (number >= 0) & (places < ends[number])
         return inside
 
     def left(self, start: int, end: int) -> Iterator[tuple[int, int]]:
-        """What is left of ``[start, end)``."""
+        """Yield what is left of ``[start, end)``."""
         starts, ends = self._large
         some = slice(int(np.searchsorted(ends, start, "right")), int(np.searchsorted(starts, end)))
         for low, high in zip(starts[some].tolist(), ends[some].tolist(), strict=True):
@@ -60,9 +60,9 @@ class Passed:
 
 def passed_over(store: Store, topic: str | None, key: str, read: int | None = None
                 ) -> Passed | None:
-    """What need not be looked at for a key, of any topic where none is given; None where nothing
-    can be told, or to find out costs more than to look at all. ``read``: how many messages are read
-    else, one by one; None for all of the log at once. StoreIOError.
+    """Return what need not be read for a key, of any topic if none is given; None if unknown, or if
+    finding out costs more than reading everything. ``read``: how many messages are read otherwise,
+    one by one; None for all of the log at once. Raise StoreIOError.
     """
     log, layout = store.log, store.layout
     witness = log.files[0].witness if log.files else None
@@ -124,8 +124,9 @@ def _passed(entries: Entries, witness: Witness, hashes: Collection[int]) -> Pass
 
 
 def _stretches(witness: Witness, places: Array) -> tuple[Array, Array]:
-    """The bytes of the messages at some places, of those that a consume queue knows. An entry whose
-    size reaches to the next message, or to another place of the index, has a damaged one.
+    """Return the bytes of the messages at some places, of those that a consume queue knows. An
+    entry whose size reaches to the next message, or to another place of the index, has a damaged
+    one.
     """
     first, last = int(places[0]), int(places[-1])
     rows, sizes = witness.rows(first, last + 1)
@@ -147,7 +148,7 @@ def _distinct(places: Array) -> Array:
 
 
 def _among(values: Array, sorted_ones: Array) -> Array:
-    """Which values are among others that are sorted, and not none (bool)."""
+    """Return which values are among others that are sorted (bool)."""
     number = np.minimum(np.searchsorted(sorted_ones, values), len(sorted_ones) - 1)
     found: Array = sorted_ones[number] == values
     return found

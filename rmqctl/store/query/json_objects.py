@@ -51,8 +51,8 @@ class JsonObjects:
         self._cells = Cells() if makes else None
 
     def lines(self, page: Page) -> memoryview | None:
-        """An object and a line feed for each message, valid until the next page is taken; None
-        where rows have to be made of them.
+        """Return an object and a line feed for each message, valid until the next page is taken;
+        None if rows have to be made of them.
         """
         cells = self._cells
         if cells is None or not isinstance(page, BatchPage) or (
@@ -82,13 +82,13 @@ class JsonObjects:
 
 
 def _is_compressed(page: Page) -> bool:
-    """Whether a body of the page is to be decompressed: into how much, nobody knows before."""
+    """Return whether a body of the page must be decompressed: the size is not known before."""
     return any(sysflag.compression(flag) is not None
                for flag in np.unique(page.numbers("sys_flag")).tolist())
 
 
 class _Fields:
-    """Adds fields that stand in the record as they are, or in its properties."""
+    """Adds fields that are in the record as they are, or in its properties."""
 
     def __init__(self, page: BatchPage, cells: Cells) -> None:
         self._page, self._cells = page, cells
@@ -123,7 +123,7 @@ class _Fields:
                 cells.add(self._made(values, str), rows, b"null")
 
     def _made(self, texts: Texts, value: Callable[[str], Any], shape: str = STRING) -> Array:
-        """Texts as JSON; ``value`` gives what a text stands for, where it is for others to say."""
+        """Return texts as JSON; ``value`` returns the value of a text, if others decide it."""
         def others(rows: Array) -> list[bytes]:
             return [json_bytes(value(objects.text(raw))) for raw in texts.take(rows).tolist()]
 
@@ -142,7 +142,7 @@ class _Bodies:
             np.ones(len(page), bool) if form == "base64" else None))
 
     def _others(self, rows: Array) -> list[bytes]:
-        """The bodies that are no texts, or too long."""
+        """Return the bodies that are no texts, or too long."""
         texts = self._texts.take(rows)
         if self._form == "base64" or (self._form == "auto" and int(texts.length.max()) <= LONG):
             self._which[rows] = _ENCODINGS.index("base64")
@@ -152,7 +152,7 @@ class _Bodies:
         return [json_bytes(body) for body, _ in encoded]
 
     def add(self, name: str) -> None:
-        """Adds ``body`` or ``body_encoding``."""
+        """Add ``body`` or ``body_encoding``."""
         if name == "body":
             self._cells.add(self._made)
         else:

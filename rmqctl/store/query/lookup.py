@@ -35,7 +35,7 @@ _MOST_OF_ONE_ID = 64
 
 
 def opened_indexes(store: Store, report: Report) -> Iterator[IndexFile]:
-    """The index files, newest first; what cannot be read is reported and left out."""
+    """Yield the index files, newest first; what cannot be read is reported and left out."""
     for trouble in store.index_listing.troubles:
         if trouble.unreadable:
             report(Problem("unreadable", f"{trouble.path}: {trouble.reason}"))
@@ -56,9 +56,9 @@ def opened_indexes(store: Store, report: Report) -> Iterator[IndexFile]:
 
 @dataclass(slots=True)
 class KeyAnswer:
-    """``records`` in the broker's order. ``false_hits``: messages of other keys with the same
-    hash, left out; ``dangling``: physical offsets the index has without a readable record;
-    ``behind``: offsets a broker does not see because they lie beyond the end of its log.
+    """``records`` in the broker's order. ``false_hits``: messages of other keys with the same hash,
+    omitted; ``dangling``: physical offsets the index has without a readable record; ``behind``:
+    offsets a broker does not see because they are after the end of its log.
     """
 
     records: list[Record] = field(default_factory=list)
@@ -70,7 +70,7 @@ class KeyAnswer:
 def by_key(view: View, topic: str, key: str, *, begin: int = 0, end: int = FOR_EVER,
            most: int = 32, kind: KeyType | None = None, raw: bool = False,
            report: Report = lambda _problem: None) -> KeyAnswer:
-    """The messages a broker's queryMessage gives for a key, less those of other keys.
+    """Return the messages a broker's queryMessage gives for a key, less those of other keys.
 
     ``kind`` narrows to application keys or unique keys; ``raw`` keeps what only shares the hash.
     """
@@ -123,7 +123,7 @@ def _in_log(view: View, field: str, value: str, key: str | None, report: Report,
 
 
 def is_lagging(store: Store) -> bool:
-    """Whether messages with keys follow soon behind the last one that the index has."""
+    """Return whether messages with keys follow soon after the last one that the index has."""
     last = max((index.header.end_phy_offset
                 for index in opened_indexes(store, lambda _problem: None)), default=-1)
     place = store.log.locate(last)
@@ -143,7 +143,7 @@ def is_lagging(store: Store) -> bool:
 
 
 def has_key(record: Record, key: str, kind: KeyType | None) -> bool:
-    """Whether a message carries the key, as a broker reads its properties."""
+    """Return whether a message carries the key, as a broker reads its properties."""
     parsed = props.parse(java_text(record.properties))
     return ((kind != "unique" and key in props.split_keys(parsed.get(props.KEYS)))
             or (kind != "key" and parsed.get(props.UNIQUE_KEY) == key))
@@ -151,7 +151,7 @@ def has_key(record: Record, key: str, kind: KeyType | None) -> bool:
 
 def by_unique_key(store: Store, unique: str, topics: Sequence[str],
                   report: Report = lambda _problem: None) -> list[Record]:
-    """The messages with a client id, in the order of the log; each topic is asked for it.
+    """Return the messages with a client id, in the order of the log; each topic is asked for it.
 
     The index holds ``topic#key``, so a topic that is not among ``topics`` is not found.
     """
@@ -171,7 +171,7 @@ def by_unique_key(store: Store, unique: str, topics: Sequence[str],
 
 
 def known_topics(store: Store) -> list[str]:
-    """The topics that queues or ``config/topics.json`` name, sorted."""
+    """Return the topics that queues or ``config/topics.json`` name, sorted."""
     from rmqctl.store.config.config import load_one
 
     value = load_one(store, "topics.json").value
@@ -182,8 +182,9 @@ def known_topics(store: Store) -> list[str]:
 
 def message_at(store: Store, physical: int, report: Report = lambda _problem: None,
                ) -> Record | None:
-    """The message that starts at a physical offset; None where none does, a whole record in the
-    body of another included. Where only damage lies around one, that is reported. StoreIOError.
+    """Return the message that starts at a physical offset; None if none does, a whole record in the
+    body of another included. Where only damage lies around one, that is reported. Raise
+    StoreIOError.
     """
     record, place = store.log.record_at(physical), store.log.locate(physical)
     if record is None or place is None:
@@ -200,16 +201,16 @@ def message_at(store: Store, physical: int, report: Report = lambda _problem: No
 
 
 def containing(store: Store, physical: int) -> Record | None:
-    """The message whose bytes include a physical offset. StoreIOError."""
+    """Return the message whose bytes include a physical offset. Raise StoreIOError."""
     place = store.log.locate(physical)
     return None if place is None else record_around(*place)
 
 
 def record_around(source: Source, position: int) -> Record | None:
-    """The message of a log file, of a store or a tier, whose bytes include a position in it.
+    """Return the message of a log file, of a store or a tier, whose bytes include a position in it.
 
-    Walks from windows that grow backwards, until two in a row agree without damage in between:
-    one alone may begin inside a body that holds a copy of a record. StoreIOError.
+    Walks from windows that grow backwards, until two in a row agree without damage in between: one
+    alone may begin inside a body that holds a copy of a record. Raise StoreIOError.
     """
     physical, window = source.base + position, _WINDOW
     before: int | None = None
@@ -234,7 +235,7 @@ def record_around(source: Source, position: int) -> Record | None:
 
 
 def where_is(store: Store, physical: int) -> str:
-    """Why no message starts at a physical offset, in words."""
+    """Return why no message starts at a physical offset, in words."""
     if store.log.is_blank_at(physical):
         return "the end-of-file record of a commitlog file"
     reason = store.log.explain(physical)

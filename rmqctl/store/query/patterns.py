@@ -22,7 +22,7 @@ _left: dict[str, float] = {}
 
 
 def check(pattern: str) -> None:
-    """UsageError for what is no regular expression."""
+    """Raise UsageError if the pattern is not a regular expression."""
     import regex  # here, as few commands have one
 
     try:
@@ -36,8 +36,8 @@ def check(pattern: str) -> None:
 
 
 def found(pattern: str, text: str) -> bool:
-    """Whether ``pattern`` matches somewhere in ``text``. UsageError beyond `MAX_SECONDS`, or where
-    all texts together take too long for their size.
+    """Return whether ``pattern`` matches somewhere in ``text``. Raise UsageError beyond
+    `MAX_SECONDS`, or where all texts together take too long for their size.
     """
     import regex
 

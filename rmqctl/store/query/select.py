@@ -1,9 +1,9 @@
-"""Messages by topic, queue, place, time, tag, key or any field: the selection behind `read`.
+"""Messages by topic, queue, place, time, tag, key or any field: the selection after `read`.
 
-Two ways lead to them. With a topic the consumequeue is followed (its rows decide, so LMQ and
-batch queues are read as they are meant); without one the log is walked in physical order. Both
-give pages (`pages.Page`), memory does not grow with the store, and what is damaged or missing is
-reported through a callback while the reading goes on.
+There are two ways. With a topic the consumequeue is followed (its rows decide, so LMQ and batch
+queues are read as they are meant); without one the log is walked in physical order. Both give pages
+(`pages.Page`), memory does not grow with the store, and damaged or missing parts are reported
+through a callback while reading continues.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _SIZE = 2
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which messages. Bounds: ``from_offset`` is a queue offset; ``from_phy`` inclusive,
+    """The selected messages. Bounds: ``from_offset`` is a queue offset; ``from_phy`` inclusive,
     ``to_phy`` exclusive; ``since`` and ``until`` are store times in epoch ms, both inclusive.
     ``starts``: these queues only, each from its own queue offset on (then neither ``topic`` nor
     ``from_offset``).
@@ -86,8 +86,8 @@ class Selection:
         return conditions + sorted(self.where, key=lambda condition: condition.cost)
 
     def tag_hashes(self) -> frozenset[int] | None:
-        """The hashes of the tags that are wanted, as rows of consumequeues have them; None where
-        the condition on tags says nothing of hashes.
+        """Return the hashes of the tags that are wanted, as rows of consumequeues have them; None
+        if the condition on tags says nothing of hashes.
         """
         for condition in self.conditions():
             if (condition.field, condition.operator) == ("tags", "="):
@@ -98,7 +98,7 @@ class Selection:
         return None
 
     def in_log(self) -> list[Condition]:
-        """All conditions for messages in log order: those on topic and queue, too."""
+        """Return all conditions for messages in log order: those on topic and queue, too."""
         place = (("topic", "=", self.topic), ("queue_id", "=", self.queue_id),
                  ("queue_offset", ">=", self.from_offset))
         return [Condition(field, sign, value)  # type: ignore[arg-type]
@@ -117,14 +117,15 @@ class Selector:
         self._passed: Passed | None = None
 
     def pages(self) -> Iterator[Page]:
-        """The selected messages, page by page. A page is only valid until the next is asked for.
+        """Yield the selected messages, page by page. A page is only valid until the next is asked
+        for.
 
         Raises StoreIOError only where nothing can be read at all.
         """
         yield from limited(self._chosen_pages(), self.selection.count)
 
     def records(self) -> Iterator[Record]:
-        """The selected messages one by one."""
+        """Yield the selected messages one by one."""
         for page in self.pages():
             yield from page.records()
 
@@ -185,12 +186,14 @@ class Selector:
     # -- through the consumequeue -------------------------------------------------------------
 
     def _may_lack_queues(self, topic: str) -> bool:
-        """Whether the log may hold a topic that has no queue: not if others have theirs."""
+        """Return whether the log may contain a topic that has no queue: not if others have
+        theirs.
+        """
         topics = topics_on_disk(self.store)
         return not topics or (topic in topics and not has_queue_files(self.store, topic))
 
     def _range(self, queue: QueueRows) -> tuple[int, int]:
-        """The queue offsets to look at, narrowed by the times asked for."""
+        """Return the queue offsets to look at, narrowed by the times asked for."""
         wanted = self.selection
         start, end = queue.first, queue.end
         if wanted.starts is not None:
@@ -248,8 +251,8 @@ class Selector:
 
     def _found(self, queues: list[QueueRows], rows: Rows, buffer: Array,
                missing: MissingRows) -> Iterator[Page]:
-        """The messages of some rows; rows without any are ``missing``. A page ends before these:
-        who has enough with it is not told of them.
+        """Yield the messages of some rows; rows without any are ``missing``. A page ends before
+        these, so that a caller that stops there does not get them reported.
         """
         physical, _, size, number = rows
         # All at once, where each row leads to a record of its queue.
@@ -274,13 +277,13 @@ class Selector:
             yield RecordPage(records)
 
     def _merged(self, queues: list[QueueRows]) -> Iterator[Rows]:
-        """The rows of all queues in the order of the log; one queue in its own order."""
+        """Yield the rows of all queues in the order of the log; one queue in its own order."""
         streams = [self._rows(number, queue) for number, queue in enumerate(queues)]
         if len(streams) == 1:
             yield from streams[0]
             return
         # Of each queue a part, and whether another follows: all rows before the last of a part
-        # that is followed are known. A row that goes back stays behind the one before it.
+        # that is followed are known. A row that goes back stays after the one before it.
         parts: dict[int, tuple[Array, Rows, Rows | None]] = {}
 
         def take(number: int, rows: Rows | None, least: int) -> None:
@@ -325,13 +328,15 @@ class Selector:
 
 
 def _belongs(queue: QueueRows, record: Record) -> bool:
-    """Whether a row of the queue may lead to a record. A light queue has messages of others."""
+    """Return whether a row of the queue may point to a record. A light queue has messages of
+    others.
+    """
     return queue.topic.startswith(LMQ_PREFIX) or (record.topic, record.queue_id) == (
         os.fsencode(queue.topic), queue.queue_id)
 
 
 def _all_belong(queues: list[QueueRows], number: Array, batch: Batch) -> bool:
-    """The same for each record of a batch, of the queues with these numbers."""
+    """Return the same for each record of a batch, of the queues with these numbers."""
     found, ids = topics(batch), batch.column("queue_id")
     for which in np.unique(number).tolist():
         queue, rows = queues[which], number == which
@@ -343,7 +348,9 @@ def _all_belong(queues: list[QueueRows], number: Array, batch: Batch) -> bool:
 
 
 def _with_rows(page: Page) -> Iterator[Page]:
-    """The messages of a page to which a queue has rows: not those of unfinished transactions."""
+    """Yield the messages of a page to which a queue has rows: not those of unfinished
+    transactions.
+    """
     mask = np.fromiter(map(has_consume_queue_row, page.column("sys_flag")), bool, len(page))
     if mask.any():
         yield page if mask.all() else page.select(np.flatnonzero(mask))

@@ -26,11 +26,13 @@ class BatchQueue:
 
     @property
     def exists(self) -> bool:
-        """Whether a file of the queue is there."""
+        """Return whether a file of the queue exists."""
         return bool(self.files)
 
     def rows_of(self, number: int) -> Array:
-        """All rows of file ``number``, used or not; one for each hole, which may be of any size."""
+        """Return all rows of file ``number``, used or not; one for each hole, which may be of any
+        size.
+        """
         parts, place = [], 0
         with self.files[number].open() as source:
             while place < source.size:
@@ -43,7 +45,9 @@ class BatchQueue:
         return layout.UNIT.array(b"".join(parts))
 
     def used(self, number: int, log_end: int | None = None) -> Array:
-        """The leading valid rows of file ``number`` (whose record starts before ``log_end``)."""
+        """Return the leading valid rows of file ``number`` (whose record starts before
+        ``log_end``).
+        """
         rows = self.rows_of(number)
         good = valid(rows)
         if log_end is not None:
@@ -51,7 +55,7 @@ class BatchQueue:
         return rows if good.all() else rows[:int(good.argmin())]
 
     def all_used(self, log_end: int | None = None) -> Array:
-        """The used rows of all files up to the first unused one."""
+        """Return the used rows of all files up to the first unused one."""
         parts = []
         for number in range(len(self.files)):
             rows = self.used(number, log_end)
@@ -61,7 +65,9 @@ class BatchQueue:
         return np.concatenate(parts) if parts else np.zeros(0, layout.dtype())
 
     def bounds(self, log_min: int, log_end: int | None = None) -> tuple[int, int]:
-        """(min, max) queue offset: min skips rows whose records have expired; (0, 0) if empty."""
+        """Return (min, max) queue offset: min skips rows whose records have expired; (0, 0) if
+        empty.
+        """
         rows = self.all_used(log_end)
         if not len(rows):
             return 0, 0
@@ -71,7 +77,7 @@ class BatchQueue:
         return least, most
 
     def find(self, queue_offset: int, log_end: int | None = None) -> UnitRecord | None:
-        """The row that covers a queue offset; None outside."""
+        """Return the row that covers a queue offset; None outside."""
         rows = self.all_used(log_end)
         number = int(np.searchsorted(rows["msg_base_offset"], queue_offset, "right")) - 1
         if number < 0:
@@ -81,7 +87,7 @@ class BatchQueue:
 
 
 def valid(rows: Array) -> Array:
-    """The broker's test of a unit, by column."""
+    """Return the broker's test of a unit, by column."""
     mask: Array = ((rows["physical_offset"] >= 0) & (rows["size"] > 0)
                    & (rows["msg_base_offset"] >= 0) & (rows["batch_size"] > 0))
     return mask

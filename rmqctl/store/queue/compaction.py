@@ -36,7 +36,7 @@ _LOG, _QUEUE = "compactionLog", "compactionCq"
 POLICY, COMPACTION = "cleanup.policy", "COMPACTION"
 SERVED = ("read from the compaction log, as a broker does; physical offsets refer to it (--view "
           "disk reads the commitlog)")
-"""What to say of a topic, or a queue, that is."""
+"""The note on a topic, or a queue, that is read from there."""
 _NO_MESSAGE = "there are no messages of this queue"
 _SINCE = 5
 _BYTES = 2 << 20
@@ -50,7 +50,7 @@ class CompactionQueue(Closing):
 
     @classmethod
     def open(cls, store: Store, topic: str, queue_id: int) -> CompactionQueue | None:
-        """None where the topic has no compaction store. StoreIOError if it cannot be read."""
+        """None if the topic has no compaction store. Raise StoreIOError if it cannot be read."""
         if not topic or topic in (".", "..") or "/" in topic or "\0" in topic:
             return None
         parts = topic, str(queue_id)
@@ -62,7 +62,7 @@ class CompactionQueue(Closing):
 
     @classmethod
     def served(cls, store: Store, topic: str, queue_id: int) -> CompactionQueue | None:
-        """The same, None also where a broker reads the topic from the commitlog."""
+        """Return the same, None also where a broker reads the topic from the commitlog."""
         return cls.open(store, topic, queue_id) if is_served(store, topic, queue_id) else None
 
     @property
@@ -74,7 +74,9 @@ class CompactionQueue(Closing):
         return units[0].msg_base_offset, units[-1].msg_base_offset + 1
 
     def file_units_from(self, offset: int) -> list[UnitRecord]:
-        """The units with queue offset ``offset`` and above in the first file that has any."""
+        """Return the units with queue offset ``offset`` and above in the first file that has
+        any.
+        """
         for units in self.files:
             units_from = [unit for unit in units if unit.msg_base_offset >= offset]
             if units_from:
@@ -82,11 +84,11 @@ class CompactionQueue(Closing):
         return []
 
     def record(self, unit: UnitRecord) -> Record | None:
-        """The message of a unit; its ``physical_offset`` counts in the compaction log."""
+        """Return the message of a unit; its ``physical_offset`` counts in the compaction log."""
         return self.log.record_at(unit.physical_offset, unit.size)
 
     def alone(self, first_in_log: int) -> list[UnitRecord]:
-        """The units of messages that the commitlog no longer has."""
+        """Return the units of messages that the commitlog no longer has."""
         return [unit for units in self.files for unit in units
                 if unit.msg_base_offset < first_in_log]
 
@@ -109,8 +111,8 @@ class CompactedRows(BatchRows):
         self.first, self.end = (int(base[0]), int(base[-1]) + 1) if len(base) else (0, 0)
 
     def batches(self, start: int, end: int) -> Iterator[Batch]:
-        """The messages with places in ``[start, end)`` of the compaction log; an entry without one
-        is a damaged span of its batch.
+        """Yield the messages with places in ``[start, end)`` of the compaction log; an entry
+        without one is a damaged span of its batch.
         """
         name, before = os.fsencode(self.topic), -1
         for _, places, sizes in self.pages(self.first, self.end):
@@ -132,7 +134,7 @@ class CompactedRows(BatchRows):
 
 
 def served_queues(store: Store) -> Iterator[tuple[str, int]]:
-    """All queues that a broker reads from a compaction log."""
+    """Yield all queues that a broker reads from a compaction log."""
     if store.generation >= _SINCE:
         for topic in listing(store.path(_FOLDER, _QUEUE)).folders:
             for number in queue_ids(store, f"{_FOLDER}/{_QUEUE}", topic):
@@ -141,7 +143,7 @@ def served_queues(store: Store) -> Iterator[tuple[str, int]]:
 
 
 def is_served(store: Store, topic: str, queue_id: int) -> bool:
-    """Whether a broker reads a queue from its compaction log. Where no configuration is left, the
+    """Return whether a broker reads a queue from its compaction log. Without a configuration, the
     folder proves it.
     """
     if not topic or topic in (".", "..") or "/" in topic or "\0" in topic:
@@ -154,8 +156,8 @@ def is_served(store: Store, topic: str, queue_id: int) -> bool:
 
 def served_rows(store: Store, topic: str, queue_id: int | None, view: View,
                 report: Report = lambda _problem: None) -> list[QueueRows]:
-    """The queues of a topic as `topic_rows` has them; in a view that says so, those that a broker
-    reads from a compaction log with what is in that.
+    """Return the queues of a topic as `topic_rows` has them; in a view that says so, those that a
+    broker reads from a compaction log with what is in that.
     """
     queues = topic_rows(store, topic, queue_id, view, report)
     if not view.compacted or view.generation < _SINCE:
@@ -173,9 +175,10 @@ def served_rows(store: Store, topic: str, queue_id: int | None, view: View,
 
 
 def first_in_log(store: Store, topic: str, queue_id: int) -> int:
-    """The first queue offset whose message the commitlog still has; all are gone without a queue.
+    """Return the first queue offset whose message the commitlog still has; all are gone without a
+    queue.
 
-    StoreIOError.
+    Raise StoreIOError.
     """
     queue = store.known_queue(topic, queue_id)
     if queue is None:
@@ -184,12 +187,12 @@ def first_in_log(store: Store, topic: str, queue_id: int) -> int:
 
 
 def compacted_queues(store: Store, topic: str) -> list[int]:
-    """The queues of a topic that have a compaction log."""
+    """Return the queues of a topic that have a compaction log."""
     return queue_ids(store, f"{_FOLDER}/{_LOG}", topic)
 
 
 def _units(path: str) -> list[UnitRecord]:
-    """The used units of an index file, up to its end unit."""
+    """Return the used units of an index file, up to its end unit."""
     with FileSource(path) as source:
         data = source.read(0, source.size)
     units = []

@@ -34,18 +34,18 @@ MOST_KEPT = 32 << 20
 
 
 class ConsumeQueue:
-    """The rows of one topic and queue, wherever they lie. Read-only.
+    """The rows of one topic and queue, in files or in RocksDB. Read-only.
 
-    Rows are 20-byte units by queue offset; where none was written between others they read as
-    zeros. `FileQueue` has them in files, `rmqctl.store.rocksdb.queues.RocksQueue` in a data base.
-    ``exists``: anything of the queue is there. ``files`` are its files where it has some,
-    ``folder`` is where it lies, ``troubles`` what of it cannot be used.
+    Rows are 20-byte units by queue offset; rows that were never written between others read as
+    zeros. `FileQueue` has them in files, `rmqctl.store.rocksdb.queues.RocksQueue` in a database.
+    ``exists``: any part of the queue exists. ``files`` are its files if it has any, ``folder`` is
+    its path, ``troubles`` the unusable parts.
     """
 
     file_size = 0
     in_rocksdb = False
     why_unread = ""
-    """Why rows that were asked for read as zeros, although they may not be; "" for none."""
+    """Why requested rows read as zeros, although they may not be; "" for none."""
 
     def __init__(self, topic: str, queue_id: int, folder: str, files: list[StoreFile],
                  troubles: list[Trouble]) -> None:
@@ -53,7 +53,7 @@ class ConsumeQueue:
         self.files, self.troubles = files, troubles
 
     def is_unread(self, queue_offset: int) -> bool:
-        """Whether a row that was asked for is such a one."""
+        """Return whether a requested row is unread."""
         return False
 
     @property
@@ -61,19 +61,20 @@ class ConsumeQueue:
         raise NotImplementedError
 
     def units(self, first: int, count: int) -> Array:
-        """Rows ``[first, first + count)`` as a structured array; stops at a hole in the files or
-        the end. StoreIOError.
+        """Return rows ``[first, first + count)`` as a structured array; stops at a hole in the
+        files or the end. Raise StoreIOError.
         """
         raise NotImplementedError
 
     def timed_units(self, first: int, count: int) -> Array:
-        """The same for who goes on after damage: with the store times (ms, ``store_timestamp``)
-        behind them where rows note these, as in RocksDB, and zeros for rows in a damaged block.
+        """Return the same for readers that continue after damage: with the store times (ms,
+        ``store_timestamp``) after them if rows have these, as in RocksDB, and zeros for rows in a
+        damaged block.
         """
         return self.units(first, count)
 
     def close(self) -> None:
-        """Lets go of what is open; the queue can be read again all the same."""
+        """Let go of what is open; the queue can be read again all the same."""
 
     def unit(self, queue_offset: int) -> UnitRecord | None:
         """One row; None outside the files."""
@@ -85,11 +86,13 @@ class ConsumeQueue:
         return UnitRecord(*(int(value) for value in rows[0]))
 
     def noted_time(self, queue_offset: int) -> int | None:
-        """The store time (ms) that a row notes; None where rows note none, as in files."""
+        """Return the store time (ms) that a row notes; None if rows note none, as in files."""
 
     def pages(self, first: int, end: int, page: int = _PAGE // UNIT_SIZE) -> Iterator[
             tuple[int, Array]]:
-        """(queue offset of the first, rows) over ``[first, end)``, a bounded page at a time."""
+        """Yield (queue offset of the first, rows) over ``[first, end)``, a bounded page at a
+        time.
+        """
         number = first
         while number < end:
             rows = self.units(number, min(page, end - number))
@@ -100,19 +103,21 @@ class ConsumeQueue:
 
     @property
     def stretches(self) -> list[tuple[int, int]]:
-        """(first, behind the last) queue offsets of what a broker looks at as a whole: a file; all
-        rows where they are in none.
+        """(first, end) queue offsets of the parts that a broker treats as a whole: a file; all rows
+        if there are no files.
         """
         raise NotImplementedError
 
     def parts(self, page: int) -> Iterator[tuple[int, int]]:
-        """(first, count) of pieces of at most ``page`` rows which together are all there are; what
-        cannot be read is left out.
+        """Yield (first, count) of pieces of at most ``page`` rows which together are all there are;
+        what cannot be read is left out.
         """
         raise NotImplementedError
 
     def next_row(self, first: int, end: int) -> int:
-        """The first queue offset in ``[first, end)`` that has a row in RocksDB; ``end`` if none."""
+        """Return the first queue offset in ``[first, end)`` that has a row in RocksDB; ``end`` if
+        none.
+        """
         raise NotImplementedError
 
     # -- where the rows end and begin ---------------------------------------------------------
@@ -124,30 +129,34 @@ class ConsumeQueue:
 
     @property
     def written(self) -> int:
-        """The queue offset behind the last row, as a broker's recovery finds it."""
+        """The queue offset after the last row, as a broker's recovery finds it."""
         raise NotImplementedError
 
     @property
     def disk_end(self) -> int:
-        """The queue offset behind the last row on disk that is not zero, gaps or not."""
+        """The queue offset after the last row on disk that is not zero, gaps or not."""
         raise NotImplementedError
 
     def valid_bytes(self, number: int) -> int:
-        """Bytes of the leading run of valid units in a file. StoreIOError."""
+        """Return bytes of the leading run of valid units in a file. Raise StoreIOError."""
         raise NotImplementedError
 
     def recovered_end(self, log_end: int) -> int:
-        """Behind the last row that a broker keeps whose log ends at ``log_end``, a queue offset."""
+        """Return the queue offset after the last row that a broker keeps whose log ends at
+        ``log_end``.
+        """
         raise NotImplementedError
 
     def cut_at(self, log_end: int) -> int | None:
-        """Behind the row to which a broker sets back a queue in RocksDB when it cuts the log at
-        ``log_end``; None where it finds none, and leaves the queue as it is.
+        """Return the end to which a broker sets back a queue in RocksDB when it truncates the log
+        at ``log_end``; None if it finds none, and leaves the queue as it is.
         """
         raise NotImplementedError
 
     def filler_end(self) -> int:
-        """The first row that is no filler (fillers keep the place of rows never written)."""
+        """Return the first row that is not a padding entry (these keep the place of rows never
+        written).
+        """
         filler = np.array([tuple(FILLER)], layout.dtype())[0]
         for first, rows in self.pages(self.first_index, self.written):
             other = np.flatnonzero(rows != filler)
@@ -156,13 +165,15 @@ class ConsumeQueue:
         return self.written
 
     def first_kept(self, end: int, log_min: int, generation: int) -> int:
-        """The min offset as a broker has it: of the first row before ``end`` whose record is not
-        expired, where the log begins at ``log_min``. ``generation``: 4 or 5, for the rules.
+        """Return the min offset as a broker has it: of the first row before ``end`` whose record is
+        not expired, where the log begins at ``log_min``. ``generation``: 4 or 5, for the rules.
         """
         raise NotImplementedError
 
     def max_physical(self, end: int) -> int:
-        """Physical offset + size of row ``end - 1``: how far the log was dispatched; -1 if none."""
+        """Return physical offset + size of row ``end - 1``: how far the log was dispatched; -1 if
+        none.
+        """
         last = self.unit(end - 1) if end > 0 else None
         return last.physical_offset + last.size if last is not None and last.is_valid else -1
 
@@ -198,7 +209,7 @@ class FileQueue(ConsumeQueue):
                 type(self).kept -= sum(map(len, kept.values()))
 
     def again(self) -> FileQueue:
-        """The queue for another thread: open files are its own, what is known is shared."""
+        """Return the queue for another thread: open files are its own, what is known is shared."""
         other = FileQueue(self.topic, self.queue_id, self.folder, self.files, self.troubles,
                           self.file_size)
         other._valid, other._used, other._edges = self._valid, self._used, self._edges
@@ -304,7 +315,7 @@ class FileQueue(ConsumeQueue):
         return used
 
     def _sampled(self, source: FileSource) -> int:
-        """The bytes of a long run of valid units where samples show where it ends; 0 where the
+        """Return the bytes of a long run of valid units where samples show where it ends; 0 if the
         file is to be read.
         """
         end = source.sampled_end
@@ -315,7 +326,9 @@ class FileQueue(ConsumeQueue):
         return end - _LAST + good if good and not any(data[good:]) else 0
 
     def used_bytes(self, number: int) -> int:
-        """Bytes of a file up to and with its last unit that is not all zero. StoreIOError."""
+        """Return bytes of a file up to and with its last unit that is not all zero. Raise
+        StoreIOError.
+        """
         used = self._used.get(number)
         if used is None:
             source = self._open(number)
@@ -325,7 +338,7 @@ class FileQueue(ConsumeQueue):
         return used
 
     def _few(self, number: int, source: FileSource) -> bytes | None:
-        """All rows of a file, where its system says that behind its first page there is none."""
+        """Return all rows of a file, if its file system says that all are in its first page."""
         rows = self._rows.get(number)
         if rows is None and FileQueue.kept < MOST_KEPT:
             size = self.files[number].size
@@ -339,7 +352,7 @@ class FileQueue(ConsumeQueue):
         return rows
 
     def _kept(self, number: int) -> bytes | None:
-        """The rows of a file that are kept, from the first on; None for none."""
+        """Return the rows of a file that are kept, from the first on; None for none."""
         return self._rows.get(number, self._leading.get(number))
 
     def _note_edges(self, source: FileSource, base: int, used: int) -> None:
@@ -371,7 +384,8 @@ class FileQueue(ConsumeQueue):
             log_end)
 
     def truncated(self, log_end: int) -> int:
-        """The queue offset behind the last row a broker keeps when its log ends at ``log_end``.
+        """Return the queue offset after the last row a broker keeps when its log ends at
+        ``log_end``.
 
         spec: consumequeue.md §6, truncateDirtyLogicFiles; including its habit of accepting the
         first unit of a file without looking at its size.
@@ -419,27 +433,29 @@ class FileQueue(ConsumeQueue):
 
 
 def plain_units(rows: Array) -> Array:
-    """The units in rows that begin with one each, as those of `ConsumeQueue.timed_units` do."""
+    """Return the units in rows that begin with one each, as those of
+    `ConsumeQueue.timed_units` do.
+    """
     raw = np.ascontiguousarray(rows).view(np.uint8).reshape(-1, rows.itemsize)
     units: Array = np.ascontiguousarray(raw[:, :UNIT_SIZE]).view(layout.dtype()).reshape(-1)
     return units
 
 
 def valid(rows: Array) -> Array:
-    """The broker's test of a unit, by column."""
+    """Return the broker's test of a unit, by column."""
     mask: Array = (rows["physical_offset"] >= 0) & (rows["size"] > 0)
     return mask
 
 
 def _leading(data: bytes) -> int:
-    """Bytes of the leading run of valid units of some rows."""
+    """Return bytes of the leading run of valid units of some rows."""
     good = valid(np.frombuffer(data, UNIT.dtype()))
     return len(data) if good.all() else int(good.argmin()) * UNIT_SIZE
 
 
 def valid_prefix(source: FileSource, size: int, kept: list[bytes], room: int) -> int:
-    """Bytes of the leading run of valid units in a consumequeue file, which are ``kept`` if there
-    are no more than ``room``.
+    """Return bytes of the leading run of valid units in a consumequeue file, which are ``kept`` if
+    there are no more than ``room``.
     """
     # Behind the data there are zeros, which are no unit: one of them is enough.
     size = min(size, data_end(source, 0, size) + UNIT_SIZE)
@@ -460,6 +476,6 @@ def valid_prefix(source: FileSource, size: int, kept: list[bytes], room: int) ->
 
 
 def last_used(source: FileSource, size: int) -> int:
-    """Bytes up to and with the last unit that is not all zero in a consumequeue file."""
+    """Return bytes up to and with the last unit that is not all zero in a consumequeue file."""
     end = size - size % UNIT_SIZE
     return min(-(-used_end(source, 0, end) // UNIT_SIZE) * UNIT_SIZE, end)

@@ -1,4 +1,4 @@
-"""What a store says of its light queues: by its files, and by what is known of its broker."""
+"""The light queues of a store: by its files, and by what is known of its broker."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _SPARSE = 1 << 12
 def light_queues_of(queues: Queues, known: Mapping[str, Any], generation: int) -> LightQueues:
     """By a store's plain ``queues`` and what is ``known`` of its broker (names of `Settings`).
 
-    The broker's configuration decides where it is known, else what lies there.
+    The broker's configuration decides if it is known, else the files.
 
-    With multi-dispatch off no further row is ever written. Where nothing says whether it was on,
-    a 5.x store with queues of which none is light may be that of a broker with enableLmq alone,
-    which gives queue offsets in light queues and writes no rows. One that has light queues may have
-    been switched at any time: what says that multi-dispatch is on does not say that it was on when
-    a message came. Where no queue at all has a row, theirs are gone with the others.
+    With multi-dispatch off no further row is ever written. If it is unknown whether it was on, a
+    5.x store with queues of which none is light may be that of a broker with enableLmq alone, which
+    gives queue offsets in light queues and writes no rows. One that has light queues may have been
+    switched at any time: what says that multi-dispatch is on does not say that it was on when a
+    message came. If no queue at all has a row, theirs are lost with the others.
     """
     lmq, multi = known.get("lmq"), known.get("multi_dispatch")
     filled = [key for key, queue in queues.items() if queue.exists]
@@ -41,7 +41,9 @@ def light_queues_of(queues: Queues, known: Mapping[str, Any], generation: int) -
 
 
 def leading(queues: Queues, key: tuple[str, int], offset: Array, physical: Array) -> Array:
-    """Which rows of a plain queue, at queue offsets ``offset``, lead to ``physical`` (bool)."""
+    """Return which rows of a plain queue, at queue offsets ``offset``, point to ``physical``
+    (bool).
+    """
     there: Array = np.zeros(len(offset), bool)
     queue = queues.get(key)
     if queue is None or not queue.exists:

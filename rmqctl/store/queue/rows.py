@@ -41,28 +41,28 @@ class QueueRows(Protocol):
     first: int
     end: int
     behind: int
-    """Rows on disk behind ``end``: they lead to no record because the log is cut."""
+    """Rows on disk after ``end``: they lead to no record because the log is cut."""
     unused: list[int]
     """Queue offsets of rows that are zero although rows follow them, as far as `pages` has come."""
 
     @property
     def why_unread(self) -> str:
-        """Why some of these could not be read; "" where they are zero."""
+        """Why some of these could not be read; "" if they are zero."""
         ...
 
     def pages(self, start: int, end: int, tags: Collection[int] | None = None) -> Iterator[
             tuple[Array, Array, Array]]:
-        """(queue offsets, physical offsets, sizes) of the rows in ``[start, end)``; with ``tags``,
-        hashes of tags, only of those that may lead to a message with one of them.
+        """Yield (queue offsets, physical offsets, sizes) of the rows in ``[start, end)``; with
+        ``tags``, hashes of tags, only of those that may point to a message with one of them.
         """
         ...
 
     def backward(self) -> Iterator[tuple[int, int]]:
-        """(physical offset, size) of all rows, the last one first."""
+        """Yield (physical offset, size) of all rows, the last one first."""
         ...
 
     def at_or_after(self, when: int) -> int:
-        """The queue offset of the first row stored at ``when`` or later (`end` if none)."""
+        """Return the queue offset of the first row stored at ``when`` or later (`end` if none)."""
         ...
 
 
@@ -148,10 +148,11 @@ class BatchRows:
 
 
 def _may_have(codes: Array, tags: Collection[int]) -> Array:
-    """Which rows, by their tag codes, may lead to a message with a tag of one of these hashes.
+    """Return which rows, by their tag codes, may point to a message with a tag of one of these
+    hashes.
 
-    A code that is no hash is a time or a place in the extension. One that no other row of the page
-    has may be damaged, as no tag is: such rows are read, and the message decides.
+    A code that is not a hash is a time or a place in the extension. One that no other row of the
+    page has may be damaged: such rows are read, and the message decides.
     """
     codes = codes.astype(np.int64)
     order = np.argsort(codes, kind="stable")
@@ -168,7 +169,7 @@ def _may_have(codes: Array, tags: Collection[int]) -> Array:
 
 
 def queue_ids(store: Store, structure: str, topic: str) -> list[int]:
-    """The queue ids that have a folder for ``topic`` in a structure, ascending."""
+    """Return the queue ids that have a folder for ``topic`` in a structure, ascending."""
     if not topic or topic in (".", "..") or "/" in topic or "\0" in topic:
         return []
     if structure == "consumequeue" and store.layout.consumequeue == "rocksdb":
@@ -189,7 +190,7 @@ def batch_queue(store: Store, topic: str, queue_id: int) -> BatchQueue | None:
 
 def topic_rows(store: Store, topic: str, queue_id: int | None, view: View,
                report: Report = lambda _problem: None) -> list[QueueRows]:
-    """The queues of a topic that have files, all or one of them, by queue id.
+    """Return the queues of a topic that have files, all or one of them, by queue id.
 
     A queue that cannot be read is reported and left out.
     """
@@ -216,7 +217,7 @@ def topic_rows(store: Store, topic: str, queue_id: int | None, view: View,
 
 
 def has_queue_files(store: Store, topic: str) -> bool:
-    """Whether any queue of a topic has a file, readable or not."""
+    """Return whether any queue of a topic has a file, readable or not."""
     plain = (store.known_queue(topic, each) for each in queue_ids(store, "consumequeue", topic))
     return any(queue is not None and queue.exists for queue in plain) or any(
         listing(store.path("batchconsumequeue", topic, str(each))).files
@@ -224,7 +225,7 @@ def has_queue_files(store: Store, topic: str) -> bool:
 
 
 def topics_on_disk(store: Store) -> list[str]:
-    """Every topic that has a folder of queues, in any structure, sorted."""
+    """Return every topic that has a folder of queues, in any structure, sorted."""
     topics: set[str] = set()
     if store.layout.consumequeue == "rocksdb":
         topics.update(topic for topic, _ in store.known_queues)
@@ -252,7 +253,7 @@ class MissingRows:
         self._runs[number] = offset, offset, physical, size, 1
 
     def finish(self) -> None:
-        """Reports the runs still open."""
+        """Report the runs still open."""
         for number in sorted(self._runs):
             self._tell(number)
         self._runs.clear()

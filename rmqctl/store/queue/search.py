@@ -1,8 +1,8 @@
-"""Places in a queue, wherever its units lie: in the consumequeue of a store, or in a tier.
+"""Places in a queue, in the consumequeue of a store or in a tier.
 
-Both have 20-byte units of where a message lies in its log, its size and its tags code, one for each
-queue offset; their messages lie in the log in the order of the queue, and (nearly) in that of their
-store times. So either is searched by bisection.
+Both have 20-byte units with the place of a message in its log, its size and its tags code, one for
+each queue offset; their messages are in the log in the order of the queue, and (nearly) in that of
+their store times. So either is searched by bisection.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ class QueueUnits(Protocol):
     """A queue as it is searched: a store's `ConsumeQueue`, a tier's `FlatQueue`."""
 
     def unit(self, queue_offset: int) -> tuple[int, int, int] | None:
-        """(place of the message in its log, size, tags code); None where there is no unit."""
+        """Return (place of the message in its log, size, tags code); None if missing."""
         ...
 
 
 def first_from(queue: QueueUnits, low: int, high: int, place: int, *, gap: int = -1) -> int:
-    """The first queue offset in ``[low, high)`` whose unit leads to ``place`` or behind; ``high``
-    (or ``low``, if that is more) where none does. StoreIOError.
+    """Return the first queue offset in ``[low, high)`` whose unit leads to ``place`` or after;
+    ``high`` (or ``low``, if that is more) where none does. Raise StoreIOError.
 
     ``gap``: where a queue offset without a unit counts as leading, before all others or `LAST`.
     """
@@ -45,10 +45,10 @@ def first_from(queue: QueueUnits, low: int, high: int, place: int, *, gap: int =
 
 def first_stored(time_of: Callable[[int], int | None], low: int, high: int, when: int, *,
                  patience: int | None = None) -> int:
-    """The first queue offset in ``[low, high)`` whose message was stored at ``when`` (ms) or later;
-    ``high`` if none was.
+    """Return the first queue offset in ``[low, high)`` whose message was stored at ``when`` (ms) or
+    later; ``high`` if none was.
 
-    ``time_of`` gives the store time at a queue offset, None where no message can be read: then the
+    ``time_of`` gives the store time at a queue offset, None if no message can be read: then the
     next one that can be read is asked, of no more than ``patience``.
     """
     while low < high:
@@ -66,13 +66,14 @@ def first_stored(time_of: Callable[[int], int | None], low: int, high: int, when
 
 
 def begun_at(queue: ConsumeQueue, log: CommitLog) -> int:
-    """Return where in the log a queue began: its message with queue offset 0. 0 if uncertain.
+    """Return the place in the log at which a queue began: its message with queue offset 0. 0 if
+    uncertain.
 
     A topic that is deleted loses its consume queues; its messages stay in the log until they
-    expire. Created again, its queues count from 0, and the log has two messages with the same
-    queue offset. The messages of one queue lie in the order of their queue offsets, so what lies
-    before the message with 0 belongs to the earlier queue. No checksum covers these fields, so
-    entry and message have to agree.
+    expire. Created again, its queues count from 0, and the log has two messages with the same queue
+    offset. The messages of one queue are in the order of their queue offsets, so everything before
+    the message with 0 belongs to the earlier queue. No checksum covers these fields, so entry and
+    message have to agree.
     """
     try:
         unit = queue.unit(0)

@@ -1,8 +1,8 @@
 """The topicQueueTable: the next queue offset of every queue (spec: recovery.md §5).
 
-A broker keeps it in memory and makes it anew from the consumequeues when it starts. Here it is
-made from the commitlog by one pass, and from the consumequeues beside it, so that each can be
-held against the other. The keys of a broker's table are ``topic-queueId``.
+A broker keeps it in memory and rebuilds it from the consumequeues when it starts. Here it is
+computed from the commitlog by one pass, and also from the consumequeues, so that the two can be
+compared. The keys of a broker's table are ``topic-queueId``.
 """
 
 from __future__ import annotations
@@ -52,16 +52,16 @@ class TableRow:
 
     @property
     def agrees(self) -> bool | None:
-        """Whether both say the same; None where only one of them can know."""
+        """Return whether both are the same; None if only one of them can know."""
         if not self.compared or (self.from_log is None and self.expired):
             return None
         return (self.from_log or 0) == (self.from_consumequeue or 0)
 
     def next_offset(self, source: Source = "log") -> int | None:
-        """The table's value by a source.
+        """Return the table's value by a source.
 
         The log cannot know a queue whose messages have all expired, so for such a queue its
-        consumequeue stands in. ``both`` is the greater one: no offset is given out twice.
+        consumequeue counts. ``both`` is the greater one: no offset is used twice.
         """
         if source == "consumequeue":
             return self.from_consumequeue
@@ -77,12 +77,12 @@ class TableRow:
 def rebuild(store: Store, view: View, source: Source = "both", *, jobs: int = 1,
             progress: Callable[[int], None] | None = None, report: Report | None = None,
             range_size: int = ranges.RANGE_SIZE) -> list[TableRow]:
-    """The rows of all queues that ever had a message, by topic and queue id.
+    """Return the rows of all queues that ever had a message, by topic and queue id.
 
-    In the disk view every record counts that can be proven to be one, behind damage too; in the
+    In the disk view every record counts that can be proven to be one, after damage too; in the
     broker view the log ends where a broker's recovery would cut it. With the source
-    ``consumequeue`` the log is not read. What is met on the way goes to ``report``.
-    StoreIOError when a file of the log cannot be read.
+    ``consumequeue`` the log is not read. What is met on the way goes to ``report``. Raise
+    StoreIOError if a file of the log cannot be read.
     """
     said = report or (lambda _: None)
     by_rows = consumequeue_ends(store, view, said)
@@ -99,7 +99,9 @@ def rebuild(store: Store, view: View, source: Source = "both", *, jobs: int = 1,
 
 
 def disagreements(rows: Collection[TableRow]) -> list[str]:
-    """What log and consumequeues say differently, in one sentence; nothing where they agree."""
+    """Return the differences between log and consumequeues, in one sentence; nothing if they
+    agree.
+    """
     differing = [row for row in rows if row.agrees is False]
     if not differing:
         return []
@@ -118,7 +120,9 @@ def _said(offset: int | None) -> str:
 
 
 def consumequeue_ends(store: Store, view: View, report: Report) -> dict[Key, int]:
-    """The max offset of every queue that has a folder, as `bounds` has it; 0 for an empty one."""
+    """Return the max offset of every queue that has a folder, as `bounds` has it; 0 for an empty
+    one.
+    """
     ends: dict[Key, int] = {}
     for key, queue in store.known_queues.items():
         with closing(queue):  # a broker has more queues than a process may have files
@@ -139,8 +143,8 @@ def consumequeue_ends(store: Store, view: View, report: Report) -> dict[Key, int
 
 @dataclass(slots=True)
 class _Part:
-    """What one range of the log gave; ``spans`` are its damaged ones, ``troubles`` what of it
-    cannot be read.
+    """The result of one range of the log; ``spans`` are its damaged ones, ``troubles`` its
+    unreadable parts.
     """
 
     first: int
@@ -171,7 +175,7 @@ def _work(generation: int, light: LightQueues, part: ranges.Range[StoreFile]) ->
 def log_reach(store: Store, view: View, *, jobs: int = 1,
               progress: Callable[[int], None] | None = None, report: Report | None = None,
               range_size: int = ranges.RANGE_SIZE) -> dict[Key, Reach]:
-    """How far each queue reaches by the log alone, by (topic, queue id)."""
+    """Return how far each queue reaches by the log alone, by (topic, queue id)."""
     parts = ranges.split(store.log.files, range_size, stop=view.log_end)
     total, spans, last_record = QueueReach(view.generation), _Spans(), -1
     work = partial(_work, view.generation, store.light_queues)

@@ -32,7 +32,7 @@ ROWS = 100_000
 
 def queue_batches(file: StoreFile, names: Sequence[str], start: int = 0, end: int | None = None,
                   rows: int = ROWS) -> Iterator[pa.RecordBatch]:
-    """Rows ``[start, end)`` of a consumequeue file (20-byte units, counted from 0) in use.
+    """Yield rows ``[start, end)`` of a consumequeue file (20-byte units, counted from 0) in use.
 
     That is all which are not zero and no fillers; damaged ones too. Columns: `QUEUE_COLUMNS`.
     """
@@ -48,8 +48,9 @@ def queue_batches(file: StoreFile, names: Sequence[str], start: int = 0, end: in
 
 def database_batches(queue: ConsumeQueue, names: Sequence[str], start: int, end: int,
                      rows: int = ROWS) -> Iterator[pa.RecordBatch]:
-    """The rows of a queue in RocksDB with queue offsets ``[start, end)``. Columns: `QUEUE_COLUMNS`;
-    ``position`` is null. StoreIOError, behind all that can be read, where a part cannot.
+    """Yield the rows of a queue in RocksDB with queue offsets ``[start, end)``. Columns:
+    `QUEUE_COLUMNS`; ``position`` is null. StoreIOError, after all that can be read, where a part
+    cannot.
     """
     for first, units in queue.pages(start, end, rows):
         keep = _used(units)
@@ -60,7 +61,7 @@ def database_batches(queue: ConsumeQueue, names: Sequence[str], start: int, end:
 
 def batch_queue_batches(file: StoreFile, names: Sequence[str], start: int = 0,
                         end: int | None = None, rows: int = ROWS) -> Iterator[pa.RecordBatch]:
-    """Rows ``[start, end)`` of a batch consumequeue file (46-byte units) that are not zero.
+    """Yield rows ``[start, end)`` of a batch consumequeue file (46-byte units) that are not zero.
 
     One for each batch: its ``queue_offset`` is the first the batch covers.
     """
@@ -72,9 +73,9 @@ def batch_queue_batches(file: StoreFile, names: Sequence[str], start: int = 0,
 
 
 def index_entries(file: StoreFile, shape: Shape | None = None) -> int:
-    """How many entries of an index file are used, by its header and as far as the file goes.
+    """Return how many entries of an index file are used, by its header and as far as the file goes.
 
-    StoreIOError when the file cannot be read, or is laid out in no way that can be told.
+    Raise StoreIOError if the file cannot be read, or its shape is unknown.
     """
     index = _open_index(file, shape)
     if index is None:
@@ -85,10 +86,11 @@ def index_entries(file: StoreFile, shape: Shape | None = None) -> int:
 
 def index_batches(file: StoreFile, names: Sequence[str], start: int = 1, end: int | None = None,
                   rows: int = ROWS, shape: Shape | None = None) -> Iterator[pa.RecordBatch]:
-    """The used entries of an index file with numbers ``[start, end)``. Columns: `INDEX_COLUMNS`.
+    """Yield the used entries of an index file with numbers ``[start, end)``. Columns:
+    `INDEX_COLUMNS`.
 
-    Used is what the header counts: entries from 1 on. ``shape`` is how the file is laid out,
-    where it is known; else the file is asked. StoreIOError as `index_entries`.
+    Used is what the header counts: entries from 1 on. ``shape`` is how the file is laid out, where
+    it is known; else the file is asked. StoreIOError as `index_entries`.
     """
     index = _open_index(file, shape)
     if index is None:
@@ -104,7 +106,7 @@ def index_batches(file: StoreFile, names: Sequence[str], start: int = 1, end: in
 
 def _pages(source: FileSource, kind: np.dtype[Any], start: int, end: int | None, rows: int,
            origin: int = 0) -> Iterator[tuple[int, Array]]:
-    """(number of the first, units) of ``[start, end)``; unit 0 lies at ``origin``."""
+    """Yield (number of the first, units) of ``[start, end)``; unit 0 is at ``origin``."""
     width = kind.itemsize
     most = max(source.size - origin, 0) // width
     number, end = max(start, 0), most if end is None else min(end, most)
@@ -120,7 +122,7 @@ def _pages(source: FileSource, kind: np.dtype[Any], start: int, end: int | None,
 
 
 def _used(units: Array) -> Array:
-    """Which units are not all zero."""
+    """Return which units are not all zero."""
     mask: Array = np.zeros(len(units), bool)
     for name in units.dtype.names or ():
         mask |= units[name] != 0
@@ -129,7 +131,7 @@ def _used(units: Array) -> Array:
 
 def _queue_rows(units: Array, number: Array | None, queue_offset: Array,
                 names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """``number``: of each unit in its file; None where units are in none."""
+    """``number``: of each unit in its file; None if units are in none."""
     if len(units):
         none = pa.nulls(len(units), QUEUE_COLUMNS["position"].type)
         yield record_batch([none if name == "position" and number is None else _native(
@@ -143,7 +145,7 @@ def _native(values: Array, kind: pa.DataType) -> pa.Array:
 
 
 def _open_index(file: StoreFile, shape: Shape | None) -> IndexFile | None:
-    """The opened index file; None for one that ends before it can have an entry."""
+    """Return the opened index file; None for one that ends before it can have an entry."""
     try:
         if shape is None:
             return open_index(file)

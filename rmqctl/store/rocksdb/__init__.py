@@ -1,1 +1,1 @@
-"""RocksDB data bases of a 5.x store: opened without touching them, and what lies in them."""
+"""RocksDB databases of a 5.x store: opened without changing them, and their contents."""

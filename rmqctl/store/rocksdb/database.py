@@ -1,4 +1,4 @@
-"""A RocksDB data base, read without changing anything in its folder (spec: rocksdb.md §9, §11).
+"""A RocksDB database, read without changing anything in its folder (spec: rocksdb.md §9, §11).
 
 The library writes into the folder it opens, even to read, so what it opens is another one: a
 temporary folder (`mirror`), which is removed at the end. Rows of the write-ahead logs are among
@@ -22,18 +22,19 @@ if TYPE_CHECKING:
     from rocksdict import Options, Rdict
 
 _TRIES, _PAUSE = 4, 0.05
-"""How often a data base is looked at anew whose files vanish, as those of a running broker do, and
-the seconds between."""
+"""How often a database is read again whose files vanish, as those of a running broker do, and the
+seconds between.
+"""
 _OPEN_TABLES = 500
 """Tables that are kept open; with so many or fewer none is looked up by its name again, which a
 running broker may have taken away."""
 
 
 class Database(Closing):
-    """A data base opened to be read. Use `open`; it is a context manager.
+    """A database opened to be read. Use `open`; it is a context manager.
 
-    ``families`` are the names of its column families. ``damage``: what is wrong with a part of it
-    whose rest is read all the same, in sentences.
+    ``families`` are the names of its column families. ``damage``: faults in a part of it whose rest
+    is read nevertheless, in sentences.
     """
 
     def __init__(self, folder: str, shadow: tempfile.TemporaryDirectory[str], base: Rdict,
@@ -44,10 +45,10 @@ class Database(Closing):
 
     @classmethod
     def open(cls, folder: str) -> Database:
-        """Opens the data base in ``folder``.
+        """Open the database in ``folder``.
 
-        FormatError where it is damaged so that it cannot be opened (no broker could), StoreIOError
-        where the system refuses a file, MissingExtraError without the library.
+        Raise FormatError if it is too damaged to be opened (no broker could), StoreIOError where
+        the system refuses a file, MissingExtraError without the library.
         """
         try:
             import rocksdict  # noqa: F401  asked for before anything is copied
@@ -89,7 +90,7 @@ class Database(Closing):
 
     def items(self, family: str, start: bytes = b"", end: bytes | None = None) -> Iterator[
             tuple[bytes, bytes]]:
-        """(key, value) of a family with keys in ``[start, end)``, ascending (bytewise).
+        """Yield (key, value) of a family with keys in ``[start, end)``, ascending (bytewise).
 
         Read as they are asked for: memory does not grow with their number. Nothing for a family
         that is not there. FormatError at the first that cannot be read, after those before it.
@@ -103,7 +104,9 @@ class Database(Closing):
         self._check_end(family, start if key is None else key + b"\0", bounds)
 
     def page(self, family: str, start: bytes, end: bytes) -> list[tuple[bytes, bytes]]:
-        """All of `items` at once, several times as fast: for ranges that are known to be small."""
+        """Return all of `items` at once, several times as fast: for ranges that are known to be
+        small.
+        """
         if family not in self.families:
             return []
         bounds = self._below(end)
@@ -121,8 +124,8 @@ class Database(Closing):
             cursor.status()
 
     def last(self, family: str, start: bytes, end: bytes) -> tuple[bytes, bytes] | None:
-        """The last (key, value) of a family in ``[start, end)``; None where there is none.
-        FormatError where it cannot be read.
+        """Return the last (key, value) of a family in ``[start, end)``; None if there is not any.
+        Raise FormatError if it cannot be read.
         """
         if family not in self.families:
             return None
@@ -135,7 +138,9 @@ class Database(Closing):
             return cursor.key(), cursor.value()
 
     def cursor(self, family: str) -> Cursor:
-        """What goes from key to key of a family: several times as fast as one `items` each."""
+        """Return a cursor that goes from key to key of a family: several times as fast as one
+        `items` each.
+        """
         with self._telling(family):
             return Cursor(self._family(family).iter(self._below(None)) if (
                 family in self.families) else None, self._telling, family)
@@ -150,7 +155,9 @@ class Database(Closing):
         return bounds
 
     def get(self, family: str, key: bytes) -> bytes | None:
-        """The value of a key; None where there is none. FormatError where it cannot be read."""
+        """Return the value of a key; None if it is missing. Raise FormatError if it cannot be
+        read.
+        """
         if family not in self.families:
             return None
         with self._telling(family):
@@ -159,7 +166,7 @@ class Database(Closing):
 
     @contextmanager
     def _telling(self, family: str) -> Iterator[None]:
-        """Makes a FormatError of what the library raises, which has no kind of its own for it."""
+        """Create a FormatError of what the library raises, which has no kind of its own for it."""
         try:
             yield
         except Exception as error:  # noqa: BLE001
@@ -174,7 +181,8 @@ class Database(Closing):
 class Cursor:
     """A place among the keys of a family; ``key`` is None after the last one and before the first.
 
-    Its methods raise FormatError where a block on the way is damaged; a new one goes on behind it.
+    Its methods raise FormatError where a block on the way is damaged; a new cursor continues after
+    it.
     """
 
     def __init__(self, cursor: Any, telling: Callable[[str], AbstractContextManager[None]],
@@ -208,7 +216,7 @@ class Cursor:
 
 
 def _opened(folder: str, shadow: str, tables: int, damage: list[str]) -> tuple[Rdict, list[str]]:
-    """(the data base, its families); adds to ``damage``."""
+    """Return (the database, its families); adds to ``damage``."""
     from rocksdict import AccessType, DBRecoveryMode, Options, Rdict
 
     # A read-only database must never be created, and must not exceed the open file limit.
@@ -247,5 +255,7 @@ def _damaged(folder: str, shadow: str, error: Exception, family: str = "") -> Fo
 
 
 def _said(error: Exception, folder: str, shadow: str) -> str:
-    """The library's words in one line, with the names of the files as they lie in the store."""
+    """Return the library's words in one line, with the names of the files as they are in the
+    store.
+    """
     return " ".join(str(error).replace(shadow, folder).split())

@@ -1,8 +1,8 @@
-"""The folder in which the library opens a data base: links to tables, copies of what changes.
+"""The folder in which the library opens a database: links to tables, copies of changing files.
 
 Copied are the MANIFEST and the write-ahead logs, because the library and a running broker write
-into theirs. Their holes stay holes, a limit is never exceeded, and the free space is asked for
-first: what a store claims to hold must not fill the disk of who reads it.
+into theirs. Their holes stay holes, a limit is never exceeded, and the free space is checked first:
+a store's claims must not fill the reader's disk.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _BEGINS = 1, 2
 
 
 class VanishedError(Exception):
-    """A file of the data base is not there."""
+    """A file of the database does not exist."""
 
 
 class _Copied(NamedTuple):
@@ -56,7 +56,8 @@ class _Copied(NamedTuple):
 def mirror(folder: str, shadow: str) -> tuple[int, list[str]]:
     """Fills the folder that the library opens; (how many tables, what is damaged in the logs).
 
-    FormatError for damage, StoreIOError for what is too large or cannot be read, VanishedError.
+    Raise FormatError for damage, StoreIOError for what is too large or cannot be read,
+    VanishedError.
     """
     current = os.path.join(folder, "CURRENT")
     named = _CURRENT.fullmatch(_small(current))
@@ -112,7 +113,9 @@ def _small(path: str) -> bytes:
 
 
 def _open(path: str, name: str) -> _Copied:
-    """The file as it is now: what is appended from here on is not copied. OSError, FormatError."""
+    """The file as it is now: what is appended from here on is not copied. Raise OSError,
+    FormatError.
+    """
     if vfs.is_remote(path):
         import tempfile
 
@@ -129,7 +132,7 @@ def _open(path: str, name: str) -> _Copied:
 
 
 def _link(path: str, target: str) -> None:
-    """Link to a table; one that is not on this machine is copied. OSError, StoreIOError."""
+    """Link to a table; one that is not on this machine is copied. Raise OSError, StoreIOError."""
     if not vfs.is_remote(path):
         os.symlink(os.path.abspath(path), target)
         return
@@ -144,7 +147,7 @@ def _fetch(path: str, fd: int) -> None:
 
 
 def _check_space(folder: str, shadow: str, files: list[_Copied]) -> None:
-    """CopyLimitError where the copies were larger than the limit, or than what is free."""
+    """Raise CopyLimitError if the copies were larger than the limit, or than what is free."""
     given = os.environ.get(VARIABLE, "")
     try:
         most = parse_size(given) if given else MAX_COPY
@@ -181,7 +184,7 @@ def _copy(file: _Copied, target: str) -> None:
 
 def _check_records(path: str, copy: str, of: _Copied, damage: list[str],
                    is_manifest: bool) -> None:
-    """Looks at the frame of every record in the copy of a MANIFEST or a write-ahead log.
+    """Look at the frame of every record in the copy of a MANIFEST or a write-ahead log.
 
     At kinds of records that a broker never writes the library reads for ever, and of larger ones it
     takes all the memory: FormatError for a MANIFEST, and a log is cut off there. A MANIFEST that
@@ -225,7 +228,7 @@ def _check_records(path: str, copy: str, of: _Copied, damage: list[str],
 
 
 def _blocks(file: _Copied) -> Iterator[int]:
-    """Where the blocks begin that have data; all others are zeros."""
+    """Yield the starts of the blocks that have data; all others are zeros."""
     behind = 0
     for start, end in file.data:
         for position in range(max(start // _BLOCK * _BLOCK, behind), end, _BLOCK):

@@ -1,7 +1,7 @@
-"""Consumequeues in RocksDB: the queues of a data base, and one of them (spec: rocksdb.md §2-§5).
+"""Consumequeues in RocksDB: the queues of a database, and one of them (spec: rocksdb.md §2-§5).
 
-A broker writes rows, and for each queue which is its last one ("max"); to cut a queue it only sets
-that back. So rows behind it are left over, and count as rows only where they lead to their message.
+A broker writes rows, and for each queue the last one ("max"); to truncate a queue it only sets that
+back. So rows after it are left over, and count as rows only if they point to their message.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from rmqctl.store.rocksdb.database import Database
 from rmqctl.store.rocksdb.row_pass import MOST, Ends, QueueKey, RowPass
 
 Leads = Callable[["RocksQueue", int, UnitRecord], bool]
-"""Whether a row, at a queue offset, leads to the message that has it."""
+"""Test of whether a row, at a queue offset, points to the message that has it."""
 _NAMED = 5
 _PAGE = 1 << 15
 
 
 class RocksQueues(Closing):
-    """All queues of the data base in ``folder``; it is opened at once. FormatError, StoreIOError
-    and MissingExtraError as of `Database.open`.
+    """All queues of the database in ``folder``; it is opened at once. FormatError, StoreIOError and
+    MissingExtraError as of `Database.open`.
 
-    ``leads``: asked of rows that are left over (None: all of them count). ``stop``: rows that lead
-    to this physical offset or behind are not there yet (None: all are).
-    ``damage``: what is wrong with a part of it, in sentences.
+    ``leads``: asked about rows that are left over (None: all of them count). ``stop``: rows that
+    point to this physical offset or after it do not exist yet (None: all do). ``damage``: faults in
+    a part of it, in sentences.
     """
 
     def __init__(self, folder: str, leads: Leads | None = None, stop: int | None = None) -> None:
@@ -65,7 +65,7 @@ class RocksQueues(Closing):
         self.positions: dict[QueueKey, dict[bytes, PositionRecord]] = {}
         """By queue what the offset family says: of `MAX` and `MIN`, if there."""
         self.checkpoint = 0
-        """The end of the highest record of the last batch of rows; 0 where none is noted."""
+        """The end of the highest record of the last batch of rows; 0 if none is noted."""
         whole = self._read_offsets()
         with_rows = self._pass_rows()
         found = {*self.positions, *with_rows}
@@ -78,11 +78,11 @@ class RocksQueues(Closing):
 
     @property
     def has_unread(self) -> bool:
-        """Whether any row that was asked for until now could not be read."""
+        """Return whether any row that was requested until now could not be read."""
         return any(queue.unread for queue in self.queues.values())
 
     def _read_offsets(self) -> bool:
-        """Whether all of the offset family could be read."""
+        """Return whether all of the offset family could be read."""
         try:
             for key, value in self.database.items(OFFSETS):
                 if key == keys.CHECKPOINT_KEY:
@@ -107,7 +107,7 @@ class RocksQueues(Closing):
         self.checkpoint = noted or 0
 
     def _read_singly(self, found: set[QueueKey]) -> None:
-        """What a damaged block of the offset family leaves of it, by look-ups."""
+        """Read by look-ups what a damaged block of the offset family leaves of it."""
         try:
             value = self.database.get(OFFSETS, keys.CHECKPOINT_KEY)
             if value is not None and not self.checkpoint:
@@ -127,7 +127,7 @@ class RocksQueues(Closing):
                     noted[which] = POSITION.decode(value)
 
     def _pass_rows(self) -> dict[QueueKey, Ends | None]:
-        """What one pass over the rows finds of each queue that has some."""
+        """Return the ends that one pass over the rows finds of each queue that has some."""
         row_pass = RowPass(self.database, sorted(
             keys.queue_prefix(os.fsencode(topic), queue_id)
             for topic, queue_id in self.positions), self._is_odd, self._is_damaged)
@@ -146,9 +146,9 @@ class RocksQueues(Closing):
 
 
 class RocksQueue(ConsumeQueue):
-    """The rows of one queue in a data base. An index that has no row reads as one never written,
-    and so does one whose row lies in a damaged block, but for `units`, which raises: ``unread`` has
-    the queue offsets of those that were asked for, as ascending intervals, ``why_unread`` why.
+    """The rows of one queue in a database. A queue offset without a row reads as one never written,
+    and so does one whose row is in a damaged block, but for `units`, which raises: ``unread`` has
+    the queue offsets of the requested ones, as ascending intervals, ``why_unread`` why.
     """
 
     def __init__(self, store: RocksQueues, topic: str, queue_id: int, ends: Ends | None) -> None:
@@ -165,17 +165,17 @@ class RocksQueue(ConsumeQueue):
 
     @cached_property
     def last(self) -> PositionRecord | None:
-        """The last row as the broker has it ("max"); None where it is not noted."""
+        """The last row as the broker has it ("max"); None if it is not noted."""
         return self._store.positions.get((self.topic, self.queue_id), {}).get(MAX)
 
     @cached_property
     def least(self) -> PositionRecord | None:
-        """The first row as the broker has it ("min"), noted once somebody asked for it."""
+        """The first row as the broker has it ("min"), noted once it was requested."""
         return self._store.positions.get((self.topic, self.queue_id), {}).get(MIN)
 
     @property
     def why_unnoted(self) -> str:
-        """Why neither can be read; "" where they can."""
+        """Why neither can be read; "" if they can."""
         return self._store.unnoted.get((self.topic, self.queue_id), "")
 
     # -- rows -------------------------------------------------------------------------------------
@@ -194,7 +194,7 @@ class RocksQueue(ConsumeQueue):
         return self._within(first, min(first + count, self.disk_end))
 
     def _within(self, first: int, end: int, *, until_last: bool = False) -> Array:
-        """The rows of a range; ``until_last``: up to one behind the last that is there."""
+        """Return the rows of a range; ``until_last``: up to one after the last existing one."""
         if end <= first or first < 0:
             return np.zeros(0, ROW.dtype())
         # Entries that one pass over the database collected need no further access to it.
@@ -228,7 +228,7 @@ class RocksQueue(ConsumeQueue):
         return out
 
     def _one_by_one(self, first: int, end: int) -> Iterator[tuple[bytes, bytes]]:
-        """The rows of a range of which a block is damaged; which cannot be read is noted."""
+        """Yield the rows of a range of which a block is damaged; which cannot be read is noted."""
         for number in range(first, end):
             value = self._value(number)
             if value is not None:
@@ -310,14 +310,16 @@ class RocksQueue(ConsumeQueue):
             return found
 
     def _following(self, first: int, end: int) -> int:
-        """`next_row`, FormatError where a damaged block lies before it."""
+        """`next_row`, raise FormatError if a damaged block is before it."""
         if self._held is not None:
             return self._store.held.following(self._held, first, end)
         found = next(self._store.database.items(ROWS, self._key(first), self._key(end)), None)
         return end if found is None else int.from_bytes(found[0][len(self._prefix):][:8], "big")
 
     def _behind_damage(self, first: int, end: int) -> int:
-        """The first queue offset from which on rows can be read, where that is not ``first``."""
+        """Return the first queue offset from which on rows can be read, where that is not
+        ``first``.
+        """
         low, step = first, 1
         while low + step < end and not self._is_readable(low + step, end):
             low, step = low + step, step * 2
@@ -356,7 +358,7 @@ class RocksQueue(ConsumeQueue):
 
     @cached_property
     def rows_end(self) -> int:
-        """The queue offset behind the last row, left over or not."""
+        """The queue offset after the last row, left over or not."""
         if self._ends is not None:
             last, value = self._ends.last, self._ends.value or self._value(self._ends.last)
         else:
@@ -450,7 +452,7 @@ class _Units:
 
 
 def _placed(first: int, end: int, numbers: Sequence[int], values: bytes) -> Array:
-    """Rows at queue offsets in ``[first, end)``, zeros between them."""
+    """Return rows at queue offsets in ``[first, end)``, zeros between them."""
     rows = np.frombuffer(values, ROW.dtype())
     if len(rows) == end - first:
         return rows

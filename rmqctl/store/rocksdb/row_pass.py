@@ -19,7 +19,7 @@ from rmqctl.store.rocksdb.database import Cursor, Database
 
 QueueKey = tuple[str, int]
 MOST = 1 << 58
-"""Queue offsets are below; a row at another one is no row of a broker."""
+"""Queue offsets are below; a row at another one was not written by a broker."""
 SHORT = 64
 """Rows up to which those of a queue are held."""
 MOST_HELD = 1 << 20
@@ -40,8 +40,8 @@ class Ends(NamedTuple):
 
 
 class RowPass:
-    """The pass. ``noted``: what the keys of known queues begin with, ascending, one of which it
-    goes on with after a damaged block; ``odd`` and ``damaged`` are told of what is passed over.
+    """The pass. ``noted``: the prefixes of the keys of known queues, ascending, with one of which
+    it continues after a damaged block; ``odd`` and ``damaged`` are told what is skipped.
     """
 
     def __init__(self, database: Database, noted: Sequence[bytes],
@@ -111,7 +111,7 @@ class RowPass:
         return Ends(first, number, value) if number < MOST else None
 
     def held(self) -> Held:
-        """The rows that are held; asked once, at the end of the pass."""
+        """Return the rows that are held; asked once, at the end of the pass."""
         values, self._values = bytes(self._values), bytearray()
         return Held(self._numbers, values)
 
@@ -129,19 +129,19 @@ class Held:
         return self._values[at * ROW.size:(at + 1) * ROW.size]
 
     def following(self, ends: Ends, first: int, end: int) -> int:
-        """The first queue offset in ``[first, end)`` that has a row; ``end`` if none."""
+        """Return the first queue offset in ``[first, end)`` that has a row; ``end`` if none."""
         at = bisect_left(self._numbers, first, ends.begin, ends.stop)
         return end if at == ends.stop else min(self._numbers[at], end)
 
     def between(self, ends: Ends, first: int, end: int) -> tuple[Sequence[int], bytes]:
-        """(queue offsets, values) of the rows in ``[first, end)``."""
+        """Return (queue offsets, values) of the rows in ``[first, end)``."""
         begin = bisect_left(self._numbers, first, ends.begin, ends.stop)
         stop = bisect_left(self._numbers, end, begin, ends.stop)
         return self._numbers[begin:stop], self._values[begin * ROW.size:stop * ROW.size]
 
 
 def _behind(key: bytes) -> bytes:
-    """A key behind ``key``, and before the next that a broker may have written."""
+    """Return a key after ``key``, and before the next that a broker may have written."""
     if len(key) <= keys.MAX_KEY:
         return key + b"\0"
     # No key of a broker begins with so many bytes of it, unless it is shorter and so before it.
