@@ -40,11 +40,11 @@ class _Stream(Protocol):
 
 
 def members(body: bytes, start: Callable[[], _Stream], most: int, kind: str) -> bytes:
-    """The content of the ``kind`` members that ``body`` is, one after the other.
+    """Return the content of the ``kind`` members that ``body`` is, one after the other.
 
     ``start`` makes a decompressor of one member. Takes time by the bytes of the body and of the
-    content, whatever the number of members. TooLargeError beyond ``most`` bytes, ValueError for
-    a cut body, and what the decompressor raises.
+    content, whatever the number of members. Raise TooLargeError beyond ``most`` bytes, ValueError
+    for a cut body, and what the decompressor raises.
     """
     parts: list[bytes] = []
     at, free, started = 0, most, 0
@@ -127,7 +127,7 @@ CODEC_NAMES = tuple(_BY_NAME)
 
 
 def decompressed(codec_name: str | None, body: bytes) -> tuple[bytes, str | None]:
-    """(body, problem): the body as the producer handed it in.
+    """Return (body, problem): the body as the producer handed it in.
 
     ``codec_name`` as `sysflag.compression` says it, None for a plain body. A body whose flag says
     compressed while it is not (seen in the field, #1375, #9953) comes back as it is stored, with
@@ -169,7 +169,9 @@ FORMS: dict[str, Callable[[bytes], tuple[str, str]] | None] = {
 
 
 def encode(content: bytes, form: str) -> tuple[str, str]:
-    """(``body``, ``body_encoding``) of a message object. KeyError for a form that shows none."""
+    """Return (``body``, ``body_encoding``) of a message object. Raise KeyError for a form that
+    shows none.
+    """
     to_text = FORMS[form]
     if to_text is None:
         raise KeyError(form)

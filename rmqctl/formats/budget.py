@@ -1,7 +1,7 @@
-"""How much the value of one body may become: bytes, values and levels, for every decoder.
+"""Limits of the value of one body: bytes, values and levels, for every decoder.
 
-A body of a few bytes may claim, repeat or refer to any amount. Whoever makes values of a body takes
-them from a `Budget`, which ends the decoding of that body alone.
+A body of a few bytes may claim, repeat or refer to any amount. Code that creates values of a body
+draws on a `Budget`, which ends the decoding of that body alone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class BudgetError(ValueError):
 
 
 class Budget:
-    """What is left for one body."""
+    """The remaining allowance of one body."""
 
     __slots__ = ("bytes", "values")
 
@@ -28,26 +28,28 @@ class Budget:
         self.values, self.bytes = MAX_VALUES, MAX_BYTES
 
     def take(self, size: int = 0) -> None:
-        """One value more, with a text of ``size`` bytes. BudgetError."""
+        """One value more, with a text of ``size`` bytes. Raise BudgetError."""
         self.values -= 1
         if self.values < 0:
             raise BudgetError(f"more than {MAX_VALUES:,} values")
         self.text(size + _VALUE)
 
     def text(self, size: int) -> None:
-        """A text of ``size`` bytes, such as a key, which is no value of its own. BudgetError."""
+        """Count a text of ``size`` bytes, such as a key, which is not a value of its own. Raise
+        BudgetError.
+        """
         self.bytes -= size
         if self.bytes < 0:
             raise BudgetError(f"its value is larger than {MAX_BYTES >> 20} MiB")
 
     def container(self, depth: int) -> None:
-        """One list or object more, at level ``depth`` from 0. BudgetError."""
+        """One list or object more, at level ``depth`` from 0. Raise BudgetError."""
         if depth >= MAX_DEPTH:
             raise BudgetError(f"nested deeper than {MAX_DEPTH} levels")
         self.take(_CONTAINER - _VALUE)
 
 
 def at_most(count: int) -> None:
-    """Refuse a body of which it is known before that it has ``count`` values. BudgetError."""
+    """Refuse a body of which it is known before that it has ``count`` values. Raise BudgetError."""
     if count > MAX_VALUES:
         raise BudgetError(f"more than {MAX_VALUES:,} values")

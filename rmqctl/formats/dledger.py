@@ -57,7 +57,7 @@ class EntryHeadRecord(NamedTuple):
 
 
 class IndexUnitRecord(NamedTuple):
-    """One row of the DLedger index: where the entry with this index lies in the data."""
+    """One unit of the DLedger index: the position of the entry with this index in the data."""
 
     magic: int
     pos: int
@@ -87,7 +87,7 @@ INDEX_FILE_SIZE = 167_772_160
 
 
 def judge(head: EntryHeadRecord, where: int) -> FormatError | None:
-    """What is wrong with an entry head, if anything."""
+    """Return the fault of an entry header, if any."""
     if head.magic != MAGIC_ENTRY and head.magic not in CONTROL:
         return FormatError(f"invalid entry magic: {head.magic}", offset=where, path="magic")
     if head.body_length < 0:
@@ -100,7 +100,9 @@ def judge(head: EntryHeadRecord, where: int) -> FormatError | None:
 
 
 def parse(data: bytes, position: int = 0, base: int = 0) -> EntryHeadRecord:
-    """The entry head at ``data[position:]`` through construct. FormatError when it is none."""
+    """Return the entry header at ``data[position:]`` through construct. Raise FormatError if it is
+    invalid.
+    """
     head = ENTRY_HEAD.parse(data, position, base)
     error = judge(head, base + position)
     if error is not None:
@@ -112,8 +114,8 @@ build = ENTRY_HEAD.build
 
 
 def head_at(raw: bytes, where: int) -> EntryHeadRecord | None:
-    """The entry head that ``raw`` begins with, if it is one which says that it lies at the byte
-    offset ``where`` of the data; else None.
+    """Return the entry header at the start of ``raw``, if its position is the byte offset ``where``
+    of the data; else None.
     """
     if len(raw) < HEAD_SIZE:
         return None
@@ -122,14 +124,14 @@ def head_at(raw: bytes, where: int) -> EntryHeadRecord | None:
 
 
 def build_end(size: int) -> bytes:
-    """The end mark of a file with ``size`` bytes left."""
+    """Return the end mark of a file with ``size`` bytes left."""
     return END.build(EndRecord(MAGIC_END, size))
 
 
 def detect(data: bytes, position: int = 0) -> str | None:
-    """How the bytes at ``position`` are framed: `FRAMED`, `PLAIN`, `END_OF_FILE`, or None.
+    """Return how the bytes at ``position`` are framed: `FRAMED`, `PLAIN`, `END_OF_FILE`, or None.
 
-    A broker tells them apart by the same words. A plain record is one whose magic stands at +4.
+    A broker tells them apart by the same words. The magic of a plain record is at +4.
     """
     if len(data) - position < END.size:
         return None
@@ -164,5 +166,5 @@ def parse_checkpoint(data: bytes) -> dict[str, int]:
 
 
 def build_checkpoint(end_index: int, committed_index: int) -> bytes:
-    """The text of a DLedger checkpoint (without the comment line of Java's writer)."""
+    """Return the text of a DLedger checkpoint (without the comment line of Java's writer)."""
     return f"endIndex={end_index}\ncommittedIndex={committed_index}\n".encode("ascii")

@@ -43,7 +43,9 @@ class Fixed(Generic[T]):
         return FormatError(TOO_SHORT, offset=where, path=missing.name)
 
     def parse(self, data: bytes, position: int = 0, base: int = 0) -> T:
-        """The unit at ``data[position:]`` through construct; ``base`` is where ``data[0]`` lies."""
+        """Return the unit at ``data[position:]`` through construct; ``base`` is where ``data[0]``
+        lies.
+        """
         try:
             values = self.declaration.parse(data[position:position + self.size] if position >= 0
                                             else b"")
@@ -54,7 +56,9 @@ class Fixed(Generic[T]):
         return record
 
     def decode(self, data: bytes | memoryview, position: int = 0, base: int = 0) -> T:
-        """The unit at ``data[position:]`` through the derived struct; same answers as `parse`."""
+        """Return the unit at ``data[position:]`` through the derived struct; same answers as
+        `parse`.
+        """
         available = len(data) - position if position >= 0 else 0
         if available < self.size:
             raise self._refuse_short(max(available, 0), base + position)
@@ -62,7 +66,7 @@ class Fixed(Generic[T]):
         return record
 
     def decode_all(self, data: bytes | memoryview, base: int = 0) -> Iterator[T]:
-        """All whole units of ``data`` in order, then FormatError if a part of one is left."""
+        """Yield all whole units of ``data`` in order, then FormatError if a part of one is left."""
         used = len(data) - len(data) % self.size
         for values in self._struct.iter_unpack(memoryview(data)[:used]):
             yield self._make(values)
@@ -70,7 +74,7 @@ class Fixed(Generic[T]):
             raise self._refuse_short(len(data) - used, base + used)
 
     def build(self, record: T) -> bytes:
-        """The bytes of a unit. FormatError names a value that does not fit its field."""
+        """Return the bytes of a unit. FormatError names a value that does not fit its field."""
         try:
             raw: bytes = self.declaration.build(dict(zip(self.names, record, strict=True)))
         except ConstructError as error:
@@ -79,26 +83,28 @@ class Fixed(Generic[T]):
         return raw
 
     def field(self, name: str) -> layout.Field:
-        """Where one field lies in the unit."""
+        """Return the place of one field in the unit."""
         return layout.field(self.declaration, name)
 
     def dtype(self) -> np.dtype[Any]:
-        """The numpy structured dtype of an array of these units."""
+        """Return the numpy structured dtype of an array of these units."""
         if self._dtype is None:
             self._dtype = layout.dtype(self.declaration)
         return self._dtype
 
     def array(self, data: bytes | memoryview) -> np.ndarray[Any, np.dtype[Any]]:
-        """The whole units of ``data`` as an array; what fills none at the end is left out."""
+        """Return the whole units of ``data`` as an array; what fills none at the end is left
+        out.
+        """
         import numpy as np
 
         return np.frombuffer(data, self.dtype(), len(data) // self.size)
 
 
 class FirstOfPage(Fixed[T]):
-    """A unit at the start of a file which is one page, zeros behind it.
+    """A unit at the start of a file of one page, followed by zeros.
 
-    Fields behind that named ``last`` came with younger versions.
+    Fields after the one named ``last`` came with younger versions.
     """
 
     PAGE_SIZE = 4096
@@ -109,16 +115,17 @@ class FirstOfPage(Fixed[T]):
         """Bytes of the fields that every version writes."""
 
     def read(self, data: bytes) -> T:
-        """The unit at the start of a file; younger fields beyond the end of a short one are 0.
+        """Return the unit at the start of a file; younger fields beyond the end of a short one are
+        0.
 
-        FormatError when even the others are not whole.
+        Raise FormatError if even the others are not whole.
         """
         return self.parse(data.ljust(self.size, b"\0") if len(data) >= self.least else data)
 
     def page(self, record: T) -> bytes:
-        """The whole page."""
+        """Return the whole page."""
         return self.build(record).ljust(self.PAGE_SIZE, b"\0")
 
     def rest_is_zero(self, data: bytes) -> bool:
-        """Whether nothing follows the fields, as in every file a broker wrote."""
+        """Return whether nothing follows the fields, as in every file a broker wrote."""
         return not data[self.size:].strip(b"\0")

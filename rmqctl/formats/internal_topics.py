@@ -1,8 +1,9 @@
-"""What RocketMQ itself writes: topics that are its own, by name, and the bodies only it makes.
+"""The messages that RocketMQ itself writes: its own topics, by name, and the bodies only it
+creates.
 
-`meaning` says what a message in such a topic stands for, from topic and properties. `body` reads
-the bodies that no application made: traces, transaction ops, POP check points and acks. (spec:
-recovery.md §9 and §10, timer-and-others-5x.md §1 and §6; traces as the Java client's
+`meaning` explains a message in such a topic, from topic and properties. `reader_of` finds the
+reader of bodies that no application created: traces, transaction ops, POP check points and acks.
+(spec: recovery.md §9 and §10, timer-and-others-5x.md §1 and §6; traces as the Java client's
 TraceDataEncoder writes them, 4.4 to 5.3.)
 """
 
@@ -29,12 +30,14 @@ _POP_NAMES = {
 
 
 def real_topic(topic: str, properties: Mapping[str, str]) -> str:
-    """The topic a message is meant for, where it waits in another."""
+    """Return the topic a message is meant for, where it waits in another."""
     return properties.get(props.REAL_TOPIC, topic) if topic in _MOVED else topic
 
 
 def meaning(topic: str, properties: Mapping[str, str]) -> dict[str, Any] | None:
-    """What a message in an internal topic stands for, as far as it says; None for other topics."""
+    """Return the meaning of a message in an internal topic, as far as it says; None for other
+    topics.
+    """
     found = _kind(topic, properties)
     return None if found is None else {
         name: value for name, value in found.items() if value is not None}
@@ -68,7 +71,9 @@ def _kind(topic: str, properties: Mapping[str, str]) -> dict[str, Any] | None:
 
 
 def _number(text: str | None) -> int | str | None:
-    """A whole number as one, unless it is too long for 64 bits; anything else as it stands."""
+    """Return a whole number as one, unless it is too long for 64 bits; anything else as it
+    stands.
+    """
     if text is None or len(text) > 20 or not text.isascii() or not text.removeprefix(
             "-").isdigit():
         return text
@@ -77,10 +82,10 @@ def _number(text: str | None) -> int | str | None:
 
 def reader_of(topic: str) -> Callable[[bytes, Mapping[str, str], Callable[[bytes], Any]],
                                       tuple[Any, str]] | None:
-    """What reads the bodies of a topic which only brokers and clients fill; None for others.
+    """Return the reader of bodies in a topic that only brokers and clients fill; None for others.
 
-    It takes the body, the properties and a reader of JSON, and gives (value, what it is), or
-    raises ValueError.
+    It takes the body, the properties and a reader of JSON, and gives (value, what it is), or raises
+    ValueError.
     """
     if topic == TRACE_TOPIC or topic.startswith(_TRACE_PREFIX):
         return lambda body, _properties, _json: (traces(body), "trace")
@@ -93,7 +98,9 @@ def reader_of(topic: str) -> Callable[[bytes, Mapping[str, str], Callable[[bytes
 
 
 def half_offsets(body: bytes) -> list[int]:
-    """The queue offsets of the half messages that an op message settles. ValueError."""
+    """Return the queue offsets of the half messages that an op message settles. Raise
+    ValueError.
+    """
     at_most(body.count(b","))
     parts = [part for part in body.decode("ascii", "replace").split(",") if part]
     if not parts or not all(part.isascii() and part.isdigit() and len(part) < 20
@@ -103,7 +110,7 @@ def half_offsets(body: bytes) -> list[int]:
 
 
 def pop_state(document: Any) -> dict[str, Any]:
-    """A check point or an ack under its fields' long names. ValueError."""
+    """Return a check point or an ack under its fields' long names. Raise ValueError."""
     if not isinstance(document, dict):
         raise ValueError("not a POP check point or ack: expected a JSON object")  # noqa: TRY004
     return {_POP_NAMES.get(str(name), str(name)): value for name, value in document.items()}
@@ -124,9 +131,9 @@ _TRACE_FIELDS = {
                        "fromTransactionCheck"),
     "Recall": ("timeStamp", "regionId", "groupName", "topic", "msgId", "success"),
 }
-"""The fields of each type of trace behind its name, in the order in which they are written."""
+"""The fields of each type of trace after its name, in the order in which they are written."""
 _LEAST = {"Pub": 11, "SubBefore": 7, "SubAfter": 5, "EndTransaction": 12, "Recall": 6}
-"""How many every client that writes the type has."""
+"""The minimum number of fields that every client writes for the type."""
 _OLD_PUB = 12
 """A Pub of the first clients has no offsetMsgId."""
 _TRACE_NUMBERS = {"timeStamp", "bodyLength", "costTime", "retryTimes", "contextCode"}
@@ -135,10 +142,11 @@ _MESSAGE_TYPES = ("Normal_Msg", "Trans_Msg_Half", "Trans_msg_Commit", "Delay_Msg
 
 
 def traces(body: bytes) -> list[dict[str, Any]]:
-    """The traces of one message, under the names that RocketMQ's classes have for their fields.
+    """Return the traces of one message, under the names that RocketMQ's classes have for their
+    fields.
 
-    One of a type that is not known has only its ``traceType`` and its ``fields``. ValueError
-    where there is none that is.
+    A trace of an unknown type has only its ``traceType`` and its ``fields``. Raise ValueError if
+    all are unknown.
     """
     at_most(body.count(_TRACE_FIELD.encode()) + body.count(_TRACE_END.encode()))
     found = [_trace(line.split(_TRACE_FIELD))

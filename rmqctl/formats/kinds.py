@@ -1,7 +1,7 @@
-"""What a file of a store is: from its path, and where that says nothing, from its content.
+"""The kind of a file of a store: from its path, or else from its content.
 
 Pure: the caller brings the path's parts, the first bytes (4 KiB do) and the size. A path decides
-where it follows the store's plan; a file copied elsewhere is known by what it must hold.
+where it follows the store's plan; a file copied elsewhere is recognised by its content.
 """
 
 from __future__ import annotations
@@ -101,21 +101,23 @@ _QUEUE_ID = re.compile(r"-?[0-9]{1,10}", re.ASCII)
 
 
 def bare_name(name: str) -> str:
-    """A file's name without what a broker appends to copies of it."""
+    """Return a file's name without what a broker appends to copies of it."""
     for suffix in (".bak", ".tmp", ".delete"):
         name = name.removesuffix(suffix)
     return name
 
 
 def base_offset(name: str) -> int | None:
-    """The stream offset of a file's first byte, when its name is one."""
+    """Return the stream offset of a file's first byte, when its name is one."""
     name = bare_name(name)
     segment = tiered_names.parse_segment(name)
     return names.parse_offset(name) if segment is None else segment[0]
 
 
 def from_path(parts: Sequence[str]) -> str | None:
-    """The kind a path stands for by the store's plan, or None. The last part is the file name."""
+    """Return the kind that a path has by the store's plan, or None. The last part is the file
+    name.
+    """
     if not parts:
         return None
     *above, full = parts
@@ -141,7 +143,7 @@ def from_path(parts: Sequence[str]) -> str | None:
 
 
 def _numbered(above: Sequence[str], folder: str) -> str | None:
-    """The kind of a file with a 20-digit name."""
+    """Return the kind of a file with a 20-digit name."""
     if folder in _WORKING_FOLDERS:
         above = above[:-1]
     if len(above) >= 3 and above[-3] in _QUEUE_FOLDERS and _QUEUE_ID.fullmatch(above[-1]):
@@ -152,7 +154,7 @@ def _numbered(above: Sequence[str], folder: str) -> str | None:
 
 
 def recognise(parts: Sequence[str], head: bytes, size: int) -> str | None:
-    """The kind of a file, or None.
+    """Return the kind of a file, or None.
 
     ``parts`` of its path (absolute, else what is known), its first bytes and its size in bytes.
     """
@@ -336,7 +338,7 @@ _CHECKS: tuple[tuple[str, Callable[[bytes, int], bool]], ...] = (
 
 
 def from_content(head: bytes, size: int) -> str | None:
-    """The kind whose marks the first bytes (and the size) bear, or None."""
+    """Return the kind whose marks the first bytes (and the size) bear, or None."""
     if not head.strip(b"\0"):
         return TIMERWHEEL if size == timer_wheel.FILE_SIZE else None
     return next((kind for kind, check in _CHECKS if check(head, size)), None)

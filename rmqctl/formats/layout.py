@@ -62,7 +62,9 @@ class Field:
 
 
 def _unwrap(subcon: Any, context: Container) -> Any:
-    """The innermost declaration, conditions decided by ``context`` (KeyError if they cannot)."""
+    """Return the innermost declaration, conditions decided by ``context`` (KeyError if they
+    cannot).
+    """
     while True:
         if isinstance(subcon, Renamed | Adapter | Const):
             subcon = subcon.subcon
@@ -111,12 +113,14 @@ def _fields(declaration: Construct[Any, Any], context: tuple[tuple[str, int], ..
 
 
 def prefix(declaration: Construct[Any, Any], **context: int) -> tuple[Field, ...]:
-    """The fields before the first one whose place or width depends on data."""
+    """Return the fields before the first one whose place or width depends on data."""
     return _fields(declaration, tuple(sorted(context.items())))[0]
 
 
 def fields(declaration: Construct[Any, Any], **context: int) -> tuple[Field, ...]:
-    """All fields of a fixed-size declaration; LayoutError if it is not fixed in ``context``."""
+    """Return all fields of a fixed-size declaration; raise LayoutError if it is not fixed in
+    ``context``.
+    """
     declared, complete = _fields(declaration, tuple(sorted(context.items())))
     if not complete:
         raise LayoutError(f"{declaration!r} has no fixed size")
@@ -138,7 +142,7 @@ def size_of(declaration: Construct[Any, Any], **context: int) -> int:
 
 
 def prefix_size(declaration: Construct[Any, Any], **context: int) -> int:
-    """Bytes before the first data-dependent field."""
+    """Return the number of bytes before the first data-dependent field."""
     declared = prefix(declaration, **context)
     return declared[-1].offset + declared[-1].size if declared else 0
 
@@ -149,7 +153,7 @@ def fixed_total(declaration: Construct[Any, Any], **context: int) -> int:
 
 
 def width_of(declaration: Construct[Any, Any], name: str, **context: int) -> tuple[int, str]:
-    """(size in bytes, struct code) of a fixed-width field, wherever it lies."""
+    """Return (size in bytes, struct code) of a fixed-width field, wherever it lies."""
     for field_name, size, code in _walk(declaration, Container(context)):
         if field_name == name and size is not None:
             return size, code
@@ -157,7 +161,7 @@ def width_of(declaration: Construct[Any, Any], name: str, **context: int) -> tup
 
 
 def reader(declaration: Construct[Any, Any], *names: str, **context: int) -> _struct.Struct:
-    """A compiled ``struct.Struct`` that unpacks the named prefix fields from a record start.
+    """Return a compiled ``struct.Struct`` that unpacks the named prefix fields from a record start.
 
     Bytes between and before the named fields are skipped. Without names: the whole prefix.
     """
@@ -176,10 +180,10 @@ def reader(declaration: Construct[Any, Any], *names: str, **context: int) -> _st
 
 def dtype(declaration: Construct[Any, Any], *names: str, itemsize: int | None = None,
           **context: int) -> np.dtype[Any]:
-    """A numpy structured dtype over the (named) fields, offsets as declared.
+    """Return a numpy structured dtype over the (named) fields, offsets as declared.
 
-    Without ``itemsize`` it spans the whole fixed-size declaration, so ``np.frombuffer`` reads
-    an array of units; with it, any prefix can be laid over records gathered to that width.
+    Without ``itemsize`` it spans the whole fixed-size declaration, so ``np.frombuffer`` reads an
+    array of units; with it, any prefix can be laid over records gathered to that width.
     """
     import numpy as np
 

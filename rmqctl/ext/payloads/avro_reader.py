@@ -22,7 +22,9 @@ _MAX_VARINT = 10
 
 
 def reader(schema: Any, named: dict[str, Any]) -> Callable[[bytes], Any]:
-    """What reads bodies that are one datum of a parsed schema, whose named types are ``named``."""
+    """Return the reader of bodies that are one datum of a parsed schema, whose named types are
+    ``named``.
+    """
     from fastavro._read_py import read_data
 
     _register()
@@ -112,7 +114,7 @@ class _Decoder:
 
 
 def _bound_decimals(schema: Any) -> Any:
-    """The schema with another name for decimals, which `_decimal` reads."""
+    """Return the schema with another name for decimals, which `_decimal` reads."""
     if isinstance(schema, dict):
         return {name: _BOUNDED if name == "logicalType" and part == _DECIMAL
                 else _bound_decimals(part) for name, part in schema.items()}

@@ -34,7 +34,9 @@ class Nothing(Exception):  # noqa: N818
 
 
 def decoder(spec: str) -> Decoder:
-    """The decoder that ``--decode`` names. UsageError, StoreIOError, MissingExtraError."""
+    """Return the decoder that ``--decode`` names. Raise UsageError, StoreIOError,
+    MissingExtraError.
+    """
     if spec.startswith("gzip+"):
         return _unpacking(decoder(spec.removeprefix("gzip+")))
     name, sign, argument = spec.partition(":")
@@ -46,7 +48,7 @@ def decoder(spec: str) -> Decoder:
 
 
 def names() -> list[str]:
-    """All there are, as one writes them: without those of plug-ins."""
+    """Return all names, as users write them: without those of plug-ins."""
     return [*_PLAIN, "avro:SCHEMA", "protobuf:DESC#TYPE", "python:module.function"]
 
 
@@ -54,7 +56,7 @@ def names() -> list[str]:
 
 
 def json_value(body: bytes) -> Any:
-    """The JSON in UTF-8 that a body is, as a plain value. ValueError."""
+    """Return the JSON in UTF-8 that a body is, as a plain value. Raise ValueError."""
     containers = body.count(b"{") + body.count(b"[")
     if body.count(b",") + containers > MAX_VALUES:
         marks = _JSON_TEXT.sub(b"", body)  # those in texts are not counted
@@ -92,7 +94,7 @@ def _json(body: bytes, _message: Message) -> tuple[Any, str]:
 
 
 def _structure(body: bytes) -> Plain:
-    """A JSON object or list; `Nothing` for all else: a number or a word may be just text."""
+    """Return a JSON object or list; `Nothing` for all else: a number or a word may be just text."""
     if body[:64].lstrip()[:1] not in (b"{", b"["):
         raise Nothing
     try:
@@ -119,7 +121,7 @@ def _auto(body: bytes, message: Message, depth: int = 0) -> tuple[Any, str]:
 
 
 def _gunzip(body: bytes) -> bytes:
-    """The content of gzip members, one after the other. ValueError."""
+    """Return the content of gzip members, one after the other. Raise ValueError."""
     try:
         return members(body, lambda: zlib.decompressobj(wbits=31), MAX_BYTES, "gzip member")
     except zlib.error as error:
@@ -189,7 +191,7 @@ def _protobuf(argument: str) -> Decoder:
 
 
 def _python(argument: str) -> Decoder:
-    """A function of a module that Python finds. It runs as the user's own code."""
+    """Return a function of a module that Python finds. It runs as the user's own code."""
     import importlib
 
     module, dot, function = argument.rpartition(".")

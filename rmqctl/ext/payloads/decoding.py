@@ -23,7 +23,7 @@ class Decoding:
     """
 
     def __init__(self, spec: str = AUTO) -> None:
-        """UsageError, StoreIOError or MissingExtraError where there is no such decoder."""
+        """Raise UsageError, StoreIOError or MissingExtraError if the decoder does not exist."""
         self.spec = spec
         self.problems = self.unknown = 0
         self.first_problem = ""
@@ -42,7 +42,7 @@ class Decoding:
 
     def one(self, topic: str, properties: dict[str, str], sys_flag: int, body: bytes,
             place: str) -> Decoded:
-        """What one body is; ``place`` names it where it is the first that is not decoded."""
+        """Return the decoded body; ``place`` names it if it is the first that is not decoded."""
         internal = internal_topics.meaning(topic, properties)
         message = Message(internal_topics.real_topic(topic, properties), properties)
         content, packed_badly = plain_body(sys_flag, body)
@@ -73,7 +73,7 @@ class Decoding:
 
 
 def _reason(error: Exception) -> str:
-    """An error of a decoder in one line."""
+    """Return an error of a decoder in one line."""
     if isinstance(error, RecursionError):
         return "nested too deeply"
     text = " ".join(str(error).split())[:_LONGEST_REASON]

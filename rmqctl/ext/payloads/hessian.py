@@ -6,8 +6,8 @@ fields with its class as ``@class``, so is a map with a type; types of lists are
 reference to something that is still being read, a cycle, is ``{"@ref": N}``, the N-th list, map or
 object from 0 on.
 
-Bytes may be hostile: depth and number of values are bounded, and no class is ever made. Values in
-several places are the same objects, so whoever copies or writes them counts them in each.
+Bytes may be hostile: depth and number of values are bounded, and no class is ever created. Values
+in several places are the same objects, so code that copies or writes them counts them in each.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class HessianError(ValueError):
 
 
 def loads(data: bytes) -> Any:
-    """The one value that ``data`` is. HessianError, BudgetError.
+    """Return the one value that ``data`` is. Raise HessianError, BudgetError.
 
     Texts, bytes, int, float, bool, None, datetime (UTC), lists and dicts, whose keys may be
     anything hashable.
@@ -81,7 +81,7 @@ class _Reader:
     # -- values -----------------------------------------------------------------------------------
 
     def value(self, depth: int) -> Any:
-        """The next value, ``depth`` levels down."""
+        """Return the next value, ``depth`` levels down."""
         if depth > budget.MAX_DEPTH:
             raise HessianError(f"nested deeper than {budget.MAX_DEPTH} levels")
         self._budget.take()
@@ -104,7 +104,7 @@ class _Reader:
         return compound(self, depth)
 
     def _simple(self, code: int) -> Any:
-        """A value that holds no others; `_NONE` for a code of another kind."""
+        """Return a value that holds no others; `_NONE` for a code of another kind."""
         if code <= 0x1F or 0x30 <= code <= 0x33 or code in (0x52, 0x53):
             return self._text(code)
         if 0x20 <= code <= 0x2F or 0x34 <= code <= 0x37 or code in (0x41, 0x42):

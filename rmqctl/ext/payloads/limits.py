@@ -22,14 +22,18 @@ from rmqctl.ext.payloads.values import plain
 from rmqctl.formats.budget import BudgetError
 
 MAX_BYTES = 8 << 20
-"""What is taken apart of a body, decompressed: values take many times as much memory."""
+"""Maximum size of a body that is decoded, after decompression: values need many times as much
+memory.
+"""
 MAX_SECONDS = 10.0
 """CPU time of one body; the time of a clock where a system does not know that of a thread."""
 _LOOK, _IDLE = 1.0, 5
 
 
 class Message(NamedTuple):
-    """What a decoder may know of a message: the topic it is meant for, and all its properties."""
+    """The message of a body, as a decoder sees it: the topic it is meant for, and all its
+    properties.
+    """
 
     topic: str
     properties: Mapping[str, str]
@@ -49,8 +53,8 @@ class TooLongError(BaseException):
 
 
 def bounded(decode: Decoder, body: bytes, message: Message) -> tuple[Any, str]:
-    """The plain value of ``body``, and what it was decoded as. Raises what ``decode`` does, and
-    BudgetError beyond a bound.
+    """Return the plain value of ``body``, and what it was decoded as. Raises what ``decode`` does,
+    and BudgetError beyond a bound.
     """
     if len(body) > MAX_BYTES:
         raise BudgetError(f"larger than {MAX_BYTES >> 20} MiB")
@@ -67,7 +71,7 @@ def bounded(decode: Decoder, body: bytes, message: Message) -> tuple[Any, str]:
 
 
 class _Watch:
-    """Which threads decode since when, and the thread that ends what takes too long."""
+    """The threads that decode, with their start times, and the thread that ends slow ones."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -1,4 +1,5 @@
-"""How many values MessagePack claims and has, counted before a library makes any of them.
+"""The number of values in MessagePack, claimed and present, counted before a library creates any of
+them.
 
 Source: the specification of MessagePack (the table of formats).
 """
@@ -13,10 +14,10 @@ _EXT = range(0xC7, 0xCA)
 
 
 def count(body: bytes, most: int) -> int:
-    """The heads of values in ``body``, keys too, up to ``most`` and one more.
+    """Return the number of values in ``body``, keys too, up to ``most`` and one more.
 
-    What lists and maps claim to hold need not be there, so what is there is counted. A cut body
-    ends the count, and so does a byte that begins no value: whoever decodes finds them, too.
+    Lists and maps may claim more than there is, so the existing values are counted. A truncated
+    body ends the count, and so does a byte that starts no value: the decoder finds them, too.
     """
     at, values, end = 0, 0, len(body)
     while at < end and values <= most:

@@ -14,7 +14,7 @@ _MOST_SCHEMA = 16 << 20
 
 
 def _content(path: str, what: str) -> bytes:
-    """A schema's file. UsageError without a name, StoreIOError."""
+    """Return a schema's file. UsageError without a name, StoreIOError."""
     if not path:
         raise UsageError(f"--decode {what}")
     try:
@@ -33,7 +33,7 @@ def _content(path: str, what: str) -> bytes:
 def avro(path: str) -> Reader:
     """Bodies that are one Avro datum, without the header of a file, of the schema in ``path``.
 
-    UsageError for what is no schema, StoreIOError, MissingExtraError.
+    Raise UsageError for an invalid schema, StoreIOError, MissingExtraError.
     """
     content = _content(path, "avro needs a schema file: avro:order.avsc")
     require("fastavro")
@@ -57,7 +57,7 @@ def avro(path: str) -> Reader:
 
 
 def _items(schema: Any) -> Iterator[Any]:
-    """The schemas of all arrays' items within a schema."""
+    """Yield the schemas of all arrays' items within a schema."""
     for part in schema if isinstance(schema, list) else [schema]:
         if not isinstance(part, dict):
             continue
@@ -72,7 +72,7 @@ def _items(schema: Any) -> Iterator[Any]:
 
 
 def _takes_no_bytes(schema: Any, named: dict[str, Any], within: tuple[str, ...] = ()) -> bool:
-    """Whether a datum of a parsed schema is of no bytes at all."""
+    """Return whether a datum of a parsed schema has no bytes at all."""
     if isinstance(schema, str):
         if schema in within or schema not in named:
             return schema == "null"
@@ -93,7 +93,7 @@ def _takes_no_bytes(schema: Any, named: dict[str, Any], within: tuple[str, ...] 
 
 def protobuf(argument: str) -> Reader:
     """``DESC#TYPE``: bodies are messages of TYPE, whose descriptors ``protoc
-    --descriptor_set_out=DESC --include_imports`` wrote. UsageError, StoreIOError,
+    --descriptor_set_out=DESC --include_imports`` wrote. Raise UsageError, StoreIOError,
     MissingExtraError.
     """
     # What the user named.
@@ -140,7 +140,9 @@ class _Values:
         self._budget = Budget()
 
     def message(self, found: Any) -> dict[str, Any]:
-        """The fields that a message holds, under the names of its .proto file; enums by name."""
+        """Return the fields that a message holds, under the names of its .proto file; enums by
+        name.
+        """
         return {field.full_name if field.is_extension else field.name: self._field(field, value)
                 for field, value in found.ListFields()}
 

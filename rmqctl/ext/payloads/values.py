@@ -17,11 +17,12 @@ _MAX_BITS = 12_000
 
 
 def plain(value: Any) -> Any:
-    """A copy of ``value`` made of dicts with text keys, lists, text, int, float, bool and None.
+    """Return a copy of ``value`` made of dicts with text keys, lists, text, int, float, bool and
+    None.
 
-    Moments become epoch ms (without a zone: ISO-8601 text), bytes base64, Decimals and UUIDs text,
-    numbers that are not finite None; what is no character becomes U+FFFD. ValueError beyond the
-    `Budget` of a body, or for a type that is none of these.
+    Times become epoch ms (without a zone: ISO-8601 text), bytes base64, Decimals and UUIDs text,
+    numbers that are not finite None; invalid characters become U+FFFD. Raise ValueError beyond the
+    `Budget` of a body, or for any other type.
     """
     return _Plain().copy(value, 0)
 

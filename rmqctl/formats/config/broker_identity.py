@@ -16,7 +16,7 @@ PARTS = ("cluster", "broker_name", "broker_id", "register_check_code")
 
 
 class BrokerIdentity(NamedTuple):
-    """Who the controller takes this broker for."""
+    """The identity that the controller assigned to this broker."""
 
     cluster: str
     broker_name: str
@@ -25,7 +25,7 @@ class BrokerIdentity(NamedTuple):
 
 
 def pieces(data: bytes) -> list[tuple[str, int, bytes]]:
-    """(field name, offset, bytes) of each part, as far as they are there."""
+    """Return (field name, offset, bytes) of each part, as far as they are there."""
     parts = []
     position = 0
     for name, raw in zip(PARTS, data.rstrip(b"\r\n").split(SEPARATOR.encode(), len(PARTS) - 1),
@@ -36,7 +36,7 @@ def pieces(data: bytes) -> list[tuple[str, int, bytes]]:
 
 
 def parse(data: bytes) -> BrokerIdentity:
-    """The identity. FormatError names the part that is missing or wrong."""
+    """Return the identity. FormatError names the part that is missing or wrong."""
     texts: list[str] = []
     for name, position, raw in pieces(data):
         try:
@@ -57,7 +57,7 @@ def parse(data: bytes) -> BrokerIdentity:
 
 
 def build(identity: BrokerIdentity) -> bytes:
-    """The file's content."""
+    """Return the file's content."""
     parts = [identity.cluster, identity.broker_name, str(identity.broker_id)]
     if identity.register_check_code is not None:
         parts.append(identity.register_check_code)

@@ -1,10 +1,10 @@
 """The JSON of ``config/`` as fastjson writes it (spec: checkpoint-and-small-files.md §4.1).
 
 Strict JSON goes through the standard decoder, and so does the dialect's one liberty, map keys that
-are bare integers, once they are quoted. Everything that needs a place in the file goes through
-`_Reader`: one pass, an explicit stack, bounded depth. What is odd but does not hide the value is
-told, not fatal. Some files have keys that are objects (`object_keys`); who reads these says which
-text stands for such a key.
+are bare integers, once they are quoted. Everything that needs a position in the file goes through
+`_Reader`: one pass, an explicit stack, bounded depth. Oddities that do not hide the value are
+reported, not fatal. Some files have keys that are objects (`object_keys`); the caller says which
+text replaces such a key.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _STRING = re.compile(
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?(?:[eE][+-]?[0-9]++)?")
 _INTEGER_KEY = re.compile(r"-?(?:0|[1-9][0-9]*+)(?=[ \t\r\n]*+:)")
 _BARE_KEYS = re.compile(r"([{,][ \t\r\n]*+)(-?(?:0|[1-9][0-9]*+))(?=[ \t\r\n]*+:)")
-"""Quoted within a text they end it, and behind its end stands a digit or "-": that is no JSON."""
+"""Such quotes within a text end it, and after them comes a digit or "-": that is not JSON."""
 _WORD = re.compile(r"(?:true|false|null)(?![A-Za-z0-9_])")
 _WORDS = {"true": True, "false": False, "null": None}
 _SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
@@ -133,19 +133,19 @@ class _Text:
                 self.text = _BAD_BYTES.sub(lambda m: "\ufffd" * len(m[0]), escaped)
 
     def byte_offset(self, position: int) -> int:
-        """Where character ``position`` lies in the file."""
+        """Return the byte offset of character ``position`` in the file."""
         if self._ascii:
             return position
         return len(self._escaped[:position].encode("utf-8", "surrogateescape"))
 
     def note(self, kind: str, position: int, detail: str) -> None:
-        """Keeps an oddity at character ``position``."""
+        """Keep an oddity at character ``position``."""
         if len(self.oddities) < MAX_ODDITIES:
             self.oddities.append(Oddity(kind, self.byte_offset(position), detail))
 
 
 def _deep(text: str) -> bool:
-    """Whether brackets nest so deep that only `_Reader`, which counts, may go there."""
+    """Return whether brackets nest so deep that only `_Reader`, which counts, may go there."""
     if text.count("{") + text.count("[") <= MAX_DEPTH:
         return False
     depths = accumulate(map(_STEPS.__getitem__, _NO_BRACKETS.sub("", text)))
@@ -172,7 +172,7 @@ class _Reader:
                           path=f"{self._inside}{path}"[:200].encode("utf-8", "replace").decode())
 
     def _skip(self) -> str:
-        """The next character that is no space (empty at the end), and stands on it."""
+        """Move to the next character that is not a space, and return it (empty at the end)."""
         self._at = _behind_space(self._text, self._at)
         return self._text[self._at:self._at + 1]
 
@@ -229,7 +229,7 @@ class _Reader:
         return key
 
     def _object_key(self, key_of: KeyOf) -> str:
-        """The text for a key that is an object."""
+        """Return the text for a key that is an object."""
         position = self._at
         value, self._at = _Reader(self._source, start=position, inside="$.(key)").read()
         try:
@@ -244,7 +244,7 @@ class _Reader:
         self._stack.append((container, None))
 
     def read(self) -> tuple[Any, int]:
-        """The value and the place behind it."""
+        """Return the value and the place after it."""
         while True:
             value = self._value()
             while self._stack:
@@ -273,7 +273,7 @@ class _Reader:
         return self._string() if char == '"' else self._scalar()
 
     def _next(self, container: Any, *, first: bool) -> bool:
-        """Moves to the container's next value; True when it is closed instead."""
+        """Move to the container's next value; True when it is closed instead."""
         end = "}" if isinstance(container, dict) else "]"
         char = self._skip()
         if char == end:
@@ -309,7 +309,9 @@ def _decode(source: _Text, key_of: KeyOf | None = None) -> tuple[Any, int]:
 
 
 def _complete(decoder: json.JSONDecoder, quoted: str, text: str, start: int) -> tuple[Any, int]:
-    """The value of a text whose keys were quoted, if nothing follows it. ValueError."""
+    """Return the value of a text whose keys were quoted, if nothing follows it. Raise
+    ValueError.
+    """
     value, end = decoder.raw_decode(quoted, _behind_space(quoted, start))
     if _behind_space(quoted, end) != len(quoted):
         raise _NotStrictError
@@ -317,10 +319,10 @@ def _complete(decoder: json.JSONDecoder, quoted: str, text: str, start: int) -> 
 
 
 def parse(data: bytes, key_of: KeyOf | None = None) -> Parsed:
-    """The value in a file's bytes, and its oddities. FormatError with offset and JSON path.
+    """Return the value in a file's bytes, and its oddities. FormatError with offset and JSON path.
 
-    ``key_of`` gives the text for a key that is an object, or raises FormatError; without it
-    there is no such key.
+    ``key_of`` gives the text for a key that is an object, or raises FormatError; without it such
+    keys are errors.
     """
     source = _Text(data)
     if not source.text[source.start:].strip(" \t\r\n"):

@@ -34,7 +34,7 @@ class Line(NamedTuple):
 
 
 def lines(data: bytes) -> list[Line]:
-    """The lines as Java's ``readLine`` cuts them, with their places."""
+    """Return the lines as Java's ``readLine`` cuts them, with their places."""
     lines_of_file = []
     position = 0
     while position < len(data):
@@ -64,7 +64,7 @@ def _entry(line: Line, number: int) -> Epoch:
 
 
 def parse(data: bytes) -> list[Epoch]:
-    """The entries. FormatError on a wrong count, CRC or line."""
+    """Return the entries. FormatError on a wrong count, CRC or line."""
     file_lines = lines(data)
     for number, path in enumerate(("count", "crc")):
         if len(file_lines) <= number:
@@ -82,10 +82,10 @@ def parse(data: bytes) -> list[Epoch]:
 
 
 def stops_broker(data: bytes) -> str | None:
-    """Why a broker exits when it reads such a file; None where it reads it, or its backup.
+    """Return why a broker exits when it reads such a file; None if it reads it, or its backup.
 
-    Only an IOException (wrong count, wrong CRC, no UTF-8) makes it read the backup. Nothing catches
-    the NumberFormatException of a line that is missing or is no number.
+    Only an IOException (wrong count, wrong CRC, invalid UTF-8) makes it read the backup. Nothing
+    catches the NumberFormatException of a line that is missing or not a number.
     """
     try:
         data.decode()
@@ -123,6 +123,6 @@ def _crc(entries: list[Epoch], separator: str) -> int:
 
 
 def build(entries: list[Epoch], separator: str = "\n") -> bytes:
-    """The file a broker on a system with this line separator writes."""
+    """Return the file a broker on a system with this line separator writes."""
     head = f"{len(entries)}{separator}{_crc(entries, separator)}{separator}"
     return head.encode("ascii") + _text(entries, separator)

@@ -1,10 +1,10 @@
 """The text fastjson 1.x writes for a broker's configuration (checkpoint-and-small-files.md §4.1).
 
 "Pretty" style: a tab per level, ``"key":value`` without a space, every text key on a line of its
-own. A key that is a number stands bare and on the line of the bracket or of the value before it:
-``{0:5,1:7`` with the closing bracket on the next line. The order of keys is the caller's: a
-broker has the properties of a bean in alphabetical order and a map in the map's own order. What
-is None is written as ``null``; a broker leaves such properties out.
+own. A key that is a number is bare, on the line of the bracket or of the value before it:
+``{0:5,1:7`` with the closing bracket on the next line. The order of keys is the caller's: a broker
+has the properties of a bean in alphabetical order and a map in the map's own order. None is written
+as ``null``; a broker omits such properties.
 
 `config_json` reads it back.
 """
@@ -23,29 +23,34 @@ _WORDS = {None: "null", True: "true", False: "false"}
 
 
 def quoted(text: str) -> str:
-    """A text between double quotes, with what fastjson escapes (and lone surrogates) escaped."""
+    """Return a text between double quotes, with what fastjson escapes (and lone surrogates)
+    escaped.
+    """
     if text.isascii() and text.isprintable() and '"' not in text and "\\" not in text:
         return f'"{text}"'  # most are of this kind
     return f'"{text.translate(_ESCAPES)}"'
 
 
 class Ready(str):
-    """What `ready` made: text that stands where a value stands."""
+    """The result of `ready`: the text of a value."""
 
     __slots__ = ()
 
 
 def ready(value: Any, depth: int) -> Ready:
-    """The text of a value that lies ``depth`` levels deep, to be built into others many times."""
+    """Return the text of a value that lies ``depth`` levels deep, to be built into others many
+    times.
+    """
     parts: list[str] = []
     _add(parts, value, depth)
     return Ready("".join(parts))
 
 
 def build(value: Any) -> bytes:
-    """The bytes of a value: mappings, lists, texts, numbers, bools, None, `Ready` ones.
+    """Return the bytes of a value: mappings, lists, texts, numbers, bools, None, `Ready` ones.
 
-    Keys are texts or ints. TypeError for anything else, ValueError for a float that is no number.
+    Keys are texts or ints. Raise TypeError for anything else, ValueError for a float that is not a
+    number.
     """
     return ready(value, 0).encode()
 

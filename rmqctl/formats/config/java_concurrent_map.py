@@ -25,12 +25,12 @@ _Node = tuple[int, int]
 
 
 def sized(initial: int) -> int:
-    """The capacity of a new map that was asked for with an initial capacity."""
+    """Return the capacity of a new map that was asked for with an initial capacity."""
     return _power(initial + (initial >> 1) + 1)
 
 
 def copied(count: int) -> int:
-    """The capacity of a map that is made as the copy of one with ``count`` keys."""
+    """Return the capacity of a map that is made as the copy of one with ``count`` keys."""
     wanted, capacity = sized(count), _DEFAULT
     capacity = max(capacity, wanted)
     while wanted > capacity - (capacity >> 2):
@@ -39,7 +39,8 @@ def copied(count: int) -> int:
 
 
 def ordered(table: Mapping[K, V], capacity: int = _DEFAULT) -> list[tuple[K, V]]:
-    """The items of a mapping, which has them in the order of insertion, as Java goes through them.
+    """Return the items of a mapping, which has them in the order of insertion, as Java goes through
+    them.
 
     ``capacity`` is the table's at the beginning, a power of two.
     """
@@ -79,10 +80,10 @@ def _order(keys: tuple[str | int, ...], capacity: int) -> list[int]:
 
 
 def _doubled(buckets: dict[int, list[_Node]], capacity: int) -> dict[int, list[_Node]]:
-    """The buckets of a table twice as large.
+    """Return the buckets of a table twice as large.
 
-    Of each bucket the last run of nodes that stay together keeps its order; each node before is
-    put in front of those that have its new bucket.
+    Of each bucket the last run of nodes that stay together keeps its order; each node before is put
+    in front of those that have its new bucket.
     """
     doubled: dict[int, list[_Node]] = {}
     for bucket, nodes in buckets.items():

@@ -38,7 +38,9 @@ def _spread(key: str) -> int:
 
 
 def grown(capacity: int, earlier: Iterable[str], size: int, key: str) -> int:
-    """The capacity after a new ``key`` came to a table of ``size`` keys, the ``earlier`` ones."""
+    """Return the capacity after a new ``key`` came to a table of ``size`` keys, the ``earlier``
+    ones.
+    """
     if size >= _LONG_BUCKET and capacity < _TREE_CAPACITY:
         mask = capacity - 1
         bucket = _spread(key) & mask
@@ -48,7 +50,7 @@ def grown(capacity: int, earlier: Iterable[str], size: int, key: str) -> int:
 
 
 def _sorted(keys: tuple[str, ...], capacity: int) -> tuple[int, ...]:
-    """The places of ``keys`` by bucket, in a table that has its final capacity."""
+    """Return the places of ``keys`` by bucket, in a table that has its final capacity."""
     mask = capacity - 1
     return tuple(sorted(range(len(keys)), key=lambda number: _spread(keys[number]) & mask))
 
@@ -64,10 +66,10 @@ _sorted_cached = lru_cache(maxsize=_CACHED)(_sorted)
 
 
 def ordered(keys: tuple[str, ...], capacity: int) -> tuple[int, ...]:
-    """The places in ``keys`` (distinct, in order of insertion) in iteration order.
+    """Return the places in ``keys`` (distinct, in order of insertion) in iteration order.
 
-    ``capacity`` is the table's initial one, a power of two. Cached: messages of one kind have
-    the same keys.
+    ``capacity`` is the table's initial one, a power of two. Cached: messages of one kind have the
+    same keys.
     """
     return (_ordered_cached if _is_kept(keys) else _ordered)(keys, capacity)
 
@@ -89,7 +91,7 @@ class JavaMap:
 
     @classmethod
     def from_properties(cls, raw: str, capacity: int) -> JavaMap:
-        """The map a 4.9.1+ / 5.x broker makes of a properties string."""
+        """Return the map a 4.9.1+ / 5.x broker makes of a properties string."""
         java_map = cls(capacity)
         for key, value in properties.parse(raw).items():
             java_map.put(key, value)
@@ -101,7 +103,7 @@ class JavaMap:
         self._entries[key] = value
 
     def remove(self, key: str) -> str | None:
-        """The value that was taken out; None where there was none."""
+        """Return the value that was taken out; None if there was none."""
         return self._entries.pop(key, None)
 
     def get(self, key: str) -> str | None:
@@ -114,12 +116,12 @@ class JavaMap:
         return len(self._entries)
 
     def items(self) -> ItemsView[str, str]:
-        """The pairs in iteration order."""
+        """Return the pairs in iteration order."""
         keys = tuple(self._entries)
         sort = _sorted_cached if _is_kept(keys) else _sorted
         return {keys[number]: self._entries[keys[number]]
                 for number in sort(keys, self.capacity)}.items()
 
     def text(self, *, trailing: bool) -> str:
-        """The properties string of the map; ``trailing``: with the last 0x02."""
+        """Return the properties string of the map; ``trailing``: with the last 0x02."""
         return properties.build(dict(self.items()), trailing=trailing)

@@ -1,4 +1,4 @@
-"""Map keys that are objects: fastjson writes them so, though it is no JSON.
+"""Map keys that are objects: fastjson writes them, though they are not JSON.
 
 The segment tables of tiered storage 5.1.0 and 5.1.1 (tiered.md §16), and the offsets.json of a
 broadcasting consumer (``~/.rocketmq_offsets/CLIENT/GROUP``), whose keys are queues.
@@ -12,7 +12,7 @@ from rmqctl.errors import FormatError
 
 
 def queue_of(value: Any) -> tuple[str, str, int]:
-    """(broker name, topic, queue id) of a key that is a queue. FormatError."""
+    """Return (broker name, topic, queue id) of a key that is a queue. Raise FormatError."""
     try:
         broker, topic, number = value["brokerName"], value["topic"], value["queueId"]
         if not isinstance(broker, str) or not isinstance(topic, str) or type(number) is not int:
@@ -23,6 +23,6 @@ def queue_of(value: Any) -> tuple[str, str, int]:
 
 
 def queue_name(value: Any) -> str:
-    """``TOPIC@BROKER@QUEUE`` for a key that is a queue. FormatError."""
+    """``TOPIC@BROKER@QUEUE`` for a key that is a queue. Raise FormatError."""
     broker, topic, number = queue_of(value)
     return f"{topic}@{broker}@{number}"

@@ -1,8 +1,8 @@
 r"""A Java ``.properties`` file, as `java.util.Properties.load` reads one: broker.conf is one.
 
 The bytes are Latin-1. A line goes on in the next where it ends with an odd number of backslashes;
-``#`` and ``!`` begin comments; a key ends at ``=``, ``:`` or space; spaces before a value go, those
-behind it stay; ``\uXXXX`` is a UTF-16 unit. The last of several equal keys counts.
+``#`` and ``!`` begin comments; a key ends at ``=``, ``:`` or space; spaces before a value are
+dropped, those after it stay; ``\uXXXX`` is a UTF-16 unit. The last of several equal keys counts.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ class Entry(NamedTuple):
 
 
 def parse(data: bytes) -> list[Entry]:
-    r"""All entries in the order of the file, also those that a later one of the same key replaces.
+    r"""Return all entries in the order of the file, also those that a later one of the same key
+    replaces.
 
     FormatError at a ``\u`` without four hexadecimal digits: Java refuses the whole file.
     """
@@ -37,7 +38,9 @@ def parse(data: bytes) -> list[Entry]:
 
 
 def _logical_lines(text: str) -> Iterator[tuple[str, int]]:
-    """(a line with what goes on in the following ones, its number); no blanks, no comments."""
+    """Yield (a line with what goes on in the following ones, its number); no blanks, no
+    comments.
+    """
     pending, begun = "", 0
     for number, natural in enumerate(re.split("\r\n|\r|\n", text), start=1):
         line = natural.lstrip(_SPACE)  # of a line that goes on, too

@@ -1,7 +1,7 @@
-"""What can still be read of a configuration file that breaks off, or goes on with zeros.
+"""The readable part of a configuration file that breaks off, or continues with zeros.
 
-Brokers of 5.1 to 5.3 write these files in place: what a crash leaves is the beginning of the new
-content. All entries that end before the break are whole.
+Brokers of 5.1 to 5.3 write these files in place: a crash leaves the start of the new content. All
+entries that end before the break are complete.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _TRIES = 8
 
 
 def whole_entries(data: bytes) -> tuple[dict[str, Any], int] | None:
-    """(the object, made of what ends before the break; bytes it was read from). None where no
+    """Return (the object, made of what ends before the break; bytes it was read from). None if no
     entry can be read.
     """
     text = data.decode("utf-8", "surrogateescape")
@@ -44,7 +44,9 @@ def whole_entries(data: bytes) -> tuple[dict[str, Any], int] | None:
 
 
 def _last_border(text: str) -> tuple[int, str]:
-    """(where the last whole entry ends, the brackets that close what is open there); 0 without."""
+    """Return (where the last whole entry ends, the brackets that close what is open there); 0
+    without.
+    """
     position, open_brackets = 0, ""
     best = 0, ""
     while (token := _TOKEN.match(text, position)) is not None:

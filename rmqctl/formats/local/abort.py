@@ -10,7 +10,7 @@ MAX_DIGITS = 19
 
 
 def parse(data: bytes) -> int | None:
-    """The process id, None for an empty file. FormatError when it is neither."""
+    """Return the process id, None for an empty file. Raise FormatError if it is neither."""
     if not data:
         return None
     text = data.rstrip(b"\r\n")
@@ -23,7 +23,7 @@ def parse(data: bytes) -> int | None:
 
 
 def build(pid: int | None) -> bytes:
-    """The content a 4.x (None) or 5.x broker writes."""
+    """Return the content a 4.x (None) or 5.x broker writes."""
     if pid is not None and not 0 <= pid < 10 ** MAX_DIGITS:
         raise FormatError("value does not fit the field", path="pid")
     return b"" if pid is None else b"%d" % pid

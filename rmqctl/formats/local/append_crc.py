@@ -35,20 +35,22 @@ def write_digits(crc: int) -> bytes:
 
 
 def read_digits(digits: str) -> int:
-    """The number a broker reads from the property's value. ValueError when it is not digits."""
+    """Return the number a broker reads from the property's value. Raise ValueError if it is not
+    digits.
+    """
     if not (digits.isascii() and digits.isdigit() and len(digits) <= DIGITS):
         raise ValueError(f"not a CRC: {digits[:20]!r}")
     return int(digits[::-1])
 
 
 def build(crc: int) -> bytes:
-    """The twenty bytes."""
+    """Return the twenty bytes."""
     raw: bytes = AppendedCrc.build({"digits": write_digits(crc)})
     return raw
 
 
 def parse(data: bytes, base: int = 0) -> int:
-    """The CRC in the twenty bytes ``data``. FormatError when they are none."""
+    """Return the CRC in the twenty bytes ``data``. Raise FormatError if they are not a CRC."""
     try:
         appended = AppendedCrc.parse(data)
         if len(data) != SIZE:
@@ -62,16 +64,16 @@ def parse(data: bytes, base: int = 0) -> int:
 
 
 def compute(record: bytes | memoryview) -> int:
-    """The CRC of a whole record's bytes, the last twenty left out."""
+    """Return the CRC of a whole record's bytes, the last twenty left out."""
     return zlib.crc32(memoryview(record)[:max(len(record) - SIZE, 0)]) & CRC_MASK
 
 
 def stored(record: bytes) -> int | None:
-    """The CRC at the end of a record's bytes; None when none is there.
+    """Return the CRC at the end of a record's bytes; None without one.
 
-    A batch may glue it to the text before (commitlog.md §5.4), which this does not mind. A
-    record that was stored again by a broker with the feature off may carry the CRC of its
-    earlier life: only where the feature was on does a mismatch prove damage.
+    A batch may glue it to the text before (commitlog.md §5.4), which is accepted here. A record
+    that was stored again by a broker with the feature off may carry its earlier CRC: only where the
+    feature was on does a mismatch prove damage.
     """
     try:
         return parse(bytes(record[-SIZE:]))
@@ -80,13 +82,13 @@ def stored(record: bytes) -> int | None:
 
 
 def verify(record: bytes) -> bool | None:
-    """Whether the appended CRC matches the record; None when there is none."""
+    """Return whether the appended CRC matches the record; None without one."""
     stored_crc = stored(record)
     return None if stored_crc is None else stored_crc == compute(record)
 
 
 def seal(record: bytes) -> bytes:
-    """A finished record whose last twenty bytes were reserved, with its CRC put there."""
+    """Return a finished record whose last twenty bytes were reserved, with its CRC put there."""
     if len(record) < SIZE:
         raise FormatError("record runs past the end of the data", offset=0, path="digits")
     return record[:-SIZE] + build(compute(record))

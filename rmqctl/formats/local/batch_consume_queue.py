@@ -42,7 +42,7 @@ class UnitRecord(NamedTuple):
 
     @property
     def next_offset(self) -> int:
-        """The first queue offset behind this row."""
+        """The first queue offset after this entry."""
         return self.msg_base_offset + self.batch_size
 
 

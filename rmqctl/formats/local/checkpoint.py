@@ -39,7 +39,9 @@ class CheckpointRecord(NamedTuple):
 
     @property
     def min_timestamp(self) -> int:
-        """Where an abnormal recovery starts: messages stored before it are taken as safe."""
+        """The time from which an abnormal recovery starts: messages stored before it count as
+        safe.
+        """
         return max(0, min(self.physic_msg_timestamp, self.logics_msg_timestamp) - MARGIN)
 
     @property
@@ -67,6 +69,6 @@ parse, build, rest_is_zero = CHECKPOINT.read, CHECKPOINT.page, CHECKPOINT.rest_i
 
 
 def differing(record: CheckpointRecord, other: CheckpointRecord) -> dict[str, int]:
-    """The fields in which a checkpoint differs from another, with its own values."""
+    """Return the fields in which a checkpoint differs from another, with its own values."""
     theirs = other._asdict()
     return {name: value for name, value in record._asdict().items() if value != theirs[name]}

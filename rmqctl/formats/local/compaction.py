@@ -22,5 +22,5 @@ build = UNIT.build
 
 
 def is_end(unit: UnitRecord) -> bool:
-    """Whether a unit closes its file."""
+    """Return whether a unit closes its file."""
     return unit == END_UNIT

@@ -35,7 +35,9 @@ class UnitRecord(NamedTuple):
 
     @property
     def is_filler(self) -> bool:
-        """Whether this unit only keeps the place of a row from before the queue's first."""
+        """Return whether this unit is padding, in the place of an entry from before the queue's
+        first.
+        """
         return self == FILLER
 
 
@@ -53,7 +55,7 @@ dtype = UNIT.dtype
 
 
 def file_size(configured: int) -> int:
-    """The size a broker gives its files: the configured one, rounded up to whole units."""
+    """Return the size a broker gives its files: the configured one, rounded up to whole units."""
     return -(-configured // UNIT_SIZE) * UNIT_SIZE
 
 
@@ -63,15 +65,16 @@ def byte_offset(index: int) -> int:
 
 
 def queue_offset(byte: int) -> int:
-    """The queue offset of the row whose bytes hold this position of the queue."""
+    """Return the queue offset of the row whose bytes hold this position of the queue."""
     return byte // UNIT_SIZE
 
 
 def tags_code(topic: str, properties: Mapping[str, str], store_timestamp: int,
               levels: delay.Levels = delay.DEFAULT_LEVELS) -> int:
-    """The code a broker computes for a record: the tags' hash, or the deliver time of a delay.
+    """Return the code a broker computes for a record: the tags' hash, or the deliver time of a
+    delay.
 
-    ValueError where a broker calls the record dirty (a DELAY that is no number).
+    Raise ValueError if a broker calls the record dirty (a DELAY that is not a number).
     """
     level = properties.get(props.DELAY)
     if topic == props.SCHEDULE_TOPIC and level is not None:

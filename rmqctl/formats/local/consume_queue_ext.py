@@ -1,7 +1,7 @@
-"""ConsumeQueueExt: units of varying size behind a consumequeue (spec: consumequeue.md §8).
+"""ConsumeQueueExt: units of varying size beside a consumequeue (spec: consumequeue.md §8).
 
-With ``enableConsumeQueueExt`` the tagsCode of a consumequeue unit is the *address* of such a
-unit: its byte offset with the top bit set, a number no sign-extended 32-bit hash can be.
+With ``enableConsumeQueueExt`` the tagsCode of a consumequeue unit is the *address* of such a unit:
+its byte offset with the top bit set, a number no sign-extended 32-bit hash can be.
 """
 
 from __future__ import annotations
@@ -46,24 +46,28 @@ class UnitRecord(NamedTuple):
 
 
 def make(tags_code: int, store_timestamp: int, bit_map: bytes = b"") -> UnitRecord:
-    """A unit with its size filled in."""
+    """Return a unit with its size filled in."""
     return UnitRecord(HEAD_SIZE + len(bit_map), tags_code, store_timestamp, bit_map)
 
 
 def is_address(tags_code: int) -> bool:
-    """Whether the tagsCode of a consumequeue unit points into the ext files."""
+    """Return whether the tagsCode of a consumequeue unit points into the ext files."""
     return tags_code <= MAX_ADDRESS
 
 
 def address(byte_offset: int) -> int:
-    """The tagsCode that points to the unit at this byte offset. ValueError when out of range."""
+    """Return the tagsCode that points to the unit at this byte offset. Raise ValueError if out of
+    range.
+    """
     if not 0 <= byte_offset <= MAX_ADDRESS - _LONG_MIN:
         raise ValueError(f"no ext unit can be at {byte_offset}")
     return byte_offset + _LONG_MIN
 
 
 def byte_offset(tags_code: int) -> int:
-    """The byte offset an address points to. ValueError when ``tags_code`` is none."""
+    """Return the byte offset an address points to. Raise ValueError if ``tags_code`` is not an
+    address.
+    """
     if not is_address(tags_code):
         raise ValueError(f"{tags_code} is a tags code, not an ext address")
     return tags_code - _LONG_MIN
@@ -78,7 +82,9 @@ def _judge(size: int, bit_map_size: int, where: int) -> None:
 
 
 def parse(data: bytes, position: int = 0, base: int = 0) -> UnitRecord:
-    """The unit at ``data[position:]`` through construct. FormatError names field and offset."""
+    """Return the unit at ``data[position:]`` through construct. FormatError names field and
+    offset.
+    """
     where = base + position
     try:
         values = Unit.parse(data[position:] if position >= 0 else b"")
@@ -92,7 +98,9 @@ def parse(data: bytes, position: int = 0, base: int = 0) -> UnitRecord:
 
 
 def decode(data: bytes | memoryview, position: int = 0, base: int = 0) -> UnitRecord:
-    """The unit at ``data[position:]`` through the derived struct; same answers as `parse`."""
+    """Return the unit at ``data[position:]`` through the derived struct; same answers as
+    `parse`.
+    """
     where = base + position
     available = len(data) - position if 0 <= position <= len(data) else 0
     if available < HEAD_SIZE:
@@ -107,7 +115,7 @@ def decode(data: bytes | memoryview, position: int = 0, base: int = 0) -> UnitRe
 
 
 def build(unit: UnitRecord) -> bytes:
-    """The bytes of a unit; ``size`` is taken as given."""
+    """Return the bytes of a unit; ``size`` is taken as given."""
     raw: bytes = Unit.build({
         "size": unit.size, "tags_code": unit.tags_code, "store_timestamp": unit.store_timestamp,
         "bit_map_size": len(unit.bit_map), "bit_map": unit.bit_map})
@@ -128,7 +136,8 @@ class Step(NamedTuple):
 
 
 def walk(data: bytes, position: int = 0, base: int = 0) -> Iterator[Step]:
-    """Units of one file from ``position`` up to the end mark or unused space; always moves on.
+    """Yield units of one file from ``position`` up to the end mark or unused space; always moves
+    on.
 
     A damaged unit is stepped over by whichever of its two lengths leads to a sound place, else by
     its size as a broker does. Where neither can be, nothing says where the next unit starts.
@@ -154,7 +163,7 @@ def walk(data: bytes, position: int = 0, base: int = 0) -> Iterator[Step]:
 
 
 def _over(data: bytes, position: int, size: int) -> int:
-    """Bytes from a damaged unit to the next; 0 when nothing tells."""
+    """Return the bytes from a damaged unit to the next; 0 if unknown."""
     lengths = [size]
     if position + HEAD_SIZE <= len(data):
         lengths.append(HEAD_SIZE + _HEAD.unpack_from(data, position)[-1])
@@ -164,7 +173,9 @@ def _over(data: bytes, position: int, size: int) -> int:
 
 
 def _sound(data: bytes, position: int) -> bool:
-    """Whether a unit, the end mark, unused space or the end of the data is at ``position``."""
+    """Return whether a unit, the end mark, unused space or the end of the data is at
+    ``position``.
+    """
     if data.startswith(END_MARK, position) or not any(data[position:position + HEAD_SIZE]):
         return True
     try:

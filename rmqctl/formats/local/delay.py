@@ -22,7 +22,7 @@ _INTEGER = re.compile(r"[+-]?\d+")
 
 
 def parse_levels(text: str) -> Levels:
-    """The table a ``messageDelayLevel`` setting stands for. ValueError when it is none."""
+    """Return the table of a ``messageDelayLevel`` setting. Raise ValueError if it is invalid."""
     levels: dict[int, int] = {}
     for number, part in enumerate(text.split(" "), 1):
         if part[-1:] not in _UNIT or not _INTEGER.fullmatch(part[:-1]):
@@ -53,10 +53,10 @@ class DelayTable:
 
 @lru_cache(maxsize=16)
 def delay_table(text: str) -> DelayTable:
-    """The table of a ``messageDelayLevel`` setting (``1s 5s 10s``; units s, m, h, d).
+    """Return the table of a ``messageDelayLevel`` setting (``1s 5s 10s``; units s, m, h, d).
 
-    UsageError where a broker would not start, or would put messages into queue -1, for want
-    of any level.
+    Raise UsageError if a broker would not start, or would put messages into queue -1, for want of
+    any level.
     """
     try:
         # Java's split drops empty parts at the end, so spaces there do no harm.
@@ -76,9 +76,9 @@ class Properties(Protocol):
 
 
 def delay_level_of(properties: Properties) -> int:
-    """The delay level a message asks for; 0 for none.
+    """Return the delay level a message asks for; 0 for none.
 
-    ValueError when ``DELAY`` is no number: a broker then fails with an exception, and stores
+    Raise ValueError if ``DELAY`` is not a number: a broker then fails with an exception, and stores
     nothing.
     """
     text = properties.get(props.DELAY)
@@ -92,7 +92,8 @@ def delay_level_of(properties: Properties) -> int:
 
 
 def deliver_time(level: str, store_timestamp: int, levels: Levels = DEFAULT_LEVELS) -> int | None:
-    """When a message of the schedule topic is due; None when its level means no delay.
+    """Return the time at which a message of the schedule topic is due; None if its level means no
+    delay.
 
     A level above the table's highest counts as the highest; a gap in the table as one second.
     """

@@ -1,7 +1,7 @@
-"""What marks a filler: a message that `recover` put in place of lost bytes.
+"""The marks of a filler: a message that `recover` put in place of lost bytes.
 
-All come from the host 0.0.0.0:0, which no broker takes a message from. Their property ``RMQCTL`` is
-``lost`` where that fits; where it does not, the body is all zeros.
+All come from the host 0.0.0.0:0, from which no broker accepts a message. Their property ``RMQCTL``
+is ``lost`` where that fits; where it does not, the body is all zeros.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ TOPIC = "RMQCTL_FILLER"
 NOWHERE = (bytes(4), 0)
 """Their born host."""
 KEPT_START = f"{MARK}{props.NAME_VALUE_SEPARATOR}{DAMAGED}{props.PROPERTY_SEPARATOR}".encode()
-"""How the properties of a message begin that is kept damaged."""
+"""The prefix of the properties of a message that is kept damaged."""
 
 
 def is_kept_damaged(record: Record) -> bool:
-    """Whether `recover` kept this message though it had lost a part of itself."""
+    """Return whether `recover` kept this message though it had lost a part of itself."""
     return record.properties.startswith(KEPT_START)
 
 
 def is_filler(record: Record) -> bool:
-    """Whether `recover` made this message."""
+    """Return whether `recover` created this message."""
     if record.born_host != NOWHERE:
         return False
     values = props.parse(record.properties.decode("utf-8", "replace"))

@@ -1,8 +1,8 @@
 """Fields of a record that no broker can have written (spec: commitlog.md §2, §4 and §9).
 
 The rules are plain comparisons, so they judge one record's numbers and columns of them alike. What
-a producer or an odd machine may have chosen is no fault: ports of 0, any host, a clock that was set
-back or is some months wrong, flags that only older brokers wrote.
+a producer or an odd machine may have chosen is not a fault: ports of 0, any host, a clock that was
+set back or is some months wrong, flags that only older brokers wrote.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NUMBER, EARLY, BACK = "property-number", "early-times", "clock-back"
 FLAG_BITS, BORN_TIME = "header-flag-bits", "header-born-time"
 QUEUE_OFFSET = "header-queue-offset"
 ALONE = (BORN_PORT, STORE_PORT, SYS_FLAG, RECONSUME, PREPARED, QUEUE_ID, FLAG_BITS, QUEUE_OFFSET)
-"""What the head of a record shows by itself; the two behind them need its neighbours."""
+"""The faults that a record's header shows by itself; the last two need its neighbours."""
 UNDECODABLE = (BORN_PORT, STORE_PORT, SYS_FLAG)
 """With these a client's decoder gives up, and with it what follows in the same pull."""
 DELAY_BITS, INNER = 32, {props.INNER_BASE: 64, props.INNER_NUM: 16}
@@ -66,7 +66,7 @@ def alone(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def of_record(record: Record) -> list[str]:
-    """The categories of `ALONE` that a record breaks."""
+    """Return the categories of `ALONE` that a record breaks."""
     broken_rules = alone({
         "born_host.port": record.born_host[1], "store_host.port": record.store_host[1],
         "sys_flag": record.sys_flag, "reconsume_times": record.reconsume_times,
@@ -77,7 +77,7 @@ def of_record(record: Record) -> list[str]:
 
 
 def is_number(value: str, bits: int) -> bool:
-    """Whether a broker parses a property's value as a signed number of so many bits."""
+    """Return whether a broker parses a property's value as a signed number of that many bits."""
     try:
         delay.java_int(value, bits)
     except ValueError:
@@ -86,10 +86,10 @@ def is_number(value: str, bits: int) -> bool:
 
 
 def bad_number(values: Mapping[str, str], topic: bytes, generation: int) -> str:
-    """The property of a record that makes a broker's test of it throw; "" for none.
+    """Return the property of a record that makes a broker's test of it throw; "" for none.
 
-    DELAY counts in the schedule topic only; the two of an inner batch when both are there, for
-    5.x (spec: commitlog.md §9).
+    DELAY counts in the schedule topic only; the two of an inner batch when both are there, for 5.x
+    (spec: commitlog.md §9).
     """
     parsed = {props.DELAY: DELAY_BITS} if topic == props.SCHEDULE_TOPIC.encode() else {}
     if generation >= 5 and all(name in values for name in INNER):
@@ -99,8 +99,8 @@ def bad_number(values: Mapping[str, str], topic: bytes, generation: int) -> str:
 
 
 def stored_at_odd_time(before: Any, time: Any, behind: Any) -> Any:
-    """Whether a store time (ms) cannot be, between those of its neighbours: before there were
-    brokers, or years after both. A clock that is wrong for all of them shows nothing.
+    """Return whether a store time (ms) is impossible between those of its neighbours: before there
+    were brokers, or years after both. A clock that is wrong for all of them shows nothing.
     """
     early = (time < EARLIEST) & (before >= EARLIEST) & (behind >= EARLIEST)
     # Subtracted from the one that is not negative: of 64 bits nothing overflows.
@@ -108,15 +108,15 @@ def stored_at_odd_time(before: Any, time: Any, behind: Any) -> Any:
 
 
 def clock_went_back(time: Any, behind: Any) -> Any:
-    """Whether a message was stored half a year or more after the next one, by its store time: the
-    clock was ahead, or is behind. One that was never set is `EARLY`.
+    """Return whether a message was stored half a year or more after the next one, by its store
+    time: the clock was ahead, or is behind. One that was never set is `EARLY`.
     """
     return (behind >= EARLIEST) & (time >= 0) & (time - HALF_A_YEAR > behind)
 
 
 def born_at_odd_time(born: Any, stored: Any) -> Any:
-    """Whether a born time (ms) cannot be: negative, or years after the message was stored. A broker
-    whose own clock was never set shows nothing.
+    """Return whether a born time (ms) is impossible: negative, or years after the message was
+    stored. A broker whose own clock was never set shows nothing.
     """
     # Subtracted from the one that is not negative: of 64 bits nothing overflows.
     return (born < 0) | ((born >= 0) & (stored >= EARLIEST) & (born - YEARS > stored))

@@ -55,7 +55,7 @@ class HeaderRecord(NamedTuple):
 
     @property
     def entries(self) -> int:
-        """How many entries the header claims."""
+        """The number of entries that the header claims."""
         return max(self.index_count, 1) - 1
 
 
@@ -110,7 +110,7 @@ class Shape(NamedTuple):
         return HEADER.size + self.slots * SLOT.size + number * ENTRY.size
 
     def slot_of(self, key_hash: int) -> int:
-        """The slot of a (non-negative) key hash."""
+        """Return the slot of a (non-negative) key hash."""
         return key_hash % self.slots
 
 
@@ -118,9 +118,10 @@ DEFAULT_SHAPE = Shape(DEFAULT_SLOTS, DEFAULT_RATIO * DEFAULT_SLOTS)
 
 
 def shape_of(size: int, slots: int | None = None) -> Shape:
-    """The shape of a file of ``size`` bytes: with ``slots`` slots, else of the default ratio.
+    """Return the shape of a file of ``size`` bytes: with ``slots`` slots, else of the default
+    ratio.
 
-    FormatError when no such shape has that size.
+    Raise FormatError if no such shape has that size.
     """
     room = size - HEADER.size
     if slots is None:
@@ -138,17 +139,17 @@ def shape_of(size: int, slots: int | None = None) -> Shape:
 
 
 def key_text(topic: str, key: str) -> str:
-    """What is hashed for a key of a message."""
+    """Return the text that is hashed for a key of a message."""
     return f"{topic}#{key}"
 
 
 def key_hash(topic: str, key: str) -> int:
-    """The hash stored in the entry of a key."""
+    """Return the hash stored in the entry of a key."""
     return javahash.index_hash(key_text(topic, key))
 
 
 def keys_of(properties: Mapping[str, str]) -> list[str]:
-    """The keys a broker indexes for a message, in its order: the unique key, then KEYS.
+    """Return the keys a broker indexes for a message, in its order: the unique key, then KEYS.
 
     A key that stands twice is indexed twice.
     """
@@ -157,7 +158,7 @@ def keys_of(properties: Mapping[str, str]) -> list[str]:
 
 
 def entry_time(header: HeaderRecord, entry: EntryRecord) -> int:
-    """An entry's store time as the index knows it: whole seconds after the begin."""
+    """Return an entry's store time as the index knows it: whole seconds after the begin."""
     return header.begin_timestamp + entry.time_diff * 1000
 
 

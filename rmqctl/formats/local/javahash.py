@@ -21,11 +21,13 @@ def string_hash(text: str) -> int:
 
 
 def tags_code(tags: str | None) -> int:
-    """The consumequeue tagsCode of a TAGS property: 0 for none or empty, else the hash."""
+    """Return the consumequeue tagsCode of a TAGS property: 0 for none or empty, else the hash."""
     return string_hash(tags) if tags else 0
 
 
 def index_hash(key: str) -> int:
-    """The non-negative key hash stored in an index entry: ``abs(hash)``, MIN_VALUE becomes 0."""
+    """Return the non-negative key hash stored in an index entry: ``abs(hash)``, MIN_VALUE becomes
+    0.
+    """
     value = abs(string_hash(key))
     return 0 if value == 1 << 31 else value

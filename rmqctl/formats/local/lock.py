@@ -21,7 +21,7 @@ def parse(data: bytes) -> str:
 
 
 def build(text: str = "lock") -> bytes:
-    """The file's content."""
+    """Return the file's content."""
     raw = text.encode("ascii", "replace")
     parse(raw)
     return raw

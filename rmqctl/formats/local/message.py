@@ -74,7 +74,7 @@ MessageId6 = Struct("address" / Bytes(16), "port" / Int32sb, "physical_offset" /
 BatchRequestItem = Struct(
     "total_size" / Int32sb, "magic" / Int32sb, "crc" / Int32sb, "flag" / Int32sb,
     "body_length" / Int32sb, "properties_length" / Int16sb)
-"""What a message of a batch has in the producer's request beside its body and properties."""
+"""The part of a batch message in the producer's request beside its body and properties."""
 
 BATCH_ITEM_SIZE = layout.size_of(BatchRequestItem)
 BLANK_SIZE = layout.size_of(Blank)
@@ -89,7 +89,7 @@ VARIANTS = tuple((born | store, magic) for magic in VERSIONS
 """The shapes a record can have, as (``sys_flag & HOST_BITS``, magic)."""
 
 MAGIC_OFFSET = layout.field(Message, "magic").offset
-"""Bytes from a record's start to its magic; a blank's magic lies at the same place."""
+"""Bytes from a record's start to its magic; a blank's magic is at the same place."""
 
 
 def _pattern(*magics: int) -> re.Pattern[bytes]:
@@ -129,7 +129,9 @@ class Record:
 
     @property
     def crc_ok(self) -> bool:
-        """Whether the body matches its CRC (0 for an empty body, which no broker examines)."""
+        """Return whether the body matches its CRC (0 for an empty body, which no broker
+        examines).
+        """
         return zlib.crc32(self.body) & CRC_MASK == self.body_crc
 
     @property
@@ -141,7 +143,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """Where things lie in one of the eight shapes a record can have (host widths, version)."""
+    """The positions of the fields in one of the eight shapes of a record (host widths, version)."""
 
     head: _struct.Struct
     head_size: int
@@ -153,7 +155,7 @@ class Variant:
 
 @cache
 def variant(sys_flag_bits: int, magic: int) -> Variant:
-    """The shape for ``sys_flag & 0x30`` and ``magic``, derived from the declaration."""
+    """Return the shape for ``sys_flag & 0x30`` and ``magic``, derived from the declaration."""
     context = {"sys_flag": sys_flag_bits, "magic": magic}
     return Variant(
         head=layout.reader(Message, **context),
@@ -176,12 +178,13 @@ _LONGEST_TOPICS = {magic: (1 << 8 * layout.width_of(Message, "topic_length", mag
 
 
 def is_magic(value: int) -> bool:
-    """Whether a number (unsigned) is the magic of a message."""
+    """Return whether a number (unsigned) is the magic of a message."""
     return value in VERSIONS
 
 
 def total_size_at(data: bytes | bytearray | memoryview, position: int = 0) -> int:
-    """The size in bytes that a record (or blank) at ``position`` gives itself; may be negative.
+    """Return the size in bytes that a record (or blank) at ``position`` gives itself; may be
+    negative.
 
     0, which no record has, where the data ends before it.
     """
@@ -192,7 +195,9 @@ def total_size_at(data: bytes | bytearray | memoryview, position: int = 0) -> in
 
 
 def magic_at(data: bytes | bytearray | memoryview, position: int = 0) -> int:
-    """The magic (unsigned) of a record at ``data[position:]``; 0 where the data ends before it."""
+    """Return the magic (unsigned) of a record at ``data[position:]``; 0 if the data ends
+    before it.
+    """
     if len(data) < position + _MAGIC.size:
         return 0
     magic: int = _MAGIC.unpack_from(data, position)[0]
@@ -200,23 +205,25 @@ def magic_at(data: bytes | bytearray | memoryview, position: int = 0) -> int:
 
 
 def properties_length_at(data: bytes | memoryview, position: int = 0) -> int:
-    """The length of the properties, from their length field at ``data[position:]``."""
+    """Return the length of the properties, from their length field at ``data[position:]``."""
     length: int = _PROPERTIES_LENGTH.unpack_from(data, position)[0]
     return length
 
 
 def fixed_field(name: str, host_bits: int = 0) -> layout.Field:
-    """The place of a field before the body; it depends on the hosts' widths, not on the magic."""
+    """Return the place of a field before the body; it depends on the hosts' widths, not on the
+    magic.
+    """
     return layout.field(Message, name, sys_flag=host_bits, magic=next(iter(VERSIONS)))
 
 
 def longest_topic(magic: int) -> int:
-    """Bytes of the longest topic that records of this magic can hold."""
+    """Return bytes of the longest topic that records of this magic can hold."""
     return _LONGEST_TOPICS[magic]
 
 
 def magic_for(topic: bytes) -> int:
-    """The oldest magic whose records can hold a topic; the newest where none can."""
+    """Return the oldest magic whose records can hold a topic; the newest where none can."""
     return next((magic for magic, most in _LONGEST_TOPICS.items() if len(topic) <= most),
                 list(VERSIONS)[-1])
 
@@ -226,7 +233,9 @@ def _refuse(path: str, reason: str, offset: int | None) -> FormatError:
 
 
 def _refusal(data: bytes | memoryview, position: int, where: int) -> FormatError:
-    """Why no record can be read at ``position``: the first field that is wrong or not whole."""
+    """Return why no record can be read at ``position``: the first field that is wrong or
+    incomplete.
+    """
     last: tuple[str, int | bytes | None] = ("", None)
     for part in trace(Message, data, position):
         if part.name == "magic" and part.whole and part.value not in VERSIONS:
@@ -240,7 +249,8 @@ def _refusal(data: bytes | memoryview, position: int, where: int) -> FormatError
 
 
 def parse(data: bytes, position: int = 0, base: int | None = None) -> Record:
-    """The record at ``data[position:]`` through construct. FormatError names field and offset.
+    """Return the record at ``data[position:]`` through construct. FormatError names field and
+    offset.
 
     ``base`` is the physical offset of ``data[0]``; it is only used to word errors.
     """
@@ -282,7 +292,7 @@ def _cut(path: str, where: int) -> FormatError:
 
 @cache
 def _ends(sys_flag_bits: int, magic: int) -> tuple[tuple[int, str], ...]:
-    """(where it ends, name) of each field before the body, in one of the eight shapes."""
+    """Return (where it ends, name) of each field before the body, in one of the eight shapes."""
     return tuple((field.offset + field.size, field.name) for field in layout.prefix(
         Message, sys_flag=sys_flag_bits, magic=magic))
 
@@ -293,7 +303,9 @@ def _cut_in_head(have: int, shape: tuple[int, int], where: int) -> FormatError:
 
 
 def decode(data: bytes | memoryview, position: int = 0, base: int | None = None) -> Record:
-    """The record at ``data[position:]`` through the derived fast path; same answers as `parse`."""
+    """Return the record at ``data[position:]`` through the derived fast path; same answers as
+    `parse`.
+    """
     where = position if base is None else base + position
     end = len(data)
     if position < 0 or position > end:
@@ -343,9 +355,9 @@ def decode(data: bytes | memoryview, position: int = 0, base: int | None = None)
 
 
 def build(record: Record) -> bytes:
-    """The bytes of a record; ``total_size`` is taken as given (`size_of` computes it).
+    """Return the bytes of a record; ``total_size`` is taken as given (`size_of` computes it).
 
-    ValueError for an address that is not as wide as ``sys_flag`` says.
+    Raise ValueError for an address that is not as wide as ``sys_flag`` says.
     """
     shape = variant(record.sys_flag & HOST_BITS, record.magic)
     born, store = record.born_host, record.store_host
@@ -362,7 +374,7 @@ def build(record: Record) -> bytes:
 
 
 def size_of(sys_flag: int, magic: int, body: int, topic: int, properties: int) -> int:
-    """Bytes of a record with these byte lengths."""
+    """Return bytes of a record with these byte lengths."""
     return variant(sys_flag & HOST_BITS, magic).fixed_size + body + topic + properties
 
 
@@ -373,7 +385,9 @@ def host_text(address: bytes, port: int) -> str:
 
 
 def host_bytes(text: str) -> tuple[bytes, int]:
-    """The inverse of `host_text`: (packed address, port). ValueError if it is neither form."""
+    """Return the inverse of `host_text`: (packed address, port). Raise ValueError if it is neither
+    form.
+    """
     address, separator, port = text.rpartition(":")
     if not separator:
         raise ValueError(f"no port in {text!r}")
@@ -391,7 +405,9 @@ def message_id(address: bytes, port: int, physical_offset: int) -> str:
 
 
 def parse_message_id(text: str) -> tuple[bytes, int, int]:
-    """(packed address, port, physical offset) of an offset message id; ValueError if it is none."""
+    """Return (packed address, port, physical offset) of an offset message id; raise ValueError if
+    it is invalid.
+    """
     raw = bytes.fromhex(text)
     shape = _ID6 if len(raw) == _ID6.size else _ID4
     if len(raw) != shape.size:

@@ -16,9 +16,9 @@ def _digits(name: str, count: int) -> bool:
 
 
 def parse_offset(name: str) -> int | None:
-    """The offset a 20-digit file name stands for; None when it is no such name.
+    """Return the offset in a 20-digit file name; None for other names.
 
-    A number beyond Java's ``long`` is none: a broker could not read it either.
+    A number beyond Java's ``long`` does not count: a broker could not read it either.
     """
     if not _digits(name, OFFSET_DIGITS):
         return None
@@ -27,21 +27,23 @@ def parse_offset(name: str) -> int | None:
 
 
 def build_offset(offset: int) -> str:
-    """The 20-digit name of the file that starts at ``offset``. ValueError outside 0…2^63-1."""
+    """Return the 20-digit name of the file that starts at ``offset``. ValueError outside
+    0…2^63-1.
+    """
     if not 0 <= offset <= _LONG_MAX:
         raise ValueError(f"no file can start at {offset}")
     return f"{offset:0{OFFSET_DIGITS}d}"
 
 
 def is_index_name(name: str) -> bool:
-    """Whether a name has the shape ``yyyyMMddHHmmssSSS`` of an index file."""
+    """Return whether a name has the shape ``yyyyMMddHHmmssSSS`` of an index file."""
     return _digits(name, INDEX_DIGITS)
 
 
 def parse_index(name: str) -> datetime | None:
-    """The creation moment in an index file's name, in the broker's (unknown) local zone.
+    """Return the creation moment in an index file's name, in the broker's (unknown) local zone.
 
-    None when the name is no moment of the calendar.
+    None if the name is not a time of the calendar.
     """
     if not is_index_name(name):
         return None
@@ -52,11 +54,11 @@ def parse_index(name: str) -> datetime | None:
 
 
 def build_index(moment: datetime) -> str:
-    """The 17-digit name of an index file created at ``moment`` (its own clock reading)."""
+    """Return the 17-digit name of an index file created at ``moment`` (its own clock reading)."""
     return (f"{moment.year:04d}{moment.month:02d}{moment.day:02d}{moment.hour:02d}"
             f"{moment.minute:02d}{moment.second:02d}{moment.microsecond // 1000:03d}")
 
 
 def file_start(offset: int, file_size: int) -> int:
-    """The start of the file which holds stream position ``offset``."""
+    """Return the start of the file which holds stream position ``offset``."""
     return offset - offset % file_size

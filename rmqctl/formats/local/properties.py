@@ -16,7 +16,7 @@ TAGS = "TAGS"
 DELAY = "DELAY"
 UNIQUE_KEY = "UNIQ_KEY"
 PREPARED = "TRAN_MSG"
-"""Whether a message is the first half of a transaction."""
+"""The property that marks the first half of a transaction."""
 DLQ_ORIGIN_TOPIC = "DLQ_ORIGIN_TOPIC"
 """Of a dead letter that a proxy forwarded: the topic it came from."""
 REQUEUED = "RMQCTL_REQUEUED"
@@ -26,7 +26,9 @@ NO_TOPIC = "-"
 """The real topic of a timed message that rmqctl put in place of a lost one."""
 REAL_QUEUE_ID = "REAL_QID"
 INNER = "INNER_"
-"""How the names of all four begin by which a message has rows of other kinds, or further rows."""
+"""The common prefix of the names of four properties that give a message entries of other kinds, or
+further entries.
+"""
 INNER_NUM = "INNER_NUM"
 INNER_BASE = "INNER_BASE"
 MULTI_DISPATCH = "INNER_MULTI_DISPATCH"
@@ -38,7 +40,7 @@ RETRY_PREFIX = "%RETRY%"
 DLQ_PREFIX = "%DLQ%"
 """Before a group's name: the topic of those that it gave up, its dead letters."""
 REVIVE_PREFIX = "rmq_sys_REVIVE_LOG_"
-"""Before a cluster's name: the topic of what was handed out with POP."""
+"""The prefix before a cluster's name: the topic of messages delivered with POP."""
 RETRY_TOPIC = "RETRY_TOPIC"
 """Of a message that was sent back: the topic it came from."""
 ORIGIN_MESSAGE_ID = "ORIGIN_MESSAGE_ID"
@@ -54,7 +56,9 @@ OP_HALF_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 
 
 def parse(raw: str) -> dict[str, str]:
-    """The map a 4.9.1+ / 5.x broker reads: values may hold 0x01, empty keys or values drop."""
+    """Return the map a 4.9.1+ / 5.x broker reads: values may hold 0x01, empty keys or values
+    drop.
+    """
     properties: dict[str, str] = {}
     for segment in raw.split(PROPERTY_SEPARATOR):
         if len(segment) < 3:
@@ -66,7 +70,7 @@ def parse(raw: str) -> dict[str, str]:
 
 
 def build(properties: dict[str, str], *, trailing: bool = True) -> str:
-    """The string of a map, in the map's order.
+    """Return the string of a map, in the map's order.
 
     ``trailing``: with the last 0x02 (4.0-4.9.0, 5.2.0+) or without (4.9.1-4.9.8, 5.0.0-5.1.4).
     """
@@ -75,12 +79,14 @@ def build(properties: dict[str, str], *, trailing: bool = True) -> str:
 
 
 def split_keys(keys: str | None) -> list[str]:
-    """The application keys of a KEYS property: split on one space, empty parts skipped."""
+    """Return the application keys of a KEYS property: split on one space, empty parts skipped."""
     return [key for key in keys.split(" ") if key] if keys else []
 
 
 def further_rows(properties: Mapping[str, str]) -> list[tuple[str, int]]:
-    """(queue name, queue offset) of the further rows of a message (spec: consumequeue.md §10)."""
+    """Return (queue name, queue offset) of the further rows of a message (spec: consumequeue.md
+    §10).
+    """
     names = properties.get(MULTI_DISPATCH, "").split(",")
     numbers = properties.get(MULTI_QUEUE_OFFSET, "").split(",")
     if len(names) != len(numbers):
@@ -90,14 +96,14 @@ def further_rows(properties: Mapping[str, str]) -> list[tuple[str, int]]:
 
 
 def are_sound(raw: bytes) -> bool:
-    """Whether the properties of a message are some that a broker writes: text, in which each part
+    """Return whether the properties of a message are valid for a broker: text, in which each part
     that is not empty has a name and a value, without NULs. No CRC covers them.
     """
     return fault(raw) is None
 
 
 def fault(raw: bytes) -> str | None:
-    """What is wrong with the properties of a message, in words; None for nothing."""
+    """Return the fault of the properties of a message, as a noun; None without a fault."""
     if b"\0" in raw:
         return "NUL bytes"
     try:
@@ -110,5 +116,5 @@ def fault(raw: bytes) -> str | None:
 
 
 def is_pair(part: str) -> bool:
-    """Whether a part of properties has a name, and what separates that from its value."""
+    """Return whether a part of properties has a name, and a separator between it and its value."""
     return part.find(NAME_VALUE_SEPARATOR) > 0

@@ -30,7 +30,9 @@ def transaction_type(sys_flag: int) -> str:
 
 
 def compression(sys_flag: int) -> str | None:
-    """The codec named by the flags: ``zlib``, ``lz4``, ``zstd``, ``unknown-N``; None if plain."""
+    """Return the codec named by the flags: ``zlib``, ``lz4``, ``zstd``, ``unknown-N``; None if
+    plain.
+    """
     if not sys_flag & COMPRESSED:
         return None
     kind = (sys_flag & COMPRESSION_MASK) >> COMPRESSION_SHIFT

@@ -16,7 +16,7 @@ from construct import Bytes, Const, Container, FormatField, IfThenElse, Renamed,
 class Traced(NamedTuple):
     """One field: ``at`` counts from the start of the data; ``value`` is a number or bytes.
 
-    ``whole`` is False for the last field of data that end too early (its value is None then).
+    ``whole`` is False for the last field of data that end too early (then without a value).
     """
 
     name: str
@@ -42,7 +42,9 @@ def _size(leaf: Any, context: Container) -> int:
 
 
 def trace(declaration: Any, data: bytes | memoryview, position: int = 0) -> Iterator[Traced]:
-    """The fields of the record at ``data[position:]``, ending at the first that is not whole."""
+    """Yield the fields of the record at ``data[position:]``, ending at the first that is not
+    whole.
+    """
     yield from _trace(declaration, data, position, "")
 
 

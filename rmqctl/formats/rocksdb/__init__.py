@@ -1,1 +1,1 @@
-"""Keys and values of the RocksDB data bases of a 5.x store. Pure functions on bytes."""
+"""Keys and values of the RocksDB databases of a 5.x store. Pure functions on bytes."""

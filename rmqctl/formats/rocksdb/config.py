@@ -1,7 +1,7 @@
 """Configuration in RocksDB: keys and values of both forms (spec: rocksdb.md §7).
 
-v1 (5.1.4+) has a data base each for topics, groups and offsets, with names as keys and JSON as
-values; v2 (5.3.2+) has all in one, told apart by the number of a table in the key.
+v1 (5.1.4+) has a database each for topics, groups and offsets, with names as keys and JSON as
+values; v2 (5.3.2+) has all in one, distinguished by the number of a table in the key.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from rmqctl.formats.fixed import Fixed
 # -- v1: names and JSON ---------------------------------------------------------------------------
 
 DEFAULT, VERSIONS, FORBIDDEN = "default", "kvDataVersion", "forbidden"
-"""The column families of a data base of v1."""
+"""The column families of a database of v1."""
 VERSION_KEY = b"kvDataVersionKey"
 
 
 def name_of(key: bytes) -> str:
-    """A key of v1: a topic, a group, or ``topic@group``. FormatError."""
+    """Return a key of v1: a topic, a group, or ``topic@group``. Raise FormatError."""
     return _text(key, "key")
 
 
 def object_of(value: bytes) -> dict[str, Any]:
-    """A JSON object, as fastjson writes it. FormatError with the place in the value."""
+    """Return a JSON object, as fastjson writes it. FormatError with the place in the value."""
     parsed = config_json.parse(value)
     if not isinstance(parsed.value, dict):
         raise FormatError("not a JSON object", offset=0, path="value")
@@ -61,7 +61,7 @@ TABLES = {OFFSETS: "consumer offset", PULL_OFFSETS: "pull offset", TOPICS: "topi
 DATA_VERSION, DATA = 1, 2
 """Kinds of records."""
 JSON = 1
-"""How the value of a topic or group is written, its first byte."""
+"""The format of the value of a topic or group, its first byte."""
 DATA_VERSION_NAME = b"data_version"
 
 KeyHead = Struct(
@@ -94,7 +94,7 @@ class VersionRecord(NamedTuple):
     counter: int
 
     def as_json(self) -> dict[str, int]:
-        """The ``dataVersion`` of a JSON file."""
+        """Return the ``dataVersion`` of a JSON file."""
         return {"counter": self.counter, "stateVersion": self.state_version,
                 "timestamp": self.timestamp}
 
@@ -127,13 +127,13 @@ class Key(NamedTuple):
 
 
 def table_start(table: int) -> bytes:
-    """The first bytes of the keys of a table; those of the next one are its end."""
+    """Return the first bytes of the keys of a table; those of the next one are its end."""
     start: bytes = KeyHead.build({"version": KEY_VERSION, "table": table, "record": 0})
     return start[:-1]
 
 
 def parse_key(key: bytes) -> Key:
-    """FormatError for a key that a broker does not write."""
+    """Raise FormatError for a key that a broker does not write."""
     if len(key) < HEAD:
         raise FormatError(f"has {len(key)} bytes, too few for a key", offset=0, path="key")
     version, table, record = _HEAD.unpack_from(key)
@@ -158,7 +158,7 @@ def parse_key(key: bytes) -> Key:
 
 
 def _name_at(key: bytes, position: int) -> tuple[str, int]:
-    """A name with its length before it, and the place behind it."""
+    """Return a name with its length before it, and the position after it."""
     if position + _LENGTH.size > len(key):
         raise FormatError("ends before the name", offset=len(key), path="key")
     start = position + _LENGTH.size
@@ -169,7 +169,7 @@ def _name_at(key: bytes, position: int) -> tuple[str, int]:
 
 
 def build_key(key: Key) -> bytes:
-    """The bytes of a key. FormatError for a name that is too long."""
+    """Return the bytes of a key. Raise FormatError for a name that is too long."""
     head: bytes = KeyHead.build({"version": KEY_VERSION, "table": key.table, "record": key.record})
     if key.record == DATA_VERSION:
         return head + DATA_VERSION_NAME
@@ -183,7 +183,7 @@ def build_key(key: Key) -> bytes:
 
 
 def parse_value(key: Key, value: bytes) -> dict[str, Any] | VersionRecord | int:
-    """What stands under a key: the object of a topic or group, a data version, an offset."""
+    """Return the value of a key: the object of a topic or group, a data version, an offset."""
     if key.record == DATA_VERSION:
         return VERSION.decode(_exactly(value, VERSION.size))
     if key.name is None:
@@ -194,7 +194,7 @@ def parse_value(key: Key, value: bytes) -> dict[str, Any] | VersionRecord | int:
 
 
 def build_value(value: bytes | VersionRecord | int) -> bytes:
-    """The reverse; bytes are the JSON of a topic or group."""
+    """Return the reverse; bytes are the JSON of a topic or group."""
     if isinstance(value, VersionRecord):
         return VERSION.build(value)
     if isinstance(value, int):

@@ -1,7 +1,7 @@
 """Keys and values of consumequeues in RocksDB (spec: rocksdb.md §2, §3).
 
 Two column families: `ROWS` has a row for each message of a queue, `OFFSETS` for each queue the last
-row (and the first, once somebody has asked for it), and how far the log was dispatched.
+row (and the first, once it was requested), and how far the log was dispatched.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rmqctl.formats.fixed import Fixed
 ROWS, OFFSETS = "default", "offset"
 """The column families."""
 MAX, MIN = b"max", b"min"
-"""What an entry of `OFFSETS` says: the last row of a queue, the first."""
+"""The kinds of entries of `OFFSETS`: the last entry of a queue, and the first."""
 CHECKPOINT_TOPIC = b"CHECKPOINT_TOPIC"
 """Under this name, queue 0, `MAX`: the end of the highest record of the last batch, 8 bytes."""
 MAX_KEY = 300
@@ -59,23 +59,23 @@ _SEPARATOR, _BEHIND = b"\1", b"\2"
 
 
 def queue_prefix(topic: bytes, queue_id: int) -> bytes:
-    """What the keys of all rows of a queue begin with: 11 bytes and the topic."""
+    """Return the prefix of the keys of all entries of a queue: 11 bytes and the topic."""
     return (_INT.pack(len(topic)) + _SEPARATOR + topic + _SEPARATOR + _INT.pack(queue_id)
             + _SEPARATOR)
 
 
 def row_key(topic: bytes, queue_id: int, queue_offset: int) -> bytes:
-    """The key of one row."""
+    """Return the key of one row."""
     return queue_prefix(topic, queue_id) + _LONG.pack(queue_offset)
 
 
 def behind_queue(topic: bytes, queue_id: int) -> bytes:
-    """A key behind those of all rows of a queue, and before those of the next."""
+    """Return a key after those of all entries of a queue, and before those of the next."""
     return queue_prefix(topic, queue_id)[:-1] + _BEHIND
 
 
 def parse_row_key(key: bytes) -> tuple[bytes, int, int] | None:
-    """(topic, queue id, queue offset); None for a key of another shape."""
+    """Return (topic, queue id, queue offset); None for a key of another shape."""
     length = len(key) - 19
     if not 0 <= length <= _LONGEST_TOPIC or _INT.unpack_from(key)[0] != length or not (
             key[4] == key[5 + length] == key[10 + length] == _SEPARATOR[0]):
@@ -85,13 +85,13 @@ def parse_row_key(key: bytes) -> tuple[bytes, int, int] | None:
 
 
 def offset_key(topic: bytes, queue_id: int, which: bytes) -> bytes:
-    """The key of an entry of `OFFSETS`; ``which`` is `MAX` or `MIN`."""
+    """Return the key of an entry of `OFFSETS`; ``which`` is `MAX` or `MIN`."""
     return (_INT.pack(len(topic)) + _SEPARATOR + topic + _SEPARATOR + which + _SEPARATOR
             + _INT.pack(queue_id))
 
 
 def parse_offset_key(key: bytes) -> tuple[bytes, bytes, int] | None:
-    """(topic, `MAX` or `MIN`, queue id); None for a key of another shape."""
+    """Return (topic, `MAX` or `MIN`, queue id); None for a key of another shape."""
     length = len(key) - 14
     if not 0 <= length <= _LONGEST_TOPIC or _INT.unpack_from(key)[0] != length or not (
             key[4] == key[5 + length] == key[9 + length] == _SEPARATOR[0]):
@@ -106,11 +106,11 @@ CHECKPOINT_KEY = offset_key(CHECKPOINT_TOPIC, 0, MAX)
 
 
 def parse_checkpoint(value: bytes) -> int | None:
-    """The physical offset of a checkpoint's value; None for one of another length."""
+    """Return the physical offset of a checkpoint's value; None for one of another length."""
     number: int | None = _LONG.unpack(value)[0] if len(value) == _LONG.size else None
     return number
 
 
 def build_checkpoint(physical_offset: int) -> bytes:
-    """The value under `CHECKPOINT_KEY`."""
+    """Return the value under `CHECKPOINT_KEY`."""
     return _LONG.pack(physical_offset)

@@ -25,7 +25,7 @@ Fields = dict[str, Any]
 
 
 def pop_state(key: bytes, value: bytes) -> Fields:
-    """What was popped and not yet acknowledged. FormatError."""
+    """Return a message that was popped and not yet acknowledged. Raise FormatError."""
     tail = len(key) - PopTail.sizeof()
     middle = key[Number.sizeof():max(tail, 0)]
     group, separator, topic = middle.partition(_SEPARATOR)
@@ -37,7 +37,7 @@ def pop_state(key: bytes, value: bytes) -> Fields:
 
 
 def index_entry(key: bytes, value: bytes) -> Fields:
-    """An index entry: ``text`` is topic, kind, key or tag, and unique key, between ``@``."""
+    """Return an index entry: ``text`` is topic, kind, key or tag, and unique key, between ``@``."""
     number = Number.sizeof()
     if len(key) < 2 * number or len(value) != number:
         return _counter(key, value)
@@ -50,7 +50,7 @@ def index_entry(key: bytes, value: bytes) -> Fields:
 
 
 def timer_entry(key: bytes, value: bytes) -> Fields:
-    """A timer message that waits for its time, or how far the timer has come."""
+    """Return a timer message that waits for its time, or how far the timer has come."""
     if len(value) != TimerValue.sizeof():
         return _counter(key, value)
     number = Number.sizeof()
@@ -59,7 +59,7 @@ def timer_entry(key: bytes, value: bytes) -> Fields:
 
 
 def transaction_entry(key: bytes, value: bytes) -> Fields:
-    """A half message that is not decided; ``text`` is its topic and unique key."""
+    """Return a half message that is not decided; ``text`` is its topic and unique key."""
     number = Number.sizeof()
     if key[number:number + 1] != _SEPARATOR:
         return _counter(key, value)
@@ -87,4 +87,4 @@ READERS = {
     ("RocksDBMessageStore", TIMER): timer_entry,
     ("RocksDBMessageStore", TRANSACTION): transaction_entry,
 }
-"""What reads the entries of a column family, by the folder of the data base."""
+"""The readers of the entries of a column family, by the folder of the database."""

@@ -46,7 +46,7 @@ Item = Struct(
 )
 
 CompactedSlot = Struct("position" / Int32sb, "length" / Int32sb)
-"""Where the items of a slot lie in this file, and how many bytes they are."""
+"""The position of a slot's items in this file, and their size in bytes."""
 
 CompactedItem = Struct(*Item.subcons[:-1])
 
@@ -110,7 +110,7 @@ BEGIN_MAGIC = 0xBCC50289
 END_MAGIC = 0xBCC50285
 MAGICS = (BEGIN_MAGIC, END_MAGIC)
 TAIL_SIZE = 4
-"""5.1.x: bytes of a seal behind the items. In the compacted form it is BEGIN_MAGIC; in the open
+"""5.1.x: bytes of a seal after the items. In the compacted form it is BEGIN_MAGIC; in the open
 form, whose last bytes it is, END_MAGIC once the file is sealed and -1 before.
 """
 OLD_SPARE = 12
@@ -145,18 +145,18 @@ class Shape(NamedTuple):
 
     @property
     def items_at(self) -> int:
-        """Where the items of either form begin."""
+        """The start of the items of either form."""
         return HEADER.size + self.slots * SLOT.size
 
     def slot_position(self, slot: int) -> int:
         return HEADER.size + slot * SLOT.size
 
     def item_position(self, number: int) -> int:
-        """Where item ``number`` of the open form lies."""
+        """Return the position of item ``number`` of the open form."""
         return self.items_at + number * ITEM.size
 
     def compacted_size(self, items: int) -> int:
-        """The size of the compacted form with so many items."""
+        """Return the size of the compacted form with so many items."""
         if not items and not self.old:
             return 0
         return self.items_at + items * COMPACTED_ITEM.size + (TAIL_SIZE if self.old else 0)
@@ -166,10 +166,11 @@ DEFAULT_SHAPE = Shape(DEFAULT_SLOTS, DEFAULT_MAX_ITEMS)
 
 
 def compacted_shape(header: HeaderRecord, size: int, slots: int | None = None) -> Shape:
-    """The shape of a compacted file from its header and size; FormatError where none fits.
+    """Return the shape of a compacted file from its header and size; raise FormatError if none
+    fits.
 
-    ``slots``: what is configured; tried where the file does not tell (never needed for one that
-    a broker wrote).
+    ``slots``: what is configured; tried where the file does not tell (never needed for one that a
+    broker wrote).
     """
     items = header.item_count
     room = size - HEADER.size - items * COMPACTED_ITEM.size
@@ -187,7 +188,7 @@ def compacted_shape(header: HeaderRecord, size: int, slots: int | None = None) -
 
 
 def open_shape(size: int, slots: int | None = None, max_items: int | None = None) -> Shape:
-    """The shape of an open file of ``size`` bytes; FormatError where it cannot be told.
+    """Return the shape of an open file of ``size`` bytes; raise FormatError if it is unknown.
 
     Without ``slots`` or ``max_items`` the default numbers or their ratio (1:4) are tried.
     """
@@ -210,23 +211,23 @@ def open_shape(size: int, slots: int | None = None, max_items: int | None = None
 
 
 def key_text(topic: str, key: str) -> str:
-    """What is hashed for a key of a message."""
+    """Return the text that is hashed for a key of a message."""
     return f"{topic}#{key}"
 
 
 def key_hash(topic: str, key: str) -> int:
-    """The hash in the item of a key: ``-hash`` where negative; -2^31 stays what it is."""
+    """Return the hash in the item of a key: ``-hash`` where negative; -2^31 stays what it is."""
     value = javahash.string_hash(key_text(topic, key))
     return -value if -(1 << 31) < value < 0 else value
 
 
 def masked_hash(topic: str, key: str) -> int:
-    """The hash newer brokers (after 5.3.3, PR #10471) give: the sign bit cleared."""
+    """Return the hash newer brokers (after 5.3.3, PR #10471) give: the sign bit cleared."""
     return javahash.string_hash(key_text(topic, key)) & 0x7FFFFFFF
 
 
 def both_hashes(topic: str, key: str) -> tuple[int, ...]:
-    """The hashes under which a key may be found, the one of 5.1 to 5.3.3 first."""
+    """Return the hashes under which a key may be found, the one of 5.1 to 5.3.3 first."""
     plain, other = key_hash(topic, key), masked_hash(topic, key)
     return (plain,) if plain == other else (plain, other)
 
@@ -241,9 +242,10 @@ _SEALS = (b"\xff\xff\xff\xff", END_MAGIC.to_bytes(4, "big"))
 
 def open_shape_of(read: ReadAt, size: int, header: HeaderRecord, slots: int | None = None,
                   max_items: int | None = None) -> Shape:
-    """The shape of an open file of ``size`` bytes, by what is configured or else by its content.
+    """Return the shape of an open file of ``size`` bytes, by what is configured or else by its
+    content.
 
-    FormatError where it cannot be told.
+    Raise FormatError if it is unknown.
     """
     if size > MAX_SIZE:
         raise FormatError(f"no open index file has {size:,} bytes", offset=0, path="size")
@@ -270,7 +272,7 @@ def open_shape_of(read: ReadAt, size: int, header: HeaderRecord, slots: int | No
 
 
 def _room(size: int, old: bool) -> int:
-    """How many slots would fill the file; 0 where that is no whole number."""
+    """Return how many slots would fill the file; 0 if that is not an integer."""
     spare = OLD_SPARE + TAIL_SIZE if old else 0
     room, rest = divmod(size - HEADER.size - spare, SLOT.size)
     return 0 if rest else room
@@ -285,7 +287,7 @@ def _newest(header: HeaderRecord, old: bool) -> int:
 
 
 def _fits(read: ReadAt, shape: Shape, header: HeaderRecord) -> bool:
-    """Whether the newest items lie where the shape has them, and their slots lead there."""
+    """Return whether the newest items are where the shape has them, and their slots lead there."""
     newest = _newest(header, shape.old)
     first = 0 if shape.old else 1
     if header.item_count > shape.max_items:
@@ -303,7 +305,7 @@ def _fits(read: ReadAt, shape: Shape, header: HeaderRecord) -> bool:
 
 
 def _used(read: ReadAt, shape: Shape) -> int:
-    """How many slots have items."""
+    """Return the number of slots with items."""
     return sum(int((heads["item"] > 0).sum())
                for _, heads in _units(read, SLOT, HEADER.size, shape.slots))
 
@@ -333,7 +335,7 @@ def _fitting(read: ReadAt, size: int, header: HeaderRecord, *,
 
 def _units(read: ReadAt, unit: Any, start: int, count: int) -> Iterator[
         tuple[int, np.ndarray[Any, Any]]]:
-    """(number of the first, units) of up to ``count`` units, by blocks."""
+    """Yield (number of the first, units) of up to ``count`` units, by blocks."""
     import numpy as np
 
     at_once = _BLOCK // unit.size

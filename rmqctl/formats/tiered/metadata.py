@@ -2,8 +2,8 @@
 
 Read in the forms of 5.1.0 to 5.3.3 and, tolerantly, of what may follow; written as 5.3.3 does, in
 the order of the maps a broker keeps them in. Faults of a field are reported and cost that entry
-only. `read` also takes the files of 5.1.0 and 5.1.1, whose segment tables have objects for keys
-and so are no JSON.
+only. `read` also takes the files of 5.1.0 and 5.1.1, whose segment tables have objects for keys and
+so are not JSON.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ NEW, SEALED, DELETED = 0, 1, 2
 _TABLE = java_concurrent_map.sized(1024)
 """Buckets of the tables a broker keeps, which it makes for 1024 keys."""
 _ENTRY = 3
-"""How deep in the file the entries of segments and queues lie."""
+"""The depth of the entries of segments and queues in the file."""
 _CACHED = 1 << 14
 """Texts of entries that are kept, some 6 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentEntry:
-    """What metadata says of a segment. Times in ms; `tiered_units.NEVER`: nothing appended."""
+    """The metadata of a segment. Times in ms; `tiered_units.NEVER`: nothing appended."""
 
     path: str
     type: int
@@ -96,7 +96,7 @@ class Metadata:
     faults: list[Fault] = field(default_factory=list)
 
     def put_segment(self, entry: SegmentEntry) -> None:
-        """Adds or replaces an entry."""
+        """Add or replace an entry."""
         self.segments[KINDS[entry.type]].setdefault(entry.path, {})[entry.base_offset] = entry
 
     @property
@@ -105,12 +105,12 @@ class Metadata:
         return {queue.broker_name for table in self.queues.values() for queue in table.values()}
 
     def topic_of(self, topic_id: int) -> str | None:
-        """The topic that has an id now; None: unknown (removed, or never known)."""
+        """Return the topic that has an id now; None: unknown (removed, or never known)."""
         return next((topic.topic for topic in self.topics.values() if topic.topic_id == topic_id),
                     None)
 
     def copy(self) -> Metadata:
-        """An equal one that may be changed."""
+        """Return an equal one that may be changed."""
         return replace(
             self, segments={kind: {path: dict(entries) for path, entries in table.items()}
                             for kind, table in self.segments.items()},
@@ -128,7 +128,9 @@ _SEGMENT = {"status": ("status", NEW), "size": ("size", 0),
 
 
 def parse(data: bytes) -> Metadata:
-    """The content of a metadata file. FormatError where it is no JSON object at all."""
+    """Return the content of a metadata file. Raise FormatError if it is not a JSON object at
+    all.
+    """
     return of_value(config_json.parse(data).value)
 
 
@@ -162,7 +164,7 @@ def of_value(value: Any) -> Metadata:
 
 @contextmanager
 def _telling(path: str, faults: list[Fault]) -> Iterator[None]:
-    """What cannot be taken inside becomes a fault with this path."""
+    """Turn exceptions inside the block into a fault with this path."""
     try:
         yield
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -191,7 +193,7 @@ def _int(value: Any, name: str, default: int) -> int:
 
 
 def _key(text: str) -> int:
-    """A base offset or queue number that is a key: quoted or bare, plain digits."""
+    """Return a base offset or queue number that is a key: quoted or bare, plain digits."""
     if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) < 1 << 63):
         raise ValueError("the key is not a number >= 0")
     return int(text)
@@ -228,8 +230,8 @@ def _topic(fields: Any, topic: str) -> TopicEntry:
 # -- writing --------------------------------------------------------------------------------------
 
 def build(metadata: Metadata) -> bytes:
-    """The file as 5.3.3 writes it; maps in the order in which a broker that has made them since
-    it started has them.
+    """Return the file as 5.3.3 writes it; maps in the order in which a broker that has made them
+    since it started has them.
     """
     document: dict[str, Any] = {}
     for kind, name in zip(KINDS, SEGMENT_TABLES, strict=True):
@@ -269,23 +271,25 @@ def _topic_value(entry: TopicEntry) -> dict[str, Any]:
 
 
 def java_order(table: Mapping[K, V]) -> list[tuple[K, V]]:
-    """The items of a map as a Java ``ConcurrentHashMap`` that was filled with them goes on."""
+    """Return the items of a map as a Java ``ConcurrentHashMap`` that was filled with them
+    goes on.
+    """
     return java_concurrent_map.ordered(table)
 
 
 def _copied(table: Mapping[K, V]) -> list[tuple[K, V]]:
-    """The order of the tables by path and of the one of queues: copies of large maps."""
+    """Return the order of the tables by path and of the one of queues: copies of large maps."""
     source = dict(java_concurrent_map.ordered(table, _TABLE))
     return java_concurrent_map.ordered(source, java_concurrent_map.copied(len(source)))
 
 
 def _numbered(table: Mapping[int, V]) -> list[tuple[int, V]]:
-    """The order of segments or queues by number, which came in ascending order."""
+    """Return the order of segments or queues by number, which came in ascending order."""
     return java_concurrent_map.ordered(dict(sorted(table.items())))
 
 
 def read(data: bytes) -> Metadata:
-    """The content of a metadata file of any version. FormatError where it is none."""
+    """Return the content of a metadata file of any version. Raise FormatError if it is not one."""
     return of_value(config_json.parse(data, _place).value)
 
 

@@ -20,10 +20,10 @@ INDEX_QUEUE = 0
 LOCAL_INDEX_FOLDER = "tiered_index_file"
 COMPACTING_FOLDER = "compacting"
 OLD_INDEX_NAMES = ("0000", "1111", "2222")
-"""What 5.1.x calls its local index files: current, full, compacted."""
+"""The names of the local index files of 5.1.x: current, full, compacted."""
 METADATA_NAME = "tieredStoreMetadata.json"
 TIER_FOLDER = "tieredstore"
-"""Where the golden sets, and our own documentation, put a tier inside of a store."""
+"""The place of a tier inside of a store, in the golden sets and in the documentation."""
 
 _HASH = 8
 _DIGITS = 20
@@ -31,7 +31,7 @@ _LONG_MAX = (1 << 63) - 1
 
 
 def name_hash(text: str) -> str:
-    """The first eight hex digits of a text's MD5, as in every name of a tier."""
+    """Return the first eight hex digits of a text's MD5, as in every name of a tier."""
     try:
         data = text.encode("utf-8", "surrogateescape")  # a name of the file system
     except UnicodeEncodeError:  # half of a pair, which Java writes as a question mark
@@ -40,12 +40,12 @@ def name_hash(text: str) -> str:
 
 
 def cluster_folder(cluster: str) -> str:
-    """The folder of a cluster below the tier root: ``212d6b50_DefaultCluster``."""
+    """Return the folder of a cluster below the tier root: ``212d6b50_DefaultCluster``."""
     return f"{name_hash(cluster)}_{cluster}"
 
 
 def parse_cluster(name: str) -> tuple[str, bool] | None:
-    """(cluster name, whether the hash before it is right); None for another kind of name."""
+    """Return (cluster name, whether the hash before it is right); None for another kind of name."""
     head, mark, cluster = name.partition("_")
     if not mark or not cluster or len(head) != _HASH or not _is_hex(head):
         return None
@@ -53,19 +53,21 @@ def parse_cluster(name: str) -> tuple[str, bool] | None:
 
 
 def promise_tier(names: Iterable[str]) -> bool:
-    """Whether a folder with entries of these names may be a tier, or contain one."""
+    """Return whether a folder with entries of these names may be a tier, or contain one."""
     return any(name == TIER_FOLDER or parse_cluster(name) for name in names)
 
 
 def build_segment(base: int) -> str:
-    """The file name of the segment that starts at logical offset ``base``. ValueError if none."""
+    """Return the file name of the segment that starts at logical offset ``base``. Raise ValueError
+    if none.
+    """
     if not 0 <= base <= _LONG_MAX:
         raise ValueError(f"no segment can start at {base}")
     return f"{name_hash(str(base))}{base:0{_DIGITS}d}"
 
 
 def parse_segment(name: str) -> tuple[int, bool] | None:
-    """(base offset, whether the hash before it is right); None for another kind of name."""
+    """Return (base offset, whether the hash before it is right); None for another kind of name."""
     head, digits = name[:_HASH], name[_HASH:]
     if len(digits) != _DIGITS or not _is_hex(head) or not (digits.isascii() and digits.isdigit()):
         return None
@@ -77,18 +79,18 @@ def parse_segment(name: str) -> tuple[int, bool] | None:
 
 def segment_path(cluster: str, broker: str, topic: str, queue_id: int, kind: str,
                  base: int) -> str:
-    """The path of a segment below the tier root."""
+    """Return the path of a segment below the tier root."""
     return (f"{cluster_folder(cluster)}/{metadata_path(broker, topic, queue_id)}/{kind}/"
             f"{build_segment(base)}")
 
 
 def metadata_path(broker: str, topic: str, queue_id: int) -> str:
-    """What metadata calls a flat file's place: no cluster, no type, no file name (§6)."""
+    """Return the metadata's path of a flat file: no cluster, no type, no file name (§6)."""
     return f"{broker}/{topic}/{queue_id}"
 
 
 def index_path(broker: str) -> str:
-    """What metadata calls the place of a broker's index files."""
+    """Return the metadata's path of a broker's index files."""
     return metadata_path(broker, INDEX_TOPIC, INDEX_QUEUE)
 
 
@@ -99,7 +101,7 @@ _SYSTEM = frozenset({
 
 
 def is_filtered(topic: str, cluster: str | None = None, broker: str | None = None) -> bool:
-    """Whether a broker never uploads a topic (§7): system topics, LMQ, its own two names."""
+    """Return whether a broker never uploads a topic (§7): system topics, LMQ, its own two names."""
     return (not topic.strip() or topic in _SYSTEM or topic.startswith(("rmq_sys_", "%LMQ%"))
             or topic in (cluster, broker))
 

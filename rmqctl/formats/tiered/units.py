@@ -1,7 +1,7 @@
 """The small units of a tier: the consume queue's unit and the coda of 5.1 and 5.2 (§3, §4).
 
-A message in a tier is the local record with one field rewritten: ``physical_offset`` is where it
-lies in the tiered commit log of its queue. So `formats.message` reads it, and a walk over a
+A message in a tier is the local record with one field rewritten: ``physical_offset`` is its
+position in the tiered commit log of its queue. So `formats.message` reads it, and a walk over a
 segment with the segment's base offset proves every record as it does in a local log.
 """
 
@@ -36,7 +36,7 @@ class UnitRecord(NamedTuple):
 
 
 class CodaRecord(NamedTuple):
-    """What 5.1.0 to 5.2.0 write behind the last message of a commit log segment."""
+    """The record that 5.1.0 to 5.2.0 write after the last message of a commit log segment."""
 
     size: int
     magic: int
@@ -59,7 +59,7 @@ NEVER = (1 << 63) - 1
 
 
 def is_coda(data: bytes | memoryview, position: int = 0) -> bool:
-    """Whether a coda record lies at ``data[position:]``."""
+    """Return whether a coda record is at ``data[position:]``."""
     if len(data) - position < CODA_SIZE:
         return False
     coda = CODA.decode(data, position)

@@ -20,7 +20,7 @@ TimerCheck = Struct(
 
 
 class TimerCheckRecord(NamedTuple):
-    """How far the wheel was read and the timer queue enqueued; then the data version."""
+    """The progress of the wheel and of the timer queue; then the data version."""
 
     last_read_time_ms: int
     last_timer_log_flush_pos: int

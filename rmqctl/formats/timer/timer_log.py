@@ -80,7 +80,7 @@ dtype = UNIT.dtype
 
 
 def parse_tail(data: bytes, position: int = 0, base: int = 0) -> TailRecord:
-    """The end mark at ``data[position:]``. FormatError when there is none."""
+    """Return the end mark at ``data[position:]``. Raise FormatError if it is missing."""
     tail = TAIL.parse(data, position, base)
     if tail.magic != MAGIC_BLANK:
         raise FormatError(f"invalid end mark: {tail.magic:08x}", offset=base + position,
@@ -89,7 +89,7 @@ def parse_tail(data: bytes, position: int = 0, base: int = 0) -> TailRecord:
 
 
 def is_tail(data: bytes | memoryview, position: int = 0) -> bool:
-    """Whether the blank magic stands where an end mark has it."""
+    """Return whether the blank magic is in the place of an end mark's magic."""
     return len(data) - position >= TAIL.size and TAIL.decode(data, position).magic == MAGIC_BLANK
 
 
@@ -104,7 +104,7 @@ class Step(NamedTuple):
 
 
 def judge(unit: UnitRecord, where: int) -> FormatError | None:
-    """What a broker has against a unit, if anything."""
+    """Return the fault of a unit for a broker, if any."""
     if unit.size != UNIT_SIZE:
         return FormatError(f"says {unit.size} bytes, a unit has {UNIT_SIZE}", offset=where,
                            path="size")
@@ -115,9 +115,10 @@ def judge(unit: UnitRecord, where: int) -> FormatError | None:
 
 
 def walk(data: bytes, position: int = 0, base: int = 0) -> Iterator[Step]:
-    """Every place of a file from ``position`` on (a multiple of the unit), unused ones left out.
+    """Yield every place of a file from ``position`` on (a multiple of the unit), unused ones
+    omitted.
 
-    Ends behind an end mark; goes on after a bad unit, because places are fixed.
+    Ends after an end mark; continues after a bad unit, because places are fixed.
     """
     while position < len(data):
         if is_tail(data, position):

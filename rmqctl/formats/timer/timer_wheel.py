@@ -51,10 +51,10 @@ dtype = SLOT.dtype
 
 
 def slot_of(time_ms: int, precision: int = DEFAULT_PRECISION) -> int:
-    """The number of the slot for a moment."""
+    """Return the number of the slot for a moment."""
     return time_ms // precision % SLOTS
 
 
 def in_place(number: int, slot: SlotRecord) -> bool:
-    """Whether a slot's own time belongs to its place in the wheel."""
+    """Return whether a slot's own time belongs to its place in the wheel."""
     return slot.time >= 0 and slot.time % SLOTS == number
