@@ -286,7 +286,7 @@ def test_double_write(tmp_path: Path) -> None:
     assert layout_of(store)["consumequeue"] == "double"
     judged = run("verify", store, "-o", "json").expect(0)
     assert judged.json()["coverage"]["consumequeue_rows"] == 60
-    assert "the data base is not" in judged.json()["findings"][0]["detail"]
+    assert "the database is only compared" in judged.json()["findings"][0]["detail"]
     run("preflight", store).expect(0)
     run("offsets", store).expect(0)
     nothing_is_planned(store, TWICE)

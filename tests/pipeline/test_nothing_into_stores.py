@@ -39,7 +39,7 @@ def refused(rmqctl: Runner, store: Path, *words: object) -> None:
     """A command that ends with exit code 2, names the store and changes nothing."""
     with snapshot.assert_unchanged(store.parent):
         done = rmqctl("pipeline", *map(str, words)).expect(2)
-    assert f"lies in the store {store}" in done.err
+    assert f"is in the store {store}" in done.err
     assert done.out == ""
 
 
