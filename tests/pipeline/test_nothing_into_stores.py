@@ -87,7 +87,7 @@ def test_the_scratch_folder_of_a_rebuild(place, root, golden, rmqctl: Runner):
 @pytest.mark.parametrize("place", ["out", "commitlog/out", "a/b/out"])
 def test_a_new_store(place, root):
     schema = StructType().add("topic", StringType()).add("body", BinaryType())
-    with snapshot.assert_unchanged(root), pytest.raises(UsageError, match="lies in the store"):
+    with snapshot.assert_unchanged(root), pytest.raises(UsageError, match="is in the store"):
         StoreWriter(schema, {"path": str(root / place), "diskWatermark": "100%"})
 
 
@@ -111,7 +111,7 @@ def test_stores_of_all_kinds_are_known(name, golden: GoldenFolder):
     root = golden(name)
     for place in ("", "out", "commitlog/out"):
         assert enclosing_store(root / place) == str(root)
-    with pytest.raises(UsageError, match=f"^--it: lies in the store {root}"):
+    with pytest.raises(UsageError, match=f"^--it is in the store {root}"):
         refuse_in_store(root / "out", "--it")
 
 

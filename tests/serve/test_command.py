@@ -179,7 +179,7 @@ def test_a_store_for_a_while(golden: GoldenFolder) -> None:
     (["no-such-store"], 3, "not a store"),
     (["STORE", "--from", "earliest", "--from-stored-offsets"], 2, "mutually exclusive"),
     (["STORE", "--from", "soon"], 2, "soon"),
-    (["STORE", "--offsets", "STORE/config/x.json"], 2, "lies in the store"),
+    (["STORE", "--offsets", "STORE/config/x.json"], 2, "is in the store"),
     (["STORE", "--listen", "203.0.113.7:9876"], 5, "listen on")])
 def test_what_is_refused(golden: GoldenFolder, rmqctl: Runner, args: list[str], code: int,
                          words: str) -> None:
