@@ -44,7 +44,7 @@ def damage(span: Span) -> Problem:
     field = f" (field {span.field})" if span.field else ""
     also = f"; {ambiguity(span.doubtful)}" if span.doubtful else ""
     return Problem("damage", f"damage at physical offset {span.offset}, {span.length} bytes: "
-                   f"{span.reason or 'zeros inside the log'}{field}{also}", span.offset,
+                   f"{span.reason or 'zeroed range in the log'}{field}{also}", span.offset,
                    span.length, len(span.doubtful))
 
 

@@ -107,10 +107,10 @@ def hints(store: Any, records: Iterable[Record]) -> list[Hint]:
 
 
 def summary(found_hints: Iterable[Hint]) -> str:
-    """One phrase: ``5.2.0 or later``, ``4.2.0 or later; no mark of 5.x``."""
+    """One phrase: ``5.2.0 or later``, ``4.2.0 or later; no sign of 5.x``."""
     since = max((hint.since for hint in found_hints), default=(4, 0, 0))
     text = f"{_text(since)} or later"
-    return text if since >= (5,) else f"{text}; no mark of 5.x"
+    return text if since >= (5,) else f"{text}; no sign of 5.x"
 
 
 def _text(version: tuple[int, ...]) -> str:

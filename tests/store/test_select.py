@@ -412,7 +412,7 @@ def test_zeros_inside_the_log_are_reported(golden_copy: GoldenFolder) -> None:
     with Store.open(root) as one:
         objects(one, problems=problems)
     assert [(each.kind, each.offset) for each in problems] == [("damage", int(path.name))]
-    assert "zeros inside the log" in problems[0].text
+    assert "zeroed range in the log" in problems[0].text
 
 
 def test_without_queues_the_log_is_searched(golden: GoldenFolder) -> None:

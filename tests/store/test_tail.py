@@ -372,7 +372,7 @@ def test_a_file_that_vanishes_between_listing_and_opening(
 
     monkeypatch.setattr(Follower, "_file_of", vanishing)
     assert followed.poll() == []
-    assert "trying again" in followed.texts()
+    assert "retrying" in followed.texts()
 
 
 def test_a_log_that_is_cut_back_just_while_it_is_read(followed: Followed,

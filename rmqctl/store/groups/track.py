@@ -181,7 +181,7 @@ class Tracker:
             by = f"unique_key={unique}" if unique is not None else (
                 f"property.{props.ORIGIN_MESSAGE_ID}={record.message_id}")
             why = "without an index" if unique is not None else "without a unique key"
-            notes.append(f"copies that groups sent back are not listed {why}; `rmqctl read STORE "
+            notes.append(f"{why}, copies that groups sent back are not listed; `rmqctl read STORE "
                          f"--where {by}` searches all messages")
         if origin is not None and not any(_is(found, origin) for found in records.values()):
             first = record_of(self._store, origin)

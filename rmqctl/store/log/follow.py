@@ -84,7 +84,7 @@ class Follower:
         except StoreIOError as error:  # a file may vanish between listing and opening it
             if self._failed != str(error):
                 self._failed = str(error)
-                self._note(f"{error}: trying again")
+                self._note(f"{error}: retrying")
 
     def _note(self, text: str) -> None:
         self._report(Problem("note", text))

@@ -68,7 +68,7 @@ class RowPass:
                 return
             place = keys.parse_row_key(key)
             if place is None or place[1] < 0:
-                self._odd("a key of a row", key)
+                self._odd("a key of a consume queue entry", key)
                 start = _behind(key)
                 continue
             start = keys.behind_queue(*place[:2])
