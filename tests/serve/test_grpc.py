@@ -678,7 +678,8 @@ def test_calls_that_come_at_the_end_are_cut_off_too(written: Running) -> None:
     proxy._ends = True
     with Stub(written, "T") as stub:
         assert not list(stub.receiving(wait=60, timeout=8))
-        assert stub.call("QueryRoute", topic=stub.topic).status.message == "the server is shutting down"
+        message = stub.call("QueryRoute", topic=stub.topic).status.message
+        assert message == "the server is shutting down"
 
 
 def test_a_server_for_tests_says_where_it_is_found() -> None:
