@@ -233,7 +233,7 @@ class _Reading:
         number = int(value[:20]) if re.fullmatch("[+-]?[0-9]+", value) else None
         if number is not None and -_INT_MAX <= number <= _INT_MAX:
             return number
-        return self._count(key)  # which says why there is none
+        return self._count(key)  # which says why it is invalid
 
     def _queue_size(self, key: str) -> int | None:
         """Of whole units: a broker rounds it up."""

@@ -290,7 +290,7 @@ def _files(top: str, seen: set[tuple[int, int]], troubles: list[Trouble],
                 troubles.append(Trouble(entry.path, "not a regular file"))
             elif depth >= deepest:
                 if deepest < _MAX_DEPTH:
-                    continue  # a folder that is none of the store's
+                    continue  # a folder that does not belong to the store
                 troubles.append(Trouble(entry.path, "nested too deeply; not read", True))
             else:
                 stack.append((entry.path, depth + 1, min(deepest, _BEHIND_LINKS)

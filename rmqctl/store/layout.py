@@ -225,7 +225,7 @@ def recognise(root: str, folders: list[str], queues_reach_end: Callable[[], bool
         unwritten["config"] = f"{lies}, {_NOT_WRITTEN}"
     controller = any(vfs.lexists(os.path.join(root, name))
                      for name in CONTROLLER_FILES[:2])
-    # Open the database last, because this is slow; a missing package is no damage.
+    # Open the database last, because this is slow; a missing package is not damage.
     damaged = set()
     if queues == "rocksdb" and "consumequeue" not in unread:
         try:

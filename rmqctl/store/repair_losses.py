@@ -112,7 +112,7 @@ def repair_losses(root: str, log: CommitLog | None, end: int | None = None) -> R
     for repair_id, path in notes[-_MOST_NOTES:]:
         loss = _read(repair_id, path)
         if loss.command and (loss.command.startswith(OF_A_TIER) != (log is None)):
-            continue  # a tier may lie in the root of the store
+            continue  # a tier may be in the root of the store
         if loss.root == now:
             loss = replace(loss, root=None)
         loss = _still_lost(loss, log, end)

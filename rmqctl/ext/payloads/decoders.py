@@ -66,7 +66,7 @@ def json_value(body: bytes) -> Any:
         # It is plain, and not deep where there are few objects and lists at all.
         return value if containers <= MAX_DEPTH else plain(value)
     except ValueError:
-        body.decode()  # what is no UTF-8 is named as such, and with its place
+        body.decode()  # invalid UTF-8 is named as such, and with its place
         if b"\\u" not in body:
             raise
     import json  # which takes lone surrogates, as Java writes them

@@ -86,7 +86,7 @@ class _Reader:
             raise HessianError(f"nested deeper than {budget.MAX_DEPTH} levels")
         self._budget.take()
         code = self._byte()
-        while code == 0x43:  # C: a class definition stands before the object that needs it
+        while code == 0x43:  # C: a class definition precedes the object that needs it
             self._definition()
             code = self._byte()
         if 0x60 <= code <= 0x6F:

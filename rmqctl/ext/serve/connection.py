@@ -203,7 +203,7 @@ class ClientConnection(asyncio.BufferedProtocol):
                     more = True
                     break
         except FrameError:
-            # What is no frame ends the connection.
+            # An invalid frame ends the connection.
             self._server.broken += 1
             self.end()
         finally:

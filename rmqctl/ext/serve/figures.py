@@ -117,7 +117,7 @@ def _counted(event: str, names: Sequence[str], counts: Mapping[Any, int]
         yield {"event": event, **dict(zip(names, key, strict=True)), "messages": count}
 
 
-# Where groups stand -----------------------------------------------------------------------------
+# Lag of groups ---------------------------------------------------------------------------------
 
 
 def lag_of(broker: Broker, group: str, topic: str, late: float) -> int | None:

@@ -208,7 +208,7 @@ class StoredQueue:
                 if until < stop:
                     return Pulled(FOUND, at, self.first, self.end, parts, count, skipped)
                 continue
-            # Row by row: damaged messages are passed over, others may be filtered out.
+            # Row by row: damaged messages are skipped, others may be filtered out.
             for row in range(place, stop):
                 length = starts[row + 1] - starts[row]
                 if not length:

@@ -77,5 +77,5 @@ def _unescaped(text: str, line: int) -> str:
         return chr(int(match.group(2), 16))
 
     unescaped = _ESCAPE.sub(character, text)
-    # Two UTF-16 units that are one character stand in two escapes.
+    # Two UTF-16 units that are one character are in two escapes.
     return unescaped.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -178,7 +178,7 @@ def load_one(store: Store, name: str) -> ConfigFile:
     part = store.config_parts.get(name)
     if part is None:
         return _load_json(store, name)
-    # MISSING has no entries and is, for a data base beside others, damage.
+    # MISSING has no entries and is, for a database beside others, damage.
     main = Copy(part.folder, part.size, OK, part.reason or None, value=part.value,
                 damaged=bool(part.reason) or part.missing, database=True)
     if part.missing:

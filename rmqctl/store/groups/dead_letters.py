@@ -151,7 +151,7 @@ class Resending:
         record = letter.record
         properties = {name: value for name, value in letter.properties.items()
                       if name not in _ADDED and not name.startswith(_ADDED_BY)}
-        if self._into == "retry":  # consumers give it to whoever listens to that topic
+        if self._into == "retry":  # consumers give it to the listeners of that topic
             properties[props.RETRY_TOPIC] = letter.origin_topic
         properties[props.REQUEUED] = record.message_id
         body, encoding = encode(record.body, "auto")

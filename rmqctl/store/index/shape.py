@@ -74,7 +74,7 @@ class _Fit:
 
     @property
     def exact(self) -> bool:
-        return self.good == self.total > 1  # that entry 0 is unused is no proof
+        return self.good == self.total > 1  # an unused entry 0 proves nothing
 
     @property
     def share(self) -> float:

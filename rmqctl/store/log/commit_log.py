@@ -338,7 +338,7 @@ def _window(source: FileSource, rows: Array, start: Array, end: int) -> Window:
     except StoreIOError:
         return Window(rows, np.zeros(len(rows), bool), None)
     batch, ok = examine(data, source.base + base, start - base)
-    # Two that overlap cannot both be records of the log: whoever comes second is none.
+    # Two that overlap cannot both be records of the log: the second one does not count.
     reach = np.maximum.accumulate(np.where(ok, batch.start + batch.column("total_size"), 0))
     ok[1:] &= batch.start[1:] >= reach[:-1]
     return Window(rows, ok, batch.select(np.flatnonzero(ok)))

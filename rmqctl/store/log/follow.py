@@ -160,7 +160,7 @@ class Follower:
                 head = source.read(self.next - file.base, BLANK_SIZE)
                 if not file.head and len(head) == BLANK_SIZE and (
                         _BLANK.unpack(head)[1] == MAGIC_BLANK):
-                    # The file was only appended to: what the blank stands for is in no file.
+                    # The file was only appended to: the bytes of the blank are in no file.
                     self.next = max(file.end, self._next_base() or 0)
                 self._pass_damage(file.end)
 

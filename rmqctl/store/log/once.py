@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-class cached_property(functools.cached_property[T]):  # noqa: N801 - as the one it stands for
+class cached_property(functools.cached_property[T]):  # noqa: N801 - as the one it replaces
     """One thread at a time may use an instance; several threads may have one each."""
 
     def __init__(self, func: Callable[[Any], T]) -> None:

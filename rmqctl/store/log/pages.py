@@ -96,7 +96,7 @@ def log_pages(view: View, wanted: Range, conditions: Sequence[Condition], report
             end = min(end, wanted.to_phy)
         for low, high in ((start, end),) if left is None else left(start, end):
             if low > start:
-                spans.passed(1, ())  # messages that are passed over
+                spans.passed(1, ())  # messages that are skipped
             walk = _walk(log, number, low, high, view.log_end)
             position = walk.position
             for batch in walk:

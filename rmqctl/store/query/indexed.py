@@ -70,7 +70,7 @@ def passed_over(store: Store, topic: str | None, key: str, read: int | None = No
             layout.reads("consumequeue")):
         return None
     # The message of a light queue's entry has another topic, which may have no queue here. A text
-    # that is no UTF-8 has another hash than what is shown for it.
+    # with invalid UTF-8 has another hash than what is shown for it.
     topics = {name for name, _ in (*store.known_queues, *store.batch_queues)}
     if any(name.startswith(LMQ_PREFIX) or not is_plain(name) for name in topics) or (
             not is_plain(key)):
@@ -97,7 +97,7 @@ def _passed(entries: Entries, witness: Witness, hashes: Collection[int]) -> Pass
             break
         place = block["physical_offset"].astype(np.int64)
         count = len(block) - 1 if len(block) > _BLOCK else len(block)
-        # Entries that do not stand in the order of the log, with those next to them.
+        # Entries that are not in the order of the log, with those next to them.
         around = np.concatenate(([before], place, place[-1:]))
         odd = ~written(block) | (place < around[:-2]) | (place > around[2:])
         good = np.flatnonzero(~odd)

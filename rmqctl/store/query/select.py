@@ -92,7 +92,7 @@ class Selection:
         for condition in self.conditions():
             if (condition.field, condition.operator) == ("tags", "="):
                 tags = condition.any_of or (str(condition.value),)
-                # What is no UTF-8 has another hash than the text that is shown for it.
+                # Invalid UTF-8 has another hash than the text that is shown for it.
                 if all(is_plain(tag) for tag in tags):
                     return frozenset(map(string_hash, tags))
         return None
@@ -236,7 +236,7 @@ class Selector:
                     yield from self._found(queues, chunk, buffer, missing)
                     at += chunk.shape[1]
                     size = min(size * 2, _CHUNK)
-        finally:  # also of what stands before the last message that was wanted
+        finally:  # also of messages before the last one that was wanted
             missing.finish()
             for queue in queues:
                 if queue.unused and not queue.why_unread:
@@ -255,7 +255,7 @@ class Selector:
         these, so that a caller that stops there does not get them reported.
         """
         physical, _, size, number = rows
-        # All at once, where each row leads to a record of its queue.
+        # All at once, where each row points to a record of its queue.
         if (len(physical) > 1 and (physical[1:] > physical[:-1]).all()
                 and (size >= MIN_SIZE).all() and (size <= MAX_RECORD).all()):
             batch, ok = packed_records(queues[0].log, physical, size, buffer)

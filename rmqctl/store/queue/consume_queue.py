@@ -395,7 +395,7 @@ class FileQueue(ConsumeQueue):
             kept = self._kept(number)
             if kept is None:
                 source = self._open(number)
-                used = data_end(source, 0, file.size) + 2 * UNIT_SIZE  # and a unit that is none
+                used = data_end(source, 0, file.size) + 2 * UNIT_SIZE  # and an invalid unit
                 data = source.read(0, min(used, file.size))
             else:
                 data = kept.ljust(min(len(kept) + UNIT_SIZE, file.size), b"\0")
@@ -457,7 +457,7 @@ def valid_prefix(source: FileSource, size: int, kept: list[bytes], room: int) ->
     """Return bytes of the leading run of valid units in a consumequeue file, which are ``kept`` if
     there are no more than ``room``.
     """
-    # Behind the data there are zeros, which are no unit: one of them is enough.
+    # After the data there are zeros, which are not a unit: one of them is enough.
     size = min(size, data_end(source, 0, size) + UNIT_SIZE)
     position, page = 0, _FIRST_PAGE
     while position < size:

@@ -77,7 +77,7 @@ class PlainRows:
         self.unused: list[int] = []
         if view.log_end is None:
             self.behind = max(queue.written - bounds.end, 0)
-            if not self.behind:  # rows behind a hole are not lost for who looks at the disk
+            if not self.behind:  # rows after a hole are not lost for a reader of the disk
                 self.end = max(self.end, queue.disk_end)
 
     @property

@@ -124,7 +124,7 @@ class Code(IntEnum):
     UNSUPPORTED = 50500
 
 
-class Refused(Exception):  # noqa: N818 - it ends a request with a status, which is no error
+class Refused(Exception):  # noqa: N818 - it ends a request with a status, not an error
     """Ends a request with a status other than OK, and a text that says why."""
 
     def __init__(self, code: Code, text: str) -> None:

@@ -53,7 +53,7 @@ _LONGEST_ID = 1024
 _FOR_EVER = 1e9
 _MOST_UNSENT = 64
 _IDENTITY_ONLY = 1
-# What calls meet is answered, and said by us; that some are cut off at the end is no news.
+# Errors of calls are answered and reported by this module; calls cut off at the end are normal.
 logging.getLogger("grpc").setLevel(logging.CRITICAL)
 Method = Callable[[Endpoint, Caller, Any], Awaitable[Any]]
 

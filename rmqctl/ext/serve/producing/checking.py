@@ -104,7 +104,7 @@ class Checks:
         finally:
             self._task, self._next = None, time.monotonic() + self.every_s
 
-    # -- where it stands ----------------------------------------------------------------------
+    # -- its progress -------------------------------------------------------------------------
 
     def _position(self, topic: str) -> int:
         """Return where to go on: at the oldest message if nothing is known, or that message is

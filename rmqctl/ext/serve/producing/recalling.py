@@ -50,7 +50,7 @@ def recall(broker: Broker, call: Call) -> None:
     group = wanted["producerGroup"]
     if group is not None and not _is_value(group):
         raise Answer(Status.ILLEGAL_OPERATION, "recall failed, producer group invalid")
-    # The message that takes it back.
+    # The message that recalls it.
     known = JavaMap()  # as a message has them that the broker makes by itself
     for field_name, value in (
             (props.TAGS, _TAG), (props.TIMER_DELETE, f"{topic}+{key}"), (props.UNIQUE_KEY, key),

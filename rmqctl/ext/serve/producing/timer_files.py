@@ -62,7 +62,7 @@ class TimerFiles:
             raise StoreIOError.from_oserror(error, store.path("timerlog"), "open") from None
 
     def _open(self, store: Store) -> None:
-        # The wheel, which is made where there is none.
+        # The wheel, created if missing.
         path = store.path("timerwheel")
         wheel = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:

@@ -237,7 +237,7 @@ class Writer:
             topic = _text(message.topic)
             self.received[topic] += len(result.physical_offsets) or 1
             self._unsettled = True
-            if place >= end:  # it lies in a new file
+            if place >= end:  # it is in a new file
                 self._must_settle = True
             key = topic, message.queue_id
             tail = None if tags is None or self._must_settle else self._tails.get(key)

@@ -166,7 +166,7 @@ class Status(IntEnum):
     ILLEGAL_OPERATION = 604
 
 
-class Answer(Exception):  # noqa: N818 - it ends a request with a response, which is no error
+class Answer(Exception):  # noqa: N818 - it ends a request with a response, not an error
     """Ends a request with a code other than success, and a remark that says why."""
 
     def __init__(self, status: int, remark: str) -> None:
