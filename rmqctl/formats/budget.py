@@ -28,7 +28,7 @@ class Budget:
         self.values, self.bytes = MAX_VALUES, MAX_BYTES
 
     def take(self, size: int = 0) -> None:
-        """One value more, with a text of ``size`` bytes. Raise BudgetError."""
+        """Count one value more, with a text of ``size`` bytes. Raise BudgetError."""
         self.values -= 1
         if self.values < 0:
             raise BudgetError(f"more than {MAX_VALUES:,} values")
@@ -43,7 +43,7 @@ class Budget:
             raise BudgetError(f"its value is larger than {MAX_BYTES >> 20} MiB")
 
     def container(self, depth: int) -> None:
-        """One list or object more, at level ``depth`` from 0. Raise BudgetError."""
+        """Count one list or object more, at level ``depth`` from 0. Raise BudgetError."""
         if depth >= MAX_DEPTH:
             raise BudgetError(f"nested deeper than {MAX_DEPTH} levels")
         self.take(_CONTAINER - _VALUE)

@@ -147,7 +147,9 @@ CHECKPOINT_KEYS = {"endIndex": "end_index", "committedIndex": "committed_index"}
 
 
 def parse_checkpoint(data: bytes) -> dict[str, int]:
-    """``end_index`` and ``committed_index`` of DLedger's ``checkpoint`` (Java properties text)."""
+    """Return ``end_index`` and ``committed_index`` of DLedger's ``checkpoint`` (Java properties
+    text).
+    """
     values: dict[str, int] = {}
     position = 0
     for raw in data.splitlines(keepends=True):

@@ -77,7 +77,9 @@ def _unwrap(subcon: Any, context: Container) -> Any:
 
 
 def _walk(declaration: Any, context: Container) -> Iterator[tuple[str, int | None, str]]:
-    """Leaf fields in order as (dotted name, size in bytes or None when variable, struct code)."""
+    """Yield leaf fields in order as (dotted name, size in bytes or None when variable, struct
+    code).
+    """
     for subcon in declaration.subcons:
         name = subcon.name
         try:
@@ -128,7 +130,7 @@ def fields(declaration: Construct[Any, Any], **context: int) -> tuple[Field, ...
 
 
 def field(declaration: Construct[Any, Any], name: str, **context: int) -> Field:
-    """One field of the fixed prefix by name."""
+    """Return one field of the fixed prefix by name."""
     for candidate in prefix(declaration, **context):
         if candidate.name == name:
             return candidate
@@ -136,7 +138,7 @@ def field(declaration: Construct[Any, Any], name: str, **context: int) -> Field:
 
 
 def size_of(declaration: Construct[Any, Any], **context: int) -> int:
-    """Size in bytes of a fixed-size declaration."""
+    """Return the size in bytes of a fixed-size declaration."""
     declared = fields(declaration, **context)
     return declared[-1].offset + declared[-1].size
 
@@ -148,7 +150,7 @@ def prefix_size(declaration: Construct[Any, Any], **context: int) -> int:
 
 
 def fixed_total(declaration: Construct[Any, Any], **context: int) -> int:
-    """Sum of the widths that do not depend on lengths: the size of an "empty" record."""
+    """Return the sum of the widths that do not depend on lengths: the size of an "empty" record."""
     return sum(size or 0 for _, size, _ in _walk(declaration, Container(context)))
 
 

@@ -129,7 +129,7 @@ class BrokerConf:
         return texts
 
     def _moved(self, path: str, root: str) -> str:
-        """``path`` relative to the root where it lies below the file's own root."""
+        """Return ``path``, relative to the root if it is below the file's own root."""
         base = self.root
         if base is None:
             return path
@@ -208,7 +208,9 @@ class _Reading:
                      for part in (self._text(key) or "").split(_SPLITTER) if part.strip())
 
     def _flag(self, key: str) -> bool | None:
-        """As `Boolean.parseBoolean`: anything but ``true`` is false, even with a space after it."""
+        """Return the value as `Boolean.parseBoolean` does: anything but ``true`` is false, even
+        with a space after it.
+        """
         value = self._texts.get(key)
         if value is None:
             return None
@@ -217,7 +219,9 @@ class _Reading:
         return value.lower() == "true"
 
     def _count(self, key: str) -> int | None:
-        """As `Integer.parseInt`; a broker keeps its default where that fails, and so does this."""
+        """Return the value as `Integer.parseInt` does; None if that fails, as a broker keeps its
+        default then.
+        """
         value = self._texts.get(key)
         if value is None:
             return None
@@ -228,7 +232,7 @@ class _Reading:
         return None
 
     def _integer(self, key: str) -> int | None:
-        """As `Integer.parseInt`, with what is below 1 as well."""
+        """Return the value as `Integer.parseInt` does, including values below 1."""
         value = self._texts.get(key, "")
         number = int(value[:20]) if re.fullmatch("[+-]?[0-9]+", value) else None
         if number is not None and -_INT_MAX <= number <= _INT_MAX:
@@ -236,7 +240,7 @@ class _Reading:
         return self._count(key)  # which says why it is invalid
 
     def _queue_size(self, key: str) -> int | None:
-        """Of whole units: a broker rounds it up."""
+        """Return the size in whole units: a broker rounds it up."""
         size = self._count(key)
         return None if size is None else -(-size // UNIT_SIZE) * UNIT_SIZE
 

@@ -23,7 +23,8 @@ _SURE = 2
 
 
 def as_files_are(store: Any, sizes: Any) -> Any:
-    """``sizes`` without what only ``sizes.conf`` says, and the files of ``store`` refute.
+    """Return ``sizes`` without values that only ``sizes.conf`` has, and the files of ``store``
+    refute.
 
     ``store`` is a `rmqctl.store.store.Store` that was opened without `Sizes`, and is seen as it is
     now.

@@ -85,7 +85,7 @@ def _copy(store: Store, name: str) -> EpochCopy:
 
 
 def spans(epochs: Sequence[Epoch], log_end: int | None) -> list[Span]:
-    """The epochs with their ends."""
+    """Return the epochs with their ends."""
     ends = [*(following.start_offset for following in epochs[1:]), log_end]
     return [Span(*one, end) for one, end in zip(epochs, ends, strict=False)]
 
@@ -127,8 +127,8 @@ class Agreement:
 
 
 def agreement(a: Sequence[Epoch], b: Sequence[Epoch], a_end: int, b_end: int) -> Agreement:
-    """``a_end``, ``b_end``: where the logs end (dledger.md §8: the end of the greatest epoch that
-    both have with the same start, the smaller of the two).
+    """Return the agreement of two replicas; ``a_end``, ``b_end``: the ends of the logs (dledger.md
+    §8: the end of the greatest epoch that both have with the same start, the smaller of the two).
     """
     left, right = ({span.epoch: span for span in spans(epochs, end)}
                    for epochs, end in ((a, a_end), (b, b_end)))

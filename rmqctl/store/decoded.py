@@ -23,8 +23,8 @@ class Decoded(NamedTuple):
     internal: dict[str, Any] | None
 
     def field(self, name: str) -> Any:
-        """``decoded``, ``decoded_as``, ``internal``, or a field of the body by its path (None,
-        too, where it has none).
+        """Return ``decoded``, ``decoded_as``, ``internal``, or a field of the body by its path
+        (None, too, where it has none).
         """
         if name == "decoded":
             return self.value
@@ -36,7 +36,7 @@ class Decoded(NamedTuple):
         return None if found is MISSING else found
 
     def of_body(self, name: str) -> Any:
-        """``body.PATH``; `MISSING` where the body has no such field."""
+        """Return ``body.PATH``; `MISSING` if the body lacks that field."""
         if self.kind is None:
             return MISSING
         return at(self.value, tuple(name.removeprefix(OF_BODY).split(".")))
@@ -51,7 +51,7 @@ class Decoding(Protocol):
     first_problem: str
 
     def rows(self, page: Page) -> Iterator[Decoded]:
-        """For each message of a page what its body is, one at a time: values may be large."""
+        """Yield the decoded body of each message of a page, one at a time: values may be large."""
 
     def one(self, topic: str, properties: dict[str, str], sys_flag: int, body: bytes,
             place: str) -> Decoded:

@@ -33,7 +33,7 @@ def by_the_log(topic: str, *conditions: str) -> str:
 
 
 def near_names(name: str, known: Iterable[str]) -> str:
-    """`` (did you mean A or B?)`` for a name that may be mistyped; empty where none is near."""
+    """Return `` (did you mean A or B?)`` for a name that may be mistyped; empty if none is near."""
     by_small: dict[str, str] = {name.lower(): name for name in known}
     near = get_close_matches(name.lower(), by_small, _NEAR)
     return f" (did you mean {' or '.join(by_small[name] for name in near)}?)" if near else ""

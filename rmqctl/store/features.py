@@ -104,6 +104,6 @@ CONFIG_FIELDS = (
 
 
 def release_numbers(release: str) -> tuple[int, int, int]:
-    """``(5, 1, 0)``."""
+    """Return the numbers of a release: ``(5, 1, 0)``."""
     major, minor, patch = map(int, release.split("."))
     return major, minor, patch

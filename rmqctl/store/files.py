@@ -87,7 +87,7 @@ def listing(folder: str, digits: int = names.OFFSET_DIGITS, most: int | None = N
 
 def listing_of(entries: Iterable[os.DirEntry[str]], digits: int = names.OFFSET_DIGITS,
                most: int | None = None) -> Listing:
-    """The same of what is in a folder. Raise OSError if it cannot be listed."""
+    """Return the same for the contents of a folder. Raise OSError if it cannot be listed."""
     contents = Listing()
     for entry in sorted(entries, key=lambda entry: entry.name):
         if len(contents.files) == most:
@@ -130,8 +130,8 @@ def node_of(folder: str) -> str | None:
 
 
 def _head_in(folder: str, files: list[StoreFile]) -> int:
-    """`dledger.HEAD_SIZE` where the files hold DLedger's entries: so says the folder's name, else
-    the first file that tells; else 0 (spec: dledger.md §6).
+    """Return `dledger.HEAD_SIZE` if the files contain DLedger's entries: by the folder's name, else
+    by the first file that tells; else 0 (spec: dledger.md §6).
     """
     if node_of(folder) is not None:
         return dledger.HEAD_SIZE

@@ -42,7 +42,7 @@ _BLOCK = 512  # the unit of st_blocks, whatever the file system
 
 
 def collect(store: Store, view: View) -> Document:
-    """Everything `info` shows of a store in one view."""
+    """Return everything `info` shows of a store in one view."""
     items, troubles = inventory(store)
     layout = store.layout
     # The ends of the log, then what its messages and files say.
@@ -134,7 +134,9 @@ def _abort_pid(store: Store) -> int | None:
 
 
 def _sizes(store: Store) -> Document:
-    """The sizes a broker has in its configuration, as found from the files (None: not found)."""
+    """Return the sizes a broker has in its configuration, as found from the files (None: not
+    found).
+    """
     queues = [queue for queue in store.known_queues.values() if queue.files]
     # A queue of several files tells its file size for certain, a single file may be cut.
     sure = [queue for queue in queues if len(queue.files) > 1] or queues
@@ -158,7 +160,7 @@ def _checkpoint_trouble(store: Store) -> list[Trouble]:
 
 
 def _log_troubles(store: Store, items: list[Item]) -> list[Trouble]:
-    """Holes in the log, and folders that look like parts of it which nobody named."""
+    """Return holes in the log, and folders that look like parts of it but were not given."""
     troubles = [Trouble(store.log_folders[0], f"no file covers physical offsets {gap.start} to "
                         f"{gap.end}") for gap in store.log.gaps()]
     if not store.log.files:
@@ -173,7 +175,7 @@ def _log_troubles(store: Store, items: list[Item]) -> list[Trouble]:
 
 
 def _summarised(store: Store, troubles: list[Trouble]) -> list[Document]:
-    """Each trouble once, with the path relative to the root."""
+    """Return each trouble once, with the path relative to the root."""
     reasons: dict[tuple[str, str], None] = {}
     for trouble in troubles:
         relative = os.path.relpath(trouble.path, store.root)

@@ -93,7 +93,7 @@ class Layout:
         return structure not in self.unread
 
     def require(self, root: str, structure: str) -> None:
-        """UnsupportedError, with the reason, unless the structure can be read."""
+        """Raise UnsupportedError, with the reason, unless the structure can be read."""
         if structure in self.unread:
             raise UnsupportedError(f"{root}: {self.unread[structure]}")
 

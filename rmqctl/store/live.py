@@ -267,7 +267,7 @@ class IndexSource(FileSource):
         return data
 
     def _older(self, raw: bytes) -> bytes:
-        """Slots without what was put since: each leads to its newest entry of that time."""
+        """Return slots without later entries: each points to its newest entry of that time."""
         slots = np.frombuffer(raw, ">i4")
         newer = np.flatnonzero(slots >= self._next)
         if not len(newer):

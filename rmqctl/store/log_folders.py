@@ -96,7 +96,7 @@ def _sized(folder: str) -> Iterator[StoreFile]:
 
 
 def _candidates(root: str) -> list[_Folder]:
-    """Folders with files of a log's names, each once, the likeliest first."""
+    """Return folders with files of a log's names, each once, the likeliest first."""
     root = vfs.abspath(root)
     seen = {_identity(os.path.join(root, COMMITLOG))}
     folders: list[_Folder] = []

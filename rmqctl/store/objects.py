@@ -18,12 +18,14 @@ _host_text = lru_cache(maxsize=4096)(host_text)
 
 
 def text(raw: bytes) -> str:
-    """Stored UTF-8 as text; invalid bytes become lone surrogates (lossless)."""
+    """Return stored UTF-8 as text; invalid bytes become lone surrogates (lossless)."""
     return raw.decode("utf-8", "surrogateescape")
 
 
 def java_text(raw: bytes) -> str:
-    """Stored UTF-8 as a broker decodes it: invalid bytes become U+FFFD (hashes follow that)."""
+    """Return stored UTF-8 as a broker decodes it: invalid bytes become U+FFFD (hashes follow
+    that).
+    """
     return raw.decode("utf-8", "replace")
 
 

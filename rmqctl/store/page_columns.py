@@ -55,7 +55,7 @@ def _column(page: Page, field: pa.Field) -> pa.Array:
 
 
 def _text(value: Any) -> Any:
-    """Text that has an encoding."""
+    """Return text that has an encoding."""
     if isinstance(value, str):
         return value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     return value

@@ -45,7 +45,7 @@ class Page(ABC):
 
     @abstractmethod
     def numbers(self, name: str) -> Array:
-        """One of `INTEGERS` (int64), ``magic`` or ``crc_ok`` (bool)."""
+        """Return one of `INTEGERS` (int64), ``magic`` or ``crc_ok`` (bool)."""
 
     @abstractmethod
     def raw(self, name: str) -> Sequence[bytes]:
@@ -53,7 +53,7 @@ class Page(ABC):
 
     @abstractmethod
     def hosts(self, name: str) -> list[bytes]:
-        """``born_host`` or ``store_host`` as stored: 4 or 16 bytes of address, 4 of port."""
+        """Return ``born_host`` or ``store_host`` as stored: 4 or 16 bytes of address, 4 of port."""
 
     @abstractmethod
     def is_topic(self, topic: bytes) -> Array:
@@ -61,7 +61,9 @@ class Page(ABC):
 
     @abstractmethod
     def candidates(self, needles: Sequence[bytes]) -> Array:
-        """Ascending numbers of the messages whose stored bytes contain one of ``needles``."""
+        """Return the ascending numbers of the messages whose stored bytes contain one of
+        ``needles``.
+        """
 
     @abstractmethod
     def select(self, rows: Array) -> Page:
@@ -72,7 +74,7 @@ class Page(ABC):
         """Yield the messages one by one."""
 
     def column(self, name: str) -> list[Any]:
-        """One field of the message object for each message, except the body."""
+        """Return one field of the message object for each message, except the body."""
         known = self._columns.get(name)
         if known is None:
             known = self._columns[name] = self._compute(name)
@@ -180,7 +182,7 @@ class BatchPage(Page):
         return [data[a:b] for a, b in zip(start.tolist(), end_of.tolist(), strict=True)]
 
     def host_texts(self, name: str) -> Texts:
-        """``born_host`` or ``store_host`` as stored, where it is in the batch."""
+        """Return ``born_host`` or ``store_host`` as stored, where it is in the batch."""
         kinds = self.batch.column("sys_flag") & HOST_BITS
         start, length = self.batch.start.copy(), np.empty(len(kinds), np.int64)
         for bits in np.unique(kinds).tolist():

@@ -37,7 +37,7 @@ _MOST_ROWS = 256
 
 
 def checked_fields(names: Sequence[str], more: Sequence[str] = ()) -> list[str]:
-    """Field names as the user gave them, each once. UsageError names the ones there are.
+    """Return field names as the user gave them, each once. UsageError names the valid ones.
 
     ``more``: names beside those of the message object; with `DECODED` among them, fields of bodies
     may be named as well.

@@ -60,7 +60,7 @@ class Redaction:
     key: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
 
     def value(self, value: str | bytes) -> str:
-        """``redacted:DIGEST:SIZE``, the size in bytes."""
+        """Return ``redacted:DIGEST:SIZE``, the size in bytes."""
         raw = value.encode("utf-8", "surrogatepass") if isinstance(value, str) else value
         digest = hashlib.blake2b(raw, digest_size=_DIGEST, key=self.key[:64]).hexdigest()
         return f"{MARK}:{digest}:{len(raw)}"

@@ -198,7 +198,7 @@ def _text(value: Any) -> str:
 
 
 def _still_lost(loss: RepairLoss, log: CommitLog | None, end: int | None) -> RepairLoss:
-    """Without the records that are in their places again, as they were."""
+    """Return the loss without the records that are in their places again, as they were."""
     if log is None:
         return loss
     back = sum(_is_back(place, log, end) for place in loss.places)

@@ -73,7 +73,7 @@ class Space:
     notes: list[str] = field(default_factory=list)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Topics, those with most bytes of log first: rows of `COLUMNS`."""
+        """Return topics, those with most bytes of log first: rows of `COLUMNS`."""
         topics = self.topics or {}
         total = sum(one.log_bytes for one in topics.values())
         return [{"topic": topic, "rows": one.rows, "log_bytes": one.log_bytes,

@@ -299,7 +299,7 @@ def _key(by: str, key: Key) -> Row:
 
 
 def _sortable(key: Key) -> tuple[bool, bool, Any]:
-    """Keys of one kind in their order, then no key, then what was left over."""
+    """Return a sort key: keys of one kind in their order, then no key, then what was left over."""
     if key == OTHER or key is None:
         return key == OTHER, True, 0
     if isinstance(key, tuple):
@@ -308,7 +308,9 @@ def _sortable(key: Key) -> tuple[bool, bool, Any]:
 
 
 def _local(groups: dict[Key, Sums], step: int, tz: tzinfo) -> dict[Key, Sums]:
-    """Quarters of an hour (counted from the epoch) joined to hours or days of a zone (ms)."""
+    """Return quarters of an hour (counted from the epoch) joined to hours or days of a zone
+    (ms).
+    """
     by_start: dict[Key, list[Sums]] = {}
     for key, group in groups.items():
         start = key if key == OTHER else _start_of(key * QUARTER_HOUR, step, tz)

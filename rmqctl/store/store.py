@@ -274,7 +274,7 @@ class Store(Closing):
         return repair_losses(self.root, self._log, None if cut is None else cut.end)
 
     def up_to(self, end: int) -> Store:
-        """This store with a log that ends at the physical offset ``end``. To be closed."""
+        """Return this store with a log that ends at the physical offset ``end``. To be closed."""
         return Store(self.root, self.log_folders, self.sizes, Snapshot(
             end, frozenset(file.name for file in self.index_listing.files)))
 
@@ -482,7 +482,7 @@ class Store(Closing):
             to._evidence = self._evidence if evidence else None
 
     def queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
-        """One queue, listed alone: a look-up does not read every topic's folder.
+        """Return one queue, listed alone: a look-up does not read every topic's folder.
 
         UnsupportedError as of `queues`.
         """
@@ -521,7 +521,7 @@ class Store(Closing):
                            None if self.snapshot is None else self.snapshot.log_end)
 
     def leave_damaged_out(self) -> None:
-        """From here on ignore a database of consumequeues that cannot be opened: for a repair that
+        """Ignore from here on a database of consumequeues that cannot be opened: for a repair that
         rebuilds it.
         """
         damaged = self.layout.damaged
@@ -560,7 +560,7 @@ class Store(Closing):
         return self._as_is.queues
 
     def row_as_evidence(self, topic: str, queue_id: int) -> ConsumeQueue | None:
-        """One of `rows_as_evidence`."""
+        """Return one of `rows_as_evidence`."""
         return self.plain_queue(topic, queue_id) or self._rocksdb_as_is.get((topic, queue_id))
 
     def known_queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:

@@ -159,7 +159,9 @@ def _small_files(store: Any) -> Iterator[Hint]:
 
 
 def _data_versions(store: Any) -> Iterator[Hint]:
-    """5.x writes a stateVersion into each file of the configuration that has a dataVersion."""
+    """Yield hints from data versions: 5.x writes a stateVersion into each configuration file that
+    has a dataVersion.
+    """
     without = None
     for name in _VERSIONED:
         for path in (f"config/{name}", f"config/{name}.bak"):

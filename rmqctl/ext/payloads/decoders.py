@@ -79,7 +79,7 @@ _JSON_TEXT = re.compile(rb'"(?:[^"\\]|\\.)*+"', re.DOTALL)
 
 @cache
 def _fast_json() -> Callable[[bytes], Any]:
-    """Imported where there is a body."""
+    """Return the decoder, imported when there is a body."""
     from msgspec import json as fast
 
     return fast.Decoder().decode
@@ -106,7 +106,7 @@ def _structure(body: bytes) -> Plain:
 
 
 def _auto(body: bytes, message: Message, depth: int = 0) -> tuple[Any, str]:
-    """By evidence alone: the magic of gzip, or valid JSON. `Nothing`."""
+    """Decode by evidence alone: the magic of gzip, or valid JSON. Raise `Nothing`."""
     if body.startswith(_GZIP) and depth < _DEEPEST:
         content = _gunzip(body)
         try:
@@ -143,7 +143,7 @@ def _unpacking(inner: Decoder) -> Decoder:
 
 
 def _gbk(body: bytes, _message: Message) -> tuple[Any, str]:
-    """Text in GBK; what it holds, where that is a JSON object or list."""
+    """Return text in GBK; its value if that is a JSON object or list."""
     text = body.decode("gbk")
     try:
         return _structure(text.encode()), "gbk+json"

@@ -126,7 +126,7 @@ class _Reader:
         return _NONE
 
     def _compact(self, code: int) -> int:
-        """Whole numbers of one to three bytes."""
+        """Return an integer of one to three bytes."""
         if code <= 0xBF:
             return code - 0x90
         if code <= 0xCF:
@@ -178,7 +178,7 @@ class _Reader:
             "utf-16-le", "replace")
 
     def _characters(self, count: int) -> str:
-        """So many UTF-16 units, which are stored as UTF-8."""
+        """Return so many UTF-16 units, which are stored as UTF-8."""
         raw = self._data[self.at:self.at + count]
         if len(raw) == count and raw.isascii():
             self.at += count
@@ -250,7 +250,7 @@ class _Reader:
         return made
 
     def _list(self, count: int | None, depth: int) -> list[Any]:
-        """``count`` None: up to a Z."""
+        """Read a list; ``count`` None: up to a Z."""
         made: list[Any] = []
         known = self._known(made)
         while len(made) != count:

@@ -88,7 +88,9 @@ class _Watch:
                 threading.Thread(target=self._run, name="rmqctl-decoding", daemon=True).start()
 
     def leave(self) -> None:
-        """After this no `TooLongError` comes any more; one that is on its way may come within."""
+        """End the watch: no `TooLongError` comes any more; one that is on its way may come
+        within.
+        """
         thread = threading.get_ident()
         with self._lock:
             self._started.pop(thread, None)
@@ -115,14 +117,14 @@ class _Watch:
 
 
 def _time_of(thread: int) -> float:
-    """Seconds of CPU time of a thread of this process that still runs."""
+    """Return the CPU time in seconds of a thread of this process that still runs."""
     if hasattr(time, "pthread_getcpuclockid"):
         return time.clock_gettime(time.pthread_getcpuclockid(thread))
     return time.monotonic()
 
 
 def _raise_in(thread: int, error: type[BaseException] | None) -> None:
-    """Have Python raise ``error`` in a thread; None takes back one that was not raised yet."""
+    """Make Python raise ``error`` in a thread; None revokes one that was not raised yet."""
     ctypes.pythonapi.PyThreadState_SetAsyncExc(
         ctypes.c_ulong(thread), None if error is None else ctypes.py_object(error))
 

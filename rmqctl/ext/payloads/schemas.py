@@ -31,7 +31,8 @@ def _content(path: str, what: str) -> bytes:
 
 
 def avro(path: str) -> Reader:
-    """Bodies that are one Avro datum, without the header of a file, of the schema in ``path``.
+    """Return a reader of bodies that are one Avro datum, without the header of a file, of the
+    schema in ``path``.
 
     Raise UsageError for an invalid schema, StoreIOError, MissingExtraError.
     """
@@ -92,7 +93,7 @@ def _takes_no_bytes(schema: Any, named: dict[str, Any], within: tuple[str, ...] 
 
 
 def protobuf(argument: str) -> Reader:
-    """``DESC#TYPE``: bodies are messages of TYPE, whose descriptors ``protoc
+    """Return a reader for ``DESC#TYPE``: bodies are messages of TYPE, whose descriptors ``protoc
     --descriptor_set_out=DESC --include_imports`` wrote. Raise UsageError, StoreIOError,
     MissingExtraError.
     """

@@ -45,8 +45,8 @@ class Access:
 
 
     def check_call(self, authorization: str, date_time: str) -> None:
-        """The same of a call of a 5.x client: ``MQv2-HMAC-SHA1 Credential=KEY/…, Signature=…``,
-        where the text of the time is signed. Raise Answer.
+        """Check a call of a 5.x client: ``MQv2-HMAC-SHA1 Credential=KEY/…, Signature=…``, where the
+        text of the time is signed. Raise Answer.
         """
         if not self.secrets:
             return

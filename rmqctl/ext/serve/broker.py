@@ -292,7 +292,7 @@ class Broker:
             del self.waiting[key]
 
     def arrived(self, topic: str, queue_id: int) -> None:
-        """New messages may be in a queue."""
+        """Wake the requests that wait for a queue: new messages may be in it."""
         for key in ((topic, queue_id), (topic, ANY_QUEUE)):
             for each in self.waiting.get(key, ()):
                 self.wake(each)
@@ -305,7 +305,7 @@ class Broker:
             self.later(0, self._wake)
 
     def _wake(self) -> None:
-        """Some look; who is left does when others had their turn."""
+        """Let some waiting requests look; the others follow when other clients had their turn."""
         late = time.monotonic() + _TURN_S
         while self._woken and time.monotonic() < late:
             waiting = next(iter(self._woken))
@@ -328,8 +328,8 @@ class Broker:
                 self.arrived(*key)
 
     def deliver(self) -> None:
-        """Delayed and timed messages that are due go where they belong; producers are asked what
-        became of their half messages.
+        """Deliver delayed and timed messages that are due, and ask producers about their half
+        messages.
         """
         if self.delays is not None:
             self.delays.deliver()
@@ -383,7 +383,7 @@ class Broker:
                                   flag=2))
 
     def tell_in_turns(self, groups: Iterable[Group]) -> None:
-        """The same for many groups, whose turn comes while others are answered."""
+        """Do the same for many groups, in turns with other requests."""
         waiting = bool(self._to_tell)
         self._to_tell.update((group.name, group) for group in groups)
         if self._to_tell and not waiting:
@@ -402,7 +402,7 @@ class Broker:
         self.groups.drop_producers(peer=connection)
 
     def expire(self) -> None:
-        """Clients of whom nothing was heard for long are gone; figures are noted."""
+        """Forget clients without a heartbeat for long, and note figures."""
         self.sums.note(self.received, self.delivered)
         self.tell_in_turns(self.groups.drop_silent())
         self.locks.expire()

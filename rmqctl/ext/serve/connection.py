@@ -246,7 +246,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         return self._since
 
     def spare_since(self) -> float | None:
-        """As `limits.Holder` has it."""
+        """Return the time as `limits.Holder` has it."""
         if not self._has_asked:
             return 0.0
         if self._paused:
@@ -287,7 +287,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.send(replace(command, opaque=number))
 
     def _heard(self, number: int, response: Command | None) -> None:
-        """The response to what the client was asked, if it still counts."""
+        """Handle the response to a request to the client, if it is still expected."""
         then, timer = self._asked.pop(number, (None, None))
         if then is not None and timer is not None:
             timer.cancel()

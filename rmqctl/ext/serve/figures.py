@@ -188,7 +188,7 @@ def topics_now(second: Second, most: int) -> list[dict[str, Any]]:
 
 
 def clients_now(server: Server, most: int) -> list[dict[str, Any]]:
-    """Some of the clients that sent heartbeats, with the number of their groups."""
+    """Return some of the clients that sent heartbeats, with the number of their groups."""
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for broker in server.brokers:
         for member in broker.groups.members():

@@ -79,8 +79,8 @@ class Holder(Protocol):
         """Forget it, whether or not the event loop has said so."""
 
     def spare_since(self) -> float | None:
-        """Since when it has done without an answer and waits for none, monotonic seconds; 0 if it
-        has asked for nothing yet, None if it waits.
+        """Return the time since when it has neither got nor expected a response, monotonic seconds;
+        0 if it has asked for nothing yet, None if it waits.
         """
         ...
 

@@ -74,7 +74,7 @@ class Orders:
         self._go_on(end)
 
     def started(self, end: Callable[[], None]) -> None:
-        """Clients may come; does what was read before."""
+        """Let clients come; carry out the orders read before."""
         if self._starts:
             self._starts = False
             self.tell(event="order", order="start")
@@ -88,7 +88,7 @@ class Orders:
             end()
 
     def wait_for_start(self) -> bool:
-        """After the server's end: waits where it is to start again; whether it is."""
+        """Wait after the server's end if it is to start again; return whether it is."""
         if self._state != "stopped":
             return False
         self._wait("stopped")

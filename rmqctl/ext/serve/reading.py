@@ -175,7 +175,9 @@ class StoredQueue:
 
     def pull(self, offset: int, most: int, accept: Accept | None, max_bytes: int = MAX_BYTES
              ) -> Pulled:
-        """Up to ``most`` records from the queue offset ``offset`` on that ``accept`` takes."""
+        """Return up to ``most`` records from the queue offset ``offset`` on that ``accept``
+        takes.
+        """
         # Offsets that the queue does not have.
         if not self.first <= offset < self.end:
             refused = outside(offset, self.first, self.end, self._generation)

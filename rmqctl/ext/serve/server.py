@@ -97,8 +97,8 @@ class Server:
 
     async def run(self, sockets: Iterable[socket.socket], ready: Callable[[], None],
                   stop: asyncio.Event) -> None:
-        """Serves until ``stop`` is set, or nobody was there for ``once_idle`` seconds; each broker
-        on a socket from `bind`. Raise StoreIOError if a store can no longer be written to.
+        """Serve until ``stop`` is set, or no client was connected for ``once_idle`` seconds; each
+        broker on a socket from `bind`. Raise StoreIOError if a store can no longer be written to.
         """
         # All ports are listened on, those of gRPC last.
         servers = []
@@ -231,7 +231,7 @@ class Server:
         self.unsent.make_room(paused)
 
     async def _save_beside(self) -> None:
-        """Saves now and then, in a thread."""
+        """Save now and then, in a thread."""
         while True:
             await asyncio.sleep(_SAVE_S)
             try:
@@ -244,7 +244,7 @@ class Server:
                 self._say(error)
 
     def _save(self) -> None:
-        """Saves here and now."""
+        """Save here and now."""
         try:
             write = self.save()
             if write is not None:

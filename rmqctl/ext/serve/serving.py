@@ -134,7 +134,7 @@ def open_brokers(wanted: Sequence[Wanted], settings: Settings, told: Callable[..
 
 
 def _join(broker: Broker, writer: Writer) -> None:
-    """The writer tells its broker what it put, and when delayed messages are due."""
+    """Let the writer tell its broker what it put, and when delayed messages are due."""
     from rmqctl.ext.serve.producing.checking import Checks
     from rmqctl.ext.serve.producing.delaying import Delays
     from rmqctl.ext.serve.producing.plain import PlainSends
@@ -154,5 +154,5 @@ def _join(broker: Broker, writer: Writer) -> None:
 
 
 def _name(number: int) -> str:
-    """broker-a, broker-b, …, broker-27, …"""
+    """Return broker-a, broker-b, …, broker-27, …"""
     return f"broker-{_LETTERS[number] if number < len(_LETTERS) else number + 1}"

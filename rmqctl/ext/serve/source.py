@@ -151,7 +151,7 @@ class Source:
     # -- queues -------------------------------------------------------------------------------
 
     def queue(self, topic: str, queue_id: int) -> Queue:
-        """One queue to pull from. Raise StoreIOError if it cannot be read."""
+        """Return one queue to pull from. Raise StoreIOError if it cannot be read."""
         key = topic, queue_id
         queue = self._queues.get(key)
         if queue is None:
@@ -243,7 +243,7 @@ class Source:
         self.topics.pop(name, None)
 
     def learn_groups(self, new: Mapping[str, Mapping[str, Any]]) -> None:
-        """The same for groups, as ``subscriptionGroup.json`` has them."""
+        """Do the same for groups, as ``subscriptionGroup.json`` has them."""
         self._config.pop("subscriptionGroup.json", None)
         for name, config in new.items():
             self.groups[name] = {"group": name, **{snake(key): value
@@ -257,14 +257,14 @@ class Source:
 
     @staticmethod
     def _add_group(groups: dict[str, dict[str, Any]], topic: str) -> None:
-        """The group that a retry or dead-letter topic is of."""
+        """Add the group of a retry or dead-letter topic."""
         for prefix in (RETRY_PREFIX, DLQ_PREFIX):
             if topic.startswith(prefix):
                 groups.setdefault(topic.removeprefix(prefix), {})
 
     def _groups(self) -> dict[str, dict[str, Any]]:
-        """Consumer groups of the configuration, of the positions, and of retry and dead-letter
-        topics.
+        """Return the consumer groups of the configuration, of the offsets, and of retry and
+        dead-letter topics.
         """
         found: dict[str, dict[str, Any]] = {
             row["group"]: row for row in self.rows("subscriptionGroup.json")}

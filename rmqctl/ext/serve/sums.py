@@ -57,8 +57,8 @@ class Sums:
                 self.notes[name].append(new)
 
     def of(self, count: int, before: Callable[[Counts], int]) -> dict[str, dict[str, Any]]:
-        """Sums and rates of something that was counted ``count`` times until now; ``before`` finds
-        it in what was noted.
+        """Return sums and rates of something that was counted ``count`` times until now; ``before``
+        finds it in what was noted.
         """
         now = time.monotonic()
         return {name: {"sum": count - before(notes[0]), "tps": (

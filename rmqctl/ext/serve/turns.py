@@ -124,7 +124,7 @@ class Hosts(Generic[_Of]):
         return each
 
     def spent(self, name: str, cost: float) -> None:
-        """One of that address had its turn."""
+        """Note that one of that address had its turn."""
         self._host(name).line.spent(cost)
         self._line.spent(cost)
 
@@ -183,7 +183,9 @@ class Turns:
         self._begins_soon = False
 
     def come(self, worker: Worker) -> None:
-        """Something arrived for one that does not wait: it is answered now, or in its turn."""
+        """Note that something arrived for one that does not wait: it is answered now, or in its
+        turn.
+        """
         if self._spent < ROUND_S and not (
                 self._fresh if worker.turn is None else
                 not self._waiting.is_first(worker.host, worker.turn)):
@@ -203,7 +205,7 @@ class Turns:
             self._soon(self._round)
 
     def _turn(self, worker: Worker) -> bool:
-        """One turn; whether the worker goes on waiting."""
+        """Take one turn; return whether the worker goes on waiting."""
         begun = self.clock()
         more = worker.work(begun + TURN_S)
         spent = self.clock() - begun
@@ -260,7 +262,7 @@ class Intake:
         self._begins_soon = False
 
     def came(self, reader: Reader, size: int) -> None:
-        """So many bytes arrived, which end within a frame."""
+        """Note that so many bytes arrived, which end within a frame."""
         self._waiting.spent(reader.host, size)
         self._came += size
         if self._came > ROUND_BYTES or self._waiting:
@@ -274,7 +276,7 @@ class Intake:
             self._soon(self._round)
 
     def _round(self) -> None:
-        """Each of a few is read from once, and then has to wait again where others do."""
+        """Read each of a few once; then they have to wait again if others do."""
         self._came, self._begins_soon = 0, False
         for _ in range(_READERS):
             if not self._waiting:

@@ -342,6 +342,6 @@ def parse(data: bytes, key_of: KeyOf | None = None) -> Parsed:
 
 
 def build(value: Any) -> bytes:
-    """Strict JSON in fastjson's pretty style: tabs, ``"key":value``, keys always quoted."""
+    """Return strict JSON in fastjson's pretty style: tabs, ``"key":value``, keys always quoted."""
     return json.dumps(value, ensure_ascii=False, indent="\t", separators=(",", ":"),
                       allow_nan=False).encode("utf-8", "backslashreplace")

@@ -23,6 +23,6 @@ def queue_of(value: Any) -> tuple[str, str, int]:
 
 
 def queue_name(value: Any) -> str:
-    """``TOPIC@BROKER@QUEUE`` for a key that is a queue. Raise FormatError."""
+    """Return ``TOPIC@BROKER@QUEUE`` for a key that is a queue. Raise FormatError."""
     broker, topic, number = queue_of(value)
     return f"{topic}@{broker}@{number}"

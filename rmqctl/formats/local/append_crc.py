@@ -28,7 +28,7 @@ SIZE: int = AppendedCrc.sizeof()
 
 
 def write_digits(crc: int) -> bytes:
-    """Ten decimal digits, least significant first, padded with ``0`` on the right."""
+    """Return ten decimal digits, least significant first, padded with ``0`` on the right."""
     if not 0 <= crc <= CRC_MASK:
         raise FormatError("value does not fit the field", path="digits")
     return f"{crc:0{DIGITS}d}"[::-1].encode("ascii")

@@ -60,7 +60,7 @@ def file_size(configured: int) -> int:
 
 
 def byte_offset(index: int) -> int:
-    """Byte position in the queue of the row with this queue offset."""
+    """Return the byte position in the queue of the entry with this queue offset."""
     return index * UNIT_SIZE
 
 

@@ -35,7 +35,9 @@ DEFAULT_LEVELS = parse_levels(DEFAULT_TEXT)
 
 
 def java_int(text: str, bits: int = 32) -> int:
-    """``Integer.parseInt`` (or ``Long.parseLong`` with 64 bits). ValueError as Java throws."""
+    """Return what ``Integer.parseInt`` (or ``Long.parseLong`` with 64 bits) does. Raise ValueError
+    where Java throws.
+    """
     if len(text) <= 400 and _INTEGER.fullmatch(text):
         value = int(text)
         if -(1 << bits - 1) <= value < 1 << bits - 1:

@@ -44,7 +44,7 @@ MOST_KIND = (_LAST_CODEC << sysflag.COMPRESSION_SHIFT) | sysflag.COMPRESSED
 
 
 def alone(values: Mapping[str, Any]) -> dict[str, Any]:
-    """By category of `ALONE`: whether a record breaks the rule (bool), or which (bool array).
+    """Return by category of `ALONE` whether a record breaks the rule (bool), or which (bool array).
 
     ``values``: numbers or columns of `FIELDS`.
     """

@@ -168,7 +168,7 @@ _WORDS = ENTRY.size // SLOT.size
 
 
 def candidates(size: int) -> Iterator[Shape]:
-    """Shapes a file of this size can have, the likely ones first, at most some 100,000."""
+    """Yield shapes a file of this size can have, the likely ones first, at most some 100,000."""
     words = (size - HEADER.size) // SLOT.size
     if words * SLOT.size != size - HEADER.size:
         return

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 
 def string_hash(text: str) -> int:
-    """``String.hashCode`` as a signed 32-bit integer."""
+    """Return ``String.hashCode`` as a signed 32-bit integer."""
     value = 0
     if text.isascii():
         for unit in text.encode("ascii"):

@@ -12,7 +12,7 @@ LOCKED_RANGE = (0, 1)
 
 
 def parse(data: bytes) -> str:
-    """``lock``, or an empty text for a store that was opened and never started."""
+    """Return ``lock``, or an empty text for a store that was opened and never started."""
     if data not in (CONTENT, b""):
         position = next((i for i, (a, b) in enumerate(zip(data, CONTENT, strict=False)) if a != b),
                         min(len(data), len(CONTENT)))

@@ -298,7 +298,9 @@ def _ends(sys_flag_bits: int, magic: int) -> tuple[tuple[int, str], ...]:
 
 
 def _cut_in_head(have: int, shape: tuple[int, int], where: int) -> FormatError:
-    """``have``: how many bytes of the fields before the body are left."""
+    """Return the fault of a truncated record; ``have``: how many bytes of the fields before the
+    body are left.
+    """
     return _cut(next(name for end, name in _ends(*shape) if end > have), where)
 
 
@@ -379,7 +381,7 @@ def size_of(sys_flag: int, magic: int, body: int, topic: int, properties: int) -
 
 
 def host_text(address: bytes, port: int) -> str:
-    """``10.0.0.1:10911`` or ``[::1]:10911``."""
+    """Return ``10.0.0.1:10911`` or ``[::1]:10911``."""
     ip = ipaddress.ip_address(address)
     return f"[{ip}]:{port}" if len(address) == 16 else f"{ip}:{port}"
 
@@ -399,7 +401,7 @@ _ID6 = layout.reader(MessageId6)
 
 
 def message_id(address: bytes, port: int, physical_offset: int) -> str:
-    """32 (IPv4) or 56 (IPv6) upper-case hex characters (spec: commitlog.md §3)."""
+    """Return 32 (IPv4) or 56 (IPv6) upper-case hex characters (spec: commitlog.md §3)."""
     shape = _ID6 if len(address) == 16 else _ID4
     return shape.pack(address, port, physical_offset).hex().upper()
 

@@ -25,7 +25,7 @@ _TRANSACTION = {TRANSACTION_NONE: "none", TRANSACTION_PREPARED: "prepared",
 
 
 def transaction_type(sys_flag: int) -> str:
-    """``none``, ``prepared``, ``commit`` or ``rollback``: a two-bit field, not two bits."""
+    """Return ``none``, ``prepared``, ``commit`` or ``rollback``: a two-bit field, not two bits."""
     return _TRANSACTION[sys_flag & TRANSACTION_MASK]
 
 
@@ -40,10 +40,12 @@ def compression(sys_flag: int) -> str | None:
 
 
 def has_consume_queue_row(sys_flag: int) -> bool:
-    """Only plain and COMMIT records are dispatched to a consumequeue (consumequeue.md §4)."""
+    """Return whether a consumequeue has an entry: only for plain and COMMIT records
+    (consumequeue.md §4).
+    """
     return sys_flag & TRANSACTION_MASK in (TRANSACTION_NONE, TRANSACTION_COMMIT)
 
 
 def is_indexed(sys_flag: int) -> bool:
-    """Everything but ROLLBACK is indexed (index.md §5)."""
+    """Return whether it is indexed: everything but ROLLBACK is (index.md §5)."""
     return sys_flag & TRANSACTION_MASK != TRANSACTION_ROLLBACK

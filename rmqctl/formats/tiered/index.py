@@ -312,7 +312,7 @@ def _used(read: ReadAt, shape: Shape) -> int:
 
 def _fitting(read: ReadAt, size: int, header: HeaderRecord, *,
              old: bool) -> Iterator[Shape]:
-    """Shapes with which the slot of the newest item's hash has its number."""
+    """Yield shapes with which the slot of the newest item's hash has its number."""
     import numpy as np
 
     room, newest = _room(size, old), _newest(header, old)

@@ -135,7 +135,7 @@ def parse(data: bytes) -> Metadata:
 
 
 def of_value(value: Any) -> Metadata:
-    """Metadata from what `config_json` made of the file."""
+    """Return metadata from the value that `config_json` read from the file."""
     if not isinstance(value, dict):
         raise FormatError("not a JSON object", offset=0, path="metadata")
     metadata = Metadata(old="maxTopicId" in value and "topicSerialNumber" not in value)

@@ -61,7 +61,9 @@ class Copy:
         return self.state in (OK, ODDITY)
 
     def fault(self) -> str:
-        """``config/topics.json @17 $.topicConfigTable: a comma was expected``."""
+        """Return the fault, for example ``config/topics.json @17 $.topicConfigTable: expected a
+        comma or }``.
+        """
         where = "" if self.offset is None else f" @{self.offset}"
         path = "" if self.field in (None, "$") else f" {self.field}"
         return f"{self.path}{where}{path}: {self.reason}"

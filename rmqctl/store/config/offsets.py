@@ -216,7 +216,9 @@ class Lag:
                 yield row
 
     def _queues(self, topic: str) -> _Queues:
-        """Bounds of the topic's queues on disk; in words why not, where they are unreadable."""
+        """Return the bounds of the topic's queues on disk; for unreadable ones the reason in
+        words.
+        """
         if topic not in self._known:
             self._known[topic] = {queue_id: self._bounds(topic, queue_id)
                                   for queue_id in self._on_disk.get(topic, ())}

@@ -133,7 +133,7 @@ def _first(database: Database, name: str, part: Part) -> None:
 
 
 def _second(database: Database, name: str, part: Part) -> None:
-    """v2: the table of one file."""
+    """Read the table of one file (v2)."""
     assert part.value is not None
     number, title = TABLES[name]
     _table(database, part, number, title)

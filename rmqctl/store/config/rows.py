@@ -68,12 +68,12 @@ _LONG = 1 << 63
 
 @lru_cache(maxsize=1024)
 def snake(name: str) -> str:
-    """``readQueueNums`` -> ``read_queue_nums``."""
+    """Return ``readQueueNums`` as ``read_queue_nums``."""
     return _HUMP.sub("_", name).lower()
 
 
 def perm_text(bits: int) -> str:
-    """``RW-`` as brokers print it: read, write, inherit; a P follows for priority (5.x)."""
+    """Return ``RW-`` as brokers print it: read, write, inherit; a P follows for priority (5.x)."""
     text = "".join(letter if bits & bit else "-" for bit, letter in _PERM)
     return text + "P" if bits & PRIORITY else text
 

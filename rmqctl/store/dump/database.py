@@ -29,8 +29,9 @@ class DatabaseDump:
         self.faults = 0
 
     def rows(self) -> Iterator[Fields]:
-        """``key`` is the text of the key, with other bytes escaped. Damage ends a family with a row
-        that says so. Raise FormatError, StoreIOError, MissingExtraError if it cannot be opened.
+        """Yield the entries; ``key`` is the text of the key, with other bytes escaped. Damage ends
+        a family with a row that says so. Raise FormatError, StoreIOError, MissingExtraError if it
+        cannot be opened.
         """
         number = 0
         place = os.path.basename(vfs.abspath(self.folder))

@@ -74,7 +74,7 @@ class Target:
             row["fields"] = list(fields_of(declaration, raw, position, full=self.options.full))
 
     def read(self, position: int, length: int) -> bytes:
-        """Up to ``length`` bytes; a file that became shorter meanwhile is reported, once."""
+        """Return up to ``length`` bytes; a file that became shorter meanwhile is reported, once."""
         data = self.source.read(position, length)
         end = position + len(data)
         if len(data) < length and end < self.source.size:
@@ -161,7 +161,7 @@ def shown_value(name: str, value: int | bytes | None, *, full: bool) -> int | st
 
 def field_row(name: str, position: int, raw: bytes, value: int | bytes | str | None, *,
               full: bool) -> Row:
-    """One element of a row's ``fields``."""
+    """Return one element of a row's ``fields``."""
     shown = value if isinstance(value, str) else shown_value(name, value, full=full)
     return {"name": name, "offset": position, "size": len(raw),
             "hex": shown_hex(raw, full=full), "value": shown}
@@ -174,7 +174,7 @@ def fields_of(declaration: Any, raw: bytes, position: int, *, full: bool) -> Ite
 
 
 def flattened(rows: Iterator[Row]) -> Iterator[Row]:
-    """One row per field: rows with ``fields`` as a table can show them."""
+    """Yield one row per field: rows with ``fields`` as a table can show them."""
     for row in rows:
         head = {"record": row.get("number"), "type": row.get("type")}
         for part in row.get("fields", ()):

@@ -127,7 +127,9 @@ def log_rows(target: Target) -> Iterator[Row]:
 
 
 def dledger_rows(target: Target) -> Iterator[Row]:
-    """Entry heads and the messages inside them; plain records and the end mark where they are."""
+    """Yield entry headers and the messages inside them; plain records and the end mark where they
+    are.
+    """
     source, options, position, number = target.source, target.options, 0, 0
     while position < source.size:
         raw = target.read(position, dledger.HEAD_SIZE)

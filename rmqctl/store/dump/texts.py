@@ -63,7 +63,7 @@ def timercheck_rows(target: Target) -> Iterator[Row]:
 
 
 def config_rows(target: Target) -> Iterator[Row]:
-    """One row per member of the JSON object, then one per oddity of the file."""
+    """Yield one row per member of the JSON object, then one per oddity of the file."""
     try:
         data = _whole(target)
         value, oddities = config_json.parse(data)
@@ -79,7 +79,9 @@ def config_rows(target: Target) -> Iterator[Row]:
 
 
 def client_offset_rows(target: Target) -> Iterator[Row]:
-    """One row per queue, then what is odd; of a file that no client reads, what it does then."""
+    """Yield one row per queue, then oddities; for a file that no client reads, what it does
+    then.
+    """
     try:
         rows, faults, oddities = client_offsets.parse(_whole(target))
     except FormatError as error:
@@ -141,7 +143,7 @@ def lock_rows(target: Target) -> Iterator[Row]:
 
 
 def epoch_rows(target: Target) -> Iterator[Row]:
-    """One row per epoch; ``end_offset`` is where the next one starts."""
+    """Yield one row per epoch; ``end_offset`` is the start of the next one."""
     def rows(data: bytes, epochs: list[epoch.Epoch]) -> list[tuple[Row, list[Any]]]:
         lines = epoch.lines(data)
         ends = [entry.start_offset for entry in epochs[1:]] + [None]

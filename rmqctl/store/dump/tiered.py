@@ -63,7 +63,7 @@ def tiered_log_rows(target: Target) -> Iterator[Row]:
 # -- index files -----------------------------------------------------------------------------------
 
 def tiered_index_rows(target: Target) -> Iterator[Row]:
-    """Header, used slots and items of either form. --from counts items."""
+    """Yield header, used slots and items of either form. --from counts items."""
     raw = target.read(0, fmt.HEADER.size)
     if not target.size:
         target.notes.append("no items; an idle broker uploads such a file when it stops")
@@ -173,7 +173,7 @@ def _items(target: Target, header: fmt.HeaderRecord, shape: fmt.Shape, *,
 # -- metadata --------------------------------------------------------------------------------------
 
 def metadata_rows(target: Target) -> Iterator[Row]:
-    """One row per topic, queue and segment entry, then what could not be taken."""
+    """Yield one row per topic, queue and segment entry, then entries that could not be read."""
     try:
         if target.size > MAX_TEXT:
             raise FormatError(f"{target.size:,} bytes are too many for such a file",

@@ -243,7 +243,9 @@ def _judge_entry(entry: index_file.EntryRecord, number: int, shape: index_file.S
 
 
 def index_rows(target: Target) -> Iterator[Row]:
-    """Header, used slots and entries. --from counts entries (and leaves header, slots out)."""
+    """Yield header, used slots and entries. --from counts entries (and leaves header, slots
+    out).
+    """
     options, header_size = target.options, index_file.HEADER.size
     # Without a readable header, nothing else can be located.
     raw = target.read(0, header_size)

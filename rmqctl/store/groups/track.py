@@ -90,7 +90,7 @@ class Tracker:
                         if topic.startswith(_COPIES) or topic in _DELAYED]
 
     def track(self, record: Record) -> Tracked:
-        """Everything about one message. Raise StoreIOError."""
+        """Return everything about one message. Raise StoreIOError."""
         found = Tracked()
         found.chain = self.chain(record, found.notes)
         for topic, queue_id, first, count in self._places(record, found.notes):

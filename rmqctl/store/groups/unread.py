@@ -42,7 +42,7 @@ class Groups:
 
     @classmethod
     def of(cls, store: Store) -> Groups:
-        """By what ``config/`` and the folders of queues say. Raise UnsupportedError."""
+        """Return the groups by ``config/`` and the folders of queues. Raise UnsupportedError."""
         store.layout.require(store.root, "config")
         progress = ConsumerProgress.of(store)
         positions = progress.by_group()

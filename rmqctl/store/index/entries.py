@@ -58,7 +58,9 @@ class Entries:
         self.starts = np.cumsum([0, *self.counts]).tolist()
 
     def _by_age(self) -> None:
-        """Names are no order where a clock was set back; headers are, if they fit each other."""
+        """Sort by the headers if they fit each other: names are not in order if a clock was set
+        back.
+        """
         headers = [file.header for file in self.files]
         order = sorted(range(len(headers)), key=lambda number: (
             not self.counts[number], headers[number].begin_phy_offset))
@@ -79,7 +81,7 @@ class Entries:
         return EntryPlace(number, position - self.starts[number] + 1)
 
     def read(self, position: int, count: int) -> Array:
-        """Up to ``count`` entries from a position of the sequence on (structured array)."""
+        """Return up to ``count`` entries from a position of the sequence on (structured array)."""
         parts = []
         end = min(position + count, self.total)
         while position < end:

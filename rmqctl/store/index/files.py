@@ -58,7 +58,7 @@ class IndexFile:
 
 
 def by_age(files: Iterable[tuple[StoreFile, HeaderRecord | None]]) -> list[StoreFile]:
-    """Index files in the order they were made: by their first physical offset.
+    """Return index files in the order they were created: by their first physical offset.
 
     Names are no order: a clock may be set back. ``files`` are in that of their names, each with its
     header, None if it cannot be read. A file without that offset stays after the one before it.
@@ -109,7 +109,7 @@ def time_matched(header: HeaderRecord, begin: int, end: int) -> bool:
 
 def select(index: IndexFile, key_hash: int, most: int, begin: int, end: int,
            offsets: list[int]) -> None:
-    """Appends the physical offsets of the chain's entries with this hash, newest first."""
+    """Append the physical offsets of the chain's entries with this hash, newest first."""
     number = index.slot(index.shape.slot_of(key_hash))
     if number <= 0 or number > index.count or index.count <= 1:
         return

@@ -164,7 +164,9 @@ def _explained(size: int, header: HeaderRecord, read: Read, gather: Gather, most
 
 
 def _promising(shapes: Iterable[Shape], header: HeaderRecord, read: Read) -> Iterator[Shape]:
-    """Shapes that most of the header's own claims hold for: a look at three places of the file."""
+    """Yield shapes that match most of the header's own claims: a look at three places of the
+    file.
+    """
     last = header.entries
     for shape in shapes:
         if not 0 < last < shape.max_entries:
@@ -233,7 +235,7 @@ def _measure(shape: Shape, header: HeaderRecord, read: Read, gather: Gather) -> 
 
 
 def _all(shape: Shape, header: HeaderRecord, read: Read) -> _Fit:
-    """Slots that lead to an entry of theirs, entries linked to older ones of their slot, and
+    """Count slots that lead to an entry of theirs, entries linked to older ones of their slot, and
     entries that are reached exactly once; entry 0 must be unused.
     """
     raw = read(shape.slot_position(0), shape.slots * SLOT.size)

@@ -103,7 +103,9 @@ def _is_being_cleared(root: str, log: CommitLog, now: CutOff, document: dict[str
 
 
 def _crc(source: Source, start: int, end: int) -> int:
-    """Of the blocks that are not all zeros, each after its position: holes cost nothing."""
+    """Return the CRC of the blocks that are not all zeros, each after its position: holes cost
+    nothing.
+    """
     crc, position = 0, start
     while position < end:
         used = source.next_data(position)

@@ -74,8 +74,8 @@ class Node:
                 yield page
 
     def leads(self) -> Iterator[Callable[[], tuple[Array, Array]]]:
-        """Functions that give (physical offset, size) of the records which the units of a page
-        lead to, one for each page.
+        """Yield functions that return (physical offset, size) of the records that the units of a
+        page point to, one for each page.
         """
         return (partial(_leads, read) for read in self._pages())
 

@@ -60,7 +60,7 @@ class Follower:
         self._failed = ""
 
     def remember(self, records: list[Record]) -> None:
-        """Messages that were shown already: by them a change of the log is noticed."""
+        """Remember messages that were shown already: by them a change of the log is noticed."""
         for record in records[-_REMEMBERED:]:
             self._shown.append(_Mark(record.physical_offset, record.total_size,
                                      build(record)[:_MARK_SIZE]))

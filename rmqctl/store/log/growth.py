@@ -200,7 +200,7 @@ class GrowingLog:
         return position
 
     def _check_end(self, files: Sequence[StoreFile], position: int) -> None:
-        """Tells, once, of a log that ends before a place that was reached."""
+        """Report, once, a log that ends before a place that was reached."""
         end = files[-1].end if files else 0
         if end < position and self._said != position:
             self._lost(f"{self._folders[0]}: the log ends before physical offset {position}, up to "
@@ -255,7 +255,8 @@ class GrowingLog:
         return True
 
     def pieces(self, start: int, end: int, step: int = STEP) -> Iterator[Piece]:
-        """``[start, end)``, between two borders, in parts of about ``step`` bytes within files.
+        """Yield ``[start, end)``, between two borders, in parts of about ``step`` bytes within
+        files.
 
         The parts follow from the two borders and the log alone. What is no longer there is said.
         """

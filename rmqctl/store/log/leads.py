@@ -73,8 +73,8 @@ class Pages:
         self._borders: Array | None = None
 
     def add(self, read: Callable[[], Pair]) -> None:
-        """One more page; all are added before the first question. ``read`` gives its (place, value)
-        in any order, the same each time.
+        """Add one more page; all are added before the first question. ``read`` gives its (place,
+        value) in any order, the same each time.
         """
         places, values = read()
         if not len(places):
@@ -154,7 +154,7 @@ def joined(parts: list[Pair]) -> Pair:
 
 
 def merged(parts: list[Pair]) -> Pair:
-    """Ascending answers as one that is ascending."""
+    """Return several ascending answers as one."""
     parts = [part for part in parts if len(part[0])]
     return joined(parts) if len(parts) < 2 else _sorted(parts)
 

@@ -72,7 +72,7 @@ def log_pages(view: View, wanted: Range, conditions: Sequence[Condition], report
               advance: Callable[[int], None] = lambda _bytes: None,
               left: Callable[[int, int], Iterable[tuple[int, int]]] | None = None) -> Iterator[
                   Page]:
-    """Pages of the messages of the range for which all conditions hold, in physical order.
+    """Yield pages of the messages of the range for which all conditions hold, in physical order.
 
     Every damaged span, missing file and unreadable file on the way is reported once. ``advance``
     hears of the bytes that have been looked at, batch by batch. ``left``: the stretches of one of

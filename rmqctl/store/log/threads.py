@@ -102,7 +102,7 @@ class _Crew(Generic[T, R]):
         ending.note(self)
 
     def start_one(self) -> bool:
-        """One thread more; False if the system gives none."""
+        """Start one thread more; return False if the system gives none."""
         # With the caller's context, so that what he notes by it (errors.refusals) hears of threads.
         # A daemon, so that a run of which nobody closed the results comes to its end, and ends it.
         thread = threading.Thread(target=copy_context().run, daemon=True,
@@ -116,7 +116,7 @@ class _Crew(Generic[T, R]):
         return True
 
     def end(self) -> None:
-        """Have all threads end, and wait until they have."""
+        """End all threads, and wait until they have ended."""
         self._stop.asked = True
         for _ in self.threads:
             self.todo.put(None)

@@ -285,7 +285,9 @@ class _WithoutThePast(StoreWitness):
 
 
 def _together(queues: Iterable[ConsumeQueue], page: int) -> Iterator[list[_Part]]:
-    """Parts of the queues, ``page`` rows at a time: there may be many queues with few rows each."""
+    """Yield parts of the queues, ``page`` rows at a time: there may be many queues with few rows
+    each.
+    """
     parts: list[_Part] = []
     left = page
     for queue in queues:

@@ -104,7 +104,7 @@ class Condition:
             self.field not in INTEGERS and self.field != "topic")
 
     def holds(self, page: Page) -> Array:
-        """For each message of the page whether the condition holds (bool)."""
+        """Return for each message of the page whether the condition holds (bool)."""
         if self.operator in _COMPARE and (self.field in INTEGERS or self.field == "crc_ok"):
             mask: Array = _COMPARE[self.operator](page.numbers(self.field), self.value)
             return mask
@@ -220,7 +220,7 @@ def _any_number(text: str) -> int | float | None:
 
 
 def _comparable(text: str, other: str) -> tuple[Any, Any]:
-    """Two texts as numbers if both are whole numbers, else as they are."""
+    """Return two texts as numbers if both are integers, else as they are."""
     if all(re.fullmatch("-?[0-9]{1,40}", text) for text in (text, other)):
         return int(text), int(other)
     return text, other
@@ -237,7 +237,9 @@ def tags_of(expression: str) -> tuple[str, ...]:
 
 
 def tag_condition(expression: str) -> Condition:
-    """``--tag``: one tag, or several as a consumer subscribes to them. Raise UsageError."""
+    """Return the condition of ``--tag``: one tag, or several as a consumer subscribes to them.
+    Raise UsageError.
+    """
     tags = tags_of(expression)
     if len(tags) == 1:
         return Condition("tags", "=", tags[0])

@@ -155,7 +155,7 @@ def _among(values: Array, sorted_ones: Array) -> Array:
 
 
 def _united(start: Array, end: Array) -> tuple[Array, Array]:
-    """Stretches as few that are apart, ascending."""
+    """Return ranges merged into as few as possible, ascending."""
     order = np.argsort(start, kind="stable")
     start, end = start[order], np.maximum.accumulate(end[order]) if len(order) else end
     apart = start[1:] > end[:-1]
@@ -163,7 +163,7 @@ def _united(start: Array, end: Array) -> tuple[Array, Array]:
 
 
 def _without(start: Array, end: Array, other_start: Array, other_end: Array) -> Passed:
-    """Stretches without others; of both none touch each other."""
+    """Return ranges without others; of both none touch each other."""
     edges = np.concatenate([start, end, other_start, other_end])
     step = np.concatenate([np.ones(len(start), np.int64), np.full(len(end), -1),
                            np.full(len(other_start), -2), np.full(len(other_end), 2)])

@@ -114,7 +114,9 @@ def by_key(view: View, topic: str, key: str, *, begin: int = 0, end: int = FOR_E
 
 def _in_log(view: View, field: str, value: str, key: str | None, report: Report,
             first: int = 0, last: int = FOR_EVER) -> Iterator[Record]:
-    """The messages with such a field and key, of a store that never has an index: from its log."""
+    """Yield the messages with such a field and key, of a store that never has an index: from its
+    log.
+    """
     from rmqctl.store.query.conditions import Condition
     from rmqctl.store.query.select import Selection, Selector
 

@@ -72,7 +72,7 @@ class Selection:
     starts: Mapping[tuple[str, int], int] | None = None
 
     def conditions(self) -> list[Condition]:
-        """Everything but topic, queue and count, the cheapest first."""
+        """Return everything but topic, queue and count, the cheapest first."""
         conditions = [
             Condition(field, sign, value)  # type: ignore[arg-type]
             for field, sign, value in (

@@ -50,7 +50,9 @@ class CompactionQueue(Closing):
 
     @classmethod
     def open(cls, store: Store, topic: str, queue_id: int) -> CompactionQueue | None:
-        """None if the topic has no compaction store. Raise StoreIOError if it cannot be read."""
+        """Open the compaction log of a queue; None if the topic has no compaction store. Raise
+        StoreIOError if it cannot be read.
+        """
         if not topic or topic in (".", "..") or "/" in topic or "\0" in topic:
             return None
         parts = topic, str(queue_id)

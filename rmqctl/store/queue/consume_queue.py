@@ -77,7 +77,7 @@ class ConsumeQueue:
         """Let go of what is open; the queue can be read again all the same."""
 
     def unit(self, queue_offset: int) -> UnitRecord | None:
-        """One row; None outside the files."""
+        """Return one row; None outside the files."""
         if queue_offset < 0:
             return None
         rows = self.units(queue_offset, 1)
@@ -420,7 +420,7 @@ class FileQueue(ConsumeQueue):
         return first if log_min == 0 else self._corrected(first, end, log_min, generation)
 
     def _corrected(self, first: int, end: int, log_min: int, generation: int) -> int:
-        """correctMinOffset: the first row of the first file whose record is not expired."""
+        """Return correctMinOffset: the first row of the first file whose record is not expired."""
         last = self.unit(end - 1)
         if generation >= 5 and last is not None and last.physical_offset < log_min:
             return end

@@ -19,7 +19,8 @@ _SPARSE = 1 << 12
 
 
 def light_queues_of(queues: Queues, known: Mapping[str, Any], generation: int) -> LightQueues:
-    """By a store's plain ``queues`` and what is ``known`` of its broker (names of `Settings`).
+    """Return the light queues by a store's plain ``queues`` and what is ``known`` of its broker
+    (names of `Settings`).
 
     The broker's configuration decides if it is known, else the files.
 

@@ -180,7 +180,7 @@ def queue_ids(store: Store, structure: str, topic: str) -> list[int]:
 
 
 def batch_queue(store: Store, topic: str, queue_id: int) -> BatchQueue | None:
-    """One batch consumequeue, listed alone."""
+    """Return one batch consumequeue, listed alone."""
     if queue_id not in queue_ids(store, "batchconsumequeue", topic):
         return None
     folder = store.path("batchconsumequeue", topic, str(queue_id))
@@ -243,7 +243,7 @@ class MissingRows:
         self._runs: dict[int, tuple[int, int, int, int, int]] = {}
 
     def add(self, number: int, offset: int, physical: int, size: int) -> None:
-        """A row of queue ``number``; rows of one queue come in ascending order."""
+        """Add a row of queue ``number``; rows of one queue come in ascending order."""
         known = self._runs.get(number)
         if known is not None and offset == known[1] + 1:
             self._runs[number] = (known[0], offset, *known[2:4], known[4] + 1)

@@ -131,7 +131,9 @@ def _used(units: Array) -> Array:
 
 def _queue_rows(units: Array, number: Array | None, queue_offset: Array,
                 names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """``number``: of each unit in its file; None if units are in none."""
+    """Yield batches of rows; ``number``: of each unit in its file, None for units without a
+    file.
+    """
     if len(units):
         none = pa.nulls(len(units), QUEUE_COLUMNS["position"].type)
         yield record_batch([none if name == "position" and number is None else _native(

@@ -115,8 +115,8 @@ class Database(Closing):
         return found
 
     def _check_end(self, family: str, behind: bytes, bounds: Any) -> None:
-        """FormatError unless the end was reached: the library's items end at a damaged block as
-        there, and only a cursor says which it was.
+        """Raise FormatError unless the end was reached: the library's items end at a damaged block
+        as there, and only a cursor says which it was.
         """
         with self._telling(family):
             cursor = self._family(family).iter(bounds)
@@ -191,14 +191,14 @@ class Cursor:
         self.key: bytes | None = None
 
     def seek(self, start: bytes) -> bytes | None:
-        """To the first key from ``start`` on."""
+        """Move to the first key from ``start`` on."""
         return None if self._cursor is None else self._moved(self._cursor.seek, start)
 
     def next(self) -> bytes | None:
         return self._moved(self._cursor.next)
 
     def previous(self) -> bytes | None:
-        """To the key before, which is the last one of all after the end."""
+        """Move to the key before, which is the last one of all after the end."""
         return self._moved(self._cursor.prev if self._cursor.valid() else self._cursor.seek_to_last)
 
     def value(self) -> bytes:

@@ -54,7 +54,7 @@ class _Copied(NamedTuple):
 
 
 def mirror(folder: str, shadow: str) -> tuple[int, list[str]]:
-    """Fills the folder that the library opens; (how many tables, what is damaged in the logs).
+    """Fill the folder that the library opens; return (number of tables, damage in the logs).
 
     Raise FormatError for damage, StoreIOError for what is too large or cannot be read,
     VanishedError.
@@ -113,7 +113,7 @@ def _small(path: str) -> bytes:
 
 
 def _open(path: str, name: str) -> _Copied:
-    """The file as it is now: what is appended from here on is not copied. Raise OSError,
+    """Return the file as it is now: bytes appended from here on are not copied. Raise OSError,
     FormatError.
     """
     if vfs.is_remote(path):

@@ -190,7 +190,9 @@ class RocksQueue(ConsumeQueue):
         return self.rows(first, count)
 
     def rows(self, first: int, count: int) -> Array:
-        """As `units`, with the store times that are noted (``store_timestamp``, ms)."""
+        """Return the same as `units`, with the store times that are noted (``store_timestamp``,
+        ms).
+        """
         return self._within(first, min(first + count, self.disk_end))
 
     def _within(self, first: int, end: int, *, until_last: bool = False) -> Array:
@@ -310,7 +312,7 @@ class RocksQueue(ConsumeQueue):
             return found
 
     def _following(self, first: int, end: int) -> int:
-        """`next_row`, raise FormatError if a damaged block is before it."""
+        """Return `next_row`. Raise FormatError if a damaged block is before it."""
         if self._held is not None:
             return self._store.held.following(self._held, first, end)
         found = next(self._store.database.items(ROWS, self._key(first), self._key(end)), None)
@@ -409,7 +411,7 @@ class RocksQueue(ConsumeQueue):
         return last.queue_offset + 1 if cut is None else cut
 
     def cut_at(self, log_end: int) -> int | None:
-        """As RocksDBConsumeQueueTable.binarySearchInCQ does it: a row that leads to ``log_end``
+        """Search as RocksDBConsumeQueueTable.binarySearchInCQ does: a row that leads to ``log_end``
         itself ends the search at once, with the last row found until then (spec: rocksdb.md §4).
         """
         found: int | None = None

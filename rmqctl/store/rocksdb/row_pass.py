@@ -51,7 +51,9 @@ class RowPass:
         self._numbers, self._values = array("q"), bytearray()
 
     def __iter__(self) -> Iterator[tuple[QueueKey, Ends | None]]:
-        """All queues with rows; None for the ends of one that are not all readable and regular."""
+        """Yield all queues with rows; None for the ends of a queue that are not all readable and
+        regular.
+        """
         cursor = self._database.cursor(ROWS)
         start: bytes | None = b""
         while start is not None:
@@ -79,7 +81,9 @@ class RowPass:
             yield (os.fsdecode(place[0]), place[1]), ends
 
     def _ends(self, cursor: Cursor, prefix: bytes, behind: bytes) -> Ends | None:
-        """Of the queue at whose first row the cursor is; it is left at or before the next one."""
+        """Return the ends of the queue at whose first row the cursor is; it is left at or before
+        the next one.
+        """
         size = len(prefix) + _OFFSET
         numbers: list[int] = []
         values: list[bytes] = []

@@ -152,7 +152,7 @@ class Groups:
 
     def drop_producers(self, client_id: str | None = None, peer: Peer | None = None,
                        group: str | None = None, heard_by: float = math.inf) -> None:
-        """The same of producers."""
+        """Do the same for producers."""
         is_gone = _selected(client_id, peer, heard_by)
         for name, members in list(self.producers.items()):
             if group not in (None, name):

@@ -41,7 +41,7 @@ class Lines:
             self._broker.hear((line.topic, ANY_QUEUE), look)
 
     def leave(self, line: Line, look: Callable[[bool], None]) -> None:
-        """One who waits goes."""
+        """Remove a waiting request."""
         waiting = self._all[line]
         was_first = self.is_first(line, look)
         del waiting[look]

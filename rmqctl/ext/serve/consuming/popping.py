@@ -114,7 +114,7 @@ def attempt_of(text: str | None) -> str:
 
 
 def _queues(count: int, wanted: int) -> range:
-    """Of the ids of so many queues all, or the one wanted."""
+    """Return all of that many queue ids, or the wanted one."""
     return range(count) if wanted == ANY_QUEUE else range(max(wanted, 0), min(wanted + 1, count))
 
 
@@ -174,7 +174,7 @@ class Popped:
         return given, left
 
     def _each(self, keys: list[QueueKey], left: int, wish: Wish) -> Iterator[Given | int]:
-        """Messages, and now and then how many queues are left."""
+        """Yield messages, and now and then how many queues are left."""
         if wish.fifo:
             self._again.clear()  # it is found with its queue
         while self._again:
@@ -377,7 +377,7 @@ class Popped:
             receipt.offset not in queue.flights)
 
     def ack(self, receipt: Receipt) -> None:
-        """The message need not come again. Raise Answer."""
+        """Acknowledge the message. Raise Answer."""
         queue, flight = self.find(receipt)
         self._land(receipt.queue, queue, flight)
         if self._fifo:
@@ -402,7 +402,9 @@ class Popped:
             for flight in queue.flights.values())
 
     def give_back(self, which: Callable[[Flight], bool]) -> None:
-        """Messages that their client has not got, or is not there to ack, come again soon."""
+        """Make messages visible soon that their client has not got, or is not there to
+        acknowledge.
+        """
         self._count_up()
         for key, queue in self.queues.items():
             for flight in queue.flights.values():
@@ -462,8 +464,8 @@ class Pops:
         return True
 
     def make_room(self, for_this: Popped) -> None:
-        """Room for one more queue: those of which nothing is out are known by their positions.
-        Raise Answer.
+        """Make room for one more queue: queues without invisible messages are known by their
+        offsets. Raise Answer.
         """
         self._kept += 1
         if self._kept <= MOST_QUEUES:

@@ -89,11 +89,11 @@ class Positions:
             yield *key, {**self.stored.get(key, {}), **self.committed.get(key, {})}
 
     def of_group(self, group: str) -> dict[str, dict[int, int]]:
-        """Topic -> positions by queue id."""
+        """Return topic -> positions by queue id."""
         return {topic: queues for name, topic, queues in self.all() if name == group}
 
     def table(self) -> dict[str, dict[str, int]]:
-        """As ``consumerOffset.json`` has it."""
+        """Return the table as ``consumerOffset.json`` has it."""
         return {f"{topic}@{group}": {str(queue_id): offset for queue_id, offset in sorted(
             queues.items())} for group, topic, queues in self.all()}
 

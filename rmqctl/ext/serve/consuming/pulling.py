@@ -204,7 +204,7 @@ class Waiting(ABC):
         self.look(False)
 
     def answer(self, response: Response) -> None:
-        """It waits no more."""
+        """Answer; the request waits no more."""
         self.end()
         self.call.reply(response)
 

@@ -36,7 +36,9 @@ class Subscription:
 
     @classmethod
     def of(cls, value: Mapping[str, Any]) -> Subscription:
-        """From a heartbeat's object; whatever is missing in it or of another shape is left out."""
+        """Return the subscription in a heartbeat's object; missing fields and those of another
+        shape are omitted.
+        """
         kind = value.get("expressionType")
         version = value.get("subVersion")
         text = version if isinstance(version, str) and _VERSION.fullmatch(version) else "0"

@@ -79,7 +79,7 @@ class Gate:
         return True
 
     def begun(self) -> None:
-        """A call began, or will not."""
+        """Note that a call began, or will not."""
         self._begun += 1
         self._under_way = max(self._under_way - 1, 0)
         self._next()
@@ -90,7 +90,7 @@ class Gate:
             self._look(self._begun, _LOOKS)
 
     def _look(self, begun: int, left: int) -> None:
-        """Each time after the event loop had its turn, which may take long by itself."""
+        """Look each time after the event loop had its turn, which may take long by itself."""
         self._looks = False
         if begun != self._begun:
             left = _LOOKS
@@ -376,7 +376,7 @@ class Pipe(asyncio.Protocol):
         return min((call.missing for call in self._calls.values() if call.missing), default=_HEAD)
 
     def may_call(self) -> None:
-        """The call that waits at the gate may go on."""
+        """Let the call go on that waits at the gate."""
         self._at_gate, self._may_call = False, True
         self._go_on()
 
@@ -434,7 +434,7 @@ class Pipe(asyncio.Protocol):
         return end if end <= len(frames) else 0
 
     def _passed(self, at: int) -> int:
-        """The end of what is passed on from ``at``; that itself where nothing is. Raise
+        """Return the end of what is passed on from ``at``; ``at`` itself if nothing is. Raise
         FrameError.
         """
         # The preface of HTTP/2 comes first.

@@ -45,7 +45,7 @@ _LCG, _U64 = 2862933555777941757, (1 << 64) - 1
 
 
 async def send(endpoint: Endpoint, caller: Caller, request: Any) -> Any:
-    """One message, or several of a topic."""
+    """Send one message, or several of a topic."""
     # All of one topic, and none too large.
     messages = request.messages
     if not 0 < len(messages) <= _MOST_AT_ONCE:
@@ -199,5 +199,5 @@ async def recall(endpoint: Endpoint, caller: Caller, request: Any) -> Any:
 
 
 async def sync_lite(_endpoint: Endpoint, _caller: Caller, _request: Any) -> Any:
-    """There are no lite topics."""
+    """Refuse: lite topics are not supported."""
     raise Refused(Code.NOT_IMPLEMENTED, "lite topics are not supported")

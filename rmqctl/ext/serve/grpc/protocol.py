@@ -139,7 +139,7 @@ _KNOWN = {"duration": ".google.protobuf.Duration", "timestamp": ".google.protobu
 
 
 def _add_field(message: Any, text: str) -> None:
-    """A field of the table, added to its message's descriptor."""
+    """Add a field of the table to its message's descriptor."""
     head, _, number = text.partition("=")
     name, _, kind = head.partition(":")
     field = message.field.add(name=name, number=int(number), label=_Field.LABEL_OPTIONAL)

@@ -124,7 +124,7 @@ class Proxy:
             self._front.close()
 
     def expire(self) -> None:
-        """Clients of whom nothing was heard are gone."""
+        """Forget clients without a heartbeat."""
         self._endpoint.sessions.expire()
 
     def _handlers(self) -> Any:
@@ -308,7 +308,7 @@ class Proxy:
 
 @asynccontextmanager
 async def _in_time(seconds: float | None, problem: str) -> AsyncIterator[None]:
-    """Refused with that text where the block takes longer."""
+    """Raise Refused with that text if the block takes longer."""
     try:
         async with asyncio.timeout(seconds):
             yield

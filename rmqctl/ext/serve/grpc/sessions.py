@@ -116,7 +116,7 @@ class Link:
 
     def ask(self, _command: Command, then: Callable[[Command | None], None], _seconds: float
             ) -> None:
-        """There is nothing that such a client could be asked."""
+        """Do nothing: such a client cannot be asked anything."""
         then(None)
 
 
@@ -185,7 +185,7 @@ class Sessions:
                 raise Refused(Code.TOO_MANY_REQUESTS, found.remark or "try again later")
 
     def closed(self, session: Session, commands: asyncio.Queue[Any]) -> None:
-        """A stream of a client was closed; it may open another."""
+        """Note that a stream of a client was closed; it may open another."""
         session.streams -= 1
         session.seen = time.monotonic()
         for link in session.links:
@@ -203,8 +203,8 @@ class Sessions:
         self._gone(client_id)
 
     def expire(self) -> None:
-        """Clients of whom nothing was heard are gone; where they are many, some now and others when
-        requests were answered.
+        """Forget clients without a heartbeat; if they are many, some now and others when requests
+        were answered.
         """
         late = time.monotonic() + _TURN_S
         for client_id in [each for each in self.known if not self.is_there(each)]:

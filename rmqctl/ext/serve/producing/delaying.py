@@ -52,7 +52,7 @@ class Delays:
                 self.add(queue_id + 1)
 
     def add(self, level: int) -> None:
-        """A message of that level was put."""
+        """Note that a message of that level was put."""
         if self._due.get(level, inf) == inf:
             self._due[level] = 0
 

@@ -96,10 +96,10 @@ def keep_json(source: Source, name: str, value: dict[str, object]) -> None:
 
 
 def keep_positions(source: Source, positions: Positions) -> None:
-    """Groups' positions in ``config/consumerOffset.json``: the committed ones, over those in the
-    file, whether groups began at it or not. In ``lmqConsumerOffset.json``, too, if that exists: a
-    broker with ``enableLmq`` reads it instead, and has one position of each light group. May be
-    called by a thread with a snapshot. Raise RefusedError, StoreIOError.
+    """Write the groups' offsets into ``config/consumerOffset.json``: the committed ones, over those
+    in the file, whether groups began at it or not. In ``lmqConsumerOffset.json``, too, if that
+    exists: a broker with ``enableLmq`` reads it instead, and has one position of each light group.
+    May be called by a thread with a snapshot. Raise RefusedError, StoreIOError.
     """
     table = Positions(source.offsets, positions.committed).table()
     keep_json(source, "consumerOffset.json", {"offsetTable": table})
@@ -112,8 +112,8 @@ def keep_positions(source: Source, positions: Positions) -> None:
 
 
 def keep_groups(writer: Writer, names: Iterable[str]) -> None:
-    """Groups that are here for the first time, and their retry topics, as a broker makes them.
-    Raise StoreIOError, RefusedError.
+    """Write new groups and their retry topics, as a broker creates them. Raise StoreIOError,
+    RefusedError.
     """
     topics, groups = writer.topics, writer.groups
     names = [name for name in names if name_problem(RETRY_PREFIX + name) is None]

@@ -22,7 +22,7 @@ _PASSED_ON = ("producerGroup", "topic", "defaultTopic", "defaultTopicQueueNums",
 
 
 def send_reply(broker: Broker, call: Call) -> None:
-    """A reply."""
+    """Pass a reply on to the client that waits for it."""
     wanted = call.fields
     given = wanted["properties"] or ""
     member = _asker(broker, props.parse(given).get(_TO_CLIENT))

@@ -59,7 +59,7 @@ _ITEM = layout.reader(BatchRequestItem, "flag", "body_length")
 
 
 def send_message(broker: Broker, call: Call) -> None:
-    """One message, or a batch."""
+    """Store one message, or a batch."""
     # Who sends what, and whether that is allowed.
     wanted = call.fields
     writer, queue_id = admitted(broker, wanted)
@@ -236,7 +236,7 @@ def _items(body: bytes) -> list[BatchItem]:
 
 @lru_cache(maxsize=1024)
 def host_of(peer: str) -> Host:
-    """Packed address and port of a client."""
+    """Return the packed address and port of a client."""
     return packed(parse_address(peer))
 
 

@@ -51,8 +51,8 @@ class TimerFiles:
     """
 
     def __init__(self, store: Store, precision: int) -> None:
-        """StoreIOError; raise RefusedError if a broker would not go on with what is there either,
-        or would cut it.
+        """Raise StoreIOError; raise RefusedError if a broker would not continue with these files
+        either, or would truncate them.
         """
         self._root, self.precision = store.root, precision
         self._files: dict[int, int] = {}
@@ -213,8 +213,8 @@ class TimerFiles:
 
     def add(self, due: int, now: int, physical: int, size: int, topic_hash: int, *, deletes: bool
             ) -> None:
-        """A unit for the record of ``size`` bytes at a physical offset. ``now``: the moment it is;
-        what was due before comes in it. Raise StoreIOError.
+        """Add a unit for the record of ``size`` bytes at a physical offset. ``now``: the moment it
+        is; what was due before comes in it. Raise StoreIOError.
         """
         window = _WINDOW * self.precision
         magic, wait = MAGIC_DEFAULT | (MAGIC_DELETE if deletes else 0), max(due - now, 0)

@@ -144,7 +144,7 @@ class Timers:
             self._go_on()
 
     def _go_on(self) -> None:
-        """There is more to do at once, when others had their turn."""
+        """Go on at once with what is left, when others had their turn."""
         if self._soon is None:
             with suppress(RuntimeError):  # no loop runs any more
                 self._soon = asyncio.get_running_loop().call_soon(self._again)

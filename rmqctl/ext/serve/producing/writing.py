@@ -107,7 +107,7 @@ class TailQueue:
                       records, len(records))
 
     def add(self, physical: int, size: int, tags: int) -> None:
-        """One that was put at its end."""
+        """Add a message that was put at its end."""
         self.physical.append(physical)
         self.sizes.append(size)
         self.tags.append(tags)
@@ -189,7 +189,9 @@ class Writer:
 
     def put_many(self, messages: Iterable[Message], then: Iterable[Then], tags: Iterable[int],
                  size: int) -> None:
-        """The same of several single ones with one row each; ``size``: bytes of their bodies."""
+        """Do the same for several single messages with one row each; ``size``: bytes of their
+        bodies.
+        """
         if not self._pending and self._running is None:
             asyncio.get_running_loop().call_soon(self._put_pending)
         before = len(self._pending)
@@ -213,7 +215,7 @@ class Writer:
 
     async def _put_in_thread(self, loop: asyncio.AbstractEventLoop,
                              pending: list[_Pending], messages: list[Message]) -> None:
-        """With one fsync for all; what comes meanwhile waits for the next."""
+        """Put with one fsync for all; messages that come meanwhile wait for the next."""
         results = await loop.run_in_executor(None, self._results, messages)
         self._running = None
         self._answer(pending, results)
@@ -314,7 +316,7 @@ class Writer:
         self._rows += len(rows)
 
     def _know(self, topic: str, queue_id: int) -> None:
-        """Sees to it that a topic is known with this queue, as it will be found on the disk."""
+        """Make a topic known with this queue, as it will be found on the disk."""
         known = self.source.topics.get(topic)
         if known is not None and known.read_queues > queue_id:
             return
@@ -345,7 +347,7 @@ class Writer:
         self._rows, self._unsettled, self._must_settle, self._must_look = 0, False, False, False
 
     def settle_in_time(self) -> None:
-        """The same now and then."""
+        """Do the same now and then."""
         if self._unsettled and time.monotonic() - self._settled_at > _SETTLE_S:
             self.settle()
 

@@ -84,7 +84,7 @@ class Client:
             self.told.append(command)
 
     def pull(self, topic: str, queue_id: int, offset: int, **options: Any) -> Command:
-        """One pull, and its response; ``options`` as `send_pull` has them."""
+        """Send one pull, and return its response; ``options`` as `send_pull` has them."""
         return self._answer(self.send_pull(topic, queue_id, offset, **options))
 
     def send_pull(self, topic: str, queue_id: int, offset: int, *, most: int = 32,

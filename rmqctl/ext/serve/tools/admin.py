@@ -75,7 +75,7 @@ def topics(broker: Broker, _call: Call) -> Response:
 
 
 def topic_config(broker: Broker, call: Call) -> Response:
-    """One topic."""
+    """Answer with the configuration of one topic."""
     name = call.fields["topic"]
     found = _topic(broker, name, _table(broker, "topics.json", "topicConfigTable"))
     if found is None:
@@ -99,7 +99,7 @@ def groups(broker: Broker, _call: Call) -> Response:
 
 
 def group_config(broker: Broker, call: Call) -> Response:
-    """One group of consumers."""
+    """Answer with the configuration of one consumer group."""
     found = _groups(broker).get(call.fields["group"])
     if found is None:
         raise Answer(Status.SUBSCRIPTION_GROUP_NOT_EXIST, "No group in this broker")
@@ -126,7 +126,7 @@ def consumer_offsets(broker: Broker, _call: Call) -> Response:
 
 
 def _delay_offsets(broker: Broker) -> dict[int, int]:
-    """Delay level -> queue offset up to which its messages were delivered."""
+    """Return delay level -> queue offset up to which its messages were delivered."""
     return {row["level"]: row["offset"] for row in broker.source.rows("delayOffset.json")}
 
 
@@ -195,8 +195,8 @@ def _disk_ratio(path: str) -> float:
 
 
 def runtime_info(broker: Broker, _call: Call) -> Response:
-    """Figures of the broker since it is served. Rates are those of the last minute, which are used
-    for each of the times that a broker has one for. Nothing waits.
+    """Answer with figures of the broker since it is served. Rates are those of the last minute,
+    which are used for each of the times that a broker has one for. Nothing waits.
     """
     # Counts, rates, and how full the disks are.
     source, sums = broker.source, broker.sums

@@ -22,7 +22,7 @@ _MOST_QUEUES = 50_000
 
 
 def expired_files(broker: Broker, _call: Call) -> Response:
-    """Files of the log that are older than a broker keeps them."""
+    """Answer on files of the log that are older than a broker keeps them."""
     with closing(_opened(broker)) as store:
         found = expire_by_settings(store, now_ms())
         hours = rules_of(store)[1].reserved_hours

@@ -166,7 +166,9 @@ def subscription(broker: Broker, call: Call) -> Response:
 
 
 def time_span(broker: Broker, call: Call) -> Response:
-    """From when to when messages of a topic were stored, and up to when a group consumed them."""
+    """Answer with the times between which messages of a topic were stored, and up to which a group
+    consumed them.
+    """
     name, group = call.fields["topic"], call.fields["group"]
     spans = []
     for queue_id in _queue_ids(broker.require_topic(name)):
