@@ -1,4 +1,4 @@
-"""DLedger framing: message records inside log entries with a 48-byte head (commitlog.md §10)."""
+"""DLedger framing: message records inside log entries with a 48-byte header (commitlog.md §10)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ PLAIN, FRAMED, END_OF_FILE = "plain", "dledger", "end"
 
 
 class EntryHeadRecord(NamedTuple):
-    """The head of a log entry; its body holds one message record, or the several of a batch."""
+    """The header of a log entry; its body holds one message record, or the several of a batch."""
 
     magic: int
     size: int

@@ -66,7 +66,9 @@ class Fixed(Generic[T]):
         return record
 
     def decode_all(self, data: bytes | memoryview, base: int = 0) -> Iterator[T]:
-        """Yield all whole units of ``data`` in order, then FormatError if a part of one is left."""
+        """Yield all complete units of ``data`` in order, then FormatError if a part of one is
+        left.
+        """
         used = len(data) - len(data) % self.size
         for values in self._struct.iter_unpack(memoryview(data)[:used]):
             yield self._make(values)
@@ -93,8 +95,8 @@ class Fixed(Generic[T]):
         return self._dtype
 
     def array(self, data: bytes | memoryview) -> np.ndarray[Any, np.dtype[Any]]:
-        """Return the whole units of ``data`` as an array; what fills none at the end is left
-        out.
+        """Return the complete units of ``data`` as an array; what fills none at the end is
+        omitted.
         """
         import numpy as np
 
@@ -118,7 +120,7 @@ class FirstOfPage(Fixed[T]):
         """Return the unit at the start of a file; younger fields beyond the end of a short one are
         0.
 
-        Raise FormatError if even the others are not whole.
+        Raise FormatError if even the others are incomplete.
         """
         return self.parse(data.ljust(self.size, b"\0") if len(data) >= self.least else data)
 

@@ -71,9 +71,7 @@ def _kind(topic: str, properties: Mapping[str, str]) -> dict[str, Any] | None:
 
 
 def _number(text: str | None) -> int | str | None:
-    """Return a whole number as one, unless it is too long for 64 bits; anything else as it
-    stands.
-    """
+    """Return digits as an int, unless they are too long for 64 bits; other texts as they are."""
     if text is None or len(text) > 20 or not text.isascii() or not text.removeprefix(
             "-").isdigit():
         return text

@@ -240,7 +240,7 @@ class _Reading:
         return self._count(key)  # which says why it is invalid
 
     def _queue_size(self, key: str) -> int | None:
-        """Return the size in whole units: a broker rounds it up."""
+        """Return the size in complete units: a broker rounds it up."""
         size = self._count(key)
         return None if size is None else -(-size // UNIT_SIZE) * UNIT_SIZE
 

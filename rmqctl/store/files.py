@@ -1,6 +1,6 @@
 """The files of a store directory: names, sizes and oddities.
 
-Listing never fails as a whole: unreadable entries become a `Trouble` and the rest goes on.
+Listing never fails as a whole: unreadable entries become a `Trouble` and the rest continues.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _MOST_ASKED = 8
 class StoreFile:
     """A file of a structure. ``base`` is the offset (or time) its name says; -1 if none.
 
-    ``limit``: bytes from that position on were written after the moment that is looked at, and
-    read as zeros (`rmqctl.store.live`); None: all of the file counts.
+    ``limit``: bytes from that position on were written after the moment that is examined, and read
+    as zeros (`rmqctl.store.live`); None: all of the file counts.
     """
 
     path: str
@@ -40,7 +40,7 @@ class StoreFile:
     witness: Witness | None = field(default=None, compare=False, repr=False)
     """Of a file of the log: what else is known of where its records lie."""
     head: int = 0
-    """Of a file of the log: bytes before each record, the head of its entry in DLedger's."""
+    """Of a file of the log: bytes before each record, the header of its entry in DLedger's."""
 
     @property
     def end(self) -> int:

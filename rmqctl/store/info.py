@@ -1,8 +1,8 @@
 """One look at a store: sizes, offsets, times, who holds it, every file. No scan of the log.
 
-The document of `collect` is the JSON of ``rmqctl info``; times are epoch milliseconds, sizes
-bytes. Whatever could not be read is named in ``troubles`` and the rest goes on. The kind of a
-file follows from its place (`formats.kinds`); where that says nothing, from its content.
+The document of `collect` is the JSON of ``rmqctl info``; times are epoch milliseconds, sizes bytes.
+Whatever could not be read is named in ``troubles`` and the rest continues. The kind of a file
+follows from its place (`formats.kinds`); where that says nothing, from its content.
 """
 
 from __future__ import annotations
@@ -213,7 +213,7 @@ class Total:
 
 
 def inventory(store: Store) -> tuple[list[Item], list[Trouble]]:
-    """Return (files by path, what could not be looked at) of a store, its other log folders
+    """Return (files by path, what could not be examined) of a store, its other log folders
     included.
     """
     items: list[Item] = []

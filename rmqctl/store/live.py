@@ -29,7 +29,7 @@ from rmqctl.store.index.files import IndexFile
 from rmqctl.store.log.end import LogAndQueues, last_dispatched, used_size
 
 _PATIENCE = 0.6
-"""Seconds after which something at the end that does not become whole is damage, not a write."""
+"""Seconds after which something at the end that does not become complete is damage, not a write."""
 _LOOK = 0.01
 _CHANGING = 2
 """Index files that a broker may be writing to: the newest, and the one before it while a new one
@@ -214,7 +214,7 @@ def fixed(index: IndexFile, header: bytes) -> IndexFile:
     """Return an opened index file as it was when its header (40 bytes) was ``header``.
 
     A broker counts an entry before it notes where the last one leads: an entry that was counted
-    only is left out.
+    only is omitted.
     """
     index.source.close()
     known = HEADER.decode(header)

@@ -302,7 +302,7 @@ def _needed(root: str, own: _Folder, folders: list[_Folder], size: int) -> list[
 
 
 def _joined(own: _Folder, folders: list[_Folder], size: int) -> list[_Folder]:
-    """Return those whose files go on where others of the log end; alone, a folder needs no
+    """Return those whose files continue where others of the log end; alone, a folder needs no
     other.
     """
     every = [own, *folders] if own.files else folders

@@ -142,7 +142,7 @@ def _is_utf8(raw: bytes) -> bool:
 
 
 def limited(pages: Iterable[Page], count: int | None) -> Iterator[Page]:
-    """Yield the first ``count`` messages of pages (None: all); empty pages are left out."""
+    """Yield the first ``count`` messages of pages (None: all); empty pages are omitted."""
     left = count
     for full_page in pages if left != 0 else ():
         page = full_page
@@ -157,7 +157,7 @@ def limited(pages: Iterable[Page], count: int | None) -> Iterator[Page]:
 
 
 class BatchPage(Page):
-    """A page over a batch of the walk. Only valid until the walk goes on."""
+    """A page over a batch of the walk. Only valid until the walk continues."""
 
     def __init__(self, batch: Batch) -> None:
         super().__init__()

@@ -96,7 +96,7 @@ class Space:
 
 
 def space(view: View, report: Report, advance: Callable[[int], None]) -> Space:
-    """Return all of a store; ``advance`` hears of the bytes of rows that were read. Raise
+    """Return all of a store; ``advance`` is told of the bytes of rows that were read. Raise
     StoreIOError.
     """
     # Files and growth are known even if the consume queues cannot be read.

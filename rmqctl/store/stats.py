@@ -25,8 +25,9 @@ from rmqctl.store.objects import text
 from rmqctl.store.store import Store
 
 CLOCK_SKEW = 3_600_000
-"""Store times of a log are believed to be in order up to this (ms), when whole files are left
-out because of ``--since`` or ``--until``."""
+"""Store times of a log are believed to be in order up to this (ms), when whole files are omitted
+because of ``--since`` or ``--until``.
+"""
 MAX_RANGE = 1 << 30
 _TASKS_PER_JOB = 4
 Progress = Callable[[int], None]
@@ -79,10 +80,10 @@ def collect(store: Store, query: Query, jobs: int = 1, *, range_size: int = rang
             progress: Progress | None = None, files: Iterable[StoreFile] | None = None,
             pool: ranges.Pool | None = None, again: Progress | None = None) -> Aggregate:
     """Return the sums over the log (or over ``files`` of it). Raise StoreIOError for a file that
-    cannot be opened; places of it that cannot be read are left out, and said (`Aggregate.unread`).
+    cannot be opened; places of it that cannot be read are omitted, and said (`Aggregate.unread`).
 
     A ``pool`` does the work instead of ``jobs`` threads. The answer depends on neither, nor on
-    ``range_size``. ``again`` hears of it when the log is read a second time, with its bytes.
+    ``range_size``. ``again`` is told of it when the log is read a second time, with its bytes.
     """
     chosen = choose_files(store, query) if files is None else list(files)
     return collect_many([chosen], query, jobs, range_size=range_size, progress=progress,

@@ -72,7 +72,7 @@ _MARKS = ("commitlog", "consumequeue", "index", "config", "checkpoint", "batchco
           "timerlog")
 MAX_QUEUE_ID = (1 << 31) - 1
 _MOST_LOOKED_AT, _MOST_NAMED = 32, 3
-"""Entries of a folder among which a store is looked for, and how many are named."""
+"""Entries of a folder among which a store is searched for, and how many are named."""
 _TRIES, _PAUSE = 3, 0.05
 """How often a store that is written to is read again if a file cannot be read, and the seconds
 between.
@@ -418,7 +418,7 @@ class Store(Closing):
         return live.queue_files(files, unit, self.snapshot.log_end, self._log_end_now)
 
     def listed(self, folder: str) -> Listing:
-        """Return a folder of queues or of one queue's files as it was when first looked at."""
+        """Return a folder of queues or of one queue's files as it was when first examined."""
         if folder not in self._listings:
             _ = self.snapshot  # as for the log
             self._listings[folder] = listing(folder)
@@ -474,8 +474,8 @@ class Store(Closing):
         return self._lent
 
     def lend(self, to: Store, *, evidence: bool = False) -> None:
-        """Give another view of the store the queues that are listed and looked at, and the shapes
-        of index files that views met; ``evidence``: what they tell of the log, too.
+        """Give another view of the store the queues that are listed and examined, and the shapes of
+        index files that views met; ``evidence``: what they tell of the log, too.
         """
         if self.snapshot is None:
             to._lent, to._shapes_lent = self._lent, self._shapes_met
@@ -671,7 +671,7 @@ class Store(Closing):
         return None, why
 
     def indexes_newest_first(self) -> Iterator[IndexFile]:
-        """Yield the readable index files; the others are left out (`verify` names them)."""
+        """Yield the readable index files; the others are omitted (`verify` names them)."""
         for file in reversed(self.index_listing.files):
             try:
                 index = self.open_index(file)

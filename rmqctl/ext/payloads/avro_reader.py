@@ -18,7 +18,7 @@ _DECIMAL, _BOUNDED = "decimal", "rmqctl-decimal"
 _MAX_DECIMAL = 1024
 """Bytes of a decimal: 2,466 digits."""
 _MAX_VARINT = 10
-"""Bytes of a whole number of 64 bits."""
+"""Bytes of an integer of 64 bits."""
 
 
 def reader(schema: Any, named: dict[str, Any]) -> Callable[[bytes], Any]:

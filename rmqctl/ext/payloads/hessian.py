@@ -2,7 +2,7 @@
 
 Source: the serialisation draft of Caucho (grammar and table of byte codes). Doubles of four bytes
 (``x5f``) count thousandths, as the Java implementations write them. An object is a dict of its
-fields with its class as ``@class``, so is a map with a type; types of lists are left out. A
+fields with its class as ``@class``, so is a map with a type; types of lists are omitted. A
 reference to something that is still being read, a cycle, is ``{"@ref": N}``, the N-th list, map or
 object from 0 on.
 

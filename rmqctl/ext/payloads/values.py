@@ -13,7 +13,7 @@ from uuid import UUID
 from rmqctl.formats.budget import Budget
 
 _MAX_BITS = 12_000
-"""Of a whole number: larger ones take quadratic time to write, and Python refuses to."""
+"""Of an integer: larger ones take quadratic time to write, and Python refuses to."""
 
 
 def plain(value: Any) -> Any:

@@ -1,7 +1,7 @@
 """Access control: only clients that sign with one of the keys may ask, if keys are given.
 
 As with a broker's ACL 1.0 and an ``admin`` account; permissions for single topics and groups are
-not known. What a name server answers is answered to everybody, as name servers do.
+not known. What a name server answers is answered to all clients, as name servers do.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _REFUSED = "org.apache.rocketmq.acl.common.AclException: "
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """``secrets``: by access key. Without any, everybody may ask."""
+    """``secrets``: by access key. Without any, all clients may ask."""
 
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
 

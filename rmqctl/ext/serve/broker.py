@@ -135,7 +135,7 @@ class Broker:
     groups: Groups = field(default_factory=Groups)
     locks: QueueLocks = field(default_factory=QueueLocks)
     delivered: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """Messages given out, by group and topic."""
+    """Messages delivered, by group and topic."""
     delivered_bytes: int = 0
     sums: Sums = field(default_factory=Sums)
     requests: Counter[str] = field(default_factory=Counter)
@@ -267,7 +267,7 @@ class Broker:
         return known.read_queues
 
     def raw_at(self, physical: int) -> Buffer | None:
-        """Return the whole record at a physical offset, in the log or in memory."""
+        """Return the complete record at a physical offset, in the log or in memory."""
         if physical >= BASE:
             return self.memory.raw_at(physical)
         if physical < 0:

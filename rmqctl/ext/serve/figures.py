@@ -18,7 +18,7 @@ from rmqctl.ext.serve.remoting.codes import Answer
 from rmqctl.ext.serve.server import Server
 
 MOST = 1000
-"""Groups and topics that are told apart in one metric; what is beyond is in one sum."""
+"""Groups and topics that are distinguished in one metric; what is beyond is in one sum."""
 REST = "*"
 """The name of that sum. Clients may call a group so: it is in it then."""
 _MOST_EVENTS = 50

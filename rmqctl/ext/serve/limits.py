@@ -31,7 +31,7 @@ _SOME = 8
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits of clients. Bytes and seconds; ``held``: of frames that are not whole, and
+    """The limits of clients. Bytes and seconds; ``held``: of frames that are incomplete, and
     ``unsent_in_all``: of answers that are not taken, of all connections together. ``part``: what
     one address may have of anything at most, of 1.
     """

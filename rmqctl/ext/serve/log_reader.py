@@ -1,4 +1,4 @@
-"""Records of a log for those who pull: many at a time, each checked before it is given out."""
+"""Records of a log for those who pull: many at a time, each checked before it is delivered."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rmqctl.scan.resync import MAX_RECORD
 from rmqctl.store.log.commit_log import CommitLog, packed_records
 
 FEW = 12
-"""Records that are looked at one by one: by column it would take longer."""
+"""Records that are examined one by one: by column it would take longer."""
 
 _HEAD = layout.reader(Message, "total_size", "magic", "body_crc", "physical_offset", "sys_flag")
 _LENGTH = layout.width_of(Message, "body_length")[0]
@@ -72,8 +72,8 @@ class LogReader:
         """Windows, and rows read meanwhile; rows that will be read without a mapping."""
 
     def record(self, physical: int, size: int) -> memoryview | None:
-        """Return the bytes of the record of ``size`` bytes at ``physical``; None if none is whole,
-        or its body does not match its CRC.
+        """Return the bytes of the record of ``size`` bytes at ``physical``; None if none is
+        complete, or its body does not match its CRC.
         """
         if self._end is not None and physical + size > self._end:
             return None

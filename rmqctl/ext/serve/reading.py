@@ -43,9 +43,9 @@ PAGE_ROWS, PAGE_BYTES = 512, 1 << 20
 KEPT = 64 << 20
 """Bytes of pages that are kept."""
 SCANNED_ROWS = 800
-"""Rows that are looked at for one pull at most, if not more are asked for."""
+"""Rows that are examined for one pull at most, if not more are asked for."""
 FILTER_S = 0.05
-"""Seconds after which a pull ends whose filter or damaged rows take long; the client goes on from
+"""Seconds after which a pull ends whose filter or damaged rows take long; the client continues from
 there.
 """
 _LOOK_AT_CLOCK = 16
@@ -56,9 +56,9 @@ Accept = Callable[[int, bytes | memoryview], bool]
 
 
 class Pulled(msgspec.Struct, frozen=True):
-    """The answer of a queue: ``status`` in the broker's words, where to go on, the queue's bounds,
-    and ``count`` records, of which adjacent ones are one part. ``skipped``: damaged ones that were
-    skipped.
+    """The answer of a queue: ``status`` in the broker's words, where to continue, the queue's
+    bounds, and ``count`` records, of which adjacent ones are one part. ``skipped``: damaged ones
+    that were skipped.
     """
 
     status: str

@@ -59,7 +59,7 @@ class Server:
     (spec: remoting.md §1.5).
     """
     each_second: Callable[[], None] = lambda: None
-    """Called each second, and once more at the end."""
+    """Called each second, and again at the end."""
     connections: set[ClientConnection] = field(default_factory=set)
     pipes: set[Pipe] = field(default_factory=set)
     """Connections of 5.x clients."""
@@ -91,7 +91,7 @@ class Server:
         for broker in self.brokers:
             broker.waits.part = part
         self.unfinished = Shared(self.limits.held, part)
-        """Of frames that are not whole, or wait for their turn."""
+        """Of frames that are incomplete, or wait for their turn."""
         self.unsent = Shared(self.limits.unsent_in_all, part)
         """Of answers that are not taken."""
 

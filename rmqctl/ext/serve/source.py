@@ -62,8 +62,8 @@ class Source:
     groups_that_stand: set[str] = field(default_factory=set)
     """Those of ``consumerOffset.json``."""
     _again: bool = False
-    """True if the store is to be read once more though nothing changed: rows may follow their
-    messages later.
+    """True if the store is to be read again though nothing changed: rows may follow their messages
+    later.
     """
     problem: str | None = None
     """Why the store could not be read again; meanwhile the earlier state is served."""

@@ -21,7 +21,7 @@ _SLACK_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Messages put by topic, and given out by group and topic; ``seconds``: monotonic."""
+    """Messages put by topic, and delivered by group and topic; ``seconds``: monotonic."""
 
     seconds: float
     put: Mapping[str, int]

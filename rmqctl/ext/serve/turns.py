@@ -1,8 +1,8 @@
 """The order in which requests are answered and connections are read.
 
 Clients share the time of the event loop, and what it receives. Each waits until a point of a time
-that goes on more slowly the more of them wait: it is as far away as its turn is probably long. So a
-client that asks for little waits for little, however many others have requests waiting, and those
+that passes more slowly the more of them wait: it is as far away as its turn is probably long. So
+a client that asks for little waits for little, however many others have requests waiting, and those
 others have turns, too. First by the address of the client, then by connection: many connections of
 one address get no more than one of another. What the first request of a connection takes is not
 known: in each round some of these are answered, the last that came and the first one by turns.
@@ -138,7 +138,7 @@ class Worker(Protocol):
     turn: float | None
 
     def work(self, late: float) -> bool:
-        """Answer until that time of the clock; whether it could go on."""
+        """Answer until that time of the clock; whether it could continue."""
         ...
 
     def in_line(self, *, waits: bool) -> None:
@@ -205,7 +205,7 @@ class Turns:
             self._soon(self._round)
 
     def _turn(self, worker: Worker) -> bool:
-        """Take one turn; return whether the worker goes on waiting."""
+        """Take one turn; return whether the worker continues waiting."""
         begun = self.clock()
         more = worker.work(begun + TURN_S)
         spent = self.clock() - begun

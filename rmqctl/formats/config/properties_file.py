@@ -1,6 +1,6 @@
 r"""A Java ``.properties`` file, as `java.util.Properties.load` reads one: broker.conf is one.
 
-The bytes are Latin-1. A line goes on in the next where it ends with an odd number of backslashes;
+The bytes are Latin-1. A line continues in the next where it ends with an odd number of backslashes;
 ``#`` and ``!`` begin comments; a key ends at ``=``, ``:`` or space; spaces before a value are
 dropped, those after it stay; ``\uXXXX`` is a UTF-16 unit. The last of several equal keys counts.
 """
@@ -38,7 +38,7 @@ def parse(data: bytes) -> list[Entry]:
 
 
 def _logical_lines(text: str) -> Iterator[tuple[str, int]]:
-    """Yield (a line with what goes on in the following ones, its number); no blanks, no
+    """Yield (a line with what continues in the following ones, its number); no blanks, no
     comments.
     """
     pending, begun = "", 0

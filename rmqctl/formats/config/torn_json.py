@@ -44,7 +44,7 @@ def whole_entries(data: bytes) -> tuple[dict[str, Any], int] | None:
 
 
 def _last_border(text: str) -> tuple[int, str]:
-    """Return (where the last whole entry ends, the brackets that close what is open there); 0
+    """Return (where the last complete entry ends, the brackets that close what is open there); 0
     without.
     """
     position, open_brackets = 0, ""

@@ -64,7 +64,7 @@ def parse(data: bytes, base: int = 0) -> int:
 
 
 def compute(record: bytes | memoryview) -> int:
-    """Return the CRC of a whole record's bytes, the last twenty left out."""
+    """Return the CRC of a complete record's bytes, the last twenty omitted."""
     return zlib.crc32(memoryview(record)[:max(len(record) - SIZE, 0)]) & CRC_MASK
 
 

@@ -55,7 +55,9 @@ dtype = UNIT.dtype
 
 
 def file_size(configured: int) -> int:
-    """Return the size a broker gives its files: the configured one, rounded up to whole units."""
+    """Return the size a broker gives its files: the configured one, rounded up to complete
+    units.
+    """
     return -(-configured // UNIT_SIZE) * UNIT_SIZE
 
 

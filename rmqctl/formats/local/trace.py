@@ -42,8 +42,8 @@ def _size(leaf: Any, context: Container) -> int:
 
 
 def trace(declaration: Any, data: bytes | memoryview, position: int = 0) -> Iterator[Traced]:
-    """Yield the fields of the record at ``data[position:]``, ending at the first that is not
-    whole.
+    """Yield the fields of the record at ``data[position:]``, ending at the first that is
+    incomplete.
     """
     yield from _trace(declaration, data, position, "")
 

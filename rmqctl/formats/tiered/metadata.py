@@ -26,7 +26,7 @@ SEGMENT_TABLES = ("commitLogFileSegmentTable", "consumeQueueFileSegmentTable",
                   "indexFileSegmentTable")
 """The table of each kind, in the order of `tiered_names.KINDS`."""
 NEW, SEALED, DELETED = 0, 1, 2
-"""A segment's status; from 5.3.0 on only NEW is written and none is looked at."""
+"""A segment's status; from 5.3.0 on only NEW is written and none is examined."""
 
 _TABLE = java_concurrent_map.sized(1024)
 """Buckets of the tables a broker keeps, which it makes for 1024 keys."""
@@ -271,9 +271,7 @@ def _topic_value(entry: TopicEntry) -> dict[str, Any]:
 
 
 def java_order(table: Mapping[K, V]) -> list[tuple[K, V]]:
-    """Return the items of a map as a Java ``ConcurrentHashMap`` that was filled with them
-    goes on.
-    """
+    """Return the items of a map in the order of a Java ``ConcurrentHashMap`` filled with them."""
     return java_concurrent_map.ordered(table)
 
 

@@ -65,7 +65,7 @@ def parse(data: bytes) -> ClientOffsets:
 
 
 def readable(data: bytes) -> list[ClientOffset]:
-    """Return the entries of a damaged file that are whole, each by itself."""
+    """Return the entries of a damaged file that are complete, each by itself."""
     found = {}
     for key, offset in _ENTRY.findall(data):
         try:

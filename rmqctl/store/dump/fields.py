@@ -97,9 +97,9 @@ class Target:
         self.notes.append(f"the file became shorter while it was read: {size:,} bytes are left")
 
     def chunks(self, start: int, end: int, unit: int = 1) -> Iterator[tuple[int, bytes]]:
-        """Yield (position, bytes) of ``[start, end)`` in whole units, zero stretches left out.
+        """Yield (position, bytes) of ``[start, end)`` in complete units, zero stretches omitted.
 
-        With ``every`` nothing is left out. A file that shrank meanwhile ends early.
+        With ``every`` nothing is omitted. A file that shrank meanwhile ends early.
         """
         step = max(CHUNK // unit, 1) * unit
         position = start
@@ -136,7 +136,7 @@ def fault_text(error: Any) -> str:
 
 
 def shown_hex(raw: bytes, *, full: bool) -> str:
-    """Return bytes in hex; many of them cut, with the number of those left out."""
+    """Return bytes in hex; many of them cut, with the number of those omitted."""
     if full or len(raw) <= SHOWN_BYTES:
         return raw.hex()
     return f"{raw[:SHOWN_BYTES].hex()}…(+{len(raw) - SHOWN_BYTES} bytes)"

@@ -213,7 +213,7 @@ def _lost_rows(target: Target, raw: bytes, position: int, number: int, error: Fo
 
 
 def _next_entry(target: Target, position: int) -> int:
-    """Return the next position whose entry head knows its own place, or the end of the file."""
+    """Return the next position whose entry header knows its own place, or the end of the file."""
     source, base = target.source, target.base
     magic = dledger.MAGIC_ENTRY.to_bytes(4, "big")
     while position < source.size:

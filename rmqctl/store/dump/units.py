@@ -141,7 +141,7 @@ def unit_rows(target: Target, array: Array, start: int, end: int, first: int = 0
 
 
 def _remainder(target: Target, position: int, raw: bytes, declaration: Any) -> Row:
-    """Return bytes at the end of a file that make no whole unit."""
+    """Return bytes at the end of a file that make no complete unit."""
     row = {**target.place(position), "type": "damaged", "size": len(raw),
            "error": target.fault(f"{len(raw)} bytes are left, not a complete unit", position)}
     target.add_fields(row, declaration, raw, position)

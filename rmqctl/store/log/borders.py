@@ -1,7 +1,7 @@
 """Frame borders of one log file, found by walking on from another border.
 
-What is looked for are places: where a walk comes to, where the last record starts, where a file can
-be cut. Positions are physical offsets throughout.
+What is searched for are places: where a walk comes to, where the last record starts, where a file
+can be cut. Positions are physical offsets throughout.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from rmqctl.store.files import StoreFile, common_size
 _WINDOW = 4 << 20
 _LONG_MAX = (1 << 63) - 1
 _NEAR = 64 << 10
-"""Bytes between two records that are rather read than left out by another call."""
+"""Bytes between two records that are read rather than skipped with another call."""
 _FEW_APART = 4
 """One of so many records that lies apart from the one before it makes a mapping worth it."""
 

@@ -67,7 +67,7 @@ class Node:
         return listing(os.path.join(self.folder, INDEX))
 
     def units(self) -> Iterator[Units]:
-        """Yield all written units, page by page; files that cannot be read are left out."""
+        """Yield all written units, page by page; files that cannot be read are omitted."""
         for read in self._pages():
             page = read()
             if len(page.rows):

@@ -25,9 +25,9 @@ from rmqctl.store.problems import Problem, Report
 
 _BLANK = layout.reader(Blank)
 _REMEMBERED = 256
-"""Messages by which a log that was cut back is recognised, and the place to go on from."""
+"""Messages by which a log that was truncated is recognised, and the place to continue from."""
 _MARK_SIZE = 80
-"""Bytes of a record's head that identify it: they include size, CRC, offsets and times."""
+"""Bytes of a record's header that identify it: they include size, CRC, offsets and times."""
 
 
 class _Mark(NamedTuple):
@@ -41,7 +41,7 @@ class _Mark(NamedTuple):
 class Follower:
     """`poll` gives what has come since the last call; it never waits.
 
-    ``folders`` are the log's folders, ``start`` the physical offset (a frame border) to go on
+    ``folders`` are the log's folders, ``start`` the physical offset (a frame border) to continue
     from, ``clock`` a monotonic clock in seconds, ``witness`` as for a `GrowingLog`.
     """
 
@@ -66,7 +66,7 @@ class Follower:
                                      build(record)[:_MARK_SIZE]))
 
     def poll(self) -> Iterator[Record]:
-        """Yield the messages that have become whole, in order. Problems are reported as they are
+        """Yield the messages that have become complete, in order. Problems are reported as they are
         met.
         """
         try:

@@ -51,7 +51,7 @@ class Piece:
 
 @dataclass(slots=True)
 class _Waiting:
-    """A place after which nothing is whole, and when (clock) to look at it more closely."""
+    """A place after which nothing is complete, and when (clock) to look at it more closely."""
 
     position: int
     due: float
@@ -218,7 +218,7 @@ class GrowingLog:
 
     def _in_growing(self, file: StoreFile, position: int, limit: int | None,
                     patient: bool, least: bool) -> int:
-        """Return the same for the last file: up to what is not whole yet, or was never written."""
+        """Return the same for the last file: up to bytes still incomplete, or never written."""
         with file.open() as source:
             if patient:
                 return walked(source, position, limit, least=least).end

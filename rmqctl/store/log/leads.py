@@ -3,7 +3,7 @@
 In a store of usual size all are read once, sorted and kept. In a larger one the log is divided into
 cells to which about equally many rows point; a cell is read and sorted when it is first asked for,
 and the last few are held. Questions come in the order of the log, mostly, so that every page of
-rows is read about once more, however many questions there are.
+rows is read about once, however many questions there are.
 """
 
 from __future__ import annotations

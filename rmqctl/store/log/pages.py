@@ -36,8 +36,8 @@ def chosen_files(log: CommitLog, wanted: Range) -> list[int]:
     """Return the numbers of the files that may hold messages of the range.
 
     A file's time range is taken from its first record's store time and that of the next file. A
-    broker's clock may have been set back, so a file is left out only if it is `CLOCK_SLACK` away
-    from the times asked for; within the files every message is looked at.
+    broker's clock may have been set back, so a file is omitted only if it is `CLOCK_SLACK` away
+    from the times asked for; within the files every message is examined.
     """
     start, end = wanted.from_phy or 0, wanted.to_phy
     numbers = [number for number, file in enumerate(log.files)
@@ -74,9 +74,9 @@ def log_pages(view: View, wanted: Range, conditions: Sequence[Condition], report
                   Page]:
     """Yield pages of the messages of the range for which all conditions hold, in physical order.
 
-    Every damaged span, missing file and unreadable file on the way is reported once. ``advance``
-    hears of the bytes that have been looked at, batch by batch. ``left``: the stretches of one of
-    the log in which such messages may be.
+    Every damaged span, missing file and unreadable file on the way is reported once. ``advance`` is
+    told of the bytes that have been examined, batch by batch. ``left``: the stretches of one of the
+    log in which such messages may be.
     """
     # Report what cannot be opened before anything is read.
     log = view.store.log

@@ -150,8 +150,8 @@ def in_order(work: Callable[[Range[F]], P], ranges: Iterable[Range[F]], jobs: in
     """Return (range, result of ``work``) in order, with sound seams.
 
     ``work`` must be a picklable function of the range alone. With one job each range starts where
-    the one before ended, without any search. ``progress`` hears of the bytes done. A ``pool`` does
-    the work instead of ``jobs`` threads. Raise StoreIOError.
+    the one before ended, without any search. ``progress`` is told of the bytes done. A ``pool``
+    does the work instead of ``jobs`` threads. Raise StoreIOError.
     """
     if pool is None and jobs > 1:
         pool = Threads(jobs)

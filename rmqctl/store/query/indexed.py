@@ -28,7 +28,7 @@ _ALONE = 1000
 """The same for a message that is read by itself."""
 _LAST = np.iinfo(np.int64).max - 1
 _NEAR = 1 << 16
-"""Bytes that are rather looked at than a stretch be left for them."""
+"""Bytes that are read rather than split a range for them."""
 
 
 class Passed:

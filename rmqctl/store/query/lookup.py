@@ -35,7 +35,7 @@ _MOST_OF_ONE_ID = 64
 
 
 def opened_indexes(store: Store, report: Report) -> Iterator[IndexFile]:
-    """Yield the index files, newest first; what cannot be read is reported and left out."""
+    """Yield the index files, newest first; what cannot be read is reported and omitted."""
     for trouble in store.index_listing.troubles:
         if trouble.unreadable:
             report(Problem("unreadable", f"{trouble.path}: {trouble.reason}"))
@@ -184,8 +184,8 @@ def known_topics(store: Store) -> list[str]:
 
 def message_at(store: Store, physical: int, report: Report = lambda _problem: None,
                ) -> Record | None:
-    """Return the message that starts at a physical offset; None if none does, a whole record in the
-    body of another included. Where only damage lies around one, that is reported. Raise
+    """Return the message that starts at a physical offset; None if none does, a complete record in
+    the body of another included. Where only damage lies around one, that is reported. Raise
     StoreIOError.
     """
     record, place = store.log.record_at(physical), store.log.locate(physical)

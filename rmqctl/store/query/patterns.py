@@ -1,7 +1,7 @@
 """Regular expressions of users on texts of strangers: each search has a time limit.
 
 Python's ``re`` tries all ways to match one after the other, holds the interpreter's lock meanwhile
-and hears of no signal: with ``(a+)+$`` thirty characters of a message would hang a command for
+and is told of no signal: with ``(a+)+$`` thirty characters of a message would hang a command for
 ever. ``regex`` takes the same expressions and ends a search at a time limit.
 """
 

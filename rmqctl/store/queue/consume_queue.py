@@ -110,7 +110,7 @@ class ConsumeQueue:
 
     def parts(self, page: int) -> Iterator[tuple[int, int]]:
         """Yield (first, count) of pieces of at most ``page`` rows which together are all there are;
-        what cannot be read is left out.
+        what cannot be read is omitted.
         """
         raise NotImplementedError
 

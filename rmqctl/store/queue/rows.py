@@ -1,8 +1,8 @@
 """The queues of a topic, plain and batch alike, as runs of rows that lead into the log.
 
-A row is (queue offset, physical offset, size): what a reader needs of it. Fillers are left out,
-rows of expired messages too; rows that lead beyond the end of the log are beyond `end`. Rows that
-lead to no record are reported in runs.
+A row is (queue offset, physical offset, size): what a reader needs of it. Fillers are omitted, rows
+of expired messages too; rows that lead beyond the end of the log are beyond `end`. Rows that lead
+to no record are reported in runs.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ def topic_rows(store: Store, topic: str, queue_id: int | None, view: View,
                report: Report = lambda _problem: None) -> list[QueueRows]:
     """Return the queues of a topic that have files, all or one of them, by queue id.
 
-    A queue that cannot be read is reported and left out.
+    A queue that cannot be read is reported and omitted.
     """
     queues: list[QueueRows] = []
 

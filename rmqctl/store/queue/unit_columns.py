@@ -1,9 +1,9 @@
 """Rows of consumequeue files and entries of index files as Arrow record batches.
 
-A range of rows of one file at a time, in bounded batches, with the columns asked for. What a
-file's place tells (store, topic, queue id, file name) is the same for all its rows and not among
-them. Bytes are taken as they are: a file that is shorter than it should be has fewer rows, what
-does not fill a row at its end is left out. A file that cannot be read is a StoreIOError.
+A range of rows of one file at a time, in bounded batches, with the columns asked for. What a file's
+place tells (store, topic, queue id, file name) is the same for all its rows and not among them.
+Bytes are taken as they are: a file that is shorter than it should be has fewer rows, what does not
+fill a row at its end is omitted. A file that cannot be read is a StoreIOError.
 """
 
 from __future__ import annotations

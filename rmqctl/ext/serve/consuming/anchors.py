@@ -21,13 +21,13 @@ ANCHORS = "records"
 """The field of an entry: lists of physical offset, size and digest."""
 _MOST_READ = 16 << 20
 _MOST = 4
-"""Records of an entry that are looked at; two are written."""
+"""Records of an entry that are examined; two are written."""
 Anchor = list[int | str]
 
 
 def anchors_of(log: CommitLog, known: Sequence[Anchor] = ()) -> list[Anchor]:
     """Return (physical offset, size, digest) of the records that identify a log; empty for a log
-    that is empty or cannot be read. The first of those ``known`` before is not looked for again
+    that is empty or cannot be read. The first of those ``known`` before is not searched for again
     while its file is there.
     """
     found = [anchor for anchor in known if int(anchor[0]) >= log.min_offset][:1]

@@ -25,7 +25,7 @@ class Line(NamedTuple):
 
 
 class Lines:
-    """Those who wait, in the order in which they came: the first one of a line hears of news, and
+    """Those who wait, in the order in which they came: the first one of a line is told of news, and
     when it goes the next one looks.
     """
 

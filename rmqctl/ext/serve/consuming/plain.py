@@ -147,7 +147,7 @@ class PlainPulls:
 
 def _form() -> bytes:
     """Return the header of an answer, with places for the highest and the lowest queue offset,
-    where to go on, and opaque.
+    where to continue, and opaque.
     """
     response = pulling.response_to(_MARKED, 0)
     text = response_head(_MARKED_OPAQUE, response.code, response.ext or {}, response.remark, 0)[

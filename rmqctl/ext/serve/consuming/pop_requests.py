@@ -1,4 +1,4 @@
-"""POP over the remoting protocol: messages given out for a while, acked, or hidden for longer.
+"""POP over the remoting protocol: messages delivered for a while, acked, or hidden for longer.
 
 Answers are those of a 5.x broker, but that a message whose time is over comes again where it lies:
 it is not put into a retry topic, so a store that is only read serves POP, too.
@@ -34,7 +34,7 @@ from rmqctl.formats.local.properties import LMQ_PREFIX, RETRY_PREFIX
 
 _MOST = 32
 _LONGEST_MS = 12 * 3_600_000
-"""Of the time for which a message is given out."""
+"""Of the time for which a message is delivered."""
 _IN_ORDER = 999
 """The queue of the revive topic that marks messages in order."""
 _LATEST = 1

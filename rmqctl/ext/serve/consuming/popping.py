@@ -1,9 +1,9 @@
-"""Messages that are given out for a while (POP): to whom they come again, and how far a group is.
+"""Messages that are delivered for a while (POP): to whom they come again, and how far a group is.
 
 Clients of both protocols are given messages here. The positions of a group are those of
-`Positions`, so that clients of either go on where others stopped: what is given out and not acked
-yet is known here alone, and a group's position is the first message that is not acked. Times are
-seconds of `time.monotonic`.
+`Positions`, so that clients of either continue where others stopped: what is delivered and not
+acked yet is known here alone, and a group's position is the first message that is not acked. Times
+are seconds of `time.monotonic`.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from rmqctl.formats.local.message import decode
 from rmqctl.parse_values import now_ms
 
 MOST_FLYING, MOST_OF_GROUP = 100_000, 20_000
-"""Messages of a broker, and of a group and topic, that are given out and not acked."""
+"""Messages of a broker, and of a group and topic, that are delivered and not acked."""
 MOST_QUEUES = 100_000
 """Queues of a broker, each of a group, whose state is kept."""
 MOST_BYTES = 4 << 20
-"""Of messages that are given out at once; the first always fits."""
+"""Of messages that are delivered at once; the first always fits."""
 RENEWED_S, LONGEST_S = 60.0, 3 * 3600.0
 """Seconds by which a message is kept for its client while that is connected, and the maximum."""
 TURN_S = 0.02
@@ -45,7 +45,7 @@ QueueKey = tuple[str, int]
 
 @dataclass(slots=True)
 class Flight:
-    """A message that was given out. ``number``: see `Receipt`; ``owner``: the client for which it
+    """A message that was delivered. ``number``: see `Receipt`; ``owner``: the client for which it
     is kept, or nobody.
     """
 
@@ -82,7 +82,7 @@ class Receipt(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A message as it is given out, with the receipt to ack it by."""
+    """A message as it is delivered, with the receipt to ack it by."""
 
     record: Buffer
     flight: Flight
@@ -147,7 +147,7 @@ class Popped:
     # -- giving out ---------------------------------------------------------------------------
 
     def take(self, wish: Wish, left: int | None) -> tuple[list[Given], int]:
-        """Return (messages, how many queues were not looked at yet): to be called again with that
+        """Return (messages, how many queues were not examined yet): to be called again with that
         number when others had their turn. All have one number in their receipts. Raise Answer.
         """
         keys = self.keys(wish.queue_id)
@@ -205,7 +205,7 @@ class Popped:
             yield left
 
     def _new(self, key: QueueKey, queue: _PopQueue, wish: Wish) -> Iterator[Given | None]:
-        """Yield messages that were not given out yet; None if a filter took its time."""
+        """Yield messages that were not delivered yet; None if a filter took its time."""
         while True:
             if self.flying >= MOST_OF_GROUP or not self._pops.may_fly(self):
                 raise Answer(Status.SYSTEM_BUSY, "too many unacknowledged messages")
@@ -240,7 +240,7 @@ class Popped:
 
     def _give_again(self, key: QueueKey, queue: _PopQueue, flight: Flight, wish: Wish, *,
                     counts: bool = True) -> Given | None:
-        """Return a message whose time is over, once more; None if it no longer exists, or is not
+        """Return a message whose time is over, again; None if it no longer exists, or is not
         wanted. ``counts``: whether it was taken the last time.
         """
         pulled = pull(self.broker, self.group, *key, flight.offset, 1, wish.accept)

@@ -104,7 +104,7 @@ def wanted_by(broker: Broker, wanted: dict[str, Any]) -> Accept | None:
 
 def pull(broker: Broker, group: str, topic: str, queue_id: int, offset: int, most: int,
          accept: Accept | None, max_bytes: int | None = None) -> Pulled:
-    """Return messages of a queue from an offset on for a group, counted as given out. Raise
+    """Return messages of a queue from an offset on for a group, counted as delivered. Raise
     Answer.
     """
     queue = broker.queue(topic, queue_id)
@@ -122,7 +122,7 @@ def bytes_for(wanted: int | None) -> int:
 
 
 def count(broker: Broker, key: tuple[str, str], pulled: Pulled) -> int:
-    """Count what a group gets of a topic as given out; its bytes."""
+    """Count what a group gets of a topic as delivered; its bytes."""
     broker.skipped += pulled.skipped
     size = pulled.size
     if size:
@@ -196,7 +196,7 @@ class Waiting(ABC):
         self.broker.hear_no_more(self.key, self.look)
 
     def again_in(self, seconds: float) -> None:
-        """Look once more then, instead of when its time was to be over."""
+        """Look again then, instead of when its time was to be over."""
         self._timer.cancel()
         self._timer = self.broker.later(seconds, self._over)
 
@@ -210,7 +210,7 @@ class Waiting(ABC):
 
     @abstractmethod
     def look(self, may_wait: bool) -> None:
-        """Look once more; answers unless there is nothing yet and it may wait."""
+        """Look again; answers unless there is nothing yet and it may wait."""
 
 
 @dataclass(eq=False)

@@ -46,7 +46,7 @@ from rmqctl.store.objects import java_text
 _MOST, _MOST_ACKED = 32, 1024
 """Messages that are received, and acked, at once."""
 _SHORTEST_MS, _LONGEST_MS = 10_000, 12 * 3_600_000
-"""Of the time for which a message is given out."""
+"""Of the time for which a message is delivered."""
 _POLL_S = 20.0
 _LOOK_S = 1.0
 """Seconds for which queues are searched for a client that does not wait."""

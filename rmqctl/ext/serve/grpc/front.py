@@ -2,7 +2,7 @@
 
 The core has no limit for some of what clients may make it hold: the fields of a header before its
 settings are acknowledged, requests that are never complete, calls that come faster than they begin.
-So clients connect to this module, and it goes on to the core over a socket of its own. Frames are
+So clients connect to this module, and it connects to the core over a socket of its own. Frames are
 passed on as they are, in turns with the requests of all other clients.
 """
 
@@ -376,7 +376,7 @@ class Pipe(asyncio.Protocol):
         return min((call.missing for call in self._calls.values() if call.missing), default=_HEAD)
 
     def may_call(self) -> None:
-        """Let the call go on that waits at the gate."""
+        """Let the call continue that waits at the gate."""
         self._at_gate, self._may_call = False, True
         self._go_on()
 
@@ -473,7 +473,7 @@ class Pipe(asyncio.Protocol):
         return end
 
     def _header(self, at: int, end: int, flags: int, stream: int) -> int:
-        """Return the end of a header, when it is complete and may go on; else ``at``. Raise
+        """Return the end of a header, when it is complete and may continue; else ``at``. Raise
         FrameError.
         """
         frames, parts = self._in, 1

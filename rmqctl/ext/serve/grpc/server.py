@@ -59,7 +59,7 @@ Method = Callable[[Endpoint, Caller, Any], Awaitable[Any]]
 
 
 class Proxy:
-    """The service on one address. ``used`` hears of each call."""
+    """The service on one address. ``used`` is told of each call."""
 
     def __init__(self, brokers: Sequence[Broker], listen: Address, connections: int,
                  part: float = 1.0) -> None:
@@ -317,7 +317,7 @@ async def _in_time(seconds: float | None, problem: str) -> AsyncIterator[None]:
 
 
 class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """Those of the service; the gate hears of each call."""
+    """Those of the service; the gate is told of each call."""
 
     def __init__(self, gate: Gate, handlers: grpc.GenericRpcHandler) -> None:
         self._gate, self._handlers = gate, handlers

@@ -133,7 +133,7 @@ class Session:
 
 
 class Sessions:
-    """All clients that are there. ``gone`` hears of those that left."""
+    """All clients that are there. ``gone`` is told of those that left."""
 
     def __init__(self, brokers: Iterable[Broker], gone: Callable[[str], None]) -> None:
         self._brokers, self._gone = list(brokers), gone

@@ -1,8 +1,8 @@
 """Half messages that nobody ended: their producers are asked (spec: remoting.md §3.4).
 
 Both topics are read from where the last round came to, some messages at a time. A half message that
-was not ended is put once more, at the end of its queue, and its producer gets the new place; where
-a round came to is kept as the position of a group, as a broker keeps it.
+was not ended is put again, at the end of its queue, and its producer gets the new place; where a
+round came to is kept as the position of a group, as a broker keeps it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _LATER = ("SERVICE_NOT_AVAILABLE", "UNKNOWN_ERROR")
 
 @dataclass(slots=True)
 class _Renewed:
-    """A half message that is put somewhere once more; ``ask``: its producer is asked then."""
+    """A half message that is put somewhere again; ``ask``: its producer is asked then."""
 
     record: Record
     message: Outgoing
@@ -107,7 +107,7 @@ class Checks:
     # -- its progress -------------------------------------------------------------------------
 
     def _position(self, topic: str) -> int:
-        """Return where to go on: at the oldest message if nothing is known, or that message is
+        """Return where to continue: at the oldest message if nothing is known, or that message is
         gone; at the end if the store was truncated since.
         """
         at = self._at.get(topic)

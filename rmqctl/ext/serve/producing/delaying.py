@@ -34,7 +34,7 @@ class Delays:
     done: dict[int, int] = field(default_factory=dict)
     changed: bool = False
     _due: dict[int, float] = field(default_factory=dict)
-    """Level to when it has to be looked at again (ms)."""
+    """Level to when it has to be examined again (ms)."""
     _flying: dict[int, set[int]] = field(default_factory=dict)
     """Level to the queue offsets of what is being put."""
 
@@ -70,7 +70,7 @@ class Delays:
                 self._due[level] = self._deliver(level, now)
 
     def _deliver(self, level: int, now: int) -> float:
-        """Put what is due of a level; when it has to be looked at again (ms)."""
+        """Put what is due of a level; when it has to be examined again (ms)."""
         queue = self._queue(level)
         delay = self.writer.levels.get(level, 1000)
         start = at = min(max(self.done.get(level, 0), queue.first), queue.end)

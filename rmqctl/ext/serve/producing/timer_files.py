@@ -1,4 +1,4 @@
-"""Wheel, log and progress of the timer, written as a 5.x broker writes them, so that one goes on
+"""Wheel, log and progress of the timer, written as a 5.x broker writes them, so that one continues
 with them (spec: timer-and-others-5x.md §1.2 to §1.5).
 
 A waiting message has a unit in the log, and the wheel points to the newest unit of each moment. The
@@ -37,8 +37,8 @@ from rmqctl.store.store import Store
 
 _LOG_FILE = 104_857_600
 _WINDOW = 172_800
-"""A broker's timerRollWindowSlot: so many slots ahead a message waits at most; then it is put once
-more.
+"""A broker's timerRollWindowSlot: so many slots ahead a message waits at most; then it is put
+again.
 """
 _LAP = SLOTS // 2
 _BLANK_SLOTS = 60
@@ -113,7 +113,7 @@ class TimerFiles:
 
     def _walk(self, begin: int) -> int:
         """Point slots to the units in the files from that of ``begin`` on; return the end of the
-        log. Bytes that a crash of the machine left after it stay: the log goes on in another file
+        log. Bytes that a crash of the machine left after it stay: the log continues in another file
         then.
         """
         self._last = -1

@@ -1,8 +1,8 @@
 """Messages for a certain time in a store of 5.x: each gets its place in the timer wheel, and is put
 into its own queue when it is due (spec: timer-and-others-5x.md §1).
 
-They wait in the timer topic. `TimerFiles` has what else a broker keeps of them, so that one goes on
-where this ends; what was recalled is known when its moment comes.
+They wait in the timer topic. `TimerFiles` has what else a broker keeps of them, so that one
+continues where this ends; what was recalled is known when its moment comes.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Timers:
     _new: bool = False
     """True if there may be messages without a place in the wheel."""
     _walking: Iterator[tuple[int, UnitRecord]] | None = None
-    """Of the moment that is read: units that were not looked at yet."""
+    """Of the moment that is read: units that were not examined yet."""
     _wanted: array[int] | None = None
     """The places of those that are to be put, the next one last."""
     _recalled: set[int] = field(default_factory=set)

@@ -37,7 +37,7 @@ from rmqctl.store.objects import java_text
 _OP_S = 3.0
 """Seconds for which a 5.x broker collects ended transactions for one op message."""
 Read = Callable[[int], bytes | memoryview | None]
-"""The whole record at a physical offset, where there is one."""
+"""The complete record at a physical offset, where there is one."""
 
 
 def is_half(properties: str) -> bool:

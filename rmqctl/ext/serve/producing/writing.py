@@ -129,8 +129,8 @@ class TailQueue:
 
 
 class Writer:
-    """Puts messages into a store that it has open for writing. ``arrived`` hears of each queue that
-    got some; ``scheduled`` of the level of each delayed message, ``timed`` of each timed one.
+    """Puts messages into a store that it has open for writing. ``arrived`` is told of each queue
+    that got some; ``scheduled`` of the level of each delayed message, ``timed`` of each timed one.
     ``received`` counts messages by the topic they were put for.
     """
 

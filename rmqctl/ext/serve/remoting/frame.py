@@ -88,7 +88,7 @@ class FrameReader:
         self.buffer += data
 
     def next(self) -> Frame | None:
-        """Return the next whole frame; None until more arrives. Raise FrameError."""
+        """Return the next complete frame; None until more arrives. Raise FrameError."""
         frame = self.peek()
         if frame is None:
             self._compact()

@@ -22,7 +22,7 @@ _MOST_ASKED, _LARGEST = 100, 1 << 20
 """Clients that are asked for one answer, and bytes of what each of them may say."""
 _QUEUE = ("brokerName", "queueId", "topic")
 _POSITION = re.compile(r'(\{[^{}]*+\}|"(?:[^"\\]|\\.?)*+(?:"|$))(?::(-?[0-9]{1,18})\b)?')
-"""Whole texts are gone over, so that none of them is looked at twice."""
+"""Whole texts are gone over, so that none of them is examined twice."""
 PATIENCE_S = 10.0
 """Seconds within which a client must answer."""
 
