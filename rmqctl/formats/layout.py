@@ -1,7 +1,7 @@
 """Derives offsets, numpy dtypes and struct formats from construct declarations.
 
 A layout stands once, as a construct ``Struct``. The slow, exact reader parses with it; the
-fast reader asks this module where its fields lie. Nobody types an offset twice.
+fast reader asks this module where its fields lie. No offset is typed twice.
 
 Only what can be known without data is derived: a field whose width depends on an earlier
 value ends the *prefix*, unless the deciding values are given as ``context`` (for example

@@ -1,7 +1,7 @@
 """Sizes of a broker's configuration file against the files of a store: what the files prove counts.
 
-A configuration that belongs to another store, or was edited since, must mislead nobody who reads or
-repairs the files that are there. What such a configuration does to a start is another question.
+A configuration that belongs to another store, or was edited since, must not mislead readers or
+repairs of the existing files. What such a configuration does to a start is another question.
 """
 
 from __future__ import annotations

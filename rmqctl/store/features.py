@@ -1,7 +1,7 @@
 """The things that a store keeps for newer brokers only: one table, by the release that first reads
 them.
 
-How releases start, write and answer is `rmqctl.broker.versions`. Hints on who wrote a store
+How releases start, write and answer is `rmqctl.broker.versions`. Hints on the writer of a store
 (`rmqctl.store.version_hints`), losses of a downgrade (`rmqctl.checks.preflight.downgrade`) and its
 plan (`rmqctl.repair.convert.release`) all go by this table: another feature, or another release to
 convert for, is a row here.
@@ -100,7 +100,7 @@ CONFIG_FIELDS = (
         "dataVersion", "groupTopicMap", "pullOffsetTable")),
     ConfigField("5.0.0", "delayOffset.json", ("dataVersion",), ()),
 )
-"""``usual`` of derived fields and counters is empty: any value of theirs is worth nothing."""
+"""``usual`` of derived fields and counters is empty: any value of these is unimportant."""
 
 
 def release_numbers(release: str) -> tuple[int, int, int]:

@@ -1,4 +1,5 @@
-"""One look at a store: sizes, offsets, times, who holds it, every file. No scan of the log.
+"""One look at a store: sizes, offsets, times, the holder of its lock, every file. No scan of the
+log.
 
 The document of `collect` is the JSON of ``rmqctl info``; times are epoch milliseconds, sizes bytes.
 Whatever could not be read is named in ``troubles`` and the rest continues. The kind of a file

@@ -1,6 +1,6 @@
 """Rows of message objects from pages, with the fields asked for and no others.
 
-The whole object equals `objects.message_object` of the same record; fields nobody asked for are
+The whole object equals `objects.message_object` of the same record; other fields are
 not computed. Fields of decoded bodies need a `Decoding`.
 """
 

@@ -55,7 +55,7 @@ _HOSTS = ("born_host", "store_host")
 
 @dataclass(frozen=True, slots=True)
 class Redaction:
-    """``key``: what digests are made with; a random one where nobody needs to compare runs."""
+    """``key``: what digests are made with; a random one if runs need not be compared."""
 
     key: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
 

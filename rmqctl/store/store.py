@@ -457,7 +457,7 @@ class Store(Closing):
 
     @property
     def known_queues(self) -> Mapping[tuple[str, int], ConsumeQueue]:
-        """The same for who can do without: none where they cannot be read."""
+        """The same for optional use: none if they cannot be read."""
         return self.queues if self.layout.reads("consumequeue") else {}
 
     @cached_property
@@ -564,7 +564,7 @@ class Store(Closing):
         return self.plain_queue(topic, queue_id) or self._rocksdb_as_is.get((topic, queue_id))
 
     def known_queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
-        """Return the same for who can do without: none where the consumequeues cannot be read."""
+        """Return the same for optional use: none if the consumequeues cannot be read."""
         return self.queue(topic, queue_id) if self.layout.reads("consumequeue") else None
 
     @cached_property

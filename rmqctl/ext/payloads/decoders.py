@@ -23,7 +23,7 @@ from rmqctl.formats.bodies import members
 from rmqctl.formats.budget import MAX_DEPTH, MAX_VALUES, BudgetError, at_most
 
 PLUGINS = "rmqctl.decoders"
-"""The group of entry points in which packages name decoders of theirs."""
+"""The group of entry points in which packages name their decoders."""
 _GZIP = b"\x1f\x8b\x08"
 _DEEPEST = 3
 """Bodies packed more often than that are not unpacked further."""

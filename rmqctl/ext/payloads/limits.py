@@ -1,6 +1,6 @@
 """The one wrapper of all decoders: what a body costs in bytes, values, levels and time is bounded.
 
-Whatever decodes a body, a decoder of ours, a library, a plug-in or a function of the user, runs in
+Whatever decodes a body, an own decoder, a library, a plug-in or a function of the user, runs in
 `bounded`. Beyond a bound it ends with an error of that body alone, and the listing continues.
 
 Bytes, values and levels are a `Budget`'s. Decoders whose work these bound need no clock. For all

@@ -1,4 +1,5 @@
-"""One store as a broker: its topics and groups, its queues, who waits for messages.
+"""One store as a broker: its topics and groups, its queues, and the requests that wait for
+messages.
 
 What several handlers need of it; the handlers themselves are in modules of their subjects.
 """
@@ -44,7 +45,7 @@ Mode = tuple[str, int]
 MOST_WAITING = 100_000
 """Requests of a broker that wait at a time."""
 ANY_QUEUE = -1
-"""In place of a queue id: who waits for messages of any queue of a topic."""
+"""The queue id of requests that wait for messages of any queue of a topic."""
 
 
 class Connection(Protocol):
@@ -65,7 +66,7 @@ class Connection(Protocol):
         ...
 
     def send(self, command: Command) -> None:
-        """Send what nobody asked for; not to a client that takes nothing."""
+        """Send a command that was not requested; not to a client that reads nothing."""
         ...
 
     def ask(self, command: Command, then: Callable[[Command | None], None], seconds: float) -> None:
@@ -86,7 +87,7 @@ class Response(msgspec.Struct):
 
 
 class Call(msgspec.Struct):
-    """One request: who asked, what, and the fields of its header by their kinds."""
+    """One request: its connection, its code, and the fields of its header by their kinds."""
 
     connection: Connection
     command: Command
@@ -148,7 +149,7 @@ class Broker:
     told: Callable[..., None] = lambda **_: None
     """Takes events: what happened, as keywords."""
     failed: Callable[[str, Exception], None] = lambda _name, _error: None
-    """Takes what a handler could not do for a reason that nobody foresaw."""
+    """Called with an unexpected error of a handler."""
     waits: Quota = field(default_factory=lambda: Quota(MOST_WAITING))
     """Requests that wait, as `pulling` counts them."""
     pops: Any = field(init=False)
@@ -282,7 +283,7 @@ class Broker:
     # -- who waits ----------------------------------------------------------------------------
 
     def hear(self, key: tuple[str, int], waiting: Callable[[bool], None]) -> None:
-        """Report one who waits of new messages of a queue."""
+        """Tell a waiting request of new messages in a queue."""
         self.waiting[key].add(waiting)
 
     def hear_no_more(self, key: tuple[str, int], waiting: Callable[[bool], None]) -> None:
@@ -298,7 +299,7 @@ class Broker:
                 self.wake(each)
 
     def wake(self, waiting: Callable[[bool], None]) -> None:
-        """Let one who waits look soon."""
+        """Let a waiting request look soon."""
         self._woken[waiting] = None
         if not self._waking:
             self._waking = True

@@ -1,7 +1,7 @@
 """One client's connection: frames in, answers out.
 
-A connection whose client does not read is not read from either, so no request is answered that
-nobody takes.
+A connection whose client does not read is not read from either, so no response is made that is not
+read.
 """
 
 from __future__ import annotations

@@ -183,7 +183,7 @@ class Places:
 
 
 def _spare(there: Iterable[Holder], now: float) -> Holder | None:
-    """Return the connection that nobody has used for the longest time; None if all are in use."""
+    """Return the connection that has been unused for the longest time; None if all are in use."""
     oldest, found = now - SPARE_S, None
     for each in there:
         since = each.spare_since()
@@ -195,7 +195,7 @@ def _spare(there: Iterable[Holder], now: float) -> Holder | None:
 
 
 class Quota:
-    """Places that nobody has to give back: waiting requests, streams of clients."""
+    """Places that need not be given back: waiting requests, streams of clients."""
 
     def __init__(self, most: int, part: float = 1.0) -> None:
         self.most, self.part = most, part

@@ -1,4 +1,4 @@
-"""Records of a log for those who pull: many at a time, each checked before it is delivered."""
+"""Records of a log for pulls: many at a time, each checked before it is delivered."""
 
 from __future__ import annotations
 

@@ -224,7 +224,9 @@ class Server:
         return [*self.connections, *self.pipes]
 
     def make_room(self) -> None:
-        """End those who do not take their answers, if all of them together are too many."""
+        """End connections that do not read their responses, if all of them together are too
+        many.
+        """
         paused = [each for each in self.connections if each.is_full]
         for connection in paused:
             connection.count_unsent()

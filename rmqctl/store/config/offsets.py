@@ -37,7 +37,7 @@ class Lag:
     """The offsets of a store. Iterate `rows` to its end, then ``totals`` is complete.
 
     ``group`` and ``topic`` narrow it down; without a group all groups are shown, and the topics
-    nobody consumes.
+    without consumers.
     """
 
     store: Store

@@ -50,7 +50,7 @@ class GroupTrack(NamedTuple):
 
 class Copy(NamedTuple):
     """A message of the chain: ``role`` says what it is there, ``group`` whose retry or dead letter
-    it is, None if it is nobody's.
+    it is, None if it belongs to no group.
     """
 
     role: Role

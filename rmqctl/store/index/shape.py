@@ -235,8 +235,8 @@ def _measure(shape: Shape, header: HeaderRecord, read: Read, gather: Gather) -> 
 
 
 def _all(shape: Shape, header: HeaderRecord, read: Read) -> _Fit:
-    """Count slots that lead to an entry of theirs, entries linked to older ones of their slot, and
-    entries that are reached exactly once; entry 0 must be unused.
+    """Count slots that lead to one of their entries, entries linked to older ones of their slot,
+    and entries that are reached exactly once; entry 0 must be unused.
     """
     raw = read(shape.slot_position(0), shape.slots * SLOT.size)
     heads = SLOT.array(raw)["entry"].astype(np.int64)

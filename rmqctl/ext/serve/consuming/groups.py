@@ -1,4 +1,6 @@
-"""Clients, the groups they are in, and who has which queue for itself (spec: remoting.md §3.3)."""
+"""Clients, their groups, and the queues that members have to themselves (spec: remoting.md
+§3.3).
+"""
 
 from __future__ import annotations
 

@@ -25,8 +25,8 @@ class Line(NamedTuple):
 
 
 class Lines:
-    """Those who wait, in the order in which they came: the first one of a line is told of news, and
-    when it goes the next one looks.
+    """Waiting requests, in the order in which they came: the first of a line is told of news, and
+    when it leaves the next one looks.
     """
 
     def __init__(self, broker: Broker) -> None:

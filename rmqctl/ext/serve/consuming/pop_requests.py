@@ -57,7 +57,9 @@ def has_batches(broker: Broker, topic: str) -> bool:
 
 
 def pop_message(broker: Broker, call: Call) -> Response | None:
-    """Return messages of a topic that nobody else has at the moment, now or when there are some."""
+    """Return messages of a topic that no other client has at the moment, now or as soon as there
+    are any.
+    """
     wanted = call.fields
     _judge(broker, call)
     if wanted["maxMsgNums"] > _MOST:

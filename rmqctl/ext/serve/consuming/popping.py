@@ -46,7 +46,7 @@ QueueKey = tuple[str, int]
 @dataclass(slots=True)
 class Flight:
     """A message that was delivered. ``number``: see `Receipt`; ``owner``: the client for which it
-    is kept, or nobody.
+    is kept, if any.
     """
 
     offset: int
@@ -61,7 +61,7 @@ class Flight:
 @dataclass(slots=True)
 class _PopQueue:
     """One queue of a group: ``next`` is the queue offset to read on from, ``flights`` are in the
-    order of their offsets. ``attempt``: see `Wish`; of who was given some last.
+    order of their offsets. ``attempt``: see `Wish`; of the client that was given some last.
     """
 
     next: int
@@ -252,7 +252,7 @@ class Popped:
         return Given(next(pulled.records), flight, self._hide(key, flight, wish.invisible))
 
     def _in_order(self, key: QueueKey, queue: _PopQueue, wish: Wish) -> Iterator[Given]:
-        """Yield messages that came back to a queue; nobody else gets them while some are
+        """Yield messages that came back to a queue; no other client gets them while some are
         invisible.
         """
         now = time.monotonic()

@@ -81,7 +81,7 @@ class Endpoint:
         self.unsent = Quota(MOST_HELD, self.part)
         """Bytes of messages that are being written to clients."""
         self.looking = asyncio.Lock()
-        """Held by who looks through queues: others' requests are answered before the next turn."""
+        """Held while queues are searched: other requests are answered before the next turn."""
         self.sessions = Sessions(self.brokers, self._gone)
         self.by_name = {broker.name: broker for broker in self.brokers}
         for broker in self.brokers:

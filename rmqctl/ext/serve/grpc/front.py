@@ -151,7 +151,7 @@ class Front:
 
     def let_go(self, core: asyncio.Transport, calls: int) -> None:
         """Close a connection to the core; one with calls after those of others: all of these end at
-        once, while nobody is answered.
+        once, while no request is answered.
         """
         if not calls:
             core.abort()

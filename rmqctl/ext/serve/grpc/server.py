@@ -162,7 +162,7 @@ class Proxy:
             self._calls.discard(task)
 
     async def _read(self, context: Any) -> tuple[Caller, Any]:
-        """Return (who calls, its request). Raise Refused."""
+        """Return (the caller, its request). Raise Refused."""
         caller = self._caller(context)
         async with _in_time(_READ_S, "no request arrived in time"):
             request = await context.read()

@@ -1,4 +1,4 @@
-"""Half messages that nobody ended: their producers are asked (spec: remoting.md §3.4).
+"""Half messages that were not ended: their producers are asked (spec: remoting.md §3.4).
 
 Both topics are read from where the last round came to, some messages at a time. A half message that
 was not ended is put again, at the end of its queue, and its producer gets the new place; where a
@@ -262,7 +262,7 @@ class Checks:
     # -- asking -------------------------------------------------------------------------------
 
     def _ask(self, renewed: _Renewed, result: PutResult) -> None:
-        """Ask a member of the producer's group, each in turn; nobody where none is there."""
+        """Ask a member of the producer's group, each in turn; none if no member is connected."""
         # The members of the group of producers, begun with another one each time.
         text = renewed.message.properties
         known = props.parse(text)
