@@ -197,7 +197,7 @@ def test_each_offset_of_a_queue_leads_to_its_message(name: str, golden: GoldenFo
 
 def test_offsets_that_a_queue_has_not(tiny: tiny_stores.Tiny, rmqctl: Runner) -> None:
     words = ["query", "offset", tiny.root, "--topic", "orders", "--queue", "0"]
-    assert "after the end" in rmqctl(*words, "1000").expect(1).err
+    assert "beyond the end" in rmqctl(*words, "1000").expect(1).err
     assert "has no queue" in rmqctl(*words[:-1], "77", "0").expect(1).err
     for wrong in ([*words], [*words, "1", "--phy", "0"], [*words[:3], "1"], [*words[:5], "1"],
                   [*words, "1", "--containing"], [*words, "--phy", "0"]):
@@ -296,7 +296,7 @@ def test_messages_at_and_around_places(golden: GoldenFolder, rmqctl: Runner) -> 
         assert f"inside the record at {place}" in done.err
 
 
-@pytest.mark.parametrize(("place", "said"), [("99999999", "after the end"), ("1022", "unused")])
+@pytest.mark.parametrize(("place", "said"), [("99999999", "beyond the end"), ("1022", "unused")])
 def test_why_there_is_no_message(place: str, said: str, tiny: tiny_stores.Tiny,
                                  rmqctl: Runner) -> None:
     for words in ([], ["--containing"]):

@@ -211,4 +211,4 @@ def test_a_store_that_is_cut_and_written_again(log: tuple[Writer, list[Part]]) -
         following.close()
     assert code == 130
     assert f"physical offset {parts[1].offset}" in said
-    assert "cut back" in said
+    assert "was truncated" in said

@@ -150,7 +150,7 @@ class CommitLog:
             return f"before the first file of the log ({self.min_offset}); expired"
         place = self.locate(physical)
         if place is None:
-            return "after the end of the log" if physical >= self.end else "in a missing file"
+            return "beyond the end of the log" if physical >= self.end else "in a missing file"
         raw = self.raw_at(physical)
         if raw is None:
             return "no record there"
