@@ -76,8 +76,8 @@ def test_a_checkpoint_ahead(tiny: tiny_stores.Tiny, rmqctl: Runner) -> None:
     set_checkpoint(tiny.root, last, last + 1000, 0)
     one, = rmqctl("verify", tiny.root, "--only", "commitlog,checkpoint", "--tz", INDIA, "-o",
                   "json").json()["findings"]
-    assert one["detail"] == ("logics_msg_timestamp: 2023-11-15T03:43:32.900+05:30 is after the newest "
-                             "message, stored at 2023-11-15T03:43:31.900+05:30")
+    assert one["detail"] == ("logics_msg_timestamp: 2023-11-15T03:43:32.900+05:30 is after the "
+                             "newest message, stored at 2023-11-15T03:43:31.900+05:30")
 
 
 def test_an_index_that_has_another_time(tiny: tiny_stores.Tiny, rmqctl: Runner) -> None:
