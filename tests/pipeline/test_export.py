@@ -276,7 +276,8 @@ def test_a_file_that_is_missing_is_reported(golden_copy, rmqctl, tmp_path):
     assert "65536" in done.err
     assert without(table(out), "store", "file", "day") == expected(root)
     assert manifest(out)["stores"][0]["missing"]["places"] == [
-        {"kind": "gap", "physical_offset": 65536, "length": 65536, "reason": "no file contains these bytes"}]
+        {"kind": "gap", "physical_offset": 65536, "length": 65536,
+         "reason": "no file contains these bytes"}]
 
 
 def test_nothing_to_be_read_at_all_is_no_export(golden_copy, tmp_path):

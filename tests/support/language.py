@@ -23,7 +23,8 @@ MESSAGE, DOCSTRING, PAGE = "message", "docstring", "page"
 #: What no text contains, and the better words (docs/architecture.md, "Language").
 FORBIDDEN = {
     r"\banew\b": "again, new",
-    r"\b(?:is|are) none\b(?! of)": "is not a ..., is invalid, does not exist, is missing",
+    r"(?<!there )\b(?:is|are) (?-i:none)\b(?! of)":
+        "is not a ..., is invalid, does not exist, is missing",
     r"\bis no (?!longer|more\b|later|earlier|larger|reason|way)": "is not a",
     r"\bset right\b|\bput right\b|\bheal(?:s|ed)?\b": "repair, fix, restore",
     r"\bnothing tells\b|\bcannot be told\b|\bis not told\b": "unknown, cannot be determined",
@@ -31,7 +32,8 @@ FORBIDDEN = {
     r"\blies? (?:in|at|behind|beyond|before|after|inside|outside|elsewhere|there)\b":
         "is in, is at",
     r"\bstands? (?:in|at|behind|beyond|before|after|there|for)\b": "is in, is at, means",
-    r"\bbehind (?:it|them|the|a|an|that|this|its)\b": "after (behind is for what lags)",
+    r"\bbehind (?!\w+ (?:URL|log|server|proxy)\b)(?:it|them|the|a|an|that|this|its)\b":
+        "after (behind is for what lags)",
     r"\bof an earlier life\b|\bearlier life\b": "stale, from an earlier use of the file",
     r"\bdata bases?\b": "database",
     r"\bturned bits?\b|\bbits? (?:that )?turned\b": "flipped bit",
