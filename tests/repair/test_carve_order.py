@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from rmqctl.formats.local.message import MAGIC_BLANK
-from rmqctl.repair.carve.carve import DOUBTFUL, MISPLACED
+from rmqctl.repair.carve.carve import DOUBTFUL, IN_PLACE, MISPLACED
 from rmqctl.repair.carve.store import size_by_ends
 from tests.conftest import GoldenFolder, Runner
 from tests.repair.carving import carve, places, record, saved
@@ -93,6 +93,50 @@ def test_fragments_of_a_log(seed: int, rmqctl: Runner, tmp_path: Path) -> None:
     assert found.tally.messages >= len(intact)
     document = rebuilt(rmqctl, image, code=1)
     assert document["physical_offsets_kept"] == document["written"] == found.tally.messages
+
+
+FOREIGN = {"nothing": b"", "zeros": bytes(1 << 15), "text": b"a line of another file\n" * 1500}
+
+
+@pytest.mark.parametrize("foreign", FOREIGN)
+@pytest.mark.parametrize("block", [4096, 16 << 10, 64 << 10])
+def test_a_fragmented_file_system(block: int, foreign: str, golden: GoldenFolder,
+                                  tmp_path: Path) -> None:
+    """Blocks of a broker's log in any order: what they say of their places agrees."""
+    files = log_bytes(golden("5.3.3/basic/store"), ("commitlog",))
+    blocks = [data[at:at + block] for data in files.values() for at in range(0, len(data), block)]
+    intact = sum(at // block == (at + size - 1) // block
+                 for data in files.values() for at, size in places(data))
+    rng = random.Random(block)
+    rng.shuffle(blocks)
+    image = b"".join(data + FOREIGN[foreign][:rng.randrange(8) * 4096] for data in blocks)
+    found = carve(saved(tmp_path, image))
+    assert found.tally.misplaced == found.tally.embedded == 0
+    assert found.tally.messages >= intact > 500
+    assert found.tally.in_place > 0.8 * intact
+
+
+def test_fragments_with_equal_shifts(tmp_path: Path) -> None:
+    """The log goes on in its place after another part of it; that is elsewhere, too."""
+    data = b"".join(a_log())
+    blocks = [data[at:at + 4096] for at in range(0, len(data), 4096)]
+    blocks[2:4], blocks[7:9] = blocks[7:9], blocks[2:4]
+    found = carve(saved(tmp_path, b"".join(blocks)))
+    assert found.tally.misplaced == 0
+
+
+def test_records_in_a_body_are_no_fragment(tmp_path: Path) -> None:
+    """The log goes on after a record without a head, and what is in it is nowhere else."""
+    files = a_log(files=2, size=32 << 10)
+    start = len(files[1].rstrip(b"\0"))
+    body = b"".join(record(70 * SIZE + at, b"forged", store=3) for at in range(0, 5000, 500))
+    carrier = record((32 << 10) + start, body)
+    after = record((32 << 10) + start + len(carrier), b"the log goes on")
+    log = files[0] + files[1][:start] + b"\x55" * 60 + carrier[60:] + after
+    found = carve(saved(tmp_path, log))
+    forged = {one.placement for one in found.messages if one.record.body == b"forged"}
+    assert forged
+    assert IN_PLACE not in forged
 
 
 def test_two_stores_in_one_image(rmqctl: Runner, tmp_path: Path) -> None:

@@ -99,10 +99,13 @@ def test_swapped_pages(tmp_path: Path) -> None:
              for here in (5, 9) if here * PAGE <= at and at + size <= (here + 1) * PAGE}
     stayed = [at for at, size in whole
               if not any(at < (here + 1) * PAGE and here * PAGE < at + size for here in (5, 9))]
-    for name in (NAME, "image"):
-        found = carve(saved(tmp_path, bytes(data), name))
-        assert sorted([*found.offsets(IN_PLACE), *found.offsets(DOUBTFUL)]) == stayed
-        assert moved <= set(found.offsets(MISPLACED))
+    found = carve(saved(tmp_path, bytes(data), NAME))
+    assert sorted([*found.offsets(IN_PLACE), *found.offsets(DOUBTFUL)]) == stayed
+    assert moved <= set(found.offsets(MISPLACED))
+    # In an image these are fragments of the log in another order.
+    found = carve(saved(tmp_path, bytes(data)))
+    assert {*stayed, *moved} <= {*found.offsets(IN_PLACE), *found.offsets(DOUBTFUL)}
+    assert not found.offsets(MISPLACED)
 
 
 def test_logs_one_behind_the_other(tmp_path: Path) -> None:

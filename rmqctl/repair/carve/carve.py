@@ -125,6 +125,8 @@ class Carving:
         """Physical offsets at which files of the logs end."""
         self._misplaced, self._embedded, self._damaged = Spool(), Spool(), Spool()
         self._doubtful, self._undecided = Spool(), Spool()
+        self._unsure, self._inside = Spool(), Spool()
+        """Doubtful and embedded records of one source, until it is known how it is fragmented."""
         self._unreadable: list[tuple[int, int]] = []
         malloc_tuning.keep_freed_memory()
 
@@ -133,7 +135,7 @@ class Carving:
 
     def __exit__(self, *_error: object) -> None:
         for spool in (self._doubtful, self._misplaced, self._embedded, self._damaged,
-                      self._undecided):
+                      self._undecided, self._unsure, self._inside):
             spool.close()
 
     def found(self) -> Iterator[CarvedPage]:
@@ -186,8 +188,8 @@ class Carving:
     def _source(self, number: int, source_input: Input) -> Iterator[CarvedPage]:
         with self._open(source_input) as source:
             scan = Scan(source, number, source_input.base, witness=source_input.witness,
-                        undecided=self._undecided, embedded=self._embedded,
-                        damaged=self._damaged, doubtful=self._doubtful, advance=self._advance)
+                        undecided=self._undecided, embedded=self._inside,
+                        damaged=self._damaged, doubtful=self._unsure, advance=self._advance)
             try:
                 for batch, shift in scan.batches():
                     carved = self._uncontradicted(
@@ -215,6 +217,9 @@ class Carving:
         own: Array = np.array(sorted(log_shifts), np.int64)
         log_shift = Spool()
         try:
+            if not is_named:
+                scan.doubts.cut = scan.pieces.chains.cut
+            self._settle(scan, log_shift, is_named=is_named)
             for rows in self._undecided.chunks():
                 shifts = rows["physical"] - rows["position"]
                 is_own = np.isin(shifts, own)
@@ -235,6 +240,23 @@ class Carving:
             yield from self._spooled(log_shift, IN_PLACE, contradicted=True)
         finally:
             log_shift.close()
+
+    def _settle(self, scan: Scan, log_shift: Spool, *, is_named: bool) -> None:
+        """Records that are doubtful, or inside of a damaged one, in a source: in place where a
+        fragment ends in the damaged record before them.
+        """
+        for spool, others in ((self._unsure, self._doubtful), (self._inside, self._embedded)):
+            for rows in spool.chunks():
+                free: Array = np.zeros(len(rows), bool)
+                for row in [] if is_named else range(len(rows)):
+                    place, damaged = rows[row], int(rows["late"][row])
+                    shift = scan.broken.get(damaged, int(place["physical"] - place["position"]))
+                    cut = scan.pieces.chains.cut(shift, damaged)
+                    free[row] = cut is not None and place["position"] >= cut
+                for target, those in ((log_shift, free), (others, ~free)):
+                    if those.any():
+                        target.append(rows[those])
+            spool.close()
 
     # -- what was kept for later --------------------------------------------------------------
 

@@ -41,6 +41,10 @@ class Doubts:
         self._pieces: dict[int, tuple[int, int]] = {}
         """(end, until where records are doubtful) of the last piece, by shift."""
         self._met: OrderedDict[int, deque[tuple[int, int]]] = OrderedDict()
+        self.gap = 0
+        """The position of the bytes for which `until` last found records doubtful."""
+        self.cut: Callable[[int, int], int | None] = lambda _shift, _gap: None
+        """Whether a fragment ends there: then nothing after it is doubtful."""
 
     def _log(self, shift: int) -> tuple[AsLog, Passed]:
         found = self._logs.get(shift)
@@ -92,6 +96,9 @@ class Doubts:
             if dledger.head_at(self._window.read(gap, dledger.HEAD_SIZE), gap + shift) is not None:
                 gap += dledger.HEAD_SIZE
                 continue
+            if self.cut(shift, gap) is not None:
+                break
+            self.gap = gap
             behind = judge(log, gap, max(gap + 1, at), passed).resume
             if behind is None:
                 return self._window.size

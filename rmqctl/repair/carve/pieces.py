@@ -2,8 +2,9 @@
 
 A file system stores the files of a log, and the fragments of each, in any order. So the position of
 a piece proves nothing: what contradicts it is a log that is interrupted there and continues after
-it, or another message at the same physical offset. A piece that follows a record without an end
-may be the body of that record.
+it, unless what lies between is elsewhere, or another message at the same physical offset. A piece
+that follows a record without an end may be the body of that record, unless a fragment ends in it
+(`rmqctl.repair.carve.fragments`).
 """
 
 from __future__ import annotations
@@ -16,17 +17,15 @@ from itertools import pairwise
 import numpy as np
 
 from rmqctl.formats import dledger
+from rmqctl.formats.local.message import START_SIZE
+from rmqctl.repair.carve.fragments import NEXT, REACH, SECTOR, Chain, Chains
 from rmqctl.repair.carve.window import AsLog, Window
 from rmqctl.scan.damage.extents import claimed_end
 from rmqctl.scan.frames import Array
 
-REACH = (4 << 20) + (64 << 10)
-"""The largest record that brokers write by default, and more: so far may a body extend."""
 MOST = 1 << 16
 _MOST_OPEN = 8
-_NEXT = (0, dledger.HEAD_SIZE)
-"""Bytes between messages that follow each other."""
-_PAGE, _SECTOR, _UNUSED = 4096, 512, 64 << 10
+_PAGE, _UNUSED = 4096, 64 << 10
 
 
 class Ranges:
@@ -62,51 +61,77 @@ class _Break:
     at: int
     end: int
     is_settled: bool = False
+    is_end: bool = False
+    """Whether the log ends there: the rest of the page is unused."""
 
 
 class Pieces:
-    """The starts and ends of all chains of records in a source, in the order of the scan."""
+    """The chains of records in a source, in the order of the scan, and what is to be said of them
+    when all are there.
+    """
 
     def __init__(self, window: Window, file_end: Callable[[int], int]) -> None:
         self._window, self._file_end = window, file_end
+        self.chains = Chains(window)
         self._breaks: dict[int, _Break] = {}
-        """By the shift of the log."""
-        self._started: dict[int, int] = {}
-        """Where the current chain starts, by its shift."""
+        """By the shift of the log, in the order of their places."""
         self._owned, self._doubt = Ranges(), Ranges()
+        self._is_judged = False
+        self._cut = 0
+        """Where the last fragment ends that breaks off in a record."""
         self.file_ends: set[int] = set()
         """Physical offsets at which a blank ends a file of a log."""
 
-    def started(self, shift: int, at: int) -> None:
-        """Note that a chain of records starts at ``at``. StoreIOError."""
-        self._started = {shift: at}
+    def ended(self, shift: int, at: int) -> None:
+        """Note that a chain of records ends at ``at``. StoreIOError."""
+        size = self._file_end(at)
+        self.chains.end(shift, at, size)
+        if size and len(self.file_ends) < MOST:
+            self.file_ends.add(at + shift + size)
+
+    def _starts(self, chain: Chain) -> None:
+        shift, at = chain.shift, chain.start
+        if at < self._cut:
+            self._doubt.add(at, self._cut)
         for other, broken in list(self._breaks.items()):
             if other == shift:
-                self._owned.add(broken.at, at)
+                # What lies between is of another log, or the log goes on elsewhere.
+                if (apart := self.chains.apart(shift, broken.at, at)) is None:
+                    self._owned.add(broken.at, at)
+                else:
+                    self._settle(broken, min(broken.end, apart))
                 del self._breaks[other]
             elif at >= broken.end:
                 self._settle(broken, broken.end)
                 if at >= broken.at + REACH:
                     del self._breaks[other]
-            elif at == broken.at or self._is_file(shift, at, broken.at):
+            elif at == broken.at or self._is_file(shift, at, broken.at) or (
+                    broken.is_end and not (shift - other) % SECTOR):
                 self._settle(broken, at)
 
-    def ended(self, shift: int, at: int) -> None:
-        """Note that a chain of records ends at ``at``. StoreIOError."""
+    def _ends(self, chain: Chain) -> None:
+        shift, start, at, file_end = chain
         # No body contains a record that reaches beyond its end: nor any of the same chain.
-        start = self._started.get(shift, at)
         for broken in self._breaks.values():
             if start < broken.end < at:
                 self._settle(broken, start)
-        # The end of a file is no break.
-        if size := self._file_end(at):
-            if len(self.file_ends) < MOST:
-                self.file_ends.add(at + shift + size)
-        elif at < self._window.size and shift not in self._breaks and (
-                len(self._breaks) < _MOST_OPEN):
-            claimed = claimed_end(AsLog(self._window, shift, None), at, strict=True)
-            self._breaks[shift] = _Break(at, min(claimed if claimed > at else at + REACH,
-                                                 at + REACH))
+        # The end of a file is no break, and that of a fragment is known.
+        if file_end or at >= self._window.size or shift in self._breaks:
+            return
+        if (cut := self.chains.cut(shift, at)) is not None:
+            self._cut = max(cut, self._cut)
+            return
+        if len(self._breaks) >= _MOST_OPEN:
+            oldest = self._breaks.pop(next(iter(self._breaks)))
+            self._settle(oldest, oldest.end)
+        claimed = claimed_end(AsLog(self._window, shift, None), at, strict=True)
+        goes_on = self.chains.goes_on(shift, at)
+        apart = self.chains.apart(shift, at, at + REACH if goes_on is None else goes_on)
+        ends = [claimed, at + REACH, at + REACH if apart is None else apart]
+        unused = self._window.read(at, _PAGE - at % _PAGE)
+        self._breaks[shift] = _Break(
+            at, min(end for end in ends if end > at),
+            is_end=goes_on is None and len(unused) >= START_SIZE and not any(unused))
 
     def _settle(self, broken: _Break, end: int) -> None:
         if not broken.is_settled:
@@ -120,14 +145,20 @@ class Pieces:
         head = max(at - dledger.HEAD_SIZE, 0)
         if dledger.head_at(self._window.read(head, dledger.HEAD_SIZE), head + shift) is not None:
             at = head
-        return not (at + shift) % _PAGE and not at % _SECTOR and not any(
+        return not (at + shift) % _PAGE and not at % SECTOR and not any(
             self._window.read(broken, min(at - broken, _UNUSED)))
 
     def judge(self, places: Array) -> tuple[Array, Array]:
         """(which of the places another log interrupts, which may be in a body): bool each."""
-        for broken in self._breaks.values():
-            self._settle(broken, broken.end)
-        self._breaks.clear()
+        if not self._is_judged:
+            for chain in self.chains:
+                self._starts(chain)
+                self._ends(chain)
+            for broken in self._breaks.values():
+                self._settle(broken, broken.end)
+            if self.chains.unknown_from is not None:
+                self._doubt.add(self.chains.unknown_from, self._window.size)
+            self._is_judged = True
         owned = self._owned.contain(places)
         return owned, self._doubt.contain(places) & ~owned
 
@@ -146,7 +177,7 @@ class Claims:
         The longest chain of messages that follow each other goes first.
         """
         ends = physical + sizes
-        edges = ~np.isin(physical[1:] - ends[:-1], _NEXT) | (hosts[1:] != hosts[:-1])
+        edges = ~np.isin(physical[1:] - ends[:-1], NEXT) | (hosts[1:] != hosts[:-1])
         rows = [0, *(np.flatnonzero(edges) + 1).tolist(), len(physical)]
         taken: Array = np.zeros(len(physical), bool)
         for first, after in sorted(pairwise(rows), key=lambda pair: pair[0] - pair[1]):
@@ -158,7 +189,7 @@ class Claims:
 
     def _add(self, host: int, start: int, end: int) -> None:
         ranges = self._of.setdefault(host, [])
-        if ranges and start - ranges[-1][1] in _NEXT:
+        if ranges and start - ranges[-1][1] in NEXT:
             ranges[-1] = ranges[-1][0], end
         elif self._count < MOST:
             insort(ranges, (start, end))

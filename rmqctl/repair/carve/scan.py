@@ -52,7 +52,8 @@ class Scan:
     ``base`` is the shift its name promises, ``witness`` what its store knows. ``undecided``,
     ``embedded``, ``damaged``, ``doubtful`` take the places of records which are not given by
     `batches`: of a shift that no log around them has; intact ones inside of a damaged one; those
-    whose lengths add up, but not the CRC; those that may lie in the body of a damaged one.
+    whose lengths add up, but not the CRC; those that may lie in the body of a damaged one. ``late``
+    is where the damage is for which they are embedded or doubtful.
     """
 
     def __init__(self, source: Source, number: int, base: int | None, *, undecided: Spool,
@@ -69,7 +70,7 @@ class Scan:
         """Says of undecided records, too, which of a log's are doubtful."""
         self.pieces = Pieces(self._window, self._judge.file_end)
         """Says of undecided records of other shifts what speaks against them."""
-        self._doubtful, self._doubt_end = doubtful, 0
+        self._doubtful, self._doubt_end, self._doubt_gap = doubtful, 0, 0
         self._gap: int | None = None
         self._advance, self._reported = advance, 0
         self._at = 0
@@ -80,6 +81,8 @@ class Scan:
         """The shifts of all logs that were gone along, a named one aside."""
         self.shifts = Majority()
         """How many undecided records have which shift."""
+        self.broken: dict[int, int] = {}
+        """Of damaged records with intact ones inside: the shift, by position."""
         self.in_place = 0
         """Records of a log that were gone along: given by `batches`, or doubtful."""
         self.breaks = 0
@@ -136,9 +139,10 @@ class Scan:
                     self._mend()
                 if first < 0:
                     first = window.start + int(batch.start[0])
-                    self.pieces.started(shift, first)
+                    self.pieces.chains.start(shift, first)
                     if self._gap is not None and self._gap >= self._doubt_end:
                         self._doubt_end = self.doubts.until(shift, self._gap, first)
+                        self._doubt_gap = self.doubts.gap
                     self._gap = None
                 last = window.start + int(batch.start[-1])
                 self._at = last + int(batch.column("total_size")[-1])
@@ -161,7 +165,7 @@ class Scan:
             rows = np.flatnonzero(ok[:unsure])
             self.in_place += len(rows)
             self._doubtful.add(self._number, batch.offset[rows] - shift, batch.offset[rows],
-                               batch.column("total_size")[rows])
+                               batch.column("total_size")[rows], self._doubt_gap)
         if ok.all():
             if unsure:
                 batch = batch.select(slice(unsure, None))
@@ -316,7 +320,7 @@ class Scan:
     def _take(self, size: int, shift: int) -> None:
         """A chain of records that are not of the log; a long one is taken for a log of its own."""
         window, begin = self._window, self._at
-        self.pieces.started(shift, begin)
+        self.pieces.chains.start(shift, begin)
         if size < _LARGE and not self._judge.starts(begin + size, shift):  # one alone: no columns
             self._undecided.add(self._number, begin, begin + shift, size)
             self.shifts.add(shift, 1)
@@ -344,6 +348,7 @@ class Scan:
                 length >= _LARGE and self._judge.starts(end, shift))):
             self._log_shift, self._broken_at = shift, None
             self._gap, self._doubt_end = self.doubts.before(shift)
+            self._doubt_gap = self.doubts.gap
             if len(self.log_shifts) < MOST_LOG_SHIFTS:
                 self.log_shifts.add(shift)
             return
@@ -392,7 +397,9 @@ class Scan:
                     return candidate
                 unsure = record[1] == shift and (reaches_over or not sure)
                 (self._doubtful if unsure else self._embedded).add(
-                    self._number, candidate, candidate + record[1], record[0])
+                    self._number, candidate, candidate + record[1], record[0], start)
+                if len(self.broken) < MOST_LOG_SHIFTS:
+                    self.broken[start] = shift
                 position = candidate + record[0]
                 break
             else:

@@ -1,0 +1,164 @@
+"""The chains of records in a source, and proofs that a file system cut a log between two of them.
+
+Where a log breaks off, a record may be damaged: then what follows may be its body. Or a fragment of
+the file ends there, and what follows has nothing to do with it. A record that both its parts, from
+two places, make complete proves the latter: its lengths and its CRC match.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from rmqctl.errors import FormatError
+from rmqctl.formats import dledger
+from rmqctl.formats.local.message import MIN_SIZE, START_SIZE, decode, total_size_at
+from rmqctl.repair.carve.window import Window
+from rmqctl.scan.frames import Array
+
+REACH = (4 << 20) + (64 << 10)
+"""The largest record that brokers write by default, and more: so far may a body extend."""
+NEXT = (0, dledger.HEAD_SIZE)
+"""Bytes between messages that follow each other."""
+SECTOR = 512
+_MOST = 1 << 20
+_MOST_NEXT = 4
+_WORK = 4 << 30
+_MOST_READ = 1 << 16
+
+
+class Chain(NamedTuple):
+    """Records in positions ``[start, end)`` that follow each other, with one shift. ``file_end``
+    bytes after them end a file of their log.
+    """
+
+    shift: int
+    start: int
+    end: int
+    file_end: int
+
+
+class Chains:
+    """The chains of a source in the order of the scan: `start`, `end`, then `cut`.
+
+    At most a million are kept; ``unknown_from`` is where the first one starts that is not.
+    """
+
+    def __init__(self, window: Window) -> None:
+        self._window = window
+        self._rows = array("q")
+        self._is_open = False
+        self.unknown_from: int | None = None
+        self._starts: Array | None = None
+        self._work, self._reads = _WORK, _MOST_READ
+        self._cuts: dict[tuple[int, int], int | None] = {}
+
+    def start(self, shift: int, at: int) -> None:
+        """Records of a shift start at ``at``, perhaps the next ones of the last chain."""
+        rows = self._rows
+        if rows and rows[-4] == shift and (self._is_open or (
+                not rows[-1] and at - rows[-2] in NEXT)):
+            self._is_open = True
+        elif len(rows) < 4 * _MOST:
+            rows.extend((shift, at, at, 0))
+            self._is_open = True
+        elif self.unknown_from is None:
+            self.unknown_from = at
+
+    def end(self, shift: int, at: int, file_end: int) -> None:
+        """The chain ends at ``at``."""
+        if self._is_open and self._rows[-4] == shift:
+            self._rows[-2:] = array("q", (at, file_end))
+        self._is_open = False
+
+    def __iter__(self) -> Iterator[Chain]:
+        rows = self._rows
+        return (Chain(*rows[at:at + 4]) for at in range(0, len(rows), 4))
+
+    def cut(self, shift: int, at: int) -> int | None:
+        """Where the fragment ends in which a log of this shift breaks off at ``at``, if that is
+        proven: nothing from there on belongs to the record at ``at``. StoreIOError.
+        """
+        key = shift, at
+        if key not in self._cuts:
+            if len(self._cuts) >= _MOST:
+                return None
+            self._cuts[key] = self._cut(shift, at)
+        return self._cuts[key]
+
+    def apart(self, shift: int, at: int, end: int) -> int | None:
+        """Up to where the record can reach at which a log of this shift breaks off, by the first
+        record that follows it in another fragment, not in positions ``[at, end)``: None where
+        none does.
+        """
+        physical, positions = self._after(shift, at, end)
+        apart = ((physical - positions - shift) % SECTOR == 0) & (
+            (positions < at) | (positions >= end))
+        return int(physical[apart.argmax()]) - shift if apart.any() else None
+
+    def goes_on(self, shift: int, at: int) -> int | None:
+        """Where a log of this shift goes on after ``at``, within the reach of a record."""
+        physical, positions = self._after(shift, at, at + REACH)
+        own = physical - positions == shift
+        return int(positions[own.argmax()]) if own.any() else None
+
+    def _after(self, shift: int, at: int, end: int) -> tuple[Array, Array]:
+        """Starts whose place in the log is in positions ``[at, end)`` of this shift."""
+        physical, positions = self._sorted()
+        first, after = np.searchsorted(physical, (at + shift, end + shift))
+        return physical[first:after], positions[first:after]
+
+    def _sorted(self) -> Array:
+        """Physical offsets of the starts, ascending, and their positions."""
+        if self._starts is None:
+            table = np.frombuffer(self._rows, np.int64).reshape(-1, 4)
+            places = np.stack([table[:, 0] + table[:, 1], table[:, 1]])
+            self._starts = places[:, np.lexsort(places[::-1])]
+        return self._starts
+
+    def _cut(self, shift: int, at: int) -> int | None:
+        physical, positions = self._sorted()
+        first = int(np.searchsorted(physical, at + shift))
+        for row in range(first, min(first + _MOST_NEXT, len(physical))):
+            size, position = int(physical[row]) - at - shift, int(positions[row])
+            if size > REACH or position == at + size:  # the log goes on here, after damage
+                return None
+            if (int(physical[row]) - position - shift) % SECTOR:
+                continue  # fragments are of sectors
+            if not size:
+                return at
+            if size >= MIN_SIZE and self._reads > 0:
+                self._reads -= 1
+                if found := self._joined(shift, at, position, size):
+                    return found
+        return None
+
+    def _joined(self, shift: int, at: int, position: int, size: int) -> int | None:
+        """The end of the first of two fragments that make one record of ``size`` bytes with the
+        head of an entry before and after it, if it has one: the other ends at ``position``.
+        """
+        first = self._window.read(at, size)
+        rest = self._window.read(max(position - size, 0), min(size, position))
+        framed = dledger.HEAD_SIZE if dledger.head_at(first, at + shift) is not None else 0
+        # Where the sector with the size is whole, it says at once whether this can be.
+        cut = at - at % SECTOR + SECTOR
+        if cut - at >= framed + START_SIZE and total_size_at(first[framed:]) != size - 2 * framed:
+            return None
+        for end in range(cut, at + size, SECTOR):
+            kept, self._work = end - at, self._work - size
+            if self._work < 0:
+                break
+            if size - kept > len(rest):
+                continue
+            data = first[:kept] + rest[len(rest) - (size - kept):]
+            try:
+                record = decode(data, framed)
+            except FormatError:
+                continue
+            if (record.total_size == size - 2 * framed and record.crc_ok
+                    and record.physical_offset == at + shift + framed):
+                return end
+        return None
