@@ -12,7 +12,8 @@ import pytest
 
 from rmqctl.formats.local.filler import TOPIC as FILLER
 from rmqctl.formats.local.message import decode
-from rmqctl.repair.carve.ordering import Bridge, Order
+from rmqctl.repair.carve.bridging import Bridge
+from rmqctl.repair.carve.ordering import Order
 from tests.conftest import GoldenFolder, Runner
 from tests.repair.carving import carve, log, places, record, saved
 from tests.support import snapshot
@@ -144,7 +145,9 @@ def test_a_whole_log_becomes_the_same_log(store: GoldenStore, rmqctl: Runner,
     rmqctl("verify", new, "-o", "json").expect(0)
 
 
-def test_what_is_lost_closes_up(rmqctl: Runner, golden_copy: GoldenFolder, tmp_path: Path) -> None:
+def test_messages_keep_their_places_after_a_loss(rmqctl: Runner, golden_copy: GoldenFolder,
+                                                 tmp_path: Path) -> None:
+    """Queues have a filler for each message that is lost between others, as `recover` gives it."""
     root, new = golden_copy("5.3.3/basic/store"), tmp_path / "new"
     with (root / "commitlog" / f"{65536:020d}").open("r+b") as file:
         file.seek(20_000)
@@ -152,17 +155,23 @@ def test_what_is_lost_closes_up(rmqctl: Runner, golden_copy: GoldenFolder, tmp_p
     found = carve(root).messages
     document = rmqctl("carve", root, "--out", new, "-o", "json", *SMALL).expect(1).json()
     assert document["written"] == len(found) < 600
-    assert document["queue_offsets_renumbered"] > 0
+    assert document["queue_offsets_renumbered"] == 0
     assert document["physical_offsets_kept"] == len(found)
     rmqctl("verify", new).expect(0)
-    rows = [row for row in written(rmqctl, new) if row["topic"] != FILLER]
-    assert len(rows) == len(found)
-    assert document["fillers"] == len(written(rmqctl, new)) - len(rows) > 0
-    offsets: dict[tuple[object, object], int] = {}
-    for row in rows:
-        queue = row["topic"], row["queue_id"]
-        assert row["queue_offset"] == offsets.get(queue, row["queue_offset"])
-        offsets[queue] = int(str(row["queue_offset"])) + 1
+    place = ("physical_offset", "topic", "queue_id", "queue_offset", "body")
+    rows = {tuple(row[name] for name in place): row for row in written(rmqctl, new)}
+    before = {tuple(row[name] for name in place) for row in rmqctl(
+        "read", root, "-o", "jsonl", "--body", "base64").expect(0, 1).jsonl()}
+    assert before <= rows.keys()
+    lost = [row for key, row in rows.items() if key not in before and row["topic"] != FILLER]
+    assert len(lost) == document["queue_fillers"] > 0
+    assert all(row["properties"] == {"RMQCTL": "lost"} for row in lost)
+    queues: dict[tuple[object, object], list[int]] = {}
+    for key in rows:
+        if key[1] != FILLER:
+            queues.setdefault(key[1:3], []).append(int(str(key[3])))
+    assert all(sorted(offsets) == list(range(min(offsets), max(offsets) + 1))
+               for offsets in queues.values())
 
 
 def test_the_order_of_the_log_not_of_the_pieces(rmqctl: Runner, tmp_path: Path) -> None:
@@ -189,9 +198,11 @@ def test_one_broker_after_the_other(tmp_path: Path) -> None:
         for found in carving.found():
             order.add(found)
         assert (len(order), order.size) == (40, len(raw))
-        placed = list(order.places(Bridge(1 << 20, 1 << 20)))
-    assert [keeps for _, keeps in placed] == [True] * 20 + [False] * 20
-    records = [decode(raw, position) for (_, _, _, position, _), _ in placed]
+        logs = order.logs(lambda: Bridge(1 << 20, 1 << 20))
+        placed = [place for log in logs for place in log.ordered()]
+    assert all(keeps for _, keeps in placed)
+    assert [len(log.places) for log in logs] == [20, 20]
+    records = [decode(raw, place[4]) for place, _ in placed]
     assert [(one.store_host[0][-1], one.physical_offset) for one in records] == [
         (store, 1000 * number) for store in (2, 1) for number in range(20)]
 

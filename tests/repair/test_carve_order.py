@@ -45,12 +45,13 @@ def a_log(*, store: int = 1, time: int = 100, files: int = FILES, base: int = 0,
 
 
 def rebuilt(rmqctl: Runner, source: Path, *options: str, code: int = 0) -> dict[str, Any]:
-    """What `--out` says; the new store is sound."""
+    """What `--out` says; the new stores are sound, and messages say what they said before."""
     new = source.parent / "new"
     shutil.rmtree(new, ignore_errors=True)
     document: dict[str, Any] = rmqctl("carve", source, "--out", new, *SMALL,
                                       *options).expect(code).json()
-    rmqctl("verify", new, "-qq").expect(0)
+    for log in document.get("logs", [document]):
+        rmqctl("verify", log["store"], "-qq").expect(0)
     return document
 
 
@@ -140,17 +141,19 @@ def test_records_in_a_body_are_no_fragment(tmp_path: Path) -> None:
 
 
 def test_two_stores_in_one_image(rmqctl: Runner, tmp_path: Path) -> None:
-    """The older one keeps its places; the other, which has the same, follows in its order."""
+    """Each becomes a store, the older one first."""
     one, other = a_log(store=1, time=100), a_log(store=2, time=5000)
     image = saved(tmp_path, b"".join([other[2], one[3], one[0], other[0], other[3], one[2],
                                       other[1], one[1]]))
     document = rebuilt(rmqctl, image)
     count = sum(len(places(file)) for file in one)
     assert document["in_place"] == document["written"] == 2 * count
-    assert document["physical_offsets_kept"] == count
-    after = rmqctl("read", tmp_path / "new", "-o", "jsonl").expect(0).jsonl()[count:]
-    times = [row["store_timestamp"] for row in after]
-    assert times == list(range(5000, 5000 + count))
+    assert document["physical_offsets_kept"] == 2 * count
+    assert document["queue_offsets_renumbered"] == document["fillers"] == 0
+    assert [log["written"] for log in document["logs"]] == [count, count]
+    for name, files in (("1", one), ("2", other)):
+        assert b"".join(log_bytes(tmp_path / "new" / name, ("commitlog",)).values()) == (
+            b"".join(files))
 
 
 def test_an_older_log_of_the_same_broker(rmqctl: Runner, tmp_path: Path) -> None:
@@ -168,8 +171,14 @@ def test_an_older_log_of_the_same_broker(rmqctl: Runner, tmp_path: Path) -> None
         assert len(in_place) >= count
         assert found.tally.misplaced + len(in_place) == found.tally.messages
         document = rebuilt(rmqctl, tmp_path / "image")
-        assert document["written"] == found.tally.messages
-        assert document["physical_offsets_kept"] == len(in_place)
+        assert document["written"] == document["physical_offsets_kept"] == found.tally.messages
+        assert len(document["logs"]) == 2
+        assert "the same physical offsets" in document["logs"][1]["reason"]
+        for log in document["logs"]:
+            rows = rmqctl("read", log["store"], "--fields", "store_timestamp,topic", "-o",
+                          "jsonl").expect(0).jsonl()
+            assert len({row["store_timestamp"] < 90_000 for row in rows
+                        if row["topic"] == "T"}) == 1
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2, 3, 4), (4, 3, 2, 1, 0), (2, 4, 0, 3, 1)])
@@ -183,10 +192,12 @@ def test_the_files_of_a_dledger_log(order: tuple[int, ...], tmp_path: Path) -> N
 
 
 def test_two_stores_with_places_of_their_own(rmqctl: Runner, tmp_path: Path) -> None:
+    """Nothing shows that the other store host is the same broker."""
     one, other = a_log(), a_log(store=2, time=5000, base=20 * SIZE)
     document = rebuilt(rmqctl, saved(tmp_path, b"".join(other[::-1] + one[::-1])))
     assert document["physical_offsets_kept"] == document["written"] == document["in_place"]
-    assert document["fillers"] > 0
+    assert document["fillers"] == 0
+    assert [log["reason"] for log in document["logs"]] == [None, "another store host"]
 
 
 @pytest.mark.parametrize("missing", [0, 1, 2])
@@ -195,15 +206,22 @@ def test_a_file_is_missing(missing: int, rmqctl: Runner, tmp_path: Path) -> None
     left = [file for number, file in enumerate(files) if number != missing]
     document = rebuilt(rmqctl, saved(tmp_path, b"".join(left[::-1])))
     assert document["physical_offsets_kept"] == document["written"] == document["in_place"] > 100
-    assert document["fillers"] == (1 if missing else 0)
+    assert document["queue_offsets_renumbered"] == 0
+    lost = len(places(files[missing])) if missing else 0
+    assert document["queue_fillers"] == document["fillers"] == lost
 
 
 def test_a_record_that_says_it_is_far_away(rmqctl: Runner, tmp_path: Path) -> None:
-    """No place is believed at any price."""
+    """No gap of any size is filled: what is after it has a store of its own."""
     far = record(1 << 60, b"far", queue_offset=9999, time=1)
     document = rebuilt(rmqctl, saved(tmp_path, b"".join(a_log()) + far))
-    assert document["physical_offsets_kept"] == document["written"] - 1 == document["in_place"] - 1
-    assert len(list((tmp_path / "new" / "commitlog").iterdir())) <= FILES + 1
+    assert document["physical_offsets_kept"] == document["written"] == document["in_place"]
+    assert [log["reason"] for log in document["logs"]] == [
+        None, "too much is missing before it, or it is older"]
+    assert len(list((tmp_path / "new" / "1" / "commitlog").iterdir())) <= FILES + 1
+    (row,) = rmqctl("read", tmp_path / "new" / "2", "--where", "topic=T", "-o",
+                    "jsonl").expect(0).jsonl()
+    assert (row["physical_offset"], row["queue_offset"]) == (1 << 60, 9999)
 
 
 def test_what_contradicts_is_misplaced(rmqctl: Runner, tmp_path: Path) -> None:
@@ -217,7 +235,10 @@ def test_what_contradicts_is_misplaced(rmqctl: Runner, tmp_path: Path) -> None:
     assert found.offsets(MISPLACED) == [2 * SIZE + cut, 3 * SIZE]
     assert found.tally.doubtful == 0 or size > len(alien)
     document = rebuilt(rmqctl, tmp_path / "image", code=1)
-    assert document["written"] - document["physical_offsets_kept"] == 2
+    assert document["physical_offsets_kept"] == document["written"]
+    assert [log["written"] for log in document["logs"]] == [document["written"] - 2, 2]
+    document = rebuilt(rmqctl, tmp_path / "image", "--no-misplaced", code=1)
+    assert "logs" not in document
 
 
 def test_the_body_of_a_record_without_a_head_is_no_fragment(tmp_path: Path) -> None:
@@ -241,10 +262,10 @@ def test_fillers_of_a_sealed_log_are_sealed(rmqctl: Runner, golden: GoldenFolder
     data[8192:11192] = bytes(3000)
     document = rebuilt(rmqctl, saved(tmp_path, bytes(data)), code=1)
     assert document["physical_offsets_kept"] == document["written"] > 200
-    assert document["fillers"] == 1
-    (row,) = rmqctl("read", tmp_path / "new", "--where", "topic=RMQCTL_FILLER", "-o",
-                    "jsonl").expect(0).jsonl()
-    assert "__CRC32#" in row["properties"]
+    rows = rmqctl("read", tmp_path / "new", "-o", "jsonl").expect(0).jsonl()
+    fillers = [row for row in rows if "RMQCTL" in row["properties"]]
+    assert len(fillers) == document["fillers"] > document["queue_fillers"] > 0
+    assert all("__CRC32#" in row["properties"] for row in rows)
 
 
 def test_the_size_of_files_by_their_ends() -> None:

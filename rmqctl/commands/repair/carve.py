@@ -75,7 +75,7 @@ def command(
     of an intact record are not taken for records. Each message is listed once with its source,
     offset and placement: in-place, doubtful (maybe part of a damaged message's body) or misplaced
     (other messages contradict its physical offset). --out writes them to a new store at their
-    physical offsets. Exit code 1 if nothing was found or damage was seen.
+    physical and queue offsets, or to one for each log. Exit code 1 if nothing or damage was found.
 
         rmqctl carve disk.img -o jsonl > messages.jsonl
         rmqctl carve disk.img --fields source_offset,placement,topic,body -o csv
@@ -196,19 +196,22 @@ def _into_store(out: Output, carving: Carving, maker: StoreMaker, left_out: set[
             with out.progress("writing", maker.size) as progress:
                 maker.write(carving, progress.advance, signals.check)
     counts = {**carving.tally.as_dict(), **maker.written.as_dict()}
-    following = f"rmqctl verify {shlex.quote(maker.written.store)}" if carving.tally.given else None
+    following = [f"rmqctl verify {shlex.quote(store)}" for store in maker.written.stores
+                 if carving.tally.given]
 
     def page(page: Human) -> None:
         _show(page, counts)
-        if following is not None:
+        if following:
             page.heading("What next")
-            page.text(following)
+            for command in following:
+                page.text(command)
 
-    out.document({**counts, "next": [following] if following else []}, page)
+    out.document({**counts, "next": following}, page)
 
 
 def _show(page: Human, counts: Mapping[str, Any]) -> None:
-    worded = {name.replace("_", " "): value for name, value in counts.items() if value is not None}
+    worded = {name.replace("_", " "): value for name, value in counts.items()
+              if value is not None and name != "logs"}
     page.pairs({name: value if isinstance(value, str) else size_text(value) if "bytes" in name
                 else count_text(value) for name, value in worded.items()})
 

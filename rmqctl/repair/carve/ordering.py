@@ -1,104 +1,138 @@
-"""The order in which carved messages are written, and what is written between them.
+"""The order in which carved messages are written, and into how many stores.
 
 Records are written broker by broker, the one with the earliest message first, each in the order of
 its log. So queue offsets ascend within each queue, wherever the pieces of the log were found. A
 broker is known by its store host; hosts of messages that follow each other without a gap (it had
 several addresses, or another one after a move) are one broker.
 
-A message keeps its physical offset: fillers take the place of what is missing before it. Those
-whose place is taken by another message come last.
+A message keeps its physical offset: fillers take the place of what is missing before it. Messages
+that say they are where another one is belong to another log, and so to a store of its own.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from rmqctl.files.row_file import RowFile
 from rmqctl.formats import dledger
-from rmqctl.formats.local import properties as props
-from rmqctl.formats.local.filler import NOWHERE
-from rmqctl.formats.local.message import Record, decode
+from rmqctl.formats.local.sysflag import INNER_BATCH, has_consume_queue_row
+from rmqctl.phrases import Phrase
+from rmqctl.repair.carve.bridging import Bridge, Lacking
 from rmqctl.repair.carve.carve import MISPLACED, CarvedPage
-from rmqctl.repair.carve.spool import Spool
-from rmqctl.repair.salvage.filler import MOST, Style, filler, least_filler
+from rmqctl.repair.salvage.filler import Style, least_filler
 from rmqctl.scan.frames import Array
+from rmqctl.store.pages import Page
 
 MOST_HOSTS = 4096
 """Store hosts that are told apart; what comes after them is taken as one."""
-MOST_FILES = 1024
-"""Missing files between those of a log that are written with a filler each."""
+MOST_LOGS = 64
+"""Logs that are told apart; what is left then comes at the end of the last one."""
 RUN = 1 << 20
 _STEP = 1 << 10
+_LEAST = least_filler(Style())
 
-_STYLE = Style()
+_PLACE = np.dtype([("physical", "<i8"), ("position", "<i8"), ("offset", "<i8"), ("size", "<i4"),
+                   ("source", "<i4"), ("broker", "<i4"), ("queue", "<i4"), ("is_late", "<i4"),
+                   ("time", "<i8")])
+_FIELDS = ("broker", "physical", "is_late", "source", "position", "size", "queue", "offset",
+           "time")
 
-RecordPlace = tuple[int, int, int, int, int]
-"""(rank of the broker, physical offset, source, position, size)."""
+RecordPlace = tuple[int, int, int, int, int, int, int, int, int]
+"""(rank of the broker, physical offset, whether it is misplaced, source, position, size, number of
+the queue or -1, queue offset, store time)."""
+_FOLLOWS = -1
+_CLOCK = 60_000
+"""Milliseconds by which a broker's clock may have been set back between fragments of a log."""
 
 
-class Bridge:
-    """Fillers for what is missing of a log whose files have ``file_size`` bytes.
+class _Places(RowFile):
+    """Places of records on their way into the order."""
 
-    ``room``: how many bytes of fillers may be written in all. A file that is missing gets one.
+    def __init__(self) -> None:
+        super().__init__(_PLACE, "places of records", held=RUN >> 6)
+
+    def append_place(self, place: RecordPlace) -> None:
+        row: Array = np.empty(1, _PLACE)
+        for name, value in zip(_FIELDS, place, strict=True):
+            row[name] = value
+        self.append(row)
+
+    def __iter__(self) -> Iterator[RecordPlace]:
+        for rows in self.chunks(_STEP):
+            yield from zip(*(rows[name].tolist() for name in _FIELDS), strict=True)
+
+
+@dataclass(slots=True)
+class Log:
+    """One of the logs that were found. ``reason``: why it is not one with those before.
+
+    ``places`` are its messages in their order, ``tail`` those that find no place between them.
+    ``keeps``: whether physical offsets are kept (with entries' heads between, they are not).
     """
 
-    def __init__(self, file_size: int, room: int) -> None:
-        self.file_size, self._room, self._files = file_size, room, MOST_FILES
-        self.fillers = 0
+    number: int
+    bridge: Bridge
+    reason: str
+    end: int
+    lacking: Lacking = field(default_factory=Lacking)
+    places: _Places = field(default_factory=_Places)
+    tail: _Places = field(default_factory=_Places)
+    keeps: bool = True
+    _time: int = 0
+    _after: tuple[int, int] = (-1, 0)
 
-    def spans(self, end: int, physical: int) -> bool:
-        """Whether a log that ends at ``end`` can go on at ``physical``."""
-        missing, start = self._missing(end, physical)
-        gap = physical - start
-        return (physical >= end and (not gap or gap >= least_filler(_STYLE))
-                and gap <= self._room and len(missing) <= self._files)
+    def distance(self, place: RecordPlace) -> int | None:
+        """How far a message is from the last one in store time; None where it cannot follow,
+        `_FOLLOWS` where it is the next one in the same source.
+        """
+        _, physical, _, source, position, *_, time = place
+        if physical == self.end and self._after == (source, position):
+            return _FOLLOWS
+        if physical != self.end and (time < self._time - _CLOCK or (
+                physical - self.end >= _LEAST and not self.bridge.spans(self.end, physical))):
+            return None
+        return abs(time - self._time)
 
-    def _missing(self, end: int, physical: int) -> tuple[range, int]:
-        """(the bases of missing files between, where in the file of ``physical`` a gap starts)."""
-        size = self.file_size
-        base, last = physical - physical % size, end - end % size
-        return range(last + size if end % size else last, base, size), max(base, end)
+    def takes(self, physical: int) -> bool:
+        """Whether a message can come next, with fillers before it."""
+        if self.keeps and physical - self.end == dledger.HEAD_SIZE:
+            self.keeps = False
+        return not self.keeps or self.bridge.spans(self.end, physical)
 
-    def records(self, end: int, before: Record) -> Iterator[Record]:
-        """The fillers between the end of the log and a message, if they can be there."""
-        physical = before.physical_offset
-        if end >= physical or not self.spans(end, physical):
-            return
-        missing, at = self._missing(end, physical)
-        self._files -= len(missing)
-        self._room -= physical - at
-        least = least_filler(Style(sealed=True))
-        for base in missing:
-            yield self._record(base, least, before)
-        while at < physical:
-            left = physical - at
-            size = left if left <= MOST else MOST - least
-            yield self._record(at, size, before)
-            at += size
+    def add(self, place: RecordPlace) -> None:
+        """The next message."""
+        _, physical, _, source, position, size, *_, time = place
+        self.places.append_place(place)
+        self.end, self._time, self._after = physical + size, time, (source, position + size)
 
-    def _record(self, physical: int, size: int, before: Record) -> Record:
-        raw = bytearray(size)
-        host = before.store_host if len(before.store_host[0]) == len(NOWHERE[0]) else NOWHERE
-        style = Style(props.CRC32.encode() in before.properties, host)
-        if size < least_filler(style):
-            style = Style(host=host)
-        for at, data in filler(physical, size, before.store_timestamp, style):
-            raw[at:at + len(data)] = data
-        self.fillers += 1
-        return decode(bytes(raw))
+    def ordered(self) -> Iterator[tuple[RecordPlace, bool]]:
+        """All places in the order to write, with whether the message keeps its offset."""
+        yield from ((place, self.keeps) for place in self.places)
+        yield from ((place, False) for place in self.tail)
+
+    def close(self) -> None:
+        self.places.close()
+        self.tail.close()
 
 
 class Order:
     """Collects places, then gives them sorted. ``run`` places are sorted in memory at once."""
 
     def __init__(self, run: int = RUN) -> None:
-        self._spool, self._astray = Spool(), Spool()
+        self._spool = _Places()
         self._run = run
+        self._queues: dict[tuple[bytes, int], int] = {}
+        self._batches: set[int] = set()
+        """Queues with inner batches, which take several queue offsets."""
         self._hosts: dict[bytes, int] = {}
         self._earliest: list[int] = []
+        self._reach: list[int] = []
+        """Where the last message of each host ends that is not misplaced."""
         self._broker: list[int] = []
         """For each host another one of the same broker, itself for one of them."""
         self._last = -1, 0, 0, 0
@@ -107,7 +141,7 @@ class Order:
         """Bytes of all records."""
 
     def __len__(self) -> int:
-        return len(self._spool) + len(self._astray)
+        return len(self._spool)
 
     def add(self, carved: CarvedPage) -> None:
         page = carved.page
@@ -118,9 +152,28 @@ class Order:
             self._earliest[broker] = min(self._earliest[broker], int(times[host == broker].min()))
         physical = page.numbers("physical_offset")
         self._bring_together(carved, physical, physical + sizes, host)
-        spool = self._astray if carved.placement == MISPLACED else self._spool
-        spool.add(carved.source, carved.offset, physical, sizes, host)
+        rows: Array = np.empty(len(page), _PLACE)
+        rows["physical"], rows["position"], rows["size"] = physical, carved.offset, sizes
+        rows["source"], rows["broker"] = carved.source, host
+        rows["queue"], rows["offset"] = self._queue(page), page.numbers("queue_offset")
+        rows["is_late"], rows["time"] = carved.placement == MISPLACED, times
+        self._spool.append(rows)
+        if carved.placement != MISPLACED:
+            for number in np.unique(host).tolist():
+                last = int((physical + sizes)[host == number].max())
+                self._reach[number] = max(last, self._reach[number])
         self.size += int(sizes.sum())
+
+    def _queue(self, page: Page) -> Array:
+        """The numbers of the queues of messages, -1 for those that are in none."""
+        flags = page.numbers("sys_flag").tolist()
+        queues = [self._queues.setdefault(key, len(self._queues)) if has_consume_queue_row(flag)
+                  else -1 for flag, *key_of in zip(flags, page.raw("topic"),
+                                                   page.numbers("queue_id").tolist(), strict=True)
+                  for key in [(key_of[0], key_of[1])]]
+        self._batches.update(queue for flag, queue in zip(flags, queues, strict=True)
+                             if flag & INNER_BATCH)
+        return np.array(queues, np.int32)
 
     def _bring_together(self, carved: CarvedPage, physical: Array, ends: Array,
                         host: Array) -> None:
@@ -148,74 +201,72 @@ class Order:
             known = min(len(self._hosts), MOST_HOSTS - 1)
             if known == len(self._earliest):
                 self._earliest.append(1 << 63)
+                self._reach.append(0)
                 self._broker.append(known)
             if len(self._hosts) < MOST_HOSTS:
                 self._hosts[host] = known
         return known
 
-    def places(self, bridge: Bridge) -> Iterator[tuple[RecordPlace, bool]]:
-        """All places in the order to write, with whether the message keeps its physical offset.
+    def logs(self, bridge: Callable[[], Bridge]) -> list[Log]:
+        """The logs that were found, with the places of their messages. ``bridge``: that of one.
 
-        A misplaced message keeps it where nothing else is.
+        Each goes on with the message that fits it best: the next one in its source, else that
+        whose store time is next. What contradicts all of its broker starts another one.
         """
+        names = [(topic.decode("utf-8", "surrogateescape"), queue) for topic, queue in self._queues]
         rank = self._ranks()
-        end, current, keeps = 0, -1, True
-        late = Spool()
+        reach = [0] * len(rank)
+        for host, end in enumerate(self._reach):
+            reach[rank[host]] = max(end, reach[rank[host]])
+        logs: list[Log] = []
+        first, current = 0, -1
         with ExitStack() as held:
-            held.callback(late.close)
-
-            def defer(place: RecordPlace) -> None:
-                broker, physical, source, position, size = place
-                late.add(source, position, physical, size, broker)
-
-            astray = self._sorted(self._astray, rank, held)
-            waiting = next(astray, None)
-            for place in self._sorted(self._spool, rank, held):
-                broker, physical, *_, size = place
+            for place, following in _ahead(self._sorted(rank, held)):
+                broker, physical, is_late, _, _, size, queue, offset, _ = place
                 if broker != current:
-                    is_first, current = current < 0, broker
-                    start = physical - physical % bridge.file_size if is_first else end
-                    end, keeps = start, bridge.spans(start, physical)
-                # Misplaced messages that lie between this one and the one before it.
-                while waiting is not None and waiting[:2] < (broker, physical):
-                    reach = waiting[1] + waiting[4]
-                    if keeps and waiting[0] == broker and bridge.spans(end, waiting[1]) and (
-                            reach <= physical and bridge.spans(reach, physical)):
-                        yield waiting, True
-                        end = reach
-                    else:
-                        defer(waiting)
-                    waiting = next(astray, None)
-                # The message itself; where its place is taken, it comes last.
-                if not keeps:
-                    yield place, False
-                elif bridge.spans(end, physical):
-                    yield place, True
-                    end = physical + size
-                elif physical - end < least_filler(_STYLE) and (
-                        physical - end != dledger.HEAD_SIZE):
-                    defer(place)
-                else:
-                    keeps = False
-                    yield place, False
-            while waiting is not None:
-                defer(waiting)
-                waiting = next(astray, None)
-            yield from ((place, False) for place in _places(late))
+                    first, current = len(logs), broker
+                # A misplaced message goes between others of the first log, or into another one.
+                fits = [log for log in logs[first:] if physical >= log.end]
+                if is_late and (physical + size > following or physical >= reach[broker]):
+                    fits = [log for log in fits if log.number > first
+                            or log.distance(place) == _FOLLOWS]
+                best = _best(fits, place)
+                if best is None and len(logs) < MOST_LOGS:
+                    best = Log(len(logs), bridge(), self._reason(logs, first, fits),
+                               end=physical - physical % bridge().file_size)
+                    logs.append(best)
+                if best is None or not best.takes(physical):
+                    (best or logs[-1]).tail.append_place(place)
+                    continue
+                # Its gap, its queue, and the message itself.
+                if best.keeps and physical > best.end:
+                    best.lacking.gap(physical, best.bridge.take(best.end, physical))
+                if queue >= 0 and queue not in self._batches:
+                    best.lacking.met(queue, names[queue], offset)
+                best.add(place)
+        return logs
 
-    def _sorted(self, spool: Spool, rank: Array, held: ExitStack) -> Iterator[RecordPlace]:
-        runs: list[Spool] = []
-        for rows in spool.chunks(self._run):
-            ranks = rank[rows["late"]]
-            order = np.lexsort((rows["physical"], ranks))
-            run = Spool()
+    @staticmethod
+    def _reason(logs: list[Log], first: int, fits: list[Log]) -> str:
+        if not logs:
+            return ""
+        if len(logs) == first:
+            return Phrase("another store host")
+        return Phrase("too much is missing before it, or it is older") if fits else Phrase(
+            "the same physical offsets as other messages, with other bytes")
+
+    def _sorted(self, rank: Array, held: ExitStack) -> Iterator[RecordPlace]:
+        runs: list[_Places] = []
+        for rows in self._spool.chunks(self._run):
+            ranked = rows.copy()
+            ranked["broker"] = rank[rows["broker"]]
+            run = _Places()
             held.callback(run.close)
             runs.append(run)
-            done = rows[order]
-            done["late"] = ranks[order]
-            run.append(done)
-        spool.close()
-        return heapq.merge(*map(_places, runs))
+            run.append(ranked[np.lexsort((ranked["is_late"], ranked["physical"],
+                                          ranked["broker"]))])
+        self._spool.close()
+        return heapq.merge(*runs)
 
     def _ranks(self) -> Array:
         """For each host the number of its broker, in the order in which they are written."""
@@ -232,10 +283,21 @@ class Order:
 
     def close(self) -> None:
         self._spool.close()
-        self._astray.close()
 
 
-def _places(run: Spool) -> Iterator[RecordPlace]:
-    for rows in run.chunks(_STEP):
-        yield from zip(*(rows[name].tolist() for name in (
-            "late", "physical", "source", "position", "size")), strict=True)
+def _best(logs: list[Log], place: RecordPlace) -> Log | None:
+    """The log that a message fits best."""
+    near = [(distance, log.number, log) for log in logs
+            if (distance := log.distance(place)) is not None]
+    return min(near)[2] if near else None
+
+
+def _ahead(places: Iterator[RecordPlace]) -> Iterator[tuple[RecordPlace, int]]:
+    """Places, each with the physical offset of the next one of the same broker."""
+    last: RecordPlace | None = None
+    for place in places:
+        if last is not None:
+            yield last, place[1] if place[0] == last[0] else 1 << 63
+        last = place
+    if last is not None:
+        yield last, 1 << 63

@@ -1,13 +1,15 @@
 """A new store of carved messages: each is written as the record it was (`append --as-recorded`).
 
-Topic, queue, times, hosts, flags, properties and body stay. The queue offset stays where its
-queue goes on there; behind a gap later ones move up, as a broker would misplace them otherwise.
-The physical offset stays wherever no other message has the same: `rmqctl.repair.carve.ordering`.
+Topic, queue, times, hosts, flags, properties and body stay. So do physical and queue offsets: what
+is missing gets fillers (`rmqctl.repair.carve.bridging`). Where these find no room, the messages of
+the queue move up, as a broker would misplace them otherwise. Each log that was found gets a store
+of its own (`rmqctl.repair.carve.ordering`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
@@ -24,6 +26,7 @@ from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.local.message import Record, decode
 from rmqctl.formats.local.sysflag import INNER_BATCH
 from rmqctl.phrases import Phrase, counted
+from rmqctl.repair.carve.bridging import Bridge
 from rmqctl.repair.carve.carve import (
     DOUBTFUL,
     MISPLACED,
@@ -32,7 +35,7 @@ from rmqctl.repair.carve.carve import (
     CarveTally,
     Carving,
 )
-from rmqctl.repair.carve.ordering import Bridge, Order
+from rmqctl.repair.carve.ordering import Log, Order
 from rmqctl.repair.carve.sources import CarveSource, Input
 
 _OPEN_SOURCES = 32
@@ -46,7 +49,10 @@ _FREE_FILL, _FILL = 64 << 20, 16
 
 @dataclass(slots=True)
 class Written:
-    """What came into the new store. ``reasons`` why messages were refused, with how often."""
+    """What came into the new store. ``reasons`` why messages were refused, with how often.
+
+    ``logs``: where there are several, each with its store, and why it is not in that before.
+    """
 
     store: str
     messages: int = 0
@@ -54,20 +60,38 @@ class Written:
     refused: int = 0
     physical_offsets_kept: int = 0
     fillers: int = 0
+    queue_fillers: int = 0
     renumbered: int = 0
     vanished: int = 0
     first_physical_offset: int | None = None
     end_physical_offset: int | None = None
     reasons: Counter[str] = field(default_factory=Counter)
+    logs: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def stores(self) -> list[str]:
+        return [log["store"] for log in self.logs] or [self.store]
 
     def as_dict(self) -> dict[str, Any]:
         return {"store": self.store, "written": self.messages,
                 "bytes_written": self.bytes_written, "refused": self.refused,
                 "physical_offsets_kept": self.physical_offsets_kept,
-                "fillers": self.fillers,
+                "fillers": self.fillers, "queue_fillers": self.queue_fillers,
                 "queue_offsets_renumbered": self.renumbered,
                 "first_physical_offset": self.first_physical_offset,
-                "end_physical_offset": self.end_physical_offset}
+                "end_physical_offset": self.end_physical_offset,
+                **({"logs": self.logs} if self.logs else {})}
+
+    def add(self, log: Written, reason: str) -> None:
+        """Add one of several logs."""
+        self.logs.append({"store": log.store, "written": log.messages,
+                          "reason": str(reason) or None,
+                          "first_physical_offset": log.first_physical_offset,
+                          "end_physical_offset": log.end_physical_offset})
+        for name in ("messages", "bytes_written", "refused", "physical_offsets_kept", "fillers",
+                     "queue_fillers", "renumbered", "vanished"):
+            setattr(self, name, getattr(self, name) + getattr(log, name))
+        self.reasons += log.reasons
 
 
 def log_file_size(inputs: Sequence[Input]) -> int | None:
@@ -138,22 +162,40 @@ class StoreMaker:
         if size is not None:
             settings = plan_store(done.store, replace(
                 settings, commitlog_file_size=size)).settings
-        create_store(done.store, settings)
         settings = replace(settings, batch_topics=settings.batch_topics
                            | frozenset(self._batch_topics))
-        bridge = Bridge(settings.commitlog_file_size, _FREE_FILL + _FILL * self.size)
-        with Engine.open(done.store, settings) as engine, _Reader(carving.inputs) as reader:
-            writer = _Writer(engine, bridge, done)
-            for place, keeps in self._order.places(bridge):
-                record = reader.record(*place[2:])
+        # Which message goes where, in which log, and what is missing between.
+        with ExitStack() as held:
+            logs = self._order.logs(
+                lambda: Bridge(settings.commitlog_file_size, _FREE_FILL + _FILL * self.size))
+            for log in logs:
+                held.callback(log.close)
+            # Each log becomes a store.
+            reader = held.enter_context(_Reader(carving.inputs))
+            for log in logs:
+                into = done if len(logs) == 1 else Written(
+                    os.path.join(done.store, str(log.number + 1)))
+                self._write_log(into, log, settings, reader, advance, check)
+                if into is not done:
+                    done.add(into, log.reason)
+        return done
+
+    @staticmethod
+    def _write_log(done: Written, log: Log, settings: Settings, reader: _Reader,
+                   advance: Callable[[int], None], check: Callable[[], None]) -> None:
+        create_store(done.store, settings)
+        with Engine.open(done.store, settings) as engine:
+            writer = _Writer(engine, log, done)
+            for place, keeps in log.ordered():
+                record = reader.record(*place[3:6])
                 if record is None:
                     done.vanished += 1
-                elif writer.add(record, place[4], keeps=keeps):
+                elif writer.add(record, place[5], keeps=keeps):
                     advance(writer.flush())
                     check()
             advance(writer.flush())
-            done.renumbered, done.fillers = engine.renumbered, bridge.fillers
-        return done
+            done.renumbered = engine.renumbered
+            done.fillers, done.queue_fillers = log.bridge.fillers, log.bridge.queue_fillers
 
     def reasons(self) -> list[str]:
         """Why messages were refused, the most frequent first."""
@@ -206,20 +248,27 @@ def remarks(tally: CarveTally, wanted: CarveOptions, written: Written | None,
                      count=tally.counts[MISPLACED], kept=kept(MISPLACED))
     if written.messages:
         yield Phrase("config/topics.json of {store} is as a new store has it: a broker does not "
-                     "let clients use topics it does not find there", store=written.store)
+                     "let clients use topics it does not find there",
+                     store=", ".join(written.stores))
     if written.fillers:
         yield Phrase("{fillers} in the place of what is missing, so that messages keep their "
                      "physical offsets", fillers=counted(written.fillers, "filler"))
+    if written.queue_fillers:
+        yield Phrase("{messages} missing in queues: consumers receive a filler (RMQCTL=lost) "
+                     "for each", messages=counted(written.queue_fillers, "message"))
     if written.renumbered:
         yield Phrase("{messages} got new queue offsets, because others before them are missing",
                      messages=counted(written.renumbered, "message"))
+    for log in written.logs[1:]:
+        yield Phrase("{store} has a log of its own: {reason}", store=log["store"],
+                     reason=log["reason"])
 
 
 class _Writer:
     """Puts records in groups, and fillers before those that keep their physical offsets."""
 
-    def __init__(self, engine: Engine, bridge: Bridge, done: Written) -> None:
-        self._engine, self._bridge, self._done = engine, bridge, done
+    def __init__(self, engine: Engine, to: Log, done: Written) -> None:
+        self._engine, self._to, self._done = engine, to, done
         self._group: list[Record] = []
         self._size, self._keeps = 0, False
         self._end: int | None = None
@@ -240,8 +289,10 @@ class _Writer:
         log, physical = self._engine.log, record.physical_offset
         is_new = log.current is None and not log.files
         end = physical - physical % log.file_size if is_new else log.position
-        for one in self._bridge.records(end, record):
-            self._engine.put(one)
+        lacking = self._to.lacking.rows.pop(physical, ())
+        if self._to.bridge.spans(end, physical):
+            for one in self._to.bridge.records(end, record, lacking):
+                self._engine.put(one)
 
     def flush(self) -> int:
         """Put what was taken; its bytes."""

@@ -1,0 +1,175 @@
+"""What is written where something of a log is missing: fillers, as `recover` does.
+
+A gap of the log is tiled: a filler for each message that a queue lacks there, so that the messages
+after it keep their queue offsets, and one that no queue knows for the rest. A missing file has
+room for as many.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import NamedTuple
+
+from rmqctl.formats.local import properties as props
+from rmqctl.formats.local.filler import NOWHERE
+from rmqctl.formats.local.message import BLANK_SIZE, Record, decode
+from rmqctl.repair.salvage.filler import MOST, Filler, Row, Style, filler, least_filler
+from rmqctl.scan.overlay import Parts
+
+MOST_FILES = 1024
+"""Missing files between those of a log that are written with a filler each."""
+_MOST_GAPS = 1 << 16
+_MOST_LOOKS = 1 << 12
+_SEALED = Style(sealed=True)
+_LEAST, _LEAST_SEALED = least_filler(Style()), least_filler(_SEALED)
+
+
+class Missing(NamedTuple):
+    """Queue offsets ``first`` and the next ``number - 1``, which no message has."""
+
+    topic: str
+    queue_id: int
+    first: int
+    number: int
+
+    def filler(self, number: int = 0) -> Filler:
+        return Filler((Row(self.topic, self.queue_id, self.first + number),))
+
+
+class Bridge:
+    """Fillers for what is missing of a log whose files have ``file_size`` bytes.
+
+    ``room``: how many bytes of fillers may be planned in all. A file that is missing gets one.
+    """
+
+    def __init__(self, file_size: int, room: int) -> None:
+        self.file_size, self._room, self._files = file_size, room, MOST_FILES
+        self.fillers = self.queue_fillers = 0
+
+    def spans(self, end: int, physical: int) -> bool:
+        """Whether a log that ends at ``end`` can go on at ``physical``."""
+        missing, start = self._missing(end, physical)
+        gap = physical - start
+        return (physical >= end and (not gap or gap >= _LEAST)
+                and gap <= self._room and len(missing) <= self._files)
+
+    def take(self, end: int, physical: int) -> list[int]:
+        """Plan to bridge a gap: the bytes of the stretches in it that fillers can take."""
+        missing, start = self._missing(end, physical)
+        self._files -= len(missing)
+        self._room -= physical - start
+        return [stop - at for at, stop, _ in self._stretches(end, physical)]
+
+    def _missing(self, end: int, physical: int) -> tuple[range, int]:
+        """(the bases of missing files between, where in the file of ``physical`` a gap starts)."""
+        size = self.file_size
+        base, last = physical - physical % size, end - end % size
+        return range(last + size if end % size else last, base, size), max(base, end)
+
+    def _stretches(self, end: int, physical: int) -> Iterator[tuple[int, int, bool]]:
+        """(start, end, whether fillers have to reach up to the end) for each file and filler."""
+        missing, at = self._missing(end, physical)
+        for base in missing:
+            yield base, base + self.file_size - BLANK_SIZE, False
+        while at < physical:
+            left = physical - at
+            size = left if left <= MOST else MOST - _LEAST_SEALED
+            yield at, at + size, True
+            at += size
+
+    def records(self, end: int, before: Record, lacking: Sequence[Missing] = ()) -> Iterator[
+            Record]:
+        """The fillers between the end of the log and a message, with those of its queues."""
+        physical = before.physical_offset
+        rows = deque(one.filler(number) for one in lacking for number in range(one.number))
+        room = sum(stop - at for at, stop, _ in islice(self._stretches(end, physical), 8))
+        is_marked = sum(row.wanted(_SEALED) for row in rows) <= room // 2
+        for start, stop, is_exact in self._stretches(end, physical):
+            at = start
+            # Messages that queues lack; a rest that is too small for a filler goes to the last.
+            while rows:
+                size = rows[0].wanted(_SEALED) if is_marked else rows[0].least(_SEALED)
+                left = stop - at - size
+                if left < 0:
+                    break
+                if is_exact and left < _LEAST_SEALED:
+                    size += left
+                yield self._record(at, size, before, rows.popleft())
+                at += size
+            # The rest, or something in a file that has nothing.
+            if is_exact and at < stop:
+                yield self._record(at, stop - at, before)
+            elif not is_exact and at == start:
+                yield self._record(at, _LEAST_SEALED, before)
+
+    def _record(self, physical: int, size: int, before: Record, row: Filler | None = None
+                ) -> Record:
+        raw = bytearray(size)
+        host = before.store_host if len(before.store_host[0]) == len(NOWHERE[0]) else NOWHERE
+        style = Style(props.CRC32.encode() in before.properties, host)
+        if row is None and size < least_filler(style):
+            style = Style(host=host)
+        time = before.store_timestamp
+        parts: Parts = filler(physical, size, time, style) if row is None else row.parts(
+            physical, size, time, style)
+        for at, data in parts:
+            raw[at:at + len(data)] = data
+        self.fillers += 1
+        self.queue_fillers += row is not None
+        return decode(bytes(raw))
+
+
+@dataclass(slots=True)
+class _Gap:
+    physical: int
+    stretches: list[int]
+
+
+@dataclass(slots=True)
+class Lacking:
+    """Which messages the queues of a log lack in which of its gaps; its records come in order.
+
+    ``rows``: by the physical offset of the message after the gap.
+    """
+
+    rows: dict[int, list[Missing]] = field(default_factory=dict)
+    _gaps: list[_Gap] = field(default_factory=list)
+    _ends: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """(the next queue offset, the number of gaps before), by queue; -1 where they move up."""
+
+    def gap(self, physical: int, stretches: list[int]) -> None:
+        """There is a gap before the next message."""
+        if len(self._gaps) < _MOST_GAPS:
+            self._gaps.append(_Gap(physical, stretches))
+
+    def met(self, number: int, queue: tuple[str, int], offset: int) -> None:
+        """A message of a queue, which has a ``number``, is next."""
+        expected, first = self._ends.get(number, (offset, 0))
+        if expected >= 0:
+            fits = offset >= expected and self._put(
+                Missing(*queue, expected, offset - expected), first)
+            self._ends[number] = (offset + 1, len(self._gaps)) if fits else (-1, 0)
+
+    def _put(self, missing: Missing, first: int) -> bool:
+        """Find room for missing messages in the gaps from number ``first`` on."""
+        left, parts = missing.number, []
+        size = missing.filler().least(_SEALED)
+        for gap in islice(self._gaps, first, first + _MOST_LOOKS):
+            if not left:
+                break
+            for number, free in enumerate(gap.stretches):
+                if count := min(left, free // size):
+                    parts.append((gap, number, count))
+                    left -= count
+        if left:
+            return False
+        offset = missing.first
+        for gap, number, count in parts:
+            gap.stretches[number] -= count * size
+            self.rows.setdefault(gap.physical, []).append(
+                missing._replace(first=offset, number=count))
+            offset += count
+        return True
