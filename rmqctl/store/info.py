@@ -22,10 +22,11 @@ from rmqctl.formats import kinds
 from rmqctl.formats.local import abort, names
 from rmqctl.scan.source import FileSource
 from rmqctl.store.controller import about as about_controller
-from rmqctl.store.files import Trouble, common_size
+from rmqctl.store.files import NODE, Trouble, common_size
 from rmqctl.store.layout import DATABASE_FILE
 from rmqctl.store.log.bounds import View
 from rmqctl.store.log.end import LogEnd, first_record
+from rmqctl.store.log_folders import FOLDERS
 from rmqctl.store.queue.consume_queue import ConsumeQueue
 from rmqctl.store.store import Store
 from rmqctl.store.version_hints import hints, summary
@@ -259,7 +260,7 @@ def _files(top: str, seen: set[tuple[int, int]], troubles: list[Trouble],
                tuple[os.DirEntry[str], os.stat_result, str]]:
     """Yield (entry, stat, its folder) of the regular files below ``top``; no folder is entered
     twice, and below a link none that is deeper than a store's own: a link may lead to a whole disk.
-    ``note`` is called with the entries of each folder.
+    A link that is no folder of a store is not followed. ``note`` is called with the entries of each folder.
     """
     stack: list[tuple[str, int, int, os.stat_result | None]] = [(top, 0, _MAX_DEPTH, None)]
     while stack:
@@ -291,6 +292,8 @@ def _files(top: str, seen: set[tuple[int, int]], troubles: list[Trouble],
                 yield entry, info, folder
             elif not stat.S_ISDIR(info.st_mode):
                 troubles.append(Trouble(entry.path, "not a regular file"))
+            elif entry.is_symlink() and not _is_own(top, entry.path):
+                troubles.append(Trouble(entry.path, "link to a folder; not read", True))
             elif depth >= deepest:
                 if deepest < _MAX_DEPTH:
                     continue  # a folder that does not belong to the store
@@ -298,6 +301,12 @@ def _files(top: str, seen: set[tuple[int, int]], troubles: list[Trouble],
             else:
                 stack.append((entry.path, depth + 1, min(deepest, _BEHIND_LINKS)
                               if entry.is_symlink() else deepest, info))
+
+
+def _is_own(top: str, path: str) -> bool:
+    """Whether a folder is one of a store, or below one."""
+    first = os.path.relpath(path, top).split(os.sep)[0]
+    return first in FOLDERS or first.startswith(NODE)
 
 
 def _kind(parts: tuple[str, ...], path: str, size: int, in_log: bool) -> str:

@@ -27,10 +27,11 @@ from rmqctl.scan.source import FileSource
 from rmqctl.store.files import DATA, NODE, StoreFile, listing
 
 COMMITLOG = "commitlog"
-_NOT_LOGS = frozenset({
+FOLDERS = frozenset({
     COMMITLOG, "consumequeue", "consumequeue_ext", "batchconsumequeue", "index", "config",
     "compaction", "timerlog", "kvStore", "RocksDBMessageStore", "tieredstore",
     "tiered_index_file", "conf"})
+"""Folders of a store that are no logs of their own beside `COMMITLOG`."""
 _MARKS_OF_A_STORE = ("consumequeue", "index", "checkpoint", "config", "batchconsumequeue")
 _CONFIGURATIONS = (".conf", ".properties")
 _MOST_FOLDERS = 256
@@ -154,7 +155,7 @@ def _looks_like_log(path: str) -> bool:
 
 def _below(root: str) -> Iterator[str]:
     for name in _folders(root):
-        if name in _NOT_LOGS or name.startswith((".", NODE)):
+        if name in FOLDERS or name.startswith((".", NODE)):
             continue
         folder = os.path.join(root, name)
         if is_store(folder):

@@ -297,6 +297,16 @@ def test_paths_are_masked_however_they_are_typed(is_linked: bool, tmp_path: Path
         assert "rmqctl verify STORE" in page.text or "rmqctl verify 'STORE'" in page.text
 
 
+def test_a_link_to_a_folder_beside_the_store_is_a_note(tiny: tiny_stores.Tiny, tmp_path: Path,
+                                                       report) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "private").write_bytes(b"of somebody else")
+    (tiny.root / "extra").symlink_to(tmp_path / "elsewhere")
+    page, _ = report(tiny.root, code=0)
+    assert "extra: link to a folder; not read" in page.text
+    assert "private" not in page.source
+
+
 def test_a_quoted_value_ends_where_its_quotes_do() -> None:
     assert Mask({"properties"}).detail(r"'it\'s a', 'b' is no number", "property-number") == (
         f"{HIDDEN}, {HIDDEN} is no number")

@@ -250,6 +250,22 @@ def test_a_link_to_all_of_a_disk_is_not_walked(tiny: tiny_stores.Tiny, tmp_path:
     assert not [path for path in paths if "somebody" in path]
 
 
+def test_a_link_beside_the_folders_of_a_store_is_not_followed(tiny: tiny_stores.Tiny,
+                                                              tmp_path: Path) -> None:
+    """What is there may be unreadable, and is not of the store."""
+    (tmp_path / "disk" / "0").mkdir(parents=True)
+    (tmp_path / "disk" / "0" / "file").write_bytes(b"1")
+    (tiny.root / "deep").mkdir()
+    for link in ("extra", "deep/extra"):
+        (tiny.root / link).symlink_to(tmp_path / "disk")
+    with Store.open(tiny.root) as store:
+        items, problems = inventory(store)
+    assert not [item.path for item in items if "extra" in item.path]
+    assert sorted((os.path.relpath(one.path, tiny.root), one.reason, one.unreadable)
+                  for one in problems) == [
+        (link, "link to a folder; not read", True) for link in ("deep/extra", "extra")]
+
+
 def test_a_linked_commitlog(tiny: tiny_stores.Tiny, tmp_path: Path) -> None:
     """As on brokers whose log has a disk of its own."""
     (tiny.root / "commitlog").rename(tmp_path / "disk")
