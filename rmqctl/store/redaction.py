@@ -97,8 +97,9 @@ class Redaction:
             return MARK
         if name.startswith("property."):
             return self._property(name.removeprefix("property."), value)
+        # As in a table, where such a value is text: its digest is the same in every format.
         return self.value(value if isinstance(value, str | bytes) else json.dumps(
-            value, sort_keys=True, ensure_ascii=False, default=str))
+            value, ensure_ascii=False, separators=(",", ":"), default=str))
 
     def condition(self, name: str, value: str) -> str:
         """Return a value that a field is compared with."""

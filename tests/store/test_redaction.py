@@ -169,3 +169,19 @@ def test_a_decoder_quotes_nothing(rmqctl: Runner, golden: GoldenFolder, tmp_path
         assert "alice-7" not in text
     assert "3 bodies not decoded" in shown.err
     assert "3 bodies not decoded" in written.err
+
+
+def test_a_decoded_body_has_one_digest(key: Path, rmqctl: Runner, golden: GoldenFolder,
+                                       tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same messages in any format, so that two files can be compared."""
+    (tmp_path / "nested_decoder.py").write_text(
+        "def decode(body, message):\n"
+        "    return {'z': [1, 2.5, None, 'h\\u00e9'], 'a': {'size': len(body)}}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    words = ("--decode", "python:nested_decoder.decode", "--redact", "--redact-key", key,
+             "--fields", "decoded,body.a,body.z")
+    for name in ("x.jsonl", "x.parquet"):
+        rmqctl("export", golden(STORE), "--limit", "3", "--out", tmp_path / name, *words).expect(0)
+    lines = [json.loads(line) for line in (tmp_path / "x.jsonl").read_text().splitlines()]
+    assert lines == pq.read_table(tmp_path / "x.parquet").to_pylist()
+    assert len({row["decoded"] for row in lines}) > 1
