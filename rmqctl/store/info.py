@@ -260,7 +260,8 @@ def _files(top: str, seen: set[tuple[int, int]], troubles: list[Trouble],
                tuple[os.DirEntry[str], os.stat_result, str]]:
     """Yield (entry, stat, its folder) of the regular files below ``top``; no folder is entered
     twice, and below a link none that is deeper than a store's own: a link may lead to a whole disk.
-    A link that is no folder of a store is not followed. ``note`` is called with the entries of each folder.
+    A link that is no folder of a store is not followed. ``note`` is called with the entries of
+    each folder.
     """
     stack: list[tuple[str, int, int, os.stat_result | None]] = [(top, 0, _MAX_DEPTH, None)]
     while stack:

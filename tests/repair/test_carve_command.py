@@ -266,7 +266,7 @@ def test_messages_that_the_store_cannot_take_are_reported(rmqctl: Runner, tmp_pa
     report = rmqctl("carve", path, "--out", tmp_path / "new", "-o", "json", "--commitlog-file-size",
                     "4KiB", "--index-slots", "100", "--index-max", "400").expect(1)
     assert (report.json()["written"], report.json()["refused"]) == (5, 1)
-    assert "refused: 1 message: " in report.err
+    assert "rejected: 1 message: " in report.err
 
 
 def test_objects_can_be_appended_again(rmqctl: Runner, golden: GoldenFolder,
