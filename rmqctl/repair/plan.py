@@ -112,6 +112,12 @@ class Changes:
         self.steps.append(step)
         self.actions.append(Action(verb, step.target, before, after, why, unit))
 
+    def extend(self, more: Changes) -> None:
+        """Take over all of ``more``."""
+        self.steps += more.steps
+        self.actions += more.actions
+        self.notes += more.notes
+
     def move_aside(self, target: str, before: Value, why: str, unit: str = "byte") -> None:
         self.act(MoveAside(target), "move aside", before, None, why, unit)
 

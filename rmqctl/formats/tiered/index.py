@@ -232,6 +232,11 @@ def both_hashes(topic: str, key: str) -> tuple[int, ...]:
     return (plain,) if plain == other else (plain, other)
 
 
+NO_TOPIC = -1
+"""The topic id of an item that was made to lead nowhere, as its message is erased: no topic has it,
+so no query takes the item. Its key hash is the number of its slot.
+"""
+
 ReadAt = Callable[[int, int], bytes]
 
 _STEP = ITEM.size // SLOT.size

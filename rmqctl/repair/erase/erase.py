@@ -27,6 +27,7 @@ from rmqctl.repair.erase.index import drop_entries
 from rmqctl.repair.erase.inner import digest, is_empty, without
 from rmqctl.repair.erase.named import in_batches
 from rmqctl.repair.erase.record import ERASED, erased, is_erased
+from rmqctl.repair.erase.tier import items_lead_nowhere, leave_metadata, topic_folders
 from rmqctl.repair.offsets.table import quotes_queue_ids
 from rmqctl.repair.plan import Action, Changes, MoveAside, Patch, Plan, Replace, Step
 from rmqctl.repair.rebuild import rocksdb
@@ -127,12 +128,12 @@ def plan_erase(store: Store, command: str, wanted: Wanted, clock: Callable[[], i
     changes.steps = [*_joined(changes.steps)]
     # What leads to them: the index; of topics and groups, queues, configuration and offsets.
     gone = np.array(sorted(found.messages), np.int64)
-    if len(gone):
-        index = drop_entries(store, gone)
-        changes.steps += index.steps
-        changes.actions += index.actions
-        changes.notes += index.notes
-    away = _move_queues(changes, store, topics)
+    for index in (drop_entries(store, gone) if len(gone) else Changes(),
+                  items_lead_nowhere(store, copies)):
+        changes.extend(index)
+    tiered = topic_folders(store, topics)
+    away = _move_queues(changes, store, topics, [path for _, path in tiered])
+    changes.extend(leave_metadata(store, tiered))
     if topics and store.rocksdb is not None:
         _remake_database(changes, store, frozenset(topics), scratch)
     _leave_config(changes, store, topics, wanted.groups, clock, scratch)
@@ -259,23 +260,22 @@ def _erase_inside(changes: Changes, lines: list[dict[str, Any]],
     return {item.unique_key for item in items}
 
 
-def _move_queues(changes: Changes, store: Store, topics: Sequence[str]) -> list[str]:
-    """Move the folders of the topics aside; return them."""
+def _move_queues(changes: Changes, store: Store, topics: Sequence[str],
+                 others: Sequence[str]) -> list[str]:
+    """Move the folders of the topics aside, and the ``others`` of them; return all of these."""
     folders = list(_QUEUES)
     if os.path.isdir(store.path(_COMPACTION)):
         folders += [os.path.join(_COMPACTION, name)
                     for name in sorted(os.listdir(store.path(_COMPACTION)))]
-    away = []
-    for topic in topics:
-        for folder in folders:
-            path = store.path(folder, topic)
-            if os.path.isdir(path):
-                name = target(store, path)
-                # What is below goes as a whole: no patch of it.
-                changes.steps = [step for step in changes.steps
-                                 if not step.target.startswith(os.path.join(name, ""))]
-                changes.act(MoveAside(name), "move aside", None, None, f"{topic} is deleted", "")
-                away.append(path)
+    away = [path for topic in topics for folder in folders
+            if os.path.isdir(path := store.path(folder, topic))] + [*others]
+    for path in away:
+        name = target(store, path)
+        # What is below goes as a whole: no patch of it.
+        changes.steps = [step for step in changes.steps
+                         if not step.target.startswith(os.path.join(name, ""))]
+        changes.act(MoveAside(name), "move aside", None, None,
+                    f"{os.path.basename(path)} is deleted", "")
     return away
 
 

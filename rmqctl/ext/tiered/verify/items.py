@@ -117,7 +117,7 @@ class Items:
         pairs, counts = np.unique(np.stack([topic, queue_id]), axis=1, return_counts=True)
         for (topic_id, queue), count in zip(pairs.T.tolist(), counts.tolist(), strict=True):
             known = self._queues.get(topic_id)
-            if known is None and 0 <= topic_id <= self._serial:
+            if known is None and (0 <= topic_id <= self._serial or topic_id == fmt.NO_TOPIC):
                 tally.removed += count
             elif known is not None and queue in known:
                 tally.expired += count
@@ -172,7 +172,8 @@ class Items:
                            count=count)
             if tally.expired or tally.removed:
                 yield note(file, "tiered-index-expired", f"{plural(tally.expired, 'item')} of "
-                           f"expired messages, {tally.removed} of deleted topics or queues",
+                           f"expired messages, {tally.removed} of deleted topics, queues or "
+                           "messages",
                            count=tally.expired + tally.removed)
             if tally.old_unit:
                 yield note(file, "tiered-oddity", f"{plural(tally.old_unit, 'time')} in "
