@@ -493,3 +493,42 @@ def test_what_consumers_registered_goes(words: tuple[str, str], root: Path) -> N
     run("undo", root, "--yes").expect(0)
     assert all("@".join(pair) in (config / "consumerOrderInfo.json").read_text()
                for pair in pairs)
+
+
+POP = (("%RETRY%bill_orders", b"of a group with POP"), ("%RETRY%bill_ing_orders", b"of either"),
+       ("%RETRY%bill+orders", b"of its newer form"), ("%RETRY%bill_gone", b"of a topic gone"),
+       ("%RETRY%bill_audit", b"of another group"), ("%RETRY%bills", b"of a longer name"))
+
+
+@pytest.mark.parametrize(("topics", "groups", "goes", "undecided"), [
+    ((), (), {"bill_orders", "bill+orders"}, {"bill_gone", "bill_audit", "bill_ing_orders"}),
+    # Another group, or another topic, gives the same name.
+    ((), ("bill_orders",), {"bill+orders"},
+     {"bill_orders", "bill_gone", "bill_audit", "bill_ing_orders"}),
+    (("ing_orders",), (), {"bill_orders", "bill+orders", "bill_ing_orders"},
+     {"bill_gone", "bill_audit"}),
+    (("ing_orders",), ("bill_ing",), {"bill_orders", "bill+orders"},
+     {"bill_gone", "bill_audit", "bill_ing_orders"}),
+    # What can only be another group's is not this one's.
+    ((), ("bill_audit", "bill_ing"), {"bill_orders", "bill+orders"}, {"bill_gone"}),
+])
+def test_retry_topics_of_pop_go_with_the_only_group_that_they_can_be_of(
+        topics: tuple[str, ...], groups: tuple[str, ...], goes: set[str], undecided: set[str],
+        tmp_path: Path) -> None:
+    specs = (*SPECS, *(Spec(topic, 0, body) for topic, body in POP),
+             *(Spec(topic, 0, b"of another topic") for topic in topics))
+    root = Path(tiny_stores.build(tmp_path / "store", specs).root)
+    (root / "config/subscriptionGroup.json").write_text(json.dumps({"subscriptionGroupTable": {
+        group: {"groupName": group} for group in ("bill", "other", *groups)}}))
+    done = run("delete", "group", root, "bill", *PLAN).expect(0)
+    assert {line["topic"] for line in done.json()["erased"]} == {f"%RETRY%{name}" for name in goes}
+    left = {path.name.removeprefix("%RETRY%") for path in (root / "consumequeue").iterdir()}
+    assert not left & goes
+    named = {name for name in left if f"delete topic {root} %RETRY%{name}`" in done.err}
+    assert named == undecided
+    run("verify", root, "--only", "commitlog,consumequeue,index").expect(0)
+    # A name that another group's POP gives, too, is not the group's alone.
+    run("undo", root, "--yes").expect(0)
+    plan = run("delete", "group", root, "bill_orders", "-o", "json").expect(0)
+    assert "%RETRY%bill_orders" not in {line["topic"] for line in plan.json()["erased"]}
+    assert f"delete topic {root} %RETRY%bill_orders`" in plan.err

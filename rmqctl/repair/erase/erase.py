@@ -10,12 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from rmqctl.checks.metadata.tables import is_user_group, is_user_topic
 from rmqctl.checks.verify.common import plural
 from rmqctl.engine.config.table import next_version
-from rmqctl.errors import RefusedError, StoreIOError, UsageError
+from rmqctl.errors import RefusedError, StoreIOError
 from rmqctl.formats.config import fastjson
-from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.filler import MARK
 from rmqctl.formats.local.message import HOST_BITS, Record, parse_message_id, variant
 from rmqctl.phrases import Phrase
@@ -28,13 +26,13 @@ from rmqctl.repair.erase.inner import digest, is_empty, without
 from rmqctl.repair.erase.named import in_batches
 from rmqctl.repair.erase.record import ERASED, erased, is_erased
 from rmqctl.repair.erase.tier import items_lead_nowhere, leave_metadata, topic_folders
+from rmqctl.repair.erase.topics import Going
 from rmqctl.repair.offsets.table import quotes_queue_ids
 from rmqctl.repair.plan import Action, Changes, MoveAside, Patch, Plan, Replace, Step
 from rmqctl.repair.rebuild import rocksdb
 from rmqctl.repair.rebuild.derived_range import log_as_it_is
 from rmqctl.repair.scratch import Scratch
 from rmqctl.repair.targets import target
-from rmqctl.scan.derived import is_queue_name
 from rmqctl.scan.overlay import Piece
 from rmqctl.store.config.config import FOLDER, MISSING, load_one
 from rmqctl.store.config.progress import named
@@ -95,7 +93,8 @@ def plan_erase(store: Store, command: str, wanted: Wanted, clock: Callable[[], i
     """
     # Which messages are meant, and all their copies in the log.
     problems: list[Problem] = []
-    topics = _topics(store, wanted)
+    going = Going(store, wanted.topics, wanted.groups)
+    topics = going.topics
     traits = Traits(topics=frozenset(topics), selects=in_batches(wanted.selection))
     chosen = [*_chosen(store, wanted, traits, problems.append)]
     found = find(store, traits, chosen, same_body=wanted.same_body)
@@ -146,34 +145,12 @@ def plan_erase(store: Store, command: str, wanted: Wanted, clock: Callable[[], i
     empty = not changes.steps
     missing = sorted(name.decode() for name in traits.named - ids)
     notes = [*_not_found(store, wanted, missing, found, is_empty=empty),
+             *going.notes(store.root),
              *(notes if not empty or left or found.doubtful else ())]
     return Erasure(Plan(command, store.root, tuple(changes.actions), tuple(changes.steps),
                         notes=tuple(notes)),
                    lines, left, len(found.doubtful), len(found.closed), missing,
                    [problem.text for problem in problems if problem.is_fault])
-
-
-def _topics(store: Store, wanted: Wanted) -> list[str]:
-    """The topics that go. UsageError, RefusedError."""
-    for name in (*wanted.topics, *wanted.groups):
-        if not is_queue_name(name):
-            raise UsageError(f"{name!r} is not a name of a topic or group")
-    for topic in wanted.topics:
-        if not is_user_topic(topic):
-            raise RefusedError(f"{topic} is a system topic: a broker needs it")
-        if topic.startswith(props.LMQ_PREFIX):
-            raise RefusedError(f"{topic} is a light queue, whose messages belong to other topics "
-                               "and would bring it back: delete these (`rmqctl delete message`)")
-    for group in wanted.groups:
-        if not is_user_group(group):
-            raise RefusedError(f"{group} is a system group: a broker needs it")
-    topics = list(wanted.topics)
-    for group in wanted.groups:
-        known = {name for name, _ in (*store.known_queues, *store.batch_queues)}
-        topics += [f"{props.RETRY_PREFIX}{group}", f"{props.DLQ_PREFIX}{group}",
-                   *sorted(name for name in known
-                           if name.startswith(f"{props.RETRY_PREFIX}{group}+"))]
-    return topics
 
 
 def _chosen(store: Store, wanted: Wanted, traits: Traits,

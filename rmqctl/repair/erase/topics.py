@@ -1,0 +1,93 @@
+"""Which topics go when topics and groups are deleted.
+
+A group has a retry and a dead letter topic, and with POP a retry topic for each topic:
+``%RETRY%group+topic``, or ``%RETRY%group_topic`` of older brokers. Groups and topics may contain
+``_``, so a name of that kind may be of several groups. It goes only where it can be of no other.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Iterator
+
+from rmqctl.checks.metadata.tables import is_user_group, is_user_topic
+from rmqctl.errors import RefusedError, UsageError
+from rmqctl.formats.local import properties as props
+from rmqctl.scan.derived import is_queue_name
+from rmqctl.store.config.config import load_one
+from rmqctl.store.config.progress import ConsumerProgress
+from rmqctl.store.store import Store
+
+_INTERNAL = (props.RETRY_PREFIX, props.DLQ_PREFIX)
+
+
+class Going:
+    """``topics`` go; ``undecided``: retry topics that may be of another group, and stay, with the
+    group that is deleted. UsageError, RefusedError for what is not there or may not go.
+    """
+
+    def __init__(self, store: Store, topics: Iterable[str], groups: Iterable[str]) -> None:
+        self.topics = [*topics]
+        self.undecided: dict[str, str] = {}
+        _check(self.topics, groups)
+        if not groups:
+            return
+        names = {name for name, _ in (*store.known_queues, *store.batch_queues)} | {
+            row["topic"] for row in load_one(store, "topics.json").rows()}
+        owners = _Owners(names, {row["group"] for row in load_one(
+            store, "subscriptionGroup.json").rows()} | ConsumerProgress.of(store).by_group().keys())
+        for group in groups:
+            self.topics.append(f"{props.DLQ_PREFIX}{group}")
+            self.topics += sorted(name for name in names
+                                  if name.startswith(f"{props.RETRY_PREFIX}{group}+"))
+            for name in sorted(name for name in names | {f"{props.RETRY_PREFIX}{group}"}
+                               if name.startswith(f"{props.RETRY_PREFIX}{group}")):
+                self._decide(name, group, owners)
+
+    def _decide(self, name: str, group: str, owners: _Owners) -> None:
+        """Whether a retry topic is of a group, which its name begins with."""
+        rest = name.removeprefix(f"{props.RETRY_PREFIX}{group}")
+        if rest[:1] not in ("", "_") or name in self.topics:
+            return
+        others = owners.of(name) - {group}
+        is_own = not rest or rest[1:] in owners.topics
+        if is_own and not others:
+            self.topics.append(name)
+        elif is_own or not others:
+            self.undecided[name] = group
+
+    def notes(self, root: str) -> Iterator[str]:
+        """What is undecided, with the command that deletes it."""
+        for name, group in self.undecided.items():
+            yield (f"topic {name} may be a retry topic of group {group} or of another one: not "
+                   f"deleted (`rmqctl delete topic {shlex.quote(root)} {shlex.quote(name)}` "
+                   "deletes it)")
+
+
+class _Owners:
+    """Which groups a retry topic may be of, by the topics and groups that there are."""
+
+    def __init__(self, names: set[str], groups: set[str]) -> None:
+        self.topics = {name for name in names if not name.startswith(_INTERNAL)}
+        self.groups = groups
+
+    def of(self, name: str) -> set[str]:
+        text = name.removeprefix(props.RETRY_PREFIX)
+        return {text} & self.groups | {
+            text[:at] for at, sign in enumerate(text)
+            if sign == "_" and text[:at] in self.groups and text[at + 1:] in self.topics}
+
+
+def _check(topics: Iterable[str], groups: Iterable[str]) -> None:
+    for name in (*topics, *groups):
+        if not is_queue_name(name):
+            raise UsageError(f"{name!r} is not a name of a topic or group")
+    for topic in topics:
+        if not is_user_topic(topic):
+            raise RefusedError(f"{topic} is a system topic: a broker needs it")
+        if topic.startswith(props.LMQ_PREFIX):
+            raise RefusedError(f"{topic} is a light queue, whose messages belong to other topics "
+                               "and would bring it back: delete these (`rmqctl delete message`)")
+    for group in groups:
+        if not is_user_group(group):
+            raise RefusedError(f"{group} is a system group: a broker needs it")
