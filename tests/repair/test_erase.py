@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import lz4.frame
 import pytest
 
 from rmqctl.formats import bodies
@@ -532,3 +534,44 @@ def test_retry_topics_of_pop_go_with_the_only_group_that_they_can_be_of(
     plan = run("delete", "group", root, "bill_orders", "-o", "json").expect(0)
     assert "%RETRY%bill_orders" not in {line["topic"] for line in plan.json()["erased"]}
     assert f"delete topic {root} %RETRY%bill_orders`" in plan.err
+
+
+def packed(*messages: tuple[bytes, dict[str, str]]) -> bytes:
+    """The body of a batch."""
+    parts = []
+    for content, known in messages:
+        text = props.build(known).encode()
+        parts += [struct.pack(">iiiii", 22 + len(content) + len(text), 0, 0, 0, len(content)),
+                  content, struct.pack(">h", len(text)), text]
+    return b"".join(parts)
+
+
+@pytest.mark.parametrize("way", [("message", "--id", "0A000007000000B1"), ("key", "in-b1"),
+                                 ("message", "--property", "user=b1")], ids=" ".join)
+@pytest.mark.parametrize(("kind", "compress"), [
+    (1, lz4.frame.compress), (2, bodies.zstd().compress), (3, zlib.compress)])
+def test_a_compressed_batch_is_erased_on_request_only(
+        kind: int, compress: Callable[[bytes], bytes], way: tuple[str, ...],
+        tmp_path: Path) -> None:
+    inner = [(f"the letter number {number} of the batch".encode(), {
+        "UNIQ_KEY": f"0A000007000000B{number}", "KEYS": f"in-b{number}", "user": f"b{number}"})
+        for number in range(3)]
+    flags = (sysflag.COMPRESSED | sysflag.INNER_BATCH | sysflag.NEED_UNWRAP
+             | kind << sysflag.COMPRESSION_SHIFT)
+    batch = Spec("orders", 1, compress(packed(*inner)), {"UNIQ_KEY": "0A000007000000C0"},
+                 sys_flag=flags)
+    root = Path(tiny_stores.build(tmp_path / "store", (*SPECS, batch)).root)
+    name, *options = way
+    before = [*records(root)]
+    done = run("delete", name, root, *options, *PLAN).expect(0)
+    assert (done.json()["erased"], done.json()["batches_left"], done.json()["not_found"]) == (
+        [], 1, [])
+    assert "--whole-batches erases 2 other messages" in done.err
+    assert [*records(root)] == before
+    made = delete(root, name, root, *options, "--whole-batches", "--purge")
+    assert [line["what"] for line in made["erased"]] == ["batch"]
+    assert (made["batches_left"], made["not_found"]) == (0, [])
+    assert found(root, inner[1][0]) == []
+    assert [old for old, new in zip(before, records(root), strict=True) if old != new] == [
+        record for record in before if record.body == batch.body]
+    run("verify", root).expect(0)

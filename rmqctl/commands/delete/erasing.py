@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -32,6 +32,9 @@ class EraseOptions(OptionGroup):
 
     same_body: Annotated[bool, typer.Option(
         "--same-body", help="Also erase messages that have an erased body and another id.")] = False
+    whole_batches: Annotated[bool, typer.Option(
+        "--whole-batches", help="Also erase the other messages of a compressed batch that contains "
+        "an erased one.")] = False
     purge: Annotated[bool, typer.Option(
         "--purge", help="With --apply: also delete what this and all earlier repairs keep, so that "
                         "`undo` cannot restore it. Requires --yes without a terminal.")] = False
@@ -42,11 +45,16 @@ class EraseOptions(OptionGroup):
 
 def run(out: Output, store: StoreOptions, name: str, wanted: Wanted, apply: ApplyOptions,
         options: EraseOptions) -> None:
-    """Show or apply the plan of a command; then write the certificate, and purge."""
+    """Show or apply the plan of a command; then write the certificate, and purge.
+
+    ``wanted`` names the messages; the options set the extent.
+    """
     from rmqctl.commands.shared import applying, plan_page
     from rmqctl.export.staging import checked_target
     from rmqctl.repair.erase.erase import plan_erase
 
+    wanted = replace(wanted, same_body=options.same_body, whole_batches=options.whole_batches,
+                     purge=options.purge)
     # Check the certificate's place before anything is erased.
     certificate = None if options.certificate is None else checked_target(options.certificate)
     if options.purge and apply.apply and not apply.yes and not at_a_terminal():

@@ -33,6 +33,4 @@ def command(
     from rmqctl.repair.erase.erase import Wanted
     from rmqctl.repair.erase.named import selection
 
-    run(out, store, "delete-key", Wanted(
-        selection=selection(topic, key, ()), same_body=options.same_body, purge=options.purge),
-        apply, options)
+    run(out, store, "delete-key", Wanted(selection=selection(topic, key, ())), apply, options)

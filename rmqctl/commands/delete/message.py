@@ -51,5 +51,4 @@ def command(
         raise UsageError("--topic requires --key or --property")
     all_ids = (*(ids or ()), *(read_ids(list_file) if list_file else ()))
     run(out, store, "delete-message", Wanted(
-        all_ids, selection(topic, key, named or ()), same_body=options.same_body,
-        purge=options.purge), apply, options)
+        all_ids, selection(topic, key, named or ())), apply, options)

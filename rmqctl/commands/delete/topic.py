@@ -32,5 +32,4 @@ def command(
     """
     from rmqctl.repair.erase.erase import Wanted
 
-    run(out, store, "delete-topic", Wanted(
-        topics=(topic,), same_body=options.same_body, purge=options.purge), apply, options)
+    run(out, store, "delete-topic", Wanted(topics=(topic,)), apply, options)

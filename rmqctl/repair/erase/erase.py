@@ -22,7 +22,7 @@ from rmqctl.repair.config.convert import replaced
 from rmqctl.repair.erase.elsewhere import leftovers, other_copies
 from rmqctl.repair.erase.find import Found, Traits, content, find, unique_key
 from rmqctl.repair.erase.index import drop_entries
-from rmqctl.repair.erase.inner import digest, is_empty, without
+from rmqctl.repair.erase.inner import digest, inner_messages, is_empty, without
 from rmqctl.repair.erase.named import in_batches
 from rmqctl.repair.erase.record import ERASED, erased, is_erased
 from rmqctl.repair.erase.tier import items_lead_nowhere, leave_metadata, topic_folders
@@ -62,7 +62,8 @@ _GROUP_TABLES = (("subscriptionGroup.json", ("subscriptionGroupTable", "forbidde
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """Which messages: by ``ids`` of either kind, or by a selection. ``topics`` and ``groups`` go as
-    a whole. ``same_body``: also messages with an erased body and another id.
+    a whole. ``same_body``: also messages with an erased body and another id. ``whole_batches``:
+    also the other messages of a compressed batch.
     """
 
     ids: tuple[str, ...] = ()
@@ -70,6 +71,7 @@ class Wanted:
     topics: tuple[str, ...] = ()
     groups: tuple[str, ...] = ()
     same_body: bool = False
+    whole_batches: bool = False
     purge: bool = False
 
 
@@ -95,7 +97,8 @@ def plan_erase(store: Store, command: str, wanted: Wanted, clock: Callable[[], i
     problems: list[Problem] = []
     going = Going(store, wanted.topics, wanted.groups)
     topics = going.topics
-    traits = Traits(topics=frozenset(topics), selects=in_batches(wanted.selection))
+    traits = Traits(topics=frozenset(topics), selects=in_batches(wanted.selection),
+                    whole_batches=wanted.whole_batches)
     chosen = [*_chosen(store, wanted, traits, problems.append)]
     found = find(store, traits, chosen, same_body=wanted.same_body)
     copies = other_copies(store, traits)
@@ -112,13 +115,16 @@ def plan_erase(store: Store, command: str, wanted: Wanted, clock: Callable[[], i
         place = store.log.locate(physical)
         if record is None or raw is None or place is None:
             raise StoreIOError(f"{store.root}: the message at {physical} cannot be read any more")
-        ids.add(unique_key(record))
+        ids |= {unique_key(record), *(item.unique_key for item in inner_messages(record))}
         drop = record.topic.decode("utf-8", "replace") in topics
         unmarked += _erase(changes, lines, spans, store, place[0].name, place[1], raw, record, role,
                            drop=drop)
     for physical in sorted(found.batches):
         ids |= _erase_inside(changes, lines, spans, store, physical, traits,
                              same_body=wanted.same_body)
+    for physical in found.closed:
+        closed = store.log.record_at(physical)
+        ids |= {item.unique_key for item in inner_messages(closed)} if closed else set()
     for path, records in copies.files.items():
         for at, raw, record in records:
             ids.add(unique_key(record))
@@ -146,7 +152,7 @@ def plan_erase(store: Store, command: str, wanted: Wanted, clock: Callable[[], i
     missing = sorted(name.decode() for name in traits.named - ids)
     notes = [*_not_found(store, wanted, missing, found, is_empty=empty),
              *going.notes(store.root),
-             *(notes if not empty or left or found.doubtful else ())]
+             *(notes if not empty or left or found.doubtful or found.closed else ())]
     return Erasure(Plan(command, store.root, tuple(changes.actions), tuple(changes.steps),
                         notes=tuple(notes)),
                    lines, left, len(found.doubtful), len(found.closed), missing,
@@ -397,9 +403,15 @@ def _notes(store: Store, wanted: Wanted, found: Found, left: dict[str, int],
     for topic in sorted(found.shared):
         yield (f"topic {topic} keeps its queues, configuration and offsets: light queues share its "
                "messages")
-    if found.closed:
-        yield (f"{plural(len(found.closed), 'batch contains', 'batches contain')} an erased body "
-               "and cannot be read message by message: not erased")
+    together = {physical: others for physical, others in found.closed.items() if others >= 0}
+    if together:
+        yield (f"{plural(len(together), 'batch is', 'batches are')} compressed and can only be "
+               "erased as a whole: not erased (--whole-batches erases "
+               f"{plural(sum(together.values()), 'other message')} with it, of the batch at "
+               f"{named([str(physical) for physical in sorted(together)])})")
+    if len(found.closed) > len(together):
+        yield (f"{plural(len(found.closed) - len(together), 'batch contains', 'batches contain')} "
+               "an erased body and cannot be read message by message: not erased")
     if unmarked:
         yield (f"{plural(unmarked, 'message is', 'messages are')} too small for the property "
                f"{MARK}={ERASED}")

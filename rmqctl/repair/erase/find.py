@@ -58,6 +58,8 @@ class Traits:
     held: int = 0
     selects: Callable[[Record, Inner], bool] | None = None
     """Whether the user selected a message of a batch."""
+    whole_batches: bool = False
+    """Whether a compressed batch goes for one of its messages."""
     unsearched: set[int] = field(default_factory=set)
     """Physical offsets of messages whose bodies are not looked for, as there are too many."""
 
@@ -127,14 +129,14 @@ class Traits:
 class Found:
     """Physical offsets of messages to erase with what each is; ``doubtful``: those with the same
     body and another id. ``batches``: those with messages to erase inside; ``closed``: batches that
-    contain an erased body, and stay as they are. ``damaged``: bytes of the log in which nothing
-    is found.
+    contain such, and stay as they are, with the number of other messages in them (-1: unknown).
+    ``damaged``: bytes of the log in which nothing is found.
     """
 
     messages: dict[int, str] = field(default_factory=dict)
     doubtful: set[int] = field(default_factory=set)
     batches: set[int] = field(default_factory=set)
-    closed: set[int] = field(default_factory=set)
+    closed: dict[int, int] = field(default_factory=dict)
     damaged: int = 0
     shared: set[str] = field(default_factory=set)
     """Topics that light queues share messages with."""
@@ -176,6 +178,7 @@ def find(store: Store, traits: Traits, chosen: Iterable[Record], *, same_body: b
             break
     found.doubtful -= found.messages.keys()
     found.batches -= found.messages.keys()
+    found.closed = {at: others for at, others in found.closed.items() if at not in found.messages}
     return found
 
 
@@ -271,19 +274,22 @@ def _inside(record: Record, plain: bytes, traits: Traits, found: Found, *,
             same_body: bool) -> None:
     """Take what a batch contains of them."""
     physical = record.physical_offset
-    items = inner_messages(record)
-    for item in items:
-        is_copy = traits.has_inner(record, item, same_body=same_body)
-        if is_copy and is_empty(item):
-            continue
-        if is_copy:
-            found.batches.add(physical)
-            traits.ids.update(filter(None, [item.unique_key]))
-            traits.add_body(item.body, physical)
-        elif is_copy is None:
-            found.doubtful.add(physical)
+    items = inner_messages(record, plain)
+    some = [(item, traits.has_inner(record, item, same_body=same_body)) for item in items]
+    if any(is_copy is None for _, is_copy in some):
+        found.doubtful.add(physical)
+    gone = [item for item, is_copy in some if is_copy and not is_empty(item)]
+    for item in gone:
+        traits.ids.update(filter(None, [item.unique_key]))
+        traits.add_body(item.body, physical)
+    if not record.sys_flag & sysflag.COMPRESSED:
+        found.batches.update([physical] if gone else ())
+    elif gone and traits.whole_batches:
+        found.messages.setdefault(physical, "batch")
+    elif gone:
+        found.closed[physical] = len(items) - len(gone)
     if not items and any(body in plain for body in traits.bodies):
-        found.closed.add(physical)
+        found.closed[physical] = -1
 
 
 def _role(record: Record, traits: Traits) -> str:

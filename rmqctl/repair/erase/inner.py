@@ -1,8 +1,8 @@
 """Messages inside a batch that is one record (flag INNER_BATCH): erased one by one, in place.
 
 Each has a head, a body and properties, as its producer sent it. An erased one keeps its size: the
-body is zeros, of the properties only ``RMQCTL=erased`` stays. Clients do not compress batches, so
-a compressed one is left as it is, and counted.
+body is zeros, of the properties only ``RMQCTL=erased`` stays. A compressed batch would change its
+size. RocketMQ's clients send none, so such a batch is only erased as a whole, on request.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from rmqctl.formats import layout
+from rmqctl.formats import bodies, layout
 from rmqctl.formats.local import append_crc, filler, sysflag
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.message import (
@@ -46,12 +46,16 @@ class Inner(NamedTuple):
         return None if value is None else value.encode("utf-8", "surrogateescape")
 
 
-def inner_messages(record: Record) -> list[Inner]:
-    """The messages of a batch; none where it is compressed, or its body is anything else."""
-    if not record.sys_flag & sysflag.INNER_BATCH or record.sys_flag & sysflag.COMPRESSED:
+def inner_messages(record: Record, plain: bytes | None = None) -> list[Inner]:
+    """The messages of a batch, whose body is ``plain`` when decompressed; none where it is anything
+    else.
+    """
+    if not record.sys_flag & sysflag.INNER_BATCH:
         return []
-    items = [*_items(bytes(record.body))]
-    return items if sum(item.size for item in items) == len(record.body) else []
+    if plain is None:
+        plain = bodies.decompressed(sysflag.compression(record.sys_flag), bytes(record.body))[0]
+    items = [*_items(plain)]
+    return items if sum(item.size for item in items) == len(plain) else []
 
 
 def _items(body: bytes) -> Iterator[Inner]:
