@@ -32,7 +32,7 @@ from rmqctl.store.store import Store
 _NO_MESSAGES = ("consumequeue", "consumequeue_ext", "batchconsumequeue", "index", "config",
                 "timerwheel", "lock", "checkpoint", "abort", STAGING)
 _WORD = 8
-_PAGE = 4 << 20
+_PAGE = 1 << 20
 _SHIFT = np.uint64(40)
 _TABLE = 1 << 64 - 40
 _FACTORS = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F)
@@ -119,7 +119,9 @@ class _Runs:
 
     def __init__(self, bodies: Iterable[bytes]) -> None:
         self._words, self._runs = np.zeros(_TABLE, bool), np.zeros(_TABLE, bool)
-        hashes = [np.zeros(0, np.uint64)]
+        bodies = [*bodies]
+        self._hashes = np.zeros(sum(len(body) - LEAST + 1 for body in bodies), np.uint64)
+        count = 0
         for part in _parts(bodies):
             # Each body begins at a multiple of a word; no run leaves its body.
             data = b"".join(body + bytes(-len(body) % _WORD) for body in part)
@@ -130,13 +132,15 @@ class _Runs:
             inside[begins] = 1
             inside[begins + sizes - LEAST + 1] -= 1
             words = _words_of(data)
-            hashes.append(_hashes(words, np.flatnonzero(np.cumsum(inside, dtype=np.int8))))
+            made = _hashes(words, np.flatnonzero(np.cumsum(inside, dtype=np.int8)))
+            made = made[made != 0]
+            self._runs[_place(made)] = True
+            self._hashes[count:count + len(made)] = made
+            count += len(made)
             aligned = words[::_WORD]
             self._words[_place(aligned[aligned != 0] * _FACTORS[0])] = True
-        self._hashes = np.concatenate(hashes)
-        self._hashes = self._hashes[self._hashes != 0]
+        self._hashes = self._hashes[:count]
         self._hashes.sort()
-        self._runs[_place(self._hashes)] = True
 
     def __len__(self) -> int:
         return len(self._hashes)

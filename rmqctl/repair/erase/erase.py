@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -99,8 +101,8 @@ def plan_erase(store: Store, command: str, wanted: Wanted, clock: Callable[[], i
     topics = going.topics
     traits = Traits(topics=frozenset(topics), selects=in_batches(wanted.selection),
                     whole_batches=wanted.whole_batches)
-    chosen = [*_chosen(store, wanted, traits, problems.append)]
-    found = find(store, traits, chosen, same_body=wanted.same_body)
+    found = find(store, traits, _chosen(store, wanted, traits, problems.append),
+                 same_body=wanted.same_body)
     copies = other_copies(store, traits)
     # What light queues share needs the topic.
     topics = [topic for topic in topics if topic not in found.shared]
@@ -174,8 +176,8 @@ def _chosen(store: Store, wanted: Wanted, traits: Traits,
             if record is not None and record.store_host != (address, port):
                 record = None
         if record is None:
-            traits.ids.add(message_id.encode())
-            traits.named.add(message_id.encode())
+            traits.named.add(encoded := message_id.encode())
+            traits.ids.add(encoded)
         elif not is_erased(record):
             yield record
     if wanted.selection is not None:
@@ -189,9 +191,10 @@ def _erase(changes: Changes, lines: list[dict[str, Any]],
            record: Record, role: str, *, drop: bool) -> bool:
     """Plan one record; return whether it has no space for the mark."""
     parts, is_marked = erased(raw, record, drop=drop)
-    name = target(store, path)
+    name, topic = sys.intern(target(store, path)), sys.intern(record.topic.decode(
+        "utf-8", "replace"))
     line = {"file": name, "offset": at, "size": len(raw), "what": role,
-            "topic": record.topic.decode("utf-8", "replace"), "queue_id": record.queue_id,
+            "topic": topic, "queue_id": record.queue_id,
             "queue_offset": record.queue_offset, "physical_offset": record.physical_offset,
             "store_timestamp": record.store_timestamp,
             "sha256": hashlib.sha256(raw).hexdigest(),
@@ -199,10 +202,14 @@ def _erase(changes: Changes, lines: list[dict[str, Any]],
     lines.append(line)
     spans.setdefault(path, []).append((at, at + len(raw)))
     changes.steps.append(Patch(name, (Piece(at, len(raw), parts),)))
-    changes.actions.append(Action("erase", name, None, None, Phrase(
-        "{what} of {topic}, queue {queue}", what=role, topic=line["topic"],
-        queue=record.queue_id), offset=record.physical_offset, length=len(raw), proof=line))
+    changes.actions.append(Action("erase", name, None, None, _what(role, topic, record.queue_id),
+                                  offset=record.physical_offset, length=len(raw), proof=line))
     return not is_marked
+
+
+@lru_cache
+def _what(role: str, topic: str, queue_id: int) -> Phrase:
+    return Phrase("{what} of {topic}, queue {queue}", what=role, topic=topic, queue=queue_id)
 
 
 def _joined(steps: Iterable[Step]) -> Iterator[Patch]:
@@ -234,10 +241,9 @@ def _erase_inside(changes: Changes, lines: list[dict[str, Any]],
             "store_timestamp": record.store_timestamp,
             "sha256": hashlib.sha256(raw).hexdigest(), "body_sha256": digest(item)})
         spans.setdefault(path, []).append((body + item.at, body + item.at + item.size))
-        changes.actions.append(Action("erase", name, None, None, Phrase(
-            "{what} of {topic}, queue {queue}", what="message in a batch",
-            topic=lines[-1]["topic"], queue=record.queue_id), offset=physical, length=item.size,
-            proof=lines[-1]))
+        changes.actions.append(Action("erase", name, None, None, _what(
+            "message in a batch", lines[-1]["topic"], record.queue_id), offset=physical,
+            length=item.size, proof=lines[-1]))
     if items:
         changes.steps.append(Patch(name, (Piece(at, len(raw), ((0, made),)),)))
     return {item.unique_key for item in items}

@@ -6,6 +6,7 @@ once. A file whose chains are not those of its entries is damaged, and left as i
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import closing
 
 import numpy as np
@@ -19,6 +20,9 @@ from rmqctl.scan.frames import Array
 from rmqctl.scan.overlay import Piece
 from rmqctl.store.index.files import IndexFile
 from rmqctl.store.store import Store
+
+_NEAR = 64
+"""Slots between two that are written at once."""
 
 
 def drop_entries(store: Store, gone: Array, why: str = "entries of erased messages") -> Changes:
@@ -75,12 +79,23 @@ def _drop(changes: Changes, store: Store, index: IndexFile, gone: Array, why: st
     changed = np.flatnonzero(new_slots != old)
     kind = layout.slot_dtype()["entry"]
     pieces = [Piece.of(0, layout.build_header(head))]
-    pieces += [Piece.of(shape.slot_position(int(run[0])), new_slots[run].astype(kind).tobytes())
-               for run in np.split(changed, np.flatnonzero(np.diff(changed) > 1) + 1) if len(run)]
+    pieces += [Piece.of(shape.slot_position(run.start), new_slots[run].astype(kind).tobytes())
+               for run in _runs(changed)]
     pieces.append(Piece(shape.entry_position(first + 1), (count - first) * ENTRY.size,
                         ((0, left[first:].tobytes()),) if first < len(left) else ()))
     changes.act(Patch(name, tuple(pieces)), "drop", count, len(left),
                 why, "entry")
+
+
+def _runs(slots: Array) -> Iterator[slice]:
+    """Runs that contain all of the ``slots``, which are sorted; what lies between near ones is
+    written as it is, as many small pieces would take more memory.
+    """
+    cuts = np.flatnonzero(np.diff(slots) > _NEAR)
+    starts, ends = np.append(0, cuts + 1), np.append(cuts, len(slots) - 1)
+    for start, end in zip(*(slots[rows].tolist() for rows in (starts, ends)),
+                          strict=True) if len(slots) else ():
+        yield slice(start, end + 1)
 
 
 def _count_from(store: Store, entries: Array, begin: int) -> None:
