@@ -575,3 +575,22 @@ def test_a_compressed_batch_is_erased_on_request_only(
     assert [old for old, new in zip(before, records(root), strict=True) if old != new] == [
         record for record in before if record.body == batch.body]
     run("verify", root).expect(0)
+
+
+@pytest.mark.parametrize("words", [("topic", "orders"), ("key", "k")], ids=" ".join)
+def test_a_small_delayed_message_does_not_stop_its_level(words: tuple[str, str],
+                                                         tmp_path: Path) -> None:
+    # The record has no space for what takes its place otherwise.
+    waits = {"REAL_TOPIC": "orders", "REAL_QID": "0", "DELAY": "3"}
+    small = Spec("SCHEDULE_TOPIC_XXXX", 2, b"1", waits if words[0] == "topic" else {
+        **waits, "KEYS": "k"})
+    root = Path(tiny_stores.build(tmp_path / "store", (*DEFAULT, small)).root)
+    delete(root, *words[:1], root, *words[1:], "--purge")
+    [record] = [record for record in records(root) if record.topic == b"SCHEDULE_TOPIC_XXXX"]
+    assert not any(record.body)
+    known = props.parse(record.properties.decode())
+    # A broker of 4.9.3 reads the queue id for ever where it is no number.
+    assert known["REAL_QID"].isdecimal()
+    assert (known["DELAY"], "KEYS" in known) == ("3", False)
+    run("verify", root).expect(0)
+    assert delete(root, *words[:1], root, *words[1:])["erased"] == []

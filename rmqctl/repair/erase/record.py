@@ -43,11 +43,14 @@ def erased(raw: bytes, record: Record, *, drop: bool = False,
              else record.sys_flag & ~_CONTENT_BITS)
     topic = filler.TOPIC.encode() if drop else record.topic
     own = record.topic.decode("utf-8", "replace")
-    kept = {} if drop else {name: known[name] for name in _KEPT if name in known} | REQUIRED.get(
-        own, {})
-    # Say as much as there is space for.
-    for topic_said, values in ((topic, kept | {filler.MARK: mark}), (topic, kept),
-                               (b"" if drop else topic, {})):
+    required = {} if drop else REQUIRED.get(own, {})
+    kept = {} if drop else {name: known[name] for name in _KEPT if name in known}
+    # Say as much as there is space for. What a broker needs of a message that waits has space as
+    # the message has it.
+    for topic_said, values in (
+            (topic, kept | required | {filler.MARK: mark}), (topic, kept | required),
+            (topic, kept | {name: known[name] for name in required if name in known}),
+            (b"" if drop else topic, {})):
         text = props.build(values, trailing=sealed or record.properties.endswith(b"\2")).encode(
             "utf-8", "surrogateescape") + bytes(append_crc.SIZE if sealed else 0)
         body = record.total_size - size_of(flags, record.magic, 0, len(topic_said), len(text))
@@ -67,12 +70,12 @@ def erased(raw: bytes, record: Record, *, drop: bool = False,
 
 def is_erased(record: Record) -> bool:
     """Whether the message was erased before. Anyone can send a property: nothing else may be left
-    of it.
+    of it. One that waits may have no space for the property.
     """
     known = props.parse(record.properties.decode("utf-8", "replace"))
     required = REQUIRED.get(record.topic.decode("utf-8", "replace"), {})
-    return known.get(filler.MARK) == ERASED and not any(record.body) and known.keys() <= {
-        filler.MARK, props.CRC32, *_KEPT, *required}
+    return (known.get(filler.MARK) == ERASED or bool(required)) and not any(
+        record.body) and known.keys() <= {filler.MARK, props.CRC32, *_KEPT, *required}
 
 
 def _laid_out(raw: bytes, head_size: int, body: int, *, sealed: bool) -> Parts:
