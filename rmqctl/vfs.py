@@ -53,8 +53,8 @@ class Reader(Protocol):
     def next_data(self, path: str, position: int) -> int:
         """The first position from one on that may be other than zero, as far as it is known."""
 
-    def end_of(self, path: str) -> int:
-        """The position after the data of a file, where that is told from samples; its size."""
+    def end_of(self, path: str) -> int | None:
+        """The position after the data of a file, where samples show it."""
 
     def close(self) -> None: ...
 
@@ -349,7 +349,7 @@ class Elsewhere(NamedTuple):
     read: Callable[[int, int], bytes]
     gather: Callable[[Sequence[tuple[int, int]]], list[bytes]]
     next_data: Callable[[int], int]
-    end: Callable[[], int]
+    end: Callable[[], int | None]
     size: int
 
 

@@ -287,8 +287,7 @@ class FileSource(Closing):
         """Return where the data end, as samples show; None where the file is to be read for
         that.
         """
-        end = self.size if self._elsewhere is None else self._elsewhere.end()
-        return end if end < self.size else None
+        return None if self._elsewhere is None else self._elsewhere.end()
 
     def read_now(self, position: int, length: int) -> bytes:
         """Return the same whatever the limit."""

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import fsspec
@@ -399,6 +400,19 @@ def test_ranges_grow_and_are_read_once() -> None:
     assert reader.requested <= len(data) + (128 << 10)
     assert reader._size <= ranges._KEPT + ranges._MOST
     place.reader.close()
+
+
+def test_reads_of_any_size_give_the_bytes_of_the_file() -> None:
+    url, fs = f"memory://mixed-{os.getpid()}", fsspec.filesystem("memory")
+    data, random = os.urandom(300_000), Random(1)
+    fs.pipe_file(f"{url}/a/x", data)
+    reader: Any = tree.tree_of(f"{url}/a").reader
+    for _ in range(500):
+        reader.sampled = random.random() < 0.5  # then small ranges are asked for
+        start, length = random.randrange(300_000), random.choice((1, 20, 900, 5_000, 70_000))
+        assert reader.read("x", start, length) == data[start:start + length]
+    assert reader.requested == len(data)
+    reader.close()
 
 
 def test_nothing_is_written_there(golden: GoldenFolder, tmp_path: Path) -> None:

@@ -2,60 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 
 from rmqctl.scan.frames import used_length
 
-SAMPLES = {"commitlog": 4096, "consumequeue": 320}
+SAMPLES = {"commitlog": 4096, "consumequeue": 40}
 """Bytes of a sample, by the folder of files that are written from their beginning on: whole rows.
 """
 SMALL = 1 << 20
 """Files up to this size are read, not sampled."""
-AROUND = 13 * 320
-"""Bytes before and after the end of a file that are read: whole samples, and a page."""
-_FIRST, _NEXT, _BEFORE = 16, 3, 6
-"""Samples of the first step of a search, of further ones, and before the end that was found."""
-_ROW = 20
-"""Bytes of an entry of a consume queue."""
+_GAP, _BEFORE, _AFTER = 1024, 640, 512
+"""Bytes in which the end of a queue is looked for by reading them, and around these."""
+_PAGE, _SECTOR, _ROW = 4096, 512, 20
+_FIRST, _OF_LOG, _NEXT = 6, 15, 3
+"""Equal distances between samples in the first step of a search (in a file of the log), and samples
+of further steps."""
 
 
 def search(size: int, grain: int, *, has_holes: bool) -> Generator[list[tuple[int, int]],
-                                                                   list[bytes], int]:
+                                                                   list[bytes], int | None]:
     """Find where the data of a file end that was laid out ahead: yield the places to look at, get
-    their bytes, return the position after the data; ``size`` where samples contradict each other.
+    their bytes, return the position after the data; None where samples contradict each other.
 
     Zeros before the end are a contradiction in files without ``has_holes``, data after it in all.
     """
-    # Narrow the gap between the last sample with data, and the next one.
     blocks = -(-size // grain)
-    low, high, number = -1, blocks, _FIRST
-    while (high - low - 1) * grain > AROUND:
-        asked = sorted({low + 1 + (high - low - 2) * step // max(number - 1, 1)
-                        for step in range(number)})
-        data = yield [(block * grain, min((block + 1) * grain, size)) for block in asked]
-        used = [block for block, part in zip(asked, data, strict=True) if used_length(part)]
-        whole = [block for block, part in zip(asked, data, strict=True)
-                 if has_holes or _all_rows(part)]
-        low = max(used, default=low)
-        if low == blocks - 1 or any(block < low and block not in whole for block in asked):
-            return size
+    gap = max(_GAP, grain)
+    # Look at places all over the file, and more of them near its beginning: most queues are short.
+    low, high, steps = -1, blocks, _OF_LOG if has_holes else _FIRST
+    asked = {(blocks - 1) * step // steps for step in range(steps + 1)}
+    asked |= {place // grain for place in _growing(size)}
+    # Narrow the gap between the last sample with data, and the next one.
+    while (high - low - 1) * grain > gap:
+        places = [(block * grain, min((block + 1) * grain, size)) for block in sorted(asked)]
+        parts = dict(zip(sorted(asked), (yield places), strict=True))
+        low = max((block for block, part in parts.items() if used_length(part)), default=low)
+        if not has_holes and not all(map(_all_rows, (
+                part for block, part in parts.items() if block < low))):
+            return None
+        if low == blocks - 1:
+            return None if has_holes else size
         high = min((block for block in asked if block > low), default=high)
-        number = _NEXT
-    # Read around the end, then ever larger steps after it, and some places before it.
-    start, end = max((low + 1) * grain - AROUND, 0), min(high * grain + AROUND, size)
-    places, step = [(start, end)], AROUND
-    while (after := end + step) + grain < size:
-        places.append((after, after + grain))
-        step *= 4
-    before = 0 if has_holes else _BEFORE
-    places += ((place, place + grain) for place in sorted({
-        start * part // _BEFORE // grain * grain for part in range(before)}))
-    around, *rest = yield places
-    found = start + -(-used_length(around) // grain) * grain
-    after_it, before_it = rest[:len(rest) - before], rest[len(rest) - before:]
-    contradicted = found >= end or any(map(used_length, after_it)) or not all(
-        map(_all_rows, before_it))
-    return size if contradicted else found
+        asked = {low + (high - low) * step // (_NEXT + 1) for step in range(1, _NEXT + 1)} - {low}
+    # Read around the end, then look at places after it: first where sectors and a page would end
+    # that were lost, then in ever larger steps.
+    start = max((low + 1) * grain - max(_BEFORE, grain), 0)
+    end = min(high * grain + max(_AFTER, grain), size)
+    [around] = yield [(start, end)]
+    found = start + -(-used_length(around) // _ROW) * _ROW
+    if found >= end:
+        return None
+    wide = max(grain, 3 * _ROW)
+    distances = [*range(_SECTOR, _PAGE, _SECTOR), *_growing(SMALL)]
+    data = yield [(found + step - _ROW, min(found + step - _ROW + wide, size)) for step in distances
+                  if found + step < size]
+    return None if any(map(used_length, data)) else found
+
+
+def _growing(size: int) -> Iterator[int]:
+    """Yield a page, and ever larger distances up to the size of a file."""
+    place = _PAGE
+    while place < size:
+        yield place
+        place *= 4
 
 
 def _all_rows(data: bytes) -> bool:

@@ -20,7 +20,7 @@ from functools import cache
 
 from rmqctl.errors import StoreIOError
 from rmqctl.files.remote import web
-from rmqctl.files.remote.ends import AROUND, SAMPLES, SMALL, search
+from rmqctl.files.remote.ends import SAMPLES, SMALL, search
 from rmqctl.files.remote.listing import THREADS, identity
 from rmqctl.files.remote.reader import RemoteReader
 from rmqctl.files.remote.web import NoRangesError
@@ -29,6 +29,8 @@ from rmqctl.vfs import Listed
 
 _LEAST, _MOST = 64 << 10, 4 << 20
 """Bytes of the first range of a file, and the most that are asked for ahead."""
+_SINGLE = 1 << 10
+"""Bytes of a range for who looks at samples, and at single rows and records."""
 _KEPT = 32 << 20
 """Bytes of ranges that are kept."""
 _FEW = 2
@@ -74,7 +76,7 @@ class Ranges:
         self.requested = self.requests = 0
         self.failed: StoreIOError | None = None
         self.sampled = False
-        self._ends: dict[str, int] = {}
+        self._ends: dict[str, int | None] = {}
         self._small = sorted(path for path, file in files.items() if 0 < file.size <= _LEAST)
         self._small_read: Counter[str] = Counter()
         self._given_up: dict[str, tuple[StoreIOError, float]] = {}
@@ -105,17 +107,16 @@ class Ranges:
         number = bisect.bisect_right(spans, (position, _NO_END)) - 1
         if number >= 0 and spans[number][1] > position:
             return spans[number][1]
-        if position >= self.end_of(path):
-            return self._files[path].size
-        return position
+        end = self.end_of(path)
+        return position if end is None or position < end else self._files[path].size
 
-    def end_of(self, path: str) -> int:
+    def end_of(self, path: str) -> int | None:
         """The position after the data of a file that was laid out ahead, as samples of it show;
-        the size where it is not sampled, or they contradict that.
+        None where it is not sampled, or they contradict each other.
         """
-        size, folder = self._files[path].size, path.partition("/")[0]
-        if not self.sampled or folder not in SAMPLES or size < SMALL:
-            return size
+        folder = path.partition("/")[0]
+        if not self.sampled or folder not in SAMPLES or self._files[path].size < SMALL:
+            return None
         if path not in self._ends:
             # Who asks for the ends of many queues is given all at once.
             others = [other for other in self._files if other.startswith("consumequeue/")
@@ -127,21 +128,21 @@ class Ranges:
 
     @property
     def sampled_files(self) -> int:
-        return sum(end < self._files[path].size for path, end in self._ends.items())
+        return sum(end is not None for end in self._ends.values())
 
     def _find_ends(self, paths: Sequence[str]) -> None:
         """Search all files in step: each step is one round of requests at the same time."""
         searches = {path: search(self._files[path].size, SAMPLES[path.partition("/")[0]],
                                  has_holes=path.startswith("commitlog/")) for path in paths}
         wanted = {path: next(one) for path, one in searches.items()}
-        ends: dict[str, int] = {}
+        ends: dict[str, int | None] = {}
         while wanted:
             data = iter(self._at_once((), (
                 (path, *place) for path, asked in wanted.items() for place in asked)))
             for path, asked in [*wanted.items()]:
                 answers = list(itertools.islice(data, len(asked)))
-                for (start, end), part in zip(asked, answers, strict=True):
-                    if not start or end - start > AROUND:  # what is read next
+                for (start, _), part in zip(asked, answers, strict=True):
+                    if not start or len(asked) == 1:  # what is read next
                         self._keep_read(path, start, part)
                 try:
                     wanted[path] = searches[path].send(answers)
@@ -170,7 +171,10 @@ class Ranges:
     def _keep_read(self, path: str, start: int, data: bytes) -> None:
         """Keep what was read already."""
         with self._lock:
-            if data and (path, start) not in self._kept:
+            before = self._kept.get((path, start))
+            if before is None or before.end < start + len(data):
+                if before is not None:
+                    self._drop(path, before)
                 done: Future[bytes] = Future()
                 done.set_result(data)
                 self._of.setdefault(path, [])
@@ -222,16 +226,17 @@ class Ranges:
 
     def _asked(self, path: str, position: int, wanted: int, before: _Range | None) -> _Range:
         """Ask for a range. Who goes on where another range ended gets twice as much."""
-        size = self._files[path].size
+        least = _SINGLE if self.sampled else _LEAST
         if before is not None:
             length = max(wanted, min(2 * (before.end - before.start), _MOST))
-        elif wanted < _LEAST:
-            position, length = position // _LEAST * _LEAST, _LEAST
-            if position // _LEAST != (position + wanted - 1) // _LEAST:
-                length += _LEAST
+        elif wanted < least:
+            end = -(-(position + wanted) // least) * least
+            position = max([position // least * least, *(
+                other.end for other in self._of[path] if other.end <= position)])
+            length = end - position
         else:
             length = wanted
-        end = min(position + length, size)
+        end = min(position + length, self._ends.get(path) or self._files[path].size)
         for other in self._of[path]:  # nothing is asked for twice
             if position < other.start < end:
                 end = other.start

@@ -62,17 +62,22 @@ class View:
 
     def _end(self, queue: ConsumeQueue) -> int:
         if self.log_end is None:
-            return readable_end(queue, self.store.log)
+            return readable_end(queue, self.store.log, vars(self).get("disk_end"))
         return queue.recovered_end(self.log_end)
 
 
-def readable_end(queue: ConsumeQueue, log: CommitLog) -> int:
+def readable_end(queue: ConsumeQueue, log: CommitLog, log_end: LogEnd | None = None) -> int:
     """Return the queue offset after the last row whose record is in the log.
 
     A truncated log leaves rows that point after its end; they are the queue's last, so the border
     is found by bisection. A row that is merely damaged itself does not hide the ones before.
+    Nothing is read for that where ``log_end`` is known, and the last row points before it.
     """
     end, first = queue.written, queue.first_index
+    last = queue.unit(end - 1) if end > first else None
+    if last is not None and log_end is not None and log_end.last is not None and (
+            last.physical_offset <= log_end.last.physical_offset):
+        return end
 
     def is_readable(index: int) -> bool:
         unit = queue.unit(index)

@@ -24,8 +24,9 @@ from rmqctl.store.files import StoreFile, Trouble, common_size
 _PAGE = 1 << 20
 _FIRST_PAGE = 4096
 """Most queues of a broker with many are short."""
-_READ, _LAST = 64 << 10, 160 * UNIT_SIZE
-"""Bytes of units that are read where those after them may be judged by samples, and of the last."""
+_LAST, _PROBES = 20 * UNIT_SIZE, 16
+"""Bytes of units before the end that are read of a file which samples show, and how many units
+are looked at at once to find a place in it."""
 MOST_OPEN = 128
 """Queues with an open file, of all there are: a process may have 1,024 descriptors."""
 _opened: deque[ref[FileQueue]] = deque()
@@ -319,7 +320,7 @@ class FileQueue(ConsumeQueue):
         file is to be read.
         """
         end = source.sampled_end
-        if end is None or end <= _READ:
+        if end is None or end <= 2 * _LAST:
             return 0
         data = source.read(end - _LAST, _LAST)
         good = _leading(data)
@@ -425,11 +426,28 @@ class FileQueue(ConsumeQueue):
         if generation >= 5 and last is not None and last.physical_offset < log_min:
             return end
         limit = min(self.files[0].end // UNIT_SIZE, end)
-        for number, rows in self.pages(first, limit):
+        low, high = self._narrowed(first, limit, log_min)
+        for number, rows in self.pages(low, high):
             inside = (rows["physical_offset"] >= log_min).nonzero()[0]
             if len(inside):
                 return number + int(inside[0])
         return first
+
+    def _narrowed(self, first: int, end: int, log_min: int) -> tuple[int, int]:
+        """Rows of the first file among which the first one from ``log_min`` on is: all, unless
+        samples show the file, whose rows are taken to ascend.
+        """
+        file, source = self.files[0], self._open(0)
+        low, high = first, end
+        while source.sampled_end is not None and high - low > 2 * _PROBES:
+            step = -(-(high - low) // (_PROBES + 1))
+            asked = range(low + step, high, step)
+            rows = source.gather([(row * UNIT_SIZE - file.base, UNIT_SIZE) for row in asked])
+            below = [row for row, raw in zip(asked, rows, strict=True)
+                     if layout.decode(raw).physical_offset < log_min]
+            low = max(below, default=low)
+            high = min(low + step, high)
+        return low, min(high + 1, end)
 
 
 def plain_units(rows: Array) -> Array:
