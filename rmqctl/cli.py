@@ -28,6 +28,7 @@ from rmqctl.commands.app.exit_codes import (
 from rmqctl.commands.app.helptext import ALL_OPTIONS, common_options
 from rmqctl.commands.app.lazy import CONTEXT_SETTINGS, Group, fill, load
 from rmqctl.commands.app.memory import expect_room
+from rmqctl.commands.app.targets import shown
 from rmqctl.commands.app.typed import words
 from rmqctl.errors import StoreIOError
 
@@ -91,7 +92,7 @@ def main(argv: Sequence[str] | None = None, *, own_process: bool = False) -> int
     if os.environ.get(_COMPLETING):
         return _complete()
     args = _spelled(list(sys.argv[1:] if argv is None else argv))
-    words.set(tuple(args))
+    words.set(tuple("=".join(map(shown, word.split("=", 1))) for word in args))
     settle_streams()
     try:
         with terminable():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 import time
 import urllib.error
@@ -18,7 +19,7 @@ from rmqctl import vfs
 from rmqctl.errors import StoreIOError
 from rmqctl.files.remote import listing, ranges, tree, web
 from rmqctl.files.remote.listing import remote_files
-from rmqctl.files.remote.reader import RemoteReader
+from rmqctl.files.remote.reader import RemoteReader, hide, revealed
 from rmqctl.store import Store
 from tests.conftest import GoldenFolder, Runner
 from tests.remote.test_places import Files, Server, fresh, serving
@@ -397,6 +398,30 @@ def test_links_on_a_file_server(golden_copy: GoldenFolder, rmqctl: Runner) -> No
 
 
 @pytest.mark.long
+def test_passwords_are_in_no_output_and_in_no_file(golden: GoldenFolder, rmqctl: Runner,
+                                                   tmp_path: Path) -> None:
+    root = golden("4.9.3/crash-crc/after")
+    with serving_sftp(root) as url:
+        done = [rmqctl(*words) for words in (
+            ["info", url], ["verify", url, "-o", "json"], ["doctor", url], ["preflight", url],
+            ["export", url, "--out", tmp_path / "a.jsonl", "--manifest", "--provenance"],
+            ["export", url, "--out", tmp_path / "b", "--partition-by", "store"],
+            ["sql", url, "select distinct store, file from messages"],
+            ["pipeline", "verify", url, "--engine", "local", "-o", "json"],
+            ["pipeline", "stats", url, "--engine", "local"],
+            ["report", url, "--out", tmp_path / "r.html"],
+            ["recover", shutil.copytree(root, tmp_path / "c"), f"--from={url}", "-o", "json"])]
+        assert {run.code for run in done} <= {0, 1}
+        assert not [run for run in done if "secret" in run.out + run.err]
+        assert not [path for path in tmp_path.rglob("*") if "secret" in str(path) or (
+            path.is_file() and b"secret" in path.read_bytes())]
+    with serving_sftp(root.parent) as url:
+        many = rmqctl("pipeline", "verify", f"{url}/*", "--engine", "local", "-o", "json")
+        assert [row["store"].rpartition("@")[2].partition("/")[2] for row in
+                many.expect(1).json()["stores"]] == ["after", "before"]
+
+
+@pytest.mark.long
 def test_an_sftp_server_that_stalls(golden: GoldenFolder, rmqctl: Runner,
                                     monkeypatch: pytest.MonkeyPatch) -> None:
     paramiko = pytest.importorskip("paramiko")
@@ -413,3 +438,14 @@ def test_an_sftp_server_that_stalls(golden: GoldenFolder, rmqctl: Runner,
         assert "did not answer in time" in done.err.replace("\n", " ")
         assert f"@{url.partition('@')[2]}/" in done.err.replace("\n", "")
         stall.set()
+
+
+def test_names_of_urls_with_passwords() -> None:
+    urls = ["sftp://u:p@host/a/b", "sftp://u:q@host/a", "s3://bucket/a@b:c", "sftp://u:p@other",
+            "zip::sftp://u:p@host/x.zip"]
+    names = [hide(url) for url in urls]
+    assert names == ["sftp://***@host/a/b", "sftp://***2@host/a", "s3://bucket/a@b:c",
+                     "sftp://***@other", "zip::sftp://***@host/x.zip"]
+    assert [revealed(name) for name in names] == urls
+    assert revealed("sftp://***@hostile/a") == "sftp://***@hostile/a"
+    assert [hide(name) for name in names] == names

@@ -25,7 +25,7 @@ from rmqctl.commands import EFFECTS, REGISTRY, STORE_VARIABLE, CommandSpec, Grou
 from rmqctl.commands.app.coerce import use_light_coercion
 from rmqctl.commands.app.helptext import HelpMixin
 from rmqctl.commands.app.option_groups import spelled_out
-from rmqctl.commands.app.targets import OF_TIERS, is_tier, refuse_elsewhere, target_of
+from rmqctl.commands.app.targets import OF_TIERS, is_tier, refuse_elsewhere, shown, target_of
 from rmqctl.errors import UsageError
 from rmqctl.output.core import say
 
@@ -40,6 +40,8 @@ CONTEXT_SETTINGS: dict[str, Any] = {
 
 # What a group puts in front of the words meant for its default command; no one can type it.
 _DEFAULT = "\0"
+_PLACES = {"--from", "--out", "--commitlog-dir"}
+"""Options that may be URLs."""
 _YOUNG = 10_000
 """Number of new objects after which Python looks for cycles: a store may create millions."""
 
@@ -117,6 +119,8 @@ class Command(HelpMixin, typer.core.TyperCommand):
     def invoke(self, ctx: Any) -> Any:
         """Run; add the command to a usage error that the command itself raises."""
         for param in self.params:
+            if param.param_type_name == "argument" or _PLACES.intersection(param.opts):
+                ctx.params[param.name] = shown(ctx.params[param.name])
             if "--commitlog-dir" in param.opts:
                 for folder in ctx.params[param.name] or ():
                     refuse_elsewhere(self.spec, folder)

@@ -22,6 +22,7 @@ from rmqctl import kernel
 from rmqctl.checks.verify.log.ranges import Range as VerifyRange
 from rmqctl.errors import JobError, RmqctlError
 from rmqctl.ext.spark.session import log_of
+from rmqctl.files.remote.reader import secrets, share_secrets
 from rmqctl.sql.planning import OPENING, SMALLEST
 from rmqctl.store.log.ranges import Range
 
@@ -79,7 +80,7 @@ class SparkPool:
         dumps: Callable[[Any], bytes] = cloudpickle.dumps
         sent = context.broadcast((dumps(work), [dumps(task) for task in tasks]))
         try:
-            results = self._collected(context, _Worker(sent, os.getcwd()),
+            results = self._collected(context, _Worker(sent, os.getcwd(), secrets()),
                                       packed([weight(task) for task in tasks], self.jobs))
         finally:
             sent.unpersist()
@@ -140,12 +141,13 @@ class _Worker:
     Relative paths mean there what they mean at the driver, if its folder is there, too.
     """
 
-    def __init__(self, sent: Any, folder: str) -> None:
-        self._sent, self._folder = sent, folder
+    def __init__(self, sent: Any, folder: str, known: dict[str, str]) -> None:
+        self._sent, self._folder, self._secrets = sent, folder, known
 
     def __call__(self, numbers: range) -> Iterator[bytes]:
         work, tasks = self._sent.value
         do = pickle.loads(work)  # noqa: S301
+        share_secrets(self._secrets)
         with ExitStack() as held:
             with suppress(OSError):
                 held.enter_context(chdir(self._folder))

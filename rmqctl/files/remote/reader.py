@@ -7,6 +7,7 @@ or asked for, so that a read inside of what is known costs one request.
 from __future__ import annotations
 
 import errno
+import itertools
 import re
 import threading
 from collections.abc import Iterator
@@ -21,6 +22,8 @@ from rmqctl.files.remote import web
 from rmqctl.scan.source import Closing, Source, Witness
 
 _CREDENTIALS = re.compile(r"(?<=://)[^/@]*:[^/@]*@")
+_hidden: dict[str, str] = {}
+"""By the start of a URL as it is shown, the one with the password."""
 _TURN = threading.Lock()
 _TIMES = ("mtime", "LastModified", "last_modified", "updated", "created", "Last-Modified")
 """What the drivers call the time of the last change."""
@@ -224,7 +227,7 @@ def _driver(url: str) -> tuple[Any, str]:
         raise UsageError(f"{without_secrets(url)}: no driver for {protocol}:// is installed "
                          f"({_words(error)})") from None
     with failing(without_secrets(url), "open"):
-        fs, path = url_to_fs(url, **_patience(protocol))
+        fs, path = url_to_fs(revealed(url), **_patience(protocol))
     if hasattr(fs, "ftp"):  # paramiko waits for ever
         fs.ftp.get_channel().settimeout(web.PATIENCE)
         path = path or "/"
@@ -243,6 +246,38 @@ def _patience(protocol: str) -> dict[str, Any]:
                   "retries": {"max_attempts": 0}}  # the driver itself tries again
         return {"config_kwargs": limits | given.get("config_kwargs", {})}
     return {}
+
+
+def hide(url: str) -> str:
+    """A URL by a name without the user and password in it, which `RemoteReader` knows from now on:
+    whatever becomes of that name, it gives nothing away.
+    """
+    secret = _CREDENTIALS.search(url)
+    if secret is None:
+        return url
+    end = secret.end() + len(url[secret.end():].partition("/")[0])
+    for number in itertools.count(1):
+        other = "***" if number == 1 else f"***{number}"
+        shown = f"{url[:secret.start()]}{other}@{url[secret.end():end]}"
+        if _hidden.setdefault(shown, url[:end]) == url[:end]:
+            return shown + url[end:]
+    raise AssertionError("no number")
+
+
+def revealed(url: str) -> str:
+    """The URL that a name of `hide` stands for."""
+    shown = next((shown for shown in _hidden if f"{url}/".startswith(f"{shown}/")), "")
+    return _hidden[shown] + url[len(shown):] if shown else url
+
+
+def secrets() -> dict[str, str]:
+    """What `hide` knows, for `share_secrets` in another process."""
+    return dict(_hidden)
+
+
+def share_secrets(known: dict[str, str]) -> None:
+    """Know what another process has hidden."""
+    _hidden.update(known)
 
 
 def without_secrets(url: str) -> str:

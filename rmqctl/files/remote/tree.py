@@ -9,26 +9,27 @@ from rmqctl import vfs
 from rmqctl.errors import NotAStoreError
 from rmqctl.files.remote.listing import remote_files
 from rmqctl.files.remote.ranges import Ranges
-from rmqctl.files.remote.reader import RemoteReader, failing, without_secrets
+from rmqctl.files.remote.reader import (
+    RemoteReader,
+    failing,
+    hide,
+    revealed,
+    without_secrets,
+)
 from rmqctl.vfs import Tree, archive_of
 
 _POINTS = "points/"
 """Where a backup at a URL has its restore points; a store has no such folder."""
-_named: dict[str, str] = {}
-"""By root, what a place was asked for by: with a password, perhaps, which no output shows."""
-
 
 def mounted(root: str, *, sampled: bool = False) -> str:
     """List a place behind a URL or in an archive, unless it was just listed, and make it known to
     `vfs`; its root, with which the paths in it begin. Errors as of `tree_of`. ``sampled`` as of
     `Store.open`.
     """
-    named = root.rstrip("/")
-    named = _named.get(named, named)
+    named = hide(root.rstrip("/"))
     tree = vfs.known(named)
     if tree is None:
         vfs.mount(tree := tree_of(named), named)
-        _named[tree.root] = named
     tree.reader.sampled = sampled
     return tree.root
 
@@ -61,12 +62,15 @@ def matching(url: str) -> list[str]:
     """The folders that a URL with ``*``, ``?`` or ``[`` matches; another one as it is.
     NotAStoreError where none does, StoreIOError.
     """
-    if "://" not in url or not glob.has_magic(url):
+    if "://" not in url or not glob.has_magic(revealed(url)):
         return [url]
     remote = RemoteReader(url)
+    server = "/".join(url.split("/", 3)[:3])
     with failing(remote.where(""), "list"):
         rows = remote._fs.glob(remote._root, detail=True)
-        found = sorted(str(remote._fs.unstrip_protocol(name)) for name, row in rows.items()
+        # A file server's paths do not name the server.
+        found = sorted(f"{server}{name}" if name.startswith("/") and hasattr(remote._fs, "ftp")
+                       else str(remote._fs.unstrip_protocol(name)) for name, row in rows.items()
                        if row.get("type") == "directory")
     if not found:
         raise NotAStoreError(f"{without_secrets(url)}: no folder matches")
