@@ -215,8 +215,10 @@ class _Reader:
                     return found
         return max(self._sizes[path], position)
 
-    def end_of(self, path: str) -> int:
-        """The position after the last span."""
+    def end_of(self, path: str) -> int | None:
+        """The position after the last span, for who looks at samples of what is before it."""
+        if not self.sampled:
+            return None
         spans = self._of(path)
         return spans[-1].end if spans else 0
 

@@ -21,6 +21,7 @@ from rmqctl.vfs import Tree, archive_of
 _POINTS = "points/"
 """Where a backup at a URL has its restore points; a store has no such folder."""
 
+
 def mounted(root: str, *, sampled: bool = False) -> str:
     """List a place behind a URL or in an archive, unless it was just listed, and make it known to
     `vfs`; its root, with which the paths in it begin. Errors as of `tree_of`. ``sampled`` as of
