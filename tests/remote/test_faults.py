@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
+import subprocess
+import sys
 import threading
 import time
 import urllib.error
@@ -395,6 +398,60 @@ def test_links_on_a_file_server(golden_copy: GoldenFolder, rmqctl: Runner) -> No
         for command in ("info", "verify", "doctor"):
             done = rmqctl(command, url, "-o", "json")
             assert "secret" not in done.out + done.err
+
+
+def interrupted(command: list[str], stalled: threading.Event) -> None:
+    """Run a command, interrupt it while the server stalls, and see it end."""
+    done = subprocess.Popen([sys.executable, "-m", "rmqctl", *command], stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE, text=True)
+    try:
+        assert stalled.wait(20)
+        time.sleep(0.1)
+        done.send_signal(signal.SIGINT)
+        out, err = done.communicate(timeout=5)
+    finally:
+        done.kill()
+    assert (done.returncode, out, err) == (130, "", "rmqctl: interrupted\n")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("where", [f"{LOG}:range", f"{LOG}:size", "/consumequeue/:list", "/:list"])
+@pytest.mark.parametrize("command", [["info"], ["verify"], ["export", "--out", "-"]],
+                         ids=lambda command: command[0])
+def test_an_interrupt_while_a_web_server_stalls(
+        command: list[str], where: str, golden: GoldenFolder, serving: Callable[..., str],
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    stalled, over, (path, _, kind) = threading.Event(), threading.Event(), where.partition(":")
+
+    def stall(handler: Any) -> bool:
+        asks = "range" if handler.headers.get("Range") else (
+            "size" if handler.command == "HEAD" else "list")
+        if asks == kind and handler.path.endswith(path):
+            stalled.set()
+            over.wait(30)
+        return False
+
+    monkeypatch.setattr(Files, "do_HEAD", lambda self: stall(self) or super(
+        Files, self).do_HEAD())
+    url = serving(golden(SMALL), fault=stall)
+    try:
+        interrupted([command[0], url, *command[1:]], stalled)
+    finally:
+        over.set()
+
+
+@pytest.mark.long
+def test_an_interrupt_while_an_sftp_server_stalls(golden: GoldenFolder,
+                                                  monkeypatch: pytest.MonkeyPatch) -> None:
+    paramiko = pytest.importorskip("paramiko")
+    stalled, over = threading.Event(), threading.Event()
+    monkeypatch.setattr(paramiko.SFTPHandle, "read",
+                        lambda *_: stalled.set() or (over.wait(30) and b""))
+    with serving_sftp(golden(SMALL)) as url:
+        try:
+            interrupted(["verify", url], stalled)
+        finally:
+            over.set()
 
 
 @pytest.mark.long

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 from rmqctl.errors import StoreIOError
 from rmqctl.files.remote.reader import RemoteReader, changed_at, failing
+from rmqctl.files.remote.threads import each
 from rmqctl.vfs import Listed
 
-THREADS = 16
-"""Requests at the same time."""
 _DEEPEST, _MOST_FILES = 16, 1_000_000
 _IDENTITIES = ("ETag", "etag", "md5Hash", "Content-MD5", "Digest", "checksum")
 """What the drivers call that which differs when an object was changed."""
@@ -40,10 +38,9 @@ def remote_files(remote: RemoteReader) -> Listing:
     named = {path: row for path, row in rows.items() if _is_plain(path)}
     unknown = [path for path, row in named.items()
                if row.get("type") != "file" or not isinstance(row.get("size"), int)]
-    with ThreadPoolExecutor(THREADS, "rmqctl-look") as pool:
-        # A server lists only names, or a link may lead to a file.
-        named |= zip(unknown, pool.map(lambda path: _resolved(remote, path, named[path]), unknown),
-                     strict=True)
+    # A server lists only names, or a link may lead to a file.
+    named |= zip(unknown, each(lambda path: _resolved(remote, path, named[path]), unknown),
+                 strict=True)
     files = {path: row for path, row in named.items() if row.get("type") == "file"}
     return Listing({path: _listed(remote, path, row) for path, row in files.items()},
                    frozenset(named.keys() - files.keys()), frozenset(filter(_is_plain, folders)))
@@ -89,20 +86,19 @@ def _at_once(remote: RemoteReader) -> dict[str, Row]:
 def _by_folder(remote: RemoteReader, every: set[str]) -> dict[str, Row]:
     found: dict[str, Row] = {}
     folders: list[str] = [""]
-    with ThreadPoolExecutor(THREADS, "rmqctl-list") as pool:
-        for _ in range(_DEEPEST):
-            below: list[str] = []
-            for folder, entries in zip(folders, pool.map(remote.rows, folders), strict=True):
-                for name, row in entries:
-                    path = f"{folder}/{name}" if folder else name
-                    if row.get("type") == "directory" and not row.get("islink"):
-                        below.append(path)
-                    else:
-                        found[path] = row
-            if len(found) + len(below) > _MOST_FILES:
-                raise StoreIOError(f"cannot list {remote.where('')}: more than {_MOST_FILES:,} "
-                                   "files")
-            every.update(folders := below)
+    for _ in range(_DEEPEST):
+        below: list[str] = []
+        for folder, entries in zip(folders, each(remote.rows, folders), strict=True):
+            for name, row in entries:
+                path = f"{folder}/{name}" if folder else name
+                if row.get("type") == "directory" and not row.get("islink"):
+                    below.append(path)
+                else:
+                    found[path] = row
+        if len(found) + len(below) > _MOST_FILES:
+            raise StoreIOError(f"cannot list {remote.where('')}: more than {_MOST_FILES:,} "
+                               "files")
+        every.update(folders := below)
     if folders:
         raise StoreIOError(f"cannot list {remote.where(folders[0])}: more than {_DEEPEST} folders "
                            "inside each other")

@@ -9,20 +9,19 @@ from __future__ import annotations
 
 import bisect
 import itertools
-import os
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import cache
 
 from rmqctl.errors import StoreIOError
 from rmqctl.files.remote import web
 from rmqctl.files.remote.ends import SAMPLES, SMALL, search
-from rmqctl.files.remote.listing import THREADS, identity
+from rmqctl.files.remote.listing import identity
 from rmqctl.files.remote.reader import RemoteReader
+from rmqctl.files.remote.threads import THREADS, each, submit, taken
 from rmqctl.files.remote.web import NoRangesError
 from rmqctl.scan.frames import used_length
 from rmqctl.vfs import Listed
@@ -53,15 +52,6 @@ class _Range:
     ahead: bool = False
 
 
-@cache
-def _pool() -> ThreadPoolExecutor:
-    """The threads that read, of all places."""
-    return ThreadPoolExecutor(THREADS, "rmqctl-range")
-
-
-os.register_at_fork(after_in_child=_pool.cache_clear)
-
-
 class Ranges:
     """Ranges of remote files, safe for threads. StoreIOError for what is not as it was listed."""
 
@@ -72,7 +62,6 @@ class Ranges:
         self._of: dict[str, list[_Range]] = {}
         self._size = 0
         self._zeros: dict[str, list[tuple[int, int]]] = {}
-        self._pool = _pool()
         self.requested = self.requests = 0
         self.failed: StoreIOError | None = None
         self.sampled = False
@@ -92,7 +81,7 @@ class Ranges:
                 continue
             found = self._range(path, position, end - position)
             try:
-                data = found.data.result()
+                data = taken(found.data)
             except StoreIOError as error:
                 self.failed = self.failed or error
                 raise
@@ -161,8 +150,8 @@ class Ranges:
     def _at_once(self, paths: Sequence[str], places: Iterable[tuple[str, int, int]]) -> list[bytes]:
         """Fetch many ranges, then look whether the files are those that were listed."""
         try:
-            found = list(self._pool.map(lambda place: self._fetch(*place, check=False), places))
-            list(self._pool.map(lambda path: self._same(path, self._remote.where(path)), paths))
+            found = each(lambda place: self._fetch(*place, check=False), places)
+            each(lambda path: self._same(path, self._remote.where(path)), paths)
         except StoreIOError as error:
             self.failed = self.failed or error
             raise
@@ -195,13 +184,13 @@ class Ranges:
             spans[low:high] = [(start, end)]
 
     def close(self) -> None:
-        """Forget what is kept, and wait for what is on its way."""
+        """Forget what is kept, and leave what is on its way."""
         with self._lock:
-            under_way = [one.data for one in self._kept.values() if not one.data.cancel()]
+            for kept in self._kept.values():
+                kept.data.cancel()
             self._kept.clear()
             self._of.clear()
             self._size = 0
-        wait(under_way)
 
     def _range(self, path: str, position: int, wanted: int) -> _Range:
         with self._lock:
@@ -240,7 +229,7 @@ class Ranges:
         for other in self._of[path]:  # nothing is asked for twice
             if position < other.start < end:
                 end = other.start
-        found = _Range(position, end, self._pool.submit(self._fetch, path, position, end))
+        found = _Range(position, end, submit(self._fetch, path, position, end))
         self._keep(path, found)
         return found
 

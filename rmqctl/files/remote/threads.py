@@ -1,0 +1,85 @@
+"""The threads that read from other places, and waiting for them.
+
+A server may send nothing for a minute. Who waits can be interrupted meanwhile, and the process ends
+without waiting for what is on its way: nothing of it is needed, and nothing is written here.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, wait
+from functools import cache, partial
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+from rmqctl.scan import stopping
+
+T = TypeVar("T")
+R = TypeVar("R")
+THREADS = 16
+"""Requests at the same time."""
+_LOOK = 0.25
+"""Seconds after which who waits looks whether the work is to end."""
+
+
+class _Pool:
+    """As `ThreadPoolExecutor`, whose threads Python would wait for when it ends."""
+
+    def __init__(self) -> None:
+        self._work: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
+        self._idle = threading.Semaphore(0)
+        self._lock = threading.Lock()
+        self._threads = 0
+
+    def submit(self, work: Callable[[], Any]) -> Future[Any]:
+        future = Future[Any]()
+        self._work.put((future, work))
+        if not self._idle.acquire(blocking=False):
+            with self._lock:
+                if self._threads < THREADS:
+                    self._threads += 1
+                    threading.Thread(target=self._run, name="rmqctl-range", daemon=True).start()
+        return future
+
+    def _run(self) -> None:
+        while True:
+            future, work = self._work.get()
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(work())
+                except BaseException as error:  # noqa: BLE001  # raised where it is waited for
+                    future.set_exception(error)
+            del future, work
+            self._idle.release()
+
+
+@cache
+def _pool() -> _Pool:
+    return _Pool()
+
+
+os.register_at_fork(after_in_child=_pool.cache_clear)
+
+
+def submit(work: Callable[..., R], *values: Any) -> Future[R]:
+    """Have a thread do some work."""
+    return _pool().submit(partial(work, *values))
+
+
+def taken(future: Future[R]) -> R:
+    """Wait for a result. `Stopped` where the work that waits is to end."""
+    while not wait((future,), _LOOK).done:
+        stopping.check()
+    return future.result()
+
+
+def each(work: Callable[[T], R], values: Iterable[T]) -> list[R]:
+    """Do some work with many values at the same time; what is not begun is left when one fails."""
+    under_way = [submit(work, value) for value in values]
+    try:
+        return [taken(future) for future in under_way]
+    finally:
+        for future in under_way:
+            future.cancel()
