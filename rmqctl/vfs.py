@@ -471,6 +471,13 @@ def normpath(path: str | os.PathLike[str]) -> str:
     return named.rstrip("/") if is_remote(named) else os.path.normpath(named)
 
 
+def relpath(path: str, start: str) -> str:
+    """As `os.path.relpath`; where one of the two is elsewhere, only of what is below ``start``."""
+    if is_remote(path) or is_remote(start):
+        return path.removeprefix(f"{start}/")
+    return os.path.relpath(path, start)
+
+
 def open_bytes(path: str) -> IO[bytes]:
     """As ``open(path, "rb")``; what lies elsewhere is read as a whole. OSError, StoreIOError."""
     found = None if not _trees and "://" not in path else file_of(path)

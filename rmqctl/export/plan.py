@@ -98,7 +98,7 @@ def _served(store: Store, number: int, name: str, wanted: Selection) -> StorePla
         planned.files.append(file)
         planned.pieces.append(Piece(
             file, 0, file.size, file.size, False, number, at, text,
-            os.path.relpath(file.path, store.root), len(files) == 1, 1,
+            vfs.relpath(file.path, store.root), len(files) == 1, 1,
             (vfs.abspath(store.root), wanted.topic, queue_id)))
     return planned
 
@@ -134,7 +134,7 @@ def _planned(store: Store, number: int, name: str, wanted: Selection, jobs: int,
     parts = [part for file, used in zip(planned.files, ends, strict=True)
              for part in cuts(file, 0, used, file.size, size)]
     for at, part in enumerate(parts):
-        relative = os.path.relpath(part.file.path, store.root)
+        relative = vfs.relpath(part.file.path, store.root)
         planned.pieces.append(Piece(part.file, part.start, part.end, part.until, part.resync,
                                     number, at, text, relative, len(parts) == 1, planned.buckets))
     return planned

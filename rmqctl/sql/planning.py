@@ -136,7 +136,7 @@ def of_store(path: str, options: Options, filters: Filters) -> Iterator[Item]:
 def _compacted(store: Store, name: str, topic: str, queue_id: int) -> Iterator[Item]:
     for file in CompactedRows(store, topic, queue_id).log.files:
         def cut(start: int, end: int, file: StoreFile = file) -> CompactedPiece:
-            return CompactedPiece(name, os.path.relpath(file.path, store.root), store.root, topic,
+            return CompactedPiece(name, vfs.relpath(file.path, store.root), store.root, topic,
                                   queue_id, file.base + start, file.base + end)
 
         yield Item(file.size, cut)
@@ -158,7 +158,7 @@ def _log(store: Store, name: str, filters: Filters, *, frames: bool,
 def _log_item(store: Store, name: str, file: StoreFile, first: int, last: int, used: int,
               without: frozenset[bytes]) -> Item:
     def cut(start: int, end: int) -> LogPiece:
-        return LogPiece(name, os.path.relpath(file.path, store.root), file, first + start,
+        return LogPiece(name, vfs.relpath(file.path, store.root), file, first + start,
                         first + end, first + end == used, store.root, without)
 
     return Item(last - first, cut)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import pickle
 import shutil
 import subprocess
 import tarfile
@@ -25,9 +26,11 @@ from rmqctl.errors import FormatError, NotAStoreError, RefusedError, StoreIOErro
 from rmqctl.files.remote import ranges, tree
 from rmqctl.files.remote.ranges import Ranges
 from rmqctl.files.remote.reader import RemoteReader
+from rmqctl.sql.options import Options
 from rmqctl.store import Store
 from tests.conftest import GoldenFolder, Runner
 from tests.support import golden
+from tests.support.arrow_rows import rows_of
 from tests.support.share import sample
 
 COMMANDS = (["info"], ["verify"], ["offsets"], ["stats"], ["read", "--limit", "40"], ["doctor"],
@@ -289,6 +292,39 @@ def test_folders_of_the_log_elsewhere(store_is_there: bool, golden_copy: GoldenF
         done = rmqctl(words[0], root, *there, *words[1:]).expect(6)
         assert "needs a store on this machine" in done.err
     rmqctl("read", root, "--commitlog-dir", f"memory://none-{os.getpid()}/x").expect(3)
+
+
+@pytest.mark.parametrize("store_is_there", [True, False])
+@pytest.mark.parametrize("log_is_there", [True, False])
+def test_the_spark_source_of_a_log_elsewhere(
+        store_is_there: bool, log_is_there: bool, golden_copy: GoldenFolder,
+        tmp_path: Path) -> None:
+    """Each task reads on a machine that knows nothing but what was planned."""
+    pytest.importorskip("pyspark")
+    from tests.pipeline.reading import plan, read
+
+    root = golden_copy("5.3.3/multipath/store")
+    folders = [str(shutil.move(root / name, tmp_path / name)) for name in ("cl1", "cl2")]
+    place = in_memory(root, tmp_path) if store_is_there else str(root)
+    there = [in_memory(Path(path), tmp_path) for path in folders] if log_is_there else folders
+    for table in ("messages", "frames", "consumequeue", "index"):
+        found = []
+        for path, logs in ((str(root), folders), (place, there)):
+            options = Options.of({"path": path, "table": table, "commitlogDirs": ",".join(logs),
+                                  "numPartitions": "4"})
+            parts = pickle.loads(pickle.dumps(plan(options, options.filters)))
+            vfs.unmount_all()
+            rows = [row for part in parts
+                    for row in rows_of(read([part], table, options.filters))]
+            assert {row["store"] for row in rows} == {path}
+            for row in rows:
+                if table in ("messages", "frames"):  # a file elsewhere is named in full
+                    assert logs is folders or row["file"].startswith(tuple(logs))
+                    row["file"] = row["file"].rpartition("/")[2]
+                row["store"] = ""
+            found.append(rows)
+        assert found[0] == found[1], table
+        assert found[0]
 
 
 def test_an_object_that_changes(golden_copy: GoldenFolder, tmp_path: Path) -> None:

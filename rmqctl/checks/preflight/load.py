@@ -99,7 +99,7 @@ def _extensions(store: Store, version: BrokerVersion, loading: Load) -> None:
 
 def relative(store: Store, path: str) -> str:
     """Return a path as a plan names it: below the root relative to it, else absolute."""
-    below = os.path.relpath(path, store.root)
+    below = vfs.relpath(path, store.root)
     return vfs.abspath(path) if below.startswith(os.pardir) else below
 
 

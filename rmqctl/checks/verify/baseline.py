@@ -80,7 +80,7 @@ class Baseline:
         """A name that is not UTF-8 is written with escapes and read back unchanged."""
         file = finding.file
         if file is not None and os.path.isabs(file) == os.path.isabs(self._root):
-            file = os.path.relpath(file, self._root)
+            file = vfs.relpath(file, self._root)
         values = {name: getattr(finding, name) for name in _FIELDS} | {"file": file}
         return tuple(values[name] for name in _FIELDS)
 
