@@ -32,6 +32,7 @@ from tests.conftest import GoldenFolder, Runner
 from tests.support import golden
 from tests.support.arrow_rows import rows_of
 from tests.support.share import sample
+from tests.support.webhdfs import serving_webhdfs
 
 COMMANDS = (["info"], ["verify"], ["offsets"], ["stats"], ["read", "--limit", "40"], ["doctor"],
             ["timers", "list"], ["pop", "list"], ["config"],
@@ -529,3 +530,12 @@ def test_places_that_nobody_reads_are_forgotten(golden: GoldenFolder, tmp_path: 
         assert first.log.record_at(0) is not None
         with pytest.raises(StoreIOError, match="why"):
             vfs.raise_failure()
+
+
+@pytest.mark.long
+def test_hdfs_by_its_web_server(golden: GoldenFolder, rmqctl: Runner) -> None:
+    pytest.importorskip("requests")
+    root = golden("4.9.3/basic/store")
+    with serving_webhdfs(root.parent) as url:
+        same(answers(rmqctl, str(root), root), answers(rmqctl, f"{url}store", root))
+        rmqctl("info", f"{url}none").expect(3)

@@ -24,6 +24,8 @@ from rmqctl.scan.source import Closing, Source, Witness
 _CREDENTIALS = re.compile(r"(?<=://)[^/@]*:[^/@]*@")
 _hidden: dict[str, str] = {}
 """By the start of a URL as it is shown, the one with the password."""
+_MOST_WORDS = 300
+"""Characters of what a driver says that are shown: some name every place where they looked."""
 _TURN = threading.Lock()
 _TIMES = ("mtime", "LastModified", "last_modified", "updated", "created", "Last-Modified")
 """What the drivers call the time of the last change."""
@@ -306,6 +308,8 @@ def failing(where: str, doing: str) -> Iterator[None]:
     except NotImplementedError:
         raise RefusedError(f"cannot {doing} {where}: its driver does not support that") from None
     except OSError as error:
+        if error.errno is None and len(str(error)) > _MOST_WORDS:
+            raise StoreIOError(f"cannot {doing} {where}: {_words(error)}") from None
         raise failed(_numbered(error), where, doing) from None
     except Exception as error:  # noqa: BLE001  # each driver has its own family of errors
         raise StoreIOError(f"cannot {doing} {where}: {_words(error)}") from None
@@ -322,7 +326,9 @@ def _numbered(error: OSError) -> OSError:
 
 def _words(error: Exception) -> str:
     lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+    if not lines:
+        return type(error).__name__
+    return lines[0] if len(lines[0]) <= _MOST_WORDS else f"{lines[0][:_MOST_WORDS]} ..."
 
 
 def _same(name: str, full: str) -> bool:
