@@ -70,9 +70,9 @@ def command(
     redact_key: RedactKey = None,
     partition_by: Annotated[str | None, typer.Option(
         "--partition-by", metavar="NAMES",
-        help="Write a folder with subfolders by any of topic, day (of the store time, in --tz) and "
-             "store, comma-separated, or none (default for a folder: "
-             "topic,day).", show_default=False)] = None,
+        help="Write a folder, with folders in it: any of topic, day (of the store time, in --tz) "
+             "and store, comma-separated, or none. Default for a folder: "
+             "topic,day.", show_default=False)] = None,
     provenance: Annotated[bool, typer.Option(
         "--provenance", help="Add where each message was found: store, file, offset in the file, "
                              "and the SHA-256 of its record.")] = False,

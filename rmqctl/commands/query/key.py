@@ -29,7 +29,7 @@ def command(
 
     The index contains only a hash of topic and key; messages of other keys with the same hash are
     skipped. TOPIC is the topic in the record (an internal one for delayed and half messages). Exit
-    code 1 if nothing is found.
+    code 1 if there is no such message.
 
         rmqctl query key STORE --topic orders --key order-4711 --since -2d
     """

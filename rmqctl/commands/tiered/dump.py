@@ -31,10 +31,9 @@ def command(
         help="At most N records (default with --at: 1).")] = None,
     at: Annotated[int | None, typer.Option(
         "--at", metavar="OFFSET", parser=parse_offset,
-        help="Show the record at this offset, in the file or in the flat file that its name counts "
+        help="The record at this offset, in the file or in the flat file its name counts "
              "in.")] = None,
-    every: Annotated[bool, typer.Option("--all",
-        help="Also show units, slots and items of zeros.")] = (
+    every: Annotated[bool, typer.Option("--all", help="Units, slots and items of zeros too.")] = (
         False),
     body: Body = "auto",
     index_slots: TieredIndexSlots = None,

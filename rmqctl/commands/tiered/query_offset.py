@@ -27,7 +27,8 @@ def command(
         "--offset", metavar="N", parser=parse_offset, help="Queue offset.")] = None,
     phy: Annotated[int | None, typer.Option(
         "--phy", metavar="OFFSET", parser=parse_offset,
-        help="Offset in the queue's tiered commit log (the physical_offset in a tier).")] = None,
+        help="Offset in the queue's tiered commit log (what physical_offset is in a "
+             "tier).")] = None,
     around: Annotated[bool, typer.Option(
         "--containing", help="With --phy: show the message whose bytes include the "
                              "offset.")] = False,
@@ -48,7 +49,7 @@ def command(
     """Show the message at a queue offset of a tier, or at an offset of its commit log (--phy).
 
     A tier has a commit log for each queue, so --phy also needs --topic and --queue. Exit code 1 if
-    nothing is found; stderr says why.
+    there is no message; stderr says why.
 
         rmqctl tiered query offset /mnt/tier --topic orders --queue 0 --offset 1200
         rmqctl tiered query offset /mnt/tier --topic orders --queue 0 --phy 53755
