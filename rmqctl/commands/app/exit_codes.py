@@ -199,8 +199,9 @@ def _defect(exc: BaseException) -> list[str]:
     place = _innermost(exc)
     where = f", at {place}" if place else ""
     return [
-        f"rmqctl: error: a defect in rmqctl: {failure} (rmqctl {rmqctl.__version__}{where})",
-        "This is a bug in rmqctl: please report it with the command. RMQCTL_DEBUG=1 shows more.",
+        f"rmqctl: error: internal error: {failure} (rmqctl {rmqctl.__version__}{where})",
+        "This is a bug in rmqctl. Please report it with the command line; RMQCTL_DEBUG=1 prints a "
+        "traceback.",
     ]
 
 

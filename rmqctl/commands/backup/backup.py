@@ -43,8 +43,8 @@ def command(
         hidden=True)] = False,
     metrics: Annotated[str | None, typer.Option(
         "--format-prometheus", metavar="FILE", show_default=False,
-        help="After each run, write metrics for the textfile collector of node_exporter to "
-             "FILE.")] = None,
+        help="After each run, write metrics to FILE for node_exporter's textfile "
+             "collector.")] = None,
     load: Annotated[CronOptions, pick("limit_rate idle")],
     out: Out,
 ) -> None:

@@ -64,7 +64,7 @@ def command(
     layout: Annotated[LayoutOptions, pick("commitlog_dirs")],
     commitlog_dirs_b: Annotated[list[str] | None, typer.Option(
         "--commitlog-dir-b", metavar="DIR", rich_help_panel="Store layout",
-        help="The same for B, where its log lies in other folders; repeatable.")] = None,
+        help="--commitlog-dir for store B, if it differs; repeatable.")] = None,
     sizes: Annotated[LayoutOptions, pick("commitlog_file_size consumequeue_file_size "
                                           "broker_conf")],
     tz: Zone = UTC,

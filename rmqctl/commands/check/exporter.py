@@ -34,7 +34,7 @@ def command(
     more: MoreStores = None,
     listen: Annotated[Address, typer.Option(
         "--listen", metavar="HOST:PORT", parser=parse_address,
-        help="Where to answer; :9877 is every address of this machine, port 0 any free "
+        help="Address to listen on; :9877 is every address of this machine, port 0 any free "
              "port.")] = _HERE,
     once: Annotated[bool, typer.Option(
         "--once", help="Print the metrics and exit (for the textfile collector).")] = False,

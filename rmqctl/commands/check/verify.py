@@ -58,7 +58,7 @@ def command(
     spark: Annotated[SparkOptions, pick("engine master")],
     prometheus: Annotated[str | None, typer.Option(
         "--format-prometheus", metavar="FILE",
-        help="Also write metrics for the textfile collector.")] = None,
+        help="Also write metrics to FILE for the textfile collector.")] = None,
     jobs: Jobs = 0,
     cron: CronOptions,
     store: StoreOptions,
