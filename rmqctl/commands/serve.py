@@ -32,7 +32,7 @@ _STARTS = ("stored", "earliest", "latest")
 _NAME = re.compile(r"[%|\w.-]{1,127}", re.ASCII)
 _SMALLEST = 1 << 10
 _LARGEST_KEPT = 1 << 20
-"""Bytes of a buffer: what clients make larger is not kept when they are gone."""
+"""Maximum bytes of a buffer that is kept: larger ones are freed when their clients disconnect."""
 _LIMITS = "Client limits"
 
 
@@ -108,16 +108,16 @@ def command(
                                  "matching folders. None with --temp.")] = None,
     listen: Annotated[Address, typer.Option(
         "--listen", metavar="HOST:PORT", parser=parse_address,
-        help="Name server and first broker; further stores get the ports behind it. Port 0: any "
-             "free ones.")] = _HERE,
+        help="Address of name server and first broker; further stores get the following ports. "
+             "Port 0: any free ports.")] = _HERE,
     grpc: Annotated[Address | None, typer.Option(
         "--grpc", metavar="HOST:PORT", parser=parse_address,
-        help="Serve clients of RocketMQ 5 there, too, as its proxy does (usually 127.0.0.1:8081); "
-             "needs the extra `grpc`.")] = None,
+        help="Also serve RocketMQ 5 clients (gRPC) at this address, like its proxy (usually "
+             "127.0.0.1:8081); requires the extra `grpc`.")] = None,
     start: Annotated[str, typer.Option(
         "--from", metavar="stored|earliest|latest|TIME",
-        help="Where a group begins: where it stood, or at a place of the queues, whatever the "
-             "store says.")] = "stored",
+        help="Where consumer groups start: stored offsets, earliest, latest or a "
+             "time.")] = "stored",
     from_stored_offsets: Annotated[bool, typer.Option(
         "--from-stored-offsets", hidden=True,
         help="No effect: --from stored is the default.")] = False,
@@ -129,11 +129,11 @@ def command(
                        "keep.")] = "disk",
     idle_exit: Annotated[int | None, typer.Option(
         "--idle-exit", "--once-idle", metavar="DURATION", parser=_seconds,
-        help="End when no client was connected for so long (10s, or seconds).")] = None,
+        help="Stop when no client was connected for this time (10s, or seconds).")] = None,
     end_with_stdin: Annotated[bool, typer.Option(
         "--end-with-stdin", help="Stop when standard input (a pipe) is closed, so that the server "
-                                 "ends with its parent program. With --temp, the parent can also "
-                                 "inject faults through it.")] = False,
+                                 "ends with the program that started it. With --temp, that program "
+                                 "can also inject faults through it.")] = False,
     writable: Annotated[bool, typer.Option(
         "--writable", help="Also accept messages: the store is locked and written as by a broker; "
                            "offsets and topics go to its config/.")] = False,
@@ -143,8 +143,8 @@ def command(
                        "at the end; no STORE is given.")] = False,
     topic: Annotated[list[str] | None, typer.Option(
         "--topic", "-t", metavar="TOPIC",
-        help="Make a topic with 4 queues, if it is not there; repeatable, with --writable or "
-             "--temp.")] = None,
+        help="Create a topic with 4 queues if it does not exist; repeatable; requires --writable "
+             "or --temp.")] = None,
     key_file: Annotated[list[str] | None, typer.Option(
         "--key-file", metavar="FILE", help="Require signed requests (RocketMQ's ACL 1.0) with the "
                                            "AccessKey and SecretKey in FILE; repeatable.")] = None,
@@ -152,7 +152,7 @@ def command(
         "--flush", help="sync: acknowledge a send only after fsync.")] = None,
     metrics: Annotated[Address | None, typer.Option(
         "--metrics", metavar="HOST:PORT", parser=parse_address,
-        help="Answer Prometheus there; port 0: any free one.")] = None,
+        help="Serve metrics for Prometheus at this address; port 0: any free port.")] = None,
     uvloop: Annotated[bool, typer.Option(
         "--uvloop", help="Use the uvloop event loop, with slightly less work per request; requires "
                          "the extra `uvloop`.")] = False,

@@ -200,8 +200,7 @@ def _defect(exc: BaseException) -> list[str]:
     where = f", at {place}" if place else ""
     return [
         f"rmqctl: error: internal error: {failure} (rmqctl {rmqctl.__version__}{where})",
-        "This is a bug in rmqctl. Please report it with the command line; RMQCTL_DEBUG=1 prints a "
-        "traceback.",
+        "This is a bug in rmqctl: please report it with the command. RMQCTL_DEBUG=1 shows more.",
     ]
 
 

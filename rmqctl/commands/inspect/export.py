@@ -53,9 +53,10 @@ def command(
     *,
     target: Annotated[str, typer.Option(
         "--out", metavar="FILE|DIR|-", help="New file; its name sets the format: .parquet, .jsonl, "
-                                            ".csv (both also .gz, .zst), .avro, .arrow, .xlsx. "
-                                            "Other names: a new folder; -: standard output. Also a "
-                                            "URL (s3://…).")],
+                                            ".csv (both also .gz, .zst), .avro, .arrow or .xlsx. "
+                                            "Any other name is a new folder with files by "
+                                            "partition; - is standard output. Also a URL "
+                                            "(s3://…).")],
     stores: Stores = None,
     format: Annotated[  # noqa: A002
         Literal["parquet", "jsonl", "csv", "avro", "arrow", "xlsx"] | None,
@@ -70,9 +71,9 @@ def command(
     redact_key: RedactKey = None,
     partition_by: Annotated[str | None, typer.Option(
         "--partition-by", metavar="NAMES",
-        help="Write a folder, with folders in it: any of topic, day (of the store time, in --tz) "
-             "and store, comma-separated, or none. Default for a folder: "
-             "topic,day.", show_default=False)] = None,
+        help="Write a folder with subfolders by any of topic, day (of the store time, in --tz) and "
+             "store, comma-separated, or none (default for a folder: "
+             "topic,day).", show_default=False)] = None,
     provenance: Annotated[bool, typer.Option(
         "--provenance", help="Add where each message was found: store, file, offset in the file, "
                              "and the SHA-256 of its record.")] = False,

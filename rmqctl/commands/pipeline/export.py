@@ -39,12 +39,12 @@ def command(
     body: Body = "auto",
     partition_by: Annotated[str, typer.Option(
         "--partition-by", metavar="NAMES",
-        help="Folders: any of topic, day (of the store time, in --tz) and store, comma-separated, "
-             "or none.")] = "topic,day",
+        help="Subfolders: any of topic, day (of the store time, in --tz) and store, "
+             "comma-separated, or none.")] = "topic,day",
     compression: Annotated[str | None, typer.Option(
         "--compression", metavar="NAME",
-        help="parquet: zstd, snappy, gzip, lz4, none; json and csv: none, gzip, zstd; avro: "
-             "deflate, none. The first is taken by default.")] = None,
+        help="parquet: zstd, snappy, gzip, lz4, none; json, csv: none, gzip, zstd; avro: deflate, "
+             "none (the first is the default).")] = None,
     tz: Zone = UTC,
     dry_run: DryRead = False,
     spark: SparkOptions,

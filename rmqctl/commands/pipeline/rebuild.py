@@ -48,8 +48,8 @@ def command(
                                         engine="spark")],
     scratch: Annotated[str | None, typer.Option(
         "--scratch", metavar="FOLDER", rich_help_panel="Spark",
-        help="Where a plan that is only shown is made: a folder that all workers of a cluster see. "
-             "With --apply it is made below each store.")] = None,
+        help="Folder for a plan without --apply, visible to all workers of a cluster. With "
+             "--apply, files are created below each store.")] = None,
     jobs: Jobs = 0,
     consumequeue: Form = None,
     settings: Annotated[EngineOptions, pick(REBUILD)],

@@ -81,7 +81,7 @@ def command(
 
 def _by_offset(store: OpenedStore, msgid: str, report: Report) -> tuple[Record | None, str, str]:
     """Return the record at the offset in an offset message id, a warning if another host stored it,
-    and why nothing was found, unless the id has another form.
+    and why there is no record, unless it is no such id.
     """
     from rmqctl.formats.local.message import host_text, parse_message_id
     from rmqctl.store.query.lookup import message_at, where_is

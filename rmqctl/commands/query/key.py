@@ -68,7 +68,7 @@ def command(
 def _why_incomplete(store: OpenedStore, faults: Faults) -> str:
     if store.snapshot is not None and not faults.found:
         return "the index does not contain the newest messages yet, because a broker is writing"
-    return "the index is damaged or lags the log"
+    return "the index is damaged or lags behind the log"
 
 
 def _in_the_log(query: KeyQuery) -> str:
@@ -79,7 +79,7 @@ def _in_the_log(query: KeyQuery) -> str:
 
 
 def _reason(store: OpenedStore, query: KeyQuery, answer: KeyAnswer) -> str:
-    """Return why nothing was found, as far as known."""
+    """Return why there is no message, as far as known."""
     nothing = query.nothing
     search = f"`{_in_the_log(query)}` searches the messages themselves"
     if not store.index_listing.files:
