@@ -20,16 +20,14 @@ def command(
     *,
     older_than: Annotated[int | None, typer.Option(
         "--older-than", metavar="AGE", parser=parse_duration,
-        help="Log files last written so long ago expire: 72h, 7d, 1d12h (fileReservedTime; a "
-             "broker's default is 72h).")] = None,
+        help="Expire log files last written longer ago than this: 72h, 7d, 1d12h "
+             "(fileReservedTime; a broker's default is 72h).")] = None,
     keep_bytes: Annotated[int | None, typer.Option(
         "--keep-bytes", metavar="SIZE", parser=parse_size,
-        help="Further ones expire, whatever their age, until no more than SIZE of log is "
-             "left.")] = None,
+        help="Also expire the oldest log files until at most SIZE of log is left.")] = None,
     free: Annotated[int | None, typer.Option(
         "--free", metavar="SIZE", parser=parse_size,
-        help="The oldest expire, whatever their age, until the log files that go take SIZE of the "
-             "disk.")] = None,
+        help="Expire the oldest log files until they take up SIZE of the disk.")] = None,
     apply: ApplyOptions,
     store: StoreQueues,
     tz: Zone = UTC,

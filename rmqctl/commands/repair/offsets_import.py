@@ -23,8 +23,8 @@ def command(
     *,
     source: Annotated[str, typer.Argument(
         metavar="SOURCE", show_default=False,
-        help="A consumerOffset.json, a backup of one, what `offsets export` has printed, a store "
-             "(a slave, or an older copy), or the offsets.json of a broadcasting consumer.")],
+        help="A consumerOffset.json or its backup, the output of `offsets export`, a store (a "
+             "slave or an older copy), or the offsets.json of a broadcasting consumer.")],
     group: Annotated[str | None, typer.Option(
         "--group", "-g", metavar="GROUP", autocompletion=complete_groups,
         help="Only this consumer group.")] = None,

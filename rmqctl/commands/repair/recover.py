@@ -50,9 +50,9 @@ def command(
     *,
     only: Annotated[str | None, typer.Option(
         "--only", metavar="PARTS", parser=parts_of(_STRUCTURES),
-        help="Some of commitlog, consumequeue, index, checkpoint, topic-queue-table, timer, config "
-             "(comma-separated). Naming config also recreates config files that have no "
-             "backup.")] = None,
+        help="Repair only these parts (comma-separated): commitlog, consumequeue, index, "
+             "checkpoint, topic-queue-table, timer, config. Naming config also recreates config "
+             "files that have no backup.")] = None,
     strategy: Annotated[Literal["salvage", "broker"], typer.Option(
         "--strategy", help="salvage: keep every intact message. broker: do what a broker does at "
                            "startup, which truncates the log at the first damage.")] = "salvage",
@@ -82,17 +82,14 @@ def command(
              "that needs fillers.")] = "in-place",
     sources: Annotated[list[str] | None, typer.Option(
         "--from", metavar="SOURCE", autocompletion=complete_folders,
-        help="What else has the same log, only read: a slave's store, an older copy, another "
-             "disk's; a file of its commitlog; its messages as JSON lines (`read -o jsonl`) or "
-             "Parquet (`pipeline export`), or in a tier. What is damaged or missing is copied from "
-             "it where it proves to hold the same; repeatable, in this order. Or what mqadmin "
-             "exportMetadata wrote, for lost topics and groups, and a saved consumerOffset.json or "
-             "delayOffset.json for lost positions.")] = None,
+        help="Another copy of the same log to take messages from (read-only; repeatable, in this "
+             "order): a store, a commitlog file, messages as JSON lines or Parquet, or a tier. Or "
+             "the output of mqadmin exportMetadata for lost topics and groups, or a "
+             "consumerOffset.json or delayOffset.json for lost offsets.")] = None,
     prefer: Annotated[str | None, typer.Option(
         "--prefer", metavar="SOURCE", autocompletion=complete_folders,
-        help="Which is right where a SOURCE has other intact messages at the same place (split "
-             "brain): one of those of --from, or ours. Without it ours stay, and the exit code is "
-             "1.")] = None,
+        help="Which copy wins where a SOURCE has a different intact message at the same offset: "
+             "one of --from, or ours. Default: ours, with exit code 1.")] = None,
     explain: Annotated[int | None, typer.Option(
         "--explain", metavar="OFFSET", min=0, show_default=False,
         help="Only show verdict, planned repair and evidence for one physical offset.")] = None,

@@ -61,8 +61,8 @@ def command(
         "--topic", "-t", metavar="TOPIC", help="Only this topic; repeatable.")] = None,
     start: Annotated[str, typer.Option(
         "--start", metavar="earliest|broker|TIME",
-        help="Where a queue begins that is not in the tier yet: at its first message, two minutes "
-             "ago as a broker does (what is older is never uploaded), or at a time.")] = "earliest",
+        help="Where to start a queue that is not in the tier yet: its first message, two minutes "
+             "ago as a broker does (older messages are never uploaded), or a time.")] = "earliest",
     only_due: Annotated[bool, typer.Option(
         "--only-due", help="Only upload what a broker would upload now: queues whose oldest "
                            "message has waited long enough, or with enough messages.")] = False,

@@ -31,9 +31,10 @@ def command(
         help="At most N records (default with --at: 1).")] = None,
     at: Annotated[int | None, typer.Option(
         "--at", metavar="OFFSET", parser=parse_offset,
-        help="The record at this offset, in the file or in the flat file its name counts "
+        help="Show the record at this offset, in the file or in the flat file that its name counts "
              "in.")] = None,
-    every: Annotated[bool, typer.Option("--all", help="Units, slots and items of zeros too.")] = (
+    every: Annotated[bool, typer.Option("--all",
+        help="Also show units, slots and items of zeros.")] = (
         False),
     body: Body = "auto",
     index_slots: TieredIndexSlots = None,

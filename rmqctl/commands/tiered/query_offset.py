@@ -27,8 +27,7 @@ def command(
         "--offset", metavar="N", parser=parse_offset, help="Queue offset.")] = None,
     phy: Annotated[int | None, typer.Option(
         "--phy", metavar="OFFSET", parser=parse_offset,
-        help="Offset in the queue's tiered commit log (what physical_offset is in a "
-             "tier).")] = None,
+        help="Offset in the queue's tiered commit log (the physical_offset in a tier).")] = None,
     around: Annotated[bool, typer.Option(
         "--containing", help="With --phy: show the message whose bytes include the "
                              "offset.")] = False,

@@ -49,8 +49,8 @@ def command(
         "--batch-size", metavar="N", min=1, help="Maximum number of messages in a batch.")] = 32,
     on_error: Annotated[str, typer.Option(
         "--on-error", metavar="stop|skip|collect FILE",
-        help="What a bad line does: end the run, be left out, or be left out and kept in a new "
-             "file that is named there.")] = "stop",
+        help="What to do with a bad line: stop the run, skip it, or collect it in the new "
+             "FILE.")] = "stop",
     keep_queue_offsets: Annotated[bool, typer.Option(
         "--keep-queue-offsets", help="With --as-recorded: keep recorded queue offsets even if they "
                                      "do not continue the queue. Default: renumber such "
