@@ -85,8 +85,8 @@ def command(
 
 
 def _newest(backup: str) -> int:
-    """Return the time of the newest restore point (epoch ms). Raises NotAStoreError where there is
-    none.
+    """Return the time of the newest restore point (epoch ms). Raises NotAStoreError without
+    one.
     """
     if is_url(backup):
         from rmqctl.backup.objects import require_points

@@ -40,7 +40,7 @@ def command(
     A broker's id (offset message id, msg_id in JSON) contains the store host and physical offset. A
     client's id (UNIQ_KEY; in 4.x it looks the same) is a key that is looked up in the index for
     every known topic. If no client id matches, a message at the offset in the id is shown with a
-    warning even if its store host differs. Exit code 1 if there is no such message.
+    warning even if its store host differs. Exit code 1 if nothing is found.
 
         rmqctl query id STORE 0A00000100002A9F0000000020006692
         rmqctl query id STORE 0A000008126718B4AAC2CFF2AF34A3CA
@@ -81,7 +81,7 @@ def command(
 
 def _by_offset(store: OpenedStore, msgid: str, report: Report) -> tuple[Record | None, str, str]:
     """Return the record at the offset in an offset message id, a warning if another host stored it,
-    and why there is no record, unless it is no such id.
+    and why nothing was found, unless the id has another form.
     """
     from rmqctl.formats.local.message import host_text, parse_message_id
     from rmqctl.store.query.lookup import message_at, where_is

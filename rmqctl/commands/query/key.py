@@ -29,7 +29,7 @@ def command(
 
     The index contains only a hash of topic and key; messages of other keys with the same hash are
     skipped. TOPIC is the topic in the record (an internal one for delayed and half messages). Exit
-    code 1 if there is no such message.
+    code 1 if nothing is found.
 
         rmqctl query key STORE --topic orders --key order-4711 --since -2d
     """
@@ -68,7 +68,7 @@ def command(
 def _why_incomplete(store: OpenedStore, faults: Faults) -> str:
     if store.snapshot is not None and not faults.found:
         return "the index does not contain the newest messages yet, because a broker is writing"
-    return "the index is damaged or lags behind the log"
+    return "the index is damaged or lags the log"
 
 
 def _in_the_log(query: KeyQuery) -> str:
@@ -79,7 +79,7 @@ def _in_the_log(query: KeyQuery) -> str:
 
 
 def _reason(store: OpenedStore, query: KeyQuery, answer: KeyAnswer) -> str:
-    """Return why there is no message, as far as known."""
+    """Return why nothing was found, as far as known."""
     nothing = query.nothing
     search = f"`{_in_the_log(query)}` searches the messages themselves"
     if not store.index_listing.files:

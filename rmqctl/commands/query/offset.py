@@ -38,7 +38,7 @@ def command(
 ) -> None:
     """Show the message at a queue offset or at a physical offset.
 
-    Exit code 1 if there is none; stderr says what is there instead.
+    Exit code 1 if nothing is found; stderr says what is there instead.
 
         rmqctl query offset STORE --topic orders --queue 0 1200
         rmqctl query offset STORE --phy 536897170
@@ -65,7 +65,7 @@ def command(
 
 def _in_log(store: OpenedStore, phy: int, around: bool,
             report: Report) -> tuple[Record | None, str]:
-    """Return the record, or why there is none."""
+    """Return the record, or why it was not found."""
     from rmqctl.store.query.lookup import containing, message_at, where_is
 
     record = containing(store, phy) if around else message_at(store, phy, report)
@@ -75,7 +75,7 @@ def _in_log(store: OpenedStore, phy: int, around: bool,
 
 def _in_queue(store: OpenedStore, topic: str, queue: int, offset: int,
               report: Report) -> tuple[Record | None, str]:
-    """Return the record at a queue offset, or why there is none. A batch is found by the offset of
+    """Return the record at a queue offset, or why it was not found. A batch is found by the offset of
     each of its messages.
     """
     from rmqctl.broker.get_message import offset_note

@@ -21,7 +21,7 @@ def command(
     """Find the queue offset for a time, like a broker's getOffsetInQueueByTime.
 
     If nothing was stored at or after the time, the result is the queue's max offset. Exit code 1 if
-    the queue does not exist (or, with --messages, if there is no message).
+    the queue does not exist (or, with --messages, if nothing is found).
 
         rmqctl query time STORE --topic orders --queue 0 --time 2024-06-21T19:53:00Z
     """

@@ -66,8 +66,7 @@ class ApplyOptions(OptionGroup):
         rich_help_panel=_APPLYING)] = False
     yes: Annotated[bool, typer.Option(
         "--yes", "-y", rich_help_panel=_APPLYING,
-        help="Do not ask for confirmation. Without a terminal and with -o json, there is no "
-             "question anyway.",
+        help="Do not ask for confirmation (never asked without a terminal or with -o json).",
     )] = False
     dry_run: Annotated[bool, typer.Option(
         "--dry-run", help="No effect: without --apply only the plan is shown.", hidden=True,
@@ -111,8 +110,8 @@ def ask(out: Output, question: str, *, yes: bool) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Tiered:
-    """A tier's root: the roots of its brokers, which are locked as well, a check that raises where
-    there is no tier, and the folders of its metadata.
+    """A tier's root: the roots of its brokers, which are locked as well, a check that raises without a
+    tier, and the folders of its metadata.
     """
 
     homes: Sequence[str]

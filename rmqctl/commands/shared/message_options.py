@@ -107,7 +107,7 @@ class SelectOptions(OptionGroup):
 
     def selection(self, tz: tzinfo, decoding: Callable[[], Decoding] | None = None) -> Selection:
         """Return the selection for the library; times without a zone are in ``tz``. ``decoding`` is
-        called where a condition is on a field of a body; without it there are none. Raises
+        called where a condition is on a field of a body; without it there are not any. Raises
         UsageError.
         """
         from rmqctl.store.query.select import Selection

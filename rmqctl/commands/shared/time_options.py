@@ -64,7 +64,7 @@ class TierTimeQuery(TimeQuery):
 
     boundary: Annotated[Literal["lower", "upper"], typer.Option(
         "--boundary", help="lower: the first message stored at this time or later. upper: the last "
-                           "one stored exactly then; if there is none, see "
+                           "one stored exactly then; otherwise see "
                            "--broker-version.")] = "lower"
     like: Annotated[Literal["5.3.3", "5.2.0"], typer.Option(
         "--broker-version", "--like",

@@ -30,7 +30,7 @@ def command(
     Searches all index files, uploaded or not, with the hashes of 5.1 to 5.3.3 and of newer brokers;
     messages that only share the hash are skipped. --as-broker searches only files created in the
     given time window and returns every hash match, as a broker does. With --local, the local store
-    is searched first. Exit code 1 if there is no such message.
+    is searched first. Exit code 1 if nothing is found.
 
         rmqctl tiered query key /mnt/tier --topic orders --key order-4711 --since -30d
     """
@@ -76,7 +76,7 @@ def command(
 
 def _reason(files: IndexFiles, query: KeyQuery, answer: KeyAnswer | None,
             false_hits: int) -> str:
-    """Return why there is no message, as far as known."""
+    """Return why nothing was found, as far as known."""
     nothing = query.nothing
     if not files.files and answer is not None:
         return f"{nothing}: the tier has no index files"

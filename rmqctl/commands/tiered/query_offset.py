@@ -48,7 +48,7 @@ def command(
     """Show the message at a queue offset of a tier, or at an offset of its commit log (--phy).
 
     A tier has a commit log for each queue, so --phy also needs --topic and --queue. Exit code 1 if
-    there is no message; stderr says why.
+    nothing is found; stderr says why.
 
         rmqctl tiered query offset /mnt/tier --topic orders --queue 0 --offset 1200
         rmqctl tiered query offset /mnt/tier --topic orders --queue 0 --phy 53755

@@ -30,7 +30,7 @@ def command(
     Searches the whole queue by the store times of its remaining messages. --as-broker selects a
     segment by its metadata first and misreads the store time of messages with an IPv6 born host, as
     a broker does. If all messages are older, the result is the queue's end. Exit code 1 if the
-    queue does not exist (or, with --messages, if there is no message).
+    queue does not exist (or, with --messages, if nothing is found).
 
         rmqctl tiered query time /mnt/tier --topic orders --queue 0 --time 2024-06-21T19:53:00Z
     """
