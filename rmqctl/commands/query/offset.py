@@ -75,8 +75,8 @@ def _in_log(store: OpenedStore, phy: int, around: bool,
 
 def _in_queue(store: OpenedStore, topic: str, queue: int, offset: int,
               report: Report) -> tuple[Record | None, str]:
-    """Return the record at a queue offset, or why it was not found. A batch is found by the offset of
-    each of its messages.
+    """Return the record at a queue offset, or why it was not found. Each message of a batch has an
+    offset.
     """
     from rmqctl.broker.get_message import offset_note
     from rmqctl.broker.view import view_of

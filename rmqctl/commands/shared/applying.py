@@ -110,8 +110,8 @@ def ask(out: Output, question: str, *, yes: bool) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Tiered:
-    """A tier's root: the roots of its brokers, which are locked as well, a check that raises without a
-    tier, and the folders of its metadata.
+    """A tier's root: the roots of its brokers, which are locked as well, a check that raises
+    without a tier, and the folders of its metadata.
     """
 
     homes: Sequence[str]
