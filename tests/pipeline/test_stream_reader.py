@@ -259,11 +259,11 @@ def test_where_a_query_starts(tmp_path, text, first):
 @pytest.mark.parametrize(("options", "words"), [
     ({"startingOffsets": "soon"}, "earliest, latest, or a JSON object"),
     ({"startingOffsets": "[1]"}, "JSON object"),
-    ({"startingOffsets": '{"/x": -1}'}, "expected a physical offset"),
-    ({"startingOffsets": '{"/x": true}'}, "expected a physical offset"),
-    ({"startingOffsets": '{"/x": 5}'}, "not one of the stores"),
-    ({"maxBytesPerTrigger": "0"}, "must be at least 1"),
-    ({"maxBytesPerTrigger": "x"}, "not a size"),
+    ({"startingOffsets": '{"/x": -1}'}, "neither a physical offset"),
+    ({"startingOffsets": '{"/x": true}'}, "neither a physical offset"),
+    ({"startingOffsets": '{"/x": 5}'}, "none of the stores"),
+    ({"maxBytesPerTrigger": "0"}, "at least one byte"),
+    ({"maxBytesPerTrigger": "x"}, "invalid size"),
     ({"table": "frames"}, "only messages"),
     ({"numPartitions": "3"}, "splitSize divides a batch"),
     ({"maxBytes": "5"}, "unknown option")])

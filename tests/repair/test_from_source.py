@@ -662,11 +662,10 @@ def test_sources_that_are_none(tmp_path: Path) -> None:
             (2, ("--from", str(linked)), "hard links"),
             (3, ("--from", str(tmp_path / "nowhere")), "not a store"),
             (3, ("--from", str(empty)), "no commitlog"),
-            (2, ("--from", str(log_files(store)[0])), "to the store itself"),
-            (2, ("--prefer", "ours"), "--prefer goes with --from"),
-            (2, ("--from", str(other), "--prefer", str(store)), "given with --from"),
+            (2, ("--from", str(log_files(store)[0])), "of the store itself"),
+            (2, ("--prefer", "ours"), "--prefer requires --from"),
+            (2, ("--from", str(other), "--prefer", str(store)), "one of the --from sources"),
             (2, ("--from", str(other), "--only", "index"), "commitlog"),
-            (2, ("--from", str(other), "--strategy", "broker"),
-             "cannot be combined with --strategy broker")):
+            (2, ("--from", str(other), "--strategy", "broker"), "cannot be combined with --strategy broker")):
         with snapshot.assert_unchanged(store, other):
             assert said in run("recover", store, *SIZES, *words).expect(code).err, words

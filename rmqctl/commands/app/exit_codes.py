@@ -199,7 +199,7 @@ def _defect(exc: BaseException) -> list[str]:
     place = _innermost(exc)
     where = f", at {place}" if place else ""
     return [
-        f"rmqctl: error: internal error: {failure} (rmqctl {rmqctl.__version__}{where})",
+        f"rmqctl: error: a defect in rmqctl: {failure} (rmqctl {rmqctl.__version__}{where})",
         "This is a bug in rmqctl: please report it with the command. RMQCTL_DEBUG=1 shows more.",
     ]
 
