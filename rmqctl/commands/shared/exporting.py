@@ -101,7 +101,7 @@ def _warn(out: Output, result: StoreResult) -> None:
     for text in lost_texts(result.lost):
         out.warn(f"{name}: {text}")
     if result.in_progress is not None:
-        out.note(f"{name}: the record at physical offset {result.in_progress.offset} is still "
+        out.note(f"{name}: the record at physical offset {result.in_progress.offset} is "
                  "being written by the process that holds the store")
 
 
