@@ -132,8 +132,8 @@ def command(
         help="Stop when no client was connected for this time (10s, or seconds).")] = None,
     end_with_stdin: Annotated[bool, typer.Option(
         "--end-with-stdin", help="Stop when standard input (a pipe) is closed, so that the server "
-                                 "ends with the program that started it. With --temp, that program "
-                                 "can also inject faults through it.")] = False,
+                                 "ends with its parent program. With --temp, the parent can also "
+                                 "inject faults through it.")] = False,
     writable: Annotated[bool, typer.Option(
         "--writable", help="Also accept messages: the store is locked and written as by a broker; "
                            "offsets and topics go to its config/.")] = False,

@@ -14,9 +14,9 @@ from rmqctl.commands.shared.store_warnings import warn_of_log
 def command(
     *,
     source: Annotated[Literal["log", "consumequeue", "both"], typer.Option(
-        "--source", help="Source of the JSON's offsets: log (for a queue whose messages have all "
-                         "expired, its consume queue), consume queues only (the log is not read), "
-                         "or the larger of both.")] = "log",
+        "--source", help="Source of the offsets in JSON: the log (for queues whose messages have "
+                         "all expired, the consume queue), the consume queues only, or the larger "
+                         "of both.")] = "log",
     view: Annotated[Literal["disk", "broker"], typer.Option(
         "--view", help="disk: the log on disk, also after damage. broker: what a broker would keep "
                        "at startup.")] = "disk",

@@ -56,9 +56,9 @@ def command(
     *,
     section: Annotated[Section | None, typer.Argument(
         metavar="[SECTION]", show_default=False,
-        help="Section to show (default: a listing of the files). metadata: topics and groups in "
-             "the JSON of `mqadmin exportMetadata`, which recover --from accepts. epochs: master "
-             "changes in controller mode (epochFileCheckpoint).")] = None,
+        help="Section to show (default: list the files). metadata: the JSON of `mqadmin "
+             "exportMetadata`, for recover --from. epochs: master changes in controller "
+             "mode.")] = None,
     only: Annotated[Literal["topics", "groups"] | None, typer.Option(
         "--only", help="With metadata: only topics, or only groups.")] = None,
     special: Annotated[bool, typer.Option(

@@ -53,10 +53,9 @@ def command(
     *,
     target: Annotated[str, typer.Option(
         "--out", metavar="FILE|DIR|-", help="New file; its name sets the format: .parquet, .jsonl, "
-                                            ".csv (both also .gz, .zst), .avro, .arrow or .xlsx. "
-                                            "Any other name is a new folder with files by "
-                                            "partition; - is standard output. Also a URL "
-                                            "(s3://…).")],
+                                            ".csv (both also .gz, .zst), .avro, .arrow, .xlsx. "
+                                            "Other names: a new folder; -: standard output. Also a "
+                                            "URL (s3://…).")],
     stores: Stores = None,
     format: Annotated[  # noqa: A002
         Literal["parquet", "jsonl", "csv", "avro", "arrow", "xlsx"] | None,

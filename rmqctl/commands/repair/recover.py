@@ -82,10 +82,9 @@ def command(
              "that needs fillers.")] = "in-place",
     sources: Annotated[list[str] | None, typer.Option(
         "--from", metavar="SOURCE", autocompletion=complete_folders,
-        help="Another copy of the same log to take messages from (read-only; repeatable, in this "
-             "order): a store, a commitlog file, messages as JSON lines or Parquet, or a tier. Or "
-             "the output of mqadmin exportMetadata for lost topics and groups, or a "
-             "consumerOffset.json or delayOffset.json for lost offsets.")] = None,
+        help="Another copy of the log (read-only; repeatable, in this order): a store, a commitlog "
+             "file, messages as JSON lines or Parquet, or a tier. Also exportMetadata output, "
+             "consumerOffset.json or delayOffset.json.")] = None,
     prefer: Annotated[str | None, typer.Option(
         "--prefer", metavar="SOURCE", autocompletion=complete_folders,
         help="Which copy wins where a SOURCE has a different intact message at the same offset: "
