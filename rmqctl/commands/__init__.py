@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-#: The environment variable that stands in for STORE.
+#: The environment variable with the default of STORE.
 STORE_VARIABLE = "RMQCTL_STORE"
 
 Effect = Literal["read-only", "writes-new", "mutates"]
@@ -59,7 +59,7 @@ _PIPELINE = "Pipeline"
 _SERVE = "Serve"
 _ABOUT = "About rmqctl"
 
-#: Words whose sub-commands have a folder of their own; the others lie in that of their section.
+#: Words whose sub-commands have a folder of their own; the others are in that of their section.
 _WORDS = ("query", "delete", "tiered", "pipeline")
 _FOLDERS = {_INSPECT: "inspect", _CHECK: "check", _WRITE: "write", _REPAIR: "repair",
             _BACKUP: "backup"}

@@ -10,20 +10,20 @@ import re
 from functools import cache
 
 # The marks that reorder or hide text, and line and paragraph separators. Joiners (U+200C, U+200D)
-# are none of them: Persian words and emoji need them.
+# are not among them: Persian words and emoji need them.
 _HIDING = ("\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u2064\u2066-\u2069\ufeff"
            "\ufff9-\ufffb\U000e0000-\U000e007f")
-# Besides: C0 and C1 controls, DEL, and lone surrogates (which no encoder takes).
+# Also: C0 and C1 controls, DEL, and lone surrogates (which no encoder accepts).
 _UNSAFE = f"[\x00-\x1f\x7f-\x9f\ud800-\udfff{_HIDING}]"
 _UNSAFE_BUT_NEWLINE = _UNSAFE.replace("\x00-\x1f", "\x00-\x09\x0b-\x1f")
 _NAMED = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
-# What JSON leaves raw although a terminal acts on it or shows a reader something else.
+# Characters that JSON leaves raw although a terminal acts on them or shows other text.
 _JSON_UNSAFE = f"[\x7f-\x9f{_HIDING}]"
 
-# What a spreadsheet takes for the beginning of a formula: the signs themselves, in their small and
-# full-width forms too (East Asian input), behind what is not seen (space of any kind, controls,
-# marks: some programs drop them); tab and carriage return alone.
+# Characters that start a formula in a spreadsheet: the signs, also in their small and full-width
+# forms (East Asian input), after invisible characters (spaces, controls, marks: some programs drop
+# them); tab and carriage return alone.
 _SIGNS = "=+\\-@\uff1d\uff0b\uff0d\uff20\ufe66\ufe62\ufe63\ufe6b\u2212"
 _UNSEEN = f"\\s\x00-\x1f\x7f-\x9f\u00ad\u034f\u200c\u200d{_HIDING}"
 _FORMULA = f"[\t\r\n]|[{_UNSEEN}]*[{_SIGNS}]"
@@ -78,8 +78,8 @@ def spreadsheet_safe(text: str) -> str:
     return text
 
 
-# What starts markup in GitHub-flavoured Markdown, and nothing else: an underscore inside a word
-# is none, nor is a bracket that no parenthesis follows.
+# Characters that start markup in GitHub-flavoured Markdown: not an underscore inside a word, nor a
+# bracket without a parenthesis after it.
 _MARKDOWN = (
     r"[|*`<~]|\\(?=[!-/:-@\[-`{-~])|(?<=\])\(|&(?=[a-zA-Z#])|(?<![^\W_])_|_(?![^\W_])"
 )

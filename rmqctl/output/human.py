@@ -147,7 +147,7 @@ class Human(ABC):
                 parts = folded(value, max(room, 1)) or [""]
                 if room < _LEAST_ROOM or (" " not in value and self._limit is not None
                                           and display_width(value) < self._limit):
-                    # A long name has a line of its own, and so has what has no room beside it.
+                    # A long name, or a value that does not fit beside it, gets a line of its own.
                     yield key, key, ""
                     for part in folded(f" {value}", self._limit or room, " "):
                         yield key, "", part

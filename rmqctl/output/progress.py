@@ -146,7 +146,7 @@ class BarProgress(Progress):
         try:
             self._stream.write(text)
             self._stream.flush()
-        except (OSError, ValueError):  # whoever watched has gone
+        except (OSError, ValueError):  # the terminal is gone
             self._ended.set()
 
     def line(self) -> str:

@@ -105,7 +105,7 @@ class Sink:
         self.encoding = encoding or getattr(stream, "encoding", None) or "utf-8"
         self.before_write: Callable[[], None] | None = None
         if self._buffer is not None and stream is not None:
-            self._guard(stream.flush)  # whatever was written as text stands before our bytes
+            self._guard(stream.flush)  # text that was written before comes first
 
     def write(self, text: str | bytes | memoryview) -> None:
         """Write all of ``text``, which may already be encoded."""
@@ -207,9 +207,9 @@ def wait(seconds: float) -> None:
     until = time.monotonic() + seconds
     try:
         watched = select.poll()
-        watched.register(sys.stdout.fileno(), 0)  # errors and hang-ups are told unasked
+        watched.register(sys.stdout.fileno(), 0)  # errors and hang-ups are always reported
         events = watched.poll(seconds * 1000)
-    except (OSError, ValueError, AttributeError):  # no descriptor behind it, or none at all
+    except (OSError, ValueError, AttributeError):  # stdout has no descriptor, or is missing
         events = []
     if any(event & (select.POLLERR | select.POLLHUP) for _, event in events):
         raise BrokenPipeError

@@ -36,7 +36,7 @@ class HelpMixin:
     params: Any
     help: str | None
 
-    #: Commands to list below the options; those of a group, or of the group one stands for.
+    #: Commands to list below the options; those of a group, or of the group that it replaces.
     listed: Mapping[str, Any] = MappingProxyType({})
 
     def get_help_option(self, ctx: Any) -> Any:

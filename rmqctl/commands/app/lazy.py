@@ -38,7 +38,7 @@ CONTEXT_SETTINGS: dict[str, Any] = {
 }
 
 
-# What a group puts in front of the words meant for its default command; no one can type it.
+# A group puts this before the words for its default command; users cannot type it.
 _DEFAULT = "\0"
 _PLACES = {"--from", "--out", "--commitlog-dir"}
 """Options that may be URLs."""

@@ -94,7 +94,7 @@ def _collected(out: Output, path: str, target: str, layout: LayoutOptions, *,
     def words(*command: str) -> list[str]:
         return shlex.split(typed.other(*command, root))[1:]
 
-    # One key for all commands of a redacted case, in a file without a name: nobody has it
+    # One key for all commands of a redacted case, in a file without a name: nobody can read it
     # afterwards, however this run ends.
     with tempfile.TemporaryFile() as key, out.progress("collecting evidence") as progress:
         def step(name: str, total: int | None) -> Any:

@@ -140,7 +140,7 @@ def _of_messages(found: Diagnosis) -> dict[str, str]:
     from rmqctl.checks.preflight.disk import expiry
 
     start, covered, lost = found.start, found.findings.coverage, found.losses
-    # Fillers and messages that were kept damaged are readable, but nobody sent them so.
+    # Fillers and messages that were kept damaged are readable, but were not sent like this.
     facts: dict[str, str] = {"messages": Phrase(
         "{some:,} intact, in {size} of log", some=covered.messages - (lost.replaced or 0),
         size=size_text(covered.bytes_total))}

@@ -62,7 +62,7 @@ def command(
                                   machine=around(opened, IGNORE))
         if not quick:
             predicted.in_tier = losses_of_tier(out, opened)
-    # Without groups in the prediction, the broker opens another log, or there is none.
+    # Without groups in the prediction, the broker opens another log or does not find one.
     found = predicted.consumers
     if found is None and predicted.misled:  # the broker opens another log, without messages
         found = Consumers((), complete=False, positions_known=False,

@@ -104,7 +104,7 @@ class _Screen:
 
     def _evidence(self) -> str:
         evidence = [hint["evidence"] for hint in self._facts["version_hints"]]
-        # The strongest evidence is the youngest; the screen has room for a little.
+        # The newest evidence is the strongest; only a little fits on the screen.
         shown = evidence if self._full else evidence[-2:]
         return "; ".join(shown) or "no sign of a later version"
 

@@ -123,7 +123,7 @@ def command(
         return
     look = (typed.other("tiered", "verify", store.root)
             if seen.entry.command.startswith("tiered ") else typed.other("doctor", store.root))
-    # The answer of whoever runs it, then the work.
+    # Ask the user, then do the work.
     verb = "Give up" if abandon else "Undo"
     if not yes and at_a_terminal():
         out.tell("Nothing is deleted: the repair's own files are kept in "

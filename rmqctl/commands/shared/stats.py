@@ -55,7 +55,7 @@ class StatsOptions(OptionGroup):
 _NARROW = ("messages", "share", "bytes", "messages_per_second")
 _BRIEF = ("messages", "share", "bytes", "average_size", "messages_per_second", "bytes_per_second")
 _TIMES = ("first_store_timestamp", "last_store_timestamp")
-_BRIEF_COLUMNS, _WIDE_COLUMNS = 100, 150  # terminal columns from which on there is room for more
+_BRIEF_COLUMNS, _WIDE_COLUMNS = 100, 150  # terminal columns from which more columns fit
 _MOST_COLUMNS = 20_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 

@@ -278,7 +278,7 @@ def _style(verdict: str) -> str:
         "warn" if verdict == "partly checked" else "bad")
 
 
-# -- the tier that lies in a store ----------------------------------------------------------------
+# -- the tier in a store --------------------------------------------------------------------------
 
 
 def without_tier(only: str | None) -> tuple[str | None, bool]:

@@ -66,4 +66,4 @@ def _is_empty(root: str) -> bool:
     try:
         return set(os.listdir(root)) <= {"config", ".rmqctl"}
     except (OSError, ValueError):
-        return False  # behind a URL, or not there: who opens it says which
+        return False  # at a URL, or missing: opening it shows which

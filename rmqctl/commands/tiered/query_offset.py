@@ -78,7 +78,7 @@ def command(
         elif as_broker and offset is not None:
             matching = None if tag is None else Matching(tag)
             answer = router.tier_only(flat_queue, offset, count, matching)
-        # The answer as a document, the message of it, or what lies there in the tier.
+        # The answer as a document, its message, or the contents of the tier at the offset.
         if as_broker and answer is not None:
             pull = answer
             out.document(_document(pull), lambda page: page.pairs(_document(pull)))

@@ -123,7 +123,7 @@ def _manner(on_error: str, file: str, collect: str | None) -> tuple[str, str, st
             raise UsageError(f"a second file, {collect!r}, requires --on-error collect")
         return manner, file, named or None
     if collect is None:
-        # `append STORE --on-error collect FILE`: the only file is the one behind the option.
+        # `append STORE --on-error collect FILE`: the only file is the one after the option.
         if file == "-":
             raise UsageError("--on-error collect requires a file: --on-error collect FILE")
         return manner, "-", file
