@@ -47,7 +47,7 @@ def test_they_are_counted_until_they_are_taken_back(tmp_path: Path) -> None:
                *JSON).expect(1).json()
     assert len(done["messages_lost"]) == 14
     assert counted(store) == (14, 14, 14)
-    assert "14 fillers for lost bytes" in run("info", store).out
+    assert "14 fillers for lost messages" in run("info", store).out
     assert "fillers among the messages: 14" in run("stats", store).err
     found = run("verify", store, *SIZES).expect(0)
     assert "14 fillers for lost messages (orders 7, pays 7)" in found.out

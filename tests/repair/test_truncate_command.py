@@ -150,7 +150,7 @@ def test_an_interrupted_repair_is_reported_and_completed(golden_copy: GoldenFold
     words = commands(root)[1]
     done = rmqctl(*words, "--apply", "--yes", "-o", "json").expect(0).json()
     (root / done["kept"] / "state.json").rename(root / "state.json.away")
-    assert "not finished" in rmqctl(*words).expect(0).err
+    assert "was interrupted" in rmqctl(*words).expect(0).err
     assert "completed first" in rmqctl(*words, "--apply", "--yes").expect(0).err
     assert "not finished" not in rmqctl(*words).expect(0).err
 

@@ -189,7 +189,7 @@ def test_the_screen_shows_who_is_there(store: Path) -> None:
 
         served.do(draw)
     lines = [line.rstrip() for line in pages[0].splitlines()]
-    assert lines[0] == f"serve {served.address}, for 1 min 1 s; Ctrl-C stops"
+    assert lines[0] == f"serving on {served.address} for 1 min 1 s; Ctrl-C stops"
     assert lines[1] == "clients  1 connected, 1 accepted, 0 turned away, 0 broken"
     assert lines[3].endswith("5 in all")
     (row,) = [line for line in lines if topic in line]
@@ -210,9 +210,9 @@ def test_on_a_terminal_it_draws_and_ctrl_c_ends_it(store: Path) -> None:
     os.close(follower)
     seen = b""
     end = time.monotonic() + 20
-    while b"ends it" not in seen and time.monotonic() < end:
+    while b"Ctrl-C stops" not in seen and time.monotonic() < end:
         seen += os.read(leader, 1 << 16)
-    assert b"ends it" in seen
+    assert b"Ctrl-C stops" in seen
     os.write(leader, b"\x03")
     try:
         while data := os.read(leader, 1 << 16):

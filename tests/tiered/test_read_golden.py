@@ -137,7 +137,7 @@ def test_what_is_not_there(golden: GoldenFolder, rmqctl: Runner) -> None:
     flat = golden_sets.flat_files(golden(golden_sets.TIERED))[0]
     topic, end = flat["topic"], flat["cqCommit"]
     no_topic = rmqctl("tiered", "read", root, "--topic", "nobody").expect(0)
-    assert f"nobody is not in the tier; its queues: {topic}" in no_topic.err
+    assert f"nobody is not in the tier; its topics: {topic}" in no_topic.err
     assert "no queue 77" in rmqctl("tiered", "read", root, "--topic", topic, "--queue",
                                    "77").expect(0).err
     behind = rmqctl("tiered", "read", root, "--topic", topic, "--queue", str(flat["queueId"]),

@@ -232,7 +232,7 @@ def test_a_flipped_byte_in_a_body_is_named(tmp_path: Path, rmqctl: Runner) -> No
     flip(made.log_path(tmp_path), made.records[2].physical_offset + 90)
     result = rmqctl("tiered", "read", tmp_path, "-o", "jsonl").expect(1)
     assert [row["queue_offset"] for row in result.jsonl() if not row["crc_ok"]] == [2]
-    assert "1 message has not match the CRC" in result.err
+    assert "1 message has a body CRC mismatch" in result.err
 
 
 def test_every_byte_of_a_unit(tmp_path: Path, rmqctl: Runner) -> None:

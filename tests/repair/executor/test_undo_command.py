@@ -85,7 +85,7 @@ def test_a_person_is_asked(root, rmqctl, monkeypatch):
     monkeypatch.setattr(applying, "at_a_terminal", lambda: True)
     id = history(str(root))[0].id  # noqa: A001
     no = rmqctl("undo", root, stdin=b"n\n").expect(1)
-    assert f"Take back recover {id} (13 files or folders)? [y/N]" in no.err
+    assert f"Undo recover {id} (13 files or folders)? [y/N]" in no.err
     rmqctl("undo", root, stdin=b"").expect(130)
     assert state(root) == before
     rmqctl("undo", root, stdin=b"y\n").expect(0)
