@@ -130,7 +130,7 @@ def test_what_is_lost_already_is_said_and_refused_while_rows_tell_of_it(script, 
         done = script("preflight.sh", mode, store=torn)
         assert done.returncode == code
         assert "20 messages are already lost (orders 20)" in done.stdout
-        assert "1 group would stand beyond the end" in done.stdout
+        assert "offsets of 1 group would be beyond the end of a queue" in done.stdout
     writer.rows["orders", 0] = {at: unit for at, unit in writer.rows["orders", 0].items()
                                 if at < 40}
     cut = writer.write(tmp_path / "cut")

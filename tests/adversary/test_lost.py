@@ -76,7 +76,7 @@ def test_the_headline_names_the_counts(tmp_path: Path) -> None:
     first = done.out.splitlines()[0]
     assert first == ("10 messages are already lost (orders 7, pays 3); a 5.3.3 broker would start "
                      "and delete the entries that prove this loss; "
-                     "1 group would stand beyond the end")
+                     "offsets of 1 group would be beyond the end of a queue")
 
 
 def test_what_a_start_loses_and_what_is_lost_are_two_things(tmp_path: Path) -> None:

@@ -76,8 +76,8 @@ def in_words(prediction: Prediction) -> Phrase:
         beyond.append(Phrase("the broker rejects messages: its disk is full"))
     groups = {offset.group for offset in prediction.offsets_beyond_end}
     if groups:
-        beyond.append(Phrase("{count:,} group would be beyond the end of its queue",
-                             "{count:,} groups would be beyond the end of their queues",
+        beyond.append(Phrase("offsets of {count:,} group would be beyond the end of a queue",
+                             "offsets of {count:,} groups would be beyond the end of a queue",
                              count=len(groups)))
     if prediction.messages_damaged:
         beyond.append(Phrase("{count:,} message has damaged properties",
