@@ -258,11 +258,11 @@ class Losses:
     def what_a_start_loses(self) -> Phrase:
         """Return the sentence; an undecided record is not called intact."""
         if self.cut_undecided:
-            return Phrase("a start would lose {count:,} message, {undecided:,} of them undecided",
-                          "a start would lose {count:,} messages, {undecided:,} of them undecided",
+            return Phrase("startup would lose {count:,} message, {undecided:,} of them undecided",
+                          "startup would lose {count:,} messages, {undecided:,} of them undecided",
                           count=self.would_lose, undecided=self.cut_undecided)
-        return Phrase("a start would lose {count:,} intact message",
-                      "a start would lose {count:,} intact messages", count=self.would_lose)
+        return Phrase("startup would lose {count:,} intact message",
+                      "startup would lose {count:,} intact messages", count=self.would_lose)
 
     @property
     def all_replaced(self) -> int | None:

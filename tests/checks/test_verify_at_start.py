@@ -230,7 +230,7 @@ def test_what_of_the_index_a_start_costs_is_a_loss(golden_copy: Any, rmqctl: Run
     lost = {"what": "index", "count": 14, "file": "index", "already": False,
             "cause": "the affected messages are no longer found by key"}
     assert rmqctl("preflight", root, "-o", "json").json()["losses"] == [lost]
-    assert "a start would lose 14 index entries" in rmqctl("doctor", root).expect(1).out
+    assert "startup would lose 14 index entries" in rmqctl("doctor", root).expect(1).out
     # Of a file that cannot be understood nobody knows how many.
     newest = max((root / "index").iterdir())
     whole = newest.read_bytes()
