@@ -155,7 +155,7 @@ def test_rocksdb_consumequeue(tmp_path: Path) -> None:
 def predicted(store: Path, *more: str) -> dict[str, Any]:
     with assert_unchanged(store):
         result = run("preflight", store, *more, "-o", "json").expect(3)
-    assert "not judged: consumequeue, index" in result.err
+    assert "not checked: consumequeue, index" in result.err
     assert "RocksDB" in result.err
     found: dict[str, Any] = result.json()
     assert [one["structure"] for one in found["not_judged"]][:2] == ["consumequeue", "index"]
@@ -207,9 +207,9 @@ def test_preflight_under_rocksdb_says_what_is_sure_and_what_may_be(tmp_path: Pat
     found = predicted(without_rows(writer, tmp_path / "open"))
     assert (found["truncate_to"], found["messages_lost"]) == (None, 0)
     notes = " ".join(found["notes"])
-    assert f"begun in commitlog/{0:020}, the log ends at {early.physical} " in notes
-    assert "cuts off 54 intact messages" in notes
-    assert "cuts off 0 intact messages" in notes
+    assert f"starting in commitlog/{0:020}, the log ends at {early.physical} " in notes
+    assert "truncates 54 intact messages" in notes
+    assert "truncates 0 intact messages" in notes
     assert "1 place of the log is damaged" in notes
     said = run("preflight", tmp_path / "open").expect(3).out
     assert "would start and possibly truncate messages" in said
@@ -330,8 +330,8 @@ def test_preflight_of_a_configuration_that_is_not_read(tmp_path: Path,
     monkeypatch.setattr("rmqctl.store.layout.require", without_library)
     judged = run("preflight", store, "-o", "json").expect(3)
     assert [one["structure"] for one in judged.json()["not_judged"]] == ["config"]
-    assert "not judged: config" in judged.err
-    assert "as far as can be judged" in run("preflight", store).expect(3).out
+    assert "not checked: config" in judged.err
+    assert "as far as known" in run("preflight", store).expect(3).out
     # What queues tell of lost messages is no less true.
     for file in (store / "commitlog").iterdir():
         with file.open("r+b") as log:

@@ -80,7 +80,7 @@ def test_commands_say_which_profile_they_mean(tiny: Tiny, rmqctl: Runner) -> Non
     done = rmqctl("preflight", tiny.root, "--broker-version", "5.3.3", "-o", "json").expect(0, 1)
     assert "profile" not in done.err
     done = rmqctl("preflight", tiny.root, "--broker-version", "3.0").expect(2)
-    assert "there are 4.0.0 to 5.4.0" in done.err
+    assert "expected 4.0.0 to 5.4.0" in done.err
 
 
 def test_a_store_remembers_its_release(tmp_path, rmqctl: Runner) -> None:

@@ -58,8 +58,8 @@ def test_three_that_part(tmp_path: Path) -> None:
         "entries 58 to 60: a: term 3, b: term 2, c: missing",
         "entries 61 to 63: a: term 3, b: missing, c: missing"]
     said = " ".join(document["summary"]["remarks"])
-    assert "part at entry 58" in said
-    assert "2 of them noted as committed" in said
+    assert "diverge at entry 58" in said
+    assert "2 of them marked as committed" in said
     # Two of them: the messages as well.
     document = diff(a, b)
     assert document["counts"] == [{"kind": "different", "count": 1}, {"kind": "entry", "count": 3},

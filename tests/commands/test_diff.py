@@ -90,7 +90,7 @@ def test_the_lag_of_a_slave_is_named(tiny: Tiny, tmp_path: Path, rmqctl: Run) ->
     file, position = copy.place(last.start)
     damage.zero(copy.root, file, position, len(last.raw))
     found = rmqctl("diff", tiny.root, copy.root).expect(1)
-    assert f"b ends at {last.start}, a goes on to {tiny.log_end}: 1 message" in found.out
+    assert f"b ends at {last.start}; a continues to {tiny.log_end}: 1 message" in found.out
 
 
 def test_pairing_is_chosen_and_can_be_forced(golden: GoldenFolder, rmqctl: Run) -> None:

@@ -264,7 +264,7 @@ def test_an_unreliable_memory_keeps_from_writing(golden_copy: GoldenFolder) -> N
     with pytest.raises(RefusedError, match=r"7\.0\.0"):
         settled(root, {})
     assert settled(root, {"version": "4.9.3"}).version == "4.9.3"
-    with pytest.raises(UsageError, match="no release of RocketMQ"):
+    with pytest.raises(UsageError, match="not a RocketMQ release"):
         settled(root, {"version": "1.0"})
     with pytest.raises(NotAStoreError):
         settled(root / "nowhere", {})

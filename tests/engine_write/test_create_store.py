@@ -147,7 +147,7 @@ def test_no_folder(tmp_path: Path) -> None:
     ("consumequeue_file_size", 0, "small"), ("consumequeue_file_size", (1 << 31) - 1, "large"),
     ("batch_consumequeue_file_size", 0, "small"), ("consumequeue_ext_file_size", 23, "small"),
     ("index_slots", 1, "at least 2 slots"), ("index_max", 1, "at least 2 entries"),
-    ("index_slots", 1 << 30, "would have"), ("version", "5.9.9", "no release of RocketMQ"),
+    ("index_slots", 1 << 30, "a broker allows"), ("version", "5.9.9", "not a RocketMQ release"),
     ("message_delay_level", "1s soon", "delay level 2")])
 def test_nonsense_is_refused_before_anything_is_made(tmp_path: Path, name: str, value: object,
                                                      said: str) -> None:
@@ -175,7 +175,7 @@ def test_sizes_are_rounded_up_to_whole_units(tmp_path: Path) -> None:
     assert made.settings.consumequeue_file_size == 400
     assert made.settings.batch_consumequeue_file_size == 92
     assert [note.split(" gets ")[0] for note in made.notes] == [
-        "a consumequeue file", "a batch consumequeue file"]
+        "a consume queue file", "a batch consume queue file"]
     assert Store.open(tmp_path).remembered["consumequeue_file_size"] == 400
 
 

@@ -137,7 +137,7 @@ def test_a_log_of_zeros_has_lost_what_its_checkpoint_knows(tmp_path: Path, rmqct
         assert rmqctl("preflight", root, *JSON).expect(1).json()["messages_already_lost"] == 1
         doctor = rmqctl("doctor", root, *JSON).expect(1).json()
         assert doctor["already_lost"] == 1
-        assert "at least 1 message is lost" in doctor["verdict"]
+        assert "at least 1 message is already lost" in doctor["verdict"]
         assert [one["category"] for one in doctor["remains"]] == ["messages"]
         rmqctl("recover", root, "--apply", "--yes", *JSON).expect(0)
 
