@@ -210,7 +210,7 @@ def test_preflight_under_rocksdb_says_what_is_sure_and_what_may_be(tmp_path: Pat
     assert f"starting in commitlog/{0:020}, the log ends at {early.physical} " in notes
     assert "truncates 54 intact messages" in notes
     assert "truncates 0 intact messages" in notes
-    assert "1 place of the log is damaged" in notes
+    assert "1 place in the log is damaged" in notes
     said = run("preflight", tmp_path / "open").expect(3).out
     assert "would start and possibly truncate messages" in said
 
