@@ -80,9 +80,7 @@ class QueueState:
 
 
 def loaded(files: list[StoreFile], version: BrokerVersion) -> list[StoreFile]:
-    """Return the files of a sequence that a broker works on: an empty last one may be deleted
-    first.
-    """
+    """Return files of a sequence that a broker works on: an empty last one may be deleted first."""
     if not version.deletes_empty_last:
         return files
     return [file for file in files if file.size or file.name != files[-1].name]
@@ -137,9 +135,7 @@ def rocksdb_of(store: Store, version: BrokerVersion) -> InRocksdb | None:
 
 
 def dispatched_to(store: Store, version: BrokerVersion) -> int:
-    """Return how far the log was dispatched by the consume queues' own account; -1 without any.
-    StoreIOError.
-    """
+    """Return how far the log was dispatched by the consume queues; -1 without any. StoreIOError."""
     rocksdb = rocksdb_of(store, version)
     if rocksdb is not None:
         return rocksdb.checkpoint

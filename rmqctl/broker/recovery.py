@@ -57,9 +57,7 @@ _LATEST: list[tuple[Batch, Properties]] = []
 
 
 def as_configured(store: Store, version: BrokerVersion) -> BrokerVersion:
-    """Return the rules of a version with what the store's broker.conf says of them, where it is
-    known.
-    """
+    """Return the rules of a version with what the store's broker.conf says of them, if known."""
     forced = bool(store.sizes.conf.force_property_crc) and version.property_crc
     return replace(version, forces_property_crc=forced)
 

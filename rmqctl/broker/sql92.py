@@ -37,9 +37,7 @@ class Filter:
         self._steps = steps
 
     def matches(self, properties: Mapping[str, str]) -> bool:
-        """Return whether a broker delivers a message with these properties; False where it
-        fails.
-        """
+        """Return whether a broker delivers a message with these properties; False if it fails."""
         try:
             return self._value(properties) is True
         except IncomparableError:

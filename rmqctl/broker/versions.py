@@ -204,9 +204,7 @@ def version_of(release: str) -> BrokerVersion:
 
 
 def profile_note(release: str) -> str | None:
-    """Return a sentence on the profile used for a release; None for one that has its own
-    profile.
-    """
+    """Return a sentence on the profile of a release; None for one with its own profile."""
     if release in VERSIONS:
         return None
     followed = [difference.words for difference in _differences(release) if difference.rules]

@@ -312,9 +312,7 @@ def of_the_form(root: str) -> Step:
 
 
 def to_the_end(root: str, groups: Iterable[str]) -> Iterator[Step]:
-    """Yield the steps that move the offsets of these groups that are beyond the end of a queue to
-    its end.
-    """
+    """Yield steps that move the offsets of these groups beyond the end of a queue to its end."""
     for group in sorted(group for group in groups if group):
         yield Step(f"rmqctl offsets reset {root} --group {shlex.quote(group)} --beyond-end",
                    _BEYOND, "reversible")

@@ -93,9 +93,7 @@ class PlannedLosses(Protocol):
 
     @property
     def drops(self) -> tuple[int, int]:
-        """Return messages that it loses without a filler, and undecided records that it
-        discards.
-        """
+        """Count messages that it loses without a filler, and undecided records that it discards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,23 +233,17 @@ class Losses:
 
     @property
     def undecided(self) -> int:
-        """Return the number of records that may have been messages: in log or tier, or discarded by
-        a repair.
-        """
+        """Count records that may have been messages: in log or tier, or discarded by a repair."""
         return self.in_log + self.in_repairs.undecided + self.in_tier.undecided
 
     @property
     def cut_for_sure(self) -> int:
-        """Return the number of messages that the next startup truncates, without undecided
-        records.
-        """
+        """Count messages that the next startup truncates, without undecided records."""
         return self.cut - self.cut_undecided
 
     @property
     def would_lose(self) -> int:
-        """Return the number of intact messages that the next startup truncates or leaves without an
-        entry.
-        """
+        """Count intact messages that the next startup truncates or leaves without an entry."""
         return self.cut + (self.without_entry or 0)
 
     @property
@@ -285,9 +277,7 @@ class Losses:
 
     @property
     def unread_and_affected(self) -> int | None:
-        """Return the number of deliveries that groups miss or would miss; None where that cannot be
-        judged.
-        """
+        """Count deliveries that groups miss or would miss; None if that cannot be judged."""
         return None if self.groups is None else sum(
             group.unread_lost + group.at_risk for group in self.groups.values())
 

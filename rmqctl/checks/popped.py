@@ -378,9 +378,7 @@ class _Judge:
         return record, ""
 
     def _is_retried(self, point: CheckPoint, record: Record) -> bool | None:
-        """Return whether a retry topic has the message of a delivery; None where it cannot be
-        read.
-        """
+        """Return whether a retry topic has the message of a delivery; None if it cannot be read."""
         times = record.reconsume_times + 1
         wanted = identity(record), times, str(point.popTime) if times == 1 else None
         unknown = False

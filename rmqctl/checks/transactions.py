@@ -73,9 +73,7 @@ class Transaction:
 
     @property
     def ids(self) -> set[str | None]:
-        """Return the ids by which it may be named: the client's, and of each message that is
-        here.
-        """
+        """Return the ids by which it may be named: the client's, that of each message here."""
         known = {self.properties.get(TRANSACTION_ID), self.properties.get(props.UNIQUE_KEY)}
         return known | {each.message_id for each in (self.record, self.given_up) if each}
 
@@ -158,9 +156,7 @@ def _ended(view: View, queue_id: int, report: Report) -> set[int]:
 
 def _without_end(store: Store, rows: QueueRows,
                  ended: set[int]) -> tuple[dict[str, Transaction], list[int]]:
-    """Return (transactions by their key, the queue offsets of half messages that are not in the
-    log).
-    """
+    """Return (transactions by their key, the queue offsets of half messages not in the log)."""
     found: dict[str, Transaction] = {}
     gone: list[int] = []
     done = np.append(np.sort(np.fromiter(ended, np.int64, len(ended))), np.iinfo(np.int64).max)

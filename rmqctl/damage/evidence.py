@@ -208,9 +208,7 @@ class Gatherer:
 
     def _plain(self, key: QueueKey, queue: ConsumeQueue, runs: Sequence[Run],
                evidence: Evidence) -> Iterator[FoundRow]:
-        """Yield the rows of a queue's holes. Those after the log may be very many: most are
-        counted.
-        """
+        """Yield rows of a queue's holes. Those after the log may be very many: most are counted."""
         if not queue.exists:
             return
         end = queue.disk_end

@@ -58,9 +58,7 @@ class Effective:
             return None
 
     def get(self, name: str) -> Any:
-        """Return the value that counts: the file's, or the default; None where that is not
-        known.
-        """
+        """Return the value that counts: the file's, or the default; None if unknown."""
         value = self.given(name)
         return DEFAULTS.get(name) if value is None else value
 

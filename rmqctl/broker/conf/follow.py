@@ -289,9 +289,7 @@ class _Follower:
     # -- sizes ------------------------------------------------------------------------------------
 
     def _sizes(self) -> Sizes:
-        """Return the sizes that the broker gives its files; what an option says wins over the
-        file.
-        """
+        """Return the sizes that the broker gives its files; options win over the file."""
         sizes, conf = self._store.sizes, self._store.sizes.conf
         settings = self._settings
 

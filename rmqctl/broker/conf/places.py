@@ -81,9 +81,7 @@ def is_default(path: str) -> bool:
 
 
 def _is_elsewhere(root: str, store: str) -> bool:
-    """Return whether a root is not the store, and not the place that the store has been copied
-    from.
-    """
+    """Return whether a root is neither the store nor the place it was copied from."""
     if _same(root, store):
         return False
     if not root.strip(_EDGES) or root.startswith("~") or "${" in root:
@@ -98,9 +96,7 @@ def _is_elsewhere(root: str, store: str) -> bool:
 
 
 def _is_another(root: str, store: str) -> bool:
-    """Return whether two stores have begun with different messages, so none is a copy of the
-    other.
-    """
+    """Return whether two stores have begun with different messages; none is a copy of the other."""
     logs = [{file.name: file.path for folder in find(one)
              for file in listing(os.path.join(one, folder)).files} for one in (root, store)]
     common = sorted(logs[0].keys() & logs[1].keys())
@@ -118,9 +114,7 @@ def _head(path: str) -> bytes:
 
 
 def _without_root(paths: list[str], store: str) -> bool:
-    """Return the same of the default root: whether the log is known to be in this store all the
-    same.
-    """
+    """Return the same of the default root: whether the log is known to be in this store."""
     if is_default(vfs.abspath(store)):
         return False
     return any(_same(os.path.dirname(vfs.abspath(path)), store) for path in paths)

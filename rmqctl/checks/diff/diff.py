@@ -445,9 +445,7 @@ def _same_content(a: str, b: str) -> bool:
 
 
 def checkpoints(a: Store, b: Store) -> dict[str, Any]:
-    """Return both checkpoints (epoch ms and offsets; null where there is nothing), and what
-    differs.
-    """
+    """Return both checkpoints (epoch ms and offsets; null without one) and what differs."""
     left, right = (None if store.checkpoint is None else store.checkpoint._asdict()
                    for store in (a, b))
     names = sorted({*(left or {}), *(right or {})})

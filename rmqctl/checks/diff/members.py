@@ -305,9 +305,7 @@ class Members:
 
     @property
     def newest(self) -> list[Member]:
-        """Return those whose last entry is the newest: only such a one is elected, of these
-        members.
-        """
+        """Return those whose last entry is the newest: only these are elected."""
         top = max((member.last_term, member.last) for member in self.members)
         return [member for member in self.members if (member.last_term, member.last) == top]
 

@@ -143,9 +143,7 @@ class _Judge:
 
     @cached_property
     def groups(self) -> set[str] | None:
-        """Return the configured groups; None where that is unknown: no broker writes an empty
-        table.
-        """
+        """Return the configured groups; None if unknown: no broker writes an empty table."""
         return set(self._groups.loaded) if self._groups.loaded else None
 
     # -- a file by itself -----------------------------------------------------------------------
@@ -381,9 +379,7 @@ class _Judge:
                                            f"--write-queues {count}")))
 
     def _topic_command(self, words: str) -> str | None:
-        """Return the command that configures a topic; None where the configuration is not
-        written.
-        """
+        """Return the command that configures a topic; None if the configuration is not written."""
         return (f"rmqctl topic create STORE {words}"
                 if "config" not in self.store.layout.unwritten else None)
 

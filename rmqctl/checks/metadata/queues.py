@@ -83,9 +83,7 @@ class Queues:
         return SCHEDULE_TOPIC in self.with_messages
 
     def bounds(self, topic: str, queue_id: int) -> Bounds | None:
-        """Return the first and the end offset of a queue; None where they are unknown or it has no
-        message.
-        """
+        """Return the first and the end offset of a queue; None if unknown or it has no message."""
         key = topic, queue_id
         if key not in self._bounds:
             found = self._read(topic, queue_id)

@@ -410,9 +410,7 @@ class AlreadyLost:
         return gone & agrees
 
     def _by_topic(self, witnessed: Witnessed) -> tuple[Array, Counter[str]]:
-        """Return the places, each once, and how many by topic: light queues share others'
-        messages.
-        """
+        """Return places, each once, and how many by topic: light queues share others' messages."""
         if not sum(map(len, witnessed.places)):
             return np.zeros(0, np.int64), Counter()
         places, numbers = np.concatenate(witnessed.places), np.concatenate(witnessed.queues)
@@ -501,9 +499,7 @@ class AlreadyLost:
         return unknown, (min(times), max(times) + _SECOND - 1) if times else None
 
     def _agreed(self, places: Array) -> bool:
-        """Return whether there are consume queues, and none of them leads beyond the end of the
-        log.
-        """
+        """Return whether there are consume queues, and none leads beyond the end of the log."""
         return not (places >= self._end).any() and any(
             state.found is not None and state.found_end for state in self._queues.states)
 

@@ -153,9 +153,7 @@ class Index:
         return before + max(0, between - self._returned + self.duplicates)
 
     def _discarded_before(self, store: Store, end: int) -> int:
-        """Return the number of entries of the discarded files that point before physical offset
-        ``end``.
-        """
+        """Count entries of the discarded files that point before physical offset ``end``."""
         lost = 0
         for loaded in self.discarded:
             try:

@@ -118,9 +118,7 @@ class _Topics:
         self._count(self._columns(batch), rows)
 
     def _columns(self, batch: Batch) -> list[Array]:
-        """Return the fields noted of messages: the number of the topic, and the fields of
-        `_NOTED`.
-        """
+        """Return fields noted of messages: the number of the topic, and the fields of `_NOTED`."""
         return [self._topics.encode(text.topics(batch)), *map(batch.column, _NOTED)]
 
     def _count(self, columns: Sequence[Array], rows: Array) -> None:
@@ -439,9 +437,7 @@ class DuplicateFiles(NamedTuple):
 
 
 def duplicate_files(log: CommitLog, end: int) -> list[DuplicateFiles]:
-    """Return the names that more than one file of ``log`` has. ``end``: of the log.
-    StoreIOError.
-    """
+    """Return names that more than one file of ``log`` has. ``end``: of the log. StoreIOError."""
     duplicates: list[DuplicateFiles] = []
     for _, group in groupby(enumerate(log.files), lambda numbered: numbered[1].name):
         same = list(group)

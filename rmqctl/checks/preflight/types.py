@@ -283,9 +283,7 @@ class Prediction:
 
     @property
     def misled(self) -> list[Told]:
-        """Return the settings that keep the broker from starting on, or serving, all that is
-        there.
-        """
+        """Return settings that keep the broker from starting on, or serving, all that is there."""
         return [told for told in self.configuration if told.effect in FATAL]
 
     @property

@@ -67,9 +67,7 @@ class Baseline:
         return len(self._known - self._seen.keys())
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return what was seen, in the form of the file. Raises: RefusedError for too many
-        findings.
-        """
+        """Return what was seen, in the form of the file. RefusedError for too many findings."""
         if len(self._seen) >= _MOST:
             raise RefusedError(f"more than {_MOST:,} findings: too many for a baseline")
         store = {} if self.store is None else {"store": self.store}

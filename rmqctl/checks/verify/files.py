@@ -404,9 +404,7 @@ def _length(place: Place, file: StoreFile, size: int, unit: int, last: bool) -> 
 
 def _missing(place: Place, before: StoreFile, end: int, size: int,
              taken: Iterable[int]) -> Iterator[Finding]:
-    """Yield the files missing between ``before`` and the one at ``end``: one finding per
-    stretch.
-    """
+    """Yield files missing between ``before`` and the one at ``end``: one finding per stretch."""
     start = max(before.base + size, before.end)
     for stop in [*(base for base in taken if start <= base < end), end]:
         if stop > start:

@@ -403,9 +403,7 @@ def _unreadable(queue: ConsumeQueue, error: StoreIOError) -> Finding:
 
 
 def _not_judged(store: Store, wants: Callable[[str], bool]) -> dict[str, str]:
-    """Return the structures of ``--only`` that cannot be judged in the layout of the store, and
-    why.
-    """
+    """Return structures of ``--only`` that cannot be judged in the layout of the store, and why."""
     unread = dict(store.layout.unread)
     if "commitlog" in unread:
         unread |= {name: unread["commitlog"] for name in STRUCTURES if name not in _WITHOUT_LOG}

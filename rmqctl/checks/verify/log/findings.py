@@ -149,9 +149,7 @@ def _damage(context: Context) -> list[tuple[int, int]]:
 
 
 def _earlier_life(context: Context, log_end: int) -> Iterator[Finding]:
-    """Yield records that only their times tell from messages: where damage is, and no row is
-    left.
-    """
+    """Yield records that only their times tell from messages: near damage, without a row."""
     with suppress(StoreIOError):  # said already of that file
         for records in unclear_in_log(context.store.log, [
                 place for place in _damage(context) if place[0] < log_end]):

@@ -73,9 +73,7 @@ class TimerLog:
     # -- reading ------------------------------------------------------------------------------
 
     def pages(self) -> Iterator[Page | Finding]:
-        """Yield all pages in order; what cannot be read or is unused among used places is a
-        finding.
-        """
+        """Yield pages in order; what cannot be read or is unused among used places is a finding."""
         self.end = self.start
         last_used = self._last_used()
         for number, file in enumerate(self.files):
