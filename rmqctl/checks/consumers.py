@@ -194,7 +194,7 @@ class Consumers:
 
 
 class Situation(NamedTuple):
-    """What decides besides the losses: the broker's ``generation`` (4 or 5), whether the last end
+    """Inputs besides the losses: the broker's ``generation`` (4 or 5), whether the last end
     was ``unclean``, whether a broker is ``running`` on the store, and whether it ``clamps`` the
     delay service's positions into their queues when it starts (since 4.9.2).
     """

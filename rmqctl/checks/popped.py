@@ -333,7 +333,7 @@ class _Judge:
         self._bounds: dict[tuple[str, int], tuple[int, int] | None] = {}
 
     def messages(self, delivery: Delivery) -> Iterator[Popped]:
-        """What was not acknowledged and is not in a retry topic."""
+        """Yield what was not acknowledged and is not in a retry topic."""
         point, (topic, queue_id) = delivery.point, delivery.revive
         passed = delivery.never or (delivery.offset is not None and delivery.offset <=
                                     self._revived.get(topic, {}).get(queue_id, -1))

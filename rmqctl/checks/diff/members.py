@@ -206,7 +206,7 @@ class Members:
             self.runs.append(run)
 
     def _pieces(self) -> Iterator[Run]:
-        """What is not alike, in the order of the indexes."""
+        """Yield differences in the order of the indexes."""
         pages = [iter(member.chain) for member in self.members]
         held: list[Entries] = [NONE for _ in pages]
         done = [False for _ in pages]

@@ -65,7 +65,7 @@ class Positions:
     def __init__(self, store: Store, queues: Queues, facts: LogFacts) -> None:
         self._store, self._queues, self._facts = store, queues, facts
         self.lost: dict[int, tuple[int, int]] = {}
-        """What counts: queue offsets from … to before …, by number of the queue."""
+        """Counted losses: queue offsets from … to before …, by number of the queue."""
 
     def judge(self, predicted: Prediction) -> Counter[str]:
         """Return lost messages by topic; fill in ``offsets_beyond_end`` and what is unknown."""

@@ -247,7 +247,7 @@ class RangeResult:
     """Messages that a repair kept with damaged bodies."""
     first_kept: int | None = None
     profile: LogProfile | None = None
-    """Where one was wanted."""
+    """Set if one was requested."""
     entries: EntryTally | None = None
     """Of a DLedger log."""
     passed: PassFacts = field(default_factory=PassFacts)

@@ -243,7 +243,7 @@ def read_slots(source: FileSource, shape: Shape) -> Array:
 
 
 class _Reached:
-    """Which entries some slot or link leads to: a byte each, and those met a second time."""
+    """Entries that some slot or link points to: a byte each, and those met a second time."""
 
     def __init__(self, entries: int) -> None:
         self.seen: Array = np.zeros(entries + 1, np.uint8)
