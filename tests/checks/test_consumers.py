@@ -166,7 +166,7 @@ def test_one_group_and_one_that_nobody_knows(tmp_path: Path) -> None:
     assert impact(store, 0, "--group", "near")["groups_affected"] == 0
     assert impact(store, 0, "--group", "silent")["queues"] == []
     unknown = run("impact", store, *SIZES, "--group", "nobody").expect(1)
-    assert "nothing is known here of group nobody" in unknown.err
+    assert "unknown group: nobody" in unknown.err
 
 
 def test_the_delay_service_is_a_group(tmp_path: Path) -> None:
