@@ -340,7 +340,7 @@ def test_negative_reconsume_times_are_what_one_turned_bit_left_or_none(
     assert done["messages_lost"] == []
     assert read[30]["reconsume_times"] == expected
     assert read[30]["body"] == "odd"
-    assert [word in one["reason"] for one in done["actions"] if "consumed" in one["reason"]
+    assert [word in one["reason"] for one in done["actions"] if "reconsumeTimes" in one["reason"]
             ] == [True]
     assert findings(store) == []
     run("verify", store, *SIZES).expect(0)
@@ -372,7 +372,7 @@ def test_a_store_port_and_reconsume_times_of_one_message(tmp_path: Path) -> None
     done, read = after_salvage(store)
     assert done["messages_lost"] == []
     assert (read[30]["store_host"], read[30]["reconsume_times"]) == ("10.0.0.1:10911", 0)
-    assert [(word in done["actions"][0]["reason"]) for word in ("neighbours", "consumed -3 times")
+    assert [(word in done["actions"][0]["reason"]) for word in ("neighbours", "reconsumeTimes -3")
             ] == [True, True]
     assert findings(store) == []
 

@@ -269,7 +269,7 @@ def test_a_failed_engine_takes_nothing_more_and_leaves_its_mark(root, rmqctl):
     with failing(1), pytest.raises(StoreIOError):
         engine.put(message(1))
     assert engine.failed
-    with pytest.raises(RefusedError, match="recovers"):
+    with pytest.raises(RefusedError, match="recover it"):
         engine.put(message(2))
     engine.close()
     assert (root / "abort").exists()

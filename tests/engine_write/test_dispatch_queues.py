@@ -275,5 +275,5 @@ def test_batch_rows_of_a_cut_log(tmp_path):
 
 
 def test_a_batch_file_size_that_is_no_multiple(tmp_path):
-    with pytest.raises(UsageError, match="no multiple of 46"):
+    with pytest.raises(UsageError, match="not a multiple of 46"):
         BatchQueues(str(tmp_path), 100, FilePool(AsideFolder(str(tmp_path)))).number(("t", 0))

@@ -316,7 +316,7 @@ def test_a_file_laid_out_earlier_is_used_when_it_holds_nothing(tmp_path, way):
         maker(way).next(str(path), 0).close()
         assert path.read_bytes() == bytes(FILE_SIZE)
     path.write_bytes(bytes(FILE_SIZE + 1))
-    with pytest.raises(RefusedError, match="longer"):
+    with pytest.raises(RefusedError, match="has more than"):
         maker(way).next(str(path), 0)
     path.write_bytes(bytes(FILE_SIZE - 1) + b"x")
     with pytest.raises(RefusedError, match="contains data"):

@@ -261,7 +261,7 @@ def test_the_backup_is_taken_and_stays_good(tmp_path: Path) -> None:
         write(tmp_path, damaged)
         known = topics(tmp_path)
         assert known.exists
-        assert "topics.json.bak is taken" in known.notes[0]
+        assert "reading config/topics.json.bak instead" in known.notes[0]
         assert known.get("zeta")
         known.create(f"new{len(damaged)}")
         assert main(tmp_path, ".bak").read_bytes() == good
@@ -407,7 +407,7 @@ def test_what_a_queue_allows(tmp_path: Path) -> None:
     known = topics(tmp_path)
     assert known.allows("zeta", 7) is None
     assert "8 queues" in known.allows("zeta", 8)
-    assert "no queue -1" in known.allows("zeta", -1)
+    assert "queue -1 does not exist" in known.allows("zeta", -1)
     assert "not writable" in known.allows("alpha", 0)
     assert known.allows("nobody", 1000) is None
     assert known.allows("broken", 1000) is None

@@ -178,7 +178,7 @@ def test_a_damaged_copy_of_the_source(store: Path, master: Path) -> None:
     made = plan("config", "merge", store, "--from", master)
     assert any("reading config/topics.json.bak instead" in note for note in made["notes"])
     Path(f"{topics}.bak").write_bytes(b"{")
-    assert "no copy of it can be read" in run(
+    assert "its backup cannot be read either" in run(
         "config", "merge", store, "--from", master).expect(6).err
 
 

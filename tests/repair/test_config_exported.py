@@ -118,7 +118,7 @@ def test_entries_that_no_broker_writes_are_left_out(tmp_path: Path) -> None:
             "queue.type": "BatchCQ"})})
     found = plan(store, "--from", source, "--apply")
     assert any("7 invalid entries skipped" in note for note in found["notes"])
-    assert any("pays: has queues of another kind" in note for note in found["notes"])
+    assert any("pays: skipped; its queues are of another kind" in note for note in found["notes"])
     table = read(store, TOPICS)["topicConfigTable"]
     assert sorted(table) == ["%DLQ%lost", "%RETRY%tired", "orders", "pays"]
     assert "BatchCQ" not in json.dumps(table)

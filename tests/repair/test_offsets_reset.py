@@ -203,7 +203,7 @@ def test_an_empty_file_has_no_offsets_that_could_be_lost(tmp_path: Path) -> None
     assert table(store)["offsetTable"] == {"orders@billing": {str(queue): 0 for queue in range(4)}}
     file.write_bytes(b"")
     file.with_name(f"{file.name}.bak").write_bytes(b"\x00" * 9)  # of which something may be left
-    assert "no copy of it can be read" in reset(
+    assert "its backup cannot be read either" in reset(
         store, "--topic", "orders", "--to", "latest").expect(6).err
 
 
@@ -217,7 +217,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
         run("offsets", "reset", store, "--group", group, "--to", "latest").expect(6)
     path = store / "config" / "consumerOffset.json"
     path.write_bytes(path.read_bytes()[:-20])
-    assert "no copy of it can be read" in reset(store, "--to", "latest").expect(6).err
+    assert "its backup cannot be read either" in reset(store, "--to", "latest").expect(6).err
     path.with_name("consumerOffset.json.bak").write_text('{"offsetTable":{"orders@billing":{0:1}}}')
     plan = reset(store, "--to", "earliest", "--queue", "0", "--topic", "orders", *JSON)
     assert any(".bak, as a broker does" in note for note in plan.expect(0).json()["notes"])

@@ -77,7 +77,7 @@ def test_import_a_file(store: Path, older: Path, rule: tuple[str, ...],
                        billing: dict[str, int]) -> None:
     before = offsets_of(store)
     plan = run("offsets", "import", store, older, *rule, *JSON).expect(0).json()
-    assert bool([one for one in plan["notes"] if "as in this store" in one]) == (rule == ())
+    assert bool([one for one in plan["notes"] if "the value of this store" in one]) == (rule == ())
     for action in plan["actions"]:
         proof = action["proof"]
         skipped, again = proof["skips"], proof["delivers_again"]

@@ -80,7 +80,7 @@ def test_a_rebuild_takes_all_but_what_is_near(jobs: int, tmp_path: Path,
         rebuilt = rebuild(parts, str(root), Settings(), scratch, jobs=jobs)
         assert len(far) <= rebuilt.messages < len(every)
         assert rebuilt.last == every[-1]
-        [note] = [note for note in rebuilt.notes if "passed over" in note]
+        [note] = [note for note in rebuilt.notes if "of the log skipped" in note]
     assert f"{BASE:020d}" in note
 
 
