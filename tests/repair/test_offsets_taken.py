@@ -102,7 +102,8 @@ def test_import_from_a_store_of_one_group(store: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("text", "what"), [
-    ("{", "@"), ('{"a": 1}', "no offsetTable"), ('{"offsetTable": {"a@b": {"x": 1}}}', "odd"),
+    ("{", "@"), ('{"a": 1}', "no offsetTable"),
+    ('{"offsetTable": {"a@b": {"x": 1}}}', "invalid entries"),
     ('{"offsetTable": {}}', "no matching offsets")])
 def test_import_refuses_what_is_none(store: Path, tmp_path: Path, text: str, what: str) -> None:
     path = tmp_path / "f.json"
@@ -150,7 +151,7 @@ def test_import_refuses_what_is_no_queue_id(store: Path, tmp_path: Path, queue_i
     path = tmp_path / "odd.json"
     path.write_text(json.dumps({"offsetTable": {"orders@billing": {queue_id: 3}}}))
     with snapshot.assert_unchanged(store):
-        assert "no queue id" in run("offsets", "import", store, path).expect(6).err
+        assert "invalid queue id" in run("offsets", "import", store, path).expect(6).err
 
 
 def test_a_long_plan_says_what_each_topic_costs(golden_copy: GoldenFolder, tmp_path: Path) -> None:

@@ -152,7 +152,7 @@ def test_an_interrupted_repair_is_reported_and_completed(golden_copy: GoldenFold
     (root / done["kept"] / "state.json").rename(root / "state.json.away")
     assert "was interrupted" in rmqctl(*words).expect(0).err
     assert "completed first" in rmqctl(*words, "--apply", "--yes").expect(0).err
-    assert "not finished" not in rmqctl(*words).expect(0).err
+    assert "was interrupted" not in rmqctl(*words).expect(0).err
 
 
 def test_json_says_what_is_lost(golden_copy: GoldenFolder, rmqctl: Run) -> None:

@@ -51,8 +51,7 @@ def test_read_shows_all_but_what_is_near(store: tuple[Path, list[int], list[int]
     shown = [row["physical_offset"] for row in done.jsonl()]
     assert shown == sorted(shown)
     assert set(far) <= set(shown) < set(every)
-    [line] = [line for line in done.err.splitlines() if "left out" in line]
-    assert f"{BASE:020d}" in line
+    assert len([line for line in done.err.splitlines() if f"{BASE:020d}" in line]) == 1
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
@@ -88,7 +87,7 @@ def test_the_table_of_queues_is_made_of_what_can_be_read(
         store: tuple[Path, list[int], list[int]], rmqctl: Runner) -> None:
     done = rmqctl("recover", "table", store[0], "-o", "json").expect(5)
     assert done.json() == {"T-0": 2}
-    assert "left out" in done.err
+    assert "cannot read at offset" in done.err
 
 
 def test_reading_from_a_place_behind_what_cannot_be_read(
