@@ -124,7 +124,7 @@ class Flags:
             stored & _PACKED, packed) | _nearest(stored & _STYLE, style)
         if not flags & ~sysflag.KNOWN or flags == stored:
             return None
-        return _told(raw, flags, f"{said}: hosts and transaction restored; the others are unknown "
+        return _told(raw, flags, f"{said}: hosts and transaction restored, the others are unknown "
                      "and stay damaged", whole=False)
 
     # -- the parts of the flags -------------------------------------------------------------------
