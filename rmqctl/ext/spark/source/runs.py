@@ -188,7 +188,7 @@ def _most_open(runs: Sequence[Run]) -> int:
 
 
 def _merge(folder: str, runs: Sequence[Run]) -> Iterator[pa.RecordBatch]:
-    """Yield a run is opened when its first row is due, so runs back to back cost nothing."""
+    """Yield merged rows; a run is opened when its first row is due, so later runs cost nothing."""
     waiting = deque(runs)
     opened: list[tuple[Place, int, _Cursor]] = []
     number = 0

@@ -147,7 +147,7 @@ def _queue(path: str, root: str, flat: FlatQueue) -> TierQueue:
 
 
 def _units(queue: TierQueue, flat: FlatQueue) -> Iterator[TierItem]:
-    """Yield the weight of units is that of their messages, if all were of one size."""
+    """Yield pieces weighed by the bytes of their messages, as if all were of one size."""
     segments = [segment for segment in flat.consume_queue.segments if segment.usable >= UNIT_SIZE]
     of_log = sum(segment.usable for segment in flat.commit_log.segments)
     of_rows = sum(segment.usable for segment in segments)

@@ -113,8 +113,8 @@ def metadata(tier: Tier, broker: str | None = None) -> Iterator[Finding]:
     others = foreign(tier)
     for other in sorted(others):
         if broker in (None, other):
-            yield Finding("tiered-oddity", METADATA, f"contains nothing of broker {other!r}: pass "
-                          "its metadata with --metadata to compare it", path)
+            yield Finding("tiered-oddity", METADATA, f"contains nothing of broker {other!r}; pass "
+                          "its metadata with --metadata", path)
     yield from _topics(tier, path, others if broker is None else {
         name.broker for name, _ in flat_files(tier)} - {broker} | others)
     # Compare in both directions: files with their entries, and entries with their files.
@@ -204,8 +204,8 @@ def _size(name: QueueName, flat: FlatFile, segment: Segment, entry: meta.Segment
                      entry.size - segment.size)
     elif last and flat.kind != names.INDEX:
         yield _about(name, flat, segment, METADATA, "tiered-metadata-size", f"has {segment.size} "
-                     f"bytes, {entry.size} in the metadata: a broker uses the file's size at "
-                     "startup", severity="info")
+                     f"bytes, metadata {entry.size}: at startup a broker uses the file's size",
+                     severity="info")
     else:
         yield _about(name, flat, segment, METADATA, "tiered-metadata-size", f"has {segment.size} "
                      f"bytes, {entry.size} in the metadata: a broker reads no further")

@@ -280,14 +280,13 @@ def _end_time(file: IndexFile, times: Times) -> Iterator[Finding]:
     if times.most - times.least > _I32.max // 2 or end in (begin, begin + times.most):
         return  # times of IPv6 hosts, a file reopened since, or milliseconds
     if end > _YEAR_3000:
-        yield note(file, "tiered-oddity", f"header end time {end} is invalid: a broker misread an "
-                   "IPv6 host as the store time", fmt.HEADER.field("end_timestamp").offset,
-                   length=8)
+        yield note(file, "tiered-oddity", f"invalid header end time {end}: a broker read an IPv6 "
+                   "host as the store time", fmt.HEADER.field("end_timestamp").offset, length=8)
     elif end > high:
         yield note(file, "tiered-index-header", f"header end time {time_text(end)}, but its newest "
                    f"item is from {time_text(high)}", fmt.HEADER.field("end_timestamp").offset,
                    length=8)
     elif end < low:
-        yield note(file, "tiered-oddity", f"header end time {time_text(end)} is before the newest "
-                   f"item's {time_text(low)}: lost when a broker reopens it",
+        yield note(file, "tiered-oddity", f"header end {time_text(end)} before newest item "
+                   f"{time_text(low)}: a broker forgets it on reopening",
                    fmt.HEADER.field("end_timestamp").offset, length=8)

@@ -160,8 +160,8 @@ class Items:
         for number in sorted(missing):
             queue = self.queues[number]
             yield Finding("tiered-index-missing", "index", f"{plural(missing[number], 'key')} of "
-                          "messages without an index item: not uploaded yet, or lost in a broker "
-                          "crash", queue.commit_log.reader.where(queue.commit_log.folder),
+                          "messages without index item: pending, or lost in a broker crash",
+                          queue.commit_log.reader.where(queue.commit_log.folder),
                           topic=queue.name.topic, queue_id=queue.name.queue_id,
                           queue_offset=first_missing[number], count=missing[number])
 
@@ -180,8 +180,8 @@ class Items:
                            "milliseconds, as in 5.1, in a file that uses seconds",
                            count=tally.old_unit)
             if tally.wide:
-                yield note(file, "tiered-oddity", f"{plural(tally.wide, 'time')} made from bytes "
-                           "of IPv6 hosts, which a broker misreads as the store time",
+                yield note(file, "tiered-oddity", f"{plural(tally.wide, 'time')} from bytes of "
+                           "IPv6 hosts, which a broker misreads as the store time",
                            count=tally.wide)
 
     def _times(self, items: Array, keys: Array) -> Iterator[Finding]:

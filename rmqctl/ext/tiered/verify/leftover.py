@@ -57,9 +57,9 @@ class Left:
         flat, units = self.check.queue.consume_queue, self.check.units
         for tear in units.tears:
             behind = units.end - tear.first
-            yield self.place.rows("tiered-cq-torn", f"torn unit: from queue offset {tear.first} "
-                                  f"on, units are {tear.shift} bytes late; a broker misreads "
-                                  f"{plural(behind, 'message')}", tear.first * UNIT_SIZE,
+            yield self.place.rows("tiered-cq-torn", "torn unit: units from queue offset "
+                                  f"{tear.first} on are {tear.shift} bytes late; "
+                                  f"{plural(behind, 'message')} misread", tear.first * UNIT_SIZE,
                                   queue_offset=tear.first, count=max(behind, 1))
         rest = units.torn_bytes - (units.tears[-1].shift if units.tears else 0)
         if rest > 0:
@@ -121,16 +121,13 @@ class Left:
         elif ahead:
             unit = ahead[0]
             yield self.place.rows(
-                "tiered-cq-ahead", f"{plural(count_ahead, 'unit')} from here on "
-                f"{'lead' if count_ahead > 1 else 'leads'} beyond the end of the commit log at "
-                f"{self.log.end} (the first to {unit.offset}, {unit.size} bytes)",
+                "tiered-cq-ahead", f"{plural(count_ahead, 'unit')} past the end of the commit log "
+                f"at {self.log.end} (first: {unit.offset}, {unit.size} bytes)",
                 check.units.place(unit.queue_offset), queue_offset=unit.queue_offset,
                 count=count_ahead)
 
     def _has_grown(self, unit: Unit) -> bool:
-        """Return whether the commit log now reaches over what a unit points to: a broker was
-        faster.
-        """
+        """Return whether the commit log now contains the target of a unit: a broker was faster."""
         return unit.offset + unit.size <= self._end_now and unit.offset >= self.log.end
 
     @cached_property
@@ -226,7 +223,7 @@ class Left:
         many = len(np.unique(loose.queue_offset[late]))
         if many > MOST_BEHIND:
             yield self.place.log("tiered-cq-behind", f"{many} queue offsets from {check.units.end} "
-                                 "on have no unit: more than a broker has pending",
+                                 "on lack units: more than a broker has pending",
                                  int(loose.offset[late][0]), count=many)
         # What is left: intact messages without a unit, and bytes that are no message.
         garbage = [span for number, span in enumerate(check.spans)

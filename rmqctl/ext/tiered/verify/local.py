@@ -47,8 +47,8 @@ def compare_queues(tier: Tier, queue: FlatQueue, store: Store, counted: Coverage
         if low > end:
             counted.in_neither += low - end
             yield Finding("tiered-lost", LOCAL, f"{plural(low - end, 'message')} from queue offset "
-                          f"{end} on expired locally before upload; a broker restarts this queue",
-                          where, topic=name.topic, queue_id=name.queue_id, queue_offset=end,
+                          f"{end} on expired before upload; a broker restarts this queue", where,
+                          topic=name.topic, queue_id=name.queue_id, queue_offset=end,
                           count=low - end)
         queue_offset = max(low, first)
         while queue_offset < min(high, end):

@@ -261,8 +261,8 @@ def _compacting(folder: str | None) -> Iterator[Finding]:
         yield Finding("file-unreadable", INDEX, str(error), place)
         return
     for name in left:
-        yield Finding("tiered-oddity", INDEX, "compacted copy, not uploaded: a broker deletes it "
-                      "at startup and creates it again", os.path.join(place, name))
+        yield Finding("tiered-oddity", INDEX, "compacted copy, not uploaded: a broker creates it "
+                      "again at startup", os.path.join(place, name))
 
 
 def _guarded(structure: str, where: str, findings: Iterator[Finding]) -> Iterator[Finding]:
