@@ -146,7 +146,7 @@ def test_what_is_damaged_is_said_and_the_rest_is_there(golden_copy: GoldenFolder
 
 @pytest.mark.parametrize(("options", "code", "words"), [
     (("--out", "{there}"), 6, "already exists"),
-    (("--out", "{store}/all.csv"), 2, "nothing is put into"),
+    (("--out", "{store}/all.csv"), 2, "choose a place outside"),
     (("--out", "{new}.csv", "--format", "parquet"), 2, "contradict"),
     (("--out", "{new}.parquet.gz"), 2, "compressed inside"),
     (("--out", "{new}.gz"), 2, "of what"),

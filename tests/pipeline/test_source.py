@@ -244,10 +244,10 @@ def test_sql(spark, golden: GoldenFolder) -> None:
 @pytest.mark.parametrize(("options", "schema", "words"), [
     ({"path": "/nowhere/at/all"}, None, "/nowhere/at/all: no such file or directory"),
     ({"path": "/"}, None, "/: not a store"),
-    ({"table": "topics"}, None, "table=topics: there are messages"),
+    ({"table": "topics"}, None, "table=topics: unknown; valid: messages"),
     ({"topik": "x"}, None, "unknown option topik"),
-    ({}, "topic int, colour string", r"topic \(int, is string\), colour \(there is none\)"),
-    ({"body": "none"}, "body binary", r"body \(there is none\)"),
+    ({}, "topic int, colour string", r"topic \(int, is string\), colour \(does not exist\)"),
+    ({"body": "none"}, "body binary", r"body \(does not exist\)"),
 ])
 def test_refusals_are_sentences(options, schema, words, spark, golden: GoldenFolder) -> None:
     given = {"path": str(golden("5.3.3/basic/store"))} | options

@@ -302,7 +302,7 @@ def test_files(form, spark, root, stored, tmp_path):
         assert bodies == Counter(base64.b64decode(one["body"]) for one in stored)
     else:
         assert bodies == Counter(one["body"] for one in stored)
-    with pytest.raises(RefusedError, match="there already"):
+    with pytest.raises(RefusedError, match="already exists"):
         sql.write(asked(spark, root, text), str(out), form)
 
 

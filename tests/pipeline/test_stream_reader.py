@@ -311,7 +311,7 @@ def test_a_store_that_vanishes_ends_a_query(tmp_path):
     assert numbers(query.once()) == [0, 1, 2]
     writer.root.rename(tmp_path.parent / f"{tmp_path.name}-kept")
     (tmp_path / "b").mkdir()
-    with pytest.raises(StoreIOError, match="not there any more.*failOnDataLoss=false"):
+    with pytest.raises(StoreIOError, match="no longer exists.*failOnDataLoss=false"):
         query.once()
 
 
@@ -359,7 +359,7 @@ def test_stores_that_come_and_go(tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         assert numbers(query.once()) == [3]
         assert query.once() == []
-        assert caplog.text.count("not there any more") == 1
+        assert caplog.text.count("no longer exists") == 1
     assert query.offset is not None
     assert query.offset[str(b.root)] == b.position
     kept.rename(b.root)
@@ -378,7 +378,7 @@ def test_a_store_that_must_be_there(tmp_path):
     Writer(tmp_path / "b").append(1)
     (tmp_path / "a").rename(tmp_path.parent / f"{tmp_path.name}-gone")
     query.restart()
-    with pytest.raises(StoreIOError, match="not there any more"):
+    with pytest.raises(StoreIOError, match="no longer exists"):
         query.batch(start, end)
 
 

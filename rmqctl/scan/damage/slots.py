@@ -9,7 +9,7 @@ messages outside of it.
 
 Not every offset is evidence. A queue counts if its offsets increase by one, without exception,
 among the messages right before the range and right after it, and if no more are missing than fit
-into the range: a flipped bit, or a log with removed messages (compaction), is no evidence. A batch
+into the range: a flipped bit, or a log with removed messages (compaction), proves nothing. A batch
 of messages takes as many offsets as its sender chooses, so topics with batches do not count.
 Prepared messages and rollbacks have no offset. A message takes one offset of its own topic, and
 more only in light message queues (LMQ): those do not count either.

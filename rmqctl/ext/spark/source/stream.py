@@ -125,7 +125,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if store not in reached and (self._target is None or store in self._target):
                 reached[store] = log.first()
         for store in sorted(reached.keys() - self._logs.keys() - self._missed):
-            self._lose(f"{store}: the store no longer exists; the query continues without it")
+            self._lose(f"{store}: the store no longer exists")
             self._missed.add(store)
         if isinstance(limit, ReadMaxBytes):
             self._share(reached, limit.max_bytes)
@@ -229,8 +229,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _lose(self, text: str) -> None:
         """Fail for messages that a query can no longer read, or continue with a warning."""
         if self._options.fail_on_loss:
-            raise StoreIOError(f"{text}; set {SWITCH}=false to continue without them")
-        _log.warning("%s", text)
+            raise StoreIOError(f"{text}; set {SWITCH}=false to continue without it")
+        _log.warning("%s; the query continues without it", text)
 
     # -- on executors -------------------------------------------------------------------------
 
@@ -245,7 +245,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class _Following(Reading):
-    """Reads between two borders, where nothing has to be searched."""
+    """Reads between two borders, without a search for records."""
 
     def part(self, part: Part, lose: Callable[[str], None]) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a part; ``lose`` hears of a file that has expired."""
@@ -258,7 +258,7 @@ class _Following(Reading):
             if not _expired(piece):
                 raise
             lose(f"{piece.file.path}: expired before it was read: physical offsets {piece.start} "
-                 f"to {piece.end} are skipped")
+                 f"to {piece.end} are missing")
             return
         with source:
             # Yield the messages of the range, with the constant columns of this part.
