@@ -229,8 +229,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _lose(self, text: str) -> None:
         """Fail for messages that a query can no longer read, or continue with a warning."""
         if self._options.fail_on_loss:
-            raise StoreIOError(f"{text}; set {SWITCH}=false to continue without it")
-        _log.warning("%s; the query continues without it", text)
+            raise StoreIOError(f"{text}; set {SWITCH}=false to continue anyway")
+        _log.warning("%s; the query continues", text)
 
     # -- on executors -------------------------------------------------------------------------
 
