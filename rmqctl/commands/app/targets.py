@@ -28,6 +28,7 @@ _READERS = {("export",), ("report",), ("pipeline", "export"), ("pipeline", "sql"
 """Commands that write to a new place, and only read the store that is their first argument."""
 _NO_STORES = {"tiered", "restore", "carve", "case"}
 """Commands whose first argument is not a store."""
+_WITH_PASSWORD = re.compile(r"[\w+.:-]+://[^/@\s]*:[^/@\s]*@")
 _MARKS = {"commitlog", "consumequeue", "config", "index", "checkpoint"}
 
 
@@ -69,6 +70,17 @@ def refuse_elsewhere(spec: CommandSpec, target: str | None) -> None:
         named = shlex.quote(without_secrets(target))
         raise RefusedError(f"{without_secrets(target)}: `rmqctl {name}` requires a local store; "
                            f"`rmqctl restore {named} FOLDER` copies it into a folder")
+
+
+def shown(value: Any) -> Any:
+    """Return a value of an argument with the passwords of URLs hidden, before anything shows it."""
+    if isinstance(value, list | tuple):
+        return type(value)(map(shown, value))
+    if isinstance(value, str) and _WITH_PASSWORD.match(value):
+        from rmqctl.files.remote.reader import hide
+
+        return hide(value)
+    return value
 
 
 def target_of(words: Sequence[str], params: Sequence[Any]) -> str | None:
