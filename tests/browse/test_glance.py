@@ -191,7 +191,7 @@ def test_figures_of_every_branch(tmp_path):
     assert figures(reader, Place("group", group=ORDERS)).brief == "lag 2"
     commit = figures(reader, Place("queue", "orders", 0, group="g\x1b[31m", at=99)).facts
     assert (commit["group"], commit["consumer offset"]) == ("g\\x1b[31m", "99")
-    assert "ahead of the queue" in commit["note"]
+    assert "beyond the end of the queue" in commit["note"]
     opened.close()
 
 

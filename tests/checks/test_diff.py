@@ -163,7 +163,7 @@ def test_a_damaged_head_costs_one_message(pair: tuple[Tiny, Tiny]) -> None:
     run = diff(a.root, b.root)
     (found,) = run.differences.listed
     assert (found.kind, found.physical_offset) == ("missing-in-b", lost.start)
-    assert found.detail.startswith("b is damaged here: no message magic")
+    assert found.detail.startswith("b is damaged here: invalid magic")
     assert counts(run) == (7, 0, 0, 1)
     assert run.summary["b"]["damaged_spans"] == 1
     assert run.summary["b"]["bytes_damaged"] == len(lost.raw)

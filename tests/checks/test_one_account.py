@@ -204,7 +204,7 @@ def compared(root: Path, tmp_path: Path) -> Losses:
     verdict = said["doctor"]["verdict"]
     assert ("nothing is lost" in verdict) <= found.is_complete, verdict
     page = run("doctor", root).expect(0, 1).out
-    shown = re.search(r"lost already +(.*)", page)
+    shown = re.search(r"already lost +(.*)", page)
     assert shown is not None
     assert shown.group(1).startswith(f"{found.already:,} message" if found.already else "nothing")
     return found

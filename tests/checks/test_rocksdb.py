@@ -456,7 +456,7 @@ def test_a_row_that_leads_to_another_topic_is_not_followed(golden_copy):
         table[keys.row_key(b"TP_audit_Topic", 0, 3)] = keys.ROW.build((*other[:3], 1))
     done = run("read", store, "-t", "TP_audit_Topic", "-o", "jsonl", "--body", "none").expect(1)
     assert done.jsonl() == [row for row in sound if row["queue_id"] or row["queue_offset"] != 3]
-    assert "TP_audit_Topic/0: row 3 leads to no message" in done.err
+    assert "TP_audit_Topic/0: entry 3 points to no message" in done.err
     assert "the message there belongs to " in done.err
 
 

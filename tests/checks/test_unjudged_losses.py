@@ -42,4 +42,4 @@ def test_no_command_says_that_nothing_is_lost(tmp_path: Path,
     assert verified["coverage"]["messages_already_lost"] is None
     for command in ("doctor", "preflight"):
         page = run(command, root).expect(1, 3).out
-        assert "not judged: consumequeue" in " ".join(page.split())
+        assert "not checked: consumequeue" in " ".join(page.split())

@@ -208,7 +208,7 @@ def test_a_page_of_an_earlier_life_is_never_published(tmp_path: Path, rmqctl, at
         assert plan["ambiguous"] == len(of_page)
         assert not of_page & {one["physical_offset"] for one in plan["messages_lost"]}, [
             one for one in plan["messages_lost"] if one["physical_offset"] in of_page]
-        assert any("earlier life" in note for note in plan["notes"])
+        assert any("older than the messages around: stale" in note for note in plan["notes"])
     if plan["messages_undecided"]:
         rmqctl(*recover, "--apply").expect(6)
     rmqctl(*recover, "--apply", "--ambiguous", "leave-out").recovered()
@@ -346,7 +346,7 @@ def test_a_page_that_leaves_no_damage_is_not_believed(tmp_path: Path, rmqctl) ->
     recover = ("recover", root, *SMALL, "-o", "json")
     plan = rmqctl(*recover).expect(1).json()
     assert plan["ambiguous"] == len(stale)
-    assert any(f"{len(stale)} whole records from physical offset {stale[0]} on, amid undamaged"
+    assert any(f"{len(stale)} intact records from physical offset {stale[0]} on, amid undamaged"
                in note for note in plan["notes"])
     lost = {one["physical_offset"] for one in plan["messages_lost"]}
     assert lost == {put.physical for put in way("new", 210).puts if stale[0] <= put.physical < 8192}
