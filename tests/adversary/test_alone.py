@@ -36,7 +36,7 @@ def check_dump(store: Hostile, files: list[Path]) -> int:
     given = {row["physical_offset"] for row in rows if row["type"] == "message"}
     assert given <= {one.physical for one in store.puts}
     said = "".join(row["error"]["reason"] for row in rows if row["type"] == "damaged")
-    undecided = sum(map(int, re.findall(r"(\d+) whole records? from", said)))
+    undecided = sum(map(int, re.findall(r"(\d+) intact records? from", said)))
     left_out = len({one.physical for one in store.intact} - given)
     assert left_out <= undecided
     return left_out
@@ -54,7 +54,7 @@ def test_dump_says_what_it_cannot_tell(tmp_path: Path) -> None:
     rows = dumped(alone(store.folder, tmp_path / "alone"))
     said = [row["error"]["reason"] for row in rows if row["type"] == "damaged"]
     assert len(said) == 1
-    assert "9 whole records from physical offset" in said[0]
+    assert "9 intact records from physical offset" in said[0]
     assert "carve --embedded" in said[0]
 
 

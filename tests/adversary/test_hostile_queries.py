@@ -42,7 +42,7 @@ def test_a_record_in_a_body_is_none(tmp_path: Path, size: int, row: bool) -> Non
     for words in (("offset", store, "--phy", str(inside)), ("id", store, message_id(inside))):
         done = run("query", *words, "-o", "json").expect(1)
         assert done.json() == []
-        assert f"lies inside the one at {outer.physical}" in done.err
+        assert f"is inside the record at {outer.physical}" in done.err
     for words in (("offset", store, "--phy", str(outer.physical)),
                   ("id", store, message_id(outer.physical)),
                   ("offset", store, "--phy", str(inside), "--containing")):

@@ -91,7 +91,7 @@ def test_a_reader_never_fails(data: bytes, tmp_path_factory: pytest.TempPathFact
     ('{"format":1,"commitlog_dirs":[]}', "commitlog_dirs is not a list"),
     ('{"format":1,"commitlog_dirs":["a\\u0000"]}', "commitlog_dirs is not a list"),
     ('{"format":1,"message_delay_level":"soon"}', "not a list of delay levels"),
-    ("x" * 65537, "65536 are read")])
+    ("x" * 65537, "the limit is 65,536")])
 def test_what_is_wrong_is_said(tmp_path: Path, text: str, said: str) -> None:
     found = recall(str(note(tmp_path, text)))
     assert found.values == {}

@@ -662,7 +662,7 @@ def test_sources_that_are_none(tmp_path: Path) -> None:
             (2, ("--from", str(linked)), "hard links"),
             (3, ("--from", str(tmp_path / "nowhere")), "not a store"),
             (3, ("--from", str(empty)), "no commitlog"),
-            (2, ("--from", str(log_files(store)[0])), "of the store itself"),
+            (2, ("--from", str(log_files(store)[0])), "to the store itself"),
             (2, ("--prefer", "ours"), "--prefer requires --from"),
             (2, ("--from", str(other), "--prefer", str(store)), "one of the --from sources"),
             (2, ("--from", str(other), "--only", "index"), "commitlog"),
