@@ -349,7 +349,7 @@ def test_files_that_lag_beside_a_data_base(tmp_path: Path) -> None:
     run("verify", lagging).expect(1)
     shutil.rmtree(lagging / "config")
     judged = run("verify", lagging, "-o", "json").expect(3)
-    assert "nothing says which" in judged.json()["not_judged"][0]["reason"]
+    assert "it is unknown which" in judged.json()["not_judged"][0]["reason"]
     nothing_is_planned(lagging)
 
 

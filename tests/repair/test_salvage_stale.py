@@ -208,7 +208,7 @@ def test_a_page_of_an_earlier_life_is_never_published(tmp_path: Path, rmqctl, at
         assert plan["ambiguous"] == len(of_page)
         assert not of_page & {one["physical_offset"] for one in plan["messages_lost"]}, [
             one for one in plan["messages_lost"] if one["physical_offset"] in of_page]
-        assert any("between damage and older" in note for note in plan["notes"])
+        assert any("stale, or stored while" in note for note in plan["notes"])
     if plan["messages_undecided"]:
         rmqctl(*recover, "--apply").expect(6)
     rmqctl(*recover, "--apply", "--ambiguous", "leave-out").recovered()

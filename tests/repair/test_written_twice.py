@@ -100,5 +100,5 @@ def test_a_damaged_log_is_mended_with_both(golden_copy):
 
 def test_other_repairs_are_still_refused(golden_copy):
     store = golden_copy(SET)
-    assert "files and in RocksDB" in run("truncate", store, "--to-phy", "0").expect(3).err
-    assert "files and in RocksDB" in run("recover", store, "--strategy", "broker").expect(3).err
+    assert "exist twice" in run("truncate", store, "--to-phy", "0").expect(3).err
+    assert "exist twice" in run("recover", store, "--strategy", "broker").expect(3).err

@@ -159,6 +159,6 @@ class _Spans:
             if span is damaged[-1] and lock is not None and lock.held:
                 self._report(Problem(
                     "in-progress", f"the record at physical offset {span.offset} is being written "
-                    "by the process that holds the lock of the store", span.offset, span.length))
+                    "by the process that holds the store", span.offset, span.length))
             else:
                 self._report(damage(span))
