@@ -260,7 +260,7 @@ def _files(top: str, seen: set[tuple[int, int]], troubles: list[Trouble],
                tuple[os.DirEntry[str], os.stat_result, str]]:
     """Yield (entry, stat, its folder) of the regular files below ``top``; no folder is entered
     twice, and below a link none that is deeper than a store's own: a link may lead to a whole disk.
-    A link that is no folder of a store is not followed. ``note`` is called with the entries of
+    Only links that are folders of a store are followed. ``note`` is called with the entries of
     each folder.
     """
     stack: list[tuple[str, int, int, os.stat_result | None]] = [(top, 0, _MAX_DEPTH, None)]
@@ -305,7 +305,7 @@ def _files(top: str, seen: set[tuple[int, int]], troubles: list[Trouble],
 
 
 def _is_own(top: str, path: str) -> bool:
-    """Whether a folder is one of a store, or below one."""
+    """Return whether a folder is one of a store, or below one."""
     first = os.path.relpath(path, top).split(os.sep)[0]
     return first in FOLDERS or first.startswith(NODE)
 

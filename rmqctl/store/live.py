@@ -36,7 +36,7 @@ _CHANGING = 2
 is begun."""
 _HEADER_TRIES = 50
 INDEX_TRIES = 5
-"""How often a file that is being written to is read until a shape matches it."""
+"""The number of times that a file being written to is read until a shape matches it."""
 _PAGE = 1 << 20
 
 

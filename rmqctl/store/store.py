@@ -74,8 +74,8 @@ MAX_QUEUE_ID = (1 << 31) - 1
 _MOST_LOOKED_AT, _MOST_NAMED = 32, 3
 """Entries of a folder among which a store is searched for, and how many are named."""
 _TRIES, _PAUSE = 3, 0.05
-"""How often a store that is written to is read again if a file cannot be read, and the seconds
-between.
+"""The number of times that a store that is written to is read again if a file cannot be read, and
+the seconds between.
 """
 _INDEX_VOTERS = 3
 """Index files of a size that are asked for the shape which all of that size have."""

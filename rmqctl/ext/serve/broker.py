@@ -155,7 +155,7 @@ class Broker:
     pops: Any = field(init=False)
     """Messages that groups were given for a while: `popping.Pops`, whose module needs this one."""
     modes: dict[tuple[str, str], Mode] = field(default_factory=dict)
-    """How groups get messages, by topic and group, if a client has set it here."""
+    """The request modes of groups, by topic and group, as far as clients have set them."""
     _retries: dict[str, Topic] = field(default_factory=dict)
     _woken: dict[Callable[[bool], None], None] = field(default_factory=dict)
     _waking: bool = False

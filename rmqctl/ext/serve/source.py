@@ -66,7 +66,7 @@ class Source:
     later.
     """
     problem: str | None = None
-    """Why the store could not be read again; meanwhile the earlier state is served."""
+    """The reason why the store could not be read again; meanwhile the earlier state is served."""
     _queues: dict[tuple[str, int], Queue] = field(default_factory=dict)
     _config: dict[str, ConfigFile] = field(default_factory=dict)
 

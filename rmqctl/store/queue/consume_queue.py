@@ -46,7 +46,7 @@ class ConsumeQueue:
     file_size = 0
     in_rocksdb = False
     why_unread = ""
-    """Why requested rows read as zeros, although they may not be; "" for none."""
+    """The reason why requested rows read as zeros, although they may not be; "" for none."""
 
     def __init__(self, topic: str, queue_id: int, folder: str, files: list[StoreFile],
                  troubles: list[Trouble]) -> None:

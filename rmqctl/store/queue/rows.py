@@ -47,7 +47,7 @@ class QueueRows(Protocol):
 
     @property
     def why_unread(self) -> str:
-        """Why some of these could not be read; "" if they are zero."""
+        """The reason why some of these could not be read; "" if they are zero."""
         ...
 
     def pages(self, start: int, end: int, tags: Collection[int] | None = None) -> Iterator[

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from rocksdict import Options, Rdict
 
 _TRIES, _PAUSE = 4, 0.05
-"""How often a database is read again whose files vanish, as those of a running broker do, and the
-seconds between.
+"""The number of times that a database is read again whose files vanish, as those of a running
+broker do, and the seconds between.
 """
 _OPEN_TABLES = 500
 """Tables that are kept open; with so many or fewer none is looked up by its name again, which a

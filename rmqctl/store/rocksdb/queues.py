@@ -58,7 +58,7 @@ class RocksQueues(Closing):
         self.unnoted: dict[QueueKey, str] = {}
         """Queues of which cannot be read what the offset family says, and why."""
         self.why_no_checkpoint = ""
-        """Why `checkpoint` cannot be read; a broker does not start then."""
+        """The reason why `checkpoint` cannot be read; a broker does not start then."""
         self.odd: list[str] = []
         """The first keys and values of a shape that no broker writes, in words; `odd_count` all."""
         self.odd_count = 0
@@ -175,7 +175,7 @@ class RocksQueue(ConsumeQueue):
 
     @property
     def why_unnoted(self) -> str:
-        """Why neither can be read; "" if they can."""
+        """The reason why neither can be read; "" if they can."""
         return self._store.unnoted.get((self.topic, self.queue_id), "")
 
     # -- rows -------------------------------------------------------------------------------------
