@@ -110,7 +110,7 @@ def test_a_record_that_stays_torn_is_no_part_of_a_plan(tmp_path: Path) -> None:
     with held(tmp_path):
         planned = cli.run("recover", tmp_path, "-o", "json").expect(0)
     assert planned.json()["actions"] == []
-    assert "is being written by the process that holds the store" in planned.err
+    assert "the process that locks the store is writing" in planned.err
     # Nobody holds it any more: now it is damage.
     assert [one["action"] for one in cli.run("recover", tmp_path, "-o", "json").json()["actions"]
             ][:1] == ["zero"]

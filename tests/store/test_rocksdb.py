@@ -231,7 +231,7 @@ def test_the_limit_is_an_option(database: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv(mirror.VARIABLE, "1GiB")
     assert len(names(database)) == 10
     monkeypatch.setenv(mirror.VARIABLE, "much")
-    with pytest.raises(UsageError, match="RMQCTL_ROCKSDB_COPY: 'much' is not a size"):
+    with pytest.raises(UsageError, match="RMQCTL_ROCKSDB_COPY: invalid size 'much'"):
         Database.open(str(database))
 
 
