@@ -61,20 +61,18 @@ class LimitOptions(OptionGroup):
         "--max-frame", "Maximum request size; larger requests close the connection  [default: "
                        "16MiB]")] = None
     unsent: Annotated[int | None, _limit(
-        "--max-unsent", "Stop reading from a client while it has this many bytes of responses "
-                        "unread, not counting the current one  [default: 1MiB]")] = None
+        "--max-unsent", "Stop reading from a client with this many bytes of unread responses, "
+                        "beside one  [default: 1MiB]")] = None
     unsent_in_all: Annotated[int | None, _limit(
-        "--max-unsent-total", "--max-unsent for all connections together; beyond it, the "
-                              "connection that has read nothing for the longest time is closed  "
-                              "[default: 64MiB]")] = None
+        "--max-unsent-total", "--max-unsent for all connections together; then close the one "
+                              "unread longest  [default: 64MiB]")] = None
     held: Annotated[int | None, _limit(
-        "--max-unfinished", "Maximum size of incomplete requests of all connections; beyond it, "
-                            "the connection with the oldest one is closed  [default: "
-                            "64MiB]")] = None
+        "--max-unfinished", "Size of all incomplete requests; then close the connection with the "
+                            "oldest  [default: 64MiB]")] = None
     idle: Annotated[int | None, typer.Option(
         "--max-silence", metavar="DURATION", parser=_seconds, rich_help_panel=_LIMITS,
-        help="Close connections that send nothing, or do not read their responses, for this time "
-             "(10s, or seconds)  [default: 2m]")] = None
+        help="Close connections that neither send nor read for this time (10s, or seconds)  "
+             "[default: 2m]")] = None
     address_share: Annotated[int, typer.Option(
         "--max-address-share", metavar="PERCENT", min=1, max=100, rich_help_panel=_LIMITS,
         help="Share of each of these limits that one client address may use.")] = 100
@@ -112,8 +110,8 @@ def command(
              "Port 0: any free ports.")] = _HERE,
     grpc: Annotated[Address | None, typer.Option(
         "--grpc", metavar="HOST:PORT", parser=parse_address,
-        help="Also serve RocketMQ 5 clients (gRPC) at this address, like its proxy (usually "
-             "127.0.0.1:8081); requires the extra `grpc`.")] = None,
+        help="Also serve RocketMQ 5 clients (gRPC) here, as its proxy (often 127.0.0.1:8081); "
+             "needs the extra `grpc`.")] = None,
     start: Annotated[str, typer.Option(
         "--from", metavar="stored|earliest|latest|TIME",
         help="Where consumer groups start: stored offsets, earliest, latest or a "
@@ -131,9 +129,8 @@ def command(
         "--idle-exit", "--once-idle", metavar="DURATION", parser=_seconds,
         help="Stop when no client was connected for this time (10s, or seconds).")] = None,
     end_with_stdin: Annotated[bool, typer.Option(
-        "--end-with-stdin", help="Stop when standard input (a pipe) is closed, so that the server "
-                                 "ends with its parent program. With --temp, the parent can also "
-                                 "inject faults through it.")] = False,
+        "--end-with-stdin", help="Stop when standard input (a pipe) closes, with the parent "
+                                 "program. With --temp, it can inject faults.")] = False,
     writable: Annotated[bool, typer.Option(
         "--writable", help="Also accept messages: the store is locked and written as by a broker; "
                            "offsets and topics go to its config/.")] = False,

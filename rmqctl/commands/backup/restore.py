@@ -31,8 +31,8 @@ def command(
         help="The new store: an empty folder, or one that does not exist yet.")],
     until: Annotated[str | None, typer.Option(
         "--until", metavar="TIME", show_default=False,
-        help="Only messages stored up to TIME (ISO-8601, epoch ms, -2h), with the offsets of the "
-             "newest restore point before it.")] = None,
+        help="Only messages stored up to TIME (ISO-8601, epoch ms, -2h), offsets of the restore "
+             "point before it.")] = None,
     offset: Annotated[int | None, typer.Option(
         "--until-offset", metavar="OFFSET", parser=parse_offset, show_default=False,
         help="Only messages before this physical offset, which must be the start of a "

@@ -47,8 +47,8 @@ def command(
         metavar="C", autocompletion=complete_folders, show_default=False,
         help="A third member of a DLedger group; then only entries are compared.")] = None,
     by: Annotated[Literal["auto", "physical", "queue"], typer.Option(
-        "--by", help="Pair messages by physical offset (slave, backup, before/after) or by topic, "
-                     "queue and queue offset (rebuilt or migrated store). auto: detect.")] = "auto",
+        "--by", help="Pair by physical offset (slave, backup) or by queue offset (rebuilt, "
+                     "migrated store); auto: detect.")] = "auto",
     whole: Annotated[bool, typer.Option(
         "--whole", help="Also count messages that only one store still has because the other "
                         "starts later, and configuration files.")] = False,

@@ -33,11 +33,11 @@ def command(
     *,
     engine: Annotated[EngineOptions, pick("version")],
     quick: Annotated[bool, typer.Option(
-        "--quick", help="Read only the part of the log that the broker reads; damage and messages "
-                        "without an entry in older parts are not found.")] = False,
+        "--quick", help="Read only what the broker reads; damage and messages without an entry in "
+                        "older parts are not found.")] = False,
     start_only: Annotated[bool, typer.Option(
-        "--start-only", help="Base the exit code on this startup alone: earlier losses count only "
-                             "if the startup would truncate the entries that prove them.")] = False,
+        "--start-only", help="Exit code for this startup only; earlier losses count only if it "
+                             "truncates the entries that prove them.")] = False,
     disk_used: DiskUsed = None,
     store: StartedStore,
     tz: Zone = UTC,

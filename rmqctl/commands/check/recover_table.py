@@ -14,9 +14,8 @@ from rmqctl.commands.shared.store_warnings import warn_of_log
 def command(
     *,
     source: Annotated[Literal["log", "consumequeue", "both"], typer.Option(
-        "--source", help="Source of the offsets in JSON: the log (for queues whose messages have "
-                         "all expired, the consume queue), the consume queues only, or the larger "
-                         "of both.")] = "log",
+        "--source", help="Offsets in JSON: from the log (else the queue, if expired), consume "
+                         "queues only, or the larger of both.")] = "log",
     view: Annotated[Literal["disk", "broker"], typer.Option(
         "--view", help="disk: the log on disk, also after damage. broker: what a broker would keep "
                        "at startup.")] = "disk",

@@ -39,8 +39,8 @@ def command(
                                            "replaced.")],
     redact: Annotated[str | None, typer.Option(
         "--redact", metavar="LIST", show_default=False,
-        help="Mask some of bodies, properties, addresses (with all ids that contain one), topics, "
-             "groups and paths, comma-separated, or all.")] = None,
+        help="Mask (comma-separated) bodies, properties, addresses (and ids with one), topics, "
+             "groups, paths, or all.")] = None,
     hashes: Annotated[bool, typer.Option(
         "--hash/--no-hash", help="Include the SHA-256 of every file of the store (reads all of "
                                  "them again).")] = True,

@@ -39,10 +39,9 @@ def command(
     *,
     more: MoreStores = None,
     only: Annotated[str | None, typer.Option(
-        "--only", metavar="NAMES", help="Check only these structures, comma-separated: commitlog, "
-                                        "consumequeue, index, checkpoint, config, timer, "
-                                        "compaction, store, tiered (a tier inside the "
-                                        "store).")] = None,
+        "--only", metavar="NAMES", help="Only (comma-separated) commitlog, consumequeue, index, "
+                                        "checkpoint, config, timer, compaction, store, "
+                                        "tiered.")] = None,
     sample: Annotated[float | None, typer.Option(
         "--sample", metavar="PERCENT", parser=parse_percent,
         help="Check only a random share, such as 10%.",

@@ -36,8 +36,8 @@ class EraseOptions(OptionGroup):
         "--whole-batches", help="Also erase the other messages of a compressed batch that contains "
         "an erased one.")] = False
     purge: Annotated[bool, typer.Option(
-        "--purge", help="With --apply: also delete what this and all earlier repairs keep, so that "
-                        "`undo` cannot restore it. Requires --yes without a terminal.")] = False
+        "--purge", help="With --apply: also delete the files kept for undo, of all repairs. "
+                        "Requires --yes without a terminal.")] = False
     certificate: Annotated[str | None, typer.Option(
         "--certificate", metavar="FILE", show_default=False,
         help="Write a JSON file with the digests of everything erased; must be new.")] = None

@@ -52,10 +52,8 @@ _IN_ONE = "topic queue from_offset count from_phy to_phy since until tag key whe
 def command(
     *,
     target: Annotated[str, typer.Option(
-        "--out", metavar="FILE|DIR|-", help="New file; its name sets the format: .parquet, .jsonl, "
-                                            ".csv (both also .gz, .zst), .avro, .arrow, .xlsx. "
-                                            "Other names: a new folder; -: standard output. Also a "
-                                            "URL (s3://…).")],
+        "--out", metavar="FILE|DIR|-", help="New .parquet, .jsonl, .csv (.gz, .zst), .avro, .arrow "
+                                            "or .xlsx file, folder, URL, or - for stdout.")],
     stores: Stores = None,
     format: Annotated[  # noqa: A002
         Literal["parquet", "jsonl", "csv", "avro", "arrow", "xlsx"] | None,
@@ -70,9 +68,8 @@ def command(
     redact_key: RedactKey = None,
     partition_by: Annotated[str | None, typer.Option(
         "--partition-by", metavar="NAMES",
-        help="Write a folder with subfolders by any of topic, day (of the store time, in --tz) and "
-             "store, comma-separated, or none (default for a folder: "
-             "topic,day).", show_default=False)] = None,
+        help="Subfolders by any of topic, day (store time in --tz), store, or none (default of a "
+             "folder: topic,day).", show_default=False)] = None,
     provenance: Annotated[bool, typer.Option(
         "--provenance", help="Add where each message was found: store, file, offset in the file, "
                              "and the SHA-256 of its record.")] = False,

@@ -27,12 +27,11 @@ def command(
         "--group", "-g", metavar="GROUP", autocompletion=complete_groups,
         help="Consumer group of --unconsumed.")] = None,
     unconsumed: Annotated[bool, typer.Option(
-        "--unconsumed", help="Only messages that --group has not consumed: from its offset to the "
-                             "end of each queue, including its retry topic.")] = False,
+        "--unconsumed", help="Only messages after the --group's offsets in each queue, including "
+                             "its retry topic.")] = False,
     view: Annotated[Literal["auto", "disk", "broker"], typer.Option(
-        "--view", help="disk: everything intact on disk. broker: only what a broker serves after "
-                       "startup. auto: disk, but compaction topics as a broker serves "
-                       "them.")] = "auto",
+        "--view", help="disk: everything intact. broker: what a broker serves. auto: disk, but "
+                       "compaction topics as served.")] = "auto",
     last: Annotated[int | None, typer.Option(
         "--last", metavar="N", min=0, help="Print the last N messages in log order, like `rmqctl "
                                            "tail`.",

@@ -30,9 +30,8 @@ def command(
     stores: Stores = None,
     format: Annotated[  # noqa: A002
         Literal["parquet", "json", "csv", "avro"],
-        typer.Option("--format", help="json: a message object per line, as `rmqctl read -o jsonl` "
-                                      "prints it; csv: its fields; parquet and avro: typed "
-                                      "columns."),
+        typer.Option("--format", help="json: a message object per line (`rmqctl read -o jsonl`); "
+                                      "csv: its fields; parquet, avro: typed columns."),
     ] = "parquet",
     select: Annotated[SelectOptions, pick(IN_LOG_ORDER)],
     fields: Fields = None,
@@ -44,7 +43,7 @@ def command(
     compression: Annotated[str | None, typer.Option(
         "--compression", metavar="NAME",
         help="parquet: zstd, snappy, gzip, lz4, none; json, csv: none, gzip, zstd; avro: deflate, "
-             "none (the first is the default).")] = None,
+             "none (first: default).")] = None,
     tz: Zone = UTC,
     dry_run: DryRead = False,
     spark: SparkOptions,

@@ -48,8 +48,8 @@ def command(
                                         engine="spark")],
     scratch: Annotated[str | None, typer.Option(
         "--scratch", metavar="FOLDER", rich_help_panel="Spark",
-        help="Folder for a plan without --apply, visible to all workers of a cluster. With "
-             "--apply, files are created below each store.")] = None,
+        help="Folder for a plan that all workers see; with --apply, files are created below each "
+             "store instead.")] = None,
     jobs: Jobs = 0,
     consumequeue: Form = None,
     settings: Annotated[EngineOptions, pick(REBUILD)],

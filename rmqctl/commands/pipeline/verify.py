@@ -15,9 +15,8 @@ def command(
     *,
     stores: Stores = None,
     only: Annotated[str | None, typer.Option(
-        "--only", metavar="NAMES", help="Check only these structures, comma-separated: commitlog, "
-                                        "consumequeue, index, checkpoint, config, timer, "
-                                        "compaction, store.")] = None,
+        "--only", metavar="NAMES", help="Only (comma-separated) commitlog, consumequeue, index, "
+                                        "checkpoint, config, timer, compaction or store.")] = None,
     max_findings: Annotated[int, typer.Option(
         "--limit", "--max-findings", metavar="N", min=0,
         help="List at most N findings per store; all are counted.")] = 1000,

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 def command(
     *,
     to: Annotated[Literal["json", "rocksdb-v1", "rocksdb-v2"], typer.Option(
-        "--to", show_default=False, help="json: JSON files; rocksdb-v1: a database each for "
-                                         "topics, groups and offsets (storeType=defaultRocksDB); "
-                                         "rocksdb-v2: one for all (configManagerVersion=v2).")],
+        "--to", show_default=False, help="json: files; rocksdb-v1: three databases "
+                                         "(defaultRocksDB); rocksdb-v2: one "
+                                         "(configManagerVersion=v2).")],
     apply: ApplyOptions,
     store: StoreFolders,
     out: ListedOut,

@@ -19,8 +19,8 @@ def command(
     *,
     source: Annotated[str, typer.Option(
         "--from", metavar="SOURCE", show_default=False,
-        help="A store (a master or a copy), a folder with configuration files, one of these files, "
-             "or the output of mqadmin exportMetadata.")],
+        help="A store, a folder with configuration files, one of these files, or mqadmin "
+             "exportMetadata output.")],
     replace: Annotated[bool, typer.Option(
         "--replace", help="If both have an entry and they differ, use that of SOURCE.")] = False,
     apply: ApplyOptions,

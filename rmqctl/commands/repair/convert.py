@@ -44,8 +44,8 @@ def command(
              "pass two or more.")] = None,
     consumequeue: Annotated[Literal["file", "rocksdb"] | None, typer.Option(
         "--consumequeue", show_default=False,
-        help="Form of the consume queues: file (storeType=default) or rocksdb "
-             "(storeType=defaultRocksDB; 5.2.0 and later; requires the extra [rocksdb]).")] = None,
+        help="Form of the consume queues: file, or rocksdb (defaultRocksDB, 5.2.0 and later; extra "
+             "[rocksdb]).")] = None,
     release: Annotated[str | None, typer.Option(
         "--for", metavar="RELEASE", show_default=False,
         help="Prepare the store for brokers of this older release, such as 4.9.3.")] = None,

@@ -21,7 +21,7 @@ def command(
     older_than: Annotated[int | None, typer.Option(
         "--older-than", metavar="AGE", parser=parse_duration,
         help="Expire log files last written longer ago than this: 72h, 7d, 1d12h "
-             "(fileReservedTime; a broker's default is 72h).")] = None,
+             "(fileReservedTime; default 72h).")] = None,
     keep_bytes: Annotated[int | None, typer.Option(
         "--keep-bytes", metavar="SIZE", parser=parse_size,
         help="Also expire the oldest log files until at most SIZE of log is left.")] = None,

@@ -50,45 +50,42 @@ def command(
     *,
     only: Annotated[str | None, typer.Option(
         "--only", metavar="PARTS", parser=parts_of(_STRUCTURES),
-        help="Repair only these parts (comma-separated): commitlog, consumequeue, index, "
-             "checkpoint, topic-queue-table, timer, config. Naming config also recreates config "
-             "files that have no backup.")] = None,
+        help="Only (comma-separated) commitlog, consumequeue, index, checkpoint, "
+             "topic-queue-table, timer or config.")] = None,
     strategy: Annotated[Literal["salvage", "broker"], typer.Option(
-        "--strategy", help="salvage: keep every intact message. broker: do what a broker does at "
-                           "startup, which truncates the log at the first damage.")] = "salvage",
+        "--strategy", help="salvage: keep every intact message. broker: as a broker's startup, "
+                           "which truncates at the first damage.")] = "salvage",
     topic: Topic = None,
     queue: Queue = None,
     missing_file: Annotated[Literal["fillers", "blank"], typer.Option(
         "--missing-file", help="How to replace a missing commitlog file: with fillers for the "
                                "known messages, or with one blank record.")] = "fillers",
     ambiguous: Annotated[Literal["leave-out", "keep"] | None, typer.Option(
-        "--ambiguous", help="What to do with undecided records after damage: keep treats them as "
-                            "messages, leave-out discards them. Required with --apply if there are "
-                            "any.")] = None,
+        "--ambiguous", help="Undecided records after damage: keep them as messages, or discard "
+                            "(leave-out). --apply requires it.")] = None,
     max_message_size: Annotated[int | None, typer.Option(
         "--max-message-size", metavar="SIZE", parser=parse_size, show_default=False,
-        help="Size of the largest record in this store  [default: maxMessageSize of --broker-conf "
-             "or 4 MiB, or the largest record with an entry, plus 64 KiB]")] = None,
+        help="Size of the largest record (default: maxMessageSize or 4 MiB, or the largest with an "
+             "entry, + 64 KiB).")] = None,
     correct: Annotated[Literal["bit", "byte", "off"], typer.Option(
-        "--correct", help="Correct a body CRC mismatch if exactly one change explains it: one "
-                          "flipped bit, or one byte (up to 4 at known places). off: never.",
+        "--correct", help="Correct a CRC mismatch that exactly one flipped bit, or one byte (up to "
+                          "4), explains. off: never.",
     )] = "byte",
     keep_damaged: Annotated[bool, typer.Option(
-        "--keep-damaged", help="Deliver damaged bodies as they are instead of a filler; recompute "
-                               "the CRC and set the property RMQCTL=damaged.")] = False,
+        "--keep-damaged", help="Deliver damaged bodies as they are, with a new CRC and the "
+                               "property RMQCTL=damaged, not as fillers.")] = False,
     fillers: Annotated[str, typer.Option(
         "--fillers", metavar="in-place|none", parser=_parse_fillers,
         help="in-place: replace lost messages by fillers in their topics. none: refuse a repair "
              "that needs fillers.")] = "in-place",
     sources: Annotated[list[str] | None, typer.Option(
         "--from", metavar="SOURCE", autocompletion=complete_folders,
-        help="Another copy of the log (read-only; repeatable, in this order): a store, a commitlog "
-             "file, messages as JSON lines or Parquet, or a tier. Also exportMetadata output, "
-             "consumerOffset.json or delayOffset.json.")] = None,
+        help="Another copy of the log (read-only, repeatable): store, commitlog file, messages, "
+             "tier or config export.")] = None,
     prefer: Annotated[str | None, typer.Option(
         "--prefer", metavar="SOURCE", autocompletion=complete_folders,
-        help="Which copy wins where a SOURCE has a different intact message at the same offset: "
-             "one of --from, or ours. Default: ours, with exit code 1.")] = None,
+        help="Which copy wins where a SOURCE has a different message at the same offset (default: "
+             "ours, exit code 1).")] = None,
     explain: Annotated[int | None, typer.Option(
         "--explain", metavar="OFFSET", min=0, show_default=False,
         help="Only show verdict, planned repair and evidence for one physical offset.")] = None,

@@ -52,8 +52,8 @@ def command(
                           "are.")] = False,
     prune: Annotated[int | None, typer.Option(
         "--prune", metavar="AGE", parser=parse_duration, show_default=False,
-        help="Delete the kept files of repairs older than AGE (30d, 12h); they cannot be undone "
-             "any more. Lists them; --apply deletes.")] = None,
+        help="Delete the kept files of repairs older than AGE (30d) for good. Lists them; --apply "
+             "deletes.")] = None,
     forget: Annotated[bool, typer.Option(
         "--forget", help="With --prune: also delete the records of what the repairs "
                          "lost.")] = False,

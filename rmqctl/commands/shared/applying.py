@@ -49,8 +49,8 @@ _APPLYING = "Applying the plan"
 
 Complete = Annotated[str | None, typer.Option(
     "--complete", metavar="ID", show_default=False, rich_help_panel=_APPLYING,
-    help="Complete this interrupted repair even if it was made under another path or its files "
-         "have changed timestamps.")]
+    help="Complete this interrupted repair even if its path or its files' timestamps have "
+         "changed.")]
 
 WriteOutside = Annotated[list[str] | None, typer.Option(
     "--write-outside", metavar="FOLDER", show_default=False,

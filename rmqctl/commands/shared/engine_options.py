@@ -29,8 +29,8 @@ class EngineOptions(OptionGroup):
 
     flush: Annotated[Literal["async", "sync"], typer.Option(
         "--flush", rich_help_panel=_BROKER,
-        help="sync: acknowledge each message once it is on disk (many share one fsync); async: "
-             "flush in the background, a broker's default.")] = "async"
+        help="sync: acknowledge a message once it is on disk; async: flush in the background, a "
+             "broker's default.")] = "async"
     mapped: Annotated[bool, typer.Option(
         "--mapped", rich_help_panel=_WRITING,
         help="Write through a memory map, as a broker does, instead of positional writes.")] = False
@@ -43,15 +43,15 @@ class EngineOptions(OptionGroup):
         help="Create the next file ahead of time, in the background.")] = False
     transient_pool: Annotated[int, typer.Option(
         "--transient-pool", metavar="N", min=0, rich_help_panel=_WRITING,
-        help="Collect messages in N buffers of a file's size and commit them from there "
-             "(transientStorePoolEnable; not with --flush sync).")] = 0
+        help="Collect messages in N file-sized buffers first (transientStorePoolEnable; not with "
+             "--flush sync).")] = 0
     cluster: Annotated[str | None, typer.Option(
         "--cluster", metavar="NAME", rich_help_panel=_BROKER,
         help="brokerClusterName  [default: DefaultCluster]")] = None
     version: Annotated[str | None, typer.Option(
         "--broker-version", metavar="VERSION", parser=release_of, rich_help_panel=_BROKER,
-        help="Release from 4.0.0 to 5.4.0 whose recovery rules and record format (4.9.3 or 5.3.3) "
-             "to follow. Default: detected from the store.")] = None
+        help="Release (4.0.0 to 5.4.0) whose rules and format to follow (default: detected from "
+             "the store).")] = None
     lmq: Annotated[bool | None, typer.Option(
         "--lmq/--no-lmq", help="enableLmq: light message queues.", rich_help_panel=_BROKER,
     )] = None

@@ -62,7 +62,7 @@ def _by_hand(ctx: typer.Context, param: typer.CallbackParam, value: str | None) 
 Decode = Annotated[str | None, typer.Option(
     "--decode", metavar="NAME", show_default=False, callback=_by_hand, rich_help_panel=SHOWN,
     help="Decode bodies: auto, json, gbk, gzip, msgpack, hessian, avro:SCHEMA, protobuf:DESC#TYPE, "
-         "python:module.function or a plug-in. Adds decoded, decoded_as and internal.")]
+         "python:m.f.")]
 
 
 Redact = Annotated[bool, typer.Option(
@@ -100,9 +100,8 @@ class SelectOptions(OptionGroup):
         help="Only messages with this key or unique key.")] = None
     where: Annotated[list[RawCondition] | None, typer.Option(
         "--where", metavar="FIELD=VALUE", parser=parse_condition,
-        help="Only messages whose field matches (= != < <= > >=, ~ and !~ for regular "
-             "expressions); also property.NAME, and body.NAME of a decoded body. Repeatable; all "
-             "must match.")] = None
+        help="FIELD, property.NAME or body.NAME with = != < <= > >= ~ !~ (regular expression); "
+             "repeatable, all match.")] = None
 
     def selection(self, tz: tzinfo, decoding: Callable[[], Decoding] | None = None) -> Selection:
         """Return the selection for the library; times without a zone are in ``tz``. ``decoding`` is

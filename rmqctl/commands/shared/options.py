@@ -84,8 +84,8 @@ class OutputOptions(OptionGroup):
 
 Lang = Annotated[Literal["en", "zh"] | None, typer.Option(
     "--lang", rich_help_panel=_OUTPUT, show_default=False,
-    help="Language of messages and tables, not of data: en or zh. Default: RMQCTL_LANG, else the "
-         "locale (LC_ALL, LC_MESSAGES, LANG).")]
+    help="Language of messages, not of data: en or zh (default: RMQCTL_LANG, LC_ALL, LC_MESSAGES, "
+         "LANG).")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -295,8 +295,8 @@ RequiredQueue = Annotated[int, _QUEUE]
 
 Form = Annotated[Literal["file", "rocksdb"] | None, typer.Option(
     "--consumequeue", rich_help_panel=_STORE, show_default=False,
-    help="Where the broker keeps its consume queues: file (storeType=default) or rocksdb "
-         "(defaultRocksDB). Required with --apply if no consume queues are left to prove it.")]
+    help="Form of the consume queues: file or rocksdb (defaultRocksDB); with --apply, if none are "
+         "left to show it.")]
 
 
 def with_form(sizes: Sizes, form: Literal["file", "rocksdb"] | None) -> Sizes:
@@ -324,13 +324,12 @@ Body = Annotated[BodyForm, typer.Option(
     "--body", rich_help_panel=SHOWN, help="Show bodies as text if they are UTF-8, else base64 "
                                           "(auto), always in one form, or not at all.")]
 View = Annotated[Literal["auto", "disk", "broker"], typer.Option(
-    "--view", help="disk: everything intact on disk. broker: only what a broker keeps after "
-                   "startup. auto: broker if the log is at most 64 MiB (it must be scanned), else "
-                   "disk.")]
+    "--view", help="disk: everything intact. broker: what a broker keeps. auto: broker for logs up "
+                   "to 64 MiB, else disk.")]
 
 Compacted = Annotated[Literal["auto", "disk"], typer.Option(
-    "--view", help="auto: read topics with cleanup.policy=COMPACTION from the compaction log, as a "
-                   "broker does. disk: read their messages in the commitlog.")]
+    "--view", help="auto: compaction topics as a broker serves them. disk: all messages in the "
+                   "commitlog.")]
 
 DryRun = Annotated[bool, typer.Option(
     "--dry-run", help="Only show what would be done; change nothing.")]
@@ -342,8 +341,8 @@ MaxFindings = Annotated[int, typer.Option(
 _CPU_LIMIT = "/sys/fs/cgroup/cpu.max"
 Jobs = Annotated[int, typer.Option(
     "--jobs", "-j", metavar="N", min=0, show_default=False,
-    help="Worker threads, up to 4 (default 0: one per available core). Use 1 to leave the other "
-         "cores to a running broker.")]
+    help="Worker threads, up to 4 (default 0: one per core). 1 leaves the other cores to a running "
+         "broker.")]
 
 
 def worker_count(jobs: int) -> int:

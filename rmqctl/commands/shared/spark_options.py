@@ -57,8 +57,8 @@ class SparkOptions(OptionGroup):
              "much data.")] = None
     master: Annotated[str, typer.Option(
         "--master", metavar="URL", rich_help_panel=_SPARK,
-        help="Where Spark runs: local[*] is this machine; spark://HOST:PORT, yarn or k8s://URL an "
-             "existing cluster whose workers see the stores under the same paths.")] = "local[*]"
+        help="local[*]: this machine; spark://HOST:PORT, yarn, k8s://URL: a cluster that sees the "
+             "same paths.")] = "local[*]"
     conf: Annotated[list[str] | None, typer.Option(
         "--conf", metavar="NAME=VALUE", rich_help_panel=_SPARK,
         help="Spark setting; repeatable.")] = None

@@ -32,8 +32,8 @@ TierRoot = Annotated[str, typer.Argument(
          "store with a tieredstore/ folder, or a URL for fsspec.")]
 MetadataFile = Annotated[str | None, typer.Option(
     "--metadata", metavar="FILE", rich_help_panel=_TIER,
-    help="The broker's tieredStoreMetadata.json (default: in config/ beside DIR). Index files that "
-         "are not uploaded yet are expected in tiered_index_file/ of the same local root.")]
+    help="tieredStoreMetadata.json (default: config/ beside DIR), in the local root with "
+         "tiered_index_file/.")]
 Broker = Annotated[str | None, typer.Option(
     "--broker", metavar="NAME", rich_help_panel=_TIER,
     help="Only what this broker (brokerName) uploaded.")]
@@ -48,8 +48,8 @@ TieredIndexMax = Annotated[int | None, typer.Option(
     help="tieredStoreIndexFileMaxIndexNum (default 20000000).")]
 TieredConf = Annotated[BrokerConf | None, typer.Option(
     "--broker-conf", metavar="FILE", parser=parse_conf, rich_help_panel=_TIER,
-    help="The broker's broker.conf: names and sizes, and the location of its metadata if DIR is "
-         "its tieredStoreFilePath. Options override it.")]
+    help="broker.conf: names, sizes, and the metadata if DIR is its tieredStoreFilePath. Options "
+         "override it.")]
 AsBroker = Annotated[bool, typer.Option(
     "--as-broker", help="Answer exactly like a 5.3.3 broker, including its omissions and errors.")]
 
@@ -127,13 +127,12 @@ class LocalOptions(OptionGroup):
     strategy: Annotated[
         Literal["disable", "not-in-disk", "not-in-mem", "force"] | None, typer.Option(
             "--strategy", rich_help_panel=_BOTH,
-            help="tieredStorageLevel, with --local: what the tier answers. disable: nothing. "
-                 "not-in-disk (default): what is no longer in the local log. not-in-mem: also what "
-                 "is not in memory. force: everything.")] = None
+            help="With --local: the tier answers nothing, what left the disk (default) or memory, "
+                 "or everything.")] = None
     in_memory: Annotated[int | None, typer.Option(
         "--in-memory-from", metavar="OFFSET", parser=parse_offset, rich_help_panel=_BOTH,
-        help="With --strategy not-in-mem: the local log counts as in memory from this physical "
-             "offset on, which only the broker knows. Default: nothing is in memory.")] = None
+        help="With --strategy not-in-mem: the local log is in memory from this physical offset on "
+             "(default: nothing).")] = None
 
     def check(self) -> None:
         """Raise UsageError where options for a local store are given without one."""

@@ -51,11 +51,11 @@ class StoreTimeQuery(TimeQuery):
 
     boundary: Annotated[Literal["lower", "upper"], typer.Option(
         "--boundary", help="lower: the first message stored at this time or later. upper: the last "
-                           "message stored at this time or earlier.")] = "lower"
+                           "one at this time or earlier.")] = "lower"
     like: Annotated[str, typer.Option(
         "--broker-version", "--like", metavar="VERSION", parser=release_of,
-        help="Release whose rule to follow. Before 5.1.1: the message nearest in time, in a file "
-             "selected by modification time.")] = NEWEST
+        help="Release whose rule to follow. Before 5.1.1: the nearest message, in a file by "
+             "modification time.")] = NEWEST
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,13 +63,12 @@ class TierTimeQuery(TimeQuery):
     """A time in a tier."""
 
     boundary: Annotated[Literal["lower", "upper"], typer.Option(
-        "--boundary", help="lower: the first message stored at this time or later. upper: the last "
-                           "one stored exactly then; otherwise see "
-                           "--broker-version.")] = "lower"
+        "--boundary", help="lower: the first message at this time or later. upper: the last one "
+                           "exactly then; see --broker-version.")] = "lower"
     like: Annotated[Literal["5.3.3", "5.2.0"], typer.Option(
         "--broker-version", "--like",
-        help="Result of --boundary upper between two messages: the later one (5.3.3), or the "
-             "earlier one (5.2.0 and local stores).")] = "5.3.3"
+        help="--boundary upper between two messages: the later (5.3.3), or the earlier (5.2.0, "
+             "local stores).")] = "5.3.3"
 
 
 def time_document(query: TimeQuery, when: int, answer: TimeAnswer | RoutedTime,

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from rmqctl.store.projection import Projection
 
 Track = Annotated[bool, typer.Option(
-    "--track", help="Also show which groups consumed each message (CONSUMED, NOT_CONSUME_YET, … as "
-                    "in mqadmin's messageTrack), and its retries and dead letters.")]
+    "--track", help="Also show the groups that consumed each message (as messageTrack), its "
+                    "retries and dead letters.")]
 
 _FIELDS = ("track", "chain")
 _SHOWN = 20

@@ -40,9 +40,8 @@ def command(
         metavar="DIR", autocompletion=complete_folders, show_default=False,
         help="Tier root, a store with a tieredstore/ folder, or a URL for fsspec.")] = None,
     everything: Annotated[bool, typer.Option(
-        "--all/--full", help="Include the newest file, which could still receive items, as a "
-                             "broker from 5.3.1 on does at a clean shutdown. Default: only full "
-                             "files, as while it runs.")] = True,
+        "--all/--full", help="Also the newest file, as a broker from 5.3.1 on at a clean shutdown "
+                             "(default: only full files).")] = True,
     dry_run: DryRun = False,
     write_outside: WriteOutside = None,
     metadata: MetadataFile = None,

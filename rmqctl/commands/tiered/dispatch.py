@@ -29,9 +29,8 @@ Metadata = Annotated[
     str | None,
     typer.Option(
         "--metadata", metavar="FILE",
-        help="tieredStoreMetadata.json (default: in STORE/config), new or existing. Index files "
-             "that are not uploaded are then in tiered_index_file/ of its local root, not of "
-             "STORE.",
+        help="tieredStoreMetadata.json (default: STORE/config); tiered_index_file/ is then in its "
+             "local root, too.",
     ),
 ]
 Broker = Annotated[
@@ -61,11 +60,11 @@ def command(
         "--topic", "-t", metavar="TOPIC", help="Only this topic; repeatable.")] = None,
     start: Annotated[str, typer.Option(
         "--start", metavar="earliest|broker|TIME",
-        help="Where to start a queue that is not in the tier yet: its first message, two minutes "
-             "ago as a broker does (older messages are never uploaded), or a time.")] = "earliest",
+        help="Start of a new queue: its first message, two minutes ago as a broker does (no older "
+             "ones), or a time.")] = "earliest",
     only_due: Annotated[bool, typer.Option(
-        "--only-due", help="Only upload what a broker would upload now: queues whose oldest "
-                           "message has waited long enough, or with enough messages.")] = False,
+        "--only-due", help="Only queues that a broker would upload now: by the age of the oldest "
+                           "message, or their number.")] = False,
     restart_queue: Annotated[bool, typer.Option(
         "--restart-queue", help="Move aside and restart a tiered queue that the local queue does "
                                 "not continue. (A broker deletes it.)")] = False,

@@ -23,8 +23,8 @@ def command(
     *,
     older_than: Annotated[int, typer.Option(
         "--older-than", metavar="AGE", parser=parse_duration, show_default=False,
-        help="Expire messages older than this: 72h, 7d, 1d12h (tieredStoreFileReservedTime; a "
-             "broker's default is 72h). A topic's own reserve time takes precedence.")],
+        help="Expire messages older than this: 7d, 1d12h (default: 72h). A topic's own reserve "
+             "time takes precedence.")],
     topic: Topic = None,
     now: Annotated[str | None, typer.Option(
         "--now", metavar="TIME", show_default=False,

@@ -20,16 +20,14 @@ if TYPE_CHECKING:
 def command(
     *,
     only: Annotated[str | None, typer.Option(
-        "--only", metavar="PARTS", help="Repair only these parts (comma-separated): metadata, "
-                                        "queues, index. With index alone, an index without any "
-                                        "file left is rebuilt.")] = None,
+        "--only", metavar="PARTS", help="Only metadata, queues, index (comma-separated). index "
+                                        "alone also rebuilds an index without any file.")] = None,
     drop_orphans: Annotated[bool, typer.Option(
-        "--drop-orphans", help="Cut messages without a consume queue entry at the end of commit "
-                               "logs, instead of adding entries. Earlier ones stay.")] = False,
+        "--drop-orphans", help="Cut messages without an entry at the end of commit logs, instead "
+                               "of adding entries. Earlier ones stay.")] = False,
     ambiguous: Annotated[Literal["leave-out", "keep"], typer.Option(
-        "--ambiguous", help="What to do with records after damage that no entry confirms and that "
-                            "may be part of a message body. keep: treat them as messages; "
-                            "leave-out: discard them.")] = "leave-out",
+        "--ambiguous", help="Unconfirmed records after damage: keep them as messages, or leave-out "
+                            "to discard them.")] = "leave-out",
     tier: TierOptions,
     consumequeue_max_size: Annotated[int | None, typer.Option(
         "--consumequeue-max-size", metavar="SIZE", parser=parse_size,

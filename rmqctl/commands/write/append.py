@@ -52,9 +52,8 @@ def command(
         help="What to do with a bad line: stop the run, skip it, or collect it in the new "
              "FILE.")] = "stop",
     keep_queue_offsets: Annotated[bool, typer.Option(
-        "--keep-queue-offsets", help="With --as-recorded: keep recorded queue offsets even if they "
-                                     "do not continue the queue. Default: renumber such "
-                                     "messages.")] = False,
+        "--keep-queue-offsets", help="With --as-recorded: keep queue offsets that do not continue "
+                                     "the queue (default: renumber them).")] = False,
     auto_create_topic: Annotated[bool, typer.Option(
         "--auto-create-topic", help="Add unknown topics to config/topics.json, as a broker "
                                     "does.")] = False,

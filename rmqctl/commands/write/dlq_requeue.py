@@ -39,8 +39,8 @@ def command(
         help="Consumer group of the dead letters.")],
     select: Annotated[SelectOptions, pick(OF_DEAD_LETTERS)],
     into: Annotated[Literal["original", "retry"], typer.Option(
-        "--into", help="original: the original topic, which all its groups read. retry: the "
-                       "group's retry topic, which no other group reads.")] = "original",
+        "--into", help="original: the original topic, for all its groups. retry: the group's retry "
+                       "topic, for it alone.")] = "original",
     again: Annotated[bool, typer.Option(
         "--again", help="Also requeue dead letters that were requeued before.")] = False,
     to: Annotated[str | None, typer.Option(
