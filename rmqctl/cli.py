@@ -115,7 +115,7 @@ def _complete() -> int:
 
 
 def _spelled(args: list[str]) -> list[str]:
-    """Replace ``help COMMAND`` and ``version`` by the options that they stand for."""
+    """Replace ``help COMMAND`` and ``version`` by the options that they mean."""
     if args[:1] == ["help"] and args[1:2] != ["options"]:
         return [*args[1:], "--help"]
     return ["--version"] if args == ["version"] else args

@@ -155,7 +155,7 @@ class RocketMQ:
                   flag=0, properties=props.build(known), reconsumeTimes=0, unitMode=False)
 
     def messages(self, topic: str) -> list[Message]:
-        """Return all messages of a topic, queue by queue. Raises UsageError if there is no such
+        """Return all messages of a topic, queue by queue. Raises UsageError for an unknown
         topic.
         """
         return self._messages(topic, dict.fromkeys(range(self._queues(topic)), 0))

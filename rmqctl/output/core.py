@@ -121,13 +121,13 @@ class Output:
     def rows(self, rows: Iterable[Row | Encoded], columns: Sequence[str] | None = None, *,
              brief: Sequence[str] | None = None, title: str | None = None, empty: str = "no rows",
              render: Render | None = None, styles: Styles | None = None) -> int:
-        """Show ``rows`` as they come; returns how many there were.
+        """Show ``rows`` as they come; return their number.
 
-        json and jsonl write each row whole. csv and tsv have ``columns`` (None: the keys of the
-        first rows), and so have the formats for people, unless ``brief`` names fewer for them.
+        json and jsonl write each row completely. csv and tsv have ``columns`` (None: the keys of
+        the first rows), and so have the formats for people, unless ``brief`` names fewer for them.
         ``render`` maps columns to a function that words their values for people only, ``styles``
         to one that names a style for a value on a terminal.
-        ``title`` and, when there is no row, ``empty`` (on stderr) are for people only.
+        ``title`` and, without rows, ``empty`` (on stderr) are for people only.
         Where `is_json`, many rows may come as one `Encoded`.
         A row that is ``FLUSH`` shows what has come so far. Memory is bounded by one page of rows.
         """

@@ -112,7 +112,7 @@ def command(
 
 
 def _is_backup(place: str) -> bool:
-    """Return whether a place that is no folder of this machine is a backup, not a store."""
+    """Return whether a remote place is a backup, not a store."""
     from rmqctl import vfs
 
     if vfs.archive_of(place) is not None:

@@ -53,7 +53,7 @@ def command(
     *,
     target: Annotated[str, typer.Option(
         "--out", metavar="FILE|DIR|-", help="New .parquet, .jsonl, .csv (.gz, .zst), .avro, .arrow "
-                                            "or .xlsx file, folder, URL, or - for stdout.")],
+                                            "or .xlsx file, folder or URL; stdout: -")],
     stores: Stores = None,
     format: Annotated[  # noqa: A002
         Literal["parquet", "jsonl", "csv", "avro", "arrow", "xlsx"] | None,
