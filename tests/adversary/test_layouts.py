@@ -180,7 +180,7 @@ def test_preflight_judges_the_log_under_rocksdb(tmp_path: Path) -> None:
     assert (found["messages_lost"], found["impact"], found["actions"]) == (0, None, [])
     said = run("preflight", store).expect(3).out.splitlines()
     assert said[0] == "as far as known, a 5.3.3 broker would start and truncate no message"
-    assert said[1] == "not judged: consumequeue, index"
+    assert said[1] == "not checked: consumequeue, index"
     # An unclean end, and a file that no broker loads.
     (store / "abort").touch()
     assert predicted(store)["recovery"] == "abnormal"

@@ -23,7 +23,7 @@ def test_what_is_chosen(engine, master, size, chosen):
 def test_auto_says_what_and_why(command, golden, rmqctl):
     root = golden("4.9.3/basic/store")
     report = rmqctl(*command, root, "--engine", "auto").expect(0)
-    assert "engine: local, on one machine" in report.err
+    assert "engine: local, always faster on one machine" in report.err
     assert rmqctl(*command, root, "--engine", "local").expect(0).out == report.out
     assert "engine" not in rmqctl(*command, root, "--engine", "auto", "-q").expect(0).err
 
@@ -31,7 +31,7 @@ def test_auto_says_what_and_why(command, golden, rmqctl):
 def test_export_says_it_too(golden, rmqctl, tmp_path):
     root = golden("4.9.3/basic/store")
     report = rmqctl("pipeline", "export", root, "--out", tmp_path / "out", "--engine", "auto")
-    assert "engine: local, on one machine" in report.expect(0).err
+    assert "engine: local, always faster on one machine" in report.expect(0).err
     assert rmqctl("pipeline", "export", root, "--out", tmp_path / "two").expect(0).err == ""
 
 

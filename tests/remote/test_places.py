@@ -291,7 +291,7 @@ def test_folders_of_the_log_elsewhere(store_is_there: bool, golden_copy: GoldenF
     assert not any(tree.users for tree in vfs._trees.values())
     for words in (["truncate", "--to-phy", "0"], ["recover"], ["expire"]):
         done = rmqctl(words[0], root, *there, *words[1:]).expect(6)
-        assert "needs a store on this machine" in done.err
+        assert "requires a local store" in done.err
     rmqctl("read", root, "--commitlog-dir", f"memory://none-{os.getpid()}/x").expect(3)
 
 

@@ -191,7 +191,7 @@ def test_the_screen_shows_who_is_there(store: Path) -> None:
     lines = [line.rstrip() for line in pages[0].splitlines()]
     assert lines[0] == f"serving on {served.address} for 1 min 1 s; Ctrl-C stops"
     assert lines[1] == "clients  1 connected, 1 accepted, 0 rejected, 0 broken"
-    assert lines[3].endswith("5 in all")
+    assert lines[3].endswith("5 in total")
     (row,) = [line for line in lines if topic in line]
     assert row.split()[-4:-1] == [topic, "1", str(len(wanted) - 5)]
     assert r"\x1b[31m[red]" in row

@@ -116,7 +116,7 @@ def test_fillers_are_counted_in_the_tier(tmp_path: Path) -> None:
     cli.run("recover", store, "--apply", "--yes", "--correct", "off").expect(1)
     dispatched(cli.run, store, tmp_path / "tier", *SMALL)
     said = cli.run("tiered", "verify", tmp_path / "tier", "--metadata", store / METADATA)
-    assert "3 (a repair put them in place of lost ones" in said.out
+    assert "3 (fillers for lost messages" in said.out
     cover = cli.run("tiered", "verify", tmp_path / "tier", "--metadata", store / METADATA, "-o",
                     "json").json()["coverage"]
     local = cli.run("verify", store, "-o", "json").json()["coverage"]

@@ -55,7 +55,7 @@ def test_a_tier_alone(root: Path) -> None:
         cover = run("verify", tier, "--jobs", jobs, *JSON).expect(1).json()["coverage"]
         assert cover["messages_already_lost"] == lost
         assert cover["already_lost_by_topic"] == {TOPIC: lost}
-    assert re.search(rf"lost already +{lost} messages", run("verify", tier).out)
+    assert re.search(rf"already lost +{lost} messages", run("verify", tier).out)
 
 
 def test_the_place_of_a_finding_fits_on_a_screen(root: Path) -> None:

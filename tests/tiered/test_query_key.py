@@ -197,7 +197,7 @@ def test_hash_collisions_are_left_out(tmp_path: Path, rmqctl: Runner) -> None:
         assert len(by_key.as_broker(tier, files, TOPIC, "Aa").records) == 4
     words = ["tiered", "query", "key", tmp_path, "--topic", TOPIC, "--key", "C#"]
     assert java_hash(f"{TOPIC}#C#") == java_hash(f"{TOPIC}#BB")
-    assert "the 4 found through the index have other keys" in rmqctl(*words).expect(1).err
+    assert "the 4 index hits have other keys" in rmqctl(*words).expect(1).err
 
 
 @pytest.mark.parametrize("id_now", [0, 5, None])

@@ -94,7 +94,8 @@ class Log:
         if physical == self.end and self._after == (source, position):
             return _FOLLOWS
         if physical != self.end and (time < self._time - _CLOCK or (
-                physical - self.end >= _LEAST and not self.bridge.spans(self.end, physical))):
+                self.keeps and physical - self.end >= _LEAST
+                and not self.bridge.spans(self.end, physical))):
             return None
         return abs(time - self._time)
 
