@@ -134,7 +134,7 @@ def test_damage_names_its_store(tiny: tiny_stores.Tiny, golden: GoldenFolder, rm
     damage.zero(tiny.root, *tiny.place(tiny.messages[2].start), 8)
     done = rmqctl("pipeline", "stats", tiny.root, golden("5.3.3/basic/store"), "--engine",
                   "local", "-o", "json").expect(1)
-    assert f"{tiny.root}: {len(tiny.messages[2].raw)} bytes in 1 damaged span passed" in done.err
+    assert f"{tiny.root}: {len(tiny.messages[2].raw)} bytes in 1 damaged range skipped" in done.err
 
 
 def test_a_dry_run_starts_nothing(golden: GoldenFolder, rmqctl: Runner):
