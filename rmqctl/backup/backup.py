@@ -67,11 +67,11 @@ class Source:
 def back_up(source: Source, backup: str, clock: Callable[[], int], version: str,
             pace: Pace = lambda _bytes: None, keep: int | None = None) -> tuple[
                 Point, tuple[int, int]]:
-    """Copy what is new of a store into the folder ``backup``, and note a restore point. (the point,
-    points and bytes removed).
+    """Copy what is new of a store into the folder `backup`, and note a restore point. Return (the
+    point, points removed, bytes removed).
 
-    ``clock``: epoch ms. ``keep``: ms after which a point is removed. RefusedError where the folder
-    is another store's, StoreHeldError where another run writes to it, NotAStoreError,
+    `clock`: epoch ms. `keep`: age in ms after which a point is removed. RefusedError where the
+    folder is another store's backup, StoreHeldError where another run writes to it, NotAStoreError,
     UnsupportedError, StoreIOError.
     """
     # A folder that is no backup of this store stays as it is.
@@ -165,7 +165,7 @@ def _grown(store: Store, view: Store, known: int, end: int, backup: str,
 
 
 def _put_back(view: Store, copies: Copies, known: int) -> list[str]:
-    """Copy log files again that the backup had and has no more. Notes. StoreIOError."""
+    """Copy log files again that the backup had and no longer has. Return notes. StoreIOError."""
     notes = []
     for file in view.log.files:
         name = relative(view, file)
@@ -179,8 +179,8 @@ def _put_back(view: Store, copies: Copies, known: int) -> list[str]:
 
 
 def refuse_unreadable(store: Store) -> None:
-    """StoreIOError for a folder of the store that cannot be listed: it is not empty. RefusedError
-    for a log that is, although consume queues lead into it.
+    """Raise StoreIOError for a folder of the store that cannot be listed (it is not empty),
+    RefusedError for an empty log that consume queues point into.
     """
     def fail(error: OSError) -> None:
         raise StoreIOError.from_oserror(error, error.filename or store.root, "list")
@@ -254,8 +254,8 @@ def _names(folder: str) -> list[str]:
 
 
 def _reached(view: Store, backup: str, begun: Begun, end: int) -> int:
-    """How far a first run that did not end has copied the log; its beginning where the copy is not
-    that of this log. StoreIOError.
+    """Return how far an unfinished first run has copied the log; the start of the log where the
+    copy is not of this log. StoreIOError.
     """
     known, first = min(begun.reached, end), view.log.min_offset
     files = [file for file in view.log.files if file.base < known]
@@ -281,9 +281,9 @@ def _remove_logs(view: Store, copies: Copies, known: int) -> None:
 
 
 def _known(view: Store, backup: str, before: Sequence[Point], end: int) -> int:
-    """The physical offset up to which the backup has the log: after the last whole record, as what
-    was torn may have been written again. RefusedError where it is that of another store, or of one
-    whose log was cut.
+    """Return the physical offset up to which the backup has the log: after the last complete
+    record, as a torn one may have been written again. RefusedError where the backup is of another
+    store, or of one whose log was truncated.
     """
     if not before:
         return view.log.min_offset
@@ -312,8 +312,8 @@ def _known(view: Store, backup: str, before: Sequence[Point], end: int) -> int:
 
 
 def goes_on(view: Store, theirs: bytes, at: int) -> bool:
-    """Whether the log has, from ``at`` on, what was copied as ``theirs``, but for what a repair in
-    place changes: damaged bytes, and messages that a filler took the place of. A log that was cut
+    """Return whether the log has, from `at` on, the copied bytes `theirs`, except for what a repair
+    in place changes: damaged bytes, and messages that a filler replaced. A log that was truncated
     and grew again has other messages there.
     """
     batches = [*view.log.walk(at, at + len(theirs))]
@@ -340,8 +340,8 @@ def _was_repaired(view: Store, last: Point) -> bool:
 
 
 def _keep_small(backup: str, staged: str, last: Point | None) -> dict[str, str]:
-    """Keep the configuration and the checkpoint with a new point; their SHA-256 by path. What the
-    ``last`` point has as well is a link to its file.
+    """Keep the configuration and the checkpoint with a new point; return their SHA-256 by path.
+    Files that the `last` point has as well are hard links to its files.
     """
     kept = {}
     for name in _small_files(backup):

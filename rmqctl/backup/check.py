@@ -1,4 +1,4 @@
-"""Whether everything that a backup promises can be restored: its bytes against their sums."""
+"""Check a backup: every part and small file against its SHA-256."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rmqctl.scan.source import FileSource
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A file of the backup that is not as a run left it; ``start`` and ``end``: bytes of it."""
+    """A file of the backup that is not as a run left it; `start` and `end`: the byte range."""
 
     point: str
     file: str
@@ -65,6 +65,6 @@ def check(backup: str, known: list[Point], pace: Pace = lambda _bytes: None) -> 
 
 
 def _is_expired(path: str, oldest: Point) -> bool:
-    """Whether a log file was taken away because no restore point is left that needs it."""
+    """Return whether a log file was removed because no remaining restore point needs it."""
     name = os.path.basename(path)
     return not os.path.exists(path) and name.isdigit() and int(name) < oldest.log_start

@@ -1,4 +1,4 @@
-"""What a store has up to a moment, copied into another folder, which may have a part of it."""
+"""Copy a store up to a moment into another folder, which may already have a part of it."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _COMPARED = 4096
 _APPENDED = ("compaction", "timerlog")
 """Folders of files that are appended to, or replaced as a whole."""
 _TRIES = 5
-"""How often a RocksDB data base that changes while it is copied is copied again."""
+"""Attempts to copy a RocksDB database that changes meanwhile."""
 _UNREADABLE = (errno.EIO, errno.ENODATA, errno.EILSEQ)
-"""What a device answers for bytes that it cannot give."""
+"""Error numbers of a device for bytes that it cannot read."""
 _UNSTEADY = "{} kept changing while it was copied: the copy may mix several states"
 LOG = "commitlog"
 PART = 128 << 20
@@ -41,7 +41,7 @@ PART = 128 << 20
 
 
 def relative(view: Store, file: StoreFile) -> str:
-    """Where a copy has a file of the log: a log in several folders is in one there."""
+    """Return the path of a log file in a copy: a log in several folders is in one there."""
     if file.head:
         return os.path.relpath(file.path, view.root)
     return os.path.join(LOG, file.name)
@@ -98,7 +98,7 @@ def sha256_of(source: FileSource, start: int, end: int) -> str:
 
 
 class Reached:
-    """How far the copy of the log has come, for a thread that looks at what was copied."""
+    """Progress of the copy of the log, for a thread that reads what was copied."""
 
     def __init__(self) -> None:
         self._place, self._changed = 0, threading.Condition()
@@ -211,12 +211,12 @@ def kept_where_unreadable(files: Sequence[StoreFile], view: Store, copies: Copie
 
 def _copy_appended(files: Sequence[StoreFile], view: Store, copies: Copies, unit: int,
                    compare: bool, lost: list[Hole]) -> bool:
-    """Copy what is new of files that are only appended to, oldest first: so a file whose copy has
-    something tells that the copies of those before it are whole, after a run that was killed too.
-    Entries at the end of a copy that are zeros in the store by now stay, and are ``lost``.
+    """Copy what is new of append-only files, oldest first: a file with a non-empty copy shows that
+    the copies of the files before it are complete, also after a run that was killed. Entries at the
+    end of a copy that are zeros in the store now stay, and are `lost`.
 
-    Whether the copy was another queue's, as of a topic that was made again: then all is compared,
-    and files that the store does not have are removed.
+    Return whether the copy was of another queue, as of a topic that was created again: then all is
+    compared, and files that the store does not have are removed.
     """
     if not files:
         return False
@@ -275,15 +275,15 @@ def _names(folder: str) -> list[str]:
 
 
 def _agree(file: StoreFile, copy: str, used: int) -> bool:
-    """Whether a file of a queue begins with what its copy ends with."""
+    """Return whether a file of a queue starts with the last bytes of its copy."""
     start = max(0, used - _COMPARED)
     with file.open() as ours, FileSource(copy) as theirs:
         return ours.read(start, used - start) == theirs.read(start, used - start)
 
 
 def _lost_end(file: StoreFile, copies: Copies, name: str, used: int, unit: int) -> int | None:
-    """Where a file of a queue ends that is its copy but for zeros at the end; else None. No queue
-    gets shorter, as the log does not.
+    """Return the end of the entries of a queue file that equals its copy except for zeros at the
+    end; else None. A queue is never shortened, as the log is not.
     """
     with file.open() as ours:
         end = -(-used_end(ours, 0, min(used, ours.size)) // unit) * unit
@@ -292,8 +292,8 @@ def _lost_end(file: StoreFile, copies: Copies, name: str, used: int, unit: int) 
 
 def copy_index(view: Store, copies: Copies, *, compare: bool) -> list[Hole]:
     """Copy the new entries of the index files, the slots that changed, then the headers; with
-    ``compare`` all that differs. Copies of files that the store made again are removed. What could
-    not be read at all. StoreIOError.
+    `compare` all that differs. Copies of files that the store created again are removed. Return
+    what could not be read at all. StoreIOError.
     """
     headers = {} if view.snapshot is None else view.snapshot.index_headers
     begins: list[int] = []
@@ -352,7 +352,7 @@ def _header(path: str) -> bytes:
 
 
 def copy_database(root: str, folder: str, copies: Copies) -> bool:
-    """Copy a RocksDB data base; False where it changed all the while. StoreIOError.
+    """Copy a RocksDB database; return False where it kept changing. StoreIOError.
 
     Its tables never change and its manifest is only appended to: the copy is one moment's where
     the manifest is the same after all was copied.
@@ -412,7 +412,9 @@ def copy_rest(view: Store, copies: Copies, without: Sequence[str] = ()) -> list[
 
 
 def _others(root: str, logs: set[str], own: frozenset[str]) -> Iterator[tuple[str, str | None]]:
-    """(folder, name) of each other file, relative to the root; (folder, None) of a data base."""
+    """Yield (folder, name) of every other file, relative to the root; (folder, None) of a
+    database.
+    """
     walked: set[str] = set()
     for path, folders, names in os.walk(root, followlinks=True):
         folder = os.path.relpath(path, root)
@@ -437,7 +439,7 @@ def _others(root: str, logs: set[str], own: frozenset[str]) -> Iterator[tuple[st
 
 
 def _remove_gone(root: str, copies: Copies) -> None:
-    """Remove configuration files that the store has no more, nor as a backup file, and files of
+    """Remove configuration files that the store no longer has, even as a backup file, and files of
     compaction logs that a compaction replaced.
     """
     there = set(_names(os.path.join(root, "config")))
@@ -499,7 +501,7 @@ def _appended(path: str, name: str, copies: Copies) -> bool:
 
 
 def refuse_inside(one: str, other: str, what: str) -> None:
-    """RefusedError where one folder lies in the other, or is it."""
+    """Raise RefusedError where one folder contains the other, or is the same."""
     first, second = os.path.realpath(one), os.path.realpath(other)
     if os.path.commonpath([first, second]) in (first, second):
         raise RefusedError(f"{other}: is inside {one}, or contains it; {what}")

@@ -45,20 +45,20 @@ _MOST_ENDS = 1 << 28
 
 
 class _End(NamedTuple):
-    """How far a queue is stored: position after its last entry, and that entry as hex digits."""
+    """The stored end of a queue: position after its last entry, and that entry as hex digits."""
 
     position: int
     last: str
 
     @property
     def physical(self) -> int:
-        """Where the last entry leads."""
+        """The physical offset that the last entry points to."""
         return int(self.last[:16], 16)
 
 
 class Entries:
-    """What a run adds, whose log ends at ``log_end``. StoreIOError, FormatError where what the
-    point before has cannot be read.
+    """Entries that a run adds, whose log ends at `log_end`. StoreIOError; FormatError where the
+    data of the previous point cannot be read.
     """
 
     def __init__(self, objects: Objects, last: Note, log_end: int) -> None:
@@ -83,8 +83,8 @@ class Entries:
         return is_other, lost
 
     def held(self, log_start: int) -> dict[str, Held]:
-        """The files with what was added. Those whose entries lead before ``log_start`` are left
-        out.
+        """Return the files with what was added, without those whose entries point before
+        `log_start`.
         """
         self._flush()
         files = {name: held for name, held in self._files.items() if held.changed > log_start}
@@ -146,7 +146,7 @@ class Entries:
 
 
 def _read_ends(objects: Objects, last: Note) -> dict[str, _End]:
-    """How far the queues are stored. FormatError."""
+    """Return the stored end of every queue. FormatError."""
     held = last.others.get(_ENDS)
     if held is None:
         return {}
@@ -177,8 +177,8 @@ def _end_of(ordered: Sequence[StoreFile], unit: int) -> int:
 
 
 def _is_other(ordered: Sequence[StoreFile], unit: int, have: _End, end: int) -> bool:
-    """Whether a queue is not the one that was stored: its entries lead beyond those of the other
-    at the same place, as of a topic that was created again.
+    """Return whether a queue is not the stored one: at the same place its entries point to later
+    offsets, as those of a topic that was created again do.
     """
     at = min(have.position, end) - unit
     for file in ordered:
@@ -195,17 +195,17 @@ def _is_other(ordered: Sequence[StoreFile], unit: int, have: _End, end: int) -> 
 
 
 def has_entries(note: Note) -> bool:
-    """Whether the consume queue entries were stored at a point."""
+    """Return whether the consume queue entries were stored at a point."""
     return _ENDS in note.others
 
 
 def is_of_queues(name: str) -> bool:
-    """Whether a file of a point holds consume queue entries."""
+    """Return whether a file of a point contains consume queue entries."""
     return name.startswith(FOLDER)
 
 
 def lay(objects: Objects, note: Note, copies: Copies, end: int) -> None:
-    """Write the consume queues of a point, with the entries that lead before the end of the log.
+    """Write the consume queues of a point, with the entries that point before the end of the log.
     StoreIOError, FormatError.
     """
     for name in sorted(note.others):
@@ -258,7 +258,7 @@ def header(line: bytes, where: str) -> tuple[str, int, int, int, int, bool]:
 
 
 def _before(data: bytes, unit: int, end: int) -> bytes:
-    """The entries up to the first one that leads to ``end`` or beyond."""
+    """Return the entries up to the first one that points to `end` or beyond."""
     whole = len(data) // unit * unit
     physical = np.frombuffer(data[:whole], np.uint8).reshape(-1, unit)[:, :8].copy().view(">i8")
     beyond = np.flatnonzero(physical[:, 0] >= end)

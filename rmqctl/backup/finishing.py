@@ -1,4 +1,4 @@
-"""What makes a copy whole: offsets that are not ahead of its queues, and its checkpoint."""
+"""Complete a copy: lower offsets that are beyond the ends of its queues, write its checkpoint."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _OFFSETS = ("consumerOffset.json", "lmqConsumerOffset.json")
 
 
 def finish(root: str, end: int, generation: int, is_plain: bool = True) -> int:
-    """Make a copy of a store whole, whose log ends at ``end``: its checkpoint, and its consumer
-    offsets where they are in files. The number of offsets that were ahead of their queue, and are
-    its end now. StoreIOError.
+    """Complete a copy of a store whose log ends at `end`: its checkpoint, and its consumer offsets
+    where they are in files. Return the number of offsets that were beyond the end of their queue,
+    and are lowered to it. StoreIOError.
     """
     with Store.open(root) as opened, opened.up_to(end) as store:
         with Scratch() as scratch:

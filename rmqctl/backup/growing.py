@@ -100,11 +100,11 @@ class Copies:
         self.written += len(data)
 
     def takes(self, source: str, relative: str) -> bool:
-        """Whether the file was copied in another way than into a folder. OSError."""
+        """Return whether the file was copied in another way than into a folder. OSError."""
         return False
 
     def remove(self, relative: str) -> None:
-        """Remove a file of the copy that the store has no more."""
+        """Remove a file of the copy that the store no longer has."""
         self.changed.pop(relative, None)
         with suppress(FileNotFoundError):
             os.unlink(self.path(relative))

@@ -1,4 +1,4 @@
-"""What a backup keeps: old restore points go, and what only they need."""
+"""Remove old restore points of a backup, and the files that only they need."""
 
 from __future__ import annotations
 

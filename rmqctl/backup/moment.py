@@ -26,7 +26,7 @@ from rmqctl.store.store import Store
 _PATIENCE, _LOOK = 2.0, 0.01
 """Seconds that a broker gets to write the entries of the last message, and between two looks."""
 _MOST_LAGGING = 64 << 20
-"""Bytes of log without entries: with more of them nobody writes entries, and all are copied."""
+"""Bytes of log without entries; with more of them no process writes entries, and all are copied."""
 _NEWEST = 2
 """Index files that may get the entries of the last message."""
 _PAGE = 1 << 16
@@ -34,8 +34,8 @@ _PAGE = 1 << 16
 
 
 def fix(store: Store, least: int = 0) -> tuple[Store, int]:
-    """(the store as it is now, where its log ends): another view of it, to be closed. Of a store
-    that nobody writes to that is all there is, damage included. StoreIOError.
+    """Return (the store as it is now, the end of its log): another view of it, to be closed. A
+    store that no process writes to is taken as it is, with its damage. StoreIOError.
 
     The log ends after the last message if it has its entries, else before the last one that has
     some; unless a broker does not write any, or that were before ``least``, where the copy ends
@@ -64,8 +64,8 @@ def _now(store: Store) -> Store:
 
 
 def _wait_for_entries(store: Store, last: Record) -> int:
-    """Wait until queues and index reach the last message. Where the log ends that has all entries:
-    after it, before another one that they reach, 0 where they reach none.
+    """Wait until queues and index reach the last message. Return the end of the log that has all
+    entries: after that message, before another one that they reach, 0 where they reach none.
     """
     keys = len(layout.keys_of(properties.parse(last.properties.decode("utf-8", "replace"))))
     due = time.monotonic() + _PATIENCE
@@ -86,8 +86,8 @@ def _wait_for_entries(store: Store, last: Record) -> int:
 
 
 def _indexed(store: Store, place: int, keys: int) -> tuple[bool, int]:
-    """(whether the index has all entries of the message at ``place``, where its last entry leads);
-    (True, ``place``) where there is no index.
+    """Return (whether the index has all entries of the message at `place`, the physical offset of
+    its last entry); (True, `place`) without an index.
     """
     ends, found = [], 0
     for file in store.index_listing.files[-_NEWEST:]:

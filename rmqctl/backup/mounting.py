@@ -73,7 +73,7 @@ def _tree(remote: RemoteReader, listed: Mapping[str, Listed], objects: Objects, 
 
 
 def _pieces_of(objects: Objects, folder: str, path: str, held: Held) -> Callable[[], Spans]:
-    """The spans of a file, once somebody reads it: a long list of them is an object."""
+    """Return the spans of a file when it is first read: a long list of them is an object."""
     return lambda: [Span(piece.start, piece.end, object_of(folder, path, piece), 0)
                     for piece in sorted(objects.pieces_of(held))]
 
@@ -140,7 +140,7 @@ class _Reader:
 
     @property
     def failed(self) -> StoreIOError | None:
-        """Why a range could not be read."""
+        """Reason why a range could not be read."""
         return self._ranges.failed
 
     @failed.setter

@@ -45,7 +45,7 @@ SETTINGS: dict[str, type] = {
     "version": str, "consumequeue_file_size": int, "consumequeue_ext_file_size": int,
     "batch_consumequeue_file_size": int, "index_slots": int, "index_max": int,
     "consumequeue_ext": bool, "lmq": bool, "multi_dispatch": bool, "batch_topics": list}
-"""What a point notes of `Settings`, and its types in JSON."""
+"""Fields of `Settings` that a point notes, with their types in JSON."""
 _SHA = re.compile(r"[0-9a-f]{64}")
 
 
@@ -99,13 +99,13 @@ def _day(name: str) -> str:
 
 
 def is_expired(path: str, held: Held, oldest: Point) -> bool:
-    """Whether no restore point from ``oldest`` on needs a file of the log."""
+    """Return whether no restore point from `oldest` on needs a file of the log."""
     name = os.path.basename(path)
     return name.isdigit() and int(name) + held.size <= oldest.log_start
 
 
 def object_of(folder: str, path: str, piece: Piece) -> str:
-    """Where a piece of a file is."""
+    """Return the object name of a piece of a file."""
     if folder == SMALL:
         return f"{SMALL}/{piece.sha256}"
     return f"{LOG}/{path}/{piece.start}-{piece.end}-{piece.sha256[:16]}"

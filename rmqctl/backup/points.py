@@ -110,18 +110,18 @@ def _points_folder(backup: str) -> str:
 
 
 def folder_of(backup: str, point: Point) -> str:
-    """Where a point has its small files."""
+    """Return the folder of a point's small files."""
     return os.path.join(_points_folder(backup), point.id)
 
 
 def older_of(backup: str, point: Point) -> str:
-    """Where the files of a point are that a later run replaced."""
+    """Return the folder of the files of a point that a later run replaced."""
     return os.path.join(folder_of(backup, point), _OLDER)
 
 
 def replaced_after(backup: str, later: Sequence[Point]) -> dict[str, str]:
-    """The files that were replaced after the first of these points: where its versions are, by
-    name in the store.
+    """Return the versions of files that were replaced after the first of these points: path in the
+    backup, by name in the store.
     """
     found: dict[str, str] = {}
     for point in reversed(later):
@@ -172,12 +172,14 @@ def note_reached(backup: str, begun: Begun) -> None:
 
 
 def is_begun(backup: str) -> bool:
-    """Whether a run was begun here that did not end."""
+    """Return whether an unfinished run was started here."""
     return os.path.exists(os.path.join(backup, FOLDER, _UNFINISHED))
 
 
 def begun_of(backup: str) -> Begun | None:
-    """What a run noted that was begun here and did not end; None without one. StoreIOError."""
+    """Return the note of an unfinished run that was started here; None without one.
+    StoreIOError.
+    """
     if not is_begun(backup):
         return None
     with FileSource(os.path.join(backup, FOLDER, _UNFINISHED)) as source:
@@ -211,7 +213,9 @@ def in_use(backup: str) -> Iterator[None]:
 
 @contextmanager
 def unused(backup: str) -> Iterator[bool]:
-    """Whether no restore reads the backup; none that asks begins meanwhile."""
+    """Return whether no restore is reading the backup; a restore that starts meanwhile is kept
+    out.
+    """
     with _locked(backup, fcntl.LOCK_EX | fcntl.LOCK_NB) as held:
         yield held
 
@@ -237,10 +241,10 @@ def _locked(backup: str, how: int) -> Iterator[bool]:
 
 
 def read_points(backup: str, bad: list[RmqctlError] | None = None) -> list[Point]:
-    """The points of a backup, oldest first; none where the folder is no backup.
+    """Return the points of a backup, oldest first; none where the folder is not a backup.
 
-    Points that cannot be read are left out, and why is added to ``bad``. Without it, and where
-    none can be read: FormatError, StoreIOError.
+    Points that cannot be read are skipped, and the reasons are added to `bad`. Without `bad`, and
+    where none can be read: FormatError, StoreIOError.
     """
     folder = _points_folder(backup)
     try:
@@ -299,8 +303,8 @@ def parsed(data: bytes, name: str, path: str) -> tuple[Point, dict[str, Any]]:
 
 
 def _required_plain(point: Point, name: str) -> Point:
-    """The point. ValueError and TypeError for what no run writes: other types, another name, a path
-    that leads out of the backup.
+    """Return the point. ValueError or TypeError for what no run writes: other types, another name,
+    a path that leaves the backup.
     """
     numbers = [point.time, point.log_start, point.log_end, point.messages, point.last_time,
                point.lowered, point.whole_end, point.missing]

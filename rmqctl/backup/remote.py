@@ -71,8 +71,8 @@ _DAY = 86_400_000
 
 
 class _Uploads(Copies):
-    """What a run adds to a backup. ``root`` is an empty folder, in which a file that was stored is
-    an empty one. ``border``: a physical offset at which a piece ends.
+    """Objects that a run adds to a backup. `root` is an empty folder, in which a file that was
+    stored is an empty one. `border`: a physical offset at which a piece ends.
     """
 
     __slots__ = ("_at_once", "_sending", "border", "last", "log", "objects", "others", "parts",
@@ -127,7 +127,7 @@ class _Uploads(Copies):
         return piece
 
     def pieces_of(self, name: str) -> tuple[Piece, ...]:
-        """What is stored of a file of the log."""
+        """Return the pieces stored of a file of the log."""
         held = self.log.get(name)
         return () if held is None else self.objects.pieces_of(held)
 
@@ -275,7 +275,7 @@ def _lower_offsets(view: Store, uploads: _Uploads) -> int:
 
 
 def _settings(view: Store, last: Note) -> dict[str, Any]:
-    """What queues and index were made with, as far as it is known."""
+    """Return the settings that queues and index were created with, as far as they are known."""
     shape = {name: last.settings.get(name) for name in ("index_slots", "index_max")
              if view.index_listing.files}
     try:
@@ -310,7 +310,7 @@ def _known(view: Store, objects: Objects, last: Note | None, end: int) -> int:
 
 
 def _goes_on(view: Store, objects: Objects, last: Note, known: int) -> bool:
-    """Whether the log has what was stored of its end, but for what a repair changes."""
+    """Return whether the log has the stored bytes of its end, except for what a repair changes."""
     file = view.log.file_of(known - 1)
     if file is None:
         return True
@@ -469,14 +469,14 @@ def _restored(backup: str, target: str, part: str, until: int | None, offset: in
 
 
 def _only_entries_tell(found: Sequence[Note]) -> bool:
-    """Whether the log alone does not tell what the consume queues had."""
+    """Return whether the log alone does not determine the entries of the consume queues."""
     return not found[-1].point.own and any(
         note.point.missing or note.point.again or any(is_of_log(hole.file) for hole in note.holes)
         for note in found)
 
 
 def _base(name: str) -> int:
-    """Where a file of the log begins, by its name."""
+    """Return the physical offset at which a file of the log starts, by its name."""
     last = os.path.basename(name)
     return int(last) if last.isdigit() else 0
 

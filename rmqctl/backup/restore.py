@@ -1,4 +1,4 @@
-"""A store as a broker had it, made from a backup: at a restore point, a time or an offset."""
+"""Restore a store from a backup: at a restore point, a time or a physical offset."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ IDENTITY = ("brokerIdentity", "brokerIdentity-temp")
 """Of the broker that was backed up: a controller gives a new one another."""
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 SMALL = ("config", "checkpoint")
-"""What is of the moment of a point; all else is of the newest."""
+"""Structures restored as of a point; all others are of the newest point."""
 
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What was restored: up to ``end`` of the log, with the configuration and the offsets of
-    ``point``. ``lowered``: offsets that were ahead of the queues and are their ends.
-    ``faults``: what is not as it was copied, and was restored all the same.
+    """Result of a restore: up to `end` of the log, with the configuration and the offsets of
+    `point`. `lowered`: offsets that were beyond the end of their queue, and are that end now.
+    `faults`: what differs from the copy, and was restored all the same.
     """
 
     point: Point
@@ -70,7 +70,7 @@ class Restored:
 
 
 def point_at(known: Sequence[Point], until: int | None) -> Point:
-    """The newest point that is no newer than a time (epoch ms); the oldest where all are."""
+    """Return the newest point not later than a time (epoch ms); the oldest where all are later."""
     older = [point for point in known if until is None or point.time <= until]
     return older[-1] if older else known[0]
 
@@ -78,11 +78,11 @@ def point_at(known: Sequence[Point], until: int | None) -> Point:
 def restore(backup: str, target: str, *, until: int | None = None, offset: int | None = None,
             point: str | None = None, seed_slave: bool = False,
             pace: Pace = lambda _bytes: None) -> Restored:
-    """Make the store ``target`` from a backup: as at its newest restore point, or a ``point``;
-    with the messages stored up to the time ``until`` (epoch ms), or before a physical ``offset``.
+    """Create the store `target` from a backup: at its newest restore point or at `point`; with the
+    messages stored up to the time `until` (epoch ms), or before a physical `offset`.
 
-    ``target`` must not be there, or be empty: RefusedError. It gets its name when it is whole.
-    ``seed_slave``: without the identity of the broker, and only where the log is the master's.
+    `target` must not exist, or be empty: RefusedError. It gets its name once it is complete.
+    `seed_slave`: without the identity of the broker, and only where the log is the master's.
     NotAStoreError where there is no backup, UsageError for a point, StoreIOError.
     """
     if sum(given is not None for given in (until, offset, point)) > 1:
@@ -95,7 +95,7 @@ def restore(backup: str, target: str, *, until: int | None = None, offset: int |
 
 @contextmanager
 def removed_unless_done(part: str) -> Iterator[None]:
-    """Remove what was put together of a store where an error ends it."""
+    """Remove the partly restored store after an error."""
     try:
         yield
     except BaseException:
@@ -164,14 +164,14 @@ def _restored(backup: str, target: str, part: str, until: int | None, offset: in
 
 
 def _concerns(fault: Fault, chosen: Point, end: int) -> bool:
-    """Whether a fault of the backup is one of what is restored."""
+    """Return whether a fault of the backup is in what is restored."""
     if is_of_log(fault.file):
         return int(os.path.basename(fault.file)) + fault.start < end
     return fault.point == chosen.id
 
 
 def is_of_log(file: str) -> bool:
-    """Whether a file of a backup is one of the log, by its name."""
+    """Return whether a file of a backup is a file of the log, by its name."""
     folder, name = os.path.split(file)
     return os.path.basename(folder) in _LOGS and name.isdigit()
 
@@ -180,10 +180,10 @@ def complete(part: str, target: str, end: int, generation: int, notes: list[str]
              chosen: Point, *, is_plain: bool, is_cut: bool, entries: bool = False,
              queues: Collection[QueueKey] | None = None,
              bare: Mapping[str, Any] | None = None, has_entries: bool = False) -> int:
-    """Make what was copied to ``part`` a store whose log ends at ``end``, and give it its name. The
-    number of offsets that were lowered. ``queues``: those that the store had (None: what is there
-    is all that is known). ``bare``: it has no index yet, and no consume queues unless it
-    ``has_entries``; they get these values of `Settings`. StoreIOError.
+    """Turn the copy in `part` into a store whose log ends at `end`, and give it its name. Return
+    the number of offsets that were lowered. `queues`: those that the store had (None: only those in
+    the copy are known). `bare`: it has no index yet, and no consume queues unless it `has_entries`;
+    they get these values of `Settings`. StoreIOError.
     """
     if bare is not None:
         _carried_out(part, partial(_with_entries, given=bare, only=frozenset(
@@ -239,7 +239,7 @@ def refuse_taken(target: str) -> str:
 
 
 def _is_derived(store: Store) -> bool:
-    """Whether queues and index can be made from the log, so that it can be cut."""
+    """Return whether queues and index can be rebuilt from the log, so that it can be truncated."""
     try:
         store.layout.require_writable(store.root, WRITES, made_anew=True)
     except UnsupportedError:
@@ -248,14 +248,14 @@ def _is_derived(store: Store) -> bool:
 
 
 def _reaches_beyond(store: Store, end: int) -> bool:
-    """Whether the log has bytes after ``end`` that are not zero."""
+    """Return whether the log has bytes after `end` that are not zero."""
     return any(file.end > end and file.base + used_size(store.log.source(number)) > end
                for number, file in enumerate(store.log.files))
 
 
 def end_of(store: Store, point: Point, newest: Point) -> int:
-    """Where the log of a point ends: before what was torn then, where a record that begins in it
-    was written over it since.
+    """Return the end of the log of a point: before a record that was torn then and has been
+    overwritten since.
     """
     if point.whole_end < point.log_end < newest.log_end and not store.layout.is_dledger:
         try:
@@ -266,7 +266,7 @@ def end_of(store: Store, point: Point, newest: Point) -> int:
 
 
 def end_at(store: Store, until: int, end: int) -> int:
-    """Where the log ends that has the messages stored up to a time."""
+    """Return the end of the log that has the messages stored up to a time."""
     log = store.log
     for file in reversed(log.files):
         found = None
@@ -284,7 +284,7 @@ def end_at(store: Store, until: int, end: int) -> int:
 
 
 def without_messages(store: Store, until: int | None, end: int) -> list[str]:
-    """What there is to say where no message is as old as the time that was wanted."""
+    """Return the note for a time before the first message."""
     if until is None or end > store.log.min_offset:
         return []
     first = next((batch for batch in store.log.walk() if len(batch)), None)
@@ -300,7 +300,7 @@ def _border(store: Store, offset: int) -> int:
 
 
 def notes_of(point: Point, until: int | None, end: int) -> list[str]:
-    """What the configuration of a point means for a log that ends at ``end``."""
+    """Return notes on the configuration of a point for a log that ends at `end`."""
     notes = []
     if point.log_folders:
         notes.append(f"the log was in {len(point.log_folders)} folders and is in commitlog/ "
@@ -323,8 +323,8 @@ def _small_of(backup: str, point: Point, copies: Copies) -> None:
 
 
 def _older_files(copies: Copies, last: Point, versions: Mapping[str, str]) -> None:
-    """The versions that a point had of files that a later run replaced; none that it did not have.
-    StoreIOError.
+    """Restore the versions that a point had of files that a later run replaced; remove those that
+    it did not have. StoreIOError.
     """
     if last.appended is not None:
         for name in set(appended_files(copies.root)).difference(last.appended):

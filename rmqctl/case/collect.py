@@ -26,9 +26,9 @@ DOCUMENTS = {"info": (), "doctor": (), "verify": ("--limit", str(MOST_FINDINGS))
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is examined. ``words``: a command of rmqctl about it, with the options that say how it
-    is read. ``redact``: what is put to commands that redact, with ``redaction`` their key, which
-    they read from the descriptor ``key``.
+    """Subject of an examination. `words`: a command of rmqctl about it, with the options for
+    reading it. `redact`: the option passed to commands that redact; `redaction`: their key, which
+    they read from the descriptor `key`.
     """
 
     root: str
@@ -42,7 +42,7 @@ class Case:
 
 @dataclass(slots=True)
 class Result:
-    """What came of it. ``problems``: why something is not in the folder."""
+    """Result of an examination. `problems`: reasons why something is not in the folder."""
 
     summary: dict[str, Any] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)

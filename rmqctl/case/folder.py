@@ -127,7 +127,7 @@ def names(root: str) -> Iterator[str]:
 
 @dataclass(slots=True)
 class Check:
-    """What a check of an evidence folder found."""
+    """Result of checking an evidence folder."""
 
     folder: str
     finished: bool

@@ -25,7 +25,7 @@ _KINDS = {stat.S_IFREG: "file", stat.S_IFDIR: "folder", stat.S_IFLNK: "link", st
 
 @dataclass(slots=True)
 class Inventory:
-    """What was listed. ``problems``: at most a few, in words; ``unread`` counts all."""
+    """Result of listing the originals. `problems`: at most a few, in words; `unread` counts all."""
 
     files: int = 0
     bytes: int = 0

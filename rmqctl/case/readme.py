@@ -1,4 +1,4 @@
-"""``README.txt``: what an evidence folder is, for somebody who does not know rmqctl."""
+"""``README.txt``: a description of an evidence folder for readers who do not know rmqctl."""
 
 from __future__ import annotations
 

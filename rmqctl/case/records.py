@@ -1,5 +1,5 @@
-"""What a case keeps of bytes: copies of every place that a finding names, and records that carving
-finds beside the messages that a store serves.
+"""Bytes that a case keeps: a copy of every place that a finding names, and the records that carving
+finds in addition to the messages that a store serves.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Copies:
 
 
 class Places:
-    """Where the findings of `verify` are."""
+    """Yield the places of the findings of `verify`."""
 
     def __init__(self, findings: Iterable[Mapping[str, Any]]) -> None:
         self._by_file: dict[str, list[tuple[int, int, str]]] = {}
@@ -100,7 +100,7 @@ class Places:
 
 
 class Live:
-    """Where the messages are that a store serves: 8 bytes each, on disk."""
+    """The physical offsets of the messages that a store serves: 8 bytes each, on disk."""
 
     def __init__(self, root: str, exported: Iterable[bytes]) -> None:
         self._by_file: dict[str, Array] = {}

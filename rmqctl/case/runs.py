@@ -36,7 +36,7 @@ def now() -> str:
 
 
 def host(path: str, *, redacted: bool) -> dict[str, Any]:
-    """What an examiner must know of the machine; ``redacted``: nothing that names it."""
+    """Return the facts about the machine that an examiner needs; `redacted`: without any name."""
     facts: dict[str, Any] = {
         "rmqctl": __version__, "python": platform.python_version(), "system": platform.system(),
         "release": platform.release(), "machine": platform.machine(), "time_zone": time.tzname[0],
@@ -49,7 +49,7 @@ def host(path: str, *, redacted: bool) -> dict[str, Any]:
 
 
 def _mounted(path: str, *, redacted: bool) -> dict[str, Any]:
-    """How the file system of the originals is mounted, where the system says so."""
+    """Return how the file system of the originals is mounted, where the system reports it."""
     best: tuple[str, dict[str, Any]] = "", {}
     with suppress(OSError, ValueError, IndexError), open(_MOUNTS, encoding="utf-8",
                                                          errors="surrogateescape") as file:

@@ -1,7 +1,7 @@
-"""What is wrong with a store, in one sentence: verification and prediction, put together.
+"""Diagnose a store in one sentence, from verification and prediction together.
 
-Nothing is looked at here that `rmqctl.checks.verify` and `rmqctl.checks.preflight` do not look at;
-this says what both come to, who is concerned, and what to do next, the safest first.
+Nothing is examined here that `rmqctl.checks.verify` and `rmqctl.checks.preflight` do not examine;
+this sums up both: who is affected, and what to do next, the safest step first.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _CAUSES = 2
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """One kind of finding. ``count``: how many there are; ``file``: where the first one lies."""
+    """One kind of finding. `count`: number of findings; `file`: file of the first one."""
 
     severity: str
     category: str
@@ -57,10 +57,10 @@ class Disk(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """``findings``: what a check of every byte came to; ``start``: what a broker's start does.
-    ``lock``: who holds the store. ``profile``: what the log holds, where it was asked for.
-    ``outlook``: what a repair would do, where one was planned. ``backup``: a backup of the store
-    that the user names, and when its newest restore point was made (epoch ms).
+    """A diagnosis. `findings`: result of a check of every byte; `start`: effects of a broker's
+    startup. `lock`: who holds the store. `profile`: contents of the log, if requested. `outlook`:
+    effects of a repair, if one was planned. `backup`: a backup of the store that the user names,
+    and when its newest restore point was made (epoch ms).
     """
 
     findings: Verdict[Coverage]
@@ -72,18 +72,18 @@ class Diagnosis:
     backup: tuple[str, int] | None = None
 
     def with_tier(self, findings: Verdict[Coverage]) -> Diagnosis:
-        """The same of a store with its tier, which these ``findings`` cover, too."""
+        """Return the diagnosis of a store with its tier, which these `findings` include."""
         self.start.in_tier = TierLosses.of(findings.tier)
         return replace(self, findings=findings)
 
     @property
     def sound(self) -> bool:
-        """Whether nothing is wrong, lost, or would be."""
+        """Return whether nothing is damaged or lost, and a start would lose nothing."""
         return self.findings.ok and self.start.harmless
 
     @property
     def damaged(self) -> list[Damage]:
-        """Findings by kind, the worst first; what is mere information is none."""
+        """Return the findings by kind, the worst first, without those of severity "info"."""
         files: dict[tuple[str, str], str | None] = {}
         for finding in self.findings.findings:
             files.setdefault((finding.category, finding.severity), finding.file)
@@ -95,13 +95,15 @@ class Diagnosis:
 
     @property
     def _is_damaged(self) -> bool:
-        """Whether anything is found but offsets beyond the end, for which the start has steps."""
+        """Return whether anything is found except offsets beyond the end, for which the start has
+        steps.
+        """
         return any(row.category != "config-offset" for row in self.damaged)
 
     @property
     def losses(self) -> Losses:
-        """The account of what is lost; what verification, or the plan of a repair, has counted
-        besides is in it.
+        """Return the account of what is lost, including what verification or a repair's plan
+        counted.
         """
         lost = self.start.account.verified(self.findings.coverage)
         return lost if self.outlook is None else replace(
@@ -109,13 +111,15 @@ class Diagnosis:
 
     @property
     def earlier(self) -> int:
-        """Messages of earlier queues, which consumers do not get, as far as findings are kept."""
+        """Return the messages of earlier queues, which consumers do not receive, as far as findings
+        are kept.
+        """
         return sum(finding.count for finding in self.findings.findings
                    if finding.category == "cq-earlier")
 
     @property
     def verdict(self) -> Phrase:
-        """The sentence."""
+        """Return the verdict in one sentence."""
         start, lost = self.start, self.losses
         # Nothing is wrong now: what a repair replaced, and what a start would do.
         if self.sound and self.untold is not None:
@@ -196,7 +200,7 @@ class Diagnosis:
 
     @property
     def not_delivered(self) -> Phrase:
-        """What messages of earlier queues mean."""
+        """Return the sentence about messages of earlier queues."""
         return Phrase(
             "{count:,} older message is not delivered: its topic was created again, or its consume "
             "queue was lost (rmqctl explain cq-earlier)",
@@ -205,13 +209,15 @@ class Diagnosis:
 
     @property
     def repaired(self) -> Phrase | None:
-        """What earlier repairs lost, of the log and of the tier; None where that is nothing."""
+        """Return what earlier repairs lost, of the log and of the tier; None where that is
+        nothing.
+        """
         own, tier = all_in_words(self.start.repairs), self.start.in_tier.repaired_in_words
         return Joined("; ", [own, tier]) if own and tier else own or tier
 
     @property
     def _replaced(self) -> Phrase | None:
-        """What a repair could not bring back; None where nothing is known of one."""
+        """Return what a repair could not restore; None where no such repair is known."""
         count = self.losses.all_replaced
         return Phrase("no damage now, but a repair has replaced or marked {count:,} message",
                       "no damage now, but a repair has replaced or marked {count:,} messages",
@@ -227,23 +233,27 @@ class Diagnosis:
 
     @property
     def not_judged(self) -> dict[str, str]:
-        """Structures in a form that is not read, with the reason."""
+        """Return the structures in an unsupported layout, with the reason."""
         return {**self.findings.not_judged, **self.start.not_judged}
 
     @property
     def _is_form_unknown(self) -> bool:
-        """Whether only the broker's configuration says which consume queues it reads."""
+        """Return whether the broker's configuration alone determines which consume queues it
+        reads.
+        """
         return self.not_judged.get("consumequeue", "").endswith(FORM_UNKNOWN)
 
     @property
     def untold(self) -> str | None:
-        """Why nothing can be said of the messages, where the log cannot be read; else None."""
+        """Return the reason why messages cannot be judged, where the log cannot be read; else
+        None.
+        """
         return self.not_judged.get("commitlog")
 
     @property
     def next(self) -> list[Step]:
-        """The steps in their order, repairs before commands that only look; none where nothing
-        needs to be done.
+        """Return the steps in their order, repairs before commands that only read; none where no
+        step is needed.
         """
         if self.sound:
             return [] if not self._is_form_unknown else [advice.of_the_form(self.findings.root)]
@@ -263,7 +273,7 @@ class Diagnosis:
 
     @property
     def remains(self) -> list[Remaining]:
-        """What no command repairs, and what to do by hand."""
+        """Return problems that no command repairs, with what to do by hand."""
         repaired = {defect.category for defect in self.start.metadata.defects
                     if defect.command is not None} | {"config-offset"}  # has its own steps
         if any(advice.of_the_tier(self.findings.findings)):
@@ -274,7 +284,7 @@ class Diagnosis:
             self.start, self.outlook)
 
     def as_dict(self) -> dict[str, Any]:
-        """The JSON object of ``doctor``."""
+        """Return the JSON object of `doctor`."""
         start, impact, lost = self.start, self.start.impact, self.losses
         fields = ({"groups_affected": None, "consumers": None} if start.consumers is None
                   else start.consumers.as_fields())
@@ -312,7 +322,9 @@ class Diagnosis:
         }
 
     def require_judged(self) -> None:
-        """UnsupportedError, in one sentence, where nothing was wrong but not all was judged."""
+        """Raise UnsupportedError, in one sentence, where nothing was wrong but not all was
+        judged.
+        """
         if self.sound:
             self.findings.require_judged()
             self.start.require_judged(self.findings.root)
@@ -322,10 +334,10 @@ def diagnose(store: Store, broker_version: str | None, jobs: int,
              progress: Callable[[int], None] | None = None, *,
              profile: bool = False, machine: Around | None = None,
              phase: Callable[..., None] | None = None) -> Diagnosis:
-    """Verifies all of a store and predicts a start on it. ``progress`` is told bytes of the log,
-    each of them twice. ``profile``: with one of the log, from the same pass. ``machine``: the clock
-    and the disk of the start; None: this machine's. ``phase`` is told the name of each piece of
-    work, and how many bytes it reads where that is known. StoreIOError.
+    """Verify a whole store and predict a start on it. `progress` receives bytes of the log, each of
+    them twice. `profile`: also profile the log, in the same pass. `machine`: the clock and the disk
+    of the start; None: this machine's. `phase` receives the name of each piece of work, and how
+    many bytes it reads where that is known. StoreIOError.
     """
     release = release_of(broker_version) if broker_version else None
     run = Verification(store, VerifyOptions(None, jobs, profile=profile, release=release), progress,

@@ -200,7 +200,7 @@ def refuse_held(store: Store, root: str) -> None:
 
 def set_right(store: Store, state: LogState, checkpoint: CheckpointFile, aside: AsideFolder,
               begin: Callable[[], None]) -> int:
-    """Sets a store right; ``begin`` is called before the first change. The physical offset from
+    """Repair a store; `begin` is called before the first change. Return the physical offset from
     which on it has to be indexed again. StoreIOError.
     """
     # 1. The checkpoint in memory: times later than any message are not believed.
@@ -323,7 +323,7 @@ def _unlink(path: str) -> bool:
 
 
 def clear_torn_tail(store: Store, end: int, aside: AsideFolder, *, cut_off: bool = False) -> None:
-    """Zero beyond the end of the log in its file; what was there is kept.
+    """Zero the bytes beyond the end of the log in its file; the old bytes are kept.
 
     It is what a killed process left of its last write, or the END_OF_FILE record of a file that
     has no next one. A broker leaves it, and a short record appended over it would have a part of

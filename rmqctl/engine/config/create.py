@@ -1,8 +1,7 @@
-"""Makes an empty store, as a broker leaves one it has started on and written nothing to.
+"""Create an empty store, as a broker leaves one that it has started on and written nothing to.
 
-Everything is checked before anything is made. What an interrupted run left behind bears a mark
-(``.rmqctl/init``) and is completed by the next one; any other folder that is not empty is left
-alone.
+Everything is checked before anything is created. An interrupted run leaves a mark
+(``.rmqctl/init``), and the next one completes it; any other folder that is not empty is left alone.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _MOST_NAMED = 5
 
 @dataclass(frozen=True, slots=True)
 class NewStore:
-    """A store that is to be made, or was.
+    """A store that is to be created, or was.
 
     ``settings`` have the sizes as they are used (rounded up), ``commitlog_dirs`` the folders of
     the log relative to the root or absolute, ``notes`` what was rounded.
@@ -71,7 +70,7 @@ def plan_store(root: str | os.PathLike[str], settings: Settings,
 
 def create_store(root: str | os.PathLike[str], settings: Settings,
                  commitlog_dirs: Iterable[str] = ()) -> NewStore:
-    """Make an empty store in a folder that is empty or do not exist.
+    """Create an empty store in a folder that is empty or does not exist.
 
     ``commitlog_dirs`` names the folders of a multi-path log, relative to the root or absolute;
     without it the log is ``commitlog/``. UsageError for sizes that cannot be, RefusedError for a

@@ -1,6 +1,6 @@
 """``config/subscriptionGroup.json``: groups of consumers (checkpoint-and-small-files.md §4).
 
-A broker makes a group, and its retry topic, when the first member says that it is there.
+A broker creates a group, and its retry topic, when the first member registers.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class SubscriptionGroups(ConfigTable):
     file, table_name = "subscriptionGroup.json", "subscriptionGroupTable"
 
     def bean(self, name: str, given: Mapping[str, Any] | None = None) -> Config:
-        """Return a group's properties in the order fastjson writes them, of which those ``given``
-        with a value of the right kind are not the default. RefusedError for a name that no topic of
-        retries could have.
+        """Return a group's properties in the order in which fastjson writes them: the defaults,
+        except for the `given` values of the right kind. RefusedError for a name that no retry topic
+        could have.
         """
         problem = name_problem(name)
         if problem is not None:

@@ -72,7 +72,7 @@ _FIXED = frozenset({QUEUE_TYPE, POLICY})
 
 
 def name_problem(name: str) -> str | None:
-    """Why no broker takes ``name`` for a topic; None when it does."""
+    """Return why no broker accepts `name` as a topic; None when it does."""
     if not name.strip():
         return "the topic is blank"
     if not _NAME.fullmatch(name):
@@ -99,7 +99,7 @@ def takes_no_messages(name: str, generation: int) -> bool:
 
 
 def attributes_problem(new: Mapping[str, str]) -> str | None:
-    """Why these are no attributes to a 5.x broker."""
+    """Return why a 5.x broker rejects these attributes; None when it accepts them."""
     for name, value in new.items():
         if name not in _ENUMS and name != _RESERVE_TIME:
             known = ", ".join([*_ENUMS, _RESERVE_TIME])
@@ -163,9 +163,9 @@ class Topics(ConfigTable):
         return frozenset(topic for topic in self.table if self.is_batch(topic))
 
     def allows(self, topic: str, queue_id: int) -> str | None:
-        """Why a broker would not take a message for this queue; None when it would.
+        """Return why a broker would not accept a message for this queue; None when it would.
 
-        A topic that is not known allows everything: whether it is made is another question.
+        An unknown topic allows everything: whether it is created is another question.
         """
         known = self.get(topic)
         if known is None:
@@ -245,8 +245,8 @@ class Topics(ConfigTable):
         return dict(change.after)
 
     def creation_problem(self, name: str, model: str = DEFAULT_TOPIC) -> str | None:
-        """Why a broker would not make this topic when a message comes for it; ``model``: the topic
-        after which its producer wants it made.
+        """Return why a broker would not create this topic when a message for it arrives; `model`:
+        the topic whose configuration its producer wants copied.
         """
         problem = name_problem(name)
         if problem is None and takes_no_messages(name, self.settings.profile.generation):

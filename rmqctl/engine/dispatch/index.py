@@ -50,7 +50,7 @@ class Header:
     index_count: int = 1
 
     def record(self, *, counted: bool) -> HeaderRecord:
-        """Return what stands on disk: no count before the first entry, unless ``counted``."""
+        """Return the header's bytes on disk: no count before the first entry, unless `counted`."""
         count = self.index_count if counted or self.index_count > 1 else 0
         return HeaderRecord(self.begin_timestamp, self.end_timestamp, self.begin_phy_offset,
                             self.end_phy_offset, self.hash_slot_count, count)
@@ -94,10 +94,10 @@ class IndexFile:
 
     @classmethod
     def load(cls, path: str, shape: Shape, pool: FilePool, *, repair: bool) -> IndexFile:
-        """Return a file from disk. RefusedError when its size is not that of ``shape``.
+        """Return a file from disk. RefusedError when its size is not that of `shape`.
 
-        ``repair``: slots that point after the header's count (the process died between writing the
-        two) are led back along their chains, to where they stood when the header was written.
+        `repair`: slots that point after the header's count (the process died between writing the
+        two) are moved back along their chains, to where they pointed when the header was written.
         """
         with FileSource(path) as source:
             if source.size not in {0, shape.file_size}:
@@ -115,7 +115,7 @@ class IndexFile:
         return file
 
     def _lead_slots_back(self, source: FileSource) -> None:
-        """Follow the chains from slots that lead too far to the newest entry that counts."""
+        """Follow the chains from slots that point too far to the newest entry that counts."""
         count = self.header.index_count
         over = np.flatnonzero(self._table >= count)
         if not len(over):
@@ -198,7 +198,7 @@ class IndexFile:
         entries["time_diff"][head:] = _seconds(store_timestamp[head:], begin)
 
     def _set_links(self, entries: Array, key_hash: Array) -> int:
-        """Return the entry before each in its slot; the slots lead to the last ones."""
+        """Return the entry before each in its slot; the slots point to the last ones."""
         count, many = self.header.index_count, len(key_hash)
         bits = many.bit_length()
         # By slot, then by number: neighbours of one slot are linked to each other ...

@@ -270,10 +270,10 @@ class QueueFiles:
         self._pool.write(self._path, data, position - self.base)
 
     def wipe(self) -> None:
-        """Take away what was cut off: units of records that are no longer in the log.
+        """Remove units of records that are no longer in the log.
 
-        A broker leaves them where they are, and takes them for rows once the log has grown over
-        the places they lead to.
+        A broker leaves them where they are, and takes them for entries once the log has grown over
+        the places that they point to.
         """
         self._clear()
         if self.base is not None and self._stale > self.position:
@@ -376,7 +376,7 @@ class QueueSet(ABC, Generic[Q, D]):
         return QueueFiles(folder, self._file_size, self._pool)
 
     def wipe_cut(self) -> None:
-        """Take away the rows that were cut off on opening. StoreIOError."""
+        """Remove the rows that were cut off on opening. StoreIOError."""
         while self._cut:
             self._cut[-1].files.wipe()
             self._cut.pop()

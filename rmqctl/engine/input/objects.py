@@ -385,7 +385,7 @@ def _prepared(prepare: Prepare, item: _Item, field: str = "") -> str:
 
 
 def _unstorable(pairs: Mapping[str, str]) -> str | None:
-    """Why pairs cannot be joined to a string; None when they can."""
+    """Return why pairs cannot be joined to a string; None when they can."""
     for name, value in pairs.items():
         if not name or _NAME in name or _END in name:
             return (f"{_shown(name)} cannot be a name: it is empty or contains a separator "

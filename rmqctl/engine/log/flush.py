@@ -52,11 +52,11 @@ class _Service(ABC):
 
     @property
     def failure(self) -> RmqctlError | None:
-        """Why the service works no more."""
+        """Reason why the service has stopped."""
         return self._failure
 
     def check(self) -> None:
-        """Raise what went wrong in the background, if anything did. Costs next to nothing."""
+        """Raise the error that occurred in the background, if any. Costs next to nothing."""
         if self._failure is not None:
             # A new one each time: threads must not share a traceback.
             raise type(self._failure)(str(self._failure))
@@ -67,7 +67,9 @@ class _Service(ABC):
             self.stop()
 
     def stop(self) -> None:
-        """Force the rest and ends the thread. The error if that, or anything before, failed."""
+        """Force the rest and end the thread. Raise the error if that, or anything before,
+        failed.
+        """
         with self._change:
             self._stopping = True
             self._change.notify_all()

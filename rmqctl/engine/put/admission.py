@@ -76,7 +76,9 @@ INT, LONG = sign_bit("queue_id"), sign_bit("queue_offset")
 
 
 def folder_fault(name: str) -> str | None:
-    """Why a topic or queue name cannot be a folder of ``consumequeue/``."""
+    """Return why a topic or queue name cannot be a folder of ``consumequeue/``; None when it
+    can.
+    """
     if name in ("", ".", ".."):
         return f"the name {name!r} cannot be a folder"
     if "/" in name or "\0" in name:
@@ -97,9 +99,9 @@ def _units(text: str) -> int:
 
 @lru_cache(maxsize=8192)
 def topic_fault(topic: str, version: str, hooks: bool = True) -> str | None:
-    """Why a store of this version does not take a topic.
+    """Return why a store of this version rejects a topic; None when it accepts it.
 
-    ``hooks``: with what a 5.3.3 broker tests before it asks its store, which would take more.
+    `hooks`: with the checks of a 5.3.3 broker before its store, which would accept more.
     """
     fault = folder_fault(topic)
     if fault is not None:
@@ -118,7 +120,7 @@ def topic_fault(topic: str, version: str, hooks: bool = True) -> str | None:
 
 
 def text_fault(properties: str, settings: Settings) -> str | None:
-    """Why a single message cannot have this properties string, its bytes not yet counted."""
+    """Return why a single message cannot have this properties string, its bytes not yet counted."""
     if not settings.profile.message_v2 and _units(properties) > MAX_PROPERTIES:
         return (f"the properties have {_units(properties)} characters, at most {MAX_PROPERTIES} "
                 "are allowed")
@@ -160,7 +162,9 @@ def encoding_fault(text: str) -> str | None:
 
 @lru_cache(maxsize=8192)
 def record_topic_fault(raw: bytes, magic: int, version: str) -> str | None:
-    """Why a recorded topic cannot be stored again in a record of this magic (0: not given)."""
+    """Return why a recorded topic cannot be stored again in a record of this magic (0: not
+    given).
+    """
     fault = folder_fault(raw.decode("utf-8", "surrogateescape"))
     if fault is not None:
         return f"topic: {fault}"
@@ -253,7 +257,9 @@ def check_inner_batch(message: Outgoing, properties: Properties, settings: Setti
 
 
 def unreadable(topic: str, properties: Properties, settings: Settings) -> str | None:
-    """Why a broker's check of the log would call this message dirty, and end the log there."""
+    """Return why a broker's check of the log would call this message dirty, and end the log
+    there.
+    """
     if topic == props.SCHEDULE_TOPIC:
         try:
             delay_level_of(properties)

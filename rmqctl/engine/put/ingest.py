@@ -118,7 +118,7 @@ class _Plan(NamedTuple):
     parts: tuple[str, ...]
     """The parts before, between and after the values."""
     names: tuple[str, ...]
-    """Whose values come between them; the unique key's too, where it is to be made."""
+    """Properties whose values come between them; the unique key too, where it is to be created."""
     ends: int
     """Number of property separators in the parts."""
     makes_unique_key: bool

@@ -221,7 +221,7 @@ class SingleMessages:
 
 
 def does_not_fit(size: int, settings: Settings) -> PutResult | None:
-    """Why a record of ``size`` bytes can be in no commitlog file."""
+    """Return why no commitlog file can contain a record of `size` bytes."""
     if size + BLANK_SIZE > settings.commitlog_file_size:
         return refused(MESSAGE_ILLEGAL, f"a record of {size} bytes does not fit into a "
                        f"commitlog file of {settings.commitlog_file_size}")
