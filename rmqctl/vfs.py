@@ -1,8 +1,8 @@
 """Folders and files by path, local or elsewhere: what readers of stores ask instead of `os`.
 
-A store may lie behind a URL, or in an archive. Such a place is listed once, and `mount` makes it
-known; from then on paths below it are answered from that list, and `FileSource` reads ranges of its
-files. All other paths are the operating system's, without a detour.
+A store may be at a URL, or in an archive. Such a place is listed once, and `mount` registers it;
+from then on paths below it are answered from that list, and `FileSource` reads ranges of its files.
+All other paths are the operating system's, without a detour.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ _FRESH = 10.0
 
 
 class Reader(Protocol):
-    """How ranges of the files of a mounted place are read. ``failed``: why some could not be.
-    ``sampled``: samples may show where a file ends; ``sampled_files``: of how many they did.
+    """Reads ranges of the files of a mounted place. `failed`: why some ranges could not be read.
+    `sampled`: samples may show where a file ends; `sampled_files`: number of files for which they
+    did.
     """
 
     failed: StoreIOError | None
@@ -168,17 +169,17 @@ _IDLE = 4
 _trees: dict[str, Tree] = {}
 _replaced: list[Tree] = []
 _failures: list[StoreIOError] = []
-"""What places could not be read for that are forgotten by now."""
+"""Read errors of places that are no longer mounted."""
 _lock = threading.RLock()
 
 
 def is_remote(path: str | os.PathLike[str]) -> bool:
-    """Whether a path is one of a mounted place, or a URL."""
+    """Return whether a path is one of a mounted place, or a URL."""
     return isinstance(path, str) and ("://" in path or bool(_trees and _find(path)))
 
 
 def is_elsewhere(target: str) -> bool:
-    """Whether a place has to be mounted: a URL, or an archive or what is in it."""
+    """Return whether a place has to be mounted: a URL, an archive, or a path in an archive."""
     return "://" in target or archive_of(target) is not None
 
 
@@ -213,7 +214,9 @@ def known(root: str) -> Tree | None:
 
 
 def stamp_of(root: str) -> tuple[int, int, int] | None:
-    """What differs when the archive on this machine that a path leads into was changed."""
+    """Return a stamp of the local archive that contains a path; it changes when the archive
+    changes.
+    """
     found = None if "://" in root else archive_of(root)
     if found is None:
         return None
@@ -222,7 +225,7 @@ def stamp_of(root: str) -> tuple[int, int, int] | None:
 
 
 def is_mounted(path: str) -> bool:
-    """Whether a path is one of a mounted place."""
+    """Return whether a path is one of a mounted place."""
     return _find(path) is not None
 
 
@@ -285,13 +288,13 @@ def raise_failure() -> None:
 
 
 def lacks(root: str, structure: str) -> bool:
-    """Whether a mounted place is of a kind that never has a structure."""
+    """Return whether a mounted place is of a kind that never has a structure."""
     found = _find(root)
     return found is not None and structure in found[0].lacks
 
 
 def sampled(root: str) -> int:
-    """How many files of a mounted place ended where samples of them showed it."""
+    """Return for how many files of a mounted place samples showed the end."""
     found = _find(root)
     return 0 if found is None else found[0].reader.sampled_files
 
@@ -354,7 +357,7 @@ class Elsewhere(NamedTuple):
 
 
 def reader_of(path: str) -> Elsewhere | None:
-    """What reads a file of a mounted place; None for local paths. StoreIOError."""
+    """Return the reader of a file of a mounted place; None for local paths. StoreIOError."""
     if not _trees and "://" not in path:
         return None
     try:
@@ -479,7 +482,9 @@ def relpath(path: str, start: str) -> str:
 
 
 def open_bytes(path: str) -> IO[bytes]:
-    """As ``open(path, "rb")``; what lies elsewhere is read as a whole. OSError, StoreIOError."""
+    """Open a file as ``open(path, "rb")`` does; a file of a mounted place is read whole. OSError,
+    StoreIOError.
+    """
     found = None if not _trees and "://" not in path else file_of(path)
     if found is None:
         return open(path, "rb")

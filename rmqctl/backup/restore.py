@@ -83,7 +83,7 @@ def restore(backup: str, target: str, *, until: int | None = None, offset: int |
 
     `target` must not exist, or be empty: RefusedError. It gets its name once it is complete.
     `seed_slave`: without the identity of the broker, and only where the log is the master's.
-    NotAStoreError where there is no backup, UsageError for a point, StoreIOError.
+    NotAStoreError where `backup` is not a backup, UsageError for a point, StoreIOError.
     """
     if sum(given is not None for given in (until, offset, point)) > 1:
         raise UsageError("pass only one of a time, an offset and a restore point")

@@ -1,6 +1,6 @@
-"""Where what is replaced without a plan goes, for nothing of a store is ever deleted: files and
-bytes to ``.rmqctl/aside``, a topics.json that could not be read to ``.rmqctl/kept``. What a plan
-moves aside lies with its journal: see `rmqctl.repair.executor.journal`.
+"""Folders for replaced contents, since nothing of a store is ever deleted: files and bytes go to
+``.rmqctl/aside``, an unreadable topics.json to ``.rmqctl/kept``. Files that a plan moves aside are
+with its journal: see `rmqctl.repair.executor.journal`.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class AsideFolder:
         move(path, target)
 
     def save_bytes(self, path: str, position: int, data: Content) -> str:
-        """Keeps bytes of a file (at once, or in blocks) that are about to be overwritten; where,
-        relative to the store root. StoreIOError.
+        """Keep bytes of a file (at once, or in blocks) that are about to be overwritten; return
+        where, relative to the store root. StoreIOError.
 
-        ``position`` is where they lie in the file.
+        `position` is their position in the file.
         """
         copy = f"{self._target(path)}.at-{position}"
         publish(copy, data, store=self._root)
@@ -73,7 +73,9 @@ class Aside(NamedTuple):
 
 
 def asides(root: str) -> list[Aside]:
-    """What openings of a store, or dispatches to a tier, put aside, oldest first. StoreIOError."""
+    """Return what openings of a store, or dispatches to a tier, put aside, oldest first.
+    StoreIOError.
+    """
     present = []
     for place in (ASIDE, TIER_ASIDE):
         folder = os.path.join(root, STAGING, place)
@@ -91,9 +93,9 @@ def asides(root: str) -> list[Aside]:
 
 
 def save_file(path: str, root: str) -> str | None:
-    """Keeps a file that is about to be replaced; None where there is no file.
+    """Keep a file that is about to be replaced; return None where it does not exist.
 
-    The answer is where: below ``.rmqctl/kept`` of the store at ``root``, under its path in the
+    The result is its new path: below ``.rmqctl/kept`` of the store at `root`, under its path in the
     store and a number. StoreIOError.
     """
     path = os.path.realpath(path)
@@ -118,7 +120,9 @@ def save_file(path: str, root: str) -> str | None:
 
 
 def _below(path: str, root: str, folder: str) -> str:
-    """The place in ``folder`` of a file of the store; its name only where it lies elsewhere."""
+    """Return the place in `folder` for a file of the store; its name only if it is outside the
+    store.
+    """
     relative = os.path.relpath(path, root)
     if relative.startswith(os.pardir):
         relative = os.path.basename(path)

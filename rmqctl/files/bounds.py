@@ -1,4 +1,4 @@
-"""Where a command may write: below the root it was given, and in folders that its user named.
+"""Folders that a command may write: below the root it was given, and those that its user named.
 
 A store may come from a stranger. Its links, its journals of repairs and its settings name paths,
 and so does the folder around it. What they name is read; it is written only after the user named
@@ -46,7 +46,7 @@ class Bounds:
                                          if not os.path.abspath(folder).startswith(own)))
 
     def contain(self, path: str) -> bool:
-        """Whether ``path``, a name in a real folder, is in one of the folders."""
+        """Return whether `path`, a name in a real folder, is in one of the folders."""
         return any(path == folder or path.startswith(os.path.join(folder, ""))
                    for folder in (self.root, *self.named))
 

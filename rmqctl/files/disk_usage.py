@@ -1,4 +1,4 @@
-"""How full the file systems of a store are, as a broker computes it (spec: recovery.md §12)."""
+"""Use of the file systems of a store, as a broker computes it (spec: recovery.md §12)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def used_ratio(folder: str) -> float:
 
 
 def over_watermark(folders: Iterable[str], ratio: float) -> bool:
-    """Whether even the least full of the folders' file systems is used beyond ``ratio``.
+    """Return whether even the least full of the folders' file systems is used beyond `ratio`.
 
     A ratio of 1 or more is never exceeded, and then nothing is asked. StoreIOError.
     """
@@ -77,7 +77,7 @@ class Watch:
         self._next, self._full = 0.0, False
 
     def is_full(self) -> bool:
-        """What the last answer was. StoreIOError."""
+        """Return the last answer. StoreIOError."""
         now = time.monotonic()
         if now >= self._next:
             self._next = now + _SECONDS

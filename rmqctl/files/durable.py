@@ -26,20 +26,20 @@ from rmqctl.errors import InternalError, RefusedError, StoreIOError
 Part = bytes | bytearray | memoryview
 """Bytes to write; a view must have items of one byte."""
 Content = bytes | Iterable[bytes]
-"""The bytes of a whole file, or its blocks one behind the other: so it need not be in memory."""
+"""The bytes of a whole file, or its blocks in order, so that it need not be in memory."""
 
 IOV_MAX = max(16, os.sysconf("SC_IOV_MAX"))
 STAGING = ".rmqctl"
 GONE = "-gone"
-"""What a folder's name ends with while it is taken away."""
+"""Suffix of a folder's name while it is deleted."""
 FILE_MODE = 0o644
 _BROKERS_OWN = frozenset({"commitlog", "consumequeue", "index", "batchconsumequeue",
                           "consumequeue_ext"})
 _ZEROS = bytes(1 << 16)
 _NO_UNNAMED = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL)
-"""What a file system says that knows no file without a name."""
+"""Error numbers of a file system that does not support files without a name."""
 _NO_NAMING = (errno.ENOENT, errno.EOPNOTSUPP, errno.EPERM, errno.EXDEV, errno.EINVAL)
-"""What it says that cannot name such a file later."""
+"""Error numbers of a file system that cannot name such a file later."""
 _STAGED = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 _publishing = threading.Lock()
 """Two threads that publish a file of one name would stage it under one name."""
@@ -120,8 +120,9 @@ def _names(folder: str) -> list[str]:
 
 
 def give_to_owner_of(folder: str, created: int | str) -> None:
-    """What the administrator makes in somebody's store is that somebody's: a broker that runs as
-    another user must be able to write to it. ``created`` is a new file's descriptor or a path.
+    """Give a new file or folder to the owner of the folder that contains it: a broker that runs as
+    another user than the administrator must be able to write to it. `created` is a new file's
+    descriptor or a path.
     """
     if os.geteuid() != 0:
         return
@@ -158,10 +159,10 @@ def _write_rest(fd: int, data: Part, done: int, offset: int) -> None:
 
 
 def write_parts(fd: int, parts: Sequence[Part], offset: int, path: str) -> int:
-    """Writes the parts one behind the other at ``offset``; the number of bytes.
+    """Write the parts in order at `offset`; return the number of bytes.
 
-    All or nothing as far as the system lets it: what had been written of them when it failed
-    is overwritten with zeros, so that no torn record stays beyond the end of the log.
+    All or nothing as far as the system allows: after a failure the part that was written is
+    overwritten with zeros, so that no torn record stays beyond the end of the log.
     """
     total = touched = 0
     try:
@@ -229,10 +230,10 @@ def sync_folder(path: str) -> None:
 
 
 def make_folders(path: str, *, durable: bool = True) -> list[str]:
-    """Makes a folder and those above it that are missing; which these were, outermost first.
+    """Create a folder and the missing ones above it; return those created, outermost first.
 
-    Their names are forced to the device, unless the caller does that (``durable`` False). None is
-    more open than the folder it lies in.
+    Their names are forced to the device, unless the caller does that (`durable` False). None has
+    wider permissions than the folder that contains it.
     """
     missing = []
     folder = os.path.abspath(path)
@@ -340,11 +341,11 @@ def replace_file(path: str, data: Content, *, staged: str | None = None, doing: 
 
 
 def publish_folder(folder: str, target: str, doing: str = "publish") -> None:
-    """Renames a folder that was filled beside its place to ``target``, for good.
+    """Rename a folder that was filled beside its place to `target`, durably.
 
-    What lies in it must have been forced to the device before. ``target`` may be an empty folder;
-    on anything else the system refuses it: StoreIOError ``cannot DOING TARGET`` with ``errno``
-    ENOTEMPTY, EEXIST or ENOTDIR.
+    Its contents must have been forced to the device before. `target` may be an empty folder; the
+    system refuses anything else: StoreIOError ``cannot DOING TARGET`` with `errno` ENOTEMPTY,
+    EEXIST or ENOTDIR.
     """
     sync_folder(folder)
     try:

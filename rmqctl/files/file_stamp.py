@@ -1,4 +1,4 @@
-"""What tells a file's state without reading it: length, modification time, inode."""
+"""State of a file without reading it: length, modification time, inode."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _GONE = (FileNotFoundError, NotADirectoryError)
 
 @dataclass(frozen=True, slots=True)
 class FileStamp:
-    """What is noted of a file: ``size`` in bytes (-1 for a folder, whose time says nothing of what
-    lies below it), modification time in ns (0 for a folder), inode.
+    """State of a file: `size` in bytes (-1 for a folder, whose time does not cover what is below
+    it), modification time in ns (0 for a folder), inode.
     """
 
     size: int
@@ -29,8 +29,8 @@ class FileStamp:
         return self.size == _FOLDER
 
     def fits(self, other: FileStamp | None) -> bool:
-        """Whether ``other`` is the same file, unchanged, or a copy: its inode says nothing, and its
-        time may be that of a coarser clock, as archives and other file systems keep it.
+        """Return whether `other` is the same file, unchanged, or a copy: the inode of a copy
+        differs, and its time may have a coarser resolution, as in archives and other file systems.
         """
         if other is None or self.is_folder != other.is_folder:
             return False
@@ -59,7 +59,7 @@ def stat_file(path: str) -> FileStamp | None:
 
 
 def is_regular(path: str) -> bool:
-    """Whether it is a regular file, not a link to one. StoreIOError."""
+    """Return whether it is a regular file, not a link to one. StoreIOError."""
     try:
         return stat.S_ISREG(os.lstat(path).st_mode)
     except _GONE:

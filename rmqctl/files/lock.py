@@ -54,20 +54,20 @@ def _identity(path: str) -> tuple[int, int] | None:
 
 
 def held_here(path: str | os.PathLike[str]) -> bool:
-    """Whether this process holds the lock file at ``path``; asked without opening it."""
+    """Return whether this process holds the lock file at `path`, without opening it."""
     identity = _identity(os.fspath(path))
     return identity is not None and OWN.get(identity) == os.getpid()
 
 
 class StoreLock:
-    """Holds a store against brokers and other rmqctl, as a context manager.
+    """Lock a store against brokers and other rmqctl processes, as a context manager.
 
-    ``root`` is the store. The file is made where it is missing, filled only where it is empty,
-    and never deleted. `acquire` raises StoreHeldError, StoreIOError, or RefusedError where it or
-    something in ``.rmqctl`` is a link; it never waits for a holder, and what it refuses it leaves
-    as it was. ``around``: further stores that are held as well, all or none.
-    With ``fill`` False an empty file stays empty: it may be somebody else's. ``of_backup``: a run
-    of a backup; everything else is refused for one (RefusedError).
+    `root` is the store. The file is created where it is missing, filled only where it is empty, and
+    never deleted. `acquire` raises StoreHeldError, StoreIOError, or RefusedError where it or an
+    entry of ``.rmqctl`` is a link; it never waits for a holder, and leaves what it refuses
+    unchanged. `around`: further stores that are locked as well, all or none. With `fill` False an
+    empty file stays empty: it may belong to another process. `of_backup`: a run of a backup;
+    everything else is refused for one (RefusedError).
     """
 
     def __init__(self, root: str | os.PathLike[str], around: Iterable[str] = (), *,

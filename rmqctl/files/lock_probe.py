@@ -1,4 +1,4 @@
-"""Who holds a store's ``lock`` file, asked without writing a byte.
+"""Find the holder of a store's ``lock`` file without writing a byte.
 
 A Java broker takes a POSIX (fcntl) lock on byte 0, the Rust broker a flock(2); on Linux the
 two do not see each other, so both are asked (spec: checkpoint-and-small-files.md §3).

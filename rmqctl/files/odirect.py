@@ -1,9 +1,9 @@
 """Large blocks written past the page cache.
 
-What is uploaded to a tier is not read again soon, and a gigabyte of it would push out of the page
-cache what a broker beside needs. On machines whose memory has to be handed out page by page
-(virtual ones) it is also the quicker way. Where a file system cannot do it (tmpfs, some of FUSE)
-bytes are written as usual.
+Data uploaded to a tier is not read again soon, and a gigabyte of it would push out of the page
+cache what a broker on the same machine needs. On virtual machines that allocate memory page by page
+it is also faster. Where a file system does not support it (tmpfs, some of FUSE) bytes are written
+as usual.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""New RocksDB data bases in the form a broker's own library takes (spec: rocksdb.md §10, §11)."""
+"""Create RocksDB databases in the form that a broker's own library reads (spec: rocksdb.md §10,
+§11).
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ _BATCH = 1 << 12
 
 
 class NewDatabase:
-    """A data base being written into ``folder``; what a run that was killed left there goes.
+    """A database being written into `folder`; the remains of a run that was killed are removed
+    there.
 
     ``compressed``: its tables, by LZ4. MissingExtraError, StoreIOError, as all its methods.
     """
@@ -46,7 +49,7 @@ class NewDatabase:
         self._unlogged.disable_wal = True  # all of it is flushed at the end
 
     def handle(self, family: str) -> Any:
-        """What `WriteBatch.put` takes for a family."""
+        """Return the family object for `WriteBatch.put`."""
         return self._base.get_column_family_handle(family)
 
     def write(self, batch: Any) -> None:
@@ -56,9 +59,9 @@ class NewDatabase:
             raise self._failed(error) from None
 
     def finish(self) -> list[str]:
-        """Brings all of it into tables and closes them. The names of the files that are part of the
-        data base, CURRENT, without which it is none, last; what else the library leaves there is
-        not needed.
+        """Write all of it to tables and close them. Return the names of the files that are part of
+        the database; the last is CURRENT, which makes it a database. Other files that the library
+        leaves there are not needed.
         """
         try:
             for name in self._families:
@@ -78,7 +81,7 @@ class NewDatabase:
 
 def write_database(folder: str,
                    families: Mapping[str, Iterable[tuple[bytes, bytes]]]) -> list[str]:
-    """Makes a data base of these families; see `NewDatabase.finish`."""
+    """Create a database of these families; see `NewDatabase.finish`."""
     made = NewDatabase(folder, families, compressed=False)
     from rocksdict import WriteBatch
 

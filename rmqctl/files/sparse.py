@@ -44,8 +44,8 @@ def copy_sparse(source: str, target: str) -> None:
 
 
 def content_digest(path: str) -> str:
-    """What tells a file's bytes from all others; of copies it is the same, whatever their holes,
-    times and inodes. StoreIOError, also for what is no regular file.
+    """Return a digest of a file's bytes; copies have the same one, whatever their holes, times and
+    inodes. StoreIOError, also unless it is a regular file.
     """
     with FileSource(path) as source:
         digest = hashlib.blake2b(str(source.size).encode(), digest_size=16)
@@ -60,7 +60,8 @@ def content_digest(path: str) -> str:
 
 
 def same_content(first_path: str, other: str) -> bool:
-    """Whether two files have the same bytes. StoreIOError, also for what is no regular file.
+    """Return whether two files have the same bytes. StoreIOError, also unless both are regular
+    files.
 
     Where both have a hole nothing is read: an index file of default size is 400 MB of them, and a
     consume queue file that is laid out ahead has few entries before one.

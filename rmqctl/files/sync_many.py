@@ -27,7 +27,7 @@ def sync_many(paths: Sequence[str], folder: str) -> None:
 
 
 def _whole_file_system(folder: str) -> bool:
-    """Whether it was forced to the device; False where the system has no call for it."""
+    """Return whether it was forced to the device; False where the system has no call for it."""
     try:
         call = ctypes.CDLL(None, use_errno=True).syncfs
     except (AttributeError, OSError):

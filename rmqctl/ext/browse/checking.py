@@ -47,7 +47,7 @@ class Answer:
 
     @classmethod
     def of(cls, diagnosis: Diagnosis) -> Answer:
-        """What `doctor` says of all of the store."""
+        """Return the verdict of `doctor` on the whole store."""
         verdict = diagnosis.findings
         notes = [diagnosis.verdict, *diagnosis.losses.in_words(), *(
             f"{name} was not judged: {reason}" for name, reason in diagnosis.not_judged.items())]
@@ -56,7 +56,9 @@ class Answer:
 
 
 def of_row(row: Row) -> Task | None:
-    """For the message or damage on a row; None where it lies in no log."""
+    """Return the task for the message or damage of a row; None where the row has no bytes in the
+    log.
+    """
     if row.physical is None:
         return None
     what = "message" if row.kind == "message" else "bytes"

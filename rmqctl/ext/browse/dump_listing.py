@@ -1,4 +1,6 @@
-"""The records of a file that is no log: rows of a consumequeue, index entries, configuration."""
+"""List the records of other files than the log: consume queue entries, index entries,
+configuration.
+"""
 
 from __future__ import annotations
 
@@ -109,7 +111,7 @@ class DumpListing:
         return time_text(value) if name in self._times else cell_text(value)[:400]
 
     def _upper(self) -> int | None:
-        """Behind the number of the last record, where that follows from the file's size."""
+        """Return the number after the last record, where the file's size determines it."""
         if self.kind in ARRAYS:
             with Dump(self.path, DumpOptions()) as dump:
                 return dump.size // ARRAYS[self.kind].unit.size

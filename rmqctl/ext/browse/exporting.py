@@ -16,8 +16,9 @@ from rmqctl.store.query.select import Selection
 
 def export(reader: Reader, place: Place, conditions: Sequence[Condition], target: str,
            watch: Watch) -> str:
-    """Writes the messages of a place for which the conditions hold, as `rmqctl export` does: in the
-    order of the log, whether a row leads to them or not. Says what was written. RmqctlError.
+    """Write the messages of a place that match the conditions, as `rmqctl export` does: in the
+    order of the log, with or without a consume queue entry. Return a sentence with the result.
+    RmqctlError.
     """
     from rmqctl.export.one_file import export_file, form_of
     from rmqctl.export.plan import check_place, plan

@@ -129,7 +129,7 @@ def _day(millis: int | None) -> str:
 
 
 def _consumers(reader: Reader, place: Place) -> Iterator[tuple[str, str]]:
-    """How far each group is behind in a topic, or in one of its queues."""
+    """Yield the lag of each group in a topic, or in one of its queues."""
     sums: dict[str, int] = {}
     with suppress(RmqctlError):
         for row in reader.lag.of_topic(place.topic):

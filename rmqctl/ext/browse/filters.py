@@ -16,9 +16,9 @@ Parse = Callable[[str], Condition]
 
 
 def conditions_of(text: str, parse: Parse) -> tuple[Condition, ...]:
-    """The conditions of a line, which must all hold; none for an empty one. UsageError.
+    """Return the conditions of a line, which must all hold; none for an empty line. UsageError.
 
-    ``tags=A && body~^x`` is two. What has no comparison, or stands in double quotes, is looked for
+    ``tags=A && body~^x`` is two. A term without a comparison, or in double quotes, is searched for
     in tags, keys and body.
     """
     return tuple(_one(part.strip(), parse) for part in _AND.split(text) if part.strip())

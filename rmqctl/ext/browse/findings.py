@@ -24,7 +24,9 @@ from rmqctl.output.units import counted
 
 
 class Findings(ModalScreen[Finding | None]):
-    """What a check found, with the meaning of what the cursor is on; Enter goes there."""
+    """The findings of a check, with the meaning of the one under the cursor; Enter goes to its
+    place.
+    """
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q", "dismiss(None)", "Close")]
 

@@ -143,7 +143,7 @@ class Going(Working):
             rows.show(rows.reader, listing, wanted)
 
     def _show_physical(self, wanted: int) -> None:
-        """The log from a physical offset on, or from the first record behind it."""
+        """Show the log from a physical offset on, or from the first record after it."""
         def at(_listing: Listing) -> int:
             self.opened.reader.check_offset(wanted)
             return wanted

@@ -1,8 +1,8 @@
-"""What a list on the screen reads: rows from a place on, or before it, a few at a time.
+"""Rows of a list on the screen, read a few at a time, after or before a position.
 
 A listing knows no screen and keeps no rows, so that of a log of 100 GB costs what is shown of it.
-Positions are the listing's own (`Row.position`, and `Row.after` for what follows it): physical
-offsets in the log, (number of the queue, queue offset) in queues, numbers in other files.
+Positions are the listing's own (`Row.position`, and `Row.after` for the next row): physical offsets
+in the log, (number of the queue, queue offset) in queues, numbers in other files.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Stopped(Exception):  # noqa: N818 - no error: the user went elsewhere
 
 
 def sentence(error: RmqctlError | OSError) -> str:
-    """What failed, for people."""
+    """Return an error's message for people."""
     return str(StoreIOError.from_oserror(error) if isinstance(error, OSError) else error)
 
 
@@ -61,8 +61,9 @@ class Column(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """``cells``: column -> text, safe for a terminal and on one line. ``physical`` and ``size`` say
-    where its bytes lie in the log; ``place``: topic, queue id and queue offset of a message.
+    """A row of a listing. `cells`: column -> text, safe for a terminal and on one line. `physical`
+    and `size`: range of its bytes in the log; `place`: topic, queue id and queue offset of a
+    message.
     """
 
     position: Position
@@ -89,7 +90,7 @@ class Listing(Protocol):
     """Safe for a terminal."""
     columns: tuple[Column, ...]
     of_messages: bool
-    """Whether its rows lie in the log; else it is a `DumpListing`."""
+    """True if its rows are in the log; else it is a `DumpListing`."""
 
     def forward(self, start: Position | None, count: int, watch: Watch) -> Iterator[Step]:
         """About ``count`` rows at or behind ``start`` (None: the first ones). The end is reached
@@ -102,7 +103,7 @@ class Listing(Protocol):
         ...
 
     def share(self, reached: Position) -> float:
-        """How much of it lies before a position, from 0 to 1."""
+        """Return the share of the listing before a position, from 0 to 1."""
         ...
 
     def next_damage(self, start: Position, watch: Watch) -> Position | None:
@@ -127,7 +128,7 @@ _TEXTS = (Column("tags", "tags", 8), Column("keys", "keys", 12), Column("body", 
 
 def message_rows(page: Page, position: Callable[[dict[str, Any]], tuple[Position, Position]],
                  ) -> list[Row]:
-    """The rows of a page; ``position`` gives a message's own position and the one behind it."""
+    """Yield the rows of a page; `position` returns a message's own position and the next one."""
     rows = []
     for fields in _PROJECTION.rows(page):
         here, after = position(fields)
@@ -172,7 +173,7 @@ class LogListing:
 
     @property
     def used(self) -> int:
-        """Behind the last byte that is not zero. StoreIOError."""
+        """Return the position after the last byte that is not zero. StoreIOError."""
         if self._used is None:
             log = self.view.store.log
             self._used = self.first

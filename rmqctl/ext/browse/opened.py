@@ -1,4 +1,4 @@
-"""The store that is browsed: what lies in it, asked folder by folder, and what was met in it.
+"""The store that is browsed: its contents, read folder by folder, and what the lists met in it.
 
 One thread at a time reads through a `Reader`; a scan that takes long has one of its own, which sees
 the store as it was when the first one was opened.
@@ -36,9 +36,9 @@ _ID_DIGITS = (32, 56)
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What is chosen in the tree. ``kind``: ``log`` (all of it), ``file`` (``path``), ``topic``,
-    ``queue`` (of ``topic``), or a branch without a list. ``group``: whose consumer offset ``at``
-    the place is about.
+    """The place selected in the tree. `kind`: ``log`` (all of it), ``file`` (`path`), ``topic``,
+    ``queue`` (of `topic`), or a branch without a list. `group`: the group whose consumer offset
+    `at` the place is about.
     """
 
     kind: str = "log"
@@ -66,11 +66,11 @@ class Reader:
 
     @cached_property
     def lag(self) -> Lag:
-        """How far groups are behind. RmqctlError."""
+        """Return the lag of the groups. RmqctlError."""
         return Lag(self.store, self.view)
 
     def listing(self, place: Place, conditions: Sequence[Condition] = ()) -> Listing:
-        """What the list shows of a place. RmqctlError where it cannot be read."""
+        """Return the list of a place. RmqctlError where it cannot be read."""
         store = self.store
         if place.kind == "log":
             files = store.log.files
@@ -142,7 +142,7 @@ class Entry:
 
 
 class Opened:
-    """A store while it is browsed. `refresh` looks at it anew."""
+    """A store while it is browsed. `refresh` reads it again."""
 
     def __init__(self, open_store: Callable[[], Store]) -> None:
         self._open = open_store
@@ -177,7 +177,7 @@ class Opened:
             self._read.add_run(start, end)
 
     def read_of(self, start: int, end: int) -> int:
-        """How many bytes of a part of the log a list has read."""
+        """Return how many bytes of a part of the log a list has read."""
         with self._reading:
             return self._read.count(start, end)
 
@@ -190,7 +190,7 @@ class Opened:
 
     @property
     def seen(self) -> tuple[int, int]:
-        """How many damaged places were met, and how many rows that lead to no message."""
+        """Return (damaged places met so far, entries met that point to nothing)."""
         rows = sum(kind == "row" for kind, _ in list(self.problems))
         return len(self.problems) - rows, rows
 
@@ -246,7 +246,7 @@ class Opened:
         return dict(self.reader.store.layout.unread)
 
     def folder(self, path: str) -> list[Entry]:
-        """What lies in a folder below the root; OSError."""
+        """Return the entries of a folder below the root; OSError."""
         with closing(os.scandir(path)) as entries:
             return sorted((Entry(entry.name, entry.path, entry.is_dir()) for entry in entries),
                           key=lambda entry: (not entry.is_folder, entry.name))

@@ -94,7 +94,9 @@ def folded(words: str, width: int) -> Iterator[str]:
 
 
 def _fields(record: Record, row: Row, width: int) -> Iterator[Line]:
-    """What people look for first, then all properties and fields, then the body."""
+    """Yield the fields that people look for first, then all properties and fields, then the
+    body.
+    """
     fields = message_object(record, body="none")
     if not fields["crc_ok"]:
         yield _plain("body CRC mismatch", "bad")
@@ -139,8 +141,8 @@ def _body(record: Record, width: int) -> Iterator[Line]:
 
 
 def indented(words: str) -> str | None:
-    """A JSON text with line breaks and indents; every other character stays as it is. None for
-    what is no JSON object or array.
+    """Return a JSON text with line breaks and indents; every other character is unchanged. None
+    unless the text is a JSON object or array.
     """
     if words.lstrip()[:1] not in ("{", "["):
         return None

@@ -1,4 +1,4 @@
-"""What comes up over the screen: a question, the keys."""
+"""Screens on top of the main one: a question, the list of keys."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ class Survey:
 
     @property
     def is_bad(self) -> bool:
-        """Whether anything is wrong, lost, or would be."""
+        """Return whether anything is damaged or lost, or would be lost at startup."""
         return (self.start is not None and not self.start.harmless) or (
             self.diagnosis is not None and not self.diagnosis.sound)
 

@@ -39,11 +39,11 @@ _LISTED = {"log", "file", "topic", "queue"}
 Child = tuple[str, Place | None, bool]
 """(label, what is chosen with it, whether it can be opened)."""
 Data = Place | list[Child]
-"""What a node stands for: a place, or some of the children of the node above."""
+"""Data of a node: a place, or some of the children of the node above."""
 
 
 class StoreTree(Tree[Data]):
-    """What is in a store."""
+    """Tree of the contents of a store."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("j", "cursor_down", show=False), Binding("k", "cursor_up", show=False),
@@ -88,7 +88,7 @@ class StoreTree(Tree[Data]):
 
     @property
     def place(self) -> Place | None:
-        """What the cursor is on."""
+        """Return the place under the cursor."""
         node = self.cursor_node
         return node.data if node is not None and isinstance(node.data, Place) else None
 
@@ -246,7 +246,7 @@ class StoreTree(Tree[Data]):
 
 
 def _depth(node: TreeNode[Data]) -> int:
-    """How many guides are left of a node."""
+    """Return how many guides are left of a node."""
     depth, above = 0, node.parent
     while above is not None and above.parent is not None:
         depth, above = depth + 1, above.parent

@@ -60,7 +60,9 @@ class RowList(Widget, can_focus=True):
         """Enter was pressed on the row."""
 
     class Reading(Message):
-        """How the reading goes on: ``share`` of the listing (None: it has ended), or why not."""
+        """Progress of reading: `share` of the listing (None: it has ended), or the reason why it
+        failed.
+        """
 
         def __init__(self, share: float | None, problem: str = "") -> None:
             super().__init__()

@@ -34,7 +34,7 @@ _CROWD = 0.995
 """A share of the messages that is drawn alone where the rest lies far away from it."""
 _FAR = 12
 _TIMES = ["%Y", "%Y-%m", "%m-%d", "%H:%M", "%H:%M", "%S.%f"]
-"""How ticks at years, months, days, hours, minutes and seconds are labelled."""
+"""Formats of tick labels at years, months, days, hours, minutes and seconds."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _STYLE: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "rmqctl", "font.size": 8.5,
           "axes.edgecolor": PALETTE["line"], "axes.labelcolor": PALETTE["text"],
@@ -48,8 +48,8 @@ _STYLE: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "rmqctl", "fon
 
 
 class Shape(NamedTuple):
-    """How a chart is drawn: its class in the page, inches, points of its texts, the most ticks of
-    an axis of time, and cells in a row of the map.
+    """Layout of a chart: its class in the page, inches, points of its texts, the most ticks of an
+    axis of time, and cells in a row of the map.
     """
 
     name: str
@@ -229,9 +229,9 @@ def _short_count(value: float) -> str:
 
 
 def cells(profile: LogProfile, reach: int = 0) -> list[str | None]:
-    """What each cell of the log holds, in a word of `KINDS`: damage wherever there is any, else
-    what fills most of it; None where no file is. ``reach``: the end of the last file that is known
-    to be missing.
+    """Return the contents of each cell of the log as a word of `KINDS`: damage if any of it is
+    damaged, else what fills most of it; None where no file exists. `reach`: the end of the last
+    file that is known to be missing.
     """
     sums = profile.cells
     kinds: list[str | None] = [KINDS[number] for number in sums.argmax(axis=0).tolist()]

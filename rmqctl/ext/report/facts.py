@@ -1,4 +1,4 @@
-"""What a report tells, gathered as plain values: nothing is judged here, and little is read again.
+"""Facts of a report, gathered as plain values: nothing is judged here, and little is read again.
 
 The diagnosis (`rmqctl.checks.doctor`) brings findings, prediction and the profile of the log, from
 one pass over it and the walk of the prediction. Besides, queues and groups are looked up
@@ -85,10 +85,10 @@ class TopicRow(NamedTuple):
 
 
 class GroupRow(NamedTuple):
-    """A group and a topic: ``lag`` is how many messages it has not consumed, as a broker counts;
-    ``since``: store time (ms) of the last message that it consumed in the queue that is furthest
-    behind. ``lost``: gone before it read them; ``at_risk``: intact, unread, and a start would take
-    them; ``beyond``: how far positions lie beyond their queues' ends; ``twice``: delivered again.
+    """A group and a topic: `lag` is how many messages it has not consumed, as a broker counts;
+    `since`: store time (ms) of the last message that it consumed in the queue with the largest lag.
+    `lost`: gone before it read them; `at_risk`: intact, unread, and lost by a start; `beyond`: how
+    far its offsets exceed their queues' ends; `twice`: delivered again.
     """
 
     group: str
@@ -291,7 +291,7 @@ def _key(key: Any) -> tuple[str, int]:
 
 
 def _groups(diagnosis: Diagnosis, lags: Iterable[dict[str, Any]]) -> list[GroupRow]:
-    """A row for each group and topic: whoever misses something first, then by lag."""
+    """Return a row for each group and topic: those that miss messages first, then by lag."""
     rows = [GroupRow(row["group"], row["topic"], 1, row["diff"] or 0,
                      row["last_store_timestamp"] if (row["diff"] or 0) > 0 else None, 0, 0, 0, 0)
             for row in lags if row["group"] is not None]

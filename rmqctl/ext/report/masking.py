@@ -1,7 +1,7 @@
-"""What a report leaves out when asked to: nothing that is masked is in the file in any form.
+"""Mask parts of a report on request: nothing that is masked is in the file in any form.
 
-Texts of a store may name what is masked anywhere (a detail names a topic, a path holds one), so all
-texts go through `Mask.text`; what is a topic, a group, a body as a whole has its own method.
+Texts of a store may contain a masked value anywhere (a detail names a topic, a path contains it),
+so all texts go through `Mask.text`; a whole topic, group or body has its own method.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ _OF_GROUPS = (RETRY_PREFIX, DLQ_PREFIX)
 
 
 def parse_kinds(text: str | None) -> frozenset[str]:
-    """``bodies,addresses`` or ``all``. UsageError for a word that is none of `KINDS`."""
+    """Return the words of ``bodies,addresses`` or ``all``. UsageError for a word that is not in
+    `KINDS`.
+    """
     words = [word.strip() for word in (text or "").split(",") if word.strip()]
     if words == ["all"]:
         return frozenset(KINDS)
@@ -119,7 +121,9 @@ class Mask:
 
 
 def _spellings(path: str) -> tuple[str, ...]:
-    """A path by itself, and as it stands in a command line, alone and behind ``--option=``."""
+    """Return a path as it is, and as it is written in a command line, alone and after
+    ``--option=``.
+    """
     return path, shlex.quote(path), path.replace("'", "'\"'\"'")
 
 

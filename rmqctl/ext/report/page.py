@@ -52,7 +52,7 @@ class Said(str):
 
 @dataclass(frozen=True, slots=True)
 class Speech:
-    """How the page speaks: in a language, with a mask before every text that is not its own."""
+    """Language of the page, with a mask for every text that is not its own."""
 
     language: Language
     mask: Mask
@@ -65,12 +65,12 @@ class Speech:
         return Said(template.format(**masked) if masked else template)
 
     def tell(self, text: str) -> Said:
-        """A sentence of somebody else, which may be a `Phrase`."""
+        """Return a sentence from outside the page, which may be a `Phrase`."""
         said = self.language.say(text) if isinstance(text, Phrase) else self.language.caption(text)
         return Said(self.mask.text(said))
 
     def shown(self, value: Any) -> Any:
-        """What the template shows of a value that it was handed."""
+        """Return a value as the template shows it."""
         if value is None:
             return ""
         if isinstance(value, Said) or hasattr(value, "__html__"):
@@ -90,15 +90,15 @@ class Kind:
 
     @property
     def columns(self) -> dict[str, bool]:
-        """Which of the optional columns any of the rows has a value for."""
+        """Return the optional columns for which any of the rows has a value."""
         return {name: any(getattr(row, name) is not None for row in self.rows)
                 for name in ("offset", "length", "topic", "queue_id", "queue_offset")}
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What the page is made with. ``made``: when (ms). ``commands``: command lines by what they
-    give, for a shell. ``log``: of which files the log is.
+    """Inputs of the page. `made`: when (ms). `commands`: command lines for a shell, by what they
+    print. `log`: files of the log.
     """
 
     language: Language

@@ -1,4 +1,4 @@
-"""What matplotlib draws, made fit to stand in a page: colours by class, and no style of its own.
+"""Make matplotlib's drawings fit to be part of a page: colours by class, and no style of their own.
 
 A page that forbids all styles but its own (Content-Security-Policy) ignores ``style`` attributes,
 and one that is light or dark cannot have fixed colours. So each colour of `PALETTE`, which means

@@ -62,7 +62,9 @@ def headline(found: Diagnosis, say: Say) -> Headline:
 
 
 def story(facts: Facts, say: Say, moment: Callable[[int], str]) -> list[Part]:
-    """What was looked at, what is wrong, lost, would happen, whom it concerns, what to do."""
+    """Return the parts of the story: what was checked, what is damaged, what is lost, what a start
+    would do, who is affected, what to do.
+    """
     found = facts.diagnosis
     return [
         Part(say("What was looked at"), _looked_at(facts, say, moment)),

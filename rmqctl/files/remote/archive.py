@@ -42,7 +42,7 @@ _NAMED = 5
 _LEFT, _ZEROS = 64 << 20, 16
 """Bytes that unpacking leaves free, and how often the free space may be unpacked with zeros."""
 _ZIP_HEADER = struct.Struct("<26xHH")
-"""Of a zip's member: how long its name and the extra field are that lie before its bytes."""
+"""Lengths of the name and of the extra field that precede the bytes of a zip's member."""
 _DAMAGE = (tarfile.TarError, OverflowError, zipfile.BadZipFile, EOFError, lzma.LZMAError,
            zlib.error, gzip.BadGzipFile, ValueError, struct.error)
 
@@ -73,7 +73,7 @@ class _Remote:
 
 
 class _Spool:
-    """What a stream unpacks to, in a file without a name. StoreIOError, FormatError."""
+    """The unpacked bytes of a stream, in a file without a name. StoreIOError, FormatError."""
 
     def __init__(self, stream: IO[bytes], name: str, expected: int = 0) -> None:
         self.name, self.size, written = name, 0, 0

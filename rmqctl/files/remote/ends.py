@@ -1,4 +1,4 @@
-"""Where files end that a broker lays out ahead, from samples of them."""
+"""Find the ends of files that a broker lays out ahead, from samples of them."""
 
 from __future__ import annotations
 

@@ -66,12 +66,14 @@ class RemoteFiles(RemoteReader):
 
     @property
     def is_object_store(self) -> bool:
-        """Whether several threads may write at once: one loop of the driver serves them all."""
+        """Return whether several threads may write at once: one loop of the driver serves them
+        all.
+        """
         return bool(getattr(self._fs, "async_impl", False)) and not self._renames
 
     @property
     def _renames(self) -> bool:
-        """Whether the driver has a rename of its own, as file servers do, and folders."""
+        """Return whether the driver has folders and a rename of its own, as file servers do."""
         from fsspec import AbstractFileSystem
 
         return type(self._fs).mv is not AbstractFileSystem.mv

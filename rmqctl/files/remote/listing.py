@@ -1,4 +1,4 @@
-"""What is at a URL: the files below it by path, each with its size and what identifies it.
+"""List the files below a URL by path, each with its size and its identity.
 
 An object store lists all at once; a file server is asked folder by folder, those of one depth at
 the same time. Names that no store on a disk could have are skipped.
@@ -17,7 +17,7 @@ from rmqctl.vfs import Listed
 
 _DEEPEST, _MOST_FILES = 16, 1_000_000
 _IDENTITIES = ("ETag", "etag", "md5Hash", "Content-MD5", "Digest", "checksum")
-"""What the drivers call that which differs when an object was changed."""
+"""Names that drivers give to a value that changes with the object's content."""
 Row = Mapping[str, Any]
 
 

@@ -322,4 +322,4 @@ class Ranges:
 
 
 class _ChangedError(StoreIOError):
-    """What a further try does not cure."""
+    """An object that changed while it was read: another try does not help."""

@@ -28,7 +28,7 @@ _MOST_WORDS = 300
 """Characters of what a driver says that are shown: some name every place where they looked."""
 _TURN = threading.Lock()
 _TIMES = ("mtime", "LastModified", "last_modified", "updated", "created", "Last-Modified")
-"""What the drivers call the time of the last change."""
+"""Names that drivers give to the time of the last change."""
 _ERRNO: tuple[tuple[type[OSError], int], ...] = (
     (FileNotFoundError, errno.ENOENT), (PermissionError, errno.EACCES),
     (FileExistsError, errno.EEXIST), (IsADirectoryError, errno.EISDIR),
@@ -48,7 +48,7 @@ class Entry:
 
 
 class RemoteReader(Closing):
-    """A URL, opened for reading. UsageError where there is no driver for it."""
+    """A URL, opened for reading. UsageError where no driver supports it."""
 
     def __init__(self, url: str) -> None:
         self.name = url
@@ -68,7 +68,9 @@ class RemoteReader(Closing):
         return f"{self._root.rstrip('/')}/{inside}" if path else self._root
 
     def rows(self, folder: str) -> list[tuple[str, dict[str, Any]]]:
-        """What is in a folder, by name, as the driver describes it; none without that folder."""
+        """Return the entries of a folder by name, as the driver describes them; none without that
+        folder.
+        """
         full = self._full(folder)
         with self._turn, failing(self.where(folder), "list"):
             self._fs.invalidate_cache()
@@ -237,7 +239,7 @@ def _driver(url: str) -> tuple[Any, str]:
 
 
 def _patience(protocol: str) -> dict[str, Any]:
-    """How long a driver waits, and how often it tries, unless fsspec is configured for that."""
+    """Return a driver's timeouts and number of tries, unless fsspec is configured for that."""
     from fsspec.config import conf
 
     given = dict(conf.get(protocol, {}))

@@ -19,7 +19,7 @@ from rmqctl.files.remote.reader import (
 from rmqctl.vfs import Tree, archive_of
 
 _POINTS = "points/"
-"""Where a backup at a URL has its restore points; a store has no such folder."""
+"""Folder of the restore points of a backup at a URL; a store has no such folder."""
 
 
 def mounted(root: str, *, sampled: bool = False) -> str:

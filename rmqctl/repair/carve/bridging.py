@@ -1,4 +1,4 @@
-"""What is written where something of a log is missing: fillers, as `recover` does.
+"""Write fillers where something of a log is missing, as `recover` does.
 
 A gap of the log is tiled: a filler for each message that a queue lacks there, so that the messages
 after it keep their queue offsets, and one that no queue knows for the rest. A missing file has
@@ -50,7 +50,7 @@ class Bridge:
         self.fillers = self.queue_fillers = 0
 
     def spans(self, end: int, physical: int) -> bool:
-        """Whether a log that ends at ``end`` can go on at ``physical``."""
+        """Return whether a log that ends at `end` can continue at `physical`."""
         missing, start = self._missing(end, physical)
         gap = physical - start
         return (physical >= end and (not gap or gap >= _LEAST)
@@ -130,9 +130,9 @@ class _Gap:
 
 @dataclass(slots=True)
 class Lacking:
-    """Which messages the queues of a log lack in which of its gaps; its records come in order.
+    """Messages that the queues of a log lack in each of its gaps; its records come in order.
 
-    ``rows``: by the physical offset of the message after the gap.
+    `rows`: by the physical offset of the message after the gap.
     """
 
     rows: dict[int, list[Missing]] = field(default_factory=dict)

@@ -1,9 +1,9 @@
-"""Messages out of any bytes: files, disk images, folders, in one pass and with bounded memory.
+"""Carve messages out of any bytes: files, disk images, folders, in one pass with bounded memory.
 
-First come the records in place, source by source. What is kept apart follows when all sources
-were gone through: records that may lie in the body of a damaged one, misplaced ones, then, if asked
-for, those found inside of damaged ones and the damaged ones themselves. A record that is found
-again anywhere is a duplicate; so one in place always counts before a misplaced copy of it.
+First come the records in place, source by source. Other records follow when all sources were
+scanned: records that may be part of the body of a damaged one, misplaced ones, then, if asked for,
+those found inside damaged ones and the damaged ones themselves. A record that is found again
+anywhere is a duplicate; so one in place always counts before a misplaced copy of it.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _NEIGHBOURS = 2
 
 @dataclass(frozen=True, slots=True)
 class CarveOptions:
-    """What is given: messages for which all ``conditions`` hold, those in place, doubtful and
-    misplaced, and what else is switched on.
+    """Selection of the output: messages for which all `conditions` hold, those in place, doubtful
+    and misplaced, and what else is switched on.
     """
 
     conditions: tuple[Condition, ...] = ()
@@ -51,7 +51,7 @@ class CarveOptions:
 
 @dataclass(slots=True)
 class CarveTally:
-    """What was found, before any condition. Sizes in bytes."""
+    """Counts of what was found, before any condition. Sizes in bytes."""
 
     sources: int = 0
     bytes_read: int = 0
@@ -67,7 +67,8 @@ class CarveTally:
     unreadable_sources: int = 0
     astray: int = 0
     """Misplaced messages in files that are named like those of a log: there damage moved them. In
-    an image the files of a log lie in any order."""
+    an image the files of a log are in any order.
+    """
     given: int = 0
     """Messages that were asked for."""
     counts: dict[str, int] = field(default_factory=dict)
@@ -205,10 +206,10 @@ class Carving:
                 self.file_ends |= scan.pieces.file_ends
 
     def _decide(self, scan: Scan, *, is_named: bool) -> Iterator[CarvedPage]:
-        """What the undecided records of a source are: in place if they fit a log found there, or
-        if nothing speaks against them and the name of the source does not either.
+        """Place the undecided records of a source: in place if they fit a log found there, or if
+        nothing contradicts them, not even the name of the source.
 
-        Where no log was found, the shift that most of them have is taken for one.
+        Without any log found, the most frequent shift among them is taken for one.
         """
         log_shifts = set(scan.log_shifts)
         if not scan.in_place:
@@ -352,7 +353,7 @@ class Carving:
 
     def _chosen(self, page: Page, number: int, offset: Array, placement: str, *,
                 duplicate: bool = False) -> Iterator[CarvedPage]:
-        """What of it the conditions let through."""
+        """Yield those of a page that match the conditions."""
         for condition in self._wanted.conditions:
             if not len(page):
                 return

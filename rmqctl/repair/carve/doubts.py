@@ -1,9 +1,10 @@
-"""Which records that carving finds in place may lie in the body of a damaged one.
+"""Find records, among those that carving finds in place, that may be part of the body of a damaged
+one.
 
-Where a log goes on behind bytes of which nothing tells what they were, there may have been a record
-with any body: `rmqctl.scan.damage.extents` says from where on it cannot be. Only a log that was met
-before has such a place, or one that begins with its source: in an image nothing tells what lay
-before the first record of a log.
+Where a log continues after unknown bytes, a record with any body may have been there:
+`rmqctl.scan.damage.extents` determines from where on that is impossible. Only a log that was met
+before has such a place, or one that starts with its source: in an image it is unknown what preceded
+the first record of a log.
 """
 
 from __future__ import annotations
@@ -25,14 +26,16 @@ _MOST_STEPS = 1000
 
 
 def is_file(shift: int, size: int) -> bool:
-    """Whether a source of this size, in which records have this shift, may be one file of a log, or
-    its files one behind the other from its beginning on.
+    """Return whether a source of this size, with records of this shift, may be one file of a log,
+    or its files in order from the first one.
     """
     return shift >= 0 and size > 0 and shift % size == 0
 
 
 class Doubts:
-    """Which records of a log may lie in the body of a damaged one, for the logs of a source."""
+    """The records of a log that may be part of the body of a damaged one, for the logs of a
+    source.
+    """
 
     def __init__(self, window: Window, file_end: Callable[[int], int],
                  record: Callable[[int], tuple[int, int, bool] | None]) -> None:
@@ -44,7 +47,7 @@ class Doubts:
         self.gap = 0
         """The position of the bytes for which `until` last found records doubtful."""
         self.cut: Callable[[int, int], int | None] = lambda _shift, _gap: None
-        """Whether a fragment ends there: then nothing after it is doubtful."""
+        """End of a fragment at (shift, gap), or None; nothing after such an end is doubtful."""
 
     def _log(self, shift: int) -> tuple[AsLog, Passed]:
         found = self._logs.get(shift)
@@ -79,8 +82,8 @@ class Doubts:
         return self._pieces.pop(shift, (start_of_file, 0))
 
     def until(self, shift: int, gap: int, at: int) -> int:
-        """Up to where the records of a shift are doubtful: one stands at ``at``, and nothing tells
-        what lies from ``gap`` on. StoreIOError.
+        """Return the position up to which the records of a shift are doubtful: a record starts at
+        `at`, and the bytes from `gap` on are unknown. StoreIOError.
         """
         log, passed = self._log(shift)
         is_start = not gap

@@ -79,8 +79,8 @@ class Chains:
         return (Chain(*rows[at:at + 4]) for at in range(0, len(rows), 4))
 
     def cut(self, shift: int, at: int) -> int | None:
-        """Where the fragment ends in which a log of this shift breaks off at ``at``, if that is
-        proven: nothing from there on belongs to the record at ``at``. StoreIOError.
+        """Return the end of the fragment in which a log of this shift breaks off at `at`, if that
+        is proven: nothing from there on belongs to the record at `at`. StoreIOError.
         """
         key = shift, at
         if key not in self._cuts:
@@ -100,7 +100,7 @@ class Chains:
         return int(physical[apart.argmax()]) - shift if apart.any() else None
 
     def goes_on(self, shift: int, at: int) -> int | None:
-        """Where a log of this shift goes on after ``at``, within the reach of a record."""
+        """Return where a log of this shift continues after `at`, within the reach of a record."""
         physical, positions = self._after(shift, at, at + REACH)
         own = physical - positions == shift
         return int(positions[own.argmax()]) if own.any() else None

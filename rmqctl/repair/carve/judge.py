@@ -1,4 +1,4 @@
-"""Whether a record, a blank or an end stands at one position of a window."""
+"""Decide whether a record, a blank or an end is at a position of a window."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Judge:
         self._window, self._candidates = window, candidates
         self._sums = Checksums(window)
         self._searched = 0, 0, 0, False
-        """(shift, from, to, whether one stands there): see `_next_followed`."""
+        """(shift, from, to, whether a record starts there): see `_next_followed`."""
 
     def record(self, position: int) -> tuple[int, int, bool] | None:
         """(size, shift, whether the CRC is right) of the record at a position, if there is one."""
@@ -54,7 +54,9 @@ class Judge:
         return total, physical - position, self._sums.crc(body_at, body_at + length) == crc
 
     def starts(self, position: int, shift: int) -> bool:
-        """Whether magic and physical offset say that a record with this shift starts here."""
+        """Return whether magic and physical offset agree with a record of this shift that starts
+        here.
+        """
         head = self._window.read(position, START_SIZE)
         if len(head) < START_SIZE:
             return False
@@ -62,7 +64,7 @@ class Judge:
         return magic in VERSIONS and bool(physical == position + shift)
 
     def is_blank(self, position: int) -> bool:
-        """Whether the head of an END_OF_FILE record stands here, of whatever size."""
+        """Return whether the header of an END_OF_FILE record is here, of whatever size."""
         head = self._window.read(position, BLANK_SIZE)
         if len(head) < BLANK_SIZE:
             return False
@@ -79,9 +81,10 @@ class Judge:
         return max(dledger.END.decode(head).size, 0)
 
     def own_end(self, position: int, shift: int, *, strict: bool = False) -> int | None:
-        """Where a record with a damaged head ends, if one of its sizes leads to the next record.
+        """Return the end of a record with a damaged header, if one of its sizes points to the next
+        record.
 
-        Unless ``strict``, the end of the log will do as well.
+        Unless `strict`, the end of the log is enough.
         """
         head = self._window.read(position, START_SIZE)
         if len(head) < START_SIZE:
@@ -109,14 +112,15 @@ class Judge:
         return None
 
     def _is_end(self, position: int) -> bool:
-        """Whether a log may end here: a blank, zeros, or the end of the source."""
+        """Return whether a log may end here: a blank, zeros, or the end of the source."""
         return self.is_blank(position) or not any(self._window.read(position, START_SIZE))
 
     def _next_followed(self, start: int, end: int, shift: int) -> int:
-        """Where from ``start`` on an intact record stands that another one or an end follows.
+        """Return the first position from `start` on of an intact record that another record or an
+        end follows.
 
-        ``end`` or more if there is none before. What was searched is remembered, so that this
-        costs one search of the source in all.
+        `end` or more if none is before it. What was searched is remembered, so that this costs one
+        search of the source in all.
         """
         log_shift, low, high, stands = self._searched
         if log_shift != shift or not low <= start <= high:
@@ -134,9 +138,9 @@ class Judge:
         return end
 
     def behind(self, position: int, end: int) -> int:
-        """Where the search goes on behind the last record of a chain.
+        """Return where the search continues after the last record of a chain.
 
-        No CRC covers topic and properties. Where they are no text, other bytes have been written
+        No CRC covers topic and properties. Where they are not text, other bytes have been written
         over them, and a record may start there.
         """
         head = self._window.read(position, START_SIZE)

@@ -87,8 +87,8 @@ class Log:
     _after: tuple[int, int] = (-1, 0)
 
     def distance(self, place: RecordPlace) -> int | None:
-        """How far a message is from the last one in store time; None where it cannot follow,
-        `_FOLLOWS` where it is the next one in the same source.
+        """Return the distance of a message from the last one in store time; None where it cannot
+        follow, `_FOLLOWS` where it is the next one in the same source.
         """
         _, physical, _, source, position, *_, time = place
         if physical == self.end and self._after == (source, position):
@@ -100,7 +100,7 @@ class Log:
         return abs(time - self._time)
 
     def takes(self, physical: int) -> bool:
-        """Whether a message can come next, with fillers before it."""
+        """Return whether a message can come next, with fillers before it."""
         if self.keeps and physical - self.end == dledger.HEAD_SIZE:
             self.keeps = False
         return not self.keeps or self.bridge.spans(self.end, physical)
@@ -133,7 +133,7 @@ class Order:
         self._hosts: dict[bytes, int] = {}
         self._earliest: list[int] = []
         self._reach: list[int] = []
-        """Where the last message of each host ends that is not misplaced."""
+        """The end of the last message of each host that is not misplaced."""
         self._broker: list[int] = []
         """For each host another one of the same broker, itself for one of them."""
         self._last = -1, 0, 0, 0
@@ -190,7 +190,7 @@ class Order:
                       int(carved.offset[-1] + ends[-1] - physical[-1]), int(host[-1]))
 
     def _first(self, host: int) -> int:
-        """The host that stands for a host's broker."""
+        """Return the host that represents a host's broker."""
         broker = self._broker
         while broker[host] != host:
             broker[host] = host = broker[broker[host]]

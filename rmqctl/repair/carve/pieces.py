@@ -1,10 +1,11 @@
-"""What speaks against a piece of a log in a source whose name promises nothing, such as an image.
+"""Find contradictions to a piece of a log in a source whose name promises nothing, such as an
+image.
 
 A file system stores the files of a log, and the fragments of each, in any order. So the position of
-a piece proves nothing: what contradicts it is a log that is interrupted there and continues after
-it, unless what lies between is elsewhere, or another message at the same physical offset. A piece
-that follows a record without an end may be the body of that record, unless a fragment ends in it
-(`rmqctl.repair.carve.fragments`).
+a piece proves nothing: it is contradicted by a log that is interrupted there and continues after
+it, unless the bytes between are elsewhere, or by another message at the same physical offset. A
+piece that follows a record without an end may be the body of that record, unless a fragment ends in
+it (`rmqctl.repair.carve.fragments`).
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Ranges:
             self._ranges[-1] = min(low, start), max(high, end)
 
     def contain(self, places: Array) -> Array:
-        """Which places are in a range (bool)."""
+        """Return which places are in a range (bool)."""
         if not self._ranges:
             return np.zeros(len(places), bool)
         starts, ends = np.array(sorted(self._ranges), np.int64).T
@@ -53,16 +54,16 @@ class Ranges:
 
 @dataclass(slots=True)
 class _Break:
-    """Where a log breaks off: at ``at``, in a record that reaches to ``end`` at most.
+    """A log's break: at `at`, in a record that reaches to `end` at most.
 
-    ``is_settled``: whether it is noted already until where what follows is in doubt.
+    `is_settled`: the end of what is in doubt after it has been noted already.
     """
 
     at: int
     end: int
     is_settled: bool = False
     is_end: bool = False
-    """Whether the log ends there: the rest of the page is unused."""
+    """True if the log ends there: the rest of the page is unused."""
 
 
 class Pieces:
@@ -78,7 +79,7 @@ class Pieces:
         self._owned, self._doubt = Ranges(), Ranges()
         self._is_judged = False
         self._cut = 0
-        """Where the last fragment ends that breaks off in a record."""
+        """The end of the last fragment that breaks off in a record."""
         self.file_ends: set[int] = set()
         """Physical offsets at which a blank ends a file of a log."""
 
@@ -139,8 +140,8 @@ class Pieces:
             broken.is_settled = True
 
     def _is_file(self, shift: int, at: int, broken: int) -> bool:
-        """Whether a file of a log starts at ``at``, after the unused end of another one; in
-        DLedger's an entry's head is before the first record.
+        """Return whether a file of a log starts at `at`, after the unused end of another one; in
+        DLedger's an entry's header is before the first record.
         """
         head = max(at - dledger.HEAD_SIZE, 0)
         if dledger.head_at(self._window.read(head, dledger.HEAD_SIZE), head + shift) is not None:

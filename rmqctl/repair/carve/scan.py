@@ -1,14 +1,14 @@
 """Records in any bytes, by content alone: the scan of one source.
 
-A record proves itself by its magic, by lengths that add up to its size, and by the CRC of its
-body. ``shift`` is the difference between the physical offset that a record says and the position
-where it lies: neighbours of one log share it. The scan goes along a log, which has one shift
-(`log_shift`): while records of it follow each other they are checked by column, as fast as a walk
-of a log; elsewhere the next magic is searched for, and each candidate judged by itself.
+A record proves itself by its magic, by lengths that add up to its size, and by the CRC of its body.
+`shift` is the difference between the physical offset in a record and its position: neighbours of
+one log share it. The scan goes along a log, which has one shift (`log_shift`): while records of it
+follow each other they are checked by column, as fast as a walk of a log; elsewhere the next magic
+is searched for, and each candidate judged by itself.
 
-What lies inside of an intact record is its body and never looked at. Where a log goes on behind
-damage of which nothing tells how long it is, `rmqctl.scan.damage.extents` says which records may
-lie in the body of a damaged one: they are doubtful.
+The inside of an intact record is its body and never searched. Where a log continues after damage of
+unknown length, `rmqctl.scan.damage.extents` determines which records may be part of the body of a
+damaged one: they are doubtful.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ _MOST_OFFSET = (1 << 63) - 1
 
 
 class Scan:
-    """The records of one source (number ``number``). Go through `batches`, then look at the rest.
+    """The records of one source (number `number`). Go through `batches`, then look at the rest.
 
-    ``base`` is the shift its name promises, ``witness`` what its store knows. ``undecided``,
-    ``embedded``, ``damaged``, ``doubtful`` take the places of records which are not given by
-    `batches`: of a shift that no log around them has; intact ones inside of a damaged one; those
-    whose lengths add up, but not the CRC; those that may lie in the body of a damaged one. ``late``
-    is where the damage is for which they are embedded or doubtful.
+    `base` is the shift its name promises, `witness` what its store knows. `undecided`, `embedded`,
+    `damaged`, `doubtful` are the places of records that `batches` does not yield: of a shift that
+    no log around them has; intact ones inside a damaged one; those whose lengths add up, but not
+    the CRC; those that may be part of the body of a damaged one. `late` is the position of the
+    damage that makes them embedded or doubtful.
     """
 
     def __init__(self, source: Source, number: int, base: int | None, *, undecided: Spool,
@@ -80,7 +80,7 @@ class Scan:
         self.log_shifts: set[int] = set()
         """The shifts of all logs that were gone along, a named one aside."""
         self.shifts = Majority()
-        """How many undecided records have which shift."""
+        """Number of undecided records by shift."""
         self.broken: dict[int, int] = {}
         """Of damaged records with intact ones inside: the shift, by position."""
         self.in_place = 0
@@ -126,7 +126,9 @@ class Scan:
     # -- along a log --------------------------------------------------------------------------
 
     def _follow(self, shift: int) -> Iterator[Batch]:
-        """The chain of records with one shift from here on; then stands behind its end."""
+        """Yield the chain of records with one shift from here on; then be at the position after
+        it.
+        """
         burst, window, first, last = _BURST, self._window, -1, -1
         while self._at < self.size and self._at + shift <= _MOST_OFFSET:
             window.hold(self._at, START_SIZE)
@@ -185,9 +187,10 @@ class Scan:
             self._inside(place, place + size, shift)
 
     def _goes_on(self, shift: int, held: int) -> bool:
-        """Whether the next record of the chain promises well but was not held as a whole.
+        """Return whether the next record of the chain looks valid but is not completely in the
+        window.
 
-        Then it is loaded. ``held`` is where the window ended that was looked at.
+        Then it is loaded. `held` is the end of the window that was examined.
         """
         head = self._window.read(self._at, START_SIZE)
         if len(head) < START_SIZE:
@@ -200,11 +203,11 @@ class Scan:
         return extent(self._window, self._at) == total and self._window.hold(self._at, total)
 
     def _step(self, chained: bool, shift: int) -> bool:
-        """Steps over what stands where the next record of the log should, if its size is known.
+        """Step over what is in the place of the next record of the log, if its size is known.
 
-        That is a record with a damaged head, or the head of an entry of DLedger's, and then True:
-        the next one is expected behind it. Or a blank, or the mark that ends a file of DLedger's.
-        ``chained``: there was a record before.
+        That is a record with a damaged header, or the header of a DLedger entry, and then True: the
+        next record is expected after it. Or a blank, or the mark that ends a DLedger file.
+        `chained`: a record was before it.
         """
         # A blank, the head of an entry, or the end of a file of DLedger's.
         if self._judge.is_blank(self._at):
@@ -242,11 +245,11 @@ class Scan:
         return True
 
     def _of_store(self, shift: int) -> bool:
-        """Whether a store tells where the records of this shift lie."""
+        """Return whether a store knows the places of the records of this shift."""
         return self._witness is not None and shift == self._base
 
     def _behind_damage(self, shift: int) -> int | None:
-        """Where the log goes on behind a damaged record; None where nothing tells."""
+        """Return where the log continues after a damaged record; None where that is unknown."""
         log = AsLog(self._window, shift, self._witness if self._of_store(shift) else None)
         if log.witness is not None:
             verdict = judge(log, self._at, self._at + 1, Passed())
@@ -255,8 +258,8 @@ class Scan:
         return self._judge.own_end(self._at, shift) if own is None else own.end
 
     def _is_told(self, position: int, end: int, shift: int) -> bool:
-        """Whether more than one thing says that a damaged record reaches to ``end``: else its
-        lengths may lead to some record by chance, over intact ones.
+        """Return whether more than one fact confirms that a damaged record reaches to `end`: else
+        its lengths may point to some record by chance, over intact ones.
         """
         if self._of_store(shift):
             return True
@@ -267,7 +270,9 @@ class Scan:
             position + total == end == claimed_end(log, position, strict=True))
 
     def _own_extent(self, position: int, shift: int) -> int | None:
-        """Where a damaged record ends whose body's CRC proves it; where files end is not known."""
+        """Return the end of a damaged record that its body's CRC proves, where the ends of files
+        are unknown.
+        """
         log = AsLog(self._window, shift, None)
         own = own_extent(log, position, Known(log))
         if own is None or not own.proven:
@@ -278,8 +283,8 @@ class Scan:
                     own.end if own.firm else None)
 
     def _behind_torn(self, position: int, shift: int) -> int | None:
-        """Where the search goes on behind the head of a torn record: what it says to be its own is
-        no message of the same log. None where there is no head.
+        """Return where the search continues after the header of a torn record: the bytes that it
+        claims contain no message of the same log. None without a header.
         """
         log = AsLog(self._window, shift, None)
         own = own_extent(log, position, Known(log))
@@ -291,7 +296,9 @@ class Scan:
                             sure=self._is_told(position, end, shift))
 
     def _mend(self) -> None:
-        """The log goes on behind a gap: if nothing told of the gap, zeros do now."""
+        """Continue the log after a gap; count a break if the gap was unexplained and starts with
+        zeros.
+        """
         broken_at, self._broken_at = self._broken_at, None
         if broken_at is not None and broken_at != self._at and not any(
                 self._window.read(broken_at, START_SIZE)):
@@ -359,7 +366,7 @@ class Scan:
         self._leave(last, end, shift)
 
     def _leave(self, last: int, end: int, shift: int) -> None:
-        """Goes on behind a chain of an undecided shift, over a damaged record if one follows."""
+        """Leave a chain of an undecided shift, and step over a damaged record if one follows."""
         self._at = self._judge.behind(last, end)
         self.pieces.ended(shift, end)
         if self._at == end and not self._judge.is_blank(end) and self._judge.record(end) is None:

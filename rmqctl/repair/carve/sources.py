@@ -1,6 +1,6 @@
-"""What is carved: regular files, block devices, and all files below a folder, opened to read.
+"""Inputs of carving: regular files, block devices, and all files below a folder, opened to read.
 
-A place the device cannot deliver does not end the reading: it reads as zeros, is remembered, and
+A range that the device cannot read does not end the reading: it reads as zeros, is remembered, and
 the rest is read.
 """
 
@@ -24,17 +24,17 @@ SECTOR = 4096
 _INDEX = "index"
 _LOG_NAME = re.compile(r"[0-9]{20}")
 _STORE_MARKS = ("consumequeue", "batchconsumequeue", "index", "config", "checkpoint", "abort")
-"""What lies beside a log's folder in a store, be it the last that is left of it."""
+"""Names beside a log's folder in a store, any of which may be the last one left."""
 _MAX_OFFSET = (1 << 63) - 1
 _UNREADABLE = {errno.EIO} | {getattr(errno, name) for name in (
     "EUCLEAN", "EBADMSG", "ENODATA", "EREMOTEIO", "EILSEQ") if hasattr(errno, name)}
-"""What a device says of a place that it cannot deliver."""
+"""Error numbers of a device for a range that it cannot read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """One file or device. ``size`` in bytes; ``base`` is the physical offset that its name gives
-    it, None where it is not named like a log's file. ``witness``: what the store it lies in knows.
+    """One file or device. `size` in bytes; `base` is the physical offset that its name gives it,
+    None unless it is named like a log's file. `witness`: what the store that contains it knows.
     """
 
     path: str

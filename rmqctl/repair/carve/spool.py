@@ -1,14 +1,15 @@
-"""What a carving keeps of records outside of memory: where they lie, and which were met before.
+"""Records that a carving keeps outside of memory: their places, and the identities of those met
+before.
 
 Places take 32 bytes each in a nameless file (`Spool`): what is only known at the end of a source,
-or of all, is said of them later. Which records were met before takes 16 bytes of memory a record,
-up to a limit, then of disk (`Seen`).
+or of all, is added to them later. Identities of records met before take 16 bytes of memory a
+record, up to a limit, then of disk (`Seen`).
 
-Two records are the same if they agree in store host, physical offset, size, CRC of the body,
-queue offset and store time (a log that was cut and went on has the same offsets again, and so
-have the stores of two brokers whose host is called the same). The physical offset is compared as
-it is, the others by one 64-bit number: a new record is taken for a known one by mistake with a
-chance of 2^-64 for each that has its physical offset.
+Two records are the same if they agree in store host, physical offset, size, CRC of the body, queue
+offset and store time (a log that was truncated and continued has the same offsets again, and so
+have the stores of two brokers with the same host name). The physical offset is compared as it is,
+the others by one 64-bit number: a new record is taken for a known one by mistake with a chance of
+2^-64 for each that has its physical offset.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ from rmqctl.store.pages import BatchPage, Page
 
 PLACE = np.dtype([("position", "<i8"), ("physical", "<i8"), ("size", "<i4"), ("source", "<i4"),
                   ("late", "<i8")])
-"""Where a record lies: position in its source, what it says is its physical offset, its size,
-the number of its source. ``late`` is the user's (a time, an order)."""
+"""Place of a record: position in its source, the physical offset in it, its size, the number of its
+source. `late` is the user's (a time, an order).
+"""
 _STEP = 1 << 12
 _HELD = 1 << 14
 HELD = 8 << 20
@@ -63,9 +65,9 @@ class Spool(RowFile):
 
 
 class Majority:
-    """Which of any number of keys came most, with a bounded memory (Misra-Gries).
+    """Find the most frequent of any number of keys with bounded memory (Misra-Gries).
 
-    The most frequent one is certain to be found if it has more than one in `LIMIT` of all.
+    The most frequent key is certain to be found if it has more than one in `LIMIT` of all.
     """
 
     LIMIT = 64
@@ -163,7 +165,8 @@ class Seen:
         self.count = 0
 
     def take(self, physical: Array, rest: Array) -> Array:
-        """Which of these records (int64, uint64) are known already (bool); all are from now on.
+        """Return which of these records (int64, uint64) are known already (bool); all are from now
+        on.
 
         Of several equal ones the first is new. StoreIOError.
         """
@@ -207,7 +210,7 @@ class Seen:
 
 
 def _inside(run: _Run, physical: Array, rest: Array) -> Array:
-    """Which records are in a run (bool)."""
+    """Return which records are in a run (bool)."""
     left = np.searchsorted(run.physical, physical, "left")
     right = np.searchsorted(run.physical, physical, "right")
     known: Array = np.zeros(len(physical), bool)

@@ -49,9 +49,9 @@ _FREE_FILL, _FILL = 64 << 20, 16
 
 @dataclass(slots=True)
 class Written:
-    """What came into the new store. ``reasons`` why messages were refused, with how often.
+    """Contents of the new store. `reasons`: why messages were refused, with how often.
 
-    ``logs``: where there are several, each with its store, and why it is not in that before.
+    `logs`: where there are several, each with its store, and why it is not in that before.
     """
 
     store: str
@@ -95,7 +95,7 @@ class Written:
 
 
 def log_file_size(inputs: Sequence[Input]) -> int | None:
-    """The size of a log's file which most inputs named like one have; None: nothing tells."""
+    """Return the size of a log's file that most inputs named like one have; None: unknown."""
     sizes = Counter(source.size
                     for source in inputs if source.base is not None and source.size >= _LEAST_FILE
                     and source.size % _LEAST_FILE == 0 and source.base % source.size == 0)
@@ -198,15 +198,15 @@ class StoreMaker:
             done.fillers, done.queue_fillers = log.bridge.fillers, log.bridge.queue_fillers
 
     def reasons(self) -> list[str]:
-        """Why messages were refused, the most frequent first."""
+        """Return why messages were refused, the most frequent reason first."""
         return [f"{count} messages: {reason}" if count > 1 else f"1 message: {reason}"
                 for reason, count in self.written.reasons.most_common(_NAMED)]
 
 
 def remarks(tally: CarveTally, wanted: CarveOptions, written: Written | None,
             left_out: set[str]) -> Iterator[str]:
-    """What is to be said of a carving in the end. ``written``: None where messages were only
-    listed; ``left_out``: placements that were not written.
+    """Yield the notes on a finished carving. `written`: None where messages were only listed;
+    `left_out`: placements that were not written.
     """
     def hinted(said: Phrase, option: str, given: bool) -> Phrase:
         return said if written is not None or given else Phrase(

@@ -154,7 +154,9 @@ class Checksums:
 
     @classmethod
     def _apart(cls, checksum: int, before: int, length: int) -> int:
-        """The CRC of the last ``length`` bytes of ``checksum``, from that of what lies before."""
+        """Return the CRC of the last `length` bytes of `checksum`, from that of the bytes
+        before.
+        """
         return checksum ^ cls._join(before, 0, length) if length else 0
 
 
@@ -187,7 +189,7 @@ class Candidates:
             position = max(position, upto)
 
     def _look(self, position: int) -> int:
-        """Searches the next range; the position where it begins, behind a hole perhaps."""
+        """Search the next range; return the position where it starts, perhaps after a hole."""
         window = self._window
         # A record's size may begin with the last zeros of a hole.
         position = max(position, window.next_data(position) - MAGIC_OFFSET)
@@ -224,6 +226,6 @@ class Candidates:
 
 
 def _field(window: Window, places: Array, name: str, host_bits: int = 0) -> Array:
-    """A field of the fixed part of records that stand at ``places`` of the window's data."""
+    """Return a field of the fixed part of the records at `places` of the window's data."""
     where = fixed_field(name, host_bits)
     return gather_int(window.data, places + where.offset, f"i{where.size}")
