@@ -194,7 +194,7 @@ def compared(root: Path, tmp_path: Path) -> Losses:
     out = tmp_path / "report.html"
     run("report", root, "--out", out).expect(0, 1)
     tiles = re.sub(r"<[^>]+>|\s+", " ", out.read_text())
-    assert re.search(rf"(^|\s){found.already:,} +messages lost already", tiles)
+    assert re.search(rf"(^|\s){found.already:,} +messages already lost", tiles)
     out.unlink()
     with Store.open(str(root)) as store:
         reader = Reader(store, lambda _problem: None)

@@ -329,7 +329,7 @@ def test_a_missing_file_is_in_map_chart_and_words(file: str, golden_copy: Golden
     check_policy(page)
     name = Path(file).name
     assert f"Missing file: {name}" in page.text
-    assert f"A file of the log is missing: {name}." in page.text
+    assert f"A log file is missing: {name}." in page.text
     assert page.tones()["of log in missing files"] == "bad"
     # One path for all cells of the map without a file, in each of the two shapes.
     missing = [attrs["d"] for tag, attrs in page.tags
@@ -364,9 +364,9 @@ def test_a_store_without_its_log_is_not_said_to_lose_nothing(golden_copy: Golden
     for path in (root / "commitlog").iterdir():
         path.unlink()
     page, _ = report(root, "--no-hash", code=1)
-    assert "lose nothing by it" not in page.text
+    assert "start and lose nothing" not in page.text
     assert "delete all consume queues" in page.text
-    assert "The log has no file" in page.text
+    assert "The log has no files" in page.text
     assert page.charts() == ["wide", "narrow"]  # the time of what is lost; no map
     assert "good" not in page.tones().values()
     page, _ = report(root, "--no-hash", "--lang", "zh", code=1)
@@ -454,8 +454,8 @@ def test_an_empty_store_and_one_without_a_log(tmp_path: Path, report) -> None:
     (tmp_path / "store" / "commitlog").mkdir(parents=True)
     page, _ = report(tmp_path / "store", code=0)
     check_policy(page)
-    assert "There is no message to draw." in page.text
-    assert "The store holds no file." in page.text
+    assert "No messages to draw." in page.text
+    assert "The store contains no file." in page.text
 
 
 def test_json_names_the_file_and_its_digest(damaged: Path, rmqctl: Runner, tmp_path: Path) -> None:

@@ -130,7 +130,7 @@ def _crowd(steps: Sequence[tuple[int, int]], total: int) -> tuple[int, int]:
 def timeline(drawn: Bars, marks: Sequence[Mark], lost: Sequence[Mark], tz: tzinfo, say: Say,
              shape: Shape) -> str:
     """Two rows of bars over one axis of time. Damage is a band over both, with a sign above; so is
-    time of which messages are lost.
+    period of lost messages.
     """
     from matplotlib.dates import AutoDateLocator, ConciseDateFormatter, date2num
     from matplotlib.ticker import FuncFormatter, MaxNLocator

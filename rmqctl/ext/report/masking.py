@@ -35,8 +35,8 @@ def parse_kinds(text: str | None) -> frozenset[str]:
         return frozenset(KINDS)
     for word in words:
         if word not in KINDS:
-            raise UsageError(f"--redact {text}: {word!r} is nothing to mask; write some of "
-                             f"{', '.join(KINDS)}, or all")
+            raise UsageError(f"--redact {text}: invalid kind {word!r}; valid kinds: "
+                             f"{', '.join(KINDS)}, all")
     return frozenset(words)
 
 

@@ -38,24 +38,24 @@ def headline(found: Diagnosis, say: Say) -> Headline:
     """The one line that has to be read."""
     start, lost = found.start, found.losses
     if found.sound and found.not_judged:
-        return Headline(WARN, say("Sound as far as can be judged"))
+        return Headline(WARN, say("No damage found; not everything could be checked"))
     if found.sound and not lost.is_complete:
         return Headline(WARN, say("No damage now; messages were lost before"))
     if found.sound:
         return Headline(GOOD, say("Sound: nothing is damaged, nothing is lost"))
     gone = lost.known or lost.in_tier.messages
     if gone and lost.would_lose:
-        return Headline(BAD, say("Messages are lost, and a start would lose more"))
+        return Headline(BAD, say("Messages are lost, and starting a broker would lose more"))
     if gone:
         return Headline(BAD, say("Messages are lost"))
     if not start.starts:
         return Headline(BAD, say("A broker would not start on this store"))
     if not start.start_is_harmless:
-        return Headline(BAD, say("Nothing is lost yet, but a start would lose messages")
+        return Headline(BAD, say("Nothing is lost yet, but starting a broker would lose messages")
                         if lost.would_lose else
-                        say("Nothing is lost yet, but a start would lose topics, groups or "
-                            "committed offsets") if start.metadata.losses else
-                        say("Nothing is lost yet, but a start would do harm"))
+                        say("Nothing is lost yet, but starting a broker would lose topics, "
+                            "groups or committed offsets") if start.metadata.losses else
+                        say("Nothing is lost yet, but starting a broker would do harm"))
     if found.findings.ok:
         return Headline(WARN, say("No damage, but something needs attention"))
     return Headline(WARN, say("Damaged, but no message is lost"))
@@ -67,11 +67,11 @@ def story(facts: Facts, say: Say, moment: Callable[[int], str]) -> list[Part]:
     """
     found = facts.diagnosis
     return [
-        Part(say("What was looked at"), _looked_at(facts, say, moment)),
+        Part(say("What was checked"), _looked_at(facts, say, moment)),
         Part(say("What is wrong"), _wrong(facts, say)),
         Part(say("What is lost"), _lost(found, say, moment)),
-        Part(say("What a start of the broker would do"), _start(found, say)),
-        Part(say("Whom it concerns"), _concerned(found, say)),
+        Part(say("What a broker would do at startup"), _start(found, say)),
+        Part(say("Who is affected"), _concerned(found, say)),
         Part(say("What to do"), _to_do(found, say)),
     ]
 
@@ -79,25 +79,25 @@ def story(facts: Facts, say: Say, moment: Callable[[int], str]) -> list[Part]:
 def _looked_at(facts: Facts, say: Say, moment: Callable[[int], str]) -> list[str]:
     found, cover = facts.diagnosis, facts.diagnosis.findings.coverage
     if "commitlog" in found.not_judged:
-        return [say("The commitlog lies in a form that this version of rmqctl does not read.")]
+        return [say("This version of rmqctl does not support the layout of the commitlog.")]
     if not cover.bytes_total:
         return [say("A broker keeps all messages in one log, the commitlog. This store has none.")]
     sentences = [say(
-        "A broker keeps all messages in one log, the commitlog. All {size} of it were read, byte "
-        "by byte, every checksum was computed, and consumequeues, index and the small files were "
-        "held against it.", size=size_text(cover.bytes_total))]
+        "A broker keeps all messages in one log, the commitlog. All {size} of it were read, "
+        "every checksum was verified, and consume queues, index and the small files were checked "
+        "against it.", size=size_text(cover.bytes_total))]
     times = [row for row in facts.topics if row.first is not None and row.last is not None]
     if times:
         sentences.append(say(
-            "It holds {count:,} intact message, stored at {first}.",
-            "It holds {count:,} intact messages, stored between {first} and {last}.",
+            "It contains {count:,} intact message, stored at {first}.",
+            "It contains {count:,} intact messages, stored between {first} and {last}.",
             count=cover.messages, first=moment(min(row.first or 0 for row in times)),
             last=moment(max(row.last or 0 for row in times))))
     else:
-        sentences.append(say("It holds no message."))
+        sentences.append(say("It contains no message."))
     if found.lock.held:
-        sentences.append(say("A process holds the store and may write to it: these are figures of "
-                             "one moment."))
+        sentences.append(say("A process holds the store and may be writing to it, so these "
+                             "numbers are a snapshot."))
     return sentences
 
 
@@ -108,22 +108,22 @@ def _wrong(facts: Facts, say: Say) -> list[str]:
     places = len(facts.marks) + facts.marks_left
     if cover.bytes_damaged and places:
         sentences.append(say(
-            "{size} of the log, in one place, are not what was written.",
-            "{size} of the log, in {count:,} places, are not what was written.",
+            "{size} of the log are damaged, in one place.",
+            "{size} of the log are damaged, in {count:,} places.",
             count=places, size=size_text(cover.bytes_damaged)))
     elif cover.bytes_damaged:
-        sentences.append(say("{size} of the log are not what was written.",
+        sentences.append(say("{size} of the log are damaged.",
                              size=size_text(cover.bytes_damaged)))
     elif not found.findings.ok and not cover.bytes_total:
-        sentences.append(say("The log has no file, but other files of the store know of messages "
-                             "in it."))
+        sentences.append(say("The log has no files, but other files of the store refer to "
+                             "messages in it."))
     elif not found.findings.ok and not facts.missing:
-        sentences.append(say("No byte of the log is damaged, but it does not agree with what else "
-                             "the store holds."))
+        sentences.append(say("No byte of the log is damaged, but other files of the store do not "
+                             "match it."))
     if facts.missing:
         sentences.append(say(
-            "A file of the log is missing: {names}.",
-            "{count:,} files of the log are missing: {names}.", count=len(facts.missing),
+            "A log file is missing: {names}.",
+            "{count:,} log files are missing: {names}.", count=len(facts.missing),
             names=_some([file.name for file in facts.missing], say)))
     if counts:
         kinds = len({row.category for row in counts})
@@ -133,7 +133,7 @@ def _wrong(facts: Facts, say: Say) -> list[str]:
             "{count:,} findings of {kinds} kinds in all; each kind is explained below.",
             count=total, kinds=kinds))
     if not found.start.starts:
-        sentences.append(say("Something in the store keeps a broker from starting."))
+        sentences.append(say("A problem in the store prevents a broker from starting."))
     return sentences or [say("Nothing.")]
 
 
@@ -141,8 +141,8 @@ def _lost(found: Diagnosis, say: Say, moment: Callable[[int], str]) -> list[str]
     # Begin with losses of the past: fillers, other losses, and what repairs dropped.
     start, account = found.start, found.losses
     count, replaced = account.known, account.all_replaced
-    before = [say("{count:,} message was lost before, and a repair put a filler in its place.",
-                  "{count:,} messages were lost before, and a repair put fillers in their place.",
+    before = [say("{count:,} message was lost earlier; a repair replaced it with a filler.",
+                  "{count:,} messages were lost earlier; a repair replaced them with fillers.",
                   count=replaced)] if replaced else []
     before += [say("Also lost: {cause}.", cause=str(loss.cause))
                for loss in account.beside[:_NAMED] if loss.already]
@@ -156,15 +156,16 @@ def _lost(found: Diagnosis, say: Say, moment: Callable[[int], str]) -> list[str]
         before.append(say("Also lost: {cause}.", cause=str(account.in_tier.repaired_in_words)))
     # An unreadable structure makes the number of lost messages unknown.
     if account.unread:
-        return [*before, say("Whether messages are lost was not judged: {names} cannot be read.",
+        return [*before, say("It is unknown whether messages are lost: {names} cannot be read.",
                              names=", ".join(account.unread))]
     if not count:
         return before or [say("No message is known to be lost.") if not start.positions_unclear else
-                say("No message is known to be lost; of some positions it cannot be told.")]
+                say("No message is known to be lost; some consumer offsets are inconclusive.")]
     # State the number, then topics and time.
     sentences = [*before, say(
-        "{count:,} message is gone from the log: other files of the store still know of it.",
-        "{count:,} messages are gone from the log: other files of the store still know of them.",
+        "{count:,} message is missing from the log; other files of the store still refer to it.",
+        "{count:,} messages are missing from the log; other files of the store still refer to "
+        "them.",
         count=count)]
     if account.already_by_topic:
         sentences.append(say("By topic: {topics}.", topics=_ranked(account.already_by_topic, say)))
@@ -184,14 +185,16 @@ def _start(found: Diagnosis, say: Say) -> list[str]:
     sentences = []
     if lost.cut:
         sentences.append(say(
-            "A {version} broker would cut the log off, and with it {count:,} message that is "
-            "intact today.",
-            "A {version} broker would cut the log off, and with it {count:,} messages that are "
-            "intact today.", count=lost.cut, version=start.broker_version))
+            "A {version} broker would truncate the log and lose {count:,} message that is still "
+            "intact.",
+            "A {version} broker would truncate the log and lose {count:,} messages that are "
+            "still intact.", count=lost.cut, version=start.broker_version))
     if lost.without_entry:
         sentences.append(say(
-            "{count:,} intact message would stay where no consumer finds it.",
-            "{count:,} intact messages would stay where no consumer finds them.",
+            "{count:,} intact message would get no consume queue entry, so no consumer would "
+            "receive it.",
+            "{count:,} intact messages would get no consume queue entry, so no consumer would "
+            "receive them.",
             count=lost.without_entry))
     if lost.cut_by_topic and lost.cut:
         sentences.append(say("By topic: {topics}.", topics=_ranked(lost.cut_by_topic, say)))
@@ -202,8 +205,8 @@ def _start(found: Diagnosis, say: Say) -> list[str]:
     # A start can also remove the evidence of earlier losses.
     if start.rows_cut and lost.known and not lost.would_lose:
         sentences.append(say(
-            "A {version} broker would start and lose no intact message, but take away what still "
-            "tells of the loss.", version=start.broker_version))
+            "A {version} broker would start without losing an intact message, but would remove "
+            "the evidence of the loss.", version=start.broker_version))
     if any(not loss.already for loss in start.beside_messages):
         sentences.append(say("A {version} broker would lose {what}: {cause}.",
                              version=start.broker_version, what=str(start.also_loses),
@@ -211,11 +214,11 @@ def _start(found: Diagnosis, say: Say) -> list[str]:
                                           if not loss.already], say)))
     # What else it costs; without any cost, say so.
     if not sentences and not start.start_is_harmless:
-        sentences.append(say("A {version} broker would start, and do harm: {cause}.",
+        sentences.append(say("A {version} broker would start and do harm: {cause}.",
                              version=start.broker_version, cause=_some(
                                  [str(loss.cause) for loss in start.losses if not loss.already]
                                  or [str(found.verdict)], say)))
-    return sentences or [say("A {version} broker would start, and lose nothing by it.",
+    return sentences or [say("A {version} broker would start and lose nothing.",
                              version=start.broker_version)]
 
 
@@ -223,14 +226,14 @@ def _concerned(found: Diagnosis, say: Say) -> list[str]:
     # Say why there is nothing to report about consumer groups.
     consumers = found.start.consumers
     if consumers is None and "config" in found.not_judged:
-        return [say("The positions of consumer groups lie in a form that is not read here.")]
+        return [say("rmqctl does not support the layout of the consumer offsets in this store.")]
     groups = {queue.group for queue in consumers.queues} if consumers is not None else ()
     if consumers is None or not groups:
-        return [say("No consumer group has a position in this store.")]
+        return [say("No consumer offsets in this store.")]
     names = list(dict.fromkeys(queue.group for queue in consumers.affected))
     if not names:
-        return [say("None of {count:,} consumer group is affected.",
-                    "None of {count:,} consumer groups is affected.", count=len(groups))
+        return [say("The only consumer group is not affected.",
+                    "None of the {count:,} consumer groups is affected.", count=len(groups))
                 if consumers.complete else
                 say("No consumer group is known to be affected.")]
     # Name the affected groups, then what each kind of damage means for them.
@@ -242,11 +245,12 @@ def _concerned(found: Diagnosis, say: Say) -> list[str]:
     at_risk = sum(group.at_risk for group in affected)
     twice = sum(queue.twice for queue in consumers.affected)
     for count, sentence in (
-            (unread, say("{count:,} delivery will never come: the message is lost before it was "
-                         "consumed.",
-                         "{count:,} deliveries will never come: the messages are lost before they "
-                         "were consumed.", count=unread)),
-            (at_risk, say("{count:,} more would be missed after a start as the store is now.",
+            (unread, say("{count:,} delivery will never happen: the message was lost before it "
+                         "was consumed.",
+                         "{count:,} deliveries will never happen: the messages were lost before "
+                         "they were consumed.", count=unread)),
+            (at_risk, say("{count:,} more would be missed if a broker started on the store as it "
+                          "is now.",
                           count=at_risk)),
             (twice, say("{count:,} message would be delivered a second time.",
                         "{count:,} messages would be delivered a second time.", count=twice))):
@@ -260,13 +264,13 @@ def _to_do(found: Diagnosis, say: Say) -> list[str]:
         return [say("Nothing.")]
     sentences = []
     if found.lock.held:
-        sentences.append(say("The store is in use: look again when nobody writes to it."))
+        sentences.append(say("The store is in use. Check it again when no process writes to it."))
     elif not found.start.start_is_harmless:
-        sentences.append(say("Start no broker on this store."))
-    sentences.append(say("Take a copy of the whole folder before anything is changed."))
+        sentences.append(say("Do not start a broker on this store."))
+    sentences.append(say("Copy the whole folder before you change anything."))
     if found.next:
-        sentences.append(say("Then go on with these commands, the safest first; none of them "
-                             "changes anything as it stands:"))
+        sentences.append(say("Then run these commands, the safest first. As printed, none of "
+                             "them changes anything:"))
     return sentences
 
 
