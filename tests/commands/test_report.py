@@ -378,7 +378,7 @@ def test_what_only_the_checkpoint_proves_is_in_the_chart(tmp_path: Path, report)
     later = store.messages[-1].record.store_timestamp + 60_000
     damage.checkpoint(store.root, physic=later, logics=later)
     page, _ = report(store.root, code=1)
-    assert "The latest store time that the index or the checkpoint proves is" in page.text
+    assert "The index or the checkpoint proves a latest store time of" in page.text
     drawn = re.search("From (.*?) to (.*?); one bar", page.text)
     assert drawn.group(2) >= time_text(later)[:19].replace("T", " ")
 
@@ -455,7 +455,7 @@ def test_an_empty_store_and_one_without_a_log(tmp_path: Path, report) -> None:
     page, _ = report(tmp_path / "store", code=0)
     check_policy(page)
     assert "No messages to draw." in page.text
-    assert "The store contains no file." in page.text
+    assert "The store contains no files." in page.text
 
 
 def test_json_names_the_file_and_its_digest(damaged: Path, rmqctl: Runner, tmp_path: Path) -> None:
