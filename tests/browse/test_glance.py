@@ -269,7 +269,7 @@ def test_n_goes_from_damage_to_damage_and_from_hit_to_hit(golden_copy):
         await screen.press("tab")
         for _ in range(9):
             await screen.press("n")
-            if "no damage from here on" in screen.text:
+            if "no more damage" in screen.text:
                 break
             assert rows.row.wrong or rows.row.kind == "damage"
             met.append(rows.row.physical)

@@ -82,7 +82,7 @@ def test_export_of_what_is_filtered(golden, tmp_path, monkeypatch):
         assert "out.jsonl" in screen.text
         assert "already" in screen.text
         await screen.press("e", ":out.txt")
-        assert "the name says no format" in screen.text
+        assert "unknown extension" in screen.text
 
     with snapshot.assert_unchanged(golden(BASIC)):
         browse(golden(BASIC), act)

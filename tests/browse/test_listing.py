@@ -132,7 +132,7 @@ def test_text_is_looked_for_in_tags_keys_and_body(sound: Opened):
 
 @pytest.mark.parametrize(("text", "said"), [
     ("nosuch=1", "no field 'nosuch'"), ("queue_id=x", "expected an integer"), ("body~(", "regular"),
-    ("tags=A && nosuch>1", "to look for text: \"nosuch>1\"")])
+    ("tags=A && nosuch>1", "to search for text: \"nosuch>1\"")])
 def test_a_filter_that_means_nothing_is_refused(text, said):
     with pytest.raises(UsageError) as refused:
         parse(text)
@@ -158,7 +158,7 @@ def test_damage_has_rows(broken: Opened):
     assert [row.position[1] for row in queue] == list(range(len(queue)))
     wrong = queue[5]
     assert wrong.kind == "damage"
-    assert "leads to no message" in wrong.cells["body"]
+    assert "points to no message" in wrong.cells["body"]
 
 
 def test_a_file_of_the_log_alone(broken: Opened):

@@ -143,7 +143,7 @@ class Browser(Going):
         before = self.opened.lock
         self.opened.lock = self.opened.reader.store.lock
         if self.opened.lock.held and not before.held:
-            self.say("a process opened the store meanwhile: r reads it again")
+            self.say("a process has opened the store; press r to read it again")
         for header in self.main.query(Header):  # none is left at the end
             header.show()
 
@@ -177,7 +177,7 @@ class Browser(Going):
                 if rows.is_reading:  # else it was stopped since
                     self.say(f"filter: {event.share:.0%}, {found} found, Esc stops")
             else:
-                more = "" if rows.at_end else "; more are looked for at the end of the list"
+                more = "" if rows.at_end else "; go to the end of the list to search on"
                 self.say(f"filter: {found} found{more}")
         self.header.show()
 
@@ -340,9 +340,9 @@ class Browser(Going):
 
     def action_export(self) -> None:
         if not isinstance(self._list.listing, LogListing | QueueListing):
-            self.say("messages are exported: choose a queue, a topic or the log", bad=True)
+            self.say("only messages can be exported: select a queue, a topic or the log", bad=True)
             return
-        self._ask(f"Export {self.place.name}{' as filtered' if self.conditions else ''} to which "
+        self._ask(f"Export {self.place.name}{' (filtered)' if self.conditions else ''} to which "
                   "new file?", "messages.jsonl (.parquet .csv .avro .arrow .xlsx)",
                   self._export_to)
 

@@ -50,7 +50,7 @@ class Answer:
         """Return the verdict of `doctor` on the whole store."""
         verdict = diagnosis.findings
         notes = [diagnosis.verdict, *diagnosis.losses.in_words(), *(
-            f"{name} was not judged: {reason}" for name, reason in diagnosis.not_judged.items())]
+            f"{name} was not checked: {reason}" for name, reason in diagnosis.not_judged.items())]
         return cls(list(verdict.findings[:_MOST]), sum(verdict.counts.values()),
                    list(map(str, notes)), diagnosis)
 
@@ -70,11 +70,12 @@ def of_place(place: Place, reader: Reader) -> Task:
     """For what is chosen in the tree."""
     if place.kind in ("topic", "queue"):
         what = "queue" if place.kind == "queue" else "topic"
-        return Task(f"{what} {place.name}, against all of the log", frozenset({"consumequeue"}),
-                    concerns=lambda finding: finding.topic == place.topic and (
-                        place.queue_id in (None, finding.queue_id)))
+        return Task(f"{what} {place.name}, checked against the whole log",
+                    frozenset({"consumequeue"}), concerns=lambda finding: (
+                        finding.topic == place.topic
+                        and place.queue_id in (None, finding.queue_id)))
     if place.kind != "file":
-        return Task("all of the store", None)
+        return Task("the whole store", None)
     file = reader.log_file(place.path)
     if file is not None:
         # Zeros at the end of a file are damage only where the log goes on.
@@ -104,7 +105,7 @@ def run(task: Task, reader: Reader, progress: Callable[[int], None]) -> Answer:
             answer.total += 1
             if len(answer.findings) < _MOST:
                 answer.findings.append(finding)
-    answer.notes += [f"{name} was not judged: {reason}"
+    answer.notes += [f"{name} was not checked: {reason}"
                      for name, reason in checks.not_judged.items()]
     return answer
 
@@ -116,6 +117,6 @@ def row_of(reader: Reader, physical: int) -> str | None:
         return None
     leads = reader.store.new_witness().confirms(record)
     if leads is None:
-        return "the consumequeue has no row for its queue offset"
-    return ("the row of its queue offset leads to it" if leads
-            else "the row of its queue offset leads elsewhere")
+        return "the consume queue has no entry for its queue offset"
+    return ("the consume queue entry at its queue offset points to it" if leads
+            else "the consume queue entry at its queue offset points elsewhere")

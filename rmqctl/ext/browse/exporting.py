@@ -26,8 +26,8 @@ def export(reader: Reader, place: Place, conditions: Sequence[Condition], target
 
     form = form_of(target)
     if form is None:
-        raise UsageError(f"{target}: the name says no format; .jsonl .csv .parquet .avro .arrow "
-                         ".xlsx do")
+        raise UsageError(f"{target}: unknown extension; use .jsonl .csv .parquet .avro .arrow "
+                         f".xlsx")
     require(*form.packages)
     store = reader.store
     wanted = Selection(place.topic or None, place.queue_id, where=tuple(conditions))
@@ -40,5 +40,5 @@ def export(reader: Reader, place: Place, conditions: Sequence[Condition], target
     check_place(target, [store.root], folders)
     plans = plan([store.root], wanted, 1, folders=folders, sizes=store.sizes)
     result = export_file(plans, spec, target, progress=watch)
-    missing = "" if result.complete else "; not all could be read: `rmqctl verify` says more"
+    missing = "" if result.complete else "; some could not be read (see `rmqctl verify`)"
     return f"{counted(result.total('rows'), 'message')} exported to {target}{missing}"

@@ -149,7 +149,7 @@ def _group(reader: Reader, place: Place) -> Figures:
     rows = list(reader.lag.of_group(place.group))
     lag = sum(row["diff"] or 0 for row in rows)
     since = [row["unread_since"] for row in rows if row["unread_since"] is not None]
-    waiting = {"oldest not consumed": time_text(min(since))} if since else {}
+    waiting = {"oldest unconsumed": time_text(min(since))} if since else {}
     return Figures(f"lag {lag:,}", _day(min(since)) if since else "", {
         "group": visible(place.group), "lag": f"{lag:,}",
         "topics": f"{len({row['topic'] for row in rows}):,}", "queues": f"{len(rows):,}",

@@ -32,4 +32,4 @@ def _one(part: str, parse: Parse) -> Condition:
     try:
         return parse(part)
     except UsageError as error:
-        raise UsageError(f'{error} (to look for text: "{part}")') from None
+        raise UsageError(f'{error} (to search for text: "{part}")') from None

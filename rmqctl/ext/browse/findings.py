@@ -38,7 +38,7 @@ class Findings(ModalScreen[Finding | None]):
         answer = self._answer
         found = counted(answer.total, "finding") if answer.total else "no damage found"
         if answer.total > len(answer.findings):
-            found += f", the first {len(answer.findings)}"
+            found += f", showing the first {len(answer.findings)}"
         with Vertical(classes="box"):
             yield Static(Text(f"{self._told.subject}: {found}"), id="verdict")
             if answer.findings:

@@ -95,7 +95,7 @@ class Going(Working):
             before = rows.row
             rows.action_move(1)
             if rows.row is before:
-                self.say("no further hit" if rows.at_end else "more hits are still looked for")
+                self.say("no further hit" if rows.at_end else "still searching for hits")
             return
         start, place = rows.row.after, self.place
         total = listing.end - start if isinstance(listing, LogListing) else 0
@@ -112,11 +112,11 @@ class Going(Working):
             if position is not None and rows.reader is not None:
                 rows.show(rows.reader, listing, position)
             elif self.header.survey.reach > self.header.survey.end:
-                self.say("no damage from here on in the files of the log; later files are missing")
+                self.say("no more damage in the log files that exist; later files are missing")
             else:
-                self.say("no damage from here on")
+                self.say("no more damage")
 
-        self.run_task("looking for damage", total, work, found)
+        self.run_task("searching for damage", total, work, found)
 
     def action_offset(self) -> None:
         listing = self._list.listing
@@ -135,7 +135,8 @@ class Going(Working):
             number = self._current_queue(listing)
             first, end = listing.range_of(number)
             if not first <= wanted < end:
-                raise UsageError(f"queue offset {wanted}: the queue has {first} to {end - 1}")
+                raise UsageError(f"queue offset {wanted} is not in the queue: it has {first} to "
+                                 f"{end - 1}")
             rows.show(rows.reader, listing, listing.at_offset(wanted, number))
         elif isinstance(listing, LogListing):
             self._show_physical(wanted)
@@ -158,7 +159,7 @@ class Going(Working):
         when, rows = self._parse_time(text), self._list
         listing, reader = rows.listing, rows.reader
         if reader is None or not isinstance(listing, LogListing | QueueListing):
-            raise UsageError("times are of messages: choose a queue, a topic or the log")
+            raise UsageError("only messages have a time: select a queue, a topic or the log")
         number = self._current_queue(listing) if isinstance(listing, QueueListing) else 0
 
         def work(watch: Watch) -> Position | None:
@@ -174,7 +175,7 @@ class Going(Working):
             else:
                 rows.show(reader, listing, position)
 
-        self.run_task("looking for the time", 0, work, found)
+        self.run_task("searching for the time", 0, work, found)
 
     def action_key(self) -> None:
         topic = self.place.topic
@@ -194,7 +195,7 @@ class Going(Working):
             self._list.show(reader, listing)
             self._list.focus()
 
-        self.run_task(f"looking for the key {key}", 0, work, found)
+        self.run_task(f"searching for the key {key}", 0, work, found)
 
     def action_other(self) -> None:
         """From the log to the queue of the message, and back."""

@@ -47,7 +47,7 @@ class Header(Vertical):
         held = "not in use" if not lock.held else (
             f"in use by process {lock.pid} ({lock.kind})" if lock.pid else f"in use ({lock.kind})")
         met = [counted(places, "damaged place")] if places else []
-        met += [counted(rows, "lost row")] if rows else []
+        met += [counted(rows, "dangling entry", "dangling entries")] if rows else []
         state = "verified" if self.survey.diagnosis is not None else "not verified"
         right = f" {held} · {', '.join(met) if met else state} "
         room = max(self.size.width - display_width(right) - 1, 8)

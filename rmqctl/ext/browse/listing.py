@@ -397,7 +397,7 @@ class QueueListing:
         queue = self.queues[number]
         for each in lost:
             reason = self.view.store.log.explain(each.physical)
-            problem = Problem("row", f"leads to no message at physical offset {each.physical}: "
+            problem = Problem("row", f"points to no message at physical offset {each.physical}: "
                               f"{reason}", each.physical, each.size)
             self._note(problem)
             if not self._conditions:

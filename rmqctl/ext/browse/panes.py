@@ -47,7 +47,7 @@ def pane(name: str, reader: Reader, listing: Listing, row: Row, width: int) -> l
             return _of_damage(name, reader, row, width)
         record = None if row.physical is None else reader.record(row.physical)
         if record is None:
-            return [_plain("the message is not there any more; r looks at the store anew", "bad")]
+            return [_plain("the message no longer exists; press r to read the store again", "bad")]
         if name == "hex":
             return list(_hex_record(reader, record, width))
         return _json(_bounded(record)) if name == "json" else list(_fields(record, row, width))
@@ -129,7 +129,7 @@ def _body(record: Record, width: int) -> Iterator[Line]:
         yield _plain(visible(problem), "bad")
     head = content[:_MOST_TEXT]
     if b"\0" in head or "�" in head.decode("utf-8", "replace")[:-3]:
-        yield _plain("not text: 2 shows its bytes", "dim")
+        yield _plain("not text: press 2 for hex", "dim")
         return
     words = text(head)
     if len(content) == len(head):
@@ -137,7 +137,7 @@ def _body(record: Record, width: int) -> Iterator[Line]:
     for line in visible_lines(words).split("\n"):
         yield from (_plain(part) for part in folded(line, width))
     if len(content) > len(head):
-        yield _plain(f"{size_text(len(content) - len(head))} more are left out", "dim")
+        yield _plain(f"{size_text(len(content) - len(head))} more are not shown", "dim")
 
 
 def indented(words: str) -> str | None:
@@ -212,7 +212,7 @@ def _hex_lines(raw: bytes, origin: int, width: int) -> Iterator[Line]:
         yield ((f"{origin + at:>9x}  ", "dim"), (f"{part.hex(' '):<{step * 3}} ", ""),
                (shown, "dim"))
     if len(raw) > _MOST_HEX:
-        yield _plain(f"{len(raw) - _MOST_HEX} bytes more: `rmqctl dump --hex -v` shows them", "dim")
+        yield _plain(f"{len(raw) - _MOST_HEX} more bytes: `rmqctl dump --hex -v` shows them", "dim")
 
 
 # -- damage, and files that are no log -------------------------------------------------------------
@@ -225,15 +225,15 @@ def _of_damage(name: str, reader: Reader, row: Row, width: int) -> list[Line]:
     if name == "fields":
         lines = aligned(((key, str(value), "bad" if key == "problem" else "")
                          for key, value in what.items()), width)
-        return [*lines, _plain(""), _plain("v: what verify says of it", "dim")]
+        return [*lines, _plain(""), _plain("v: verify this place", "dim")]
     place = None if row.physical is None else reader.store.log.locate(row.physical)
     if place is None or row.physical is None:
-        return [_plain("no file holds these bytes", "dim")]
+        return [_plain("no file contains these bytes", "dim")]
     source, position = place
     raw = source.read(position, min(row.size or _MOST_HEX, _MOST_HEX))
     more = (row.size or 0) - len(raw)
     return [*_hex_lines(raw, row.physical, width),
-            *([_plain(f"{more} bytes more", "dim")] if more > 0 else [])]
+            *([_plain(f"{more} more bytes", "dim")] if more > 0 else [])]
 
 
 def _of_dump(name: str, listing: Listing, row: Row, width: int) -> list[Line]:
@@ -242,7 +242,7 @@ def _of_dump(name: str, listing: Listing, row: Row, width: int) -> list[Line]:
     assert isinstance(listing, DumpListing)
     found = listing.detail(row)
     if found is None:
-        return [_plain("the record is not there any more; r looks at the store anew", "bad")]
+        return [_plain("the record no longer exists; press r to read the store again", "bad")]
     parts = found.pop("fields", [])
     if name == "json":
         return _json(found)[:_MOST_HEX]

@@ -17,11 +17,11 @@ from rmqctl.ext.browse.widgets import Lines
 KEYS = """\
 Everywhere
   Tab          go to the next of tree, list, pane
-  j k          down and up, as the arrows
-  g G          to the first and to the last, as Home and End
+  j k          down and up, like the arrow keys
+  g G          to the first and last row, like Home and End
   n            next hit of the filter; without a filter, next damage
-  Esc          stop what is being read; else remove the filter
-  r            read the store again: what a broker wrote since
+  Esc          stop reading; if nothing is read, remove the filter
+  r            read the store again, with what was written since
   q            quit
 The lines at the top
   time         bytes of messages by store time, from a sample;
@@ -39,16 +39,16 @@ In the list
                of `rmqctl read --where`, such as
                tags=TagA && store_timestamp>=2024-06-21
                ("a=b" in quotes is text)
-  :            to an offset: of the queue, in the log a physical one
-               (@N is a physical offset from everywhere)
+  :            to a queue offset; in the log, to a physical offset
+               (@N is a physical offset in every list)
   t            to a time: 2024-06-21T19:51, 1700000000000, -2h
   K            messages with a key, unique key or message id
-  o            the message's other place: in its queue, in the log
+  o            from the log to the message's queue, and back
   v            verify the message, or the damage
   e            export what the list shows, filtered, to a new file
 The pane below
   1 2 3        fields, bytes by field, JSON
-  z            as large as the screen, and back
+  z            full screen, and back
 
 Nothing in the store is changed. Damage is red.
 """

@@ -71,7 +71,7 @@ class Survey:
         elif self.start is not None:
             parts.append(in_words(self.start))
         else:
-            parts.append(Phrase("a start cannot be predicted: {why}", why=self.problem)
+            parts.append(Phrase("startup cannot be predicted: {why}", why=self.problem)
                          if self.problem else Phrase("predicting startup …"))
         return Joined("; ", parts)
 
