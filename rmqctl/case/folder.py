@@ -113,7 +113,7 @@ def _hash(fd: int, digest: Any, path: str) -> None:
 def names(root: str) -> Iterator[str]:
     """All that is below a folder and no folder itself: names with /, sorted in each folder."""
     def failed(error: OSError) -> None:
-        raise StoreIOError.from_oserror(error, os.fsdecode(error.filename or root), "look into")
+        raise StoreIOError.from_oserror(error, os.fsdecode(error.filename or root), "list")
 
     for below, folders, files in os.walk(root, onerror=failed):
         links = [name for name in folders if os.path.islink(os.path.join(below, name))]
@@ -154,13 +154,13 @@ def check(path: str) -> Check:
         fd = open_regular(os.path.join(path, SUMS))
     except StoreIOError:
         if not is_marked:
-            raise NotAStoreError(f"{path}: no evidence folder: {SUMS} is missing") from None
+            raise NotAStoreError(f"{path}: not an evidence folder: {SUMS} is missing") from None
         return Check(path, finished=False)
     with open(fd, "rb") as file:
         data = file.read(_MOST_SUMS + 1)
     found = Check(path, finished=not is_marked, sums=hashlib.sha256(data).hexdigest())
     if len(data) > _MOST_SUMS:
-        raise StoreIOError(f"{os.path.join(path, SUMS)}: larger than any evidence folder's")
+        raise StoreIOError(f"{os.path.join(path, SUMS)}: too large for an evidence folder")
     wanted = dict(filter(None, map(_parsed, data.split(b"\n"))))
     here = set(names(path)) - {SUMS, UNFINISHED}
     found.extra = sorted(here - set(wanted))

@@ -9,7 +9,7 @@ from typing import Any
 _WIDTH = 78
 _FILES = {
     "SHA256SUMS": "the SHA-256 of every other file of this folder",
-    "case.json": "this page for programs",
+    "case.json": "this page as JSON, for programs",
     "originals.sha256": "the SHA-256 of every original file, taken first",
     "originals.jsonl": "every original file, folder and link: size, times, owner, inode",
     "log.jsonl": "machine and versions; every command: when, how long, exit code",
@@ -18,20 +18,20 @@ _FILES = {
     "doctor.json": "the verdict, and who is affected",
     "verify.json": "every finding, with file and position",
     "info.json": "files, times, versions and counts of the store",
-    "preflight.json": "what a broker would do to the store when it starts",
+    "preflight.json": "what a broker would do to the store at startup",
     "offsets.json": "queues and consumer offsets",
     "messages.jsonl": "the messages of the log, one per line",
     "carved.jsonl": "all other records found in the bytes, one per line",
     "damage/": "the bytes of every place that a finding names, and index.jsonl",
 }
 _FOUND = {
-    "not-served": "intact and at its own place, but no message of the log: from an earlier use "
+    "not-served": "intact and at its own offset, but not a message of the log: from an earlier use "
                   "of the file, from another structure such as the compaction log, or not "
                   "confirmed by anything (see `finding`)",
     "in-place": "intact, and nothing contradicts its physical offset",
     "doubtful": "intact, but it may be part of the body of a damaged message",
     "misplaced": "intact, but other records contradict its physical offset",
-    "embedded-in-damage": "intact, but after or inside of damage: a message, or a copy in the body "
+    "embedded-in-damage": "intact, but after or inside damage: a message, or a copy in the body "
                           "of a damaged one",
     "damaged": "its body does not match its checksum",
     "duplicate": "the same record as one found before",
@@ -79,8 +79,8 @@ def _lines(summary: Mapping[str, Any], runs: Sequence[Mapping[str, Any]],
                 "This folder:     sha256sum -c SHA256SUMS      (in this folder)",
                 "The originals:   sha256sum -c /path/to/originals.sha256",
                 f"                 (in {_shown(summary['base'])})", "")
-    yield from _folded("Somebody who changes this folder can also change SHA256SUMS. So write down "
-                       "its own SHA-256, which the command printed, in another place.", 0)
+    yield from _folded("Anyone who changes this folder can also change SHA256SUMS, so keep its "
+                       "SHA-256, which the command printed, in another place.", 0)
     # What the files are.
     yield from ("", "FILES", "-----", "")
     for name, what in _FILES.items():

@@ -155,6 +155,6 @@ def carve(runs: Runs, folder: Folder, words: Sequence[str], live: Live | None, p
                                  "source": path, "source_offset": position, **row}))
             if live is None and placement == "damaged":
                 copies.add(path, position, row["total_size"], {
-                    "category": "body-crc", "detail": "the body does not match its CRC"})
+                    "category": "body-crc", "detail": "body CRC mismatch"})
         process.stdout.close()
     return found

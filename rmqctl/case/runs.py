@@ -23,7 +23,7 @@ from rmqctl.store.redaction import Redaction
 
 LOG = "log.jsonl"
 MEANINGS = {0: "done", 1: "findings", 2: "usage", 3: "not available", 4: "held by another process",
-            5: "I/O error", 6: "refused", 70: "a defect of rmqctl"}
+            5: "I/O error", 6: "refused", 70: "internal error of rmqctl"}
 _DONE = (0, 1)
 _PROGRAM = (sys.executable, "-P", "-m", "rmqctl")
 """Nothing of the working directory is loaded: it may be a stranger's."""

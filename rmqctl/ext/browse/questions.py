@@ -20,7 +20,7 @@ Everywhere
   j k          down and up, like the arrow keys
   g G          to the first and last row, like Home and End
   n            next hit of the filter; without a filter, next damage
-  Esc          stop reading; if nothing is read, remove the filter
+  Esc          stop reading; when idle, remove the filter
   r            read the store again, with what was written since
   q            quit
 The lines at the top

@@ -149,7 +149,7 @@ class Carving:
             except StoreIOError as error:
                 last = error
                 self.tally.unreadable_sources += 1
-                self._report(f"{error}; its other messages are left out")
+                self._report(f"{error}; the other messages of this source are skipped")
         if last is not None and not self.tally.sources:
             raise last
         yield from self._spooled(self._doubtful, DOUBTFUL, contradicted=True)
@@ -181,10 +181,10 @@ class Carving:
 
     def _report_unreadable(self, source_input: Input) -> None:
         for start, end in self._unreadable[:5]:
-            self._report(f"{source_input.path}: {end - start} bytes at {start} cannot be read; the "
-                         "rest was")
+            self._report(f"{source_input.path}: {end - start} bytes at {start} cannot be read; "
+                         f"the rest was read")
         if len(self._unreadable) > 5:
-            self._report(f"{source_input.path}: and {len(self._unreadable) - 5} more such places")
+            self._report(f"{source_input.path}: {len(self._unreadable) - 5} more unreadable ranges")
 
     def _source(self, number: int, source_input: Input) -> Iterator[CarvedPage]:
         with self._open(source_input) as source:

@@ -254,7 +254,7 @@ class Order:
         if len(logs) == first:
             return Phrase("another store host")
         return Phrase("too much is missing before it, or it is older") if fits else Phrase(
-            "the same physical offsets as other messages, with other bytes")
+            "same physical offsets as other messages, with different bytes")
 
     def _sorted(self, rank: Array, held: ExitStack) -> Iterator[RecordPlace]:
         runs: list[_Places] = []

@@ -214,28 +214,30 @@ def remarks(tally: CarveTally, wanted: CarveOptions, written: Written | None,
 
     def kept(placement: str) -> Phrase:
         if written is None:
-            return Phrase("their placement is {placement}", placement=placement)
+            return Phrase("listed with placement {placement}", placement=placement)
         if placement in left_out:
-            return Phrase("left out; without --out they are listed")
-        return Phrase("written too; --no-{placement} leaves them out", placement=placement)
+            return Phrase("not written; run without --out to list them")
+        return Phrase("written too; --no-{placement} skips them", placement=placement)
 
     # What was found.
     if tally.breaks:
-        yield Phrase("{count:,} place where a log is broken off or interrupted",
-                     "{count:,} places where a log is broken off or interrupted",
+        yield Phrase("{count:,} place where a log ends early or is interrupted",
+                     "{count:,} places where a log ends early or is interrupted",
                      count=tally.breaks)
     if tally.damaged:
-        yield hinted(Phrase("{count:,} record with a body that does not match its CRC",
-                            "{count:,} records with a body that does not match its CRC",
+        yield hinted(Phrase("{count:,} record with a body CRC mismatch",
+                            "{count:,} records with a body CRC mismatch",
                             count=tally.damaged), "damaged", wanted.damaged)
     if tally.doubtful:
-        yield Phrase("{messages} may lie in the body of a damaged one, nothing tells ({kept})",
+        yield Phrase("{messages} may be part of the body of a damaged message ({kept})",
                      messages=counted(tally.doubtful, "message"), kept=kept(DOUBTFUL))
     if tally.embedded:
-        inside = Phrase("{count:,} intact record inside of damaged ones, perhaps copies in a body",
-                        "{count:,} intact records inside of damaged ones, perhaps copies in a body",
+        inside = Phrase("{count:,} intact record inside damaged records, possibly a copy in a "
+                        "message body",
+                        "{count:,} intact records inside damaged records, possibly copies in "
+                        "message bodies",
                         count=tally.embedded)
-        yield inside if wanted.embedded else Phrase("{what}; --embedded gives them", what=inside)
+        yield inside if wanted.embedded else Phrase("{what}; --embedded includes them", what=inside)
     if tally.duplicates:
         yield hinted(Phrase("{count:,} duplicate found", "{count:,} duplicates found",
                             count=tally.duplicates), "duplicates", wanted.duplicates)
@@ -247,12 +249,12 @@ def remarks(tally: CarveTally, wanted: CarveOptions, written: Written | None,
                      "{count:,} misplaced messages found ({kept})",
                      count=tally.counts[MISPLACED], kept=kept(MISPLACED))
     if written.messages:
-        yield Phrase("config/topics.json of {store} is as a new store has it: a broker does not "
-                     "let clients use topics it does not find there",
+        yield Phrase("config/topics.json of {store} contains only a new store's topics; a broker "
+                     "does not let clients use others",
                      store=", ".join(written.stores))
     if written.fillers:
-        yield Phrase("{fillers} in the place of what is missing, so that messages keep their "
-                     "physical offsets", fillers=counted(written.fillers, "filler"))
+        yield Phrase("{fillers} written for missing parts, so that messages keep their physical "
+                     "offsets", fillers=counted(written.fillers, "filler"))
     if written.queue_fillers:
         yield Phrase("{messages} missing in queues: consumers receive a filler (RMQCTL=lost) "
                      "for each", messages=counted(written.queue_fillers, "message"))
@@ -260,7 +262,7 @@ def remarks(tally: CarveTally, wanted: CarveOptions, written: Written | None,
         yield Phrase("{messages} got new queue offsets, because others before them are missing",
                      messages=counted(written.renumbered, "message"))
     for log in written.logs[1:]:
-        yield Phrase("{store} has a log of its own: {reason}", store=log["store"],
+        yield Phrase("{store} contains a separate log: {reason}", store=log["store"],
                      reason=log["reason"])
 
 
