@@ -183,7 +183,7 @@ def test_what_the_disk_cannot_deliver_is_skipped(tmp_path: Path,
     # What is behind may lie in the body of the one that cannot be read: the log is that short.
     assert found.offsets(IN_PLACE) + found.offsets(DOUBTFUL) == expected
     assert found.tally.unreadable_bytes == sources.SECTOR
-    assert found.said == [f"{path}: 4096 bytes at 20480 cannot be read; the rest was"]
+    assert found.said == [f"{path}: 4096 bytes at 20480 cannot be read; the rest was read"]
 
 
 def test_other_errors_end_the_source_not_the_run(tmp_path: Path,
