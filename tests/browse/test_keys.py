@@ -45,7 +45,8 @@ def test_going_places(golden):
         assert "key order-320" in screen.text
         assert all("order-320" in row.cells["keys"] for row in rows.rows)
         for keys, said in ((("colon", ":@99999999"), "beyond the end of the log"),
-                           (("colon", ":x"), "invalid offset"), (("t", ":-2h"), "only messages have a time"),
+                           (("colon", ":x"), "invalid offset"),
+                           (("t", ":-2h"), "only messages have a time"),
                            (("K", ":nosuchkey"), "no message with the key")):
             await screen.press(*keys)
             assert said in screen.text
