@@ -174,7 +174,7 @@ def _put_back(view: Store, copies: Copies, known: int) -> list[str]:
             with file.open() as source:
                 copies.grow(source, name, 0, end)
             notes.append(f"{copies.path(name)}: was missing from the backup and is copied again; "
-                         f"`rmqctl backup check` checks the other files")
+                         "`rmqctl backup check` checks the other files")
     return notes
 
 
@@ -190,8 +190,8 @@ def refuse_unreadable(store: Store) -> None:
             pass
     if not store.log.files and (store.known_queues or store.index_listing.files):
         raise RefusedError(f"{store.root}: has consume queues or an index, but no commitlog "
-                           f"file: is a disk not mounted, or is the log in other folders "
-                           f"(--commitlog-dir)?")
+                           "file: is a disk not mounted, or is the log in other folders "
+                           "(--commitlog-dir)?")
 
 
 def lacking(view: Store, known: int, end: int, notes: list[str]) -> int:

@@ -72,7 +72,7 @@ def without_deleted(root: str, point: Point, end: int) -> list[str]:
                 remove_folder(folder)
     note = (f"{counted(len(gone), 'topic')} that had been deleted from the store "
             f"({some_of(gone, _NAMED)}) have no consume queues here either; their messages are "
-            f"in the log")
+            "in the log")
     return [note] if gone else []
 
 

@@ -150,7 +150,7 @@ class Objects(RemoteFiles):
             length = self.size(name) or 0
         if length > _LARGEST:
             raise StoreIOError(f"{self.where(name)}: {length:,} bytes, more than the maximum of "
-                               f"a piece")
+                               "a piece")
         self._sizes[name] = length  # nobody needs to be asked for it
         data = self.read(name, 0, length)
         if hashlib.sha256(data).hexdigest() != digest:
@@ -245,7 +245,7 @@ class Objects(RemoteFiles):
         if others := set(self.point_names()) - known:
             raise StoreHeldError(f"{self.where('')}: another run created restore point "
                                  f"{max(others)} at the same time, so this run created none. "
-                                 f"Only one run at a time may write to a backup")
+                                 "Only one run at a time may write to a backup")
 
     # -- what is kept ----------------------------------------------------------------------------
 

@@ -203,7 +203,7 @@ def back_up(source: Source, backup: str, clock: Callable[[], int], version: str,
         last = objects.notes(names[-1:])[0] if names else None
         if last is None and {entry.name for entry in objects.list("")} - {LOG, SMALL, POINTS}:
             raise RefusedError(f"{objects.where('')}: not empty and not a backup: choose a new "
-                               f"place")
+                               "place")
         if last is None and objects.is_object_store:  # what a first run that was killed has stored
             objects.there = objects.find(LOG)
         now = clock()
@@ -300,8 +300,8 @@ def _known(view: Store, objects: Objects, last: Note | None, end: int) -> int:
     if end < known:
         raise RefusedError(f"{view.root}: its log ends at {end:,}, that in {objects.where('')} at "
                            f"{known:,}: the end of the log is damaged (see `rmqctl doctor "
-                           f"STORE`) or was truncated, or this is another store: choose a new "
-                           f"place for its backup")
+                           "STORE`) or was truncated, or this is another store: choose a new "
+                           "place for its backup")
     if _tail(view, known) not in ("", last.tail) and last.tail and (
             _repairs(view) == last.point.repairs or not _goes_on(view, objects, last, known)):
         raise RefusedError(OTHER_LOG.format(store=view.root, backup=objects.where(""),
@@ -501,7 +501,7 @@ def _require_cuttable(store: Store, where: str) -> None:
         store.layout.require_writable(store.root, WRITES, made_anew=True)
     except UnsupportedError:
         raise RefusedError(f"{where}: a DLedger log can only be restored at a restore point, not "
-                           f"between two of them") from None
+                           "between two of them") from None
 
 
 def _cut(copies: Copies, store: Store, end: int) -> None:

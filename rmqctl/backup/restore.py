@@ -131,7 +131,7 @@ def _restored(backup: str, target: str, part: str, until: int | None, offset: in
         is_cut = end < newest.log_end or _reaches_beyond(store, end)
         if is_cut and not _is_derived(store):
             raise RefusedError(f"{backup}: a DLedger log, or consume queues in files and "
-                               f"RocksDB, can only be restored at the newest restore point")
+                               "RocksDB, can only be restored at the newest restore point")
         if seed_slave:
             refuse_other_log(backup, newest, is_dledger=store.layout.is_dledger)
         # All is put together beside its place.
@@ -215,10 +215,10 @@ def refuse_other_log(backup: str, newest: Point, *, is_dledger: bool) -> None:
     """RefusedError for a backup of which no store for a slave can be made."""
     if newest.own:
         raise RefusedError(f"{backup}: keeps messages as they were before a repair of the store, "
-                           f"so its log is not the master's. Back up the master into a new folder")
+                           "so its log is not the master's. Back up the master into a new folder")
     if is_dledger:
         raise RefusedError(f"{backup}: the log is DLedger's; its members replicate it "
-                           f"themselves, so there are no slaves")
+                           "themselves, so there are no slaves")
 
 
 def refuse_taken(target: str) -> str:
@@ -227,14 +227,14 @@ def refuse_taken(target: str) -> str:
         raise RefusedError(f"{target}: not a folder")
     if os.path.isdir(target) and os.listdir(target):
         raise RefusedError(f"{target}: not empty. Restore into a new folder; nothing is "
-                           f"overwritten")
+                           "overwritten")
     if os.path.ismount(target):
         raise RefusedError(f"{target}: is a mount point and cannot be replaced. Restore into a "
-                           f"folder inside it")
+                           "folder inside it")
     part = f"{os.path.normpath(target)}{_PART}"
     if os.path.lexists(part):
         raise RefusedError(f"{part}: exists already: a restore was killed or is still running. "
-                           f"Remove it, or restore into another folder")
+                           "Remove it, or restore into another folder")
     return part
 
 
@@ -304,13 +304,13 @@ def notes_of(point: Point, until: int | None, end: int) -> list[str]:
     notes = []
     if point.log_folders:
         notes.append(f"the log was in {len(point.log_folders)} folders and is in commitlog/ "
-                     f"here: set storePathCommitLog to that folder")
+                     "here: set storePathCommitLog to that folder")
     if point.log_end > end or (until is not None and point.time > until):
         notes.append(f"configuration and consumer offsets are from {point.id}, which is later: "
-                     f"groups may skip messages that they had not read")
+                     "groups may skip messages that they had not read")
     elif point.log_end < end:
         notes.append(f"configuration and consumer offsets are from {point.id}, which is earlier: "
-                     f"messages read since then are delivered again")
+                     "messages read since then are delivered again")
     return notes
 
 

@@ -85,7 +85,7 @@ def _as_closed(mode: int, folder: str) -> int:
 
 def _through_link(path: str) -> RefusedError:
     return RefusedError(f"{path} is a link: rmqctl does not write its own files through "
-                        f"links; remove it")
+                        "links; remove it")
 
 
 def refuse_own_links(root: str) -> None:

@@ -97,7 +97,7 @@ class StoreLock:
             refuse_own_links(self.root)
             if not self._of_backup and os.path.isdir(os.path.join(self.root, _POINTS)):
                 raise RefusedError(f"{self.root}: is a backup, which only `rmqctl backup` "
-                                   f"changes; `rmqctl restore` creates a store from it")
+                                   "changes; `rmqctl restore` creates a store from it")
             if held_here(self.path):
                 raise StoreHeldError(f"{self.root}: the store is held by this process")
             for attempt in range(_TRIES):

@@ -27,7 +27,7 @@ def export(reader: Reader, place: Place, conditions: Sequence[Condition], target
     form = form_of(target)
     if form is None:
         raise UsageError(f"{target}: unknown extension; use .jsonl .csv .parquet .avro .arrow "
-                         f".xlsx")
+                         ".xlsx")
     require(*form.packages)
     store = reader.store
     wanted = Selection(place.topic or None, place.queue_id, where=tuple(conditions))

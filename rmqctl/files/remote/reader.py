@@ -253,8 +253,8 @@ def _patience(protocol: str) -> dict[str, Any]:
 
 
 def hide(url: str) -> str:
-    """A URL by a name without the user and password in it, which `RemoteReader` knows from now on:
-    whatever becomes of that name, it gives nothing away.
+    """Return a URL without the user and password in it; `RemoteReader` accepts it from now on, and
+    wherever it is shown, it gives nothing away.
     """
     secret = _CREDENTIALS.search(url)
     if secret is None:
@@ -269,13 +269,13 @@ def hide(url: str) -> str:
 
 
 def revealed(url: str) -> str:
-    """The URL that a name of `hide` stands for."""
+    """Return the URL hidden by a name of `hide`."""
     shown = next((shown for shown in _hidden if f"{url}/".startswith(f"{shown}/")), "")
     return _hidden[shown] + url[len(shown):] if shown else url
 
 
 def secrets() -> dict[str, str]:
-    """What `hide` knows, for `share_secrets` in another process."""
+    """Return the names known to `hide`, for `share_secrets` in another process."""
     return dict(_hidden)
 
 
@@ -298,7 +298,7 @@ def failed(error: Exception, where: str, doing: str) -> StoreIOError:
 
 @contextmanager
 def failing(where: str, doing: str) -> Iterator[None]:
-    """Says what a driver raised inside: StoreIOError, or RefusedError for what it cannot do."""
+    """Raise what a driver raised inside as StoreIOError, or RefusedError for what it cannot do."""
     try:
         yield
     except web.NoRangesError as error:

@@ -49,7 +49,7 @@ def tree_of(named: str) -> Tree:
     files, links, folders = remote_files(remote)
     if not files:
         raise NotAStoreError(f"{without_secrets(named)}: the bucket or folder does not exist or "
-                             f"is empty; not a store")
+                             "is empty; not a store")
     if any(path.startswith(_POINTS) for path in files):
         # What reads a backup is above this room, and loaded for one alone.
         backup: Tree | None = import_module("rmqctl.backup.mounting").tree_of(remote, files)

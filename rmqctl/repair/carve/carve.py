@@ -182,7 +182,7 @@ class Carving:
     def _report_unreadable(self, source_input: Input) -> None:
         for start, end in self._unreadable[:5]:
             self._report(f"{source_input.path}: {end - start} bytes at {start} cannot be read; "
-                         f"the rest was read")
+                         "the rest was read")
         if len(self._unreadable) > 5:
             self._report(f"{source_input.path}: {len(self._unreadable) - 5} more unreadable ranges")
 

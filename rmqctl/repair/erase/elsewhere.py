@@ -96,8 +96,8 @@ def _records(path: str, traits: Traits) -> Iterator[tuple[int, bytes, Record]]:
 
 def leftovers(store: Store, traits: Traits, planned: dict[str, list[tuple[int, int]]],
               gone: Iterable[str] = ()) -> dict[str, int]:
-    """How many bytes of erased bodies stay, by file: in runs of `LEAST` bytes or more, outside of
-    the spans (start, end) that are ``planned`` and the files and folders that are ``gone``.
+    """Return how many bytes of erased bodies stay, by file: in runs of `LEAST` bytes or more,
+    outside of the spans (start, end) that are `planned` and the files and folders that are `gone`.
     """
     runs = _Runs(traits.bodies)
     if not len(runs):
@@ -146,8 +146,8 @@ class _Runs:
         return len(self._hashes)
 
     def starts(self, data: bytes, base: int, spans: Array) -> Array:
-        """Where in a file with ``data`` at ``base`` such runs start, sorted; none that touch the
-        ``spans`` (start, end).
+        """Return the starts of such runs in a file with `data` at `base`, sorted; none that touch
+        the `spans` (start, end).
         """
         words = _words_of(data)
         # Each run has an aligned word of its body, so only what is near to such a word is hashed.
@@ -187,7 +187,7 @@ def _words_of(data: bytes) -> Array:
 
 
 def _hashes(words: Array, starts: Array) -> Array:
-    """Of the runs at ``starts``; 0 for a run of zeros, which is nobody's."""
+    """Return the hashes of the runs at `starts`; 0 for a run of zeros, which identifies no body."""
     hashes: Array = words[starts] * _FACTORS[0] ^ words[starts + _WORD] * _FACTORS[1]
     return hashes
 
@@ -198,7 +198,7 @@ def _place(hashes: Array) -> Array:
 
 
 def _left_in(path: str, runs: _Runs, spans: Array) -> int:
-    """How many bytes of a file are in such runs."""
+    """Return how many bytes of a file are in such runs."""
     count, last = 0, -LEAST
     with FileSource(path) as source:
         at = source.next_data(0)

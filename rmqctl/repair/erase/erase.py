@@ -63,9 +63,9 @@ _GROUP_TABLES = (("subscriptionGroup.json", ("subscriptionGroupTable", "forbidde
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which messages: by ``ids`` of either kind, or by a selection. ``topics`` and ``groups`` go as
-    a whole. ``same_body``: also messages with an erased body and another id. ``whole_batches``:
-    also the other messages of a compressed batch.
+    """Selection of messages: by `ids` of either kind, or by a selection. `topics` and `groups` are
+    deleted completely. `same_body`: also messages with an erased body and another id.
+    `whole_batches`: also the other messages of a compressed batch.
     """
 
     ids: tuple[str, ...] = ()
@@ -92,8 +92,8 @@ class Erasure:
 
 def plan_erase(store: Store, command: str, wanted: Wanted, clock: Callable[[], int],
                scratch: Scratch) -> Erasure:
-    """The plan for an opened store. RefusedError for what is not there or may not go; UsageError,
-    UnsupportedError, StoreIOError.
+    """Return the plan for an opened store. RefusedError for what does not exist or must not be
+    deleted; UsageError, UnsupportedError, StoreIOError.
     """
     # Which messages are meant, and all their copies in the log.
     problems: list[Problem] = []
@@ -116,7 +116,7 @@ def plan_erase(store: Store, command: str, wanted: Wanted, clock: Callable[[], i
         record, raw = store.log.record_at(physical), store.log.raw_at(physical)
         place = store.log.locate(physical)
         if record is None or raw is None or place is None:
-            raise StoreIOError(f"{store.root}: the message at {physical} cannot be read any more")
+            raise StoreIOError(f"{store.root}: the message at {physical} can no longer be read")
         ids |= {unique_key(record), *(item.unique_key for item in inner_messages(record))}
         drop = record.topic.decode("utf-8", "replace") in topics
         unmarked += _erase(changes, lines, spans, store, place[0].name, place[1], raw, record, role,
@@ -163,7 +163,7 @@ def plan_erase(store: Store, command: str, wanted: Wanted, clock: Callable[[], i
 
 def _chosen(store: Store, wanted: Wanted, traits: Traits,
             report: Callable[[Problem], None]) -> Iterable[Record]:
-    """The messages that are named; ids of clients go into ``traits``."""
+    """Return the messages that are named; ids of clients are added to `traits`."""
     for message_id in wanted.ids:
         record = None
         try:
@@ -228,7 +228,7 @@ def _erase_inside(changes: Changes, lines: list[dict[str, Any]],
     record, raw = store.log.record_at(physical), store.log.raw_at(physical)
     place = store.log.locate(physical)
     if record is None or raw is None or place is None:
-        raise StoreIOError(f"{store.root}: the batch at {physical} cannot be read any more")
+        raise StoreIOError(f"{store.root}: the batch at {physical} can no longer be read")
     made, items = without(raw, record, lambda item: bool(
         traits.has_inner(record, item, same_body=same_body)) and not is_empty(item))
     name, path, at = target(store, place[0].name), place[0].name, place[1]
@@ -270,26 +270,26 @@ def _move_queues(changes: Changes, store: Store, topics: Sequence[str],
 
 def _remake_database(changes: Changes, store: Store, topics: frozenset[str],
                      scratch: Scratch) -> None:
-    """Make the data base of consume queues without those of the topics. RefusedError where it is
+    """Rebuild the database of consume queues without those of the topics. RefusedError where it is
     damaged; StoreIOError, MissingExtraError.
     """
     present = store.rocksdb
     if present is None or not any(topic in topics for topic, _ in present.queues):
         return
     if present.damage or present.has_unread:
-        raise RefusedError(f"{store.root}: the data base of consume queues is damaged: repair it "
+        raise RefusedError(f"{store.root}: the database of consume queues is damaged; repair it "
                            "first (`rmqctl recover`)")
     kept = {key: queue for key, queue in present.queues.items() if key[0] not in topics}
     made = rocksdb.make(log_as_it_is(store), store.root, configured(store, {}).settings, scratch,
                         kept, wants=lambda key: key[0] not in topics, log=store.log)
-    steps, actions = rocksdb.steps(store.root, made, None, "entries of what is deleted go")
+    steps, actions = rocksdb.steps(store.root, made, None, "entries of deleted topics are removed")
     changes.steps += steps
     changes.actions += actions
 
 
 def _leave_config(changes: Changes, store: Store, topics: Sequence[str], groups: Sequence[str],
                   clock: Callable[[], int], scratch: Scratch) -> None:
-    """Take the topics and groups out of all tables. RefusedError where one cannot be read."""
+    """Remove the topics and groups from all tables. RefusedError where one cannot be read."""
     if not (topics or groups):
         return
     databases: dict[str, dict[str, Any]] = {}
@@ -303,7 +303,7 @@ def _leave_config(changes: Changes, store: Store, topics: Sequence[str], groups:
         if file.main.state == MISSING and file.backup.state == MISSING:
             continue
         if file.used is None or file.used.damaged or file.faults:
-            raise RefusedError(f"{store.root}: {file.main.fault()}: repair it first (`rmqctl "
+            raise RefusedError(f"{store.root}: {file.main.fault()}; repair it first (`rmqctl "
                                "recover`)")
         value, dropped = dict(file.value or {}), []
         for table in some:
@@ -323,7 +323,7 @@ def _leave_config(changes: Changes, store: Store, topics: Sequence[str], groups:
             value["dataVersion"] = next_version(value["dataVersion"], store.generation, clock())
         place = file.main.path if file.main.database else f"{FOLDER}/{name}"
         for key in dropped:
-            changes.actions.append(Action("remove", place, key, None, "it is deleted"))
+            changes.actions.append(Action("remove", place, key, None, "deleted"))
         if file.main.database:
             databases[name] = value
             continue
@@ -351,7 +351,7 @@ def _with_bare_numbers(value: Any) -> Any:
 
 def _leave_groups(value: dict[str, Any], table: str, below: str,
                   groups: Sequence[str]) -> list[str]:
-    """Take the groups out of what each topic of a table has of them; return what goes."""
+    """Remove the groups from the entries of each topic of a table; return what was removed."""
     dropped: list[str] = []
     entries = value.get(table)
     for topic, entry in (entries if isinstance(entries, dict) else {}).items():
@@ -371,23 +371,25 @@ def _is_offset_of(key: str, topics: Sequence[str], groups: Sequence[str]) -> boo
 
 def _not_found(store: Store, wanted: Wanted, ids: Sequence[str], found: Found, *,
                is_empty: bool) -> Iterator[str]:
-    """What leads to nothing (a typing error, or erased before), and where nothing is found."""
+    """Yield what was named and not found (mistyped, or erased before), and where searching is
+    impossible.
+    """
     if found.damaged:
-        yield (f"{plural(found.damaged, 'byte', 'bytes')} of the log are damaged, and messages in "
-               "them are not found: `rmqctl recover` first")
+        yield (f"{plural(found.damaged, 'byte', 'bytes')} of the log are damaged, and messages "
+               "in them cannot be found; run `rmqctl recover` first")
     if ids:
-        yield (f"{len(ids):,} of {plural(len(wanted.ids), 'id', 'ids')}: no message in this store, "
-               f"or erased before ({named(list(ids))})")
+        yield (f"{len(ids):,} of {plural(len(wanted.ids), 'id', 'ids')}: not in this store, or "
+               f"erased before ({named(list(ids))})")
     if is_empty:
         topics = {topic for topic, _ in store.known_queues}
-        yield from (f"this store has nothing of topic {topic}{near_names(topic, topics)}"
+        yield from (f"this store contains nothing of topic {topic}{near_names(topic, topics)}"
                     for topic in wanted.topics if topic not in found.shared)
-        yield from (f"this store has nothing of group {group}" for group in wanted.groups)
+        yield from (f"this store contains nothing of group {group}" for group in wanted.groups)
 
 
 def _notes(store: Store, wanted: Wanted, found: Found, left: dict[str, int],
            unmarked: int, unsearched: int) -> Iterable[str]:
-    """What the user must know before the plan is carried out."""
+    """Yield what the user must know before the plan is carried out."""
     # What openings of the store put aside below .rmqctl is not of a repair, and stays.
     kept = {path: count for path, count in left.items() if os.path.relpath(
         path, store.root).startswith(os.path.join(REPAIRS, ""))}
@@ -398,16 +400,17 @@ def _notes(store: Store, wanted: Wanted, found: Found, left: dict[str, int],
         yield (f"{plural(count, 'byte', 'bytes')} of erased bodies are also in other messages, or "
                f"in unused or damaged bytes: not erased ({where})")
     if kept and not wanted.purge:
-        yield (f"{plural(sum(kept.values()), 'byte', 'bytes')} of erased bodies are in what "
-               "earlier repairs keep below .rmqctl: --purge deletes that")
+        yield (f"{plural(sum(kept.values()), 'byte', 'bytes')} of erased bodies are in files "
+               "that earlier repairs keep below .rmqctl: --purge deletes them")
     if unsearched:
-        yield (f"the bodies of {plural(unsearched, 'message', 'messages')} are too many to be "
-               "looked for by content: their copies are found by ids only")
+        yield (f"the bodies of {plural(unsearched, 'message', 'messages')} are not searched for "
+               "by content (too many): their copies are found by id only")
     if found.doubtful:
-        yield (f"{plural(len(found.doubtful), 'message has', 'messages have')} the body or the id "
-               "of an erased one and may be another: not erased (--same-body erases them, too)")
+        yield (f"{plural(len(found.doubtful), 'message has', 'messages have')} the body or the "
+               "id of an erased message but may be unrelated: not erased (--same-body erases "
+               "them, too)")
     for topic in sorted(found.shared):
-        yield (f"topic {topic} keeps its queues, configuration and offsets: light queues share its "
+        yield (f"topic {topic} keeps its queues, configuration and offsets: LMQs share its "
                "messages")
     together = {physical: others for physical, others in found.closed.items() if others >= 0}
     if together:
@@ -422,11 +425,11 @@ def _notes(store: Store, wanted: Wanted, found: Found, left: dict[str, int],
         yield (f"{plural(unmarked, 'message is', 'messages are')} too small for the property "
                f"{MARK}={ERASED}")
     if wanted.purge:
-        yield ("--purge deletes what this and all earlier repairs keep below .rmqctl: `undo` "
+        yield ("--purge deletes all that this and earlier repairs keep below .rmqctl; `undo` "
                "cannot restore anything afterwards")
     else:
-        yield ("what is erased is kept below .rmqctl for `undo`, until --purge or `rmqctl undo "
+        yield ("erased data is kept below .rmqctl for `undo`, until --purge or `rmqctl undo "
                "STORE --prune 0s --apply`")
     copies = "replicas and backups" if not store.nodes else (
         "other members of the DLedger group and backups")
-    yield f"not erased: {copies} of this store, which nothing here names"
+    yield f"not erased: {copies} of this store"

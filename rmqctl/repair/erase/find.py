@@ -41,9 +41,9 @@ _SENT_BACK = (props.RETRY_PREFIX, props.DLQ_PREFIX)
 
 @dataclass(slots=True)
 class Traits:
-    """What copies are known by: ids of clients, ids of brokers, bodies as the producer sent them.
-    ``topics``: all of these are erased, with what waits or was sent back of them. ``named``: ids
-    that the user named.
+    """Traits of copies: ids of clients, ids of brokers, bodies as the producer sent them. `topics`:
+    all of these are erased, with their delayed and returned messages. `named`: ids that the user
+    named.
     """
 
     ids: set[bytes] = field(default_factory=set)
@@ -57,9 +57,9 @@ class Traits:
     """When (epoch ms) and where (address, port) they were born."""
     held: int = 0
     selects: Callable[[Record, Inner], bool] | None = None
-    """Whether the user selected a message of a batch."""
+    """Tells whether the user selected a message of a batch."""
     whole_batches: bool = False
-    """Whether a compressed batch goes for one of its messages."""
+    """True to erase a compressed batch as a whole for one of its messages."""
     unsearched: set[int] = field(default_factory=set)
     """Physical offsets of messages whose bodies are not looked for, as there are too many."""
 
@@ -88,7 +88,9 @@ class Traits:
         self.crcs.add(zlib.crc32(body) & CRC_MASK)
 
     def has_inner(self, record: Record, inner: Inner, *, same_body: bool) -> bool | None:
-        """Whether a message of a batch is named, or a copy; None where it has the body alone."""
+        """Return whether a message of a batch is named, or a copy; None where it has the body
+        alone.
+        """
         unique = inner.unique_key
         if unique in self.named or (unique in self.ids and inner.body in self.bodies
                                     and not self.topics):
@@ -100,7 +102,7 @@ class Traits:
         return False
 
     def is_copy(self, record: Record) -> bool:
-        """Whether a message is named, or proves to be a copy of one that is erased."""
+        """Return whether a message is named, or proves to be a copy of an erased message."""
         known = props.parse(record.properties.decode("utf-8", "surrogateescape"))
         unique, *origins = (None if (value := known.get(name)) is None else value.encode(
             "utf-8", "surrogateescape") for name in (props.UNIQUE_KEY, *_ORIGINS))
@@ -115,7 +117,7 @@ class Traits:
         return unique is None and is_born and has_body
 
     def _is_of_topics(self, record: Record, known: dict[str, str]) -> bool:
-        """Whether a message may be one of the topics that waits or was sent back."""
+        """Return whether a message may be a delayed or returned message of the topics."""
         topics = {known[name] for name in _OF_TOPIC if name in known}
         return _is_moved(record.topic.decode("utf-8", "replace")) and (
             not topics or not topics.isdisjoint(self.topics))
@@ -160,8 +162,8 @@ def unique_key(record: Record) -> bytes | None:
 
 def find(store: Store, traits: Traits, chosen: Iterable[Record], *, same_body: bool,
          advance: Callable[[int], None] = lambda _bytes: None) -> Found:
-    """The messages ``chosen`` and all that the traits lead to, until nothing is added. Each round
-    is one walk over the log. StoreIOError.
+    """Return the messages `chosen` and all that the traits identify, until nothing is added. Each
+    round is one walk over the log. StoreIOError.
     """
     found = Found()
     for record in chosen:
@@ -293,7 +295,7 @@ def _inside(record: Record, plain: bytes, traits: Traits, found: Found, *,
 
 
 def _role(record: Record, traits: Traits) -> str:
-    """What the message is: one of a topic that is deleted, or which kind of copy."""
+    """Return the role of a message: one of a topic that is deleted, or which kind of copy."""
     topic = record.topic.decode("utf-8", "replace")
     if topic in traits.topics:
         return "message"

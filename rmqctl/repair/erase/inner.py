@@ -75,7 +75,7 @@ def _items(body: bytes) -> Iterator[Inner]:
 
 def without(raw: bytes, record: Record, gone: Callable[[Inner], bool]) -> tuple[
         bytes, list[Inner]]:
-    """(the batch's record without the content of those messages, which they are)."""
+    """Return (the batch's record without the content of those messages, the messages)."""
     body, erased = bytearray(record.body), []
     for item in inner_messages(record):
         if gone(item):
@@ -98,7 +98,7 @@ def _empty(body: bytearray, item: Inner) -> bytes:
 
 
 def is_empty(item: Inner) -> bool:
-    """Whether a message of a batch was erased before."""
+    """Return whether a message of a batch was erased before."""
     return item.properties == _MARK and not any(item.body)
 
 

@@ -1,4 +1,4 @@
-"""Which messages the options of ``delete`` name."""
+"""Selections of messages by the options of ``delete``."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ def read_ids(path: str) -> list[str]:
     """The ids in a file, one in each line. UsageError for a file without any, StoreIOError."""
     with FileSource(path) as source:
         if source.size > _MOST:
-            raise UsageError(f"{path}: more than {_MOST >> 20} MiB is no list of ids")
+            raise UsageError(f"{path}: larger than {_MOST >> 20} MiB, too large for a list of ids")
         data = source.read(0, source.size)
     try:
         ids = [line.strip() for line in data.decode("utf-8-sig").splitlines()
                if line.strip()]
     except UnicodeDecodeError as error:
-        raise StoreIOError(f"{path}: not text, at byte {error.start}") from None
+        raise StoreIOError(f"{path}: invalid UTF-8 at byte {error.start}") from None
     if not ids:
-        raise UsageError(f"{path}: no id in it")
+        raise UsageError(f"{path}: contains no ids")
     return ids
 
 
@@ -47,7 +47,9 @@ def selection(topic: str | None, key: str | None, named: Sequence[str]) -> Selec
 
 
 def in_batches(selected: Selection | None) -> Callable[[Record, Inner], bool] | None:
-    """Whether a message inside a batch is one of a `selection`, by its own keys and properties."""
+    """Return a test for messages inside a batch by a `selection`, on their own keys and
+    properties.
+    """
     if selected is None:
         return None
 

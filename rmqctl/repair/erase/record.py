@@ -1,9 +1,9 @@
-"""What takes the place of an erased message: a record of the same size without its content.
+"""Replacement of an erased message: a record of the same size without its content.
 
-Place, queue offset, times and hosts stay, and the tags, which the consume queue entry holds a hash
-of. The body is zeros; of the properties only those stay without which a broker does harm
-(`salvage.filler` says which), and ``RMQCTL=erased``. A message of a topic that is deleted becomes a
-record of transaction type ROLLBACK, which no broker gives a consume queue or index entry.
+Offset, queue offset, times and hosts stay, and the tags, of which the consume queue entry contains
+a hash. The body is zeros; of the properties only those stay without which a broker does harm (see
+`salvage.filler`), and ``RMQCTL=erased``. A message of a topic that is deleted becomes a record of
+transaction type ROLLBACK, which no broker gives a consume queue or index entry.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ def erased(raw: bytes, record: Record, *, drop: bool = False,
 
 
 def is_erased(record: Record) -> bool:
-    """Whether the message was erased before. Anyone can send a property: nothing else may be left
-    of it. One that waits may have no space for the property.
+    """Return whether the message was erased before. Anyone can send a property: nothing else may be
+    left of it. A delayed message may have no space for the property.
     """
     known = props.parse(record.properties.decode("utf-8", "replace"))
     required = REQUIRED.get(record.topic.decode("utf-8", "replace"), {})

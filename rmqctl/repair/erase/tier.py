@@ -1,4 +1,5 @@
-"""Index files of a tier below the store, uploaded or not: items of erased messages lead nowhere.
+"""Index files of a tier below the store, uploaded or not: items of erased messages point to
+nothing.
 
 An uploaded file's size is the next one's name, so no item is taken out: its topic id becomes one
 that no topic has, and its key hash the number of its slot. Chains and slots stay as they are.
@@ -53,7 +54,7 @@ def items_lead_nowhere(store: Store, copies: Copies) -> Changes:
             with FileSource(path) as source:
                 pieces, count = _pieces(path, source, wanted)
         except FormatError as error:
-            changes.notes.append(f"{name}: {error.reason}; its entries stay: `rmqctl tiered "
+            changes.notes.append(f"{name}: {error.reason}; its entries stay; run `rmqctl tiered "
                                  "recover` first")
             continue
         if pieces:
@@ -86,10 +87,10 @@ def leave_metadata(store: Store, folders: Sequence[tuple[str, str]]) -> Changes:
         except FormatError as error:
             if name.endswith(".bak"):
                 continue
-            raise RefusedError(f"{name}: {error.reason}: repair it first (`rmqctl tiered "
+            raise RefusedError(f"{name}: {error.reason}; repair it first (`rmqctl tiered "
                                "recover`)") from None
         if metadata.faults or metadata.old:
-            raise RefusedError(f"{name} is damaged, or of 5.1.0 or 5.1.1: repair it first "
+            raise RefusedError(f"{name} is damaged, or from 5.1.0 or 5.1.1; repair it first "
                                "(`rmqctl tiered recover`)")
         for table in metadata.segments.values():
             for key in [key for key in table if key.rpartition("/")[0] in gone]:
@@ -100,7 +101,7 @@ def leave_metadata(store: Store, folders: Sequence[tuple[str, str]]) -> Changes:
             if left:
                 metadata.queues[topic] = left
             elif metadata.topics.pop(topic, None):
-                changes.actions.append(Action("remove", name, topic, None, "it is deleted"))
+                changes.actions.append(Action("remove", name, topic, None, "deleted"))
         if (new := meta.build(metadata)) != data:
             changes.steps.append(Replace(name, new))
     return changes

@@ -1,8 +1,9 @@
-"""Which topics go when topics and groups are deleted.
+"""Determine which topics are deleted with topics and groups.
 
 A group has a retry and a dead letter topic, and with POP a retry topic for each topic:
 ``%RETRY%group+topic``, or ``%RETRY%group_topic`` of older brokers. Groups and topics may contain
-``_``, so a name of that kind may be of several groups. It goes only where it can be of no other.
+``_``, so such a name may belong to several groups. It is deleted only where it cannot belong to
+another group.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ _INTERNAL = (props.RETRY_PREFIX, props.DLQ_PREFIX)
 
 
 class Going:
-    """``topics`` go; ``undecided``: retry topics that may be of another group, and stay, with the
-    group that is deleted. UsageError, RefusedError for what is not there or may not go.
+    """Topics to delete: `topics`. `undecided`: retry topics that may belong to another group, and
+    stay, with the group that is deleted. UsageError, RefusedError for what does not exist or must
+    not be deleted.
     """
 
     def __init__(self, store: Store, topics: Iterable[str], groups: Iterable[str]) -> None:
@@ -45,7 +47,7 @@ class Going:
                 self._decide(name, group, owners)
 
     def _decide(self, name: str, group: str, owners: _Owners) -> None:
-        """Whether a retry topic is of a group, which its name begins with."""
+        """Decide whether a retry topic whose name starts with a group belongs to it."""
         rest = name.removeprefix(f"{props.RETRY_PREFIX}{group}")
         if rest[:1] not in ("", "_") or name in self.topics:
             return
@@ -57,7 +59,7 @@ class Going:
             self.undecided[name] = group
 
     def notes(self, root: str) -> Iterator[str]:
-        """What is undecided, with the command that deletes it."""
+        """Yield what is undecided, with the command that deletes it."""
         for name, group in self.undecided.items():
             yield (f"topic {name} may be a retry topic of group {group} or of another one: not "
                    f"deleted (`rmqctl delete topic {shlex.quote(root)} {shlex.quote(name)}` "
@@ -65,7 +67,7 @@ class Going:
 
 
 class _Owners:
-    """Which groups a retry topic may be of, by the topics and groups that there are."""
+    """Possible groups of a retry topic, by the existing topics and groups."""
 
     def __init__(self, names: set[str], groups: set[str]) -> None:
         self.topics = {name for name in names if not name.startswith(_INTERNAL)}
@@ -81,13 +83,13 @@ class _Owners:
 def _check(topics: Iterable[str], groups: Iterable[str]) -> None:
     for name in (*topics, *groups):
         if not is_queue_name(name):
-            raise UsageError(f"{name!r} is not a name of a topic or group")
+            raise UsageError(f"{name!r} is not a valid topic or group name")
     for topic in topics:
         if not is_user_topic(topic):
             raise RefusedError(f"{topic} is a system topic: a broker needs it")
         if topic.startswith(props.LMQ_PREFIX):
-            raise RefusedError(f"{topic} is a light queue, whose messages belong to other topics "
-                               "and would bring it back: delete these (`rmqctl delete message`)")
+            raise RefusedError(f"{topic} is an LMQ: its messages belong to other topics and "
+                               "would recreate it; delete these (`rmqctl delete message`)")
     for group in groups:
         if not is_user_group(group):
             raise RefusedError(f"{group} is a system group: a broker needs it")
