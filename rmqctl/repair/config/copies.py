@@ -75,7 +75,7 @@ def _content(store: Store, file: ConfigFile) -> bytes | None:
 
 
 def why(name: str, ours: ConfigFile) -> str:
-    """Why a file of ours is taken from the source ``name``, in words."""
+    """Return the reason why a file of this store is replaced by that of the source `name`."""
     state = "missing" if ours.main.state == MISSING else (
         "empty" if ours.main.state == EMPTY else "unreadable")
     older = _KINDS[ours.kind]

@@ -48,9 +48,10 @@ class Number:
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """Whose positions, and whereto: a store time in epoch ms, a `Number`, or an end of the queue.
-    ``topic`` None: all topics the group committed in, but its retry topic; ``queue_id`` None: all
-    queues. ``beyond-end``: offsets beyond the end of a queue move to its end, all others stay.
+    """Target of a reset: the offsets to change, and their new value: a store time in epoch ms, a
+    `Number`, or an end of the queue. `topic` None: all topics in which the group committed, except
+    its retry topic; `queue_id` None: all queues. `beyond-end`: offsets beyond the end of a queue
+    move to its end, all others stay.
     """
 
     group: str

@@ -90,9 +90,9 @@ def joined(steps: Sequence[Step], actions: Sequence[Action], foreign: Planned) -
 
 
 def refusals_left(store: Store, generation: int, steps: Iterable[Step]) -> list[str]:
-    """Why a broker does not start all the same when the steps are carried out, in one sentence.
+    """Return the sentence why a broker still does not start after the steps were carried out.
 
-    Only what names, sizes and configuration tell. StoreIOError.
+    It covers only names, sizes and configuration. StoreIOError.
     """
     cured = set(_repaired(store, steps))
     left = [refusal for refusal in load(store, version_for(generation)).refusals

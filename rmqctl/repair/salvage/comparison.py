@@ -208,7 +208,9 @@ class _Pass(PhysicalPass):
         return knowledge(self.a.store, self._witness, record)
 
     def _timed(self, ours: Record, theirs: Record) -> int:
-        """Whose store time our index has: 1 the source's, -1 ours, 0 where it does not tell."""
+        """Return which store time the index confirms: 1 the source's, -1 this store's, 0
+        neither.
+        """
         if ours.store_timestamp == theirs.store_timestamp or self._asked >= _MOST_ASKED:
             return 0
         self._asked += 1

@@ -157,9 +157,9 @@ class _Job:
     by_byte: set[int] = field(default_factory=set)
     chances: Chances = field(default_factory=Chances)
     topics: dict[int, str] = field(default_factory=dict)
-    """Why topics that cannot be right stay, by place."""
+    """Reasons why impossible topics stay, by place."""
     unmarked: dict[int, str] = field(default_factory=dict)
-    """Why messages with damaged properties are not marked, by place."""
+    """Reasons why messages with damaged properties are not marked, by place."""
     tolerated: set[int] = field(default_factory=set)
     """Places of messages that contradict their appended CRC and stay, as the body is intact."""
     settled: set[int] = field(default_factory=set)

@@ -115,7 +115,9 @@ class LaidOut:
         self.records = 0
 
     def put(self, raw: bytes) -> str:
-        """Why these bytes are no record of the log; empty where they are taken. StoreIOError."""
+        """Return the reason why these bytes are not a record of the log; empty if they are stored.
+        StoreIOError.
+        """
         try:
             record = decode(raw)
         except FormatError as error:

@@ -106,7 +106,7 @@ class Mending:
     marked: set[int] = field(default_factory=set)
     """Places of messages that have lost some of their properties, and are kept."""
     unmarked: dict[int, str] = field(default_factory=dict)
-    """Why others are not, by place."""
+    """Reasons why other messages are not marked, by place."""
 
 
 def mend(store: Store, parts: Sequence[LogPart], survey: Survey, gatherer: Gatherer,
