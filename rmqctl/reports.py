@@ -37,7 +37,7 @@ class Document(Mapping[str, Any]):
     document: Mapping[str, Any]
 
     def as_dict(self) -> dict[str, Any]:
-        """The JSON document."""
+        """Return the JSON document."""
         return dict(self.document)
 
     def __getitem__(self, name: str) -> Any:

@@ -44,18 +44,20 @@ class Reader(Protocol):
     def sampled_files(self) -> int: ...
 
     def read(self, path: str, position: int, length: int) -> bytes:
-        """Bytes of a file, by its path below the root; StoreIOError where it is not the file that
-        was listed.
+        """Return bytes of a file, by its path below the root; StoreIOError where it is not the file
+        that was listed.
         """
 
     def gather(self, path: str, places: Sequence[tuple[int, int]]) -> list[bytes]:
-        """The same for many places, (position, length), asked for at the same time."""
+        """Return the same for many places, (position, length), asked for at the same time."""
 
     def next_data(self, path: str, position: int) -> int:
-        """The first position from one on that may be other than zero, as far as it is known."""
+        """Return the first position from one on that may be other than zero, as far as it is
+        known.
+        """
 
     def end_of(self, path: str) -> int | None:
-        """The position after the data of a file, where samples show it."""
+        """Return the position after the data of a file, where samples show it."""
 
     def close(self) -> None: ...
 
@@ -184,7 +186,7 @@ def is_elsewhere(target: str) -> bool:
 
 
 def archive_of(target: str) -> tuple[str, str] | None:
-    """(the archive that a path leads into, the path in it)."""
+    """Return (the archive that a path leads into, the path in it)."""
     if not any(ending in target for ending in ARCHIVES):
         return None
     parts = target.split("/")
@@ -197,14 +199,18 @@ def archive_of(target: str) -> tuple[str, str] | None:
 
 
 def stem(target: str) -> str:
-    """The last name in a path or URL, without the ending of an archive: for a folder of it."""
+    """Return the last name in a path or URL, without the ending of an archive: for a folder of
+    it.
+    """
     name = target.rstrip("/").rpartition("/")[2]
     return next((name.removesuffix(ending) for ending in ARCHIVES if name.endswith(ending)),
                 name) or "store"
 
 
 def known(root: str) -> Tree | None:
-    """A place that was listed a moment ago; an archive of this machine that is the same still."""
+    """Return a place that was listed a moment ago; an archive of this machine that is the same
+    still.
+    """
     tree = _trees.get(root)
     if tree is None:
         return None
@@ -327,7 +333,8 @@ def _find(path: str | os.PathLike[str]) -> tuple[Tree, str] | None:
 
 
 def file_of(path: str) -> tuple[Tree, str, Listed] | None:
-    """(the place, the path in it, the file) of a file of a mounted place; None for local paths.
+    """Return (the place, the path in it, the file) of a file of a mounted place; None for local
+    paths.
 
     FileNotFoundError, IsADirectoryError as `open`.
     """
@@ -376,39 +383,39 @@ def reader_of(path: str) -> Elsewhere | None:
 
 
 def stat(path: str | os.PathLike[str]) -> os.stat_result:
-    """As `os.stat`."""
+    """Behave as `os.stat`."""
     found = _find(path)
     return os.stat(path) if found is None else found[0].stat(found[1])
 
 
 def lexists(path: str) -> bool:
-    """As `os.path.lexists`."""
+    """Behave as `os.path.lexists`."""
     if _trees and (found := _find(path)) is not None:
         return _has(path) or found[1] in found[0].links
     return os.path.lexists(path)
 
 
 def exists(path: str) -> bool:
-    """As `os.path.exists`."""
+    """Behave as `os.path.exists`."""
     if _trees and _find(path) is not None:
         return _has(path)
     return os.path.exists(path)
 
 
 def isfile(path: str) -> bool:
-    """As `os.path.isfile`."""
+    """Behave as `os.path.isfile`."""
     found = _find(path)
     return os.path.isfile(path) if found is None else found[1] in found[0].files
 
 
 def isdir(path: str) -> bool:
-    """As `os.path.isdir`."""
+    """Behave as `os.path.isdir`."""
     found = _find(path)
     return os.path.isdir(path) if found is None else found[1] in found[0].folders
 
 
 def getsize(path: str) -> int:
-    """As `os.path.getsize`."""
+    """Behave as `os.path.getsize`."""
     return stat(path).st_size
 
 
@@ -427,13 +434,13 @@ def statvfs(path: str) -> os.statvfs_result:
 
 
 def listdir(path: str) -> list[str]:
-    """As `os.listdir`."""
+    """Behave as `os.listdir`."""
     found = _find(path)
     return os.listdir(path) if found is None else [*_names(*found, path)]
 
 
 def scandir(path: str = ".") -> Scan:
-    """As `os.scandir`."""
+    """Behave as `os.scandir`."""
     found = _find(path)
     if found is None:
         return os.scandir(path)
@@ -457,19 +464,19 @@ def walk(top: str, onerror: Any = None, *, followlinks: bool = False) -> Iterato
 
 
 def realpath(path: str | os.PathLike[str]) -> str:
-    """As `os.path.realpath`."""
+    """Behave as `os.path.realpath`."""
     named = os.fspath(path)
     return named.rstrip("/") if is_remote(named) else os.path.realpath(named)
 
 
 def abspath(path: str | os.PathLike[str]) -> str:
-    """As `os.path.abspath`."""
+    """Behave as `os.path.abspath`."""
     named = os.fspath(path)
     return named.rstrip("/") if is_remote(named) else os.path.abspath(named)
 
 
 def normpath(path: str | os.PathLike[str]) -> str:
-    """As `os.path.normpath`."""
+    """Behave as `os.path.normpath`."""
     named = os.fspath(path)
     return named.rstrip("/") if is_remote(named) else os.path.normpath(named)
 

@@ -195,7 +195,7 @@ def refuse_unreadable(store: Store) -> None:
 
 
 def lacking(view: Store, known: int, end: int, notes: list[str]) -> int:
-    """The bytes of the log from ``known`` to ``end`` that the store does not have."""
+    """Return the bytes of the log from ``known`` to ``end`` that the store does not have."""
     if (missing := max(view.log.min_offset - known, 0)) > 0:
         notes.append(f"the log from {known:,} to {view.log.min_offset:,} was deleted before it "
                      "was copied")
@@ -207,7 +207,7 @@ def lacking(view: Store, known: int, end: int, notes: list[str]) -> int:
 
 
 def _summed_before(view: Store, copies: Copies, known: int) -> Iterator[Part]:
-    """The parts of the log before ``known``, with their sums."""
+    """Yield the parts of the log before ``known``, with their sums."""
     for file in view.log.files:
         end = min(known - file.base, file.size)
         for first in range(0, max(end, 0), PART):

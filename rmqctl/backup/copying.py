@@ -70,8 +70,8 @@ def copy_log(view: Store, copies: Copies, known: int, end: int) -> Iterator[
 
 
 def summed(view: Store, copies: Copies, file: StoreFile, start: int, end: int) -> Part:
-    """A part of the log with the sum of the store's bytes; of the copy where these cannot be read.
-    StoreIOError.
+    """Return a part of the log with the sum of the store's bytes; of the copy where these cannot be
+    read. StoreIOError.
     """
     name = relative(view, file)
     try:
@@ -83,14 +83,14 @@ def summed(view: Store, copies: Copies, file: StoreFile, start: int, end: int) -
 
 
 def sum_of_copy(view: Store, copies: Copies, file: StoreFile, end: int) -> Part:
-    """The beginning of a log file with the sum of the copy's bytes. StoreIOError."""
+    """Return the beginning of a log file with the sum of the copy's bytes. StoreIOError."""
     name = relative(view, file)
     with FileSource(copies.path(name)) as source:
         return Part(name, 0, end, sha256_of(source, 0, end))
 
 
 def sha256_of(source: FileSource, start: int, end: int) -> str:
-    """The SHA-256 of a part of a file. StoreIOError."""
+    """Return the SHA-256 of a part of a file. StoreIOError."""
     digest = hashlib.sha256()
     for position in range(start, end, BLOCK):
         digest.update(source.read(position, min(BLOCK, end - position)))
@@ -115,8 +115,8 @@ class Reached:
 
 def damage_in(view: Store, known: int, end: int, copied: Reached | None = None) -> tuple[
         list[Hole], int, int]:
-    """(damaged bytes, intact messages, newest store time) of the log in ``[known, end)``; none of
-    it is looked at before it is ``copied``, but for what a walk reads at once.
+    """Return (damaged bytes, intact messages, newest store time) of the log in ``[known, end)``;
+    none of it is looked at before it is ``copied``, but for what a walk reads at once.
     """
     holes: list[Hole] = []
     count = newest = 0
@@ -342,7 +342,7 @@ def _copy_index_file(view: Store, copies: Copies, file: StoreFile, raw: bytes, *
 
 
 def _header(path: str) -> bytes:
-    """The header of an index file; nothing where it has none."""
+    """Return the header of an index file; nothing where it has none."""
     try:
         with FileSource(path) as source:
             raw = source.read(0, HEADER.size)
@@ -482,7 +482,7 @@ def _copy_changed(root: str, name: str, copies: Copies) -> None:
 
 
 def appended_files(root: str) -> list[str]:
-    """The files below the folders of those that are appended to, sorted."""
+    """Return the files below the folders of those that are appended to, sorted."""
     return sorted(os.path.relpath(os.path.join(folder, name), root) for top in _APPENDED
                   for folder, _folders, names in os.walk(os.path.join(root, top))
                   for name in names)

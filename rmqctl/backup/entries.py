@@ -167,7 +167,7 @@ def _entry(digits: str) -> str:
 
 
 def _end_of(ordered: Sequence[StoreFile], unit: int) -> int:
-    """The position after the last entry of a queue."""
+    """Return the position after the last entry of a queue."""
     for file in reversed(ordered):
         with file.open() as source:
             limit = file.size if file.limit is None else min(file.limit, file.size)
@@ -221,7 +221,9 @@ def lay(objects: Objects, note: Note, copies: Copies, end: int) -> None:
 
 def _stretches(objects: Objects, name: str, pieces: Iterable[Piece]) -> Iterator[
         tuple[str, int, bytes, int, int, bool]]:
-    """(file, position, entries, size of the file, bytes of an entry, whether the queue begins)."""
+    """Yield (file, position, entries, size of the file, bytes of an entry, whether the queue
+    begins).
+    """
     buffer = bytearray()
     for piece in pieces:
         buffer += objects.get(SMALL, name, piece)
@@ -241,8 +243,8 @@ def _stretches(objects: Objects, name: str, pieces: Iterable[Piece]) -> Iterator
 
 
 def header(line: bytes, where: str) -> tuple[str, int, int, int, int, bool]:
-    """(file, position, length, size of the file, bytes of an entry, whether the queue begins) of a
-    stretch. FormatError.
+    """Return (file, position, length, size of the file, bytes of an entry, whether the queue
+    begins) of a stretch. FormatError.
     """
     try:
         path, position, length, size, unit, is_new = json.loads(line)

@@ -43,8 +43,8 @@ def finish(root: str, end: int, generation: int, is_plain: bool = True) -> int:
 
 
 def topics_without_configuration(store: Store) -> tuple[str, ...] | None:
-    """The topics that have queues and no configuration; None where that cannot be read, and for
-    queues in RocksDB, which a broker removes by itself.
+    """Return the topics that have queues and no configuration; None where that cannot be read, and
+    for queues in RocksDB, which a broker removes by itself.
     """
     known = _configured(store)
     return None if known is None else tuple(sorted({
@@ -77,7 +77,7 @@ def without_deleted(root: str, point: Point, end: int) -> list[str]:
 
 
 def _configured(store: Store) -> frozenset[str] | None:
-    """The topics that are configured; None where that is unknown."""
+    """Return the topics that are configured; None where that is unknown."""
     if store.layout.config == "rocksdb-v2" or store.layout.consumequeue == "rocksdb" or (
             not store.layout.reads("config")):
         return None
@@ -90,8 +90,8 @@ def _is_unknown(topic: str, known: frozenset[str]) -> bool:
 
 
 def lowered_offsets(store: Store, scratch: Scratch, *, in_files: bool = False) -> tuple[Plan, int]:
-    """(the plan that lowers consumer offsets to the end of their queues, how many); ``in_files``:
-    none that are in RocksDB. A file that is damaged stays as it is. StoreIOError.
+    """Return (the plan that lowers consumer offsets to the end of their queues, how many);
+    ``in_files``: none that are in RocksDB. A file that is damaged stays as it is. StoreIOError.
     """
     view = view_of(store, "disk")
     ahead: list[Moved] = []

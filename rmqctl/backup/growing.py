@@ -46,7 +46,7 @@ class Copies:
         return os.path.join(self.root, relative)
 
     def used(self, relative: str) -> int:
-        """The position after the last byte of a copy that is not zero; 0 where there is none."""
+        """Return the position after the last byte of a copy that is not zero; 0 if all are zero."""
         try:
             with FileSource(self.path(relative)) as copy:
                 return used_end(copy, 0, copy.size)
@@ -148,7 +148,7 @@ class Copies:
         return fd
 
     def wipe_after(self, relative: str, end: int) -> None:
-        """Zeros from ``end`` on, where a run that did not end left something else."""
+        """Write zeros from `end` on, where an unfinished run left something else."""
         path = self.path(relative)
         if os.path.exists(path) and (used := self.used(relative)) > end:
             fd = open_file(path, os.O_RDWR)
@@ -161,7 +161,7 @@ class Copies:
         self.written += len(data)
 
     def _read(self, source: FileSource, relative: str, position: int, length: int) -> bytes:
-        """The bytes there; zeros for what the device does not give."""
+        """Return the bytes there; zeros for what the device does not give."""
         try:
             data = source.read(position, length)
             if data:

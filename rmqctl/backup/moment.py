@@ -102,7 +102,9 @@ def _indexed(store: Store, place: int, keys: int) -> tuple[bool, int]:
 
 
 def at(store: Store, end: int) -> Store:
-    """The store as it was when its log ended at ``end``: another view of it, to be closed."""
+    """Return the store as it was when its log ended at ``end``: another view of it, to be
+    closed.
+    """
     names, headers = set(), {}
     for file in store.index_listing.files:
         try:
@@ -123,7 +125,9 @@ def at(store: Store, end: int) -> Store:
 
 
 def _header_at(store: Store, index: IndexFile, end: int) -> HeaderRecord | None:
-    """The header that an index file had when the log ended at ``end``; None: it was not there."""
+    """Return the header that an index file had when the log ended at ``end``; None: it did not
+    exist.
+    """
     header = index.header
     count, when = entries_before(index, end)
     last = index.entry(count) if count else None

@@ -82,7 +82,9 @@ def _pieces_of(objects: Objects, folder: str, path: str, held: Held) -> Callable
 
 
 def _queues(reader: _Reader, objects: Objects, note: Note) -> dict[str, tuple[int, list[Span]]]:
-    """(size, spans) of each file of the consume queues, by its path. FormatError, StoreIOError."""
+    """Return (size, spans) of each file of the consume queues, by its path. FormatError,
+    StoreIOError.
+    """
     found: dict[str, dict[str, tuple[int, list[Span]]]] = {}
     for name in sorted(filter(is_of_queues, note.others)):
         if not name.removeprefix(FOLDER).isdigit():
@@ -181,7 +183,7 @@ class _Reader:
             number += 1
 
     def read(self, path: str, position: int, length: int) -> bytes:
-        """Up to ``length`` bytes; fewer only at the end of the file. StoreIOError."""
+        """Return up to ``length`` bytes; fewer only at the end of the file. StoreIOError."""
         data = bytearray(max(min(length, self._sizes[path] - position), 0))
         length = len(data)
         for start, end, name, at in self.parts(path, position, length):
@@ -190,7 +192,7 @@ class _Reader:
         return bytes(data)
 
     def gather(self, path: str, places: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Bytes at many places, asked for at the same time. StoreIOError."""
+        """Return bytes at many places, asked for at the same time. StoreIOError."""
         found = [bytearray(max(min(length, self._sizes[path] - position), 0))
                  for position, length in places]
         wanted: dict[str, list[tuple[int, int, int, int]]] = {}
@@ -204,7 +206,9 @@ class _Reader:
         return [bytes(data) for data in found]
 
     def next_data(self, path: str, position: int) -> int:
-        """The first position from one on that is in a span and not known to be zero; the end."""
+        """Return the first position from one on that is in a span and not known to be zero; the
+        end.
+        """
         spans = self._of(path)
         number = max(bisect.bisect_right(spans, position, key=lambda span: span.start) - 1, 0)
         for start, end, name, at in spans[number:]:
@@ -216,7 +220,7 @@ class _Reader:
         return max(self._sizes[path], position)
 
     def end_of(self, path: str) -> int | None:
-        """The position after the last span, for who looks at samples of what is before it."""
+        """Return the position after the last span, for readers of samples of what is before it."""
         if not self.sampled:
             return None
         spans = self._of(path)

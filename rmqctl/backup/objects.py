@@ -83,8 +83,8 @@ class Note:
     settings: dict[str, Any] = field(default_factory=dict)
 
     def files_of(self, oldest: Point) -> Iterator[tuple[str, str, Held]]:
-        """(folder, path, file) of all but the files of the log that only points before ``oldest``
-        needed.
+        """Yield (folder, path, file) of all but the files of the log that only points before
+        ``oldest`` needed.
         """
         for path, held in self.log.items():
             if not is_expired(path, held, oldest):
@@ -94,7 +94,7 @@ class Note:
 
 
 def _day(name: str) -> str:
-    """The day of a point: 20261128."""
+    """Return the day of a point: 20261128."""
     return name.partition("T")[0]
 
 
@@ -142,7 +142,7 @@ class Objects(RemoteFiles):
         return piece
 
     def get(self, folder: str, path: str, piece: Piece) -> bytes:
-        """The bytes of a piece. StoreIOError where they are not those that were stored."""
+        """Return the bytes of a piece. StoreIOError where they are not those that were stored."""
         return self._checked(object_of(folder, path, piece), piece.sha256, piece.end - piece.start)
 
     def _checked(self, name: str, digest: str, length: int = -1) -> bytes:
@@ -158,7 +158,7 @@ class Objects(RemoteFiles):
         return data
 
     def pieces_of(self, held: Held) -> tuple[Piece, ...]:
-        """The pieces of a file, in order."""
+        """Return the pieces of a file, in order."""
         if not isinstance(held.pieces, str):
             return held.pieces
         name = f"{SMALL}/{held.pieces}"
@@ -168,7 +168,7 @@ class Objects(RemoteFiles):
             raise FormatError(f"not a list of pieces: {error}", file=self.where(name)) from None
 
     def listed(self, held: Held) -> Held:
-        """The same with its list of pieces as an object, where it is long."""
+        """Return the file with its list of pieces as an object, where it is long."""
         if isinstance(held.pieces, str) or len(held.pieces) <= _MOST_INLINE:
             return held
         return held._replace(pieces=self.add(SMALL, "", 0, json.dumps(
@@ -177,13 +177,13 @@ class Objects(RemoteFiles):
     # -- points ----------------------------------------------------------------------------------
 
     def point_names(self) -> list[str]:
-        """The names of all points, oldest first."""
+        """Return the names of all points, oldest first."""
         return [entry.name.removesuffix(".json") for entry in self.list(POINTS)
                 if not entry.is_folder and entry.name.endswith(".json")]
 
     def notes(self, names: Sequence[str], bad: list[RmqctlError] | None = None) -> list[Note]:
-        """The points of these names. Those that cannot be read are left out, and why is added to
-        ``bad``; without it, and where none can be read: FormatError.
+        """Return the points of these names. Those that cannot be read are skipped, and the reason
+        is added to ``bad``; without it, and where none can be read: FormatError.
         """
         paths = [f"{POINTS}/{name}.json" for name in names]
         found: list[Note] = []
@@ -200,7 +200,7 @@ class Objects(RemoteFiles):
         return found
 
     def require_notes(self, bad: list[RmqctlError] | None = None) -> list[Note]:
-        """All points, as `notes`. NotAStoreError where there is none."""
+        """Return all points, as `notes`. NotAStoreError where none exist."""
         found = self.notes(self.point_names(), bad)
         if not found:
             why = (f"no restore point in {self.where(POINTS)}" if self.list("") else
@@ -277,7 +277,7 @@ class Objects(RemoteFiles):
         return len(gone), sum(unneeded.values())
 
     def _named(self, note: Note, oldest: Point) -> Iterator[tuple[str, int]]:
-        """(object, bytes) of all that a point names."""
+        """Yield (object, bytes) of all that a point names."""
         for folder, path, held in note.files_of(oldest):
             if isinstance(held.pieces, str):
                 yield f"{SMALL}/{held.pieces}", 0
@@ -306,7 +306,7 @@ class Objects(RemoteFiles):
 
 
 def _pieces(value: Any, size: int) -> tuple[Piece, ...]:
-    """Pieces of a file from JSON. ValueError, TypeError."""
+    """Return pieces of a file from JSON. ValueError, TypeError."""
     if not isinstance(value, list) or len(value) > _MOST_PIECES:
         raise ValueError("pieces are not a list, or are too many")
     found = tuple(Piece(*piece) for piece in value)
@@ -318,12 +318,12 @@ def _pieces(value: Any, size: int) -> tuple[Piece, ...]:
 
 
 def _files(value: Any) -> dict[str, Held]:
-    """Files from JSON. ValueError, TypeError."""
+    """Return files from JSON. ValueError, TypeError."""
     return {file: _held(*held) for file, held in value.items()}
 
 
 def _settings(value: Any) -> dict[str, Any]:
-    """Settings from JSON. ValueError, TypeError."""
+    """Return settings from JSON. ValueError, TypeError."""
     for name, one in value.items():
         kind = SETTINGS[name]
         if type(one) is not kind or (isinstance(one, int) and not 0 <= one < 1 << 40):
@@ -334,7 +334,7 @@ def _settings(value: Any) -> dict[str, Any]:
 
 
 def _held(size: Any, changed: Any, pieces: Any) -> Held:
-    """A file from JSON. ValueError, TypeError."""
+    """Return a file from JSON. ValueError, TypeError."""
     if type(size) is not int or type(changed) is not int or not 0 <= size < 1 << 62:
         raise ValueError("not a size")
     if isinstance(pieces, str):
@@ -345,15 +345,15 @@ def _held(size: Any, changed: Any, pieces: Any) -> Held:
 
 
 def newest(backup: str) -> tuple[int, Point | None]:
-    """(how many points there are, the newest). FormatError."""
+    """Return (how many points there are, the newest). FormatError."""
     with Objects(backup) as objects:
         names = objects.point_names()
         return len(names), objects.notes(names[-1:])[0].point if names else None
 
 
 def require_points(backup: str, bad: list[RmqctlError] | None = None) -> list[Point]:
-    """The points of a backup, oldest first, as `Objects.notes`. NotAStoreError where there is
-    none.
+    """Return the points of a backup, oldest first, as `Objects.notes`. NotAStoreError where none
+    exist.
     """
     with Objects(backup) as objects:
         found = objects.require_notes(bad)

@@ -100,7 +100,7 @@ class Point:
 
 
 def id_of(moment: int) -> str:
-    """The name of the point of a time (epoch ms): it sorts by time."""
+    """Return the name of the point of a time (epoch ms): it sorts by time."""
     at = datetime.fromtimestamp(moment / 1000, UTC)
     return f"{at:%Y%m%dT%H%M%S}.{moment % 1000:03d}Z"
 
@@ -134,7 +134,7 @@ def replaced_after(backup: str, later: Sequence[Point]) -> dict[str, str]:
 
 
 def staged(backup: str) -> str:
-    """An empty folder in which the next point is put together."""
+    """Return an empty folder in which the next point is put together."""
     folder = os.path.join(backup, FOLDER, "next")
     if os.path.isdir(folder):
         remove_folder(folder)
@@ -270,7 +270,7 @@ def read_points(backup: str, bad: list[RmqctlError] | None = None) -> list[Point
 
 
 def require_points(backup: str, bad: list[RmqctlError] | None = None) -> list[Point]:
-    """The points of a backup, as `read_points`. NotAStoreError where there is none."""
+    """Return the points of a backup, as `read_points`. NotAStoreError where none exist."""
     points = read_points(backup, bad)
     if not points:
         raise NotAStoreError(f"{backup}: not a backup (no restore point in "
@@ -285,7 +285,7 @@ def _read(folder: str, name: str) -> Point:
 
 
 def parsed(data: bytes, name: str, path: str) -> tuple[Point, dict[str, Any]]:
-    """(the point that was noted, what else the note has). FormatError."""
+    """Return (the point that was noted, what else the note has). FormatError."""
     try:
         value = json.loads(data)
         more = value.pop("more", {})

@@ -107,7 +107,7 @@ class _Uploads(Copies):
 
     def _read_pieces(self, source: FileSource, relative: str, start: int,
                      end: int) -> Iterator[tuple[int, bytes]]:
-        """(place, bytes) of the pieces of ``[start, end)`` that are not all zero."""
+        """Yield (place, bytes) of the pieces of ``[start, end)`` that are not all zero."""
         position = start
         while position < end and (position := source.next_data(position)) < end:
             stop = min(position + PIECE, end)
@@ -291,7 +291,7 @@ def _repairs(view: Store) -> tuple[str, ...]:
 
 
 def _known(view: Store, objects: Objects, last: Note | None, end: int) -> int:
-    """The physical offset up to which the backup has the log, after the last whole record.
+    """Return the physical offset up to which the backup has the log, after the last whole record.
     RefusedError where it is that of another store, or of one whose log was cut.
     """
     if last is None:
@@ -372,7 +372,7 @@ def _mend(view: Store, uploads: _Uploads, known: int) -> tuple[bool, bool]:
 
 
 def _with_gaps(pieces: Sequence[Piece], end: int) -> Iterator[Piece]:
-    """Pieces up to ``end``, and the zeros between them, as pieces without a sum."""
+    """Yield pieces up to `end`, and the zeros between them, as pieces without a sum."""
     position = 0
     for piece in (*(piece for piece in pieces if piece.end <= end), Piece(end, end, "")):
         while position < piece.start:

@@ -222,7 +222,7 @@ def refuse_other_log(backup: str, newest: Point, *, is_dledger: bool) -> None:
 
 
 def refuse_taken(target: str) -> str:
-    """The folder beside the target in which it is put together. RefusedError."""
+    """Return the folder beside the target in which it is put together. RefusedError."""
     if os.path.lexists(target) and (os.path.islink(target) or not os.path.isdir(target)):
         raise RefusedError(f"{target}: not a folder")
     if os.path.isdir(target) and os.listdir(target):
@@ -294,7 +294,7 @@ def without_messages(store: Store, until: int | None, end: int) -> list[str]:
 
 
 def _border(store: Store, offset: int) -> int:
-    """The offset, which must be one where a record begins or ends. RefusedError."""
+    """Return the offset, which must be one where a record begins or ends. RefusedError."""
     border(store, offset)
     return offset
 

@@ -56,11 +56,11 @@ class Folder:
             raise StoreIOError.from_oserror(error, path, "make") from None
 
     def at(self, name: str) -> str:
-        """The path of a file."""
+        """Return the path of a file."""
         return os.path.join(self.path, name)
 
     def new(self, name: str) -> io.BufferedWriter:
-        """A new file to write; its folder is made. StoreIOError."""
+        """Return a new file to write; its folder is made. StoreIOError."""
         path = self.at(name)
         try:
             os.makedirs(os.path.dirname(path), _FOLDER_MODE, exist_ok=True)
@@ -111,7 +111,9 @@ def _hash(fd: int, digest: Any, path: str) -> None:
 
 
 def names(root: str) -> Iterator[str]:
-    """All that is below a folder and no folder itself: names with /, sorted in each folder."""
+    """Yield all that is below a folder and no folder itself: names with /, sorted in each
+    folder.
+    """
     def failed(error: OSError) -> None:
         raise StoreIOError.from_oserror(error, os.fsdecode(error.filename or root), "list")
 
@@ -182,7 +184,7 @@ def check(path: str) -> Check:
 
 
 def _parsed(line: bytes) -> tuple[str, str] | None:
-    """(name, sum) of a line of sums; a name that leads out of the folder is never there."""
+    """Return (name, sum) of a line of sums; a name outside of the folder never exists."""
     is_escaped, line = line.startswith(b"\\"), line.removeprefix(b"\\")
     digest, gap, name = line.partition(b"  ")
     if not gap or len(digest) != 64:
@@ -194,5 +196,5 @@ def _parsed(line: bytes) -> tuple[str, str] | None:
 
 
 def json_line(value: Any) -> bytes:
-    """A value as one line of JSON; bytes that are no text stay as escapes."""
+    """Return a value as one line of JSON; bytes that are not text stay as escapes."""
     return json.dumps(value, ensure_ascii=True).encode() + b"\n"

@@ -72,7 +72,7 @@ def take(folder: Folder, root: str, log_folders: Iterable[str],
 
 
 def base_of(root: str) -> str:
-    """The folder to which names of originals are relative."""
+    """Return the folder to which names of originals are relative."""
     return root if os.path.isdir(root) else os.path.dirname(root)
 
 
@@ -87,7 +87,7 @@ def _row(name: str, about: os.stat_result) -> dict[str, Any]:
 
 def entries(root: str, log_folders: Iterable[str],
             problem: Callable[[str], None]) -> Iterator[tuple[str, os.stat_result]]:
-    """(path, what the system says) of a file, or of all that is below a folder."""
+    """Yield (path, its stat result) of a file, or of all that is below a folder."""
     def failed(error: OSError) -> None:
         problem(str(StoreIOError.from_oserror(error)))
 

@@ -93,7 +93,7 @@ class Places:
             ranges.sort()
 
     def at(self, path: str, position: int) -> str | None:
-        """The category of a finding there."""
+        """Return the category of a finding there."""
         ranges = self._by_file.get(_in(path), [])
         number = bisect_right(ranges, (position, 1 << 63, "")) - 1
         return ranges[number][2] if number >= 0 and position < ranges[number][1] else None

@@ -31,7 +31,7 @@ _MOUNTS = "/proc/self/mountinfo"
 
 
 def now() -> str:
-    """The time, in UTC."""
+    """Return the time, in UTC."""
     return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 

@@ -39,7 +39,7 @@ class AsideFolder:
         self.used = False
 
     def move(self, path: str) -> None:
-        """Moves a file away, to a name that is free. StoreIOError."""
+        """Move a file away, to a free name. StoreIOError."""
         target = self._target(path)
         if os.path.lexists(target):
             target = _numbered(target, 2)

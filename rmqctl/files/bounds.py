@@ -15,7 +15,7 @@ from rmqctl.errors import RefusedError
 
 
 def stores_around(folders: Iterable[str], roots: Iterable[str]) -> list[str]:
-    """The roots of other stores than ``roots`` that contain one of the folders: real paths.
+    """Return the roots of other stores than ``roots`` that contain one of the folders: real paths.
 
     Who writes in the folder needs their locks. A folder in one of ``roots`` is that store's.
     """

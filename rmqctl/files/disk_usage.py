@@ -49,7 +49,9 @@ def over_watermark(folders: Iterable[str], ratio: float) -> bool:
 
 
 def full_folders(folders: Iterable[str], ratio: float) -> frozenset[str]:
-    """The folders whose file system is used beyond ``ratio``; one nobody can ask is not full."""
+    """Return the folders whose file system is used beyond ``ratio``; one that cannot be asked is
+    not full.
+    """
     full = set()
     for folder in folders:
         try:
@@ -61,7 +63,8 @@ def full_folders(folders: Iterable[str], ratio: float) -> frozenset[str]:
 
 
 def free_bytes(folder: str) -> int | None:
-    """Bytes that may still be written to the file system of a folder; None where it does not tell.
+    """Return bytes that may still be written to the file system of a folder; None where that is
+    unknown.
 
     OSError.
     """
@@ -86,7 +89,7 @@ class Watch:
 
 
 def bytes_below(folder: str) -> int:
-    """Bytes on disk of all that lies below a folder; what cannot be looked at is left out."""
+    """Return bytes on disk of all files below a folder; what cannot be read is skipped."""
     total = 0
     for parent, _, names in os.walk(folder):
         for name in names:

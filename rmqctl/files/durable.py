@@ -46,12 +46,12 @@ _publishing = threading.Lock()
 
 
 def failed(error: OSError, path: str, doing: str) -> StoreIOError:
-    """The StoreIOError for ``error``: ``cannot DOING PATH: reason``."""
+    """Return the StoreIOError for ``error``: ``cannot DOING PATH: reason``."""
     return StoreIOError.from_oserror(error, path, doing)
 
 
 def open_file(path: str, flags: int, doing: str = "open", mode: int = FILE_MODE) -> int:
-    """A descriptor of a regular file, closed on exec. Never waits for a FIFO or a device.
+    """Return a descriptor of a regular file, closed on exec. Never waits for a FIFO or a device.
 
     StoreIOError; with O_NOFOLLOW a link is a RefusedError. A new file of the usual ``mode`` is not
     more open than its folder.
@@ -76,7 +76,7 @@ def open_file(path: str, flags: int, doing: str = "open", mode: int = FILE_MODE)
 
 
 def _as_closed(mode: int, folder: str) -> int:
-    """A mode without the rights that nobody has to the folder. Its owner keeps all."""
+    """Return a mode without the rights that the folder does not grant. Its owner keeps all."""
     try:
         return mode & (os.stat(folder or ".").st_mode | stat.S_IRWXU)
     except (OSError, ValueError):  # said when something is made there
@@ -133,7 +133,9 @@ def give_to_owner_of(folder: str, created: int | str) -> None:
 
 
 def copy_mode_and_owner(fd: int, old: os.stat_result) -> None:
-    """Gives a new file the mode and, where the system lets us, the owner of the one it replaces."""
+    """Give a new file the mode and, where the system allows it, the owner of the one it
+    replaces.
+    """
     with contextlib.suppress(OSError):
         os.fchmod(fd, stat.S_IMODE(old.st_mode))
     with contextlib.suppress(OSError):
@@ -141,7 +143,7 @@ def copy_mode_and_owner(fd: int, old: os.stat_result) -> None:
 
 
 def write_all(fd: int, data: Part, offset: int, path: str) -> None:
-    """Writes all of ``data`` at ``offset``. StoreIOError; then a part of it may be written."""
+    """Write all of ``data`` at ``offset``. StoreIOError; then a part of it may be written."""
     try:
         _write_rest(fd, data, 0, offset)
     except OSError as error:
@@ -149,7 +151,7 @@ def write_all(fd: int, data: Part, offset: int, path: str) -> None:
 
 
 def _write_rest(fd: int, data: Part, done: int, offset: int) -> None:
-    """Writes ``data[done:]`` at ``offset + done``. OSError."""
+    """Write ``data[done:]`` at ``offset + done``. OSError."""
     size = len(data)
     while done < size:
         count = os.pwrite(fd, memoryview(data)[done:] if done else data, offset + done)
@@ -185,7 +187,7 @@ def write_parts(fd: int, parts: Sequence[Part], offset: int, path: str) -> int:
 
 
 def wipe(fd: int, offset: int, length: int) -> None:
-    """Overwrites a range with zeros, as far as the system lets it; never fails."""
+    """Overwrite a range with zeros, as far as the system allows it; never fail."""
     end = offset + length
     with contextlib.suppress(OSError):
         while offset < end and (count := os.pwrite(fd, _ZEROS[:end - offset], offset)):
@@ -193,7 +195,7 @@ def wipe(fd: int, offset: int, length: int) -> None:
 
 
 def sync(fd: int, path: str, *, whole: bool = False) -> None:
-    """Forces a file's data to the device; with ``whole`` all of its attributes too."""
+    """Force a file's data to the device; with ``whole`` all of its attributes too."""
     try:
         if whole:
             os.fsync(fd)
@@ -204,7 +206,7 @@ def sync(fd: int, path: str, *, whole: bool = False) -> None:
 
 
 def sync_file(path: str) -> None:
-    """Forces a closed file, its attributes too, to the device. StoreIOError."""
+    """Force a closed file, its attributes too, to the device. StoreIOError."""
     fd = open_file(path, os.O_RDONLY)
     try:
         sync(fd, path, whole=True)
@@ -213,7 +215,7 @@ def sync_file(path: str) -> None:
 
 
 def sync_folder(path: str) -> None:
-    """Forces the names in a folder to the device."""
+    """Force the names in a folder to the device."""
     path = path or "."
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -261,7 +263,7 @@ def make_folders(path: str, *, durable: bool = True) -> list[str]:
 
 
 def publish(path: str, data: Content, *, store: str, staging: str | None = None) -> None:
-    """Puts a whole file of a store in place: after a kill there is the old one or the new one.
+    """Put a whole file of a store in place: after a kill there is the old one or the new one.
 
     It is written in ``staging`` (default: ``.rmqctl`` in the store), forced, and renamed; missing
     folders are made. Mode and owner of a file that is replaced stay, and a link stays a link: what
@@ -290,7 +292,7 @@ def _refuse_brokers_own(staging: str, store: str) -> None:
 
 def replace_file(path: str, data: Content, *, staged: str | None = None, doing: str = "",
                  mode: int = FILE_MODE, like_old: bool = False, durable: bool = True) -> None:
-    """Puts a whole file in place, outside of a store: who reads it sees the old one or the new one.
+    """Put a whole file in place, outside of a store: readers see the old one or the new one.
 
     The bytes go to ``staged``, are forced to the device and renamed to ``path``, then its folder
     is forced. ``staged`` (on the same file system) is by default a new name beside ``path``,
@@ -356,7 +358,7 @@ def publish_folder(folder: str, target: str, doing: str = "publish") -> None:
 
 
 def move(path: str, target: str, *, durable: bool = True) -> None:
-    """Moves a file or folder to a name that is free, for good. StoreIOError.
+    """Move a file or folder to a free name, for good. StoreIOError.
 
     Both must be on one file system; an existing ``target`` is never replaced, missing folders
     above it are made. Without ``durable`` the caller forces the names to the device.
@@ -375,7 +377,7 @@ def move(path: str, target: str, *, durable: bool = True) -> None:
 
 
 def remove_folder(folder: str) -> None:
-    """Takes away a folder in which all was made by this run, as far as the system lets it.
+    """Delete a folder whose whole content this run created, as far as the system allows it.
 
     It loses its name first: a worker that still runs finds it gone and cannot write into a new one.
     """
@@ -390,7 +392,7 @@ def remove_folder(folder: str) -> None:
 
 
 def new_file(path: str, size: int, reserve: bool = False) -> int:
-    """A descriptor of a new file of ``size`` zero bytes (sparse, unless ``reserve``).
+    """Return a descriptor of a new file of ``size`` zero bytes (sparse, unless ``reserve``).
 
     It gets its name when it has its length, where the file system can do that: a broker refuses
     to start on a file that is shorter, so a kill must not leave one. StoreIOError.
@@ -450,7 +452,7 @@ def _filled(fd: int, path: str, data: bytes) -> None:
 
 
 def lay_out(fd: int, path: str, size: int, reserve: bool = False) -> None:
-    """Gives a file its length, never a smaller one, and with ``reserve`` the space for it."""
+    """Give a file its length, never a smaller one, and with ``reserve`` the space for it."""
     try:
         if os.fstat(fd).st_size < size:
             os.ftruncate(fd, size)
@@ -465,7 +467,7 @@ def lay_out(fd: int, path: str, size: int, reserve: bool = False) -> None:
 
 
 def _unnamed(folder: str, path: str) -> int:
-    """A file without a name in ``folder``; -1 where the file system knows no such thing."""
+    """Return a file without a name in ``folder``; -1 where the file system knows no such thing."""
     try:
         fd = os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC,
                      _as_closed(FILE_MODE, folder))
@@ -478,7 +480,7 @@ def _unnamed(folder: str, path: str) -> int:
 
 
 def _give_name(fd: int, path: str) -> bool:
-    """Names a file that has none; False where that cannot be done here."""
+    """Name a file that has no name yet; return False where that cannot be done here."""
     folder = os.path.dirname(path) or "."
     try:
         # With a folder's descriptor Python uses linkat(2), which can follow /proc's link.

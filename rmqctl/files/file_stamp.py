@@ -39,14 +39,14 @@ class FileStamp:
 
 
 def stamp_of(about: os.stat_result) -> FileStamp:
-    """The stamp of what `os.stat` told."""
+    """Return the stamp of a result of `os.stat`."""
     if stat.S_ISDIR(about.st_mode):
         return FileStamp(_FOLDER, 0, about.st_ino)
     return FileStamp(about.st_size, about.st_mtime_ns, about.st_ino)
 
 
 def stat_file(path: str) -> FileStamp | None:
-    """The stamp of what ``path`` names, itself and not what it leads to; None: nothing is there.
+    """Return the stamp of what ``path`` names, not the target of a link; None if it does not exist.
 
     StoreIOError.
     """

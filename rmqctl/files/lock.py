@@ -45,7 +45,7 @@ _guard = threading.Lock()
 
 
 def _identity(path: str) -> tuple[int, int] | None:
-    """(device, inode) of a file; None where there is none."""
+    """Return (device, inode) of a file; None if it does not exist."""
     try:
         about = os.stat(path)
     except (OSError, ValueError):
@@ -85,7 +85,7 @@ class StoreLock:
         return self._fd >= 0
 
     def acquire(self) -> None:
-        """Takes both locks. StoreHeldError names the holder where the system tells it."""
+        """Take both locks. StoreHeldError names the holder where the system reports it."""
         with ExitStack() as stack:
             for lock in self._around:
                 stack.enter_context(lock)
@@ -137,7 +137,7 @@ class StoreLock:
         return False
 
     def _refused_by(self, fd: int) -> str | None:
-        """Takes both locks; the kind of the one that was refused."""
+        """Take both locks; return the kind of the refused one, else None."""
         start, length = lock_format.LOCKED_RANGE
         kind = "fcntl"
         try:
@@ -161,8 +161,8 @@ class StoreLock:
         return StoreHeldError(f"{self.root}: the store is held by {who} ({kind})")
 
     def release(self) -> None:
-        """Gives both locks up. In a forked child it only forgets them: they are the parent's,
-        and stay so because nothing is unlocked here, only closed.
+        """Release both locks. In a forked child only forget them: they are the parent's, and stay
+        so because nothing is unlocked here, only closed.
         """
         if self._fd < 0:
             return

@@ -40,7 +40,7 @@ held here must not even be opened to ask.
 
 
 def probe(path: str) -> LockState:
-    """The state of the lock file at ``path``. Read-only: F_GETLK asks, it does not take."""
+    """Return the state of the lock file at ``path``. Read-only: F_GETLK asks, it does not take."""
     if not vfs.lexists(path):
         return LockState(False, note="no lock file")
     if vfs.is_remote(path):
@@ -80,7 +80,7 @@ def _probe_flock(fd: int) -> LockState:
 
 
 def _flock_pid(device: int, inode: int) -> int | None:
-    """The holder's PID as ``/proc/locks`` tells it, None if it does not."""
+    """Return the holder's PID as ``/proc/locks`` shows it, else None."""
     wanted = f"{os.major(device):02x}:{os.minor(device):02x}:{inode}"
     try:
         with open("/proc/locks", encoding="ascii") as lines:

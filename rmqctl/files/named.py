@@ -34,7 +34,8 @@ def refuse_link_of_others(path: str, *, itself: bool = True) -> None:
 
 
 def open_to_append(path: str) -> int:
-    """A descriptor of that file, which is created if it does not exist. RefusedError, StoreIOError.
+    """Return a descriptor of that file, which is created if it does not exist. RefusedError,
+    StoreIOError.
 
     A link is followed, but for those that `refuse_link_of_others` refuses.
     """

@@ -33,7 +33,7 @@ class DirectWriter:
         self._refused = not _FLAG
 
     def write(self, fd: int, data: durable.Part, position: int, where: str) -> None:
-        """Writes all of ``data`` at ``position``. StoreIOError; then a part may be written."""
+        """Write all of ``data`` at ``position``. StoreIOError; then a part may be written."""
         view = memoryview(data)
         head = min(-position % BLOCK, len(view))
         full_blocks = (len(view) - head) // BLOCK * BLOCK
@@ -51,7 +51,7 @@ class DirectWriter:
         durable.write_all(fd, view[done:], position + done, where)
 
     def _pieces(self, fd: int, view: memoryview, position: int) -> int:
-        """Writes aligned bytes; how many. Fewer where the system took a part of a block."""
+        """Write aligned bytes; return how many: fewer where the system wrote a part of a block."""
         if self._room is None:
             self._room = mmap.mmap(-1, _PIECE)  # memory that begins on a page
         done = 0
@@ -67,7 +67,7 @@ class DirectWriter:
         return done
 
     def close(self) -> None:
-        """Gives the memory back."""
+        """Release the memory."""
         if self._room is not None:
             self._room.close()
             self._room = None

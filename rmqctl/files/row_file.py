@@ -38,7 +38,7 @@ class RowFile:
         return self._folder or tempfile.tempdir or "the folder for temporary files"
 
     def append(self, rows: Array) -> None:
-        """Takes rows, which must not be changed afterwards. StoreIOError."""
+        """Add rows, which must not be changed afterwards. StoreIOError."""
         if not len(rows):
             return
         self._waiting.append(rows)
@@ -77,7 +77,9 @@ class RowFile:
         return np.frombuffer(raw, self._dtype)
 
     def chunks(self, step: int) -> Iterator[Array]:
-        """All rows, in pieces of at most ``step``. Nothing may be added meanwhile. StoreIOError."""
+        """Yield all rows, in pieces of at most ``step``. Nothing may be added meanwhile.
+        StoreIOError.
+        """
         for first in range(0, self._written, step):
             yield self.read(first, min(step, self._written - first))
         if self._waiting:
@@ -86,7 +88,7 @@ class RowFile:
                 yield rows[first:first + step]
 
     def mapped(self) -> Array:
-        """All rows as one array, which outlives this. StoreIOError."""
+        """Return all rows as one array, which outlives this. StoreIOError."""
         if self._waiting:
             self._write()
         if self._file is None:
@@ -97,7 +99,7 @@ class RowFile:
             raise failed(error, self._place, f"read {self._content} in") from None
 
     def close(self) -> None:
-        """Gives the space back (once nobody holds what is mapped); there are no rows then."""
+        """Release the space (once no mapping is held); no rows are left then."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -105,7 +107,7 @@ class RowFile:
 
 
 def on_disk(rows: Array, content: str, folder: str | None = None) -> Array:
-    """The same rows, in a file instead of in memory. StoreIOError."""
+    """Return the same rows, in a file instead of in memory. StoreIOError."""
     file = RowFile(rows.dtype, content, folder=folder)
     try:
         file.append(rows)

@@ -17,7 +17,7 @@ _DIGESTED = 64 << 10
 
 
 def copy_sparse(source: str, target: str) -> None:
-    """Copies a file's data and times; holes stay holes. Nothing is forced to the device.
+    """Copy a file's data and times; holes stay holes. Nothing is forced to the device.
 
     A ``target`` that is there gets new content. OSError; StoreIOError where ``source`` becomes
     shorter meanwhile.

@@ -15,7 +15,7 @@ MANY = 256
 
 
 def sync_many(paths: Sequence[str], folder: str) -> None:
-    """Forces files and folders to the device, all on the file system of ``folder``. StoreIOError.
+    """Force files and folders to the device, all on the file system of ``folder``. StoreIOError.
 
     Each by itself costs some milliseconds. Where there are `MANY`, the system is asked for the
     whole file system instead, if it can do that.

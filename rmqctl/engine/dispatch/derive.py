@@ -39,7 +39,7 @@ class Further:
 
     @classmethod
     def joined(cls, parts: Sequence[Further]) -> Further:
-        """Parts in log order, not none, as one."""
+        """Return the parts in log order, not none, as one."""
         first = np.cumsum([0, *(len(part.names) for part in parts)])
         return cls([name for part in parts for name in part.names],
                    np.concatenate([part.message for part in parts]),
@@ -77,7 +77,7 @@ class Derived:
 
     @classmethod
     def joined(cls, parts: Sequence[Derived]) -> Derived:
-        """Parts of one deriver in log order, not none, as one."""
+        """Return the parts of one deriver in log order, not none, as one."""
         if len(parts) == 1:
             return parts[0]
         begin = np.cumsum([0, *(len(part) for part in parts)])
@@ -129,7 +129,7 @@ def overridden(derived: Derived, tags: Mapping[int, int], keys: Mapping[int, Seq
 
 
 def _with_more(further: Further | None, more: Sequence[tuple[int, str, int]]) -> Further | None:
-    """Rows of (message, queue, queue offset) besides those that are there already."""
+    """Return rows of (message, queue, queue offset) besides those that are there already."""
     known = set() if further is None else {
         (row, further.names[name], offset) for row, name, offset in zip(
             further.message.tolist(), further.name.tolist(), further.offset.tolist(),

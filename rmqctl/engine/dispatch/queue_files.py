@@ -98,7 +98,7 @@ class FilePool:
             raise
 
     def read(self, path: str, length: int, position: int) -> bytes:
-        """Up to ``length`` bytes at ``position``."""
+        """Return up to ``length`` bytes at ``position``."""
         fd = self._descriptor(path)
         try:
             return os.pread(fd, length, position)
@@ -184,7 +184,9 @@ class FilePool:
 
 
 def wrong_size(path: str, size: int, wanted: int) -> RefusedError:
-    """Files of another size than configured: a broker would not start on them either."""
+    """Return the error for files of another size than configured, on which a broker would not start
+    either.
+    """
     return RefusedError(f"{path}: has {size} bytes, but the setting is {wanted}; files of "
                         "different sizes cannot be mixed")
 
@@ -265,7 +267,7 @@ class QueueFiles:
         self.position += length
 
     def write_at(self, position: int, data: bytes) -> None:
-        """Overwrites bytes inside the last file."""
+        """Overwrite bytes inside the last file."""
         assert self.base is not None
         self._pool.write(self._path, data, position - self.base)
 

@@ -359,7 +359,7 @@ class LineAppender:
 
     def _join(self, messages: list[Message], sources: list[tuple[int, Line]]) -> tuple[
             list[Message], list[tuple[int, Line]]]:
-        """Neighbours joined to batches; the line of a batch is that of its first message."""
+        """Return neighbours joined to batches; the line of a batch is that of its first message."""
         joined: list[Message] = []
         first = []
         number = 0
@@ -402,7 +402,7 @@ class DryRunLog:
         self._left = file_size if file is None else file.end - state.end
 
     def room(self) -> int:
-        """Bytes left in the current file; a whole file if it does not exist yet."""
+        """Return bytes left in the current file; a whole file if it does not exist yet."""
         return self._left
 
     def append(self, parts: Sequence[bytes | memoryview]) -> None:

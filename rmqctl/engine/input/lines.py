@@ -58,7 +58,8 @@ class LineReader:
         self._beyond = False
 
     def groups(self) -> Iterator[list[tuple[int, Line]]]:
-        """Lists of (line number from 1, line), never empty; blank lines count but are left out.
+        """Yield lists of (line number from 1, line), never empty; blank lines count but are left
+        out.
 
         A last line without newline counts. StoreIOError when reading fails; an exception of a
         signal handler comes through while it waits for input.

@@ -139,7 +139,7 @@ class _Sent(_Way[_Fields, Outgoing | OutgoingBatch]):
 
     def _singles(self, read: Sequence[_Fields], bodies: list[bytes],
                  properties: list[str]) -> OutgoingList:
-        """Messages that have a topic. InputError."""
+        """Return messages that have a topic. InputError."""
         born, stored = ([None if host is None else _host(name, host) for host in hosts]
                         for name, hosts in (
                             ("born_host", [fields.born_host for fields in read]),
@@ -287,7 +287,7 @@ class Exact(Recorded):
 
 
 def joined(*, trailing: bool) -> Prepare:
-    """Properties in the order they are given; a string as it is."""
+    """Return properties in the order they are given; a string as it is."""
     def join(given: dict[str, str] | str) -> str:
         if isinstance(given, str):
             return given

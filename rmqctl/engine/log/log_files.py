@@ -91,7 +91,7 @@ class LogFiles:
         return self._end if file is None else file.base + file.wrote
 
     def room(self) -> int:
-        """Bytes left in the current file; of a whole file if it does not exist yet."""
+        """Return bytes left in the current file; of a whole file if it does not exist yet."""
         file = self.current
         return self.file_size if file is None else file.size - file.wrote
 
@@ -437,7 +437,7 @@ class FileAllocator:
             self._thread.join()
 
     def close(self) -> list[LogFile]:
-        """Ends the thread; the files nobody took."""
+        """End the thread; return the files that nothing took."""
         self.end()
         left = [outcome for outcome in self._made.values() if isinstance(outcome, LogFile)]
         self._made.clear()

@@ -307,7 +307,7 @@ def check_sizes(settings: Settings, body: int, properties: int, record: int, *,
 
 
 def request_size(batch: OutgoingBatch) -> int:
-    """Bytes of a batch as its producer sends it."""
+    """Return bytes of a batch as its producer sends it."""
     return sum(BATCH_ITEM_SIZE + len(item.body) + len(raw_text(item.properties))
                for item in batch.messages)
 

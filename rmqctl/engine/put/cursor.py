@@ -30,7 +30,7 @@ class AppendLog(Protocol):
         """Return where the next byte goes."""
 
     def room(self) -> int:
-        """Bytes left in the current file; a whole file's if it does not exist yet."""
+        """Return bytes left in the current file; a whole file's if it does not exist yet."""
 
     def append(self, parts: Sequence[bytes | memoryview]) -> None:
         """Write at ``position``; makes the first file of an empty log."""

@@ -88,7 +88,7 @@ class Encoder:
         return raw
 
     def size(self, sys_flag: int, topic: TopicPart, body: int, properties: int) -> int:
-        """Bytes of the record, the reserved CRC included; lengths in bytes."""
+        """Return bytes of the record, the reserved CRC included; lengths in bytes."""
         return (variant(sys_flag & HOST_BITS, topic.magic).fixed_size + body + topic.length
                 + properties + self.reserved)
 

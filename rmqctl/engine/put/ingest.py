@@ -248,7 +248,7 @@ def _is_delayed(properties: Mapping[str, str]) -> bool:
 
 def batches(items: Iterable[_Put], limit: int,
             room: int = MAX_BATCH) -> Iterator[_Put | Outgoing | OutgoingBatch]:
-    """Runs of messages that may share a batch, as batches of at most ``limit`` messages.
+    """Yield runs of messages that may share a batch, as batches of at most ``limit`` messages.
 
     The order stays, a run of one stays the message it is, and the records of a batch take no
     more than ``room`` bytes. What a broker refuses in a batch, or treats in its own way, stays

@@ -243,7 +243,7 @@ class PutPath:
                 return
 
     def _put_batch(self, batch: OutgoingBatch) -> PutResult:
-        """Messages of one queue as so many records in one file, or why not."""
+        """Return messages of one queue as so many records in one file, or why not."""
         settings, encoder, cursor = self.settings, self._encoder, self._cursor
         # Admission, and what a broker changes in the batch.
         wrong = admission.check_batch(batch, settings, hooks=settings.broker_checks)

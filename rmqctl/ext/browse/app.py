@@ -105,7 +105,7 @@ class Browser(Going):
     # -- what is said -------------------------------------------------------------------------
 
     def _judge(self) -> None:
-        """Samples the log and predicts a start, in a thread."""
+        """Sample the log and predict a start, in a thread."""
         opened = self.opened
 
         def work() -> None:
@@ -182,8 +182,8 @@ class Browser(Going):
         self.header.show()
 
     def _fill_pane(self) -> None:
-        """Reads what the cursor is on, in a thread; only the last call counts. The pane of fields
-        shows the figures of what the cursor of the tree is on, while that has the focus.
+        """Read the record under the cursor, in a thread; only the last call counts. While the tree
+        has the focus, the pane of fields shows the figures of the place under its cursor.
         """
         rows, lines = self._list, self.main.query_one("#pane", Lines)
         row, listing, name = rows.row, rows.listing, self._pane
@@ -213,7 +213,7 @@ class Browser(Going):
             self.main.query_one("#pane", Lines).put(found)
 
     def _figures(self) -> Figures | None:
-        """The figures that the pane shows instead of the row of the list."""
+        """Return the figures that the pane shows instead of the row of the list."""
         tree = self.main.query_one(StoreTree)
         if not tree.has_focus or tree.place is None or self._pane != PANES[0]:
             return None

@@ -90,8 +90,8 @@ def of_place(place: Place, reader: Reader) -> Task:
 
 
 def run(task: Task, reader: Reader, progress: Callable[[int], None]) -> Answer:
-    """Carries a task out. ``progress`` is called with bytes of the log and may raise; for all of
-    the store each byte counts twice.
+    """Carry out a task. ``progress`` is called with bytes of the log and may raise; for all of the
+    store each byte counts twice.
     """
     if task.only is None and task.part is None:
         return Answer.of(diagnose(reader.store, None, 1, progress))
@@ -111,7 +111,7 @@ def run(task: Task, reader: Reader, progress: Callable[[int], None]) -> Answer:
 
 
 def row_of(reader: Reader, physical: int) -> str | None:
-    """A sentence on the consumequeue's row of a message; None where no message is there."""
+    """Return a sentence on the consume queue entry of a message; None without a message there."""
     record = reader.record(physical)
     if record is None:
         return None

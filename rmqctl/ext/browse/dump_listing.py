@@ -80,7 +80,7 @@ class DumpListing:
         return None
 
     def detail(self, row: Row) -> dict[str, Any] | None:
-        """The row of `rmqctl dump --hex` at a position; None where it is gone."""
+        """Return the row of `rmqctl dump --hex` at a position; None where it is gone."""
         options = DumpOptions(start=None if row.position == _HEADER else row.position, count=1,
                               hex=True)
         with Dump(self.path, options) as dump:

@@ -33,7 +33,7 @@ class Figures:
 
 
 def figures(reader: Reader, place: Place) -> Figures:
-    """The figures of a place. What cannot be read is said in them."""
+    """Return the figures of a place. They name what cannot be read."""
     try:
         return _OF[place.kind](reader, place) if place.kind in _OF else Figures()
     except (RmqctlError, OSError) as error:
@@ -41,7 +41,7 @@ def figures(reader: Reader, place: Place) -> Figures:
 
 
 def topics_of(reader: Reader, kind: str) -> list[str]:
-    """The topics of a branch: ``topics``, ``retry`` or ``dead``."""
+    """Return the topics of a branch: ``topics``, ``retry`` or ``dead``."""
     names = topics_on_disk(reader.store)
     if kind in PREFIXES:
         return [name for name in names if name.startswith(PREFIXES[kind])]
@@ -107,7 +107,9 @@ def _queues(reader: Reader, place: Place) -> Figures:
 
 
 def _ends(reader: Reader, queue: QueueRows) -> Iterator[int]:
-    """The store times of the first and the last message of a queue, where they can be read."""
+    """Yield the store times of the first and the last message of a queue, where they can be
+    read.
+    """
     for start in dict.fromkeys((queue.first, queue.end - 1)) if queue.end > queue.first else ():
         with suppress(StoreIOError):
             for _, physical, _size in queue.pages(start, start + 1):

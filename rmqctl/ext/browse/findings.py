@@ -87,5 +87,7 @@ class Findings(ModalScreen[Finding | None]):
 
 
 def _wrapped(words: str, width: int) -> list[str]:
-    """A sentence on lines of at most ``width`` columns, broken at spaces where there are any."""
+    """Return a sentence on lines of at most ``width`` columns, broken at spaces where there are
+    any.
+    """
     return [part for line in textwrap.wrap(words, width) or [""] for part in folded(line, width)]

@@ -49,7 +49,7 @@ class Going(Working):
 
     def _show(self, place: Place, at: Callable[[Listing], Position | None] = lambda _: None,
               then: Callable[[], None] = lambda: None) -> None:
-        """Shows a place from the position that ``at`` says; it may read, in the thread."""
+        """Show a place from the position that ``at`` returns; it may read, in the thread."""
         conditions = self.conditions
         self._list.stop()
 
@@ -82,7 +82,7 @@ class Going(Working):
         self.push_screen(Question(question, placeholder), answered)
 
     def _current_queue(self, listing: QueueListing) -> int:
-        """The number of the queue that the cursor is in."""
+        """Return the number of the queue that the cursor is in."""
         row = self._list.row
         return 0 if row is None else int(row.position[0])
 

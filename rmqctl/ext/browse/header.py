@@ -38,7 +38,7 @@ class Header(Vertical):
         yield Overview(self._opened)
 
     def show(self, made: Survey | None = None) -> None:
-        """Shows another survey, or the same one with what was met since."""
+        """Show another survey, or the same one with what was found since."""
         if made is not None:
             self.survey = made
         self.query_one(Overview).show(self.survey)
@@ -60,7 +60,7 @@ class Header(Vertical):
         judged.set_class(self.survey.has_abort and not self.survey.is_bad, "warn")
 
     def mark(self, physical: int | None) -> None:
-        """Shows where in the log the cursor is."""
+        """Show the cursor's place in the log."""
         self.query_one(Overview).mark(physical)
 
     def on_resize(self) -> None:
@@ -68,7 +68,7 @@ class Header(Vertical):
 
 
 def cut_left(words: str, width: int) -> str:
-    """The end of a text, in at most ``width`` columns."""
+    """Return the end of a text, in at most ``width`` columns."""
     if display_width(words) <= width:
         return words
     while display_width(words) > width - 1:
@@ -88,12 +88,12 @@ class Overview(Widget):
         self._cursor: int | None = None
 
     def show(self, made: Survey) -> None:
-        """Draws another survey."""
+        """Draw another survey."""
         self._made = made
         self.refresh()
 
     def mark(self, physical: int | None) -> None:
-        """Shows where the message under the cursor is in the log."""
+        """Show the place in the log of the message under the cursor."""
         self._cursor = physical
         self.refresh()
 
@@ -133,6 +133,6 @@ class Overview(Widget):
         return time_text(when)[19 - self._label:19].replace("T", " ")
 
     def _room(self, left: str, right: str) -> int:
-        """The columns of both strips: they end below each other."""
+        """Return the columns of both strips: they end below each other."""
         taken = 1 + _NAME + cell_len(left) + max(cell_len(right), self._label + 1) + 1
         return max(self.size.width - taken, 8)

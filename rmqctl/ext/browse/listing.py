@@ -99,7 +99,9 @@ class Listing(Protocol):
         ...
 
     def backward(self, end: Position | None, count: int, watch: Watch) -> list[Row]:
-        """The last rows before ``end`` (None: of all), at most ``count``; none: it is the start."""
+        """Return the last rows before ``end`` (None: of all), at most ``count``; none: it is the
+        start.
+        """
         ...
 
     def share(self, reached: Position) -> float:
@@ -107,12 +109,14 @@ class Listing(Protocol):
         ...
 
     def next_damage(self, start: Position, watch: Watch) -> Position | None:
-        """The first row at or after ``start`` that is damage, or wrong; None if there is none."""
+        """Return the first row at or after ``start`` that is damage, or wrong; None if there is
+        none.
+        """
         ...
 
 
 def first_wrong(steps: Iterator[Step]) -> Position | None:
-    """The position of the first row that is damage, or wrong."""
+    """Return the position of the first row that is damage, or wrong."""
     return next((row.position for step in steps for row in step.rows
                  if row.wrong or row.kind == "damage"), None)
 
@@ -211,8 +215,8 @@ class LogListing:
         return float(reached - self.first) / max(self.end - self.first, 1)
 
     def at_time(self, when: int, watch: Watch) -> Position | None:
-        """The offset of the first message stored at ``when`` (ms) or later. Looks through the files
-        that may hold it only.
+        """Return the offset of the first message stored at ``when`` (ms) or later. Looks through
+        the files that may hold it only.
         """
         wanted = Selection(since=when, from_phy=self.first, to_phy=self.end)
         for page in log_pages(self.view, wanted, wanted.conditions(), self._note, watch):
@@ -220,7 +224,7 @@ class LogListing:
         return None
 
     def _pass(self, start: int, end: int, watch: Watch, most: int | None) -> Iterator[Step]:
-        """All rows from one place to another, of each page the first or last ``most``."""
+        """Yield all rows from one place to another, of each page the first or last ``most``."""
         problems = self._gap_at(start)
         wanted = Selection(from_phy=start, to_phy=end)
         for page in log_pages(self.view, wanted, (), problems.append, watch):
@@ -239,7 +243,9 @@ class LogListing:
         yield Step(self._of_problems(problems), end)
 
     def next_damage(self, start: Position, watch: Watch) -> Position | None:
-        """The first damage, gap or message with a wrong CRC at or after a physical offset."""
+        """Return the first damage, gap or message with a wrong CRC at or after a physical
+        offset.
+        """
         problems = self._gap_at(start)
         wanted = Selection(from_phy=start, to_phy=self.end)
         for page in log_pages(self.view, wanted, (), problems.append, watch):
@@ -252,7 +258,9 @@ class LogListing:
         return self._first_of(problems, [], start)
 
     def _gap_at(self, start: int) -> list[Problem]:
-        """The gap that begins at a physical offset, which a pass from there on does not report."""
+        """Return the gap that begins at a physical offset, which a pass from there on does not
+        report.
+        """
         return [gap(place.start, place.end) for place in self.view.store.log.gaps()
                 if place.start == start]
 
@@ -338,7 +346,7 @@ class QueueListing:
         return first_wrong(self.forward(start, 1 << 60, watch))
 
     def at_offset(self, offset: int, number: int) -> Position:
-        """The position of a queue offset in the queue ``number`` of this listing."""
+        """Return the position of a queue offset in the queue ``number`` of this listing."""
         return number, offset
 
     def at_time(self, when: int, number: int) -> Position:
@@ -346,7 +354,7 @@ class QueueListing:
         return number, self.queues[number].at_or_after(when)
 
     def range_of(self, number: int) -> tuple[int, int]:
-        """The queue offsets ``[first, end)`` of the queue ``number``."""
+        """Return the queue offsets ``[first, end)`` of the queue ``number``."""
         return self.queues[number].first, self.queues[number].end
 
     def _before(self, number: int, end: int, count: int, watch: Watch) -> list[Row]:
@@ -363,7 +371,7 @@ class QueueListing:
         return kept[-count:]
 
     def _chunks(self, queue: QueueRows, start: int, end: int) -> Iterator[list[Found]]:
-        """The rows of ``[start, end)`` with their records, a few at a time."""
+        """Yield the rows of ``[start, end)`` with their records, a few at a time."""
         read = self.view.store.log.record_at
         for offsets, physical, sizes in queue.pages(start, end):
             chunk: list[Found] = []
@@ -447,7 +455,7 @@ class RecordListing:
 
 
 def committed(listing: Listing, at: int | None) -> Position | None:
-    """The position of a consumer offset in a queue, or of the nearest message to it."""
+    """Return the position of a consumer offset in a queue, or of the nearest message to it."""
     if at is None or not isinstance(listing, QueueListing) or not listing.queues:
         return None
     first, end = listing.range_of(0)

@@ -94,18 +94,18 @@ class Reader:
         return QueueListing(self.view, f"{place.name}{bounds}", queues, conditions, self._note)
 
     def log_file(self, path: str) -> StoreFile | None:
-        """The file of the log at a path; None for another."""
+        """Return the file of the log at a path; None for another."""
         if not self.store.layout.reads("commitlog"):
             return None
         return next((file for file in self.store.log.files if file.path == path), None)
 
     def record(self, physical: int) -> Record | None:
-        """The message at a physical offset. StoreIOError."""
+        """Return the message at a physical offset. StoreIOError."""
         return self.store.log.record_at(physical)
 
     def with_key(self, key: str, topics: Sequence[str]) -> RecordListing:
-        """The messages with a key, a unique key or an offset message id. UsageError where there is
-        none, with why.
+        """Return the messages with a key, a unique key or an offset message id. UsageError with the
+        reason where none exists.
         """
         if len(key) in _ID_DIGITS:
             try:
@@ -167,12 +167,12 @@ class Opened:
         return self.reader.store.root
 
     def note(self, problem: Problem) -> None:
-        """Remembers what was met, once."""
+        """Remember a problem, once."""
         if problem.is_fault and len(self.problems) < _MOST_PROBLEMS:
             self.problems.setdefault((problem.kind, problem.offset), problem)
 
     def note_read(self, start: int, end: int) -> None:
-        """Remembers what was read of the log."""
+        """Remember a range that was read of the log."""
         with self._reading:
             self._read.add_run(start, end)
 
@@ -195,7 +195,7 @@ class Opened:
         return len(self.problems) - rows, rows
 
     def refresh(self) -> None:
-        """Opens the store again: what a broker wrote meanwhile is seen from then on. RmqctlError,
+        """Open the store again: from then on it shows what a broker wrote meanwhile. RmqctlError,
         and then nothing has changed.
         """
         before, scans = self.reader, self._scans
@@ -208,7 +208,7 @@ class Opened:
                 reader.close()
 
     def another(self) -> Reader:
-        """A reader for a scan that takes long, of the same moment. To be closed."""
+        """Return a reader for a scan that takes long, of the same moment. To be closed."""
         reader = self.reader
         with reader.guard:  # what a store computes once, only one thread may ask for
             store = reader.store
@@ -216,7 +216,7 @@ class Opened:
         return Reader(copy, self.note, self.note_read)
 
     def scanning(self) -> Reader:
-        """The one for filters, so that nothing else need wait for them."""
+        """Return the reader for filters, so that nothing else has to wait for them."""
         if not self._scans:
             self._scans = [self.another()]
         return self._scans[0]
@@ -242,7 +242,7 @@ class Opened:
         return self.reader.store.log.files
 
     def unread(self) -> dict[str, str]:
-        """Structures that are not read, and why."""
+        """Return the structures that are not read, with the reason."""
         return dict(self.reader.store.layout.unread)
 
     def folder(self, path: str) -> list[Entry]:

@@ -39,7 +39,7 @@ _WIDE = 76
 
 
 def pane(name: str, reader: Reader, listing: Listing, row: Row, width: int) -> list[Line]:
-    """The lines of one of `PANES` for a row, ``width`` columns wide."""
+    """Return the lines of one of `PANES` for a row, ``width`` columns wide."""
     try:
         if not listing.of_messages:
             return _of_dump(name, listing, row, width)
@@ -165,7 +165,7 @@ def indented(words: str) -> str | None:
 
 
 def _bounded(record: Record) -> dict[str, Any]:
-    """The message object; a long body is cut, and said to be."""
+    """Return the message object; a long body is cut and marked as such."""
     if len(record.body) <= _MOST_TEXT:
         return message_object(record)
     fields = message_object(record, body="none")
@@ -184,7 +184,7 @@ def _json(value: Any) -> list[Line]:
 
 
 def _hex_record(reader: Reader, record: Record, width: int) -> Iterator[Line]:
-    """The record with a line above each field: its name and value."""
+    """Yield the record with a line above each field: its name and value."""
     raw = reader.store.log.raw_at(record.physical_offset, record.total_size) or b""
     for part in trace(Message, raw):
         value = shown_value(part.name, part.value, full=False)
@@ -192,7 +192,7 @@ def _hex_record(reader: Reader, record: Record, width: int) -> Iterator[Line]:
 
 
 def _hex_field(name: str, value: Any, raw: bytes, origin: int, width: int) -> Iterator[Line]:
-    """A short field on one line, a longer one below its name."""
+    """Yield a short field on one line, a longer one below its name."""
     shown = "" if value is None else f" = {cell_text(value)}"
     if len(raw) <= 8:
         yield ((f"{origin:>9x}  ", "dim"), (f"{raw.hex(' '):<24}", ""), (visible(name), "name"),
@@ -204,7 +204,7 @@ def _hex_field(name: str, value: Any, raw: bytes, origin: int, width: int) -> It
 
 
 def _hex_lines(raw: bytes, origin: int, width: int) -> Iterator[Line]:
-    """Lines of 8 or 16 bytes with their physical offset, and as ASCII."""
+    """Yield lines of 8 or 16 bytes with their physical offset, and as ASCII."""
     step = 16 if width >= _WIDE else 8
     for at in range(0, min(len(raw), _MOST_HEX), step):
         part = raw[at:at + step]

@@ -125,7 +125,7 @@ class Survey:
 
 
 def judged(store: Store, watch: Watch) -> Iterator[Survey]:
-    """The survey of a store, first without and then with the prediction of a start."""
+    """Yield the survey of a store, first without and then with the prediction of a start."""
     from rmqctl.checks.preflight.around import around_in_use  # large, and not needed at the start
     from rmqctl.checks.preflight.preflight import preflight
 
@@ -139,7 +139,7 @@ def judged(store: Store, watch: Watch) -> Iterator[Survey]:
 
 
 def survey(store: Store, watch: Watch) -> Survey:
-    """The same without a prediction. What cannot be read has no samples."""
+    """Return the survey without a prediction. What cannot be read has no samples."""
     if not store.layout.reads("commitlog"):
         return Survey(store.has_abort)
     log = store.log
@@ -161,7 +161,7 @@ def survey(store: Store, watch: Watch) -> Survey:
 
 
 def _stored(source: FileSource, place: int) -> int | None:
-    """The store time of the first record at or after a place."""
+    """Return the store time of the first record at or after a place."""
     start = next_provable(source, place, min(place + _WINDOW, source.size))
     size = None if start is None else located_size(source, start)
     if start is None or size is None:  # a blank
@@ -174,7 +174,7 @@ def _stored(source: FileSource, place: int) -> int | None:
 
 def log_strip(made: Survey, width: int, damaged: Iterable[Span],
               read_of: Callable[[int, int], int], cursor: int | None) -> list[Piece]:
-    """The log from its first to its last byte. ``damaged``: what the survey does not know;
+    """Return the log from its first to its last byte. ``damaged``: what the survey does not know;
     ``read_of``: how many bytes of a part were read.
     """
     length = made.reach - made.first
@@ -201,7 +201,9 @@ def log_strip(made: Survey, width: int, damaged: Iterable[Span],
 
 
 def time_range(made: Survey) -> Span | None:
-    """The store times (ms) that the strip of times begins and ends with, lost time included."""
+    """Return the store times (ms) that the strip of times begins and ends with, lost time
+    included.
+    """
     times = sorted(when for _, when in made.samples)
     if times:
         spare = int(len(times) * _CROWD)
@@ -213,7 +215,9 @@ def time_range(made: Survey) -> Span | None:
 
 
 def time_strip(made: Survey, width: int) -> list[Piece]:
-    """Bytes of messages by store time; where messages of the time are lost, that is shown."""
+    """Return bytes of messages by store time; where messages of the time are lost, that is
+    shown.
+    """
     span = time_range(made)
     if span is None:
         return [("no message", "dim")]
@@ -239,6 +243,6 @@ def time_strip(made: Survey, width: int) -> list[Piece]:
 
 
 def _joined(cells: Sequence[str], styles: Sequence[str]) -> list[Piece]:
-    """Neighbours of one style as one piece."""
+    """Return neighbours of one style as one piece."""
     numbers = groupby(range(len(cells)), styles.__getitem__)
     return [("".join(cells[number] for number in part), style.strip()) for style, part in numbers]

@@ -93,7 +93,7 @@ class StoreTree(Tree[Data]):
         return node.data if node is not None and isinstance(node.data, Place) else None
 
     def figures_of(self, place: Place) -> Figures | None:
-        """The figures of a place; None where they are not known yet."""
+        """Return the figures of a place; None while unknown."""
         return self._figures.get(place)
 
     # -- branches -----------------------------------------------------------------------------
@@ -184,7 +184,7 @@ class StoreTree(Tree[Data]):
         return super().render_line(y)
 
     def _count(self) -> None:
-        """Lets a thread compute what is wanted, one place at a time."""
+        """Compute the wanted figures in a thread, one place at a time."""
         if self._counting:
             return
         self._counting = True
@@ -228,7 +228,7 @@ class StoreTree(Tree[Data]):
         return 1
 
     def render_label(self, node: TreeNode[Data], base_style: Style, style: Style) -> Text:
-        """The name on the left, figures on the right."""
+        """Return the name on the left, figures on the right."""
         label = super().render_label(node, base_style, style)
         room = self.scrollable_content_region.width - self.guide_depth * _depth(node)
         found = self._figures.get(node.data) if isinstance(node.data, Place) else None
@@ -254,5 +254,5 @@ def _depth(node: TreeNode[Data]) -> int:
 
 
 def _label(words: str) -> Text:
-    """A label that is neither markup nor steers the terminal."""
+    """Return a label that is neither markup nor steers the terminal."""
     return Text(visible(words))

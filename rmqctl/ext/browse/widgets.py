@@ -91,13 +91,13 @@ class RowList(Widget, can_focus=True):
         return self._worker is not None
 
     def show(self, reader: Reader, listing: Listing, position: Position | None = None) -> None:
-        """Shows a listing from its start, or from a position on."""
+        """Show a listing from its start, or from a position on."""
         self.reader, self.listing = reader, listing
         self._reset(at_start=position is None)
         self._read(position, forward=True)
 
     def stop(self) -> bool:
-        """Stops what is being read; whether anything was."""
+        """Stop reading; return whether anything was being read."""
         was_reading, self._worker = self._worker, None
         self._generation += 1
         if was_reading is not None:
@@ -195,7 +195,7 @@ class RowList(Widget, can_focus=True):
             self._tell()
 
     def _want(self) -> None:
-        """Reads more where the cursor comes near an end that is not the listing's."""
+        """Read more where the cursor comes near an end that is not the listing's."""
         if self._worker is not None:
             return
         margin = max(self._visible, 1)
@@ -260,7 +260,7 @@ class RowList(Widget, can_focus=True):
     # -- drawing ------------------------------------------------------------------------------
 
     def _laid_out(self) -> list[tuple[Column, int]]:
-        """The columns with their widths; the last takes what is left."""
+        """Return the columns with their widths; the last takes what is left."""
         columns = self.listing.columns if self.listing is not None else ()
         if self.size.width < _NARROW:
             columns = tuple(column._replace(width=min(column.width, _NARROW_WIDTHS.get(
@@ -298,7 +298,9 @@ class RowList(Widget, can_focus=True):
 
 
 def _row_line(row: Row, columns: Sequence[tuple[Column, int]], width: int) -> str:
-    """A row's cells side by side. What is said of damage takes the columns that it has not."""
+    """Return a row's cells side by side. The text of damage takes the columns that it does not
+    have.
+    """
     parts: list[str] = []
     for number, (column, size) in enumerate(columns):
         text = row.cells.get(column.name)
@@ -317,7 +319,7 @@ def _row_line(row: Row, columns: Sequence[tuple[Column, int]], width: int) -> st
 
 
 def _cell(text: str, width: int, *, right: bool = False) -> str:
-    """A text of just that many columns; what is cut ends in an ellipsis."""
+    """Return a text of just that many columns; what is cut ends in an ellipsis."""
     text = text[:width * 2 + 1]
     fitted = set_cell_size(text, width)
     if len(fitted) < len(text.rstrip()) or fitted.rstrip() != text.rstrip()[:len(fitted.rstrip())]:
@@ -345,7 +347,7 @@ class Lines(ScrollView, can_focus=True):
         self.put(self._lines)
 
     def put(self, lines: Sequence[Line]) -> None:
-        """Shows other lines, from their first one on."""
+        """Show other lines, from their first one on."""
         self._lines = lines
         self.virtual_size = Size(0, len(lines))
         self.scroll_to(0, 0, animate=False)

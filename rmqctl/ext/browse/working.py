@@ -70,8 +70,8 @@ class Working(App[None]):
 
     def run_task(self, what: str, total: int, work: Callable[[Watch], T],
              then: Callable[[T], None]) -> None:
-        """Does something that takes long in a thread, says how far it is, and goes on with what
-        came of it. Only one at a time: a new one stops the one before.
+        """Run a long task in a thread, show its progress, and continue with its result. Only one
+        task runs at a time: a new task stops the one before.
         """
         self.stop_task()
 

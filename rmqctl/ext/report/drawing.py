@@ -82,7 +82,7 @@ class Bars:
 
 
 def bars(times: Timeline, lost: Iterable[int] = ()) -> Bars | None:
-    """The steps of a timeline joined to at most about a hundred; None without any message.
+    """Return the steps of a timeline joined to at most about a hundred; None without messages.
     ``lost``: store times (ms) of lost messages, which the bars reach unless they are far away.
     """
     steps = sorted(times.steps.items())
@@ -113,7 +113,9 @@ def bars(times: Timeline, lost: Iterable[int] = ()) -> Bars | None:
 
 
 def _crowd(steps: Sequence[tuple[int, int]], total: int) -> tuple[int, int]:
-    """The first and the last step of those that are left when both ends lose a few messages."""
+    """Return the first and the last step of those that are left when both ends lose a few
+    messages.
+    """
     spare = int(total * (1 - _CROWD) / 2)
 
     def end(some: Iterable[tuple[int, int]]) -> int:
@@ -249,7 +251,7 @@ def cells(profile: LogProfile, reach: int = 0) -> list[str | None]:
 
 def log_map(profile: LogProfile, reach: int, borders: Iterable[int], say: Say,
             shape: Shape) -> str:
-    """The log as rows of cells, from its first byte on. ``borders``: where files begin."""
+    """Return the log as rows of cells, from its first byte on. ``borders``: where files begin."""
     from matplotlib.patches import PathPatch, Rectangle
     from matplotlib.path import Path
 

@@ -227,7 +227,7 @@ def gather(store: Store, broker_version: str | None, jobs: int, watch: Watch, *,
 
 
 def _further(store: Store, items: Iterable[Item]) -> tuple[set[str], set[str]]:
-    """Topics and groups that paths and configuration files name."""
+    """Return topics and groups that paths and configuration files name."""
     topics: set[str] = set(topics_on_disk(store))
     groups: set[str] = set()
     for item in items:
@@ -257,7 +257,7 @@ def _sums(store: Store, profile: LogProfile | None, jobs: int) -> Aggregate | No
 
 def _topics(store: Store, diagnosis: Diagnosis, lags: Iterable[dict[str, Any]],
             jobs: int) -> list[TopicRow]:
-    """The topic with the most messages first."""
+    """Return the topic with the most messages first."""
     lost, sums = diagnosis.losses, _sums(store, diagnosis.profile, jobs)
     counted = {} if sums is None else {
         _key(key): values for key, values in sums.groups().items()}
@@ -304,7 +304,7 @@ def _groups(diagnosis: Diagnosis, lags: Iterable[dict[str, Any]]) -> list[GroupR
 
 def _joined(rows: Iterable[GroupRow],
             key: Callable[[GroupRow], tuple[str, str]]) -> list[GroupRow]:
-    """The sums of the rows of one group and topic, as ``key`` tells them."""
+    """Return the sums of the rows of one group and topic, as `key` selects them."""
     sums: dict[tuple[str, str], GroupRow] = {}
     for row in rows:
         name = key(row)
@@ -321,7 +321,7 @@ def _joined(rows: Iterable[GroupRow],
 
 
 def _places(findings: Iterable[Finding]) -> list[tuple[int, int]]:
-    """(physical offset, length) of damage in the log; what touches is one place."""
+    """Return (physical offset, length) of damage in the log; adjacent ranges are one place."""
     spans = sorted((finding.offset, finding.length or 0) for finding in findings
                    if finding.is_trouble and finding.category in DAMAGE
                    and finding.offset is not None)
@@ -345,7 +345,7 @@ def _neighbours(store: Store, offset: int, length: int, *, is_missing: bool) -> 
 
 
 def _last_before(log: CommitLog, end: int) -> Record | None:
-    """The last record of the file that ends at a physical offset, with a blank or not."""
+    """Return the last record of the file that ends at a physical offset, with a blank or not."""
     base = next((file.base for file in log.files if file.end == end), end)
     span = _NEAR
     while base < end:
@@ -367,8 +367,8 @@ def _marks(neighbours: Iterable[Neighbours], *, is_missing: bool) -> list[
 
 def _missing(store: Store, start: Prediction,
              gaps: Iterable[tuple[int, int]]) -> tuple[list[MissingFile], int]:
-    """The first files that are missing between others, or after the last one, where entries or
-    index know messages; and the bytes of all of them.
+    """Yield the first files that are missing between others, or after the last one, where entries
+    or index know messages; and the bytes of all of them.
     """
     log, places = store.log, start.already_lost_places
     spans = list(gaps)
@@ -388,8 +388,8 @@ def _missing(store: Store, start: Prediction,
 
 def _after_the_end(store: Store, start: Prediction) -> tuple[
         tuple[int | None, int | None] | None, int | None]:
-    """The store times (ms) between which lost messages after the end of the log were stored (None:
-    none are lost there), and the latest time that the index or the checkpoint proves.
+    """Return the store times (ms) between which lost messages after the end of the log were stored
+    (None: none are lost there), and the latest time that the index or the checkpoint proves.
     """
     end, places = View(store).disk_end, start.already_lost_places
     if not start.lost_at_end and (places is None or places[1] < end.offset):

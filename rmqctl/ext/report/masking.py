@@ -104,7 +104,7 @@ class Mask:
         return self._shown[bare] + word[len(bare):] if bare in self._shown else word
 
     def detail(self, text: str, category: str) -> str:
-        """The detail of a finding; that of ``property-number`` quotes a property."""
+        """Return the detail of a finding; that of ``property-number`` quotes a property."""
         if "properties" in self.kinds and category == "property-number":
             text = QUOTED.sub(HIDDEN, text)
         return self.text(text)
@@ -116,7 +116,7 @@ class Mask:
         return HIDDEN if text and "properties" in self.kinds else self.text(text)
 
     def address(self, text: str) -> str:
-        """A host, or an id that has one in it."""
+        """Return a host, or an id that has one in it."""
         return HIDDEN if text and "addresses" in self.kinds else self.text(text)
 
 
@@ -128,5 +128,7 @@ def _spellings(path: str) -> tuple[str, ...]:
 
 
 def _as_path(path: str) -> str:
-    """A pattern. What has no separator may be a word of any sentence: it is one of its own."""
+    """Return a pattern. What has no separator may be a word of any sentence: it has its own
+    pattern.
+    """
     return re.escape(path) if os.sep in path else rf"(?<![\w./-]){re.escape(path)}(?![\w.-])"

@@ -58,7 +58,7 @@ class Speech:
     mask: Mask
 
     def say(self, one: str, many: str = "", /, **values: Any) -> Said:
-        """A sentence of the report, by the rules of `rmqctl.phrases.Phrase`."""
+        """Return a sentence of the report, by the rules of `rmqctl.phrases.Phrase`."""
         masked = {name: self.shown(value) for name, value in values.items()}
         english = many if many and values["count"] != 1 else one
         template = self.language.catalog.get(many or one, english)
@@ -111,7 +111,7 @@ class Request:
 
 
 def page(facts: Facts, request: Request) -> str:
-    """The whole file."""
+    """Return the whole file."""
     # What the template shows beside the facts themselves.
     speech = Speech(request.language, request.mask)
     found = facts.diagnosis
@@ -147,7 +147,7 @@ def page(facts: Facts, request: Request) -> str:
 
 
 def of_report(name: str) -> Language:
-    """A language with the sentences of the report (``zh.toml``) besides its own."""
+    """Return a language with the sentences of the report (``zh.toml``) besides its own."""
     known = language(name)
     if name == ENGLISH:
         return known
@@ -191,7 +191,7 @@ def _scale(facts: Facts) -> str:
 
 
 def _kinds(facts: Facts, lang: str) -> list[Kind]:
-    """Findings by category, the worst first; mere information comes last."""
+    """Return findings by category, the worst first; findings of severity info come last."""
     known = explanations(lang)
     verdict = facts.diagnosis.findings
     kinds = {(category, severity): Kind(category, severity, count, known.get(category))
@@ -205,14 +205,14 @@ def _kinds(facts: Facts, lang: str) -> list[Kind]:
 
 
 def _checksums(facts: Facts, mask: Mask) -> list[Said]:
-    """The lines that `sha256sum --check` takes, in which names are masked as everywhere."""
+    """Return the lines that `sha256sum --check` takes, in which names are masked as everywhere."""
     return [Said(f"{line[:66]}{mask.text(line[66:])}" if not line.startswith("\\") else
                  f"{line[:67]}{mask.text(line[67:])}")
             for line in (each.line() for each in facts.files or ()) if line]
 
 
 def _relative(path: str | None, root: str) -> str:
-    """A path of the store without its root."""
+    """Return a path of the store without its root."""
     if path is None:
         return ""
     return path[len(root):].lstrip("/") if path.startswith(root.rstrip("/") + "/") else path
@@ -246,7 +246,7 @@ def _largest(rows: Iterable[Any], name: str) -> int:
 
 
 def _bar(part: float, whole: float, kind: str = "messages") -> Any:
-    """A bar as long as the share, for a cell of a table."""
+    """Return a bar as long as the share, for a cell of a table."""
     width = 100 * max(0, part) / whole if whole > 0 else 0
     return _safe(f'<svg class="bar" viewBox="0 0 100 6" preserveAspectRatio="none" '
                  f'aria-hidden="true"><rect class="f-{kind}" width="{width:.2f}" height="6"/>'
@@ -254,7 +254,7 @@ def _bar(part: float, whole: float, kind: str = "messages") -> Any:
 
 
 def _prose(text: str) -> Any:
-    """A sentence in which what stands between backticks is what one types."""
+    """Return a sentence as markup, with code elements for the parts between backticks."""
     from markupsafe import Markup, escape
 
     parts = [escape(part) for part in text.split("`")]

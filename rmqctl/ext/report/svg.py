@@ -25,9 +25,9 @@ _KEPT = frozenset({"fill", "fill-opacity", "fill-rule", "opacity", "stroke", "st
 
 
 def embedded(drawn: str, titles: Mapping[str, str], name: str, shape: str) -> str:
-    """The ``<svg>`` element for a page. ``titles``: what is shown over elements, by their ``gid``;
-    ``name`` begins all ids, which must differ between the drawings of a page; ``shape``: a further
-    class.
+    """Return the ``<svg>`` element for a page. ``titles``: what is shown over elements, by their
+    ``gid``; ``name`` begins all ids, which must differ between the drawings of a page; ``shape``: a
+    further class.
     """
     ElementTree.register_namespace("", _SVG)
     root = ElementTree.fromstring(drawn)  # noqa: S314 - drawn here, of numbers

@@ -35,7 +35,7 @@ class Part(NamedTuple):
 
 
 def headline(found: Diagnosis, say: Say) -> Headline:
-    """The one line that has to be read."""
+    """Return the headline of the report."""
     start, lost = found.start, found.losses
     if found.sound and found.not_judged:
         return Headline(WARN, say("No damage found; not everything could be checked"))

@@ -230,8 +230,8 @@ class _Members:
 
 
 def tree_in(archive: str, inner: str) -> Tree | None:
-    """The store in an archive: in the folder ``inner`` of it, else the only one there is. None
-    where no such file is at a URL, but perhaps a folder.
+    """Return the store in an archive: in the folder ``inner`` of it, else the only one there is.
+    None where no such file is at a URL, but perhaps a folder.
 
     NotAStoreError, FormatError for a damaged archive, StoreIOError.
     """
@@ -271,7 +271,7 @@ _LINK, _FOLDER = "link", "folder"
 
 
 def _opened(source: Any, name: str) -> tuple[Any, _Found]:
-    """(what is read, what is in it) of an archive."""
+    """Return (reader, contents) of an archive."""
     if name.endswith(".zip"):
         return source, dict(_of_zip(source))
     opener = _decompressor(name)
@@ -357,7 +357,7 @@ def _unpacking(packed: zipfile.ZipFile, about: zipfile.ZipInfo, name: str) -> Ca
 
 
 def _plain(name: str) -> str | None:
-    """A member's path below the archive; None for what leads out of it."""
+    """Return a member's path below the archive; None for a path outside of it."""
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or "\0" in name or not path.parts:
         return None
@@ -365,7 +365,7 @@ def _plain(name: str) -> str | None:
 
 
 def _store_in(members: Mapping[str, _Member], archive: str) -> str:
-    """The only folder of the archive that is a store; NotAStoreError."""
+    """Return the only folder of the archive that is a store; NotAStoreError."""
     marks: dict[str, set[str]] = {}
     for path in members:
         parts = path.split("/")

@@ -79,7 +79,7 @@ class RemoteFiles(RemoteReader):
         return type(self._fs).mv is not AbstractFileSystem.mv
 
     def find(self, folder: str) -> dict[str, int]:
-        """The sizes of all files below a folder, by path from the root."""
+        """Return the sizes of all files below a folder, by path from the root."""
         full = self._full(folder)
         with failing(self.where(folder), "list"):
             self._fs.invalidate_cache()
@@ -91,7 +91,9 @@ class RemoteFiles(RemoteReader):
         return {name.strip("/")[start:]: int(row.get("size") or 0) for name, row in found.items()}
 
     def read_all(self, paths: Sequence[str]) -> Iterator[bytes]:
-        """The contents of many small files, as they are named; several are asked for at once."""
+        """Yield the contents of many small files, as they are named; several are asked for at
+        once.
+        """
         for first in range(0, len(paths), _AT_ONCE):
             some = paths[first:first + _AT_ONCE]
             with failing(self.where(some[0]), "read"):
@@ -124,7 +126,7 @@ class RemoteFiles(RemoteReader):
                                f"afterwards, not {size}")
 
     def _write(self, path: str, pieces: Iterable[bytes], mode: str) -> int:
-        """Writes pieces to a file and has it closed; how many bytes they were."""
+        """Write pieces to a file and close it; return the number of bytes."""
         self._sizes.pop(path, None)
         size = 0
         with failing(self.where(path), "write to"), self._fs.open(self._full(path), mode) as file:

@@ -71,7 +71,7 @@ class Ranges:
         self._given_up: dict[str, tuple[StoreIOError, float]] = {}
 
     def read(self, path: str, position: int, length: int) -> bytes:
-        """Up to ``length`` bytes; fewer only at the end of the file."""
+        """Return up to ``length`` bytes; fewer only at the end of the file."""
         end = min(position + length, self._files[path].size)
         parts = []
         while position < end:
@@ -91,7 +91,7 @@ class Ranges:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def next_data(self, path: str, position: int) -> int:
-        """The first position that was not read, or is not zero, from one on."""
+        """Return the first position that was not read, or is not zero, from one on."""
         spans = self._zeros.get(path, ())
         number = bisect.bisect_right(spans, (position, _NO_END)) - 1
         if number >= 0 and spans[number][1] > position:
@@ -100,8 +100,8 @@ class Ranges:
         return position if end is None or position < end else self._files[path].size
 
     def end_of(self, path: str) -> int | None:
-        """The position after the data of a file that was laid out ahead, as samples of it show;
-        None where it is not sampled, or they contradict each other.
+        """Return the position after the data of a file that was laid out ahead, as samples of it
+        show; None where it is not sampled, or they contradict each other.
         """
         folder = path.partition("/")[0]
         if not self.sampled or folder not in SAMPLES or self._files[path].size < SMALL:
@@ -142,7 +142,7 @@ class Ranges:
         self._ends |= ends
 
     def gather(self, path: str, places: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Bytes at many places, (position, length), at the same time; none are kept."""
+        """Return bytes at many places, (position, length), at the same time; none are kept."""
         size = self._files[path].size
         return self._at_once([path], [
             (path, start, max(min(start + length, size), start)) for start, length in places])

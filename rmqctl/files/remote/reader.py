@@ -99,8 +99,8 @@ class RemoteReader(Closing):
         return sorted(listed, key=lambda entry: entry.name)
 
     def fetch(self, path: str, start: int, end: int, size: int) -> tuple[bytes, str]:
-        """Bytes ``[start, end)`` of a file of ``size``, fewer where it is shorter by now, and what
-        identifies it where the answer says that, else "".
+        """Return bytes ``[start, end)`` of a file of ``size``, fewer where it is shorter now, and
+        its identity where the answer contains it, else "".
         """
         with self._turn, failing(self.where(path), f"read at offset {start} of"):
             if self._is_web:
@@ -111,7 +111,7 @@ class RemoteReader(Closing):
             return self._fs.cat_file(self._full(path), start=start, end=end), ""
 
     def info(self, path: str) -> dict[str, Any] | None:
-        """A file or folder as the driver describes it now; None where there is none."""
+        """Return a file or folder as the driver describes it now; None if it does not exist."""
         with self._turn, failing(self.where(path), "look at"):
             self._fs.invalidate_cache()
             try:
@@ -131,7 +131,9 @@ class RemoteReader(Closing):
         return int(row["size"])
 
     def _known(self, path: str, wanted: int) -> int:
-        """The size of a file; asked for again where it is known to have less than ``wanted``."""
+        """Return the size of a file; asked for again where it is known to have less than
+        ``wanted``.
+        """
         size = self._sizes.get(path)
         if size is None or size < wanted:
             size = self.size(path)
@@ -219,7 +221,9 @@ class RemoteSource:
 
 
 def _driver(url: str) -> tuple[Any, str]:
-    """(fsspec file system, the path in it). UsageError without a driver, else StoreIOError."""
+    """Return (fsspec file system, the path in it). UsageError without a driver, else
+    StoreIOError.
+    """
     protocol = url.partition("://")[0]
     require("fsspec")
     import fsspec
@@ -285,12 +289,12 @@ def share_secrets(known: dict[str, str]) -> None:
 
 
 def without_secrets(url: str) -> str:
-    """A URL without the user and password in it, for messages."""
+    """Return a URL without the user and password in it, for messages."""
     return _CREDENTIALS.sub("***@", url)
 
 
 def failed(error: Exception, where: str, doing: str) -> StoreIOError:
-    """The StoreIOError for what the system said, or for a name it cannot have."""
+    """Return the StoreIOError for what the system said, or for a name it cannot have."""
     if isinstance(error, OSError):
         return StoreIOError.from_oserror(error, where, doing)
     return StoreIOError(f"cannot {doing} {where!r}: {error}")
@@ -346,7 +350,7 @@ def _entry(name: str, row: dict[str, Any]) -> Entry:
 
 
 def changed_at(row: dict[str, Any]) -> int:
-    """The time of the last change in ms, 0 where the driver does not tell it."""
+    """Return the time of the last change in ms, 0 where the driver does not report it."""
     for key in _TIMES:
         value = row.get(key)
         if isinstance(value, str):

@@ -36,8 +36,8 @@ def mounted(root: str, *, sampled: bool = False) -> str:
 
 
 def tree_of(named: str) -> Tree:
-    """The place at a URL, or in an archive. NotAStoreError, FormatError, StoreIOError, UsageError
-    without a driver.
+    """Return the place at a URL, or in an archive. NotAStoreError, FormatError, StoreIOError,
+    UsageError without a driver.
     """
     split = archive_of(named)
     if split is not None:
@@ -60,7 +60,7 @@ def tree_of(named: str) -> Tree:
 
 
 def matching(url: str) -> list[str]:
-    """The folders that a URL with ``*``, ``?`` or ``[`` matches; another one as it is.
+    """Return the folders that a URL with ``*``, ``?`` or ``[`` matches; another one as it is.
     NotAStoreError where none does, StoreIOError.
     """
     if "://" not in url or not glob.has_magic(revealed(url)):

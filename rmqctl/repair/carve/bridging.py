@@ -64,13 +64,17 @@ class Bridge:
         return [stop - at for at, stop, _ in self._stretches(end, physical)]
 
     def _missing(self, end: int, physical: int) -> tuple[range, int]:
-        """(the bases of missing files between, where in the file of ``physical`` a gap starts)."""
+        """Return (the bases of missing files between, where in the file of ``physical`` a gap
+        starts).
+        """
         size = self.file_size
         base, last = physical - physical % size, end - end % size
         return range(last + size if end % size else last, base, size), max(base, end)
 
     def _stretches(self, end: int, physical: int) -> Iterator[tuple[int, int, bool]]:
-        """(start, end, whether fillers have to reach up to the end) for each file and filler."""
+        """Yield (start, end, whether fillers have to reach up to the end) for each file and
+        filler.
+        """
         missing, at = self._missing(end, physical)
         for base in missing:
             yield base, base + self.file_size - BLANK_SIZE, False
@@ -82,7 +86,7 @@ class Bridge:
 
     def records(self, end: int, before: Record, lacking: Sequence[Missing] = ()) -> Iterator[
             Record]:
-        """The fillers between the end of the log and a message, with those of its queues."""
+        """Yield the fillers between the end of the log and a message, with those of its queues."""
         physical = before.physical_offset
         rows = deque(one.filler(number) for one in lacking for number in range(one.number))
         room = sum(stop - at for at, stop, _ in islice(self._stretches(end, physical), 8))

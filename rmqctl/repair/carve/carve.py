@@ -140,7 +140,9 @@ class Carving:
             spool.close()
 
     def found(self) -> Iterator[CarvedPage]:
-        """All that is wanted, page by page. StoreIOError where no source could be read at all."""
+        """Yield all that is wanted, page by page. StoreIOError where no source could be read at
+        all.
+        """
         last: StoreIOError | None = None
         for number, source_input in enumerate(self.inputs):
             try:
@@ -263,8 +265,8 @@ class Carving:
 
     def _spooled(self, spool: Spool, placement: str, *, shown: bool = True,
                  contradicted: bool = False) -> Iterator[CarvedPage]:
-        """The records of a spool. With ``contradicted`` those are misplaced that overlap messages
-        in place of the same broker.
+        """Yield the records of a spool. With ``contradicted`` those are misplaced that overlap
+        messages in place of the same broker.
         """
         for every in self._pages(spool):
             carved = self._uncontradicted(every, only_look=placement != IN_PLACE) if (
@@ -275,8 +277,8 @@ class Carving:
 
     def _uncontradicted(self, carved: CarvedPage, *, believed: bool = False,
                         only_look: bool = False) -> CarvedPage:
-        """The page without records that overlap others in place, which are misplaced, unless all
-        are ``believed``. Notes where its records are, unless ``only_look``.
+        """Return the page without records that overlap others in place, which are misplaced, unless
+        all are ``believed``. Notes where its records are, unless ``only_look``.
         """
         page, offset = carved.page, carved.offset
         physical, sizes = map(page.numbers, ("physical_offset", "total_size"))
@@ -287,7 +289,7 @@ class Carving:
         return replace(carved, page=page.select(np.flatnonzero(~taken)), offset=offset[~taken])
 
     def _pages(self, spool: Spool) -> Iterator[CarvedPage]:
-        """The records of a spool, read again."""
+        """Yield the records of a spool, read again."""
         for rows in spool.chunks(_PAGE_RECORDS):
             edges = np.flatnonzero(np.diff(rows["source"])) + 1
             for part in np.split(rows, edges):

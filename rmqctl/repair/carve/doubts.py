@@ -73,8 +73,8 @@ class Doubts:
         self._met.move_to_end(shift)
 
     def before(self, shift: int) -> tuple[int | None, int]:
-        """(where what was met of a shift ends, or the source begins, if that is known; until where
-        its records are doubtful): a log of this shift goes on. StoreIOError.
+        """Return (where what was met of a shift ends, or the source begins, if that is known; until
+        where its records are doubtful): a log of this shift goes on. StoreIOError.
         """
         for start, end in self._met.pop(shift, ()):
             self._from_piece(shift, start, end)
@@ -111,13 +111,15 @@ class Doubts:
         return 0
 
     def _first(self, start: int) -> tuple[int, int, bool] | None:
-        """The first record of a file that starts here, which in DLedger's has an entry's head."""
+        """Return the first record of a file that starts here, which in DLedger's has an entry's
+        head.
+        """
         head = self._window.read(start, dledger.HEAD_SIZE)
         framed = dledger.detect(head) == dledger.FRAMED
         return self._record(start + framed * dledger.HEAD_SIZE)
 
     def sort(self, rows: Array, shift: int) -> Iterator[tuple[Array, bool]]:
-        """Records of one shift (`spool.PLACE`), with whether they are doubtful. StoreIOError.
+        """Yield records of one shift (`spool.PLACE`), with whether they are doubtful. StoreIOError.
 
         To be asked in ascending order.
         """

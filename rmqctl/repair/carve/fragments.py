@@ -90,8 +90,8 @@ class Chains:
         return self._cuts[key]
 
     def apart(self, shift: int, at: int, end: int) -> int | None:
-        """Up to where the record can reach at which a log of this shift breaks off, by the first
-        record that follows it in another fragment, not in positions ``[at, end)``: None where
+        """Return up to where the record can reach at which a log of this shift breaks off, by the
+        first record that follows it in another fragment, not in positions ``[at, end)``: None where
         none does.
         """
         physical, positions = self._after(shift, at, end)
@@ -106,7 +106,7 @@ class Chains:
         return int(positions[own.argmax()]) if own.any() else None
 
     def _after(self, shift: int, at: int, end: int) -> tuple[Array, Array]:
-        """Starts whose place in the log is in positions ``[at, end)`` of this shift."""
+        """Return starts whose place in the log is in positions ``[at, end)`` of this shift."""
         physical, positions = self._sorted()
         first, after = np.searchsorted(physical, (at + shift, end + shift))
         return physical[first:after], positions[first:after]
@@ -137,8 +137,8 @@ class Chains:
         return None
 
     def _joined(self, shift: int, at: int, position: int, size: int) -> int | None:
-        """The end of the first of two fragments that make one record of ``size`` bytes with the
-        head of an entry before and after it, if it has one: the other ends at ``position``.
+        """Return the end of the first of two fragments that make one record of ``size`` bytes with
+        the head of an entry before and after it, if it has one: the other ends at ``position``.
         """
         first = self._window.read(at, size)
         rest = self._window.read(max(position - size, 0), min(size, position))

@@ -34,7 +34,9 @@ class Judge:
         """(shift, from, to, whether a record starts there): see `_next_followed`."""
 
     def record(self, position: int) -> tuple[int, int, bool] | None:
-        """(size, shift, whether the CRC is right) of the record at a position, if there is one."""
+        """Return (size, shift, whether the CRC is right) of the record at a position, if there is
+        one.
+        """
         window = self._window
         head = window.read(position, START_SIZE)
         if len(head) < START_SIZE:
@@ -72,7 +74,7 @@ class Judge:
         return magic == MAGIC_BLANK and bool(total >= BLANK_SIZE)
 
     def file_end(self, position: int) -> int:
-        """The size of what ends a file here, be it DLedger's; 0 if nothing does."""
+        """Return the size of what ends a file here, be it DLedger's; 0 if nothing does."""
         head = self._window.read(position, BLANK_SIZE)
         if self.is_blank(position):
             return total_size_at(head)

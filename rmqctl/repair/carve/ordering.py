@@ -112,7 +112,7 @@ class Log:
         self.end, self._time, self._after = physical + size, time, (source, position + size)
 
     def ordered(self) -> Iterator[tuple[RecordPlace, bool]]:
-        """All places in the order to write, with whether the message keeps its offset."""
+        """Yield all places in the order to write, with whether the message keeps its offset."""
         yield from ((place, self.keeps) for place in self.places)
         yield from ((place, False) for place in self.tail)
 
@@ -166,7 +166,7 @@ class Order:
         self.size += int(sizes.sum())
 
     def _queue(self, page: Page) -> Array:
-        """The numbers of the queues of messages, -1 for those that are in none."""
+        """Return the numbers of the queues of messages, -1 for those that are in none."""
         flags = page.numbers("sys_flag").tolist()
         queues = [self._queues.setdefault(key, len(self._queues)) if has_consume_queue_row(flag)
                   else -1 for flag, *key_of in zip(flags, page.raw("topic"),
@@ -209,7 +209,8 @@ class Order:
         return known
 
     def logs(self, bridge: Callable[[], Bridge]) -> list[Log]:
-        """The logs that were found, with the places of their messages. ``bridge``: that of one.
+        """Return the logs that were found, with the places of their messages. ``bridge``: that of
+        one.
 
         Each goes on with the message that fits it best: the next one in its source, else that
         whose store time is next. What contradicts all of its broker starts another one.
@@ -287,7 +288,7 @@ class Order:
 
 
 def _best(logs: list[Log], place: RecordPlace) -> Log | None:
-    """The log that a message fits best."""
+    """Return the log that a message fits best."""
     near = [(distance, log.number, log) for log in logs
             if (distance := log.distance(place)) is not None]
     return min(near)[2] if near else None

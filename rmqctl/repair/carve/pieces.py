@@ -150,7 +150,9 @@ class Pieces:
             self._window.read(broken, min(at - broken, _UNUSED)))
 
     def judge(self, places: Array) -> tuple[Array, Array]:
-        """(which of the places another log interrupts, which may be in a body): bool each."""
+        """Return (which of the places another log interrupts, which may be in a body): bool
+        each.
+        """
         if not self._is_judged:
             for chain in self.chains:
                 self._starts(chain)

@@ -95,7 +95,9 @@ class Scan:
         return self._window.size
 
     def batches(self) -> Iterator[tuple[Batch, int]]:
-        """(records in place, their shift). A batch is only valid until the next is asked for."""
+        """Yield (records in place, their shift). A batch is only valid until the next is asked
+        for.
+        """
         while self._at < self.size:
             begin, log_shift = self._at, self._log_shift
             if log_shift is not None:
@@ -307,7 +309,7 @@ class Scan:
     # -- elsewhere ----------------------------------------------------------------------------
 
     def _search(self) -> None:
-        """Goes to the next record: one of the log is left to `_follow`, others are noted."""
+        """Go to the next record: one of the log is left to `_follow`, others are noted."""
         for position in self._candidates.within(self._at, self.size):
             record = self._judge.record(position)
             if record is None:
@@ -381,7 +383,7 @@ class Scan:
 
     def _inside(self, start: int, end: int, shift: int, *, of_any: bool = True,
                 sure: bool = True) -> int:
-        """Notes the intact records inside of a damaged one; the position to go on from.
+        """Note the intact records inside a damaged one; return the position to continue from.
 
         That is its end, or the start of a record of the log inside of one that is not; unless
         ``of_any``, that of an intact record of any other shift. No body holds a record that reaches

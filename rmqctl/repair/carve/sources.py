@@ -75,7 +75,7 @@ class CarveSource(FileSource):
         return done
 
     def _by_sector(self, buffer: memoryview, position: int) -> int:
-        """Reads to the end of the next sector; zeros, and a report, if that fails too."""
+        """Read to the end of the next sector; if that fails too, return zeros and report it."""
         length = min(len(buffer), SECTOR - position % SECTOR, max(0, self.size - position))
         try:
             return os.preadv(self._fd, [buffer[:length]], position)
@@ -88,7 +88,7 @@ class CarveSource(FileSource):
 
 
 def inputs(paths: Iterable[str], skip: Callable[[str, str], None]) -> Iterator[Input]:
-    """The files behind ``paths``, those below a folder in the order of their paths.
+    """Yield the files behind ``paths``, those below a folder in the order of their paths.
 
     A path the user named must be there (StoreIOError). What lies below a folder and cannot be
     carved is told to ``skip`` with the reason: links, pipes, sockets, what may not be read.

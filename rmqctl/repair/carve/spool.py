@@ -53,14 +53,14 @@ class Spool(RowFile):
 
     def add(self, source: int, position: Array | int, physical: Array | int, size: Array | int,
             late: Array | int = 0) -> None:
-        """Adds places of one source; columns of equal length, or single numbers."""
+        """Add places of one source; columns of equal length, or single numbers."""
         rows: Array = np.empty(len(position) if isinstance(position, np.ndarray) else 1, PLACE)
         rows["position"], rows["physical"], rows["size"] = position, physical, size
         rows["source"], rows["late"] = source, late
         self.append(rows)
 
     def chunks(self, step: int = _STEP) -> Iterator[Array]:
-        """All places, in pieces of at most ``step``. Nothing may be added meanwhile."""
+        """Return all places, in pieces of at most ``step``. Nothing may be added meanwhile."""
         return super().chunks(step)
 
 
@@ -86,7 +86,7 @@ class Majority:
             self._counts[key] = weight - least
 
     def most(self, least: int) -> int | None:
-        """The key with the greatest weight, the first of several; None if that is below
+        """Return the key with the greatest weight, the first of several; None if that is below
         ``least``.
         """
         if not self._counts:
@@ -108,7 +108,7 @@ def identity(page: Page) -> Array:
 
 
 def hosts_of(page: Page) -> Array:
-    """A number (int64) for each store host, the same from whatever kind of page."""
+    """Return a number (int64) for each store host, the same from whatever kind of page."""
     if not isinstance(page, BatchPage):
         joined = b"".join(host.ljust(_WIDTH, b"\0") for host in page.hosts("store_host"))
         return _folded(np.frombuffer(joined, np.uint8).reshape(-1, _WIDTH))

@@ -103,8 +103,8 @@ def log_file_size(inputs: Sequence[Input]) -> int | None:
 
 
 def size_by_ends(ends: Iterable[int]) -> int | None:
-    """The size of a log's files by the physical offsets at which blanks end them: the largest that
-    fits most of them; None where there is none.
+    """Return the size of a log's files by the physical offsets at which blanks end them: the
+    largest that fits most of them; None if it does not exist.
     """
     known = sorted(ends)
     steps = {after - before for before, after in pairwise(known)}
@@ -143,7 +143,7 @@ class StoreMaker:
         return self._order.size
 
     def take(self, carved: CarvedPage) -> None:
-        """Remembers where messages lie: 32 bytes each, on disk."""
+        """Remember the places of messages: 32 bytes each, on disk."""
         self._order.add(carved)
         inner = carved.page.numbers("sys_flag") & INNER_BATCH
         if inner.any() and len(self._batch_topics) < _MOST_TOPICS:
@@ -152,7 +152,8 @@ class StoreMaker:
 
     def write(self, carving: Carving, advance: Callable[[int], None] = lambda _bytes: None,
               check: Callable[[], None] = lambda: None) -> Written:
-        """Makes the store and puts everything in. ``check`` is called where a stop does no harm.
+        """Create the store and put all messages into it. ``check`` is called where a stop does no
+        harm.
 
         StoreIOError, RefusedError; the store is then one of a broker that was stopped or killed.
         """
@@ -336,7 +337,7 @@ class _Reader:
                 stack.callback(source.close)
 
     def record(self, source: int, position: int, length: int) -> Record | None:
-        """The record; None if it is no longer there."""
+        """Return the record; None if it is no longer there."""
         opened = self._open.get(source)
         if opened is None:
             if len(self._open) >= _OPEN_SOURCES:

@@ -49,7 +49,8 @@ class Window:
         self.data: Array = np.zeros(0, np.uint8)
 
     def hold(self, position: int, length: int) -> bool:
-        """Loads what is missing of ``[position, position + length)``; whether it is all there.
+        """Load what is missing of ``[position, position + length)``; return whether all of it
+        exists.
 
         When something has to be read, a whole chunk from ``position`` on is.
         """
@@ -66,18 +67,18 @@ class Window:
         return position + length <= self.end
 
     def read(self, position: int, length: int) -> bytes:
-        """Up to ``length`` bytes, without moving the window."""
+        """Return up to ``length`` bytes, without moving the window."""
         end = min(position + length, self.size)
         if self.start <= position and end <= self.end:
             return bytes(memoryview(self.buffer)[position - self.start:max(end - self.start, 0)])
         return self._source.read(position, max(0, end - position))
 
     def read_into(self, buffer: memoryview, position: int) -> int:
-        """Fills a buffer, without moving the window; the number of bytes that were there."""
+        """Fill a buffer, without moving the window; return the number of bytes."""
         return self._source.read_into(buffer, position)
 
     def next_data(self, position: int) -> int:
-        """The first position that may hold something else than zeros (holes are skipped)."""
+        """Return the first position that may hold something else than zeros (holes are skipped)."""
         return self._source.next_data(position)
 
 
@@ -108,7 +109,7 @@ class Checksums:
         """The CRC of ``[anchor, anchor + n * grid)``."""
 
     def crc(self, start: int, end: int) -> int | None:
-        """The CRC of ``[start, end)``; None where the source ends before."""
+        """Return the CRC of ``[start, end)``; None where the source ends before."""
         window = self._window
         if window.start <= start and end <= window.end and end - start <= _DIRECT:
             view = memoryview(window.buffer)[start - window.start:end - window.start]
@@ -175,7 +176,7 @@ class Candidates:
         self._from = self._to = 0
 
     def within(self, start: int, end: int) -> Iterator[int]:
-        """Candidates from ``start`` to before ``end``, ascending."""
+        """Yield candidates from ``start`` to before ``end``, ascending."""
         end = min(end, self._window.size - MIN_SIZE + 1)
         position = start
         while position < end:

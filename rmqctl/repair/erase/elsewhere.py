@@ -60,7 +60,7 @@ def other_copies(store: Store, traits: Traits) -> Copies:
 
 
 def files_below(root: str) -> Iterator[str]:
-    """All files of a folder, sorted."""
+    """Yield all files of a folder, sorted."""
     for folder, folders, names in os.walk(root):
         folders.sort()
         yield from (os.path.join(folder, name) for name in sorted(names)
@@ -168,7 +168,7 @@ class _Runs:
 
 
 def _parts(bodies: Iterable[bytes]) -> Iterator[list[bytes]]:
-    """The bodies in lists that are joined at once."""
+    """Yield the bodies in lists that are joined at once."""
     part: list[bytes] = []
     size = 0
     for body in bodies:
@@ -182,7 +182,7 @@ def _parts(bodies: Iterable[bytes]) -> Iterator[list[bytes]]:
 
 
 def _words_of(data: bytes) -> Array:
-    """The words at all places."""
+    """Return the words at all places."""
     return np.ndarray(len(data) - _WORD + 1, "<u8", data, 0, (1,))
 
 

@@ -149,12 +149,12 @@ def _is_moved(topic: str) -> bool:
 
 
 def content(record: Record) -> bytes:
-    """The body as the producer handed it in."""
+    """Return the body as the producer handed it in."""
     return bodies.decompressed(sysflag.compression(record.sys_flag), record.body)[0]
 
 
 def unique_key(record: Record) -> bytes | None:
-    """The client's id of a message."""
+    """Return the client's id of a message."""
     known = props.parse(record.properties.decode("utf-8", "surrogateescape"))
     value = known.get(props.UNIQUE_KEY)
     return None if value is None else value.encode("utf-8", "surrogateescape")
@@ -236,7 +236,7 @@ def _having(properties: text.Properties, name: str, wanted: set[bytes]) -> list[
 
 
 def _suspects(batch: Batch, topics: text.Texts, traits: Traits) -> Array:
-    """Rows whose body may be, or contain, a body or id that is looked for."""
+    """Return rows whose body may be, or contain, a body or id that is looked for."""
     crcs = np.array(sorted(traits.crcs), np.int64)
     flags = batch.column("sys_flag")
     mask: Array = (flags & sysflag.COMPRESSED != 0) & bool(traits.bodies)

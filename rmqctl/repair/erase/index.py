@@ -88,8 +88,8 @@ def _drop(changes: Changes, store: Store, index: IndexFile, gone: Array, why: st
 
 
 def _runs(slots: Array) -> Iterator[slice]:
-    """Runs that contain all of the ``slots``, which are sorted; what lies between near ones is
-    written as it is, as many small pieces would take more memory.
+    """Yield runs that contain all of the ``slots``, which are sorted; the slots between near ones
+    are written unchanged, as many small pieces would take more memory.
     """
     cuts = np.flatnonzero(np.diff(slots) > _NEAR)
     starts, ends = np.append(0, cuts + 1), np.append(cuts, len(slots) - 1)
@@ -111,7 +111,7 @@ def _count_from(store: Store, entries: Array, begin: int) -> None:
 
 
 def _chains(entries: Array, slots: int) -> tuple[Array, Array]:
-    """(what each slot holds, what each entry holds as the one before it)."""
+    """Return (what each slot holds, what each entry holds as the one before it)."""
     slot = entries["key_hash"].astype(np.int64) % slots
     order = np.argsort(slot, kind="stable")
     same = slot[order][1:] == slot[order][:-1]

@@ -47,8 +47,8 @@ class Inner(NamedTuple):
 
 
 def inner_messages(record: Record, plain: bytes | None = None) -> list[Inner]:
-    """The messages of a batch, whose body is ``plain`` when decompressed; none where it is anything
-    else.
+    """Return the messages of a batch, whose body is ``plain`` when decompressed; none where it is
+    anything else.
     """
     if not record.sys_flag & sysflag.INNER_BATCH:
         return []

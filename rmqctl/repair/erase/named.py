@@ -16,7 +16,9 @@ _MOST = 64 << 20
 
 
 def read_ids(path: str) -> list[str]:
-    """The ids in a file, one in each line. UsageError for a file without any, StoreIOError."""
+    """Return the ids in a file, one in each line. UsageError for a file without any,
+    StoreIOError.
+    """
     with FileSource(path) as source:
         if source.size > _MOST:
             raise UsageError(f"{path}: larger than {_MOST >> 20} MiB, too large for a list of ids")
@@ -32,8 +34,8 @@ def read_ids(path: str) -> list[str]:
 
 
 def selection(topic: str | None, key: str | None, named: Sequence[str]) -> Selection | None:
-    """The messages of a topic (None: any) with a key and all properties ``NAME=VALUE``, read in the
-    order of the log: a message without a consume queue entry is one, too. UsageError.
+    """Return the messages of a topic (None: any) with a key and all properties ``NAME=VALUE``, read
+    in the order of the log: a message without a consume queue entry is one, too. UsageError.
     """
     if not (key or named):
         return None

@@ -33,8 +33,8 @@ _CHUNK = 1 << 20
 
 def erased(raw: bytes, record: Record, *, drop: bool = False,
            mark: str = ERASED) -> tuple[Parts, bool]:
-    """(the record in place of ``raw``, sparsely; whether it has the ``mark``, for which a small one
-    has no space). ``drop``: its topic is deleted.
+    """Return (the record in place of ``raw``, sparsely; whether it has the ``mark``, for which a
+    small one has no space). ``drop``: its topic is deleted.
     """
     # A record that ends with a correct appended CRC gets a new one.
     sealed = append_crc.verify(raw) is True
@@ -79,7 +79,7 @@ def is_erased(record: Record) -> bool:
 
 
 def _laid_out(raw: bytes, head_size: int, body: int, *, sealed: bool) -> Parts:
-    """The record with a body of zeros between what is before and after it in ``raw``."""
+    """Return the record with a body of zeros between what is before and after it in ``raw``."""
     head, end = raw[:head_size - 4] + body.to_bytes(4, "big"), raw[head_size:]
     if sealed:
         crc = zlib.crc32(end[:-append_crc.SIZE], _zeros(body, zlib.crc32(head))) & CRC_MASK

@@ -64,7 +64,7 @@ def items_lead_nowhere(store: Store, copies: Copies) -> Changes:
 
 
 def topic_folders(store: Store, topics: Sequence[str]) -> list[tuple[str, str]]:
-    """(topic, its folder of a broker in a tier below the store)."""
+    """Return (topic, its folder of a broker in a tier below the store)."""
     return [(name, os.path.join(folder, name))
             for folder, folders, _ in os.walk(store.root)
             if names.parse_cluster(os.path.basename(os.path.dirname(folder)))
@@ -121,7 +121,7 @@ def _wanted(copies: Copies) -> Wanted:
 
 
 def _hashes(record: Record) -> Iterator[int]:
-    """The hashes under which a tier may have a message."""
+    """Yield the hashes under which a tier may have a message."""
     topic = record.topic.decode("utf-8", "replace")
     known = props.parse(record.properties.decode("utf-8", "replace"))
     keys = {known.get(props.UNIQUE_KEY), *(known.get(props.KEYS) or "").split(" ")}
@@ -130,7 +130,7 @@ def _hashes(record: Record) -> Iterator[int]:
 
 
 def _pieces(path: str, source: FileSource, wanted: Wanted) -> tuple[list[Piece], int]:
-    """(what changes in a file, how many items it has). FormatError, StoreIOError."""
+    """Return (what changes in a file, how many items it has). FormatError, StoreIOError."""
     size = source.size
     if not size:
         return [], 0
