@@ -220,7 +220,7 @@ def _copied_log(view: Store, copies: Copies, known: int, end: int, start: int,
     damaged bytes, the intact messages, the newest store time).
 
     What was copied is summed, forced to the device and checked while the next part is copied.
-    ``note`` hears up to which physical offset all is on the device.
+    ``note`` receives the physical offset up to which all is on the device.
     """
     def force(name: str, reached: int) -> None:
         copies.force(name)

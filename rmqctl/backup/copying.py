@@ -29,7 +29,7 @@ _OWN = frozenset({"commitlog", "consumequeue", "batchconsumequeue", "index", "lo
 _COMPARED = 4096
 """Bytes at the end of the copy of a file that are compared with the file."""
 _APPENDED = ("compaction", "timerlog")
-"""Folders of files that are appended to, or replaced as a whole."""
+"""Folders of files that are appended to, or replaced completely."""
 _TRIES = 5
 """Attempts to copy a RocksDB database that changes meanwhile."""
 _UNREADABLE = (errno.EIO, errno.ENODATA, errno.EILSEQ)
@@ -198,7 +198,7 @@ def copy_queues(view: Store, copies: Copies, *, compare: bool) -> tuple[
 @contextmanager
 def kept_where_unreadable(files: Sequence[StoreFile], view: Store, copies: Copies,
                            lost: list[Hole]) -> Iterator[None]:
-    """Keep what was copied of files that the device does not give by now."""
+    """Keep what was copied of files that the device no longer returns."""
     try:
         yield
     except StoreIOError as error:
@@ -455,8 +455,8 @@ def _remove_gone(root: str, copies: Copies) -> None:
 
 
 def _copy_changed(root: str, name: str, copies: Copies) -> None:
-    """Copy a file unless its size and time say that the copy has it. Of one that is only appended
-    to, what is new is; the copy of one that was replaced is kept for older points. OSError.
+    """Copy a file unless its size and time match the copy. Of an append-only file only new bytes
+    are copied; the copy of a replaced file is kept for older points. OSError.
     """
     source, target = os.path.join(root, name), copies.path(name)
     if copies.takes(source, name):
@@ -489,7 +489,9 @@ def appended_files(root: str) -> list[str]:
 
 
 def _appended(path: str, name: str, copies: Copies) -> bool:
-    """Copy what is new of a file that begins with its copy; False where it does not. OSError."""
+    """Copy what is new of a file that starts with its copy; return False where it does not.
+    OSError.
+    """
     used = copies.used(name)
     start = max(used - _COMPARED, 0)
     with FileSource(path) as source, FileSource(copies.path(name)) as copy:

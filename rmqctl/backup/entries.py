@@ -39,7 +39,7 @@ _UNITS = (consume_queue.UNIT_SIZE, batch_consume_queue.UNIT_SIZE)
 _STRETCH, _PIECE = 1 << 20, 4 << 20
 """The most bytes of a stretch, and about those of a piece."""
 _PIECES = 256
-"""Pieces after which a new file is begun: what a point says of one stays short."""
+"""Pieces after which a new file is started, so that its entry in a point stays short."""
 _LARGEST = 1 << 31
 _MOST_ENDS = 1 << 28
 
@@ -222,7 +222,7 @@ def lay(objects: Objects, note: Note, copies: Copies, end: int) -> None:
 def _stretches(objects: Objects, name: str, pieces: Iterable[Piece]) -> Iterator[
         tuple[str, int, bytes, int, int, bool]]:
     """Yield (file, position, entries, size of the file, bytes of an entry, whether the queue
-    begins).
+    starts).
     """
     buffer = bytearray()
     for piece in pieces:
@@ -244,7 +244,7 @@ def _stretches(objects: Objects, name: str, pieces: Iterable[Piece]) -> Iterator
 
 def header(line: bytes, where: str) -> tuple[str, int, int, int, int, bool]:
     """Return (file, position, length, size of the file, bytes of an entry, whether the queue
-    begins) of a stretch. FormatError.
+    starts) of a stretch. FormatError.
     """
     try:
         path, position, length, size, unit, is_new = json.loads(line)

@@ -30,9 +30,9 @@ Pace = Callable[[int], None]
 
 @dataclass(slots=True)
 class Copies:
-    """The files that a run has written to. ``unread``: what the device did not give; it is zeros in
-    the copy, unless the copy had it (``kept``). ``written``: bytes. ``older``: the folder for files
-    that are replaced; without one they are removed.
+    """The files that a run has written to. ``unread``: what the device could not read; it is zeros
+    in the copy, unless the copy had it (``kept``). ``written``: bytes. ``older``: the folder for
+    files that are replaced; without one they are removed.
     """
 
     root: str
@@ -161,7 +161,7 @@ class Copies:
         self.written += len(data)
 
     def _read(self, source: FileSource, relative: str, position: int, length: int) -> bytes:
-        """Return the bytes there; zeros for what the device does not give."""
+        """Return the bytes there; zeros for what the device cannot read."""
         try:
             data = source.read(position, length)
             if data:

@@ -41,7 +41,7 @@ def take_away(backup: str, known: Sequence[Point], before: int) -> tuple[int, in
 
 
 def _take_over(backup: str, gone: Sequence[Point], left: Point) -> None:
-    """Note with the oldest point left what those before it told of log files that stay."""
+    """Copy to the oldest remaining point what earlier points noted of log files that stay."""
     before = [point for number, point in enumerate(gone)
               if not any(later.summed_again for later in (*gone[number + 1:], left))]
 

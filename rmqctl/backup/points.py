@@ -47,8 +47,8 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Hole:
-    """Bytes of the source that are damaged (``unread``: the device did not give them; ``kept``: the
-    copy has them from before).
+    """Bytes of the source that are damaged (``unread``: the device could not read them; ``kept``:
+    the copy has them from before).
     """
 
     file: str

@@ -1,7 +1,8 @@
 """Backups at a URL: a run that adds what is new of a store, and a store made of a point's objects.
 
-The rules are those of a backup in a folder: `moment.fix` says where the log ends, damage is noted,
-what a repair of the store filled stays as it was. The index is not stored: it follows from the log.
+The rules are those of a backup in a folder: `moment.fix` determines where the log ends, damage is
+noted, what a repair of the store filled stays as it was. The index is not stored: it follows from
+the log.
 """
 
 from __future__ import annotations
@@ -139,7 +140,7 @@ class _Uploads(Copies):
         self._sending.shutdown()
 
     def takes(self, source: str, relative: str) -> bool:
-        """Store another file unless its size and time say that it is stored."""
+        """Store another file unless its size and time show that it is stored."""
         about = os.stat(source)
         have = self.others.get(relative) or self.last.others.get(relative)
         if have is None or (have.size, have.changed) != (about.st_size, about.st_mtime_ns):
@@ -291,8 +292,8 @@ def _repairs(view: Store) -> tuple[str, ...]:
 
 
 def _known(view: Store, objects: Objects, last: Note | None, end: int) -> int:
-    """Return the physical offset up to which the backup has the log, after the last whole record.
-    RefusedError where it is that of another store, or of one whose log was cut.
+    """Return the physical offset up to which the backup has the log, after the last complete
+    record. RefusedError where it belongs to another store, or to one whose log was truncated.
     """
     if last is None:
         return view.log.min_offset
@@ -505,7 +506,7 @@ def _require_cuttable(store: Store, where: str) -> None:
 
 
 def _cut(copies: Copies, store: Store, end: int) -> None:
-    """End the log that was read at a physical offset. A file that begins there stays, empty."""
+    """End the log that was read at a physical offset. A file that starts there stays, empty."""
     for file in store.log.files:
         name = os.path.relpath(file.path, store.root)
         if file.base > end:

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 _PART = ".restoring"
 _LOGS = ("commitlog", "data")
 IDENTITY = ("brokerIdentity", "brokerIdentity-temp")
-"""Of the broker that was backed up: a controller gives a new one another."""
+"""Identity of the broker that was backed up: a controller gives a new broker another one."""
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 SMALL = ("config", "checkpoint")
 """Structures restored as of a point; all others are of the newest point."""

@@ -21,7 +21,7 @@ SUMMARY, REPORT = "case.json", "report.html"
 MOST_FINDINGS = 10_000
 DOCUMENTS = {"info": (), "doctor": (), "verify": ("--limit", str(MOST_FINDINGS)),
              "preflight": (), "offsets": ()}
-"""Commands that give a JSON document each, and their options."""
+"""Commands that print one JSON document, with their options."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +51,8 @@ class Result:
 
 def collect(case: Case, target: str, step: Callable[[str, int | None], Callable[[int], None]],
             size: int) -> Result:
-    """Make the evidence folder ``target``. ``step``: told what begins, of how many bytes; gives
-    what hears of bytes. StoreIOError, RefusedError.
+    """Create the evidence folder ``target``. ``step`` receives the name of the step that starts and
+    its bytes, and returns a function that receives the bytes done. StoreIOError, RefusedError.
     """
     result, folder = Result(), Folder(target)
     began, before = now(), inventory.stamps(case.root, case.log_folders)
@@ -90,7 +90,7 @@ def collect(case: Case, target: str, step: Callable[[str, int | None], Callable[
 
 def _examined(case: Case, folder: Folder, runs: Runs, copies: Copies,
               step: Callable[[str], object]) -> dict[str, Any]:
-    """Run the commands; what the summary says of their answers."""
+    """Run the commands; return the summary's part on their answers."""
     documents: dict[str, Any] = {}
     live = None
     if case.is_store:

@@ -67,8 +67,8 @@ def _mounted(path: str, *, redacted: bool) -> dict[str, Any]:
 
 
 class Runs:
-    """Runs commands, one after the other. ``redaction``: what is done to texts they give;
-    ``passed``: descriptors that they get.
+    """Runs commands, one after the other. ``redaction``: applied to the texts that they print;
+    ``passed``: descriptors that they inherit.
     """
 
     def __init__(self, folder: Folder, redaction: Redaction | None,
@@ -86,8 +86,8 @@ class Runs:
         self._log.close()
 
     def document(self, words: Sequence[str], name: str) -> Any:
-        """Run a command that gives one JSON document, which becomes the file ``name``; the
-        document, or None where there is none.
+        """Run a command that prints one JSON document, which becomes the file ``name``; return the
+        document, or None without one.
         """
         with tempfile.TemporaryFile() as out:
             self.finished(words, name, out)

@@ -57,8 +57,8 @@ of which none may be a link.
 class LogState:
     """The state of the log. ``end`` is the physical offset of the next record.
 
-    ``clean``: the last run ended cleanly. ``start``: physical offset of the file which a
-    broker's recovery would begin with. ``cut_off``: bytes that a repair cut off are beyond it.
+    ``clean``: the last run ended cleanly. ``start``: physical offset of the file which a broker's
+    recovery would start with. ``cut_off``: bytes that a repair cut off are beyond it.
     """
 
     end: int
@@ -180,7 +180,7 @@ def lock_for(store: Store, commitlog_dirs: Iterable[str], outside: Iterable[str]
     of the log that the user named, and in further ones ``outside`` (relative to the root or
     absolute). It includes those of other stores that contain one of them.
 
-    RefusedError where a folder of the log, or a link in what a broker writes, leads elsewhere.
+    RefusedError where a folder of the log, or a link in what a broker writes, points elsewhere.
     """
     named = [os.path.join(store.root, folder) for folder in (*commitlog_dirs, *outside)]
     Bounds(store.root, named).refuse_links(*store.log_folders, *map(store.path, WRITTEN))
@@ -218,11 +218,11 @@ def set_right(store: Store, state: LogState, checkpoint: CheckpointFile, aside: 
 
 
 def _newest_time(store: Store, state: LogState) -> int | None:
-    """Return the latest store time (ms) in the part of the log that a recovery goes over; None: no
-    message is there.
+    """Return the latest store time (ms) in the part of the log that a recovery goes over; None
+    without messages.
 
-    A checkpoint that says a later one was torn while it was written, or messages with old times
-    were put in again.
+    A checkpoint with a later time was torn while it was written, or messages with old times were
+    put in again.
     """
     times = [int(batch.column("store_timestamp").max())
              for batch in store.log.walk(state.start, state.end) if len(batch)]

@@ -1,5 +1,5 @@
 """The small files a broker keeps of its own state, written in place as it does: the ``checkpoint``
-page, and ``abort``, which is there while a store is open for writing, so that a crash is known of
+page, and ``abort``, which exists while a store is open for writing, so that a crash is noticed
 (spec: checkpoint-and-small-files.md §1-§2).
 """
 

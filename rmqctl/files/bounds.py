@@ -60,9 +60,9 @@ class Bounds:
             f"--write-outside {shlex.quote(os.path.dirname(path))}")
 
     def refuse_links(self, *paths: str) -> None:
-        """RefusedError for a file or folder that is outside, or a link in it, or below it, that
-        leads outside: what writes there would write elsewhere. What cannot be looked at is left to
-        who writes.
+        """Raise RefusedError for a file or folder that is outside, or has a link in or below it
+        that points outside: a write there would go elsewhere. What cannot be examined is left to
+        the writer.
         """
         for path in paths:
             self.require(path, os.path.realpath(path))

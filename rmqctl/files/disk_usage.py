@@ -19,8 +19,8 @@ _SECONDS = 1.0
 def used_ratio(folder: str) -> float:
     """Share of the file system in use, in whole hundredths rounded up.
 
-    What is kept back for the administrator counts neither as used nor as free. For a folder
-    that is not there yet, that of the folder it will be made in. StoreIOError.
+    What is kept back for the administrator counts neither as used nor as free. For a missing
+    folder, that of the folder that will contain it. StoreIOError.
     """
     existing = os.path.abspath(folder)
     while True:

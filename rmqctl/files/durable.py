@@ -266,9 +266,8 @@ def publish(path: str, data: Content, *, store: str, staging: str | None = None)
     """Put a whole file of a store in place: after a kill there is the old one or the new one.
 
     It is written in ``staging`` (default: ``.rmqctl`` in the store), forced, and renamed; missing
-    folders are made. Mode and owner of a file that is replaced stay, and a link stays a link: what
-    it leads to is replaced, but RefusedError in ``.rmqctl``. StoreIOError; then nothing stays
-    staged.
+    folders are made. Mode and owner of a file that is replaced stay, and a link stays a link: its
+    target is replaced, but RefusedError in ``.rmqctl``. StoreIOError; then nothing stays staged.
     """
     own = os.path.join(store, STAGING)
     staging = staging or own

@@ -1,4 +1,4 @@
-"""Files with holes: where their data lies, copies in which holes stay holes; equal files."""
+"""Files with holes: places of their data, copies in which holes stay holes; equal files."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _DIGESTED = 64 << 10
 def copy_sparse(source: str, target: str) -> None:
     """Copy a file's data and times; holes stay holes. Nothing is forced to the device.
 
-    A ``target`` that is there gets new content. OSError; StoreIOError where ``source`` becomes
-    shorter meanwhile.
+    An existing ``target`` gets new content. OSError; StoreIOError where ``source`` becomes shorter
+    meanwhile.
     """
     reading = os.open(source, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:

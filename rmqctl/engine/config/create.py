@@ -150,7 +150,7 @@ def _inside(path: str, folder: str) -> bool:
 
 
 def _refuse_content(plan: NewStore) -> None:
-    """RefusedError unless nothing is there but what an interrupted run made."""
+    """Raise RefusedError where anything exists except what an interrupted run created."""
     for folder in plan.log_folders:
         names = _names(folder)
         if names:

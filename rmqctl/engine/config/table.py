@@ -50,7 +50,7 @@ def next_version(version: object, generation: int, now: int) -> dict[str, Any]:
 class ConfigTable:
     """Entries by their names. The caller must hold the store's lock to change them.
 
-    ``clock`` gives epoch milliseconds. StoreIOError when the file cannot be read, RefusedError
+    ``clock`` returns epoch milliseconds. StoreIOError when the file cannot be read, RefusedError
     when it is damaged in a way in which changing it would lose something.
     """
 
@@ -155,7 +155,7 @@ class ConfigTable:
         self._from_main = self._main_is_there = True
 
     def changed(self, table: dict[str, Any]) -> dict[str, Any]:
-        """Return the whole of the file with another table, as the next version."""
+        """Return the complete file with another table, as the next version."""
         value = {**self._value, VERSION: self._next_version(), self.table_name: table}
         # A bean's properties are in alphabetical order.
         return value if self._value else dict(sorted(value.items()))

@@ -29,7 +29,7 @@ CLIENT_QUEUES = 4
 """``defaultTopicQueueNums`` of a producer: the queues it asks for in a topic made by sending."""
 DEFAULT_QUEUES = 8
 BEAN_QUEUES = 16
-"""The number of queues that a broker assumes where a configuration gives none."""
+"""The number of queues that a broker assumes where a configuration has none."""
 _MAX_QUEUES = (1 << 31) - 1
 
 MAX_LENGTH = 127

@@ -1,4 +1,4 @@
-"""Dispatch (a broker's reput): what the log's records lead to in consumequeues and index.
+"""Dispatch (a broker's reput): the entries that the log's records get in consume queues and index.
 
-`reput.Dispatcher` is the way in; the other modules each write one structure.
+`reput.Dispatcher` is the entry point; each other module writes one structure.
 """

@@ -67,8 +67,8 @@ Codes = Callable[[PlainQueue, Array], Array]
 
 @dataclass(frozen=True, slots=True)
 class Twins:
-    """Queues of a store whose log begins at ``log_min``. ``begun`` gives where a queue began, if
-    that is after a physical offset, else 0: messages before it are of an earlier queue.
+    """Queues of a store whose log starts at ``log_min``. ``begun`` returns where a queue started,
+    if that is after a physical offset, else 0: messages before it are of an earlier queue.
     """
 
     queues: Mapping[QueueKey, FileQueue]
@@ -94,8 +94,8 @@ class ConsumeQueues(QueueSet[PlainQueue, FileQueue]):
                  positions: Positions | None = None, twins: Twins | None = None) -> None:
         """Find all queues on disk; see `QueueSet`.
 
-        ``positions``: where queues stand; others find that themselves. ``twins``: queues of a
-        store, of which files that would be the same are not written.
+        ``positions``: known ends of queues; the others are read from their files. ``twins``: queues
+        of a store, of which files that would be the same are not written.
         """
         super().__init__(os.path.join(root, FOLDER), layout.file_size(file_size), pool, log_end,
                          as_broker=as_broker, wanted=wanted)

@@ -100,7 +100,7 @@ def _unit_size(file: StoreFile, position: int) -> int | None:
 
 
 def _used(file: StoreFile) -> int:
-    """Return bytes that the sizes of the units lead over, from the start of a file."""
+    """Return the number of bytes that the units' sizes cover, from the start of a file."""
     position = start = 0
     data = b""
     with FileSource(file.path) as source:

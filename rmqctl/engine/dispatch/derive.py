@@ -1,5 +1,4 @@
-"""The entries that the messages of a batch give, by column: the half of the dispatch that writes
-nothing.
+"""The entries of the messages of a batch, by column: the half of the dispatch that writes nothing.
 
 It needs nothing but the bytes of the log, so other threads may do it ahead of the writer
 (`rmqctl.engine.dispatch.reput.Dispatcher.apply`). spec: consumequeue.md §3, §4, §9 and §10,
@@ -52,8 +51,8 @@ class Further:
 class Derived:
     """Columns (int64) with one element for each message, in log order; picklable.
 
-    ``topic`` are numbers of ``topics``, ``tags`` the plain tags codes, ``rowed`` (bool) says which
-    messages get rows at all. Keys are in index order: ``key_row`` the message, ``key_hash`` what
+    ``topic`` are numbers of ``topics``, ``tags`` the plain tags codes, ``rowed`` (bool) marks the
+    messages that get entries. Keys are in index order: ``key_row`` the message, ``key_hash`` what
     the entry holds; those of messages that are not indexed are left out. ``inner``: (first queue
     offset, how many) each message covers in a batch queue, None where each is a single one.
     """
@@ -149,7 +148,7 @@ def _with_more(further: Further | None, more: Sequence[tuple[int, str, int]]) ->
 class Deriver:
     """Numbers topics over many batches: ``topics`` grows, and numbers stay.
 
-    ``rows`` and ``keys`` say what is wanted; columns that only serve the other are left empty
+    ``rows`` and ``keys`` select what is wanted; columns that only serve the other are left empty
     (``tags``) or None.
     """
 

@@ -19,11 +19,11 @@ from rmqctl.scan.derived import NAMES, Topics, delays
 from rmqctl.scan.frames import Array
 
 _KEYS_EACH = 2
-"""Keys of a message, as far as room is made for them beforehand."""
+"""Keys of a message, for which space is reserved beforehand."""
 
 
 class LeadPass:
-    """Derives from what a walk has read (`over` is its ``intact``); `settle` gives what it came by.
+    """Derives from what a walk has read (`over` is its ``intact``); `settle` returns the result.
 
     ``length``: bytes of the log that it is for. Only messages that end at or before ``limit``.
     """

@@ -177,7 +177,7 @@ class IndexFile:
 
     def _link(self, entries: Array, key_hash: Array, key_row: Array, physical: Array,
               store_timestamp: Array) -> int:
-        """Fill new entries and leads their slots to them; how many slots were empty."""
+        """Fill new entries and point their slots to them; return how many slots were empty."""
         kernel = active()
         if kernel is not None:
             fresh: int = kernel.link_entries(
@@ -190,7 +190,9 @@ class IndexFile:
         return self._set_links(entries, key_hash)
 
     def _set_times(self, entries: Array, store_timestamp: Array) -> None:
-        """Seconds since the file's begin; a file's first entry counts from the file before."""
+        """Set the seconds since the file's start; a file's first entry counts from the file
+        before.
+        """
         begin, head = self.header.begin_timestamp, int(self.header.index_count <= 1)
         if head:
             entries["time_diff"][:1] = _seconds(store_timestamp[:1], begin)
@@ -227,7 +229,7 @@ class IndexFile:
         """Write new entries, the slots that changed and then the header. Fsyncs nothing.
 
         So a reader, or the next process after a kill, finds a complete file except for an instant.
-        ``counted``: the header of an empty file says 1, not 0, as after a 5.x shutdown.
+        ``counted``: the header of an empty file contains 1, not 0, as after a 5.x shutdown.
         """
         # 1. The entries.
         self._write_entries()

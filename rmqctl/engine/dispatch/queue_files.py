@@ -37,7 +37,7 @@ class FilePool:
     """Open descriptors of many files, at most ``most`` at a time, least recently used out first.
 
     It remembers which files have unwritten pages and which folders got a new entry; `flush` fsyncs
-    just those. Once an fsync has failed nothing says which pages are on disk, and the system
+    just those. Once an fsync has failed it is unknown which pages are on disk, and the system
     reports it only once, so every later `flush` fails the same way.
     """
 
@@ -85,8 +85,8 @@ class FilePool:
               unused: bool = False) -> None:
         """Write all of ``data`` at ``position`` of a file that exists.
 
-        ``unused``: nothing of value was there, so a write that fails half way is wiped out again:
-        no half unit may pass for a whole one.
+        ``unused``: nothing of value was there, so a write that fails half way is wiped out again: a
+        half unit must not pass for a complete one.
         """
         fd = self._descriptor(path)
         self._dirty[path] = None
@@ -244,9 +244,9 @@ class QueueFiles:
         self._enter(self.base + self.file_size)
 
     def append(self, data: bytes | memoryview) -> None:
-        """Write whole units from ``position`` on, over as many files as it takes.
+        """Write complete units from ``position`` on, over as many files as it takes.
 
-        After an error ``position`` says how far it came.
+        After an error ``position`` is the end of what was written.
         """
         done, length = 0, len(data)
         while done < length:
@@ -310,7 +310,7 @@ UNWANTED = (1 << 31) - 1
 
 @dataclass(slots=True)
 class Queue:
-    """One queue in memory. ``max_physic``: how far its rows lead in the log, -1 without a row."""
+    """One queue in memory. ``max_physic``: the end of its entries in the log, -1 without a row."""
 
     key: QueueKey
     files: QueueFiles
@@ -338,8 +338,8 @@ class QueueSet(ABC, Generic[Q, D]):
                  as_broker: bool, wanted: Callable[[QueueKey], bool] | None) -> None:
         """Rows of records after ``log_end`` are cut off on opening, as a broker's recovery does.
 
-        They are wiped out with the first rows that are put, unless ``as_broker``. ``wanted`` says
-        which queues are written at all (all).
+        They are wiped out with the first rows that are put, unless ``as_broker``. ``wanted``
+        selects the queues that are written (default: all).
         """
         self._folder, self._file_size, self._pool = folder, file_size, pool
         self._log_end, self._as_broker, self._wanted = log_end, as_broker, wanted
@@ -351,7 +351,7 @@ class QueueSet(ABC, Generic[Q, D]):
 
     @abstractmethod
     def _on_disk(self, key: QueueKey, folder: str, listed: Listing) -> D:
-        """Return what is there of a queue."""
+        """Return what exists of a queue."""
 
     @abstractmethod
     def _loaded(self, key: QueueKey, files: QueueFiles, on_disk: D) -> Q:

@@ -52,8 +52,8 @@ class Dispatcher:
     """Consumequeues (plain, extended, batch, of light queues) and index of one store root.
 
     ``log_end``: where the log ends; rows that point after it are cut off on opening, as a broker's
-    recovery cuts them. ``wall_clock`` (ms) names index files. ``batch_topics`` says of a topic
-    whether its queues are batch queues; it is asked once for each topic.
+    recovery cuts them. ``wall_clock`` (ms) names index files. ``batch_topics`` returns whether a
+    topic's queues are batch queues; it is called once for each topic.
 
     Records that are already there change nothing. ``as_broker`` does again what a broker does
     again (extension units of rows that are there, entries of the last indexed message), and
@@ -160,7 +160,7 @@ class Dispatcher:
 
     def dispatch(self, data: bytes | bytearray | memoryview, base: int,
                  bit_maps: BitMaps | None = None) -> None:
-        """Write what follows from whole, valid records that are one after the other in ``data``.
+        """Write what follows from complete, valid records that are one after the other in ``data``.
 
         ``base`` is the physical offset of ``data[0]``; blanks are left out by the caller.
         InternalError when ``data`` holds anything else than records.

@@ -15,10 +15,11 @@ _FILLER = np.array([tuple(FILLER)], layout.dtype())[0]
 
 
 class TwinFiles(QueueFiles):
-    """Nothing is written as long as every unit is that of the queue's ``twin`` in a store; then
-    all that came so far is, and everything that follows.
+    """Writes nothing while every unit equals that of the queue's ``twin`` in a store; at the first
+    difference it writes all units so far, then everything that follows.
 
-    A filler is also that of a message which is no more in the log, which begins at ``log_min``.
+    A padding entry also equals that of a message that is no longer in the log, which starts at
+    ``log_min``.
     """
 
     __slots__ = ("_first", "_log_min", "_next", "_twin")

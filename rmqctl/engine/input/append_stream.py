@@ -60,7 +60,7 @@ class AppendSession:
         self.auto_create_topic = auto_create_topic
         self.created: list[str] = []
         self.unknown: set[str] = set()
-        """Topics which a broker would not know: config/topics.json is there and lacks them."""
+        """Topics which a broker would not know: config/topics.json exists and lacks them."""
         self._seen: set[str] = set()
         self._allowed: set[tuple[str, int]] = set()
 

@@ -43,7 +43,7 @@ class LineReader:
     """The lines of an open descriptor, which stays the caller's to close.
 
     ``name`` is what errors call it; a line of more than ``limit`` bytes is skipped unread.
-    ``taken`` tells how many bytes were read so far. ``wake``: a descriptor that ends a wait, see
+    ``taken`` is the number of bytes read so far. ``wake``: a descriptor that ends a wait, see
     `rmqctl.commands.shared.deferred_signals.DeferredSignals.wake`; what is in it is thrown away.
     """
 
@@ -175,7 +175,7 @@ def open_lines(path: str | None, *, limit: int = MAX_LINE) -> Iterator[LineReade
 
 
 def parse(line: bytes) -> dict[str, Any]:
-    """Return the JSON object in a line, read slowly and exactly. InputError says what is wrong
+    """Return the JSON object in a line, read slowly and exactly. InputError names what is wrong and
     where.
 
     Lone surrogates stay as they are; numbers beyond any field's range come back as one that is

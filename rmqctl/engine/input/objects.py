@@ -96,11 +96,11 @@ class _Way(Generic[_Fields, _Made]):
         self._read, self._check, self._read_many = typed.line, typed.object, typed.lines
 
     def line(self, line: Line) -> _Made:
-        """Return what a JSON line says. InputError says in one line why it cannot be taken."""
+        """Return the message of a JSON line. InputError with the reason in one line."""
         return self._make(self._read(line))
 
     def lines(self, lines: Sequence[Line]) -> Sequence[_Made]:
-        """Return what each of many lines says. InputError where one of them cannot be taken."""
+        """Return the messages of many lines. InputError where one of them is refused."""
         return [self._make(fields) for fields in self._read_many(lines)]
 
     def object(self, fields: Mapping[str, Any]) -> _Made:
@@ -125,7 +125,7 @@ class _Sent(_Way[_Fields, Outgoing | OutgoingBatch]):
         return [None] * len(read)
 
     def lines(self, lines: Sequence[Line]) -> Sequence[Outgoing | OutgoingBatch]:
-        """Return what each of many lines says. InputError where one of them cannot be taken."""
+        """Return the messages of many lines. InputError where one of them is refused."""
         read = self._read_many(lines)
         bodies, batched = [fields.body for fields in read], [fields.messages for fields in read]
         if None in [fields.topic for fields in read] or None in bodies or (
@@ -214,7 +214,7 @@ class Replay(_Sent[_Timed]):
 class Recorded(_Way[_Stored, Record]):
     """Records as they were stored. ``magic`` 0, both offsets -1: not given, the engine chooses.
 
-    A body that is not what its ``body_crc`` says is refused: a broker would cut the log there.
+    A body that does not match its ``body_crc`` is refused: a broker would truncate the log there.
     """
 
     _needed: tuple[str, ...] = ("topic", "body", "born_timestamp", "born_host", "store_timestamp",

@@ -55,7 +55,7 @@ def line(message: dict[str, Any]) -> bytes:
 
 
 def requeue(letters: Iterable[Made], session: AppendSession) -> Iterator[dict[str, Any]]:
-    """Put them, some at a time, and say what became of each: rows of `COLUMNS`.
+    """Put them, some at a time, and report the outcome of each: rows of `COLUMNS`.
 
     A message for a topic that config/topics.json does not know is left out: no client could read
     it. StoreIOError.

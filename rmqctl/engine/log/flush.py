@@ -1,8 +1,8 @@
 """Forcing the log to the device (spec: recovery.md §11).
 
 `FlushService` does it from time to time, `GroupCommit` whenever a caller waits for it. After an
-error neither tries again: the system may have forgotten what it could not write, and the next
-fsync would say that all is well.
+error neither tries again: the system may have forgotten what it could not write, and the next fsync
+would report success.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class _Service(ABC):
             raise type(self._failure)(str(self._failure))
 
     def end(self) -> None:
-        """Before the interpreter ends, where nobody stopped the service."""
+        """Stop the service before the interpreter ends, unless it was stopped."""
         if self._thread.is_alive():
             self.stop()
 
@@ -153,8 +153,8 @@ class GroupCommit(_Service):
         super().__init__(log)
         self._wanted = self._reached = log.synced
         self._asked = 0
-        """Number of callers that have waited. A new one is what starts a sync: a position that
-        nobody has written yet must not keep the thread busy.
+        """Number of callers that have waited. A new one is what starts a sync: a position that is
+        not written yet must not keep the thread busy.
         """
         self._thread.start()
 

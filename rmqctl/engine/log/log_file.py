@@ -25,9 +25,9 @@ _WARM_STEP = 1024
 class LogFile(ABC):
     """A commitlog file of full length, appended to by one thread and forced by another.
 
-    ``base`` is its physical offset, ``size`` its length, ``wrote`` the position of the next
-    byte, ``synced`` up to where it is forced. ``fresh`` says that its name in the folder is not
-    forced yet. `close` closes ``fd``.
+    ``base`` is its physical offset, ``size`` its length, ``wrote`` the position of the next byte,
+    ``synced`` up to where it is forced. ``fresh``: its name in the folder is not forced yet.
+    `close` closes ``fd``.
     """
 
     def __init__(self, fd: int, path: str, base: int, size: int, position: int = 0, *,
@@ -74,8 +74,8 @@ class LogFile(ABC):
     def sync(self) -> None:
         """Commit and force everything appended so far to the device. StoreIOError.
 
-        After a failure the system may have forgotten which pages were not written, and a second
-        try would hear that all is well: so the failure is given again each time.
+        After a failure the system may have forgotten which pages were not written, and a second try
+        would succeed: so the failure is raised again each time.
         """
         self.commit()
         with self._syncing:
@@ -114,7 +114,7 @@ class ChannelFile(LogFile):
 class BufferPool:
     """At most ``count`` anonymous buffers of ``size`` bytes, made when first needed.
 
-    A buffer that comes back is reused as it is: nobody reads what he has not written.
+    A buffer that comes back is reused as it is: its old bytes are never read.
     """
 
     def __init__(self, count: int, size: int) -> None:
@@ -212,9 +212,9 @@ class PooledFile(LogFile):
 class MappedFile(LogFile):
     """A shared mapping of the whole file.
 
-    The caller reserves the file's space first (`log_create`): writing into a hole of a full
-    disk would end the process with SIGBUS. With ``warm`` one byte of each page is touched
-    without changing it, and the pages are locked; ``locked`` says whether the system allowed.
+    The caller reserves the file's space first (`log_create`): writing into a hole of a full disk
+    would end the process with SIGBUS. With ``warm`` one byte of each page is touched without
+    changing it, and the pages are locked; ``locked``: whether the system allowed it.
     """
 
     def __init__(self, fd: int, path: str, base: int, size: int, position: int = 0, *,
@@ -255,7 +255,7 @@ class MappedFile(LogFile):
 
 
 def _lock_pages(name: str, pages: mmap.mmap) -> bool:
-    """Call ``mlock`` or ``munlock`` for a whole mapping; whether the system did it."""
+    """Call ``mlock`` or ``munlock`` for a whole mapping; return whether the system did it."""
     try:
         call = getattr(ctypes.CDLL(None, use_errno=True), name)
     except (OSError, AttributeError):

@@ -39,10 +39,10 @@ _BLANK = layout.reader(Blank)
 class LogFiles:
     """The files of a commitlog, opened at ``end``, the physical offset of the next byte.
 
-    One thread appends (`append`, `close_with_blank`, `roll`); `commit` and `sync` may be called
-    by others. ``files`` are those that exist; with none of them, ``end`` is where the log is to
-    begin. Of the settings it takes the file size and the ways of writing. Nothing on disk is
-    shortened or deleted but a file that was laid out ahead and not used (`remove_unused`).
+    One thread appends (`append`, `close_with_blank`, `roll`); `commit` and `sync` may be called by
+    others. ``files`` are those that exist; with none of them, ``end`` is where the log will start.
+    Of the settings it takes the file size and the ways of writing. Nothing on disk is shortened or
+    deleted but a file that was laid out ahead and not used (`remove_unused`).
 
     RefusedError when the files do not fit the file size and ``end``; StoreIOError.
     """
@@ -112,7 +112,7 @@ class LogFiles:
         file.declare_full()
 
     def start_at(self, physical: int) -> None:
-        """Set where the first file of an empty log is to begin. RefusedError, InternalError."""
+        """Set where the first file of an empty log will start. RefusedError, InternalError."""
         if self.files or self.current is not None:
             raise InternalError(f"the log continues at {self.position}, not at {physical}")
         if physical % self.file_size or physical < 0:

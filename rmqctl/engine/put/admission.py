@@ -1,7 +1,7 @@
 """Checks of the puts that a store refuses, with a broker's status (spec: recovery.md §8,
 commitlog.md §7-§8).
 
-Every check answers None, or a `PutResult` that says why; nothing is written then. The order of
+Every check returns None, or a `PutResult` with the reason; nothing is written then. The order of
 the calls for a message is that of the functions here, the rewriting (`rewrite`) before the sizes.
 
 Beyond a broker, because its store would suffer or another file be hit, MESSAGE_ILLEGAL with a

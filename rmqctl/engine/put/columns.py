@@ -1,7 +1,7 @@
 """Messages of a group by column, and the records of many of them at once.
 
 What messages of one queue, one set of system flags and one pair of hosts share is their *lane*; it
-is worked out once. The compiled kernel writes the records of a stretch in one loop: without it
+is worked out once. The compiled kernel writes the records of a range in one loop: without it
 `rmqctl.engine.put.per_message` puts each by itself.
 """
 
@@ -57,7 +57,7 @@ class Kind(NamedTuple):
 class Lanes:
     """The lanes that were met, by number: with a row in arrays which the kernel reads.
 
-    ``kind_of`` says what a lane's messages share, None where they need a closer look.
+    ``kind_of`` returns what a lane's messages share, None where they need a closer look.
     """
 
     def __init__(self, kind_of: Callable[[LaneKey], Kind | None]) -> None:
@@ -136,7 +136,7 @@ class Columns:
     """A group of single messages by column.
 
     ``special`` are the numbers of those that need a closer look, ascending: a lane which does, a
-    property that changes the message (``concerns`` tells), or anything a broker might refuse.
+    property that changes the message (``concerns`` decides), or anything a broker might refuse.
     TypeError, ValueError, OverflowError or AttributeError where a message holds what no field can.
     """
 
@@ -177,7 +177,7 @@ class Columns:
         self.special: list[int] = np.flatnonzero(~ordinary).tolist()
 
     def _fill(self, name: int, values: Sequence[int | None]) -> Array | None:
-        """Fill a row of numbers; which are missing (bool), None where none is."""
+        """Fill a row of numbers; return which are missing (bool), None where all exist."""
         first = values[0]
         if first is values[-1] and values.count(first) == len(values):
             if first is None:

@@ -42,7 +42,7 @@ class AppendLog(Protocol):
         """Go on in the next file."""
 
     def start_at(self, physical: int) -> None:
-        """Set where the first file of an empty log is to begin."""
+        """Set where the first file of an empty log will start."""
 
 
 @dataclass(slots=True)
@@ -57,7 +57,7 @@ class RecordRun:
 class Cursor:
     """Gathers the records of a group; offsets are physical. The put lock guards it.
 
-    ``base`` is where the gathered records begin, ``position`` where the next one goes, ``end``
+    ``base`` is where the gathered records start, ``position`` where the next one goes, ``end``
     where the current file ends. ``begin`` is called before the first byte is written.
     """
 
@@ -94,7 +94,7 @@ class Cursor:
         return self.log.current is None and not self.log.files and not self.parts
 
     def start_at(self, physical: int) -> None:
-        """Set where the first file of an empty log is to begin."""
+        """Set where the first file of an empty log will start."""
         self.log.start_at(physical)
         self.base = self.position = physical
         self.end = physical + self.log.room()
@@ -155,10 +155,10 @@ class Backlog:
 
 
 def joined(runs: list[RecordRun]) -> Iterator[RecordRun]:
-    """Yield the runs, those that lie right one after the other as one.
+    """Yield the runs, adjacent runs as one.
 
-    Single puts leave one for each message. None goes on over the end of a file: there is always
-    a blank between.
+    Single puts leave one for each message. No run crosses the end of a file: there is always a
+    blank between.
     """
     start = 0
     while start < len(runs):

@@ -44,7 +44,7 @@ def raw_text(text: str) -> bytes:
 
 
 def host_flags(sys_flag: int, born_host: Host, store_host: Host) -> int:
-    """``sys_flag`` with the two IPv6 bits set by the hosts; a given bit is never taken away."""
+    """``sys_flag`` with the two IPv6 bits set by the hosts; a given bit is never cleared."""
     if len(born_host[0]) == _V6:
         sys_flag |= BORN_HOST_V6
     if len(store_host[0]) == _V6:
@@ -93,7 +93,7 @@ class Encoder:
                 + properties + self.reserved)
 
     def record(self, record: Record, topic: TopicPart) -> bytes:
-        """Return the bytes of a finished record; its ``total_size`` must be what `size` says.
+        """Return the bytes of a finished record; its ``total_size`` must be the result of `size`.
 
         ``record.properties`` come without the reserved CRC, which is filled in here.
         """

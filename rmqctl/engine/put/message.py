@@ -128,7 +128,7 @@ class MappedRecord(Record):
 
 
 class PutResult(msgspec.Struct, gc=False):
-    """The result of one put. Offsets stay None when nothing was written; then ``reason`` says why.
+    """The result of one put. Offsets stay None when nothing was written; then ``reason`` is set.
 
     For a batch ``physical_offsets`` holds the place of every message, ``wrote_bytes`` their sum.
     """

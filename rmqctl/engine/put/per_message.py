@@ -130,7 +130,7 @@ class SingleMessages:
         return part.stop
 
     def put(self, message: Outgoing) -> PutResult:
-        """Put any message, or say why not."""
+        """Put any message, or return the reason why not."""
         settings, cursor, table = self._settings, self._cursor, self._table
         # Admission.
         wrong = admission.check_message(message, settings, hooks=settings.broker_checks)

@@ -69,7 +69,7 @@ def is_blank(text: str | None) -> bool:
 
 
 def delete_property(properties: str, name: str) -> str:
-    """Return the string without a property, everything else as it stands."""
+    """Return the string without a property, everything else unchanged."""
     return re.sub(f"(?:^|(?<=\x02)){re.escape(name)}\x01[^\x02]*(?:\x02|$)", "", properties,
                   flags=re.DOTALL)
 

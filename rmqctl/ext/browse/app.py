@@ -226,7 +226,7 @@ class Browser(Going):
         self._fill_pane()
 
     def action_zoom(self) -> None:
-        """The pane over the whole screen, and back."""
+        """Toggle the pane between full screen and its normal size."""
         for selector in ("#tree", "#rows", "#what"):
             widget = self.main.query_one(selector)
             widget.display = not widget.display

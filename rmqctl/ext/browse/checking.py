@@ -1,4 +1,4 @@
-"""Verify here: what `verify` says of the message, file, queue or topic that is looked at."""
+"""Run `verify` on the message, file, queue or topic under the cursor."""
 
 from __future__ import annotations
 

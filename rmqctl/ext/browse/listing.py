@@ -33,8 +33,9 @@ Position = Any
 """Of one listing; positions of the same listing compare."""
 Kind = Literal["message", "damage", "record"]
 Watch = Callable[[int], None]
-"""Called again and again while something is read, with the bytes or rows since the last call;
-raises `Stopped` where nobody waits for it any more."""
+"""Called repeatedly while something is read, with the bytes or rows since the last call; raises
+`Stopped` where the result is no longer wanted.
+"""
 
 
 class Stopped(Exception):  # noqa: N818 - no error: the user went elsewhere
@@ -93,8 +94,8 @@ class Listing(Protocol):
     """True if its rows are in the log; else it is a `DumpListing`."""
 
     def forward(self, start: Position | None, count: int, watch: Watch) -> Iterator[Step]:
-        """About ``count`` rows at or behind ``start`` (None: the first ones). The end is reached
-        where the iterator ends before there are so many.
+        """Yield about ``count`` rows at or after ``start`` (None: the first ones). The end is
+        reached where the iterator ends before there are so many.
         """
         ...
 
@@ -157,7 +158,7 @@ def _damage_row(problem: Problem, position: Position, after: Position) -> Row:
 
 class LogListing:
     """The log, or one of its files ``[first, end)``, in physical order; damage has rows, too,
-    unless there are conditions. ``note`` hears of all damage that is met.
+    unless there are conditions. ``note`` receives all damage that is met.
     """
 
     of_messages = True
@@ -289,7 +290,7 @@ _CHUNK, _CHUNK_BYTES = 64, 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A row of a queue, and the message that it leads to, if there is one."""
+    """A consume queue entry, and the message that it points to, if any."""
 
     offset: int
     physical: int
@@ -298,7 +299,7 @@ class Found:
 
 
 class QueueListing:
-    """Queues of a topic, one after the other; rows that lead nowhere have rows, too."""
+    """Queues of a topic, one after the other; entries that point to nothing have rows, too."""
 
     of_messages = True
 

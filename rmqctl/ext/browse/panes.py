@@ -35,7 +35,7 @@ _DEEPEST = 24
 """Levels of a JSON body that have an indent of their own."""
 _TOKENS = re.compile(r'"(?:[^"\\]|\\.)*"|\{\s*\}|\[\s*\]|[][{}:,]|[^][{}:,"\s]+')
 _WIDE = 76
-"""Columns from which on 16 bytes stand on a line."""
+"""Columns from which on a line shows 16 bytes."""
 
 
 def pane(name: str, reader: Reader, listing: Listing, row: Row, width: int) -> list[Line]:

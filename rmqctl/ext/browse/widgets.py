@@ -50,7 +50,7 @@ class RowList(Widget, can_focus=True):
         Binding("enter", "choose", show=False)]
 
     class Moved(Message):
-        """The cursor is on another row; None: there is none."""
+        """The cursor moved to another row; None without rows."""
 
         def __init__(self, row: Row | None) -> None:
             super().__init__()

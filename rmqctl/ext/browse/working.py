@@ -1,4 +1,4 @@
-"""Work in threads, one piece at a time, that says how far it is and can be stopped."""
+"""Work in threads, one task at a time, that reports progress and can be stopped."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class Working(App[None]):
         self._work = self.run_worker(run, thread=True, group="task")
 
     def _end_task(self, worker: Worker[Any], then: Callable[[], None]) -> None:
-        """In the thread: the end of a task that nobody stopped."""
+        """End a task that was not stopped; runs in the thread."""
         def end() -> None:
             if not worker.is_cancelled:
                 self._work = None

@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Mark = tuple[int | None, int | None]
-"""Store times (ms) between which damage lies; None where an end is open."""
+"""Store times (ms) around damage; None where an end is open."""
 Say = Callable[..., str]
 """A sentence in the language of the report, with its values."""
 _BARS = 150
 _MOST_TITLES = 300
 _CROWD = 0.995
-"""A share of the messages that is drawn alone where the rest lies far away from it."""
+"""A share of the messages that is drawn alone where the rest is far away from it."""
 _FAR = 12
 _TIMES = ["%Y", "%Y-%m", "%m-%d", "%H:%M", "%H:%M", "%S.%f"]
 """Formats of tick labels at years, months, days, hours, minutes and seconds."""
@@ -67,7 +67,7 @@ WIDE, NARROW = Shape("wide", 9.6, 3.3, 8.5, 9, 128), Shape("narrow", 4.2, 3.6, 1
 @dataclass(frozen=True, slots=True)
 class Bars:
     """Messages and bytes in steps of ``step`` ms from ``start`` on, as drawn. ``outside``: messages
-    that lie far before or behind.
+    far before or after.
     """
 
     start: int
@@ -132,7 +132,7 @@ def _crowd(steps: Sequence[tuple[int, int]], total: int) -> tuple[int, int]:
 def timeline(drawn: Bars, marks: Sequence[Mark], lost: Sequence[Mark], tz: tzinfo, say: Say,
              shape: Shape) -> str:
     """Two rows of bars over one axis of time. Damage is a band over both, with a sign above; so is
-    period of lost messages.
+    a period of lost messages.
     """
     from matplotlib.dates import AutoDateLocator, ConciseDateFormatter, date2num
     from matplotlib.ticker import FuncFormatter, MaxNLocator
@@ -314,7 +314,7 @@ def _square(path: Any, row: int, column: int) -> Any:
 @contextmanager
 def _figure(shape: Shape, height: float,
             layout: Literal["constrained"] | None = "constrained") -> Iterator[Figure]:
-    """A figure of ``height`` inches that belongs to nobody and is seen nowhere."""
+    """A figure of ``height`` inches without a window."""
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # its cache, its fonts
     from matplotlib import rc_context
     from matplotlib.figure import Figure

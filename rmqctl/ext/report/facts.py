@@ -55,8 +55,8 @@ Watch = Callable[[str, int], Any]
 
 class QueueRow(NamedTuple):
     """``messages`` intact in the log, of which ``size`` bytes; stored from ``first`` to ``last``
-    (ms). ``least``, ``most``: queue offsets, None where no consumequeue tells. ``lost``: gone
-    already; ``cut``: a start would take them.
+    (ms). ``least``, ``most``: queue offsets, None without a consume queue. ``lost``: already gone;
+    ``cut``: lost at startup.
     """
 
     topic: str
@@ -103,7 +103,7 @@ class GroupRow(NamedTuple):
 
 
 class Neighbours(NamedTuple):
-    """The messages before and after a damaged place (message objects; None: there is none);
+    """The messages before and after a damaged place (message objects; None without one);
     ``is_missing``: no file has these bytes.
     """
 
@@ -124,12 +124,12 @@ class MissingFile(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """``marks``: store times (ms) between which damage lies, None where an end is open; ``lost``:
-    the same of missing files, and of messages after the end of the log; ``proven``: the latest
-    store time that anything proves. ``marks_left``: damaged places that were not looked up.
-    ``missing``: the first missing files, of ``missing_bytes`` in all. ``files`` is None where
-    nothing was hashed. ``notes``: what could not be looked at. ``further``: topics and groups of
-    which there may be nothing but a path or an entry of a configuration file; for `Mask`.
+    """``marks``: store times (ms) around damage, None where an end is open; ``lost``: the same of
+    missing files, and of messages after the end of the log; ``proven``: the latest store time that
+    anything proves. ``marks_left``: damaged places that were not looked up. ``missing``: the first
+    missing files, of ``missing_bytes`` in all. ``files`` is None where nothing was hashed.
+    ``notes``: what could not be looked at. ``further``: topics and groups of which there may be
+    nothing but a path or an entry of a configuration file; for `Mask`.
     """
 
     root: str
@@ -192,8 +192,8 @@ class Facts:
 
 def gather(store: Store, broker_version: str | None, jobs: int, watch: Watch, *,
            hashes: bool = True) -> Facts:
-    """Everything of a store that a report tells. ``watch``: (label, bytes) to a context manager
-    that gives a function to tell progress by. StoreIOError.
+    """Return all facts of a store for a report. ``watch``: (label, bytes) to a context manager with
+    a function that receives progress. StoreIOError.
     """
     items, troubles = inventory(store)
     notes = [f"{trouble.path}: {trouble.reason}" for trouble in troubles if trouble.unreadable]

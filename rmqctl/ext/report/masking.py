@@ -21,7 +21,7 @@ HIDDEN = "▒▒▒▒"
 _WORD = re.compile(r"[\w%|.@-]+")
 _KEYS = re.compile(r"(\$\.\w+\.).*")
 """A place in a configuration file (``$.topicConfigTable.orders.perm``), and what follows: keys are
-names, of any characters, that may stand nowhere else.
+names, of any characters, that may occur nowhere else.
 """
 _OF_GROUPS = (RETRY_PREFIX, DLQ_PREFIX)
 

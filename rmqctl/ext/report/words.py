@@ -1,7 +1,8 @@
-"""The verdict of a report, for who has never seen a commitlog: what was found, in plain sentences.
+"""The verdict of a report, for readers who have never seen a commitlog: what was found, in plain
+sentences.
 
-The figures are those of `rmqctl.checks.doctor`; ``say`` puts a sentence into the language of the
-report, with values that are masked already.
+The figures are those of `rmqctl.checks.doctor`; ``say`` translates a sentence into the language of
+the report, with values that are masked already.
 """
 
 from __future__ import annotations

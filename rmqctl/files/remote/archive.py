@@ -1,4 +1,4 @@
-"""Stores in archives: tar, compressed or not, and zip, on this machine or behind a URL.
+"""Stores in archives: tar, compressed or not, and zip, on this machine or at a URL.
 
 A plain tar, and what a zip has stored uncompressed, is read in place. What is compressed can only
 be read from its beginning: it is unpacked once, into a temporary file without a name, whose zeros
@@ -59,7 +59,7 @@ class _Bytes(Protocol):
 
 
 class _Remote:
-    """A file behind a URL."""
+    """A file at a URL."""
 
     def __init__(self, remote: RemoteReader, file: str, listed: Listed) -> None:
         self.name, self.size, self._file = remote.where(file), listed.size, file
@@ -147,8 +147,8 @@ class _AsFile(io.RawIOBase):
 
 @dataclass(slots=True)
 class _Member:
-    """A file of an archive. ``chunks``: (position in it, bytes, position in ``source``); what none
-    has is zeros. ``unpack`` makes them when they are asked for; ``crc`` is checked then.
+    """A file of an archive. ``chunks``: (position in it, bytes, position in ``source``); bytes
+    outside of them are zeros. ``unpack`` creates them on first use; ``crc`` is checked then.
     """
 
     listed: Listed

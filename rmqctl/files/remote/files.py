@@ -1,4 +1,4 @@
-"""Files at a URL that are written as a whole, moved and removed, through fsspec."""
+"""Files at a URL that are written completely, moved and removed, through fsspec."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class RemoteFiles(RemoteReader):
             self._fs.pipe_file(self._full(path), data)
 
     def publish(self, path: str, data: bytes) -> None:
-        """Write a whole file that nobody ever sees half-written."""
+        """Write a whole file that is never seen half-written."""
         if self._renames:
             self._staged(path, [data])
         else:

@@ -47,7 +47,7 @@ def remote_files(remote: RemoteReader) -> Listing:
 
 
 def file_at(remote: RemoteReader, path: str) -> Listed | None:
-    """Look at one file below a URL; None where there is none, or a folder. StoreIOError."""
+    """Return one file below a URL; None if it does not exist, or is a folder. StoreIOError."""
     row = remote.info(path)
     # A web server shows a folder as a page.
     if row is None or row.get("type") == "directory" or "text/html" in str(row.get("mimetype")):
@@ -56,7 +56,7 @@ def file_at(remote: RemoteReader, path: str) -> Listed | None:
 
 
 def identity(row: Row) -> str:
-    """Return what differs when an object was changed; "0" where the server says nothing."""
+    """Return what differs when an object was changed; "0" where the server reports nothing."""
     for name in _IDENTITIES:
         if value := row.get(name):
             return str(value).strip('"')

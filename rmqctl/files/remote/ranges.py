@@ -1,8 +1,8 @@
-"""Stores behind a URL: listed once, then read in ranges through fsspec.
+"""Stores at a URL: listed once, then read in ranges through fsspec.
 
-Few small reads cost few small requests; who reads on gets ever larger ranges, and the next one is
-asked for ahead. What was read is kept up to a limit. After each range the object is looked at
-again: one that was changed, or is gone, is an error.
+Few small reads cost few small requests; sequential reads get ever larger ranges, and the next one
+is asked for ahead. What was read is kept up to a limit. After each range the object is checked
+again: a changed or missing object is an error.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _GIVEN_UP = 10.0
 
 @dataclass(slots=True, eq=False)
 class _Range:
-    """Bytes of a file that are kept, or on their way. ``ahead``: nobody has asked for them yet."""
+    """Bytes of a file that are kept, or on their way. ``ahead``: not asked for yet."""
 
     start: int
     end: int

@@ -25,7 +25,7 @@ _CREDENTIALS = re.compile(r"(?<=://)[^/@]*:[^/@]*@")
 _hidden: dict[str, str] = {}
 """By the start of a URL as it is shown, the one with the password."""
 _MOST_WORDS = 300
-"""Characters of what a driver says that are shown: some name every place where they looked."""
+"""Characters shown of a driver's error: some list every place that they searched."""
 _TURN = threading.Lock()
 _TIMES = ("mtime", "LastModified", "last_modified", "updated", "created", "Last-Modified")
 """Names that drivers give to the time of the last change."""
@@ -169,7 +169,7 @@ class RemoteReader(Closing):
 
 
 class RemoteSource:
-    """A file behind a URL to walk over: small reads are served from a few blocks that are kept.
+    """A file at a URL to walk over: small reads are served from a few blocks that are kept.
 
     ``size`` is taken at opening, as for a local file.
     """
@@ -213,7 +213,7 @@ class RemoteSource:
         return len(data)
 
     def next_data(self, position: int) -> int:
-        """``position``: nothing is known of holes."""
+        """Return ``position``: holes are unknown."""
         return min(position, self.size)
 
     def close(self) -> None:

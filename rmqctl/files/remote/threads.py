@@ -76,7 +76,9 @@ def taken(future: Future[R]) -> R:
 
 
 def each(work: Callable[[T], R], values: Iterable[T]) -> list[R]:
-    """Do some work with many values at the same time; what is not begun is left when one fails."""
+    """Do some work with many values at the same time; values that are not started are left when one
+    fails.
+    """
     under_way = [submit(work, value) for value in values]
     try:
         return [taken(future) for future in under_way]

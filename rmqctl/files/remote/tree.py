@@ -23,8 +23,8 @@ _POINTS = "points/"
 
 
 def mounted(root: str, *, sampled: bool = False) -> str:
-    """List a place behind a URL or in an archive, unless it was just listed, and make it known to
-    `vfs`; its root, with which the paths in it begin. Errors as of `tree_of`. ``sampled`` as of
+    """List a place at a URL or in an archive, unless it was just listed, and register it in `vfs`;
+    return its root, with which the paths in it start. Errors as of `tree_of`. ``sampled`` as of
     `Store.open`.
     """
     named = hide(root.rstrip("/"))

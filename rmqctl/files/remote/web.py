@@ -40,7 +40,7 @@ def encoded(path: str) -> str:
 
 
 def name_in(link: str, folder: str) -> str | None:
-    """Return the name of the entry of ``folder`` that a link leads to; None for another page."""
+    """Return the name of the entry of ``folder`` that a link points to; None for another page."""
     start = f"{folder.rstrip('/')}/"
     rest = html.unescape(link)
     if not rest.startswith(start) or "?" in rest or "#" in rest:
@@ -71,7 +71,9 @@ def read_range(fs: Any, url: str, start: int, end: int, size: int) -> Answer:
 
 
 def reads_of_s3(fs: Any) -> bool:
-    """Return whether a driver is that of S3, which can say what the bytes of an answer are of."""
+    """Return whether a driver is that of S3, which can report the object that an answer belongs
+    to.
+    """
     return hasattr(fs, "_call_s3") and hasattr(fs, "split_path")
 
 

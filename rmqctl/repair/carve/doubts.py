@@ -64,8 +64,8 @@ class Doubts:
         self._log(shift)[1].add(start, end)
 
     def met(self, shift: int, start: int, end: int) -> None:
-        """Records of a shift follow each other in positions ``[start, end)``; nobody knows yet what
-        they are.
+        """Records of a shift follow each other in positions ``[start, end)``; what they are is not
+        known yet.
         """
         if shift not in self._met and len(self._met) >= _MOST_KEPT:
             self._met.popitem(last=False)
@@ -73,8 +73,8 @@ class Doubts:
         self._met.move_to_end(shift)
 
     def before(self, shift: int) -> tuple[int | None, int]:
-        """Return (where what was met of a shift ends, or the source begins, if that is known; until
-        where its records are doubtful): a log of this shift goes on. StoreIOError.
+        """Return (end of what was met of a shift, or start of the source, if known; position up to
+        which its records are doubtful): a log of this shift continues. StoreIOError.
         """
         for start, end in self._met.pop(shift, ()):
             self._from_piece(shift, start, end)

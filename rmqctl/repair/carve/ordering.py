@@ -29,9 +29,9 @@ from rmqctl.scan.frames import Array
 from rmqctl.store.pages import Page
 
 MOST_HOSTS = 4096
-"""Store hosts that are told apart; what comes after them is taken as one."""
+"""Store hosts that are distinguished; what comes after them is taken as one."""
 MOST_LOGS = 64
-"""Logs that are told apart; what is left then comes at the end of the last one."""
+"""Logs that are distinguished; what is left then comes at the end of the last one."""
 RUN = 1 << 20
 _STEP = 1 << 10
 _LEAST = least_filler(Style())
@@ -122,7 +122,7 @@ class Log:
 
 
 class Order:
-    """Collects places, then gives them sorted. ``run`` places are sorted in memory at once."""
+    """Collects places, then yields them sorted. ``run`` places are sorted in memory at once."""
 
     def __init__(self, run: int = RUN) -> None:
         self._spool = _Places()

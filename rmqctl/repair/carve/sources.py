@@ -46,7 +46,7 @@ class Input:
 class CarveSource(FileSource):
     """A source that goes on where a device cannot deliver: that reads as zeros.
 
-    ``unreadable`` is told (position, length) of each such range, once each time it is met.
+    ``unreadable`` receives (position, length) of each such range, once each time it is met.
     """
 
     def __init__(self, path: str, unreadable: Callable[[int, int], None]) -> None:
@@ -88,10 +88,10 @@ class CarveSource(FileSource):
 
 
 def inputs(paths: Iterable[str], skip: Callable[[str, str], None]) -> Iterator[Input]:
-    """Yield the files behind ``paths``, those below a folder in the order of their paths.
+    """Yield the files of ``paths``, those below a folder in the order of their paths.
 
-    A path the user named must be there (StoreIOError). What lies below a folder and cannot be
-    carved is told to ``skip`` with the reason: links, pipes, sockets, what may not be read.
+    A path the user named must exist (StoreIOError). Entries below a folder that cannot be carved
+    are passed to ``skip`` with the reason: links, pipes, sockets, what may not be read.
     """
     known: set[tuple[int, int]] = set()
     for path in paths:

@@ -97,9 +97,9 @@ class AsLog:
 class Checksums:
     """CRC-32 of ranges of a window's source, top bit cleared.
 
-    Long ranges are put together from sums over a grid, so that each byte is read once even if
-    every position claims to start a record of the largest size. Stretches must begin in about
-    ascending order.
+    Long ranges are put together from sums over a grid, so that each byte is read once even if every
+    position claims to start a record of the largest size. Ranges must start in about ascending
+    order.
     """
 
     def __init__(self, window: Window) -> None:
@@ -165,9 +165,9 @@ class Checksums:
 
 
 class Candidates:
-    """Positions in a window's source where the fixed part of a record might stand.
+    """Positions in a window's source where the fixed part of a record might be.
 
-    What was found in a range is remembered: going on behind each one costs no second search.
+    What was found in a range is remembered: continuing after each one costs no second search.
     """
 
     def __init__(self, window: Window) -> None:

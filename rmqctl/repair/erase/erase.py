@@ -342,7 +342,7 @@ def _leave_config(changes: Changes, store: Store, topics: Sequence[str], groups:
 
 
 def _with_bare_numbers(value: Any) -> Any:
-    """Return the table with queue ids and queue offsets as the numbers that a broker writes them as."""
+    """Return the table with queue ids and queue offsets as numbers, as a broker writes them."""
     if not isinstance(value, dict):
         return value
     return {int(key) if isinstance(key, str) and key.isdecimal() else key: _with_bare_numbers(entry)
