@@ -44,7 +44,7 @@ lagging behind, or damaged in its own way) or a store that went another way from
 (split brain; without `--prefer`, and with either side preferred), or `--from` messages: JSON lines
 or Parquet of all or some of them, one file of the log, or a tier, made of the whole log, of a
 damaged one, or of one that went another way. It is told the sizes of its files and that light
-queues are on. Pages of an earlier life of a file are only among the damage where
+queues are on. Stale pages (from an earlier use of a file) are only among the damage where
 there are rows: they hold whole records at their own places, and without rows `recover` may take
 them for messages.
 
@@ -54,17 +54,17 @@ them for messages.
 
 *damaged*: messages of whose bytes any are changed or gone. Of these are afterwards *corrected*,
 *copied*, *mended*: the very bytes again, by `--correct`, from the source, or by what rows, index
-and the rest of the log know; *filled*: a filler stands at their queue offset; *kept*: delivered
+and the rest of the log know; *filled*: a filler has their queue offset; *kept*: delivered
 with the damage, and marked; *unseen*: damaged in bytes that no checksum covers (flags, times,
 hosts, properties; topic and queue where no rows are left), which stay as they are; *near*: such a
-field was seen to be damaged, and has a value that does no harm; *lost*: nothing tells of them any
+field was seen to be damaged, and has a value that does no harm; *lost*: nothing shows them any
 more (the head or the end of the log, queues that are gone). {others}
 
 *wrong* are stores with a message presented as a good one with other bytes, or that never was
 there; a row or an index entry that leads to a wrong message; an intact message that is gone,
 changed, or not to be had by its row; an error that `verify` finds afterwards; a second plan that
 has anything left to do; a source, or a store after `undo`, that is not as it was to the byte. Not
-counted as wrong: rows behind a gap, and what `verify` and a second plan say of them, where the
+counted as wrong: rows after a gap, and what `verify` and a second plan say of them, where the
 first plan has warned of the gap; what `verify` says of a message with *unseen* damage; a second
 plan with a source that only copies more, which is proven once ours is whole ({later} stores).
 **{wrong}** of {stores} stores.
@@ -118,9 +118,9 @@ class Sums:
         return (f"Besides, {total['theirs']:,} damaged messages gave way to those of a preferred "
                 f"source, {total['refused']:,} are in the {self.refused.total()} stores in which "
                 "nothing was done, since no message of the source is known to be one of theirs, "
-                f"and {total['left out']:,} intact ones were left out, and said to be, because "
-                "nothing tells them from records in a body; "
-                f"{total['misplaced']:,} intact ones stand behind a gap in their queue, of which "
+                f"and {total['left out']:,} intact ones were skipped and reported, because "
+                "nothing distinguishes them from records in a body; "
+                f"{total['misplaced']:,} intact ones are after a gap in their queue, of which "
                 "the plan warns.")
 
 

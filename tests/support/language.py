@@ -43,7 +43,7 @@ FORBIDDEN = {
     r"\bhanded out\b": "invisible (delivered by POP, not yet acknowledged)",
     r"\bhold against\b|\bheld against\b": "compare with, check against",
     r"\bhas in it\b": "contains",
-    r"\bpassed over\b(?!$| \(checks)": "skipped",
+    r"\bpassed over\b(?!$|`| \(checks)": "skipped",
     r"\bso long\b(?! as)": "while, until",
     r"\bbegin of\b": "start of",
 }

@@ -172,7 +172,7 @@ CASES = (
         "nothing must be found.",
         "5.3.3/appendcrc/store", crc_of_zero, (), ("5.3.3",)),
     Case(
-        10017, "stale-records", "Whole messages of a file's earlier life beyond the end",
+        10017, "stale-records", "Intact stale messages after the end of the log",
         "Old data of a reused commitlog file passes magic and CRC, but says another physical "
         "offset; abnormal recovery takes it for the log's continuation.",
         "Three whole messages of the first file stand behind the last one of the log.",

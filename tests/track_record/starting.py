@@ -67,7 +67,7 @@ CASES = (
         "5.3.3/crash-live/before", empty_queue_file, ("cq-behind", "index-ahead"),
         refuses=("5.3.3",)),
     Case(
-        3257, "stray-file", "A file in commitlog/ that is none of the broker's",
+        3257, "stray-file", "A file in commitlog/ that the broker did not write",
         "An empty file called `the-bad-empty-file-fails-rocketmq-startup` in the commitlog folder "
         "keeps the broker from starting, and nothing says clearly why.",
         "Exactly that file. A 5.1.3 or later broker deletes it, because it sorts last and is "
