@@ -38,7 +38,7 @@ FORBIDDEN = {
     r"\bdata bases?\b": "database",
     r"\bturned bits?\b|\bbits? (?:that )?turned\b": "flipped bit",
     r"\btaken? back\b|\btakes? (?:it|them|a repair|repairs) back\b": "undo, revert",
-    r"\bthat is (?:no|none)\b": "that is not a",
+    r"\bthat is (?:no|none)\b(?! longer)": "that is not a",
     r"\bsomebody\b|\bwhoever\b": "name who",
     r"\bhanded out\b": "invisible (delivered by POP, not yet acknowledged)",
     r"\bhold against\b|\bheld against\b": "compare with, check against",
