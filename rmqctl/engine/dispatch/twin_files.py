@@ -18,7 +18,7 @@ class TwinFiles(QueueFiles):
     """Writes nothing while every unit equals that of the queue's ``twin`` in a store; at the first
     difference it writes all units so far, then everything that follows.
 
-    A padding entry also equals that of a message that is no longer in the log, which starts at
+    A padding entry also equals that of a message deleted from the log, which starts at
     ``log_min``.
     """
 
