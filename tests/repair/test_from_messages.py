@@ -351,7 +351,7 @@ def test_what_cannot_be_used_is_said(tmp_path: Path) -> None:
                        (changed(placement="doubtful"), "may be part of another message's body"),
                        (changed(physical_offset=1 << 61), "is far from this log"),
                        (changed(physical_offset=-1), "is far from this log"),
-                       (changed(physical_offset=SMALL.log_file_size - 8), "reaches over the end"),
+                       (changed(physical_offset=SMALL.log_file_size - 8), "extends beyond the end"),
                        (changed(sys_flag=16, total_size=json.loads(lines[50])["total_size"] + 12),
                         "IPv6"),
                        (changed(born_host="10.0.0.1"), "field born_host"),
