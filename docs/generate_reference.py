@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -28,6 +29,12 @@ _HEAD = """\
 Written by `make docs` from the program itself; a test fails when the two differ.
 """
 
+#: An argument or option that so many commands describe alike is described once.
+_SHARED_BY = 4
+_GENERAL = "General"
+
+Row = tuple[str, ...]
+
 _VARIABLES = {
     "RMQCTL_STORE": "the STORE of every command that takes one, when it is left out",
     "RMQCTL_COMMAND_OPTION": "the default of an option ([defaults](defaults.md)): "
@@ -44,13 +51,14 @@ _VARIABLES = {
 def reference() -> str:
     """The whole file."""
     loaded = {spec: load(spec) for spec in REGISTRY}
-    parts = [_HEAD, *_contents(), *_conventions(), *_shared(loaded.values())]
+    common = _common(loaded.values())
+    parts = [_HEAD, *_contents(), *_conventions(), *_shared(loaded.values(), common)]
     section = ""
     for spec, command in loaded.items():
         if spec.section != section:
             section = spec.section
             parts.append(f"## {section}\n")
-        parts += _command(spec, command)
+        parts += _command(spec, command, common)
     return "\n".join(parts).rstrip("\n") + "\n"
 
 
@@ -71,8 +79,21 @@ def _conventions() -> Iterator[str]:
     yield _table(("variable", "does"), [(f"`{k}`", v) for k, v in _VARIABLES.items()])
 
 
-def _shared(commands: Iterable[Command]) -> Iterator[str]:
-    """Options with a panel of their own are shared by many commands and described once."""
+def _common(commands: Iterable[Command]) -> dict[str, Row]:
+    """Return by name what many commands describe alike: the most frequent row of each name."""
+    rows = Counter((p.names[0], _row(p)) for command in commands for p in parameters(command)
+                   if not p.panel)
+    common: dict[str, Row] = {}
+    for (name, row), count in rows.most_common():
+        if count >= _SHARED_BY:
+            common.setdefault(name, row)
+    return common
+
+
+def _shared(commands: Iterable[Command], common: dict[str, Row]) -> Iterator[str]:
+    """Options with a panel of their own, and what many commands have, are described once."""
+    yield f"## Shared options: {_GENERAL}\n"
+    yield _table(("name", "default", ""), sorted(common.values()))
     panels: dict[str, dict[str, Parameter]] = {}
     for command in commands:
         for option in parameters(command):
@@ -83,7 +104,7 @@ def _shared(commands: Iterable[Command]) -> Iterator[str]:
         yield _options_table(options.values())
 
 
-def _command(spec: CommandSpec, command: Command) -> Iterator[str]:
+def _command(spec: CommandSpec, command: Command, common: dict[str, Row]) -> Iterator[str]:
     described = list(parameters(command))
     arguments = [p for p in described if p.kind == "argument"]
     options = [p for p in described if p.kind == "option"]
@@ -93,12 +114,12 @@ def _command(spec: CommandSpec, command: Command) -> Iterator[str]:
     yield f"```\n{usage}\n```\n"
     yield f"Effect: **{spec.effect}**.\n"
     yield from _prose(command.help or "")
-    if arguments:
-        rows = [(f"`{_usage(p)}`", _remarks(p)) for p in arguments]
-        yield _table(("argument", ""), rows)
-    if own:
-        yield _options_table(own)
+    for title, group in (("argument", arguments), ("option", own)):
+        if rows := [_row(p) for p in group if _row(p) != common.get(p.names[0])]:
+            yield _table((title, "default", ""), rows)
     shared: dict[str, list[str]] = {}
+    if names := [f"`{p.names[0]}`" for p in arguments + own if _row(p) == common.get(p.names[0])]:
+        shared[_GENERAL] = names
     for option in options:
         if option.panel:
             shared.setdefault(option.panel, []).append(f"`{option.names[0]}`")
@@ -122,13 +143,17 @@ def _prose(text: str) -> Iterator[str]:
 
 
 def _options_table(options: Iterable[Parameter]) -> str:
-    rows = []
-    for option in options:
-        value = f" {option.value_name}" if option.value_name else ""
-        spelled = ", ".join(f"`{name}{value if name.startswith('--') else ''}`"
-                            for name in option.names)
-        rows.append((spelled, _default(option), _remarks(option)))
-    return _table(("option", "default", ""), rows)
+    return _table(("option", "default", ""), map(_row, options))
+
+
+def _row(described: Parameter) -> Row:
+    """Return the cells of an argument or option."""
+    if described.kind == "argument":
+        return f"`{_usage(described)}`", "", _remarks(described)
+    value = f" {described.value_name}" if described.value_name else ""
+    spelled = ", ".join(f"`{name}{value if name.startswith('--') else ''}`"
+                        for name in described.names)
+    return spelled, _default(described), _remarks(described)
 
 
 def _default(option: Parameter) -> str:

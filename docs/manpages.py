@@ -132,7 +132,7 @@ def _command(name: str, section: Section, summary: str,
             is_options = block.rows[0][0].startswith("`-")
             lines += [".SH OPTIONS" if is_options else ".SH ARGUMENTS", *_definitions(block.rows)]
         elif colon and panel in shared:
-            panels.append((panel, re.findall(r"`(--[^`]+)`", names)))
+            panels.append((panel, re.findall(r"`([^`]+)`", names)))
         else:
             lines += [".PP", _inline(block.text)]
     # Options that several commands share have a table of their own in the reference.
@@ -144,7 +144,7 @@ def _command(name: str, section: Section, summary: str,
 
 
 def _first_name(row: tuple[str, ...]) -> str:
-    return re.sub(r"`(--[^ `]+).*", r"\1", row[0])
+    return re.sub(r"`\[?([^ `.\]]+).*", r"\1", row[0])
 
 
 def _head(page: str, version: str) -> list[str]:
