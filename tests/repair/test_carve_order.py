@@ -156,6 +156,32 @@ def test_two_stores_in_one_image(rmqctl: Runner, tmp_path: Path) -> None:
             b"".join(files))
 
 
+@pytest.mark.parametrize(("name", "order", "code"), [
+    ("tiered", 1, 0), ("tiered", -1, 1), ("compaction", 1, 0), ("compaction", -1, 1)])
+def test_copies_beside_the_log_make_no_other_log(name: str, order: int, code: int, rmqctl: Runner,
+                                                 golden: GoldenFolder, tmp_path: Path) -> None:
+    """A compaction log and a tier have messages again, at places of their own."""
+    root = golden(f"5.3.3/{name}/store")
+    files = [path for path in sorted(root.rglob("*"))[::order] if path.is_file()]
+    image = saved(tmp_path, b"".join(data + bytes(-len(data) % 4096)
+                                     for data in map(Path.read_bytes, files)))
+    size = (root / "commitlog" / f"{0:020d}").stat().st_size
+    document = rebuilt(rmqctl, image, "--commitlog-file-size", str(size), code=code)
+    before, after = (log_bytes(one, ("commitlog",)) for one in (root, tmp_path / "new"))
+    assert {base: before[base] for base in after} == after
+    assert "logs" not in document
+    assert document["copies"] > 40
+    assert document["written"] == document["physical_offsets_kept"] > 100
+
+
+def test_copies_without_their_log_are_written(rmqctl: Runner, golden: GoldenFolder,
+                                              tmp_path: Path) -> None:
+    shutil.copytree(golden("5.3.3/tiered/store") / "tieredstore", tmp_path / "tier")
+    document = rebuilt(rmqctl, tmp_path / "tier")
+    assert document["copies"] == 0
+    assert document["written"] == document["given"] > 100
+
+
 def test_an_older_log_of_the_same_broker(rmqctl: Runner, tmp_path: Path) -> None:
     """A store was deleted and created again: every place of the log has one message."""
     size = 128 << 10

@@ -6,7 +6,8 @@ broker is known by its store host; hosts of messages that follow each other with
 several addresses, or another one after a move) are one broker.
 
 A message keeps its physical offset: fillers take the place of what is missing before it. Messages
-that say they are where another one is belong to another log, and so to a store of its own.
+that say they are where another one is belong to another log, and so to a store of its own, but for
+copies in a compaction log or a tier (`rmqctl.repair.carve.copies`), which are not written.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from rmqctl.formats.local.sysflag import INNER_BATCH, has_consume_queue_row
 from rmqctl.phrases import Phrase
 from rmqctl.repair.carve.bridging import Bridge, Lacking
 from rmqctl.repair.carve.carve import MISPLACED, CarvedPage
+from rmqctl.repair.carve.copies import Runs, identities
 from rmqctl.repair.salvage.filler import Style, least_filler
 from rmqctl.scan.frames import Array
 from rmqctl.store.pages import Page
@@ -38,7 +40,7 @@ _LEAST = least_filler(Style())
 
 _PLACE = np.dtype([("physical", "<i8"), ("position", "<i8"), ("offset", "<i8"), ("size", "<i4"),
                    ("source", "<i4"), ("broker", "<i4"), ("queue", "<i4"), ("is_late", "<i4"),
-                   ("time", "<i8")])
+                   ("time", "<i8"), ("identity", "<u8")])
 _FIELDS = ("broker", "physical", "is_late", "source", "position", "size", "queue", "offset",
            "time")
 
@@ -57,7 +59,7 @@ class _Places(RowFile):
         super().__init__(_PLACE, "places of records", held=RUN >> 6)
 
     def append_place(self, place: RecordPlace) -> None:
-        row: Array = np.empty(1, _PLACE)
+        row: Array = np.zeros(1, _PLACE)
         for name, value in zip(_FIELDS, place, strict=True):
             row[name] = value
         self.append(row)
@@ -128,6 +130,7 @@ class Order:
         self._spool = _Places()
         self._run = run
         self._queues: dict[tuple[bytes, int], int] = {}
+        self._queues_of = Runs()
         self._batches: set[int] = set()
         """Queues with inner batches, which take several queue offsets."""
         self._hosts: dict[bytes, int] = {}
@@ -140,6 +143,8 @@ class Order:
         """(source, its end in the log, its end in the source, host) of the last record."""
         self.size = 0
         """Bytes of all records."""
+        self.copies = 0
+        """Messages that are not in the `logs`, as these have them at another place."""
 
     def __len__(self) -> int:
         return len(self._spool)
@@ -158,12 +163,28 @@ class Order:
         rows["source"], rows["broker"] = carved.source, host
         rows["queue"], rows["offset"] = self._queue(page), page.numbers("queue_offset")
         rows["is_late"], rows["time"] = carved.placement == MISPLACED, times
+        rows["identity"] = identities(host, rows["queue"], rows["offset"], sizes, times,
+                                      page.numbers("body_crc"))
         self._spool.append(rows)
-        if carved.placement != MISPLACED:
-            for number in np.unique(host).tolist():
-                last = int((physical + sizes)[host == number].max())
-                self._reach[number] = max(last, self._reach[number])
+        self._queues_of.add(rows)
+        self._extend(rows)
         self.size += int(sizes.sum())
+
+    def _extend(self, rows: Array) -> None:
+        """Note where messages end that are not misplaced."""
+        rows = rows[rows["is_late"] == 0]
+        np.maximum.at(reach := np.array(self._reach, np.int64), rows["broker"],
+                      rows["physical"] + rows["size"])
+        self._reach = reach.tolist()
+
+    def _leave_copies(self) -> None:
+        """Take copies out of what is to be sorted. StoreIOError."""
+        spool, self.copies = self._queues_of.without_copies(self._spool, into := _Places())
+        if spool is into:
+            self._spool.close()
+            self._spool, self._reach = into, [0] * len(self._reach)
+            for rows in into.chunks(_STEP):
+                self._extend(rows)
 
     def _queue(self, page: Page) -> Array:
         """Return the numbers of the queues of messages, -1 for those that are in none."""
@@ -216,6 +237,7 @@ class Order:
         whose store time is next. What contradicts all of its broker starts another one.
         """
         names = [(topic.decode("utf-8", "surrogateescape"), queue) for topic, queue in self._queues]
+        self._leave_copies()
         rank = self._ranks()
         reach = [0] * len(rank)
         for host, end in enumerate(self._reach):

@@ -63,6 +63,7 @@ class Written:
     queue_fillers: int = 0
     renumbered: int = 0
     vanished: int = 0
+    copies: int = 0
     first_physical_offset: int | None = None
     end_physical_offset: int | None = None
     reasons: Counter[str] = field(default_factory=Counter)
@@ -75,6 +76,7 @@ class Written:
     def as_dict(self) -> dict[str, Any]:
         return {"store": self.store, "written": self.messages,
                 "bytes_written": self.bytes_written, "refused": self.refused,
+                "copies": self.copies,
                 "physical_offsets_kept": self.physical_offsets_kept,
                 "fillers": self.fillers, "queue_fillers": self.queue_fillers,
                 "queue_offsets_renumbered": self.renumbered,
@@ -171,6 +173,7 @@ class StoreMaker:
                 lambda: Bridge(settings.commitlog_file_size, _FREE_FILL + _FILL * self.size))
             for log in logs:
                 held.callback(log.close)
+            done.copies = self._order.copies
             # Each log becomes a store.
             reader = held.enter_context(_Reader(carving.inputs))
             for log in logs:
@@ -262,6 +265,9 @@ def remarks(tally: CarveTally, wanted: CarveOptions, written: Written | None,
     if written.renumbered:
         yield Phrase("{messages} got new queue offsets, because others before them are missing",
                      messages=counted(written.renumbered, "message"))
+    if written.copies:
+        yield Phrase("{messages} of a compaction log or a tier not written: the log has them, too",
+                     messages=counted(written.copies, "message"))
     for log in written.logs[1:]:
         yield Phrase("{store} contains a separate log: {reason}", store=log["store"],
                      reason=log["reason"])

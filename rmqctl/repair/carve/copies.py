@@ -1,0 +1,116 @@
+"""Copies of messages that a compaction log or a tier has, beside the log that they come from.
+
+Such a place has the messages of one queue, each with a physical offset of its own. The log has
+messages of several queues one after the other. So a message of a run of one queue is a copy where
+a run of several queues has the same message at another physical offset.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rmqctl.files.row_file import RowFile
+from rmqctl.scan.frames import Array
+
+_MOST_RUNS = 1 << 20
+_MOST = 1 << 22
+"""Messages of runs of one queue that are looked for at once."""
+_STEP = 1 << 16
+_SEVERAL = -2
+_FACTOR = np.uint64(0x9E3779B97F4A7C15)
+
+
+def identities(*columns: Array) -> Array:
+    """A number for each row, equal where all columns are."""
+    made: Array = np.zeros(len(columns[0]), np.uint64)
+    for column in columns:
+        made = (made ^ column.astype(np.int64).view(np.uint64)) * _FACTOR
+        made ^= made >> np.uint64(29)
+    return made
+
+
+class Runs:
+    """The queues of the messages that share a source, and what separates their physical offset from
+    their position. At most a million of these: of what comes after, no message is a copy.
+    """
+
+    def __init__(self) -> None:
+        self._queue: dict[tuple[int, int], int] = {}
+
+    def add(self, rows: Array) -> None:
+        """Note rows with source, physical, position and queue."""
+        keys, run = self._keys(rows)
+        low, high = np.full(len(keys), 1 << 31), np.full(len(keys), -1)
+        np.minimum.at(low, run, rows["queue"])
+        np.maximum.at(high, run, rows["queue"])
+        for key, first, last in zip(keys, low.tolist(), high.tolist(), strict=True):
+            queue = self._queue.get(key, first)
+            if key in self._queue or len(self._queue) < _MOST_RUNS:
+                self._queue[key] = queue if queue == first == last else _SEVERAL
+
+    @staticmethod
+    def _keys(rows: Array) -> tuple[list[tuple[int, int]], Array]:
+        pairs = np.stack([rows["source"].astype(np.int64), rows["physical"] - rows["position"]])
+        keys, run = np.unique(pairs, axis=1, return_inverse=True)
+        return [*zip(*keys.tolist(), strict=True)], run.reshape(-1)
+
+    def without_copies(self, rows: RowFile, into: RowFile) -> tuple[RowFile, int]:
+        """(``rows`` without the copies: itself where there is none, else ``into``, how many there
+        were). Messages of a run that copies were made of are not late. StoreIOError.
+        """
+        count = sum(int(self._of_one(part).sum()) for part in rows.chunks(_STEP))
+        if not 0 < count < len(rows):
+            return rows, 0
+        parts = -(-count // _MOST)
+        gone = [self._copied(rows, part, parts) for part in range(parts)]
+        copied: Array = np.concatenate(gone)
+        if not len(copied):
+            return rows, 0
+        copied.sort()
+        origins = {key for part in rows.chunks(_STEP) for key in self._having(part, copied)}
+        for part in rows.chunks(_STEP):
+            keys, run = self._keys(part)
+            is_origin = np.array([key in origins for key in keys], bool)[run]
+            kept = part.copy()
+            kept["is_late"][is_origin] = 0
+            into.append(kept[~(self._of_one(part) & _among(part["identity"], copied))])
+        return into, len(rows) - len(into)
+
+    def _copied(self, rows: RowFile, part: int, parts: int) -> Array:
+        """The identities of messages, of one part of all, that both kinds of runs have."""
+        def some(*, of_one: bool) -> Array:
+            own: list[Array] = [np.zeros(0, np.uint64)]
+            for chunk in rows.chunks(_STEP):
+                here = chunk["identity"][(self._of_one(chunk) if of_one else self._of_several(
+                    chunk)) & (chunk["identity"] % np.uint64(parts) == part)]
+                own.append(here if of_one else here[_among(here, wanted)])
+            return np.unique(np.concatenate(own))
+
+        wanted: Array = np.zeros(0, np.uint64)
+        wanted = some(of_one=True)
+        return some(of_one=False)
+
+    def _having(self, rows: Array, copied: Array) -> set[tuple[int, int]]:
+        """The runs of several queues that have a message which was copied."""
+        return set(self._keys(rows[self._of_several(rows) & _among(
+            rows["identity"], copied)])[0])
+
+    def _of_one(self, rows: Array) -> Array:
+        """Which are messages of a run of one queue."""
+        keys, run = self._keys(rows)
+        is_of: Array = np.array([self._queue.get(key, -1) >= 0 for key in keys], bool)[run]
+        return is_of
+
+    def _of_several(self, rows: Array) -> Array:
+        keys, run = self._keys(rows)
+        is_of: Array = np.array([self._queue.get(key) == _SEVERAL for key in keys], bool)[run]
+        return is_of & (rows["queue"] >= 0)
+
+
+def _among(values: Array, wanted: Array) -> Array:
+    """Which values are among those, which are sorted."""
+    if not len(wanted):
+        return np.zeros(len(values), bool)
+    place = np.minimum(np.searchsorted(wanted, values), len(wanted) - 1)
+    is_in: Array = wanted[place] == values
+    return is_in
