@@ -96,7 +96,7 @@ class Runs:
             rows["identity"], copied)])[0])
 
     def _of_one(self, rows: Array) -> Array:
-        """Which are messages of a run of one queue."""
+        """Find the messages of a run of one queue."""
         keys, run = self._keys(rows)
         is_of: Array = np.array([self._queue.get(key, -1) >= 0 for key in keys], bool)[run]
         return is_of
@@ -108,7 +108,7 @@ class Runs:
 
 
 def _among(values: Array, wanted: Array) -> Array:
-    """Which values are among those, which are sorted."""
+    """Find which values are among the ``wanted``, which are sorted."""
     if not len(wanted):
         return np.zeros(len(values), bool)
     place = np.minimum(np.searchsorted(wanted, values), len(wanted) - 1)
