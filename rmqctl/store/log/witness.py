@@ -32,6 +32,7 @@ from rmqctl.store.log.commit_log import CommitLog
 from rmqctl.store.log.leads import CELL, NOTHING, Held, Pages, Pair, merged
 from rmqctl.store.queue.batch_queue import BatchQueue
 from rmqctl.store.queue.consume_queue import ConsumeQueue, plain_units, valid
+from rmqctl.store.queue.search import begun_at
 
 if TYPE_CHECKING:
     from rmqctl.store.log.dledger import Node
@@ -114,6 +115,7 @@ class StoreWitness:
         self._keys: _IndexPages | None = None
         self._before: dict[int, Past | None] = {}
         self._behind: dict[int, QueueEnds | None] = {}
+        self._begun: dict[tuple[str, int], int] = {}
         self._lock = RLock()
         self.lend: Callable[[Any], None] | None = None
         """Tells the store that is opened what is known of its queues; does not travel."""
@@ -176,7 +178,7 @@ class StoreWitness:
             return None
         queue = self._opened().row_as_evidence(record.topic.decode("utf-8", "surrogateescape"),
                                                record.queue_id)
-        if queue is None:
+        if queue is None or record.physical_offset < self._begun_at(queue):
             return None
         try:
             unit = queue.unit(record.queue_offset)
@@ -185,6 +187,13 @@ class StoreWitness:
         if unit is None or not unit.is_valid or unit.is_filler:
             return None
         return unit.physical_offset, unit.size
+
+    def _begun_at(self, queue: ConsumeQueue) -> int:
+        """Return where a queue began: its entries say nothing of an earlier queue's messages."""
+        key = queue.topic, queue.queue_id
+        if key not in self._begun:
+            self._begun[key] = begun_at(queue, self._opened().log)
+        return self._begun[key]
 
     def record_at(self, physical: int, size: int) -> Record | None:
         if not MIN_SIZE <= size <= _MOST_READ:
