@@ -27,6 +27,7 @@ ARCHIVES = (".tar", ".zip", ".tar.zst", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2"
 _PAGE = 4096
 _DEVICE = -1
 """Of all mounted places; their paths tell files apart."""
+_DEEPEST = 64
 _FRESH = 10.0
 """Seconds for which a list is not asked for again."""
 
@@ -95,6 +96,9 @@ class Tree:
         for folder in self.empty:
             self.folders.setdefault(folder, {})
         for path in (*self.files, *self.links, *self.empty):
+            if path.count("/") > _DEEPEST:  # no system can read, nor remove, them all
+                raise StoreIOError(f"{self.root}/{path[:_DEEPEST]} ...: more than {_DEEPEST} "
+                                   "folders inside each other")
             while path:
                 above, _, name = path.rpartition("/")
                 known = self.folders.setdefault(above, {})

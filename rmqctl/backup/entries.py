@@ -34,8 +34,9 @@ from rmqctl.store.store import Store
 
 FOLDER = ".rmqctl/queues/"
 _ENDS = f"{FOLDER}ends"
-_TOPS = ("consumequeue", "batchconsumequeue")
-_UNITS = (consume_queue.UNIT_SIZE, batch_consume_queue.UNIT_SIZE)
+_UNITS_OF = {"consumequeue": consume_queue.UNIT_SIZE,
+             "batchconsumequeue": batch_consume_queue.UNIT_SIZE}
+_UNITS = (*_UNITS_OF.values(),)
 _STRETCH, _PIECE = 1 << 20, 4 << 20
 """The most bytes of a stretch, and about those of a piece."""
 _PIECES = 256
@@ -249,8 +250,9 @@ def header(line: bytes, where: str) -> tuple[str, int, int, int, int, bool]:
     try:
         path, position, length, size, unit, is_new = json.loads(line)
         require_inside(path)
-        if path.split("/", 1)[0] not in _TOPS or unit not in _UNITS or any(
-                type(number) is not int for number in (position, length, size)) or not (
+        top, _, queue, name = path.split("/")
+        if _UNITS_OF.get(top) != unit or not (queue.isdigit() and name.isdigit()) or any(
+                type(number) is not int for number in (position, length, size, unit)) or not (
                 0 <= position <= position + length <= size <= _LARGEST
                 and 0 < length <= _STRETCH):
             raise ValueError("invalid group of entries")

@@ -13,19 +13,25 @@ from rmqctl.scan.source import FileSource
 from rmqctl.store.store import Store
 
 
-def fetch(place: str, target: str, pace: Pace = lambda _bytes: None) -> tuple[int, int]:
-    """Copy a store, with all that is in its folder; (files, bytes of them). Zeros become holes.
+def fetch(place: str, target: str, pace: Pace = lambda _bytes: None) -> tuple[
+        int, int, list[str]]:
+    """Copy a store, with all that is in its folder; (files, bytes of them, links, which are not
+    followed). Zeros become holes.
 
     NotAStoreError, RefusedError for a target that is taken, StoreIOError; then nothing is left.
     """
     part = refuse_taken(target)
     count = size = 0
+    links: list[str] = []
     with removed_unless_done(part), Store.open(place) as store:
         make_folders(part)
         copies = Copies(part, pace)
         for folder, _, names in vfs.walk(store.root):
             inside = os.path.relpath(folder, store.root) if folder != store.root else ""
             make_folders(os.path.join(part, inside), durable=False)
+            with vfs.scandir(folder) as entries:
+                links += [os.path.join(inside, entry.name) for entry in entries
+                          if entry.is_symlink()]
             for name in names:
                 with FileSource(os.path.join(folder, name)) as source:
                     copies.grow(source, os.path.join(inside, name), 0, source.size)
@@ -36,4 +42,4 @@ def fetch(place: str, target: str, pace: Pace = lambda _bytes: None) -> tuple[in
                                f"{hole.offset:,} cannot be read; nothing was copied")
         copies.sync()
         publish_folder(part, target, "name")
-    return count, size
+    return count, size, links

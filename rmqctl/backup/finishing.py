@@ -55,17 +55,10 @@ def without_deleted(root: str, point: Point, end: int) -> list[str]:
     """Remove the queues of topics that had been deleted from the store before a point: their
     messages are in the log still, up to ``end``. Notes.
     """
-    if point.unconfigured is None or point.log_end > end:
+    if point.log_end > end:
         return []
-    gone = []
     with Store.open(root) as store:
-        known = _configured(store)
-        for (topic, _), queue in store.known_queues.items() if known is not None else ():
-            if topic not in gone and topic not in point.unconfigured and (
-                    _is_unknown(topic, known or frozenset())) and (
-                    len(units := queue.units(queue.first_index, 1))) and (
-                    int(units["physical_offset"][0]) < point.log_end):
-                gone.append(topic)
+        gone = deleted_topics(store, point)
     for topic in gone:
         for structure in ("consumequeue", "consumequeue_ext"):
             if os.path.isdir(folder := os.path.join(root, structure, topic)):
@@ -74,6 +67,19 @@ def without_deleted(root: str, point: Point, end: int) -> list[str]:
             f"({some_of(gone, _NAMED)}) have no consume queues here either; their messages are "
             "in the log")
     return [note] if gone else []
+
+
+def deleted_topics(store: Store, point: Point) -> list[str]:
+    """Return the topics with queues that had been deleted from the store before a point."""
+    gone: list[str] = []
+    known = None if point.unconfigured is None else _configured(store)
+    for (topic, _), queue in store.known_queues.items() if known is not None else ():
+        if topic not in gone and topic not in (point.unconfigured or ()) and (
+                _is_unknown(topic, known or frozenset())) and (
+                len(units := queue.units(queue.first_index, 1))) and (
+                int(units["physical_offset"][0]) < point.log_end):
+            gone.append(topic)
+    return gone
 
 
 def _configured(store: Store) -> frozenset[str] | None:

@@ -8,16 +8,22 @@ A backup at a URL has no index: it follows from the log.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
 
+from rmqctl import vfs
 from rmqctl.backup.entries import FOLDER, has_entries, header, is_of_queues
+from rmqctl.backup.finishing import deleted_topics
 from rmqctl.backup.objects import LOG, POINTS, SMALL, Held, Note, Objects, is_expired, object_of
+from rmqctl.backup.points import Point
 from rmqctl.errors import FormatError, StoreIOError
+from rmqctl.files.remote.listing import file_at
 from rmqctl.files.remote.ranges import Ranges
 from rmqctl.files.remote.reader import RemoteReader, without_secrets
+from rmqctl.store.store import Store
 from rmqctl.vfs import Listed, Tree
 
 _HEADER = 1 << 16
@@ -36,9 +42,9 @@ class Span(NamedTuple):
 Spans = Sequence[Span]
 
 
-def tree_of(remote: RemoteReader, listed: Mapping[str, Listed]) -> Tree | None:
+def tree_of(remote: RemoteReader, listed: dict[str, Listed]) -> Tree | None:
     """Return the place of a backup that has these objects; None where they are no backup's.
-    FormatError for a restore point that cannot be read, StoreIOError.
+    FormatError where its newest restore point cannot be read, StoreIOError.
     """
     names = sorted(name.removeprefix(f"{POINTS}/").removesuffix(".json") for name in listed
                    if name.startswith(f"{POINTS}/") and name.endswith(".json"))
@@ -46,23 +52,41 @@ def tree_of(remote: RemoteReader, listed: Mapping[str, Listed]) -> Tree | None:
                             for name in listed):
         return None
     with Objects(remote.name) as objects:
-        notes = objects.notes(sorted({names[0], names[-1]}))
-        return _tree(remote, listed, objects, notes[-1], notes[0])
+        [newest] = objects.notes(names[-1:])
+        return _without_deleted(_tree(remote, listed, objects, newest, _oldest(objects, names)),
+                                newest.point)
 
 
-def _tree(remote: RemoteReader, listed: Mapping[str, Listed], objects: Objects, note: Note,
-          oldest: Note) -> Tree:
+def _oldest(objects: Objects, names: Sequence[str]) -> Point:
+    """Return the oldest of these points that can be read."""
+    for name in names[:-1]:
+        with suppress(FormatError):
+            return objects.notes([name])[0].point
+    return objects.notes(names[-1:])[0].point
+
+
+def _without_deleted(tree: Tree, point: Point) -> Tree:
+    """Return the place without the consume queues of topics that were deleted before a point."""
+    vfs.mount(tree, tree.root)
+    with Store.open(tree.root) as store:
+        gone = tuple(f"consumequeue/{topic}/" for topic in deleted_topics(store, point))
+    return Tree(tree.root, {path: file for path, file in tree.files.items()
+                            if not path.startswith(gone)}, tree.reader, lacks=tree.lacks)
+
+
+def _tree(remote: RemoteReader, listed: dict[str, Listed], objects: Objects, note: Note,
+          oldest: Point) -> Tree:
     reader = _Reader(objects, Ranges(remote, listed), listed)
     files: dict[str, Listed] = {}
     # The log and the small files, whose pieces the point names.
     for folder, held_files in ((LOG, note.log), (SMALL, note.others)):
         for path, held in held_files.items():
             if not is_of_queues(path) and not (folder == LOG and is_expired(
-                    path, held, oldest.point)):
+                    path, held, oldest)):
                 files[path] = Listed(held.size, held.changed or note.point.time * 1_000_000)
                 reader.add(path, held.size, _pieces_of(objects, folder, path, held))
     # The consume queues, unless a broker would have them in RocksDB.
-    lacks = {"index"}
+    lacks = {"index", "consumequeue_ext"}
     if has_entries(note) and note.queues != "rocksdb":
         for path, (size, spans) in _queues(reader, objects, note).items():
             files[path] = Listed(size, note.point.time * 1_000_000)
@@ -135,7 +159,7 @@ class _Reader:
     sampled = False
     sampled_files = 0
 
-    def __init__(self, objects: Objects, ranges: Ranges, listed: Mapping[str, Listed]) -> None:
+    def __init__(self, objects: Objects, ranges: Ranges, listed: dict[str, Listed]) -> None:
         self._objects, self._ranges, self._listed = objects, ranges, listed
         self._spans: dict[str, Callable[[], Spans] | Spans] = {}
         self._sizes: dict[str, int] = {}
@@ -163,6 +187,9 @@ class _Reader:
         """StoreIOError for an object that is missing, or has another size."""
         for before, span in pairwise((Span(0, 0, "", 0), *spans)):
             file = self._listed.get(span.name)
+            # A run that ended while the place was listed has added objects.
+            if file is None and (file := file_at(self._objects, span.name)) is not None:
+                self._listed[span.name] = file
             if file is None or file.size < span.at + span.end - span.start or (
                     span.start < before.end):
                 error = StoreIOError(

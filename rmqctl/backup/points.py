@@ -31,6 +31,8 @@ FOLDER = os.path.join(".rmqctl", "backup")
 _FILE = "point.json"
 _UNFINISHED = "unfinished"
 _LONGEST = 1 << 16
+_DEEPEST = 16
+"""Folders inside each other in a store."""
 _OLDER = "replaced"
 _SCHEMA = 1
 
@@ -327,7 +329,8 @@ def _required_plain(point: Point, name: str) -> Point:
 
 def require_inside(file: Any) -> None:
     """ValueError for what is not a path inside a backup."""
-    if not isinstance(file, str) or os.path.isabs(file) or os.pardir in file.split("/") or (
-            "\0" in file):
+    if not isinstance(file, str) or "\0" in file or os.path.isabs(file) or (
+            file != os.path.normpath(file)) or file.split("/", 1)[0] in (".", "..") or (
+            file.count("/") > _DEEPEST):
         raise ValueError(f"{file!r} is not a path inside a backup")
     os.fsencode(file)  # a lone surrogate that stands for no byte: UnicodeEncodeError

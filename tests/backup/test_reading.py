@@ -13,7 +13,9 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from rmqctl import api, vfs
+from rmqctl.backup.entries import header
 from rmqctl.backup.objects import Objects
+from rmqctl.backup.points import require_inside
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.store.store import Store
 from tests.backup.test_backup import LAYOUTS, SOUND, findings, folders_of, growing, messages
@@ -46,14 +48,15 @@ def reads_alike(root: Path, place: str, dirs: Any = ()) -> None:
         assert bounds(one) == bounds(two)
 
 
-@pytest.mark.parametrize("one", sample(SOUND, 3, "backups that are read", always=lambda one: (
-    one.id in ("5.3.3/batchcq/store", "5.3.3/multipath/store"))), ids=lambda one: one.id)
+_ALWAYS = ("5.3.3/batchcq/store", "5.3.3/cqext/store", "5.3.3/multipath/store")
+_IN_FILES = [one for one in SOUND if "rocksdb" not in one.id]
+
+
+@pytest.mark.parametrize("one", sample(_IN_FILES, 3, "backups that are read", always=lambda one: (
+    one.id in _ALWAYS)), ids=lambda one: one.id)
 def test_a_golden_store(one: golden.GoldenStore, golden: GoldenFolder, url: str) -> None:
     root = golden(one.id)
     run(root, url, dirs=folders_of(one, root))
-    if (root / "consumequeue_ext").exists():  # brokers write it again
-        assert messages(url) == messages(root)
-        return
     reads_alike(root, url, folders_of(one, root))
 
 
@@ -97,6 +100,86 @@ def test_a_topic_that_was_created_again(growing: Growing, url: str) -> None:
     for path, want in queues(root).items():
         with vfs.open_bytes(f"{url}/{path}") as file:
             assert file.read().rstrip(b"\0") == want, path
+
+
+def test_a_topic_that_was_deleted(growing: Growing, url: str) -> None:
+    run(root := growing(0, 60), url)
+    with api.open(root) as store:
+        want = {key: bound for key, bound in bounds(store).items() if key[0] != "T0"}
+    shutil.rmtree(root / "consumequeue" / "T0")
+    topics = root / "config" / "topics.json"
+    table = json.loads(topics.read_text())
+    del table["topicConfigTable"]["T0"]
+    topics.write_text(json.dumps(table))
+    run(root, url, 1_750_000_000_001)
+    with api.open(url) as there:
+        assert bounds(there) == want
+    assert messages(url) == messages(root)
+    reads_alike(root, url)
+
+
+def test_topics_that_were_created_again(growing: Growing, url: str) -> None:
+    root = growing(0, 100)
+    shutil.rmtree(root / "consumequeue" / "T0")
+    growing(100, 30)
+    shutil.rmtree(root / "consumequeue" / "T1")
+    growing(130, 200)
+    run(root, url)
+    assert len(messages(url)) == 330
+    reads_alike(root, url)
+    shutil.rmtree(root / "index")
+    assert messages(root) == messages(url)
+
+
+def test_a_run_ends_while_the_place_is_listed(growing: Growing, url: str,
+                                              monkeypatch: pytest.MonkeyPatch) -> None:
+    run(root := growing(0, 60), url)
+    find = MemoryFileSystem.find
+
+    def earlier(*given: Any, **options: Any) -> Any:
+        rows = find(*given, **options)
+        monkeypatch.undo()
+        growing(60, 20)
+        run(root, url, 1_750_000_000_001)
+        return rows | {name: row for name, row in find(*given, **options).items()
+                       if "/points/" in name}
+
+    monkeypatch.setattr(MemoryFileSystem, "find", earlier)
+    reads_alike(root, url)
+
+
+@pytest.mark.parametrize("which", ["oldest", "newest"])
+def test_a_point_that_cannot_be_read(which: str, growing: Growing, url: str) -> None:
+    root = growing(0, 60)
+    run(root, url)
+    name = {"oldest": "20200101T000000.000Z", "newest": "20300101T000000.000Z"}[which]
+    MemoryFileSystem().pipe_file(f"{url.removeprefix('memory:/')}/points/{name}.json", b"{")
+    if which == "newest":
+        with pytest.raises(FormatError):
+            Store.open(url)
+        return
+    reads_alike(root, url)
+
+
+_NAME = "0" * 20
+
+
+@pytest.mark.parametrize(("path", "unit"), [
+    ("consumequeue", 20), (f"consumequeue/T/0/x/{_NAME}", 20), (f"consumequeue//0/{_NAME}", 20),
+    (f"consumequeue/T/0/../{_NAME}", 20), (f"consumequeue/{'a/' * 20}0/{_NAME}", 20),
+    (f"consumequeue/T/x/{_NAME}", 20), ("consumequeue/T/0/x", 20),
+    (f"consumequeue/T/0/{_NAME}", 20.0), (f"consumequeue/T/0/{_NAME}", 46),
+    (f"batchconsumequeue/T/0/{_NAME}", 20), (f"consumequeue/T/./{_NAME}", 20), ([], 20)])
+def test_entries_of_what_is_no_queue(path: Any, unit: Any) -> None:
+    with pytest.raises(FormatError):
+        header(json.dumps([path, 0, 920, 920, unit, False]).encode(), "place")
+
+
+@pytest.mark.parametrize("path", [
+    "", ".", "..", "a/../b", "./a", "a//b", "a/", "/a", "a\0b", "a/" * 20 + "b", 1])
+def test_paths_that_are_in_no_store(path: Any) -> None:
+    with pytest.raises(ValueError, match="not a path inside a backup"):
+        require_inside(path)
 
 
 def test_queries(golden: GoldenFolder, url: str, rmqctl: Runner) -> None:
@@ -225,3 +308,24 @@ def test_what_is_no_store_is_not_copied(tmp_path: Path, rmqctl: Runner) -> None:
     place = shutil.make_archive(str(tmp_path / "copy"), "zip", tmp_path, "photos")
     rmqctl("restore", f"{place}/photos", tmp_path / "new").expect(3)
     assert not (tmp_path / "new").exists()
+
+
+def test_links_are_named(growing: Growing, tmp_path: Path, rmqctl: Runner) -> None:
+    root = growing(0, 10)
+    (root / "consumequeue" / "link").symlink_to("/elsewhere")
+    place = shutil.make_archive(str(tmp_path / "copy"), "tar", root.parent, root.name)
+    done = rmqctl("restore", place, tmp_path / "new", "-o", "json").expect(0)
+    assert json.loads(done.out)["notes"] == ["1 link not copied: consumequeue/link"]
+    assert "consumequeue/link" in done.err
+    assert not os.path.lexists(tmp_path / "new" / "consumequeue" / "link")
+
+
+def test_folders_deep_inside_each_other(growing: Growing, tmp_path: Path,
+                                        rmqctl: Runner) -> None:
+    root = growing(0, 10)
+    deep = root.joinpath(*["a"] * 70)
+    deep.mkdir(parents=True)
+    place = shutil.make_archive(str(tmp_path / "copy"), "tar", root.parent, root.name)
+    for words in (("info", place), ("restore", place, tmp_path / "new")):
+        assert "folders inside each other" in rmqctl(*words).expect(5).err
+    assert not list(tmp_path.glob("new*"))

@@ -15,10 +15,12 @@ from rmqctl.commands.shared.plan_page import what_next
 from rmqctl.errors import ExitCode, UsageError
 from rmqctl.output.units import size_text
 from rmqctl.parse_values import is_url, parse_offset, parse_time
-from rmqctl.phrases import Phrase, counted
+from rmqctl.phrases import Phrase, counted, some_of
 
 if TYPE_CHECKING:
     from rmqctl.output import Human, Output
+
+_NAMED = 5
 
 
 def command(
@@ -131,16 +133,19 @@ def _copy(place: str, target: str, load: CronOptions, out: Output) -> None:
 
     refuse_link_of_others(target)
     with out.progress("copying") as progress:
-        files, size = fetch(place, target, load.slowed(out, progress.advance))
+        files, size, links = fetch(place, target, load.slowed(out, progress.advance))
     following = f"rmqctl doctor {shlex.quote(target)}"
+    notes = [f"{counted(len(links), 'link')} not copied: {some_of(links, _NAMED)}"] * bool(links)
     verdict = Phrase("{store}: copied {files}, {size}", store=target,
                      files=counted(files, "file"), size=size_text(size))
     document = {"backup": None, "source": without_secrets(place), "store": target, "point": None,
-                "files": files, "bytes": size, "notes": [], "next": [following]}
+                "files": files, "bytes": size, "notes": notes, "next": [following]}
 
     def show(page: Human) -> None:
         page.text(verdict, "good")
         what_next(page, following)
 
     out.document(document, show)
+    for note in notes:
+        out.warn(note)
     out.conclude(verdict, "good")

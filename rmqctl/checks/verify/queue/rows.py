@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rmqctl.checks.verify.queue.ext_units import ExtReader
+from rmqctl import vfs
+from rmqctl.checks.verify.queue.ext_units import FOLDER, ExtReader
 from rmqctl.errors import StoreIOError
 from rmqctl.formats.local import consume_queue_ext as ext
 from rmqctl.formats.local import properties as props
@@ -300,6 +301,8 @@ class QueueRows:
 
     def _units_agree(self, queue: ConsumeQueue, rows: Rows, address: Array) -> Array:
         """Return whether the extension units hold the messages' own tags code and store time."""
+        if vfs.lacks(self.store.root, FOLDER):
+            return np.ones(len(rows), bool)
         key = queue.topic, queue.queue_id
         if key not in self._ext:
             self._ext[key] = ExtReader(self.store, *key)
