@@ -32,7 +32,6 @@ from rmqctl.store.log.commit_log import CommitLog
 from rmqctl.store.log.leads import CELL, NOTHING, Held, Pages, Pair, merged
 from rmqctl.store.queue.batch_queue import BatchQueue
 from rmqctl.store.queue.consume_queue import ConsumeQueue, plain_units, valid
-from rmqctl.store.queue.search import begun_at
 
 if TYPE_CHECKING:
     from rmqctl.store.log.dledger import Node
@@ -190,6 +189,8 @@ class StoreWitness:
 
     def _begun_at(self, queue: ConsumeQueue) -> int:
         """Return where a queue began: its entries say nothing of an earlier queue's messages."""
+        from rmqctl.store.queue.search import begun_at  # only after damage
+
         key = queue.topic, queue.queue_id
         if key not in self._begun:
             self._begun[key] = begun_at(queue, self._opened().log)
