@@ -17,6 +17,7 @@ from rmqctl.backup.entries import header
 from rmqctl.backup.objects import Objects
 from rmqctl.backup.points import require_inside
 from rmqctl.errors import FormatError, StoreIOError
+from rmqctl.files.remote.reader import hide, revealed, without_secrets
 from rmqctl.store.store import Store
 from tests.backup.test_backup import LAYOUTS, SOUND, findings, folders_of, growing, messages
 from tests.backup.test_entries import queues
@@ -329,3 +330,11 @@ def test_folders_deep_inside_each_other(growing: Growing, tmp_path: Path,
     for words in (("info", place), ("restore", place, tmp_path / "new")):
         assert "folders inside each other" in rmqctl(*words).expect(5).err
     assert not list(tmp_path.glob("new*"))
+
+
+@pytest.mark.parametrize("password", ["secret", "se@cret", "se:cr@e@t", ""])
+def test_passwords_are_hidden(password: str) -> None:
+    url = f"sftp://user:{password}@host:22/a@b"
+    assert without_secrets(url) == "sftp://***@host:22/a@b"
+    assert revealed(hide(url)) == url
+    assert "user" not in hide(url)

@@ -21,7 +21,7 @@ from rmqctl.errors import RefusedError, RmqctlError, StoreIOError, UsageError, r
 from rmqctl.files.remote import web
 from rmqctl.scan.source import Closing, Source, Witness
 
-_CREDENTIALS = re.compile(r"(?<=://)[^/@]*:[^/@]*@")
+_CREDENTIALS = re.compile(r"(?<=://)[^/@]*:[^/]*@")
 _hidden: dict[str, str] = {}
 """By the start of a URL as it is shown, the one with the password."""
 _MOST_WORDS = 300
