@@ -76,16 +76,30 @@ def test_links_lead_somewhere(page):
 
 def test_the_guides_are_short_listed_and_played():
     """A page that shows commands is played by test_transcripts.py: it has console blocks."""
-    index = (DOCS / "howto/README.md").read_text()
     for page in [*DOCS.glob("howto/*.md"), *DOCS.glob("tutorial/*.md")]:
         text = page.read_text()
         fences = set(re.findall(r"^```(\w+)", text, re.MULTILINE))
         assert fences <= {"console", "sh", "json", "py", "text"}, page
-        assert page.name == "README.md" or "console" in fences, page
+        language = ".zh-CN.md" if page.name.endswith(".zh-CN.md") else ".md"
+        is_index = page.name == f"README{language}"
+        assert is_index or "console" in fences, page
         if page.parent.name == "howto":
             assert len(text.splitlines()) < 150, page
-            assert page.name == "README.md" or f"]({page.name})" in index, page
+            index = (page.parent / f"README{language}").read_text()
+            assert is_index or f"]({page.name})" in index, page
             assert f"howto/{page.name}\n" in (ROOT / "mkdocs.yml").read_text(), page
+
+
+def test_a_chinese_guide_plays_what_the_english_one_plays():
+    """The same commands, outputs and preparations in the same order, and a link to each other."""
+    played = re.compile(r"^<!-- .*? -->$|^```.*?^```$", re.MULTILINE | re.DOTALL)
+    pages = [page for name in ("howto", "tutorial") for page in DOCS.glob(f"{name}/*.zh-CN.md")]
+    assert pages
+    for page in pages:
+        english = page.with_name(page.name.replace(".zh-CN", ""))
+        assert played.findall(page.read_text()) == played.findall(english.read_text()), page
+        assert f"English | [中文]({page.name})" in english.read_text(), page
+        assert f"[English]({english.name}) | 中文" in page.read_text(), page
 
 
 def anchors(text: str) -> set[str]:
