@@ -105,7 +105,7 @@ def test_heads_of_entries_are_no_damage_for_who_carves(tmp_path: Path, name: str
     (tmp_path / data.name).write_bytes(torn)
     broken = run("carve", tmp_path / data.name, "-o", "jsonl")
     assert len(broken.jsonl()) == len(found.jsonl())
-    assert "1 place where a log is broken off" in broken.err
+    assert "1 place where a log ends early or is interrupted" in broken.err
 
 
 @pytest.mark.parametrize("name", ["4.9.3/dledger-crash-trunc", "5.3.3/dledger-crash-trunc",

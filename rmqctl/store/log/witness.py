@@ -115,6 +115,7 @@ class StoreWitness:
         self._before: dict[int, Past | None] = {}
         self._behind: dict[int, QueueEnds | None] = {}
         self._begun: dict[tuple[str, int], int] = {}
+        self._log: CommitLog | None = None
         self._lock = RLock()
         self.lend: Callable[[Any], None] | None = None
         """Tells the store that is opened what is known of its queues; does not travel."""
@@ -192,9 +193,13 @@ class StoreWitness:
         from rmqctl.store.queue.search import begun_at  # only after damage
 
         key = queue.topic, queue.queue_id
-        if key not in self._begun:
-            self._begun[key] = begun_at(queue, self._opened().log)
-        return self._begun[key]
+        with self._lock:
+            if key not in self._begun:
+                if self._log is None:
+                    self._log = CommitLog(self._opened().log.files)
+                with closing(self._log):  # its files do not stay open
+                    self._begun[key] = begun_at(queue, self._log)
+            return self._begun[key]
 
     def record_at(self, physical: int, size: int) -> Record | None:
         if not MIN_SIZE <= size <= _MOST_READ:
