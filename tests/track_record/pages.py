@@ -30,7 +30,7 @@ KNOWN = {spec.name for spec in REGISTRY}
 # What is not the same every time: when a repair was made, and what a file system makes of its size.
 MASKS = (
     r"20[0-9]{6}T[0-9]{6}Z-[0-9]+ -> REPAIR",
-    r"\([0-9.]+ [KMGT]?i?B, on the -> (SIZE, on the",
+    r"\([0-9.]+ [KMGT]?i?B on -> (SIZE on",
 )
 
 
