@@ -234,6 +234,11 @@ def stamp_of(root: str) -> tuple[int, int, int] | None:
     return about.st_ino, about.st_size, about.st_mtime_ns
 
 
+def roots() -> list[str]:
+    """Return the roots of the mounted places."""
+    return sorted({tree.root for tree in _trees.values()})
+
+
 def is_mounted(path: str) -> bool:
     """Return whether a path is one of a mounted place."""
     return _find(path) is not None

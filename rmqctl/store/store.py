@@ -90,6 +90,8 @@ def _near(root: str) -> str:
         return f"; it is inside the store {around}"
     from rmqctl.formats.tiered.names import parse_cluster
 
+    if not vfs.is_remote(root) and {"points", "small"} <= {*_names(root)}:
+        return f"; it is a backup made at a URL: name it file://{os.path.abspath(root)}"
     if any(map(parse_cluster, _names(root))):
         return "; it is a tier: run `rmqctl verify` to check it"
     stores: list[str] = []

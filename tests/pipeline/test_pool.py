@@ -12,9 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from rmqctl.backup.backup import Source
+from rmqctl.backup.remote import back_up
 from rmqctl.errors import FormatError, JobError, UsageError
 from rmqctl.ext.spark.pool import STORE, packed
 from rmqctl.ext.spark.session import NO_JAVA, package_zip, workers_of
+from rmqctl.scan.source import FileSource
+from rmqctl.store.store import Store
 from tests.support import snapshot
 
 ROOT = Path(__file__).parents[2]
@@ -47,6 +51,24 @@ def test_an_error_of_a_task_is_raised_as_it_was(spark_pool):
     with pytest.raises(FormatError) as caught:
         list(spark_pool.run(fails, range(5)))
     assert str(caught.value) == "commitlog/0 @17 field magic: no such thing"
+
+
+@pytest.mark.parametrize("is_backup", [False, True])
+def test_a_store_at_a_url(is_backup, spark_pool, golden_copy, tmp_path):
+    root = golden_copy("5.3.3/basic/store")
+    url = f"file://{root}"
+    if is_backup:
+        url = f"file://{tmp_path}/objects"
+        back_up(Source(str(root)), url, lambda: 1_750_000_000_000, "1.0.0")
+    with Store.open(root) as here, Store.open(url) as there:
+        [own, found] = [[file.path for file in store.log.files] for store in (here, there)]
+
+        def read(path):
+            with FileSource(path) as source:
+                return source.read(0, source.size)
+
+        assert [data for _, data in spark_pool.run(read, found)] == [
+            Path(path).read_bytes() for path in own]
 
 
 def test_a_killed_worker_is_replaced(spark_pool, tmp_path):

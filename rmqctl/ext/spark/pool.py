@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, chdir, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
-from rmqctl import kernel
+from rmqctl import kernel, vfs
 from rmqctl.checks.verify.log.ranges import Range as VerifyRange
 from rmqctl.errors import JobError, RmqctlError
 from rmqctl.ext.spark.session import log_of
@@ -78,10 +78,15 @@ class SparkPool:
 
         context = self.spark.sparkContext
         dumps: Callable[[Any], bytes] = cloudpickle.dumps
-        sent = context.broadcast((dumps(work), [dumps(task) for task in tasks]))
+        function, pickled = dumps(work), [dumps(task) for task in tasks]
+        sent = context.broadcast((function, pickled))
+        # Places elsewhere that the work or its tasks name are mounted there, too.
+        roots = [root for root in vfs.roots()
+                 if any(root.encode() in named for named in (function, *pickled))]
         try:
-            results = self._collected(context, _Worker(sent, os.getcwd(), secrets()),
-                                      packed([weight(task) for task in tasks], self.jobs))
+            worker = _Worker(sent, os.getcwd(), secrets(), roots)
+            results = self._collected(context, worker, packed(
+                [weight(task) for task in tasks], self.jobs))
         finally:
             sent.unpersist()
         return results
@@ -138,11 +143,13 @@ class _Failed:
 class _Worker:
     """The function that runs on an executor: task numbers in, pickled results of their kernels out.
 
-    Relative paths mean there what they mean at the driver, if its folder is there, too.
+    Relative paths mean there what they mean at the driver, if its folder is there, too. ``roots``:
+    places to mount.
     """
 
-    def __init__(self, sent: Any, folder: str, known: dict[str, str]) -> None:
-        self._sent, self._folder, self._secrets = sent, folder, known
+    def __init__(self, sent: Any, folder: str, known: dict[str, str],
+                 roots: Sequence[str] = ()) -> None:
+        self._sent, self._folder, self._secrets, self._roots = sent, folder, known, roots
 
     def __call__(self, numbers: range) -> Iterator[bytes]:
         work, tasks = self._sent.value
@@ -155,10 +162,19 @@ class _Worker:
                 used = ""
                 try:
                     used = kernel.name()  # demanded and missing, it is an error of the task
+                    self._mount()
                     answer = do(pickle.loads(tasks[number]))  # noqa: S301
                 except RmqctlError as error:
                     answer = _Failed(error)
                 yield pickle.dumps((used, answer), pickle.HIGHEST_PROTOCOL)
+
+
+    def _mount(self) -> None:
+        for root in self._roots:
+            if not vfs.is_mounted(root):
+                from rmqctl.files.remote.tree import mounted
+
+                mounted(root)
 
 
 @runtime_checkable
