@@ -7,16 +7,16 @@
 # make lint    ruff and mypy
 # make language-sample SEED=7  100 sentences of messages, docstrings and pages, drawn by chance
 # make fuzz SECONDS=300  the random tests with fresh seeds, which it prints, until the time is over
-# make kernel-asan  the compiled kernel on damaged records, its memory watched (docs/kernel.md)
+# make kernel-asan  the compiled kernel on damaged records, its memory watched
 # make wheel   an sdist, and from it a wheel with the kernel where a compiler is, into dist
 # make binary  dist/rmqctl, one executable for machines without Python, and the demo run with it
 # make image   a container image from the Dockerfile (ENGINE=podman), and the demo's first step in it
-# make docs    docs/reference.md, docs/schema.md, the table of docs/verify.md and docs/rmqctl.svg
+# make docs    the generated pages of the reference, the table of findings and docs/rmqctl.svg
 # make site    the documentation as a web site in build/site; a broken link is an error
 # make bench   figures beside their goals and peers, on stores it makes in BENCH (5 GiB, kept)
 # make clean   everything made here
 #
-# PYSPARK=4.0.1 runs test-spark with that PySpark in place of the installed one (docs/pipeline.md)
+# PYSPARK=4.0.1 runs test-spark with that PySpark in place of the installed one
 #
 # PYTHON=python3.12 chooses the interpreter, VENV=dir the environment, JOBS=4 the test processes,
 # SEED=N takes the tests of a run that said so again, ARGS='-k verify' goes to pytest or to the

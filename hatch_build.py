@@ -1,5 +1,5 @@
-"""Compiles the kernel (docs/kernel.md) into wheels and editable installations, where that works,
-and adds the manual pages.
+"""Compiles the kernel (docs/explanation/kernel.md) into wheels and editable installations, where
+that works, and adds the manual pages.
 
 ``python hatch_build.py`` compiles it in place; ``--sanitize FOLDER`` makes one that watches its
 memory. Without Cython or a C compiler the package is complete, and slower. RMQCTL_KERNEL=python
@@ -20,7 +20,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 ROOT = Path(__file__).resolve().parent
 KERNEL = Path("rmqctl", "kernel")
-REFERENCE = ROOT / "docs" / "reference.md"
+REFERENCE = ROOT / "docs" / "reference" / "README.md"
 SANITIZE = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-O1", "-g")
 
 

@@ -1,6 +1,6 @@
 """What `recover` brings back of stores that are damaged at random, with sources and without.
 
-``python -m benchmarks.campaign --stores 3000 --seed 1 --write-docs docs/campaign.md`` damages
+``python -m benchmarks.campaign --stores 3000 --seed 1 --write-docs PAGE`` damages
 copies of stores which brokers wrote, and of made ones, in ten ways, recovers each, and compares
 every message with what it was (tests/repair/campaign). A wrong one is shown: exit code 1.
 """

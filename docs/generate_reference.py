@@ -1,4 +1,5 @@
-"""Writes docs/reference.md, docs/schema.md and the table of findings in docs/verify.md.
+"""Write docs/reference/README.md, docs/reference/schema.md and the table of findings in
+docs/explanation/verify.md.
 
 ``make docs``, or ``python docs/generate_reference.py``, writes the files; ``--check`` only says
 whether they are current. Nothing in the reference is written by hand, so it cannot say what the
@@ -19,9 +20,10 @@ from rmqctl.commands.app.describe import Parameter, parameters
 from rmqctl.commands.app.lazy import Command, load
 from rmqctl.errors import ExitCode
 
-TARGET = Path(__file__).parent / "reference.md"
-VERIFY = Path(__file__).parent / "verify.md"
-SCHEMA = Path(__file__).parent / "schema.md"
+DOCS = Path(__file__).parent
+TARGET = DOCS / "reference" / "README.md"
+VERIFY = DOCS / "explanation" / "verify.md"
+SCHEMA = DOCS / "reference" / "schema.md"
 
 _HEAD = """\
 # Command reference
@@ -43,7 +45,7 @@ _VARIABLES = {
     "RMQCTL_LANG": "the language of screens for people, `en` or `zh`, when `--lang` is left out",
     "RMQCTL_DEBUG": "`1` shows the full traceback when rmqctl itself fails (as `-vv` does)",
     "NO_COLOR": "no colours",
-    "FORCE_COLOR": "colours in the `table` format although stdout is no terminal",
+    "FORCE_COLOR": "colours in the `table` format although stdout is not a terminal",
     "COLUMNS": "width to lay out for, instead of the terminal's",
 }
 
@@ -181,7 +183,7 @@ def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def findings_page(page: str) -> str:
-    """docs/verify.md with the table of findings between its two marks as the program has it."""
+    """docs/explanation/verify.md with the table of findings between its two marks."""
     begin, end = "<!-- findings: written by make docs -->\n", "<!-- end of findings -->"
     head, found, rest = page.partition(begin)
     _, closed, tail = rest.partition(end)
@@ -231,7 +233,7 @@ it is not the id that the broker returned. The other columns are those of `messa
 
 
 def schema_page() -> str:
-    """docs/schema.md: every table with its columns."""
+    """docs/reference/schema.md: every table with its columns."""
     from rmqctl.scan import tables
     from rmqctl.sql.query_needs import COLUMNS
     from rmqctl.sql.schema import TABLES
@@ -273,11 +275,12 @@ def main(arguments: list[str]) -> int:
     for path, text in made.items():
         current = path.exists() and path.read_text(encoding="utf-8") == text
         if "--check" in arguments:
-            print(f"{path.name} is {'current' if current else 'out of date: run make docs'}")
+            state = "current" if current else "out of date: run make docs"
+            print(f"{path.relative_to(DOCS)} is {state}")
             stale += not current
         else:
             path.write_text(text, encoding="utf-8")
-            print(f"wrote docs/{path.name}")
+            print(f"wrote docs/{path.relative_to(DOCS)}")
     return min(stale, 1)
 
 

@@ -1,4 +1,4 @@
-"""Writes manual pages from docs/reference.md: rmqctl(1), and one page for each command.
+"""Writes manual pages from docs/reference/README.md: rmqctl(1), and one page for each command.
 
 The wheel installs them in share/man/man1 (hatch_build.py). ``python docs/manpages.py FOLDER``
 writes them there. Nothing but the reference is read, so no dependency is needed to build a wheel.
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-REFERENCE = Path(__file__).parent / "reference.md"
+REFERENCE = Path(__file__).parent / "reference" / "README.md"
 _SHARED = "Shared options: "
 _COMMAND = re.compile(r"`rmqctl (.+)`")
 _EXIT, _ENVIRONMENT = "Exit codes", "Environment"

@@ -1,6 +1,6 @@
 """rmqctl: inspect, verify, repair and serve Apache RocketMQ store directories without a broker.
 
-``rmqctl.open(path)`` opens a store for a Python program (`rmqctl.api`, docs/python.md).
+``rmqctl.open(path)`` opens a store for a Python program (`rmqctl.api`, docs/reference/python.md).
 """
 
 from __future__ import annotations

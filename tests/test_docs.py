@@ -30,7 +30,7 @@ def generator():
 
 @pytest.fixture(scope="module")
 def reference() -> str:
-    return (DOCS / "reference.md").read_text()
+    return (DOCS / "reference" / "README.md").read_text()
 
 
 def test_the_reference_is_current(reference):
@@ -38,12 +38,13 @@ def test_the_reference_is_current(reference):
 
 
 def test_the_table_of_findings_is_current():
-    page = (DOCS / "verify.md").read_text()
+    page = (DOCS / "explanation" / "verify.md").read_text()
     assert generator().findings_page(page) == page, "run `make docs`"
 
 
 def test_the_page_of_the_schema_is_current():
-    assert generator().schema_page() == (DOCS / "schema.md").read_text(), "run `make docs`"
+    page = DOCS / "reference" / "schema.md"
+    assert generator().schema_page() == page.read_text(), "run `make docs`"
 
 
 @pytest.mark.parametrize("spec", REGISTRY, ids=lambda spec: spec.title)
@@ -172,7 +173,7 @@ PROGRAMS = [(page, *found) for page in PAGES for found in
 
 
 def test_every_program_of_the_page_about_python_is_run():
-    page = DOCS / "python.md"
+    page = DOCS / "reference" / "python.md"
     assert page.read_text().count("```python\n") == sum(one[0] == page for one in PROGRAMS) > 4
 
 
@@ -191,14 +192,14 @@ def test_every_python_example_is_run():
 
 
 def test_every_dependency_is_explained():
-    text = (DOCS / "dependencies.md").read_text()
+    text = (DOCS / "explanation" / "dependencies.md").read_text()
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = [one for extra in project["optional-dependencies"].values() for one in extra]
     for requirement in [*project["dependencies"], *extras]:
         name = re.match(r"[A-Za-z0-9._-]+", requirement).group()
         if name == "rmqctl":  # an extra that takes in another one
             continue
-        assert f"`{name}`" in text, f"{name} is not in docs/dependencies.md"
+        assert f"`{name}`" in text, f"{name} is not in docs/explanation/dependencies.md"
 
 
 def test_every_lint_exception_has_its_reason():

@@ -107,26 +107,27 @@ def test_every_page_is_in_the_navigation_of_the_site():
 
 
 def test_links_of_a_page_lead_to_the_site_or_the_repository():
-    here = ROOT / "docs" / "verify.md"
+    here = ROOT / "docs" / "explanation" / "verify.md"
     for link, led in [
         ("[a](reading.md#times)", "[a](reading.md#times)"),
-        ("[a](../README.md)", "[a](index.md)"),
-        ("[a](../LICENSE)", f"[a]({HOME}/blob/main/LICENSE)"),
-        ("![a](../docs/report.png)", "![a](report.png)"),
-        ("![a](../examples/python/delays.png)",
+        ("[a](../../README.md)", "[a](../index.md)"),
+        ("[a](../../LICENSE)", f"[a]({HOME}/blob/main/LICENSE)"),
+        ("![a](../../docs/report.png)", "![a](../report.png)"),
+        ("![a](../../examples/python/delays.png)",
          f"![a]({HOME}/raw/main/examples/python/delays.png)"),
-        ("[a](../tests)", f"[a]({HOME}/tree/main/tests)"),
+        ("[a](../../tests)", f"[a]({HOME}/tree/main/tests)"),
         ("[a](#b) [c](https://d.e/f.md)", "[a](#b) [c](https://d.e/f.md)"),
         ("`[a](none.md)`\n```\n[a](none.md)\n```", "`[a](none.md)`\n```\n[a](none.md)\n```"),
     ]:
         assert SITE.with_links(link, here, HOME) == led
-    for missing in ("none.md", "../../elsewhere.md"):
+    for missing in ("none.md", "../../../elsewhere.md"):
         with pytest.raises(ValueError, match="does not exist"):
             SITE.with_links(f"[a]({missing})", here, HOME)
-    assert SITE.with_links("[a](docs/verify.md)", ROOT / "README.md", HOME) == "[a](verify.md)"
+    assert SITE.with_links("[a](docs/explanation/verify.md)", ROOT / "README.md", HOME) == (
+        "[a](explanation/verify.md)")
     below = ROOT / "docs" / "howto" / "README.md"
     for link, led in [
-        ("[a](../verify.md#findings)", "[a](../verify.md#findings)"),
+        ("[a](../explanation/verify.md#findings)", "[a](../explanation/verify.md#findings)"),
         ("[a](find-a-message.md)", "[a](find-a-message.md)"),
         ("[a](../../README.md)", "[a](../index.md)"),
         ("[a](../../LICENSE)", f"[a]({HOME}/blob/main/LICENSE)"),

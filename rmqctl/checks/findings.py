@@ -2,7 +2,7 @@
 
 A finding names structure, file and exact place, what is wrong in words, and the command that
 answers it. Categories are a closed list, with severity, meaning and that command beside each
-other: scripts filter by them, and docs/verify.md is made from them.
+other: scripts filter by them, and docs/explanation/verify.md is made from them.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def advised_in_tier(finding: Finding, root: str) -> Finding:
 
 
 class Category(NamedTuple):
-    """``meaning`` is the line of docs/verify.md; ``remedy`` makes a finding's ``next``."""
+    """``meaning`` is the line that `explain` shows; ``remedy`` makes a finding's ``next``."""
 
     severity: str
     meaning: str

@@ -1,4 +1,6 @@
-"""The compiled kernel: loops over the bytes of records, if it is installed (docs/kernel.md).
+"""The compiled kernel: loops over the bytes of records, if it is installed.
+
+Reasons: docs/explanation/kernel.md.
 
 Callers ask `active` and use columns with NumPy if it returns None; both give the same results. The
 compiled source is `compiled.pyx`.

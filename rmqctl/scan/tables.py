@@ -1,5 +1,5 @@
 """The schema of rmqctl's tables, declared once: `export`, `sql`, `pipeline`, the Spark source and
-`rmqctl.open` derive their columns from it, and docs/schema.md is generated from it.
+`rmqctl.open` derive their columns from it, and docs/reference/schema.md is generated from it.
 
 Each column is an Arrow field with a comment (meaning and unit, when it is null). Every column is
 nullable in type, because query engines see it so; a value is null only where its comment says when.

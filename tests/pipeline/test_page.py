@@ -1,4 +1,4 @@
-"""docs/pipeline.md: its programs run, its tables and lists are those of the program."""
+"""docs/explanation/pipeline.md: its programs run, its tables and lists are those of the program."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rmqctl.sql import options
 from tests.support import snapshot
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "pipeline.md").read_text()
+PAGE = (ROOT / "docs" / "explanation" / "pipeline.md").read_text()
 STORE = ROOT / "examples" / "store"
 _PROGRAM = re.compile(r"```py\n(.*?)```(?:\n+```text\n(.*?)```)?", re.DOTALL)
 _SHELL = re.compile(r"```sh\n(rmqctl[^`]*?)```\n+```text\n(.*?)```", re.DOTALL)

@@ -148,7 +148,7 @@ def _log_file() -> str:
 
 def _settings(folder: str, log: str, workers: int | None, given: Mapping[str, str]) -> dict[
         str, str]:
-    """Return Spark's settings. The reasons are in docs/pipeline.md."""
+    """Return Spark's settings. The reasons are in docs/explanation/pipeline.md."""
     log_settings = os.path.join(folder, "log4j2.properties")
     Path(log_settings).write_text(_LOG_SETTINGS.format(log=log), encoding="utf-8")
     java = f"-Dlog4j2.configurationFile=file:{log_settings}"

@@ -1,1 +1,4 @@
-"""Stores in another layout: other consumequeues in place, or a new store (docs/layouts.md)."""
+"""Stores in another layout: other consumequeues in place, or a new store.
+
+Layouts: docs/explanation/layouts.md.
+"""

@@ -34,7 +34,7 @@ what must not be."""
 HARMLESS = ("born_host", "store_host", "born_timestamp", "store_timestamp", "reconsume_times",
             "prepared_transaction_offset", "sys_flag", "properties")
 """Fields that `recover` sets to what does no harm where nothing tells what they were, and says so
-(docs/recovering.md)."""
+(docs/explanation/recovering.md)."""
 _GAP = "gap in"
 _ENTRY = struct.Struct(">iqii")
 

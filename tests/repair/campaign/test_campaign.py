@@ -1,8 +1,7 @@
 """Stores damaged at random: what `recover` presents as a good message is what was sent.
 
-Each day some of the cases of docs/campaign.md, which `python -m benchmarks.campaign` writes; with
-all others, an exhaustive run. A case is told by its seed: `python -m benchmarks.campaign --stores 1
---seed N`.
+Each day some of the cases of `python -m benchmarks.campaign`; with all others, an exhaustive run.
+A seed names a case: `python -m benchmarks.campaign --stores 1 --seed N`.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from tests.repair.campaign.trial import Case, base_of, case, try_one
 from tests.support.share import RUN
 
 STORES = 700
-"""The first of those of docs/campaign.md."""
+"""The first of those of the measured campaign."""
 PARTS, SHARE, LONG = 10, 2, 50
 
 
