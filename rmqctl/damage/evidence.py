@@ -35,6 +35,8 @@ MOST_LISTED = 100_000
 FEW = 20_000
 """Rows of a missing file that are looked at one by one."""
 _MOST_RUNS = 400
+_AHEAD = 512
+"""Entries that are read from one hole on: the next one is often near."""
 _BACK = 1 << 12
 """Number of rows before its place in which the row of a message is searched."""
 
@@ -212,33 +214,36 @@ class Gatherer:
         if not queue.exists:
             return
         end = queue.disk_end
-        filler = np.array(tuple(FILLER), queue.units(0, 0).dtype)
+        entries = _Entries(queue, self._low, end)
         behind = {run.low: (run, after) for run, after in pairwise((*runs, None)) if run}
         for hole in self.holes[key]:
             # The rows that may be of the hole: sound, and between its neighbours in the log.
             columns: list[tuple[Array, Array, Array]] = []
             early = _early(queue, hole)
             first = max(hole.first - early, queue.first_index)
-            for page_start, rows in queue.pages(first, min(hole.end - early, end)):
-                physical = rows["physical_offset"].astype(np.int64)
-                good = valid(rows) & (rows != filler) & (physical >= self._low)
+            for page_start, physical, size, sound in entries.pages(
+                    first, min(hole.end - early, end)):
                 # Its neighbours' own places too: a neighbour may be the one that is wrong.
-                good &= (physical >= hole.low) & (physical <= hole.high)
+                good = sound & (physical >= hole.low) & (physical <= hole.high)
                 for low, high in self._yielded:
                     good &= (physical < low) | (physical >= high)
-                for row in np.flatnonzero(good & (physical == hole.high)).tolist():
-                    good[row] = hole.high not in behind or not _stands_early(
-                        queue, *behind[hole.high], page_start + row, bool(early))
                 rows_inside = np.flatnonzero(good)
-                columns.append((rows_inside + page_start + early, physical[rows_inside],
-                                rows["size"][rows_inside].astype(np.int64)))
+                at_next = rows_inside[physical[rows_inside] == hole.high]
+                if len(at_next):
+                    for row in at_next.tolist():
+                        good[row] = hole.high not in behind or not _stands_early(
+                            queue, *behind[hole.high], page_start + row, bool(early))
+                    rows_inside = np.flatnonzero(good)
+                columns.append((rows_inside + (page_start + early), physical[rows_inside],
+                                size[rows_inside]))
             if not columns:
                 continue
             # Of these the longest ascending part: rows follow the log.
-            offset, physical, size = (np.concatenate(column) for column in zip(
-                *columns, strict=True))
-            chosen = ascending(physical)
-            offset, physical, size = offset[chosen], physical[chosen], size[chosen]
+            offset, physical, size = columns[0] if len(columns) == 1 else (
+                np.concatenate(column) for column in zip(*columns, strict=True))
+            if len(physical) > 1:
+                chosen = ascending(physical)
+                offset, physical, size = offset[chosen], physical[chosen], size[chosen]
             # Rows after the log are counted, those of missing files kept by column.
             inside = int(np.searchsorted(physical, self._end))
             most = inside + max(0, MOST_LISTED - len(evidence.beyond))
@@ -283,6 +288,35 @@ class Gatherer:
                 evidence.rows.append(row)
             else:
                 evidence.astray.append(row)
+
+
+class _Entries:
+    """Pages of a queue's entries, by column, of which the last one stays for the next hole."""
+
+    def __init__(self, queue: ConsumeQueue, low: int, end: int) -> None:
+        self._queue, self._low, self._end = queue, low, end
+        self._filler = np.array(tuple(FILLER), queue.units(0, 0).dtype)
+        self._start = 0
+        self._page: tuple[Array, Array, Array] | None = None
+
+    def pages(self, first: int, end: int) -> Iterator[tuple[int, Array, Array, Array]]:
+        """Yield (queue offset of the first, physical offsets, sizes, whether an entry is valid and
+        points into the log) of the entries in ``[first, end)``. StoreIOError.
+        """
+        while first < end:
+            if self._page is None or not 0 <= first - self._start < len(self._page[0]):
+                rows = next((rows for _, rows in self._queue.pages(
+                    first, min(max(end, first + _AHEAD), self._end))), None)
+                if rows is None:
+                    return
+                physical = rows["physical_offset"].astype(np.int64)
+                self._start = first
+                self._page = (physical, rows["size"].astype(np.int64),
+                              valid(rows) & (rows != self._filler) & (physical >= self._low))
+            inside = slice(first - self._start, end - self._start)
+            physical, size, sound = (column[inside] for column in self._page)
+            yield first, physical, size, sound
+            first += len(physical)
 
 
 def _early(queue: ConsumeQueue, hole: Hole) -> int:

@@ -137,10 +137,11 @@ def batch_range_of(properties: bytes) -> tuple[int, int] | None:
         return None
 
 
-def whole_record(raw: bytes, start: int, sealed: bool) -> Record | None:
+def whole_record(raw: bytes, start: int, sealed: bool,
+                 decoded: Callable[[bytes], Record] = decode) -> Record | None:
     """Return the record, if it is one beyond doubt but for what its queue says."""
     try:
-        record = decode(raw)
+        record = decoded(raw)
     except FormatError:
         return None
     good = record.total_size == len(raw) and record.physical_offset == start and record.crc_ok

@@ -11,6 +11,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
+import numpy as np
+
 from rmqctl.damage.by_time import Damaged, of_unclear_age
 from rmqctl.damage.survey.survey import Region, Survey
 from rmqctl.formats.local.message import Record
@@ -32,14 +34,37 @@ def stale_records(parts: Sequence[LogPart], survey: Survey) -> tuple[set[int], s
 
     found: set[int] = set()
     unclear: set[int] = set()
+    begins, ends = _with_entries(parts, survey)
     for part, regions in _damaged(parts, survey):
         with part.open() as source:
             for start, end, before in _between(part, regions):
+                if start in begins and end in ends:
+                    continue  # as nearly always: entries point to both borders
                 stale = beside(source, start - part.base, end - part.base, before=before,
                                taken=taken)
                 found.update(record.physical_offset for record in stale.found)
                 unclear.update(record.physical_offset for record in stale.unclear)
     return found, unclear - found
+
+
+def _with_entries(parts: Sequence[LogPart], survey: Survey) -> tuple[set[int], set[int]]:
+    """Return where the records beside damage begin to which their own entries point, and where
+    these end.
+    """
+    witness = next((part.witness for part in parts if part.witness is not None), None)
+    begins: set[int] = set()
+    ends: set[int] = set()
+    if witness is None or not survey.borders:
+        return begins, ends
+    borders = np.concatenate(survey.borders, axis=1)
+    borders = borders[:, np.argsort(borders[0], kind="stable")]
+    for some in np.split(borders, np.flatnonzero(np.diff(borders[0])) + 1, axis=1):
+        number, offsets, places, sizes = some
+        topic, queue_id = survey.runs.key_of(int(number[0]))
+        good = witness.confirms_all(topic, queue_id, offsets, places, sizes)
+        begins.update(places[good].tolist())
+        ends.update((places + sizes)[good].tolist())
+    return begins, ends
 
 
 def beside_at(source: Source, places: Iterable[int],

@@ -352,7 +352,32 @@ cdef uint32_t crc_by_table(uint32_t crc, const uint8_t *at, uint64_t length) noe
     return ~crc
 
 
+cdef uint8_t with_top[256]  # by their highest byte, the entries of table[0]
+
+
+cdef void make_with_top() noexcept nogil:
+    cdef uint32_t number
+    for number in range(256):
+        with_top[table[0][number] >> 24] = <uint8_t>number
+
+
+def byte_changes(uint32_t syndrome, int64_t length):
+    """(bytes after it, changed bits) of each byte among the last ``length`` whose change makes this
+    difference of CRCs: the steps of the CRC are taken back until only one byte is left.
+    """
+    cdef int64_t behind
+    cdef uint32_t value = syndrome, number
+    found = []
+    for behind in range(length):
+        number = with_top[value >> 24]
+        value = (value ^ table[0][number]) << 8 | number
+        if 0 < value < 256:
+            found.append((behind, value))
+    return found
+
+
 make_table()
+make_with_top()
 cdef crc_function crc32 = crc_by_table
 
 

@@ -14,12 +14,12 @@ second follows from the first, and shows only that nothing else is damaged.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from functools import cache, lru_cache, reduce
 from typing import NamedTuple
 
-import numpy as np
-
-from rmqctl.scan.frames import Array
+from rmqctl.kernel import active
 
 POLYNOMIAL = 0xEDB88320
 """Bit 31 is the power 0, bit 0 the power 31, as `zlib.crc32` has it."""
@@ -28,9 +28,17 @@ ORDER = (1 << 32) - 1
 MASKED = 1 << 31
 """The bit of a CRC that records do not store."""
 _ONE, _X = 1 << 31, 1 << 30
+_BEYOND = tuple(reduce(lambda value, _: value >> 1 ^ (POLYNOMIAL if value & 1 else 0), range(4),
+                       low) for low in range(16))
+"""What the four highest powers become when four more are multiplied."""
 _CHECK_BITS, _BYTE = 32, 8
 _PRIMES = (3, 5, 17, 257, 65537)
-_BABY_STEPS = 257
+_SHARES = tuple(ORDER // prime * pow(ORDER // prime, -1, prime) for prime in _PRIMES)
+"""What one power in each subgroup is among all."""
+_BABY_STEPS = 1024
+_NIBBLE = 4
+_FEW_BYTES = 1 << 16
+"""Bytes of which one after the other is tried by the kernel; of more a logarithm is faster."""
 
 
 class Change(NamedTuple):
@@ -62,9 +70,22 @@ def one_byte(length: int, syndrome: int) -> list[Change]:
     """Return all changes of one byte among ``length`` that make that difference, by position."""
     if not syndrome:
         return []
-    behind, rest = np.divmod((_logarithm(syndrome) - _byte_logarithms()) % ORDER, _BYTE)
-    found = np.flatnonzero((rest == 0) & (behind >= 1) & (behind <= length))
-    return sorted(Change(length - int(behind[at]), int(at) + 1) for at in found)
+    kernel = active() if length <= _FEW_BYTES else None
+    if kernel is not None:
+        return sorted(Change(length - 1 - behind, xor)
+                      for behind, xor in kernel.byte_changes(syndrome, length))
+    # A byte so many bits before the end: its logarithm is in a range, which begins again at 0.
+    last = _logarithm(syndrome) - _BYTE
+    first = last - _BYTE * (length - 1)
+    logarithms, values = _byte_logarithms()
+    found = []
+    for turn in (0, ORDER):
+        for at in range(bisect_left(logarithms, first + turn),
+                        bisect_right(logarithms, last + turn)):
+            behind, rest = divmod(last + turn - logarithms[at], _BYTE)
+            if not rest:
+                found.append(Change(length - 1 - behind, values[at]))
+    return sorted(found)
 
 
 def burst(length: int, syndrome: int, first_bit: int, bits: int) -> int | None:
@@ -84,13 +105,20 @@ def burst(length: int, syndrome: int, first_bit: int, bits: int) -> int | None:
 
 
 def _times(a: int, b: int) -> int:
+    """Return the product, made of four powers of ``a`` at a time, the highest ones first."""
+    once, twice, thrice = _doubled(b), _doubled(_doubled(b)), _doubled(_doubled(_doubled(b)))
+    low = (0, thrice, twice, twice ^ thrice)
+    table = (*low, *(once ^ other for other in low), *(b ^ other for other in low),
+             *(b ^ once ^ other for other in low))
     product = 0
-    while a:
-        if a & _ONE:
-            product ^= b
-        a = a << 1 & ORDER
-        b = b >> 1 ^ (POLYNOMIAL if b & 1 else 0)
+    for _ in range(_CHECK_BITS // _NIBBLE):
+        product = product >> _NIBBLE ^ _BEYOND[product & 15] ^ table[a & 15]
+        a >>= _NIBBLE
     return product
+
+
+def _doubled(value: int) -> int:
+    return value >> 1 ^ (POLYNOMIAL if value & 1 else 0)
 
 
 def _raised(base: int, exponent: int) -> int:
@@ -112,17 +140,49 @@ def _logarithm(value: int) -> int:
     """Return the power of x (0 to 2^32 - 2) that ``value`` is; it is not 0. It is called many times
     for a damaged record: for a bit, for a byte, and in each round of a plan.
     """
-    squares = [value]  # the power 2^n at place n
-    while len(squares) < _CHECK_BITS:
-        squares.append(_times(squares[-1], squares[-1]))
-    logarithm = 0
-    for prime in _PRIMES:
-        # Within the subgroup of that many elements, then put together (Chinese remainders).
-        cofactor = ORDER // prime
-        power = reduce(_times, (one for place, one in enumerate(squares) if cofactor >> place & 1))
-        rest = _in_subgroup(power, prime)
-        logarithm += rest * cofactor * pow(cofactor, -1, prime)
+    logarithm, before = 0, value
+    for number, (prime, share) in enumerate(zip(_PRIMES, _SHARES, strict=True)):
+        # The power that is in the subgroup of that many elements: to all other primes.
+        power = before
+        for other in range(number + 1, len(_PRIMES)):
+            power = _times(_squared(power, other), power)
+        # Put together (Chinese remainders).
+        logarithm += _in_subgroup(power, prime) * share
+        before = _times(_squared(before, number), before)
     return logarithm % ORDER
+
+
+def _squared(value: int, number: int) -> int:
+    """Return ``value`` to the power of prime ``number`` less one, 2^2^number: squaring is linear,
+    so each byte has a table.
+    """
+    low, middle, high, top = _squares()[number]
+    return (low[value & 0xFF] ^ middle[value >> 8 & 0xFF] ^ high[value >> 16 & 0xFF]
+            ^ top[value >> 24])
+
+
+@cache
+def _squares() -> list[tuple[list[int], ...]]:
+    """Return the tables of `_squared` for each prime."""
+    images = [1 << bit for bit in range(_CHECK_BITS)]
+    found = []
+    for prime in _PRIMES:
+        times = (prime - 1).bit_length() - 1  # how often it is squared, of which half is done
+        for _ in range(max(1, times // 2)):
+            images = [_times(image, image) for image in images]
+        found.append(_tables(images))
+    return found
+
+
+def _tables(images: Sequence[int]) -> tuple[list[int], ...]:
+    """Return the linear map with these images of each bit, as a table for each byte."""
+    tables = []
+    for shift in range(0, _CHECK_BITS, _BYTE):
+        table = [0]
+        for image in images[shift:shift + _BYTE]:
+            table += [image ^ other for other in table]
+        tables.append(table)
+    return tuple(tables)
 
 
 def _in_subgroup(value: int, prime: int) -> int:
@@ -147,20 +207,16 @@ def _subgroup(prime: int) -> tuple[dict[int, int], tuple[list[int], ...]]:
         steps[value] = number
         value = _times(value, generator)
     back = _raised(generator, -_BABY_STEPS % prime)
-    tables = []
-    for shift in range(0, _CHECK_BITS, _BYTE):
-        table = [0]
-        for bit in range(_BYTE):
-            product = _times(1 << shift + bit, back)
-            table += [product ^ other for other in table]
-        tables.append(table)
-    return steps, tuple(tables)
+    return steps, _tables([_times(1 << bit, back) for bit in range(_CHECK_BITS)])
 
 
 @cache
-def _byte_logarithms() -> Array:
-    """Return the logarithms of a byte's values 1 to 255; twice a value is one power less."""
+def _byte_logarithms() -> tuple[list[int], list[int]]:
+    """Return the logarithms of a byte's values 1 to 255, ascending, and these values; twice a value
+    is one power less.
+    """
     known = [0] * (1 << _BYTE)
     for value in range(1, 1 << _BYTE):
         known[value] = (_logarithm(value) if value & 1 else known[value >> 1] - 1) % ORDER
-    return np.array(known[1:], np.int64)
+    pairs = sorted((logarithm, value) for value, logarithm in enumerate(known) if value)
+    return [logarithm for logarithm, _ in pairs], [value for _, value in pairs]

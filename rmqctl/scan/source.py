@@ -80,6 +80,13 @@ class Witness(Protocol):
         """Return whether the row of a record's queue offset points to it; None without a row."""
         ...
 
+    def confirms_all(self, topic: str, queue_id: int, offsets: Array, places: Array,
+                     sizes: Array) -> Array:
+        """Return the same for many records of one queue, by column (bool): their queue offsets,
+        physical offsets and sizes. False may also mean that `confirms` has to be asked.
+        """
+        ...
+
     def entry_of(self, record: Record) -> tuple[int, int] | None:
         """Return (physical offset, size) of the row of a record's queue offset, or None."""
         ...

@@ -59,6 +59,7 @@ class Runs:
 
     def __init__(self, numbers: Mapping[QueueKey, int]) -> None:
         self._numbers = numbers
+        self._names: list[QueueKey] = []
         self._closed: dict[int, list[Run]] = {}
         self._open: Array = np.full((4, 0), -1, np.int64)
         self.breaks: list[tuple[int, int, bool]] = []
@@ -78,6 +79,12 @@ class Runs:
         if number >= self._open.shape[1] or self._open[1, number] < 0:
             return []
         return [*self._closed.get(number, ()), Run(*self._open[:, number].tolist())]
+
+    def key_of(self, number: int) -> QueueKey:
+        """Return the queue that has a number."""
+        if len(self._names) < len(self._numbers):
+            self._names = [*self._numbers]  # in the order of their numbers
+        return self._names[number]
 
     def has(self, key: QueueKey, offset: int, *, twice: bool = False) -> bool:
         """Return whether a message has this queue offset; ``twice``: whether more than one has."""
@@ -187,9 +194,14 @@ class Survey:
     skipping: set[str] = field(default_factory=set)
     """Light queues some of whose queue offsets a broker gave to messages without writing a row."""
 
+    borders: list[Array] = field(default_factory=list)
+    """Intact records beside damage that have a consume queue entry, by column, int64 of shape
+    (4, n): number of the queue, queue offset, physical offset, size."""
+
     def add(self, behind: Survey) -> None:
         """Take in what was found in the part of the log after this one, but for its runs."""
         self.regions += behind.regions
+        self.borders += behind.borders
         if behind.messages:
             self.used, self.last_end = behind.used, behind.last_end
         self.messages += behind.messages

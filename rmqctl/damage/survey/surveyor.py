@@ -324,8 +324,11 @@ class Surveyor:
         events: list[tuple[int, Callable[[], None] | None]] = [
             *between, *((place, None) for place in offset[bad].tolist())]
         events.sort(key=itemgetter(0))
-        rows = np.searchsorted(offset, [place for place, _ in events]).tolist()
-        for row, (place, tell) in zip([*rows, len(offset)], [*events, (0, _nothing)], strict=True):
+        rows = np.searchsorted(offset, [place for place, _ in events])
+        if len(rows):
+            self._borders(batch, rows, bad)
+        for row, (place, tell) in zip([*rows.tolist(), len(offset)], [*events, (0, _nothing)],
+                                      strict=True):
             if row > first:
                 self._pass(*(int(one) for one in (when[first], when[row - 1], offset[row - 1],
                                                   size[row - 1])))
@@ -337,6 +340,20 @@ class Surveyor:
                 self._damage(Region(number, place, place + length, dirty=True,
                                     extents=[(place, length)]))
                 first = row + 1
+
+    def _borders(self, batch: Batch, rows: Array, bad: Array) -> None:
+        """Note the intact records beside the damage at ``rows``, and the first one of the batch."""
+        near = np.unique(np.concatenate((np.zeros(1, np.int64), rows - 1, rows, rows + 1)))
+        near = near[(near >= 0) & (near < len(batch))]
+        near = near[~np.isin(near, bad)]
+        flags = batch.column("sys_flag")[near] & sysflag.TRANSACTION_MASK
+        near = near[(flags == sysflag.TRANSACTION_NONE) | (flags == sysflag.TRANSACTION_COMMIT)]
+        if len(near):
+            some = batch.select(near)
+            queue = self._table.encode(self._topics.encode(text.topics(some)),
+                                       some.column("queue_id"))
+            self._found.borders.append(np.stack([
+                queue, some.column("queue_offset"), some.offset, some.column("total_size")]))
 
     def _pass(self, first: int, time: int, place: int, size: int) -> None:
         """Intact messages, by the store times of the first and the last, which is at ``place``."""

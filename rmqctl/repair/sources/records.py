@@ -80,6 +80,10 @@ class KnownPlaces:
             int(self._offset[low]), int(self._size[low])) == (
                 record.physical_offset, record.total_size)
 
+    def confirms_all(self, _topic: str, _queue_id: int, offsets: Array, _places: Array,
+                     _sizes: Array) -> Array:
+        return np.zeros(len(offsets), bool)
+
     def entry_of(self, _record: Record) -> None:
         return None
 

@@ -22,7 +22,7 @@ from rmqctl.formats.local.consume_queue import FILLER
 from rmqctl.formats.local.index_file import ENTRY
 from rmqctl.formats.local.message import MIN_SIZE, Record
 from rmqctl.scan.damage.slots import queues, records_in
-from rmqctl.scan.frames import BLANK
+from rmqctl.scan.frames import BLANK, Array
 from rmqctl.scan.resync import provable
 from rmqctl.scan.source import BESIDES_BODY, LARGEST_RECORD, Past, QueueEnds
 from rmqctl.scan.walk import Walk
@@ -57,6 +57,8 @@ _Part = tuple[ConsumeQueue, int, int]
 _PAGE, _LEAST_PAGE = 1 << 15, 1 << 9
 _MOST_READ = 16 << 20
 """Bytes of a record that is read as evidence."""
+_ENTRIES = 512
+"""Entries of a queue that are read at once, where some of them are asked for."""
 _NEAR = 8192
 """Messages of a neighbouring file that tell queue offsets."""
 
@@ -172,6 +174,27 @@ class StoreWitness:
             places, sizes = self.rows(here[0], here[0] + 1)
             return True if here in zip(places.tolist(), sizes.tolist(), strict=True) else None
         return None if entry is None else entry == here
+
+    def confirms_all(self, topic: str, queue_id: int, offsets: Array, places: Array,
+                     sizes: Array) -> Array:
+        confirmed = np.zeros(len(offsets), bool)
+        queue = self._opened().row_as_evidence(topic, queue_id)
+        if queue is None or not len(offsets):
+            return confirmed
+        order = np.argsort(offsets, kind="stable")
+        ascending, at = offsets[order], 0
+        with suppress(StoreIOError), closing(queue):
+            while at < len(order):
+                first = int(ascending[at])
+                entries = queue.units(first, _ENTRIES)
+                end = int(np.searchsorted(ascending, first + max(1, len(entries))))
+                if len(entries):
+                    here, entries = order[at:end], entries[ascending[at:end] - first]
+                    confirmed[here] = (entries["physical_offset"] == places[here]) & (
+                        entries["size"] == sizes[here])
+                at = end
+        confirmed &= places >= self._begun_at(queue)
+        return confirmed
 
     def entry_of(self, record: Record) -> tuple[int, int] | None:
         if not sysflag.has_consume_queue_row(record.sys_flag):

@@ -30,6 +30,8 @@ are looked at at once to find a place in it."""
 MOST_OPEN = 128
 """Queues with an open file, of all there are: a process may have 1,024 descriptors."""
 _opened: deque[ref[FileQueue]] = deque()
+_PAGE_OF_ONE = 200 * UNIT_SIZE
+"""Bytes around a single entry that are read, for those that are asked for next."""
 MOST_KEPT = 32 << 20
 """Bytes of rows that queues with few of them keep, of all there are."""
 
@@ -202,12 +204,16 @@ class FileQueue(ConsumeQueue):
         written, rows stay as they are."""
         self._leading: dict[int, bytes] = {}
         """By number, the leading run of valid rows of files that have more."""
+        self._page: tuple[int, int, bytes] | None = None
+        """The last page from which a single entry was read: number of the file, position, bytes."""
         self._lender: FileQueue | None = None
 
     def __del__(self) -> None:
         if self._lender is None:
             for kept in (self._rows, self._leading):
                 type(self).kept -= sum(map(len, kept.values()))
+        if self._page is not None:
+            type(self).kept -= len(self._page[2])
 
     def again(self) -> FileQueue:
         """Return the queue for another thread: open files are its own, what is known is shared."""
@@ -369,7 +375,33 @@ class FileQueue(ConsumeQueue):
             position = queue_offset * UNIT_SIZE - self._bases[number]
             if position + UNIT_SIZE <= len(kept) and number >= 0:
                 return layout.decode(kept, position)
+        if known is None and queue_offset >= 0:
+            known = self._of_page(queue_offset * UNIT_SIZE)
         return super().unit(queue_offset) if known is None else known
+
+    def _of_page(self, at: int) -> UnitRecord | None:
+        """Return the entry at a byte offset of the queue from the page around it; None where that
+        shows no valid entry, as one may be written later.
+        """
+        number = bisect_right(self._bases, at) - 1
+        position = at - self._bases[number] if number >= 0 else -1
+        if position < 0 or position % UNIT_SIZE or position >= self.files[number].size:
+            return None
+        held, start = self._page, position - position % _PAGE_OF_ONE
+        if held is None or held[:2] != (number, start):
+            if held is None and FileQueue.kept + _PAGE_OF_ONE > MOST_KEPT:
+                return None
+            try:
+                data = self._open(number).read(start, _PAGE_OF_ONE)
+            except StoreIOError:
+                return None
+            FileQueue.kept += len(data) - len(held[2] if held else b"")
+            held = self._page = number, start, data
+        inside = position - start
+        if inside + UNIT_SIZE > len(held[2]):
+            return None
+        unit = layout.decode(held[2], inside)
+        return unit if unit.is_valid else None
 
     @property
     def disk_end(self) -> int:

@@ -99,11 +99,14 @@ class Flags:
             return self._by_seal(raw, place, stored)
         if self._survey.unknown_bits[stored & ~sysflag.KNOWN] >= _ALIKE:
             return None
+        is_odd = are_odd(stored)
+        # The two widths exchanged: the lengths add up all the same.
+        if not is_odd and _with_hosts(raw, place, (stored ^ HOST_BITS) & HOST_BITS) is None:
+            return None
         shaped = self._shaped(raw, place, times)
         if shaped is None:
             return None
-        if not are_odd(stored):
-            # The two widths exchanged: the lengths add up all the same.
+        if not is_odd:
             return None if (shaped.sys_flag ^ stored) & HOST_BITS != HOST_BITS else _told(
                 raw, stored ^ HOST_BITS, f"system flags {stored:#x} swap IPv4 and IPv6 of the "
                 "hosts: ports and store time fit the other way", whole=True)
@@ -131,11 +134,8 @@ class Flags:
 
     def _shaped(self, raw: bytes, place: int, times: Times) -> Record | None:
         """Return the record with the only widths of hosts that fit it; its other flags are 0."""
-        found = [record for bits in _HOSTS if (record := whole_record(
-            with_fields(raw, sys_flag=bits), place, sealed=False)) is not None and all(
-                0 <= port <= rules.MOST_PORT for port in (
-                    record.born_host[1], record.store_host[1])) and (
-                    record.store_timestamp >= rules.EARLIEST)]
+        found = [record for bits in _HOSTS
+                 if (record := _with_hosts(raw, place, bits)) is not None]
         before, after = times
         if len(found) > 1:
             found = [record for record in found if (before or 0) <= record.store_timestamp and (
@@ -226,6 +226,16 @@ class Flags:
         return _told(raw, found[0], f"system flags {stored & 0xFFFFFFFF:#x} are damaged: with "
                      f"{found[0]:#x} the record matches its own CRC ({len(_ALL)} candidates tried)",
                      whole=True)
+
+
+def _with_hosts(raw: bytes, place: int, bits: int) -> Record | None:
+    """Return the record with hosts of these widths, if it is whole and its hosts and store time are
+    possible; its other flags are 0.
+    """
+    record = whole_record(with_fields(raw, sys_flag=bits), place, sealed=False)
+    return record if record is not None and record.store_timestamp >= rules.EARLIEST and all(
+        0 <= port <= rules.MOST_PORT for port in (
+            record.born_host[1], record.store_host[1])) else None
 
 
 def mend_flags(flags: Flags, survey: Survey, records: Records,

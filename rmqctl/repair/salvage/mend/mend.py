@@ -174,8 +174,9 @@ def _made(store: Store, parts: Sequence[LogPart], pieces: dict[int, list[Piece]]
                     index == len(ordered) or piece.end <= ordered[index].at):
                 ordered.insert(index, piece)
         mending.pieces[number] = tuple(ordered)
+        target = part_target(store, parts[number]) if ordered else ""
         for piece in ordered:
-            place, target = parts[number].base + piece.at, part_target(store, parts[number])
+            place = parts[number].base + piece.at
             correction = (corrections or {}).get(place)
             if correction is not None:
                 mending.actions.append(Action(
@@ -213,6 +214,7 @@ class _Round:
         self._records, self._refused, self._undecided = Records(parts), rejected, undecided
         self._twins = Twins(store, self._records)
         self._budget = _BUDGET
+        self._last: tuple[bytes, Record] | None = None
         self._confirmed: dict[int, int] = {}
         self._correct, self._chances = correct, chances
         self._corrections: dict[int, Correction] = {}
@@ -231,22 +233,21 @@ class _Round:
         places = sorted(rows)
         number = 0
         for region in self._survey.regions:
-            part = self._parts[region.file]
             while number < len(places) and places[number] < region.start:
                 number += 1
             first = number
             while number < len(places) and places[number] < region.end:
                 number += 1
+            part = self._parts[region.file]
             if not region.dirty or (part.path is None and not part.pieces):
                 continue
             starts = {*region.starts, *places[first:number],
                       *(start for start, _ in region.extents)}
-            with part.open() as source:
-                end = region.start
-                for start in sorted(starts):
-                    if start >= end:
-                        size = self._damaged(source, region, start, rows.get(start, []))
-                        end = start + size
+            _, source = self._records.opened(part.base)
+            end = region.start
+            for start in sorted(starts):
+                if start >= end:
+                    end = start + self._damaged(source, region, start, rows.get(start, []))
         # Intact records: a body CRC of no body, and what contradicts others.
         for physical in self._survey.lacking_crc if self._survey.has_crcs else ():
             self._name(physical)
@@ -279,14 +280,13 @@ class _Round:
         head = source.read(position, max(0, min(room, 1 << 16)))
         if min(room, len(head)) < max(MIN_SIZE, START_SIZE):
             return 0
-        if start in self._refused:
-            return self._by_flags(source, region, start, room, rows) or self._by_crc(
-                source, region, start, room, rows) or self._by_twin(source, start, room, rows)
-        by_flags = self._by_flags(source, region, start, room, rows)
-        if by_flags:
-            return by_flags
+        stored = self._stored(source, start, room, head)
+        by_flags = self._by_flags(region, start, stored, rows)
+        if by_flags or start in self._refused:
+            return by_flags or self._by_crc(region, start, stored, rows) or self._by_twin(
+                start, stored, rows)
         for candidate in self._candidates(source, position, head, room, sizes):
-            record = whole_record(candidate, start, self._survey.has_crcs)
+            record = whole_record(candidate, start, self._survey.has_crcs, self._decoded)
             if record is None or _ends_in_zeros(record, head, sizes):
                 continue
             topic = self._topics.of_impossible(record, rows) if is_impossible(
@@ -322,23 +322,16 @@ class _Round:
                         "lengths restored; its other system flags are unknown and stay marked as "
                         "damaged")
             return len(raw)
-        return self._by_crc(source, region, start, room, rows) or self._by_twin(
-            source, start, room, rows)
+        return self._by_crc(region, start, stored, rows) or self._by_twin(start, stored, rows)
 
-    def _by_flags(self, source: Source, region: Region, start: int, room: int,
-                  rows: list[FoundRow]) -> int:
+    def _by_flags(self, region: Region, start: int, raw: bytes, rows: list[FoundRow]) -> int:
         """Return the size of a record whose system flags alone were damaged; 0 without one."""
-        position = start - source.base
-        size = total_size_at(source.read(position, START_SIZE))
-        if not MIN_SIZE <= size <= min(room, MOST_BODY):
-            return 0
-        raw = source.read(position, size)
-        if not is_magic(magic_at(raw)) or field_of(raw, "physical_offset") != start:
+        if not raw or not is_magic(magic_at(raw)) or field_of(raw, "physical_offset") != start:
             return 0
         told = self._flags.of(raw, start, rows, (region.before, region.after))
         if told is None or not self._supported(told.record, rows, False):
             return 0
-        self._confirmed[start] = size
+        self._confirmed[start] = len(raw)
         return self._whole(start, told.raw, told.reason)
 
     def _may_be_of(self, place: int) -> bool:
@@ -348,10 +341,11 @@ class _Round:
         _, record, _ = self._records.read(place, None)
         return record is None or not record.crc_ok
 
-    def _by_twin(self, source: Source, start: int, room: int, rows: list[FoundRow]) -> int:
+    def _by_twin(self, start: int, raw: bytes, rows: list[FoundRow]) -> int:
         """Return the size of a record whose body another message has, too; 0 without one."""
-        found = self._stored(source, start, room)
-        twin = None if found is None else self._twins.of(*found, sealed=self._survey.has_crcs)
+        record = self._in_place(raw, start)
+        twin = None if record is None else self._twins.of(
+            raw, record, sealed=self._survey.has_crcs)
         if twin is None or not self._supported(twin.record, rows, False):
             return 0
         return self._whole(start, twin.content, twin.reason)
@@ -364,28 +358,37 @@ class _Round:
         self._records.reasons[start] = reason
         return len(content)
 
-    def _stored(self, source: Source, start: int, room: int) -> tuple[bytes, Record] | None:
-        """Return the bytes of a damaged record that stands where it says, and what is read of
-        them.
+    def _stored(self, source: Source, start: int, room: int, head: bytes) -> bytes:
+        """Return the bytes of a damaged record as long as it says; empty if it cannot be that long.
+
+        ``head``: the first bytes at ``start``.
         """
-        position = start - source.base
-        size = total_size_at(source.read(position, START_SIZE))
+        size = total_size_at(head)
         if not MIN_SIZE <= size <= min(room, MOST_BODY):
+            return b""
+        return head[:size] if size <= len(head) else source.read(start - source.base, size)
+
+    def _in_place(self, raw: bytes, start: int) -> Record | None:
+        """Return the record that damaged bytes give, if it says that it is there."""
+        if not raw:
             return None
-        raw = source.read(position, size)
         try:
-            record = decode(raw)
+            record = self._decoded(raw)
         except FormatError:
             return None
-        return (raw, record) if record.physical_offset == start else None
+        return record if record.physical_offset == start else None
 
-    def _by_crc(self, source: Source, region: Region, start: int, room: int,
-                rows: list[FoundRow]) -> int:
+    def _decoded(self, raw: bytes) -> Record:
+        """Return the record of some bytes; the last one is kept. FormatError."""
+        if self._last is None or self._last[0] != raw:
+            self._last = raw, decode(raw)
+        return self._last[1]
+
+    def _by_crc(self, region: Region, start: int, raw: bytes, rows: list[FoundRow]) -> int:
         """Return the size of a record whose CRC says which byte of it is wrong; 0 without one."""
-        found = None if self._correct == "off" else self._stored(source, start, room)
-        if found is None:
+        record = None if self._correct == "off" else self._in_place(raw, start)
+        if record is None:
             return 0
-        raw, record = found
         correction = corrected(raw, record, self._correct, self._survey.has_crcs,
                                self._chances)
         if not isinstance(correction, Correction) and self._survey.has_crcs:
@@ -522,7 +525,7 @@ class _Round:
                 yield candidate
                 # The body's CRC may be the field that one bit is wrong in.
                 try:
-                    record = decode(candidate)
+                    record = self._decoded(candidate)
                 except FormatError:
                     continue
                 crc = body_crc(record.body)
