@@ -11,7 +11,7 @@
 # make wheel   an sdist, and from it a wheel with the kernel where a compiler is, into dist
 # make binary  dist/rmqctl, one executable for machines without Python, and the demo run with it
 # make image   a container image from the Dockerfile (ENGINE=podman), and the demo's first step in it
-# make docs    the generated pages of the reference, the table of findings and docs/rmqctl.svg
+# make docs    the generated pages of docs/reference and docs/rmqctl.svg
 # make site    the documentation as a web site in build/site; a broken link is an error
 # make bench   figures beside their goals and peers, on stores it makes in BENCH (5 GiB, kept)
 # make clean   everything made here
@@ -141,6 +141,7 @@ docs: $(VENV)/.installed
 
 site: $(VENV)/.installed
 	@$(PIP) -e '.[docs]'
+	$(BIN)/python docs/generate_reference.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "the site is in build/site"
 

@@ -20,7 +20,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 ROOT = Path(__file__).resolve().parent
 KERNEL = Path("rmqctl", "kernel")
-REFERENCE = ROOT / "docs" / "reference" / "README.md"
+MANUAL = ROOT / "docs" / "manpages.py"
 SANITIZE = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-O1", "-g")
 
 
@@ -31,10 +31,13 @@ class KernelHook(BuildHookInterface):  # type: ignore[type-arg]
         if self.target_name != "wheel":
             return
         self.scratch = tempfile.mkdtemp()
-        if REFERENCE.exists():  # not where only the package was copied, as for a container
+        if MANUAL.exists():  # not where only the package was copied, as for a container
             folder = Path(self.scratch, "man1")
-            write_manual(folder, self.metadata.version)
-            build_data["shared_data"][str(folder)] = "share/man/man1"
+            try:
+                write_manual(folder, self.metadata.version)
+                build_data["shared_data"][str(folder)] = "share/man/man1"
+            except ImportError as exc:  # built without isolation, where typer is missing
+                self.app.display_warning(f"rmqctl is installed without manual pages: {exc}")
         wanted = os.environ.get("RMQCTL_KERNEL", "")
         if wanted == "python":
             return
@@ -58,13 +61,15 @@ class KernelHook(BuildHookInterface):  # type: ignore[type-arg]
 
 def write_manual(folder: Path, version: str) -> None:
     """The manual pages of all commands (docs/manpages.py)."""
-    found = importlib.util.spec_from_file_location("manpages", ROOT / "docs" / "manpages.py")
+    sys.path.insert(0, str(ROOT))
+    found = importlib.util.spec_from_file_location("manpages", MANUAL)
     assert found is not None
     assert found.loader is not None
     manpages = importlib.util.module_from_spec(found)
     found.loader.exec_module(manpages)
+    made = manpages.pages(manpages.reference(), version)
     folder.mkdir()
-    for name, text in manpages.pages(REFERENCE.read_text(encoding="utf-8"), version).items():
+    for name, text in made.items():
         (folder / name).write_text(text, encoding="utf-8")
 
 

@@ -1,18 +1,21 @@
-"""Write docs/reference/README.md, docs/reference/schema.md and the table of findings in
-docs/explanation/verify.md.
+"""Write the generated pages of the reference: commands, findings, formats, and the schema.
 
-``make docs``, or ``python docs/generate_reference.py``, writes the files; ``--check`` only says
-whether they are current. Nothing in the reference is written by hand, so it cannot say what the
-program does not do.
+``make docs``, or ``python docs/generate_reference.py``, writes them below docs/reference. Git
+ignores all but schema.md, for which ``--check`` says whether it is current. Only docs/formats.toml
+is written by hand, so the pages cannot say what the program does not do.
 """
 
 from __future__ import annotations
 
 import re
+import shutil
 import sys
+import tomllib
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from rmqctl.checks.findings import CATEGORIES
 from rmqctl.commands import EFFECTS, REGISTRY, CommandSpec
@@ -21,19 +24,18 @@ from rmqctl.commands.app.lazy import Command, load
 from rmqctl.errors import ExitCode
 
 DOCS = Path(__file__).parent
-TARGET = DOCS / "reference" / "README.md"
-VERIFY = DOCS / "explanation" / "verify.md"
-SCHEMA = DOCS / "reference" / "schema.md"
+FOLDER = DOCS / "reference"
+SCHEMA = FOLDER / "schema.md"
+FORMATS = DOCS / "formats.toml"
+#: Folders of `FOLDER` that this program writes, and Git ignores.
+GENERATED = ("commands", "findings", "formats")
 
-_HEAD = """\
-# Command reference
-
-Written by `make docs` from the program itself; a test fails when the two differ.
-"""
+_HEAD = "# Command reference\n"
 
 #: An argument or option that so many commands describe alike is described once.
 _SHARED_BY = 4
 _GENERAL = "General"
+_SHARED = "Shared options: "
 
 Row = tuple[str, ...]
 
@@ -51,28 +53,66 @@ _VARIABLES = {
 
 
 def reference() -> str:
-    """The whole file."""
+    """Return all commands in one text, from which docs/manpages.py makes the manual pages."""
     loaded = {spec: load(spec) for spec in REGISTRY}
     common = _common(loaded.values())
-    parts = [_HEAD, *_contents(), *_conventions(), *_shared(loaded.values(), common)]
+    parts = [_HEAD, _contents(), *conventions(), *_shared(loaded.values(), common)]
     section = ""
     for spec, command in loaded.items():
         if spec.section != section:
             section = spec.section
             parts.append(f"## {section}\n")
         parts += _command(spec, command, common)
+    return _page(parts)
+
+
+def pages() -> dict[str, str]:
+    """Return every generated page below `FOLDER` that Git ignores, by its path."""
+    named = {"commands": command_pages(), "findings": finding_pages(), "formats": format_pages()}
+    return {f"{folder}/{name}.md": text for folder, texts in named.items()
+            for name, text in texts.items()}
+
+
+def _page(parts: Iterable[str]) -> str:
     return "\n".join(parts).rstrip("\n") + "\n"
 
 
-def _contents() -> Iterator[str]:
-    rows = [
-        (f"[`{spec.title}`](#rmqctl-{'-'.join(spec.name)})", spec.effect, spec.help)
-        for spec in REGISTRY
-    ]
-    yield _table(("command", "effect", "does"), rows)
+# -- commands -------------------------------------------------------------------------------------
 
 
-def _conventions() -> Iterator[str]:
+def command_pages() -> dict[str, str]:
+    """Return a page for each command; the commands of a group share a page."""
+    loaded = {spec: load(spec) for spec in REGISTRY}
+    common = _common(loaded.values())
+    made: dict[str, list[str]] = {}
+    for spec, command in loaded.items():
+        name = spec.name[0]
+        if name not in made:
+            made[name] = [f"# `rmqctl {name}`\n"]
+        heading, *parts = map(_with_links, _command(spec, command, common))
+        made[name] += [heading.replace("#", "", 1), *parts] if len(spec.name) > 1 else parts
+    index = ["# Commands\n", _contents(lambda spec: f"{spec.name[0]}.md" + (
+        f"#rmqctl-{'-'.join(spec.name)}" if len(spec.name) > 1 else ""))]
+    index += _shared(loaded.values(), common)
+    return {"README": _page(index), **{name: _page(parts) for name, parts in made.items()}}
+
+
+def _with_links(part: str) -> str:
+    """Link the names of shared options to their table on the index page."""
+    found = re.match(r"([A-Z][^:`\n]*): (`[^\n]*`\.\n)", part)
+    if not found:
+        return part
+    anchor = re.sub(r"[^\w-]", "", f"{_SHARED}{found[1]}".lower().replace(" ", "-"))
+    return f"[{found[1]}](README.md#{anchor}): {found[2]}"
+
+
+def _contents(link: Any = lambda spec: f"#rmqctl-{'-'.join(spec.name)}") -> str:
+    rows = [(f"[`{spec.title}`]({link(spec)})", spec.effect, spec.help) for spec in REGISTRY]
+    return _table(("command", "effect", "does"), rows)
+
+
+def conventions() -> Iterator[str]:
+    """Yield the tables of docs/reference/README.md, which are on the manual page, too."""
     yield "## Exit codes\n"
     yield _table(("code", "meaning"), [(str(int(code)), code.meaning) for code in ExitCode])
     yield "## Effects\n"
@@ -94,7 +134,7 @@ def _common(commands: Iterable[Command]) -> dict[str, Row]:
 
 def _shared(commands: Iterable[Command], common: dict[str, Row]) -> Iterator[str]:
     """Options with a panel of their own, and what many commands have, are described once."""
-    yield f"## Shared options: {_GENERAL}\n"
+    yield f"## {_SHARED}{_GENERAL}\n"
     yield _table(("name", "default", ""), sorted(common.values()))
     panels: dict[str, dict[str, Parameter]] = {}
     for command in commands:
@@ -102,7 +142,7 @@ def _shared(commands: Iterable[Command], common: dict[str, Row]) -> Iterator[str
             if option.panel:
                 panels.setdefault(option.panel, {})[option.names[0]] = option
     for panel, options in panels.items():
-        yield f"## Shared options: {panel}\n"
+        yield f"## {_SHARED}{panel}\n"
         yield _options_table(options.values())
 
 
@@ -182,16 +222,118 @@ def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 
-def findings_page(page: str) -> str:
-    """docs/explanation/verify.md with the table of findings between its two marks."""
-    begin, end = "<!-- findings: written by make docs -->\n", "<!-- end of findings -->"
-    head, found, rest = page.partition(begin)
-    _, closed, tail = rest.partition(end)
-    if not found or not closed:
-        raise ValueError(f"{VERIFY.name} has lost the marks around its table of findings")
-    rows = [(f"`{name}`", severity, meaning) for name, (severity, meaning, _) in CATEGORIES.items()]
-    return head + begin + _table(("category", "severity", "meaning"), rows) + end + tail
+# -- findings -------------------------------------------------------------------------------------
 
+
+def finding_pages() -> dict[str, str]:
+    """Return a page for each finding, and one for the actions of a plan."""
+    from rmqctl.checks.explanations import FINDING, explanations
+
+    known = explanations().values()
+    made = {each.name: _page(_finding(each)) for each in known if each.kind == FINDING}
+    rows = [(f"[`{name}`]({name}.md)" if name in made else f"`{name}`", severity, meaning)
+            for name, (severity, meaning, _) in CATEGORIES.items()]
+    about = ("Names and severities never change; `rmqctl explain NAME` prints the same page. What "
+             "a plan does about a finding: [actions](actions.md).\n")
+    index = ["# Findings\n", about, _table(("finding", "severity", "meaning"), rows)]
+    actions = [(f"`{each.name}`", each.cause) for each in known if each.kind != FINDING]
+    made["actions"] = _page(["# Actions of a plan\n", _table(("action", "does"), actions)])
+    return {"README": _page(index), **made}
+
+
+def _finding(found: Any) -> Iterator[str]:
+    yield f"# `{found.name}`\n"
+    yield f"Severity: **{found.severity}**. Meaning: {found.meaning}.\n"
+    for title, text in (("Cause", found.cause), ("What brokers do", found.brokers),
+                        ("What to do", found.advice)):
+        if text:
+            yield f"## {title}\n\n{text}\n"
+    yield f"Group: {found.group}. [All findings](README.md)\n"
+
+
+# -- formats --------------------------------------------------------------------------------------
+
+
+def format_pages() -> dict[str, str]:
+    """Return a page for each format of docs/formats.toml."""
+    described = tomllib.loads(FORMATS.read_text(encoding="utf-8"))
+    rows = [(f"[`{name}`]({file_of(name)}.md)", each["place"].replace("NNNNNNNNNNNNNNNNNNNN", "N"))
+            for name, each in described.items()]
+    about = ("Each page lists the fields of a file. All numbers are big-endian. `rmqctl dump FILE` "
+             "prints a file record by record.\n")
+    index = ["# On-disk formats\n", about, _table(("format", "place"), rows)]
+    return {"README": _page(index),
+            **{file_of(name): _page(_format(name, each)) for name, each in described.items()}}
+
+
+def file_of(name: str) -> str:
+    """Return the name of a format's page: a site has the index of a folder as index.html."""
+    return "index_file" if name == "index" else name
+
+
+def _format(name: str, described: dict[str, Any]) -> Iterator[str]:
+    yield f"# `{name}`\n"
+    yield f"Place: {described['place']}.\n"
+    yield described["about"].strip() + "\n"
+    for title, layout in described.get("layout", {}).items():
+        yield f"## {title}\n"
+        if about := layout.get("about", "").strip():
+            yield f"{about}\n"
+        rows = [(offset, width, f"`{field}`", kind, layout[field])
+                for offset, width, field, kind in layout_rows(declaration(layout["of"]))]
+        yield _table(("offset", "bytes", "field", "type", "meaning"), rows)
+
+
+def declaration(of: str) -> Any:
+    """Return the construct declaration that a layout of docs/formats.toml names."""
+    module, name = of.split(":")
+    return getattr(import_module(f"rmqctl.formats.{module}"), name)
+
+
+def layout_rows(struct: Any) -> Iterator[Row]:
+    """Yield offset, width, name and type of each named field.
+
+    A width that depends on a flag is "8 or 20"; after a field of variable width, offsets count from
+    its end.
+    """
+    offsets, after = {0}, ""
+    for part in struct.subcons:
+        widths, kind = _width(part)
+        if part.name:
+            at = " or ".join(map(str, sorted(offsets)))
+            shown = " or ".join(map(str, sorted(widths))) or "variable"
+            yield f"{after} + {at}" if after else at, shown, part.name, kind
+        if widths:
+            offsets = {offset + width for offset in offsets for width in widths}
+        else:
+            offsets, after = {0}, f"end of `{part.name}`"
+
+
+def _width(part: Any) -> tuple[set[int], str]:
+    """Return the possible widths of a field in bytes, none if they depend on data, and its type."""
+    from construct import Bytes, FormatField, IfThenElse, Struct
+
+    while hasattr(part, "subcon") and not isinstance(part, IfThenElse):
+        part = part.subcon
+    if isinstance(part, IfThenElse):
+        then, otherwise = _width(part.thensubcon), _width(part.elsesubcon)
+        return then[0] | otherwise[0], " or ".join(sorted({then[1], otherwise[1]}, key=_bits))
+    if isinstance(part, Struct):
+        inner = [_width(each) for each in part.subcons]
+        return {sum(sum(widths) for widths, _ in inner)}, ", ".join(kind for _, kind in inner)
+    if isinstance(part, FormatField):
+        sign = "int" if part.fmtstr[1].islower() else "uint"
+        return {part.length}, f"{sign}{8 * part.length}"
+    if isinstance(part, Bytes) and isinstance(part.length, int):
+        return {part.length}, "bytes"
+    return set(), "bytes"
+
+
+def _bits(kind: str) -> tuple[int, str]:
+    return int(re.sub(r"\D", "", kind) or 0), kind
+
+
+# -- schema ---------------------------------------------------------------------------------------
 
 _SCHEMA_HEAD = """\
 # Tables and columns
@@ -268,20 +410,21 @@ def schema_page() -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Write the files; with ``--check`` compare them and return 1 when one is out of date."""
-    made = {TARGET: reference(), VERIFY: findings_page(VERIFY.read_text(encoding="utf-8")),
-            SCHEMA: schema_page()}
-    stale = 0
+    """Write the pages; with ``--check`` return 1 if the page of the schema is out of date."""
+    schema = schema_page()
+    if "--check" in arguments:
+        current = SCHEMA.exists() and SCHEMA.read_text(encoding="utf-8") == schema
+        print(f"{SCHEMA.name} is {'current' if current else 'out of date: run make docs'}")
+        return int(not current)
+    SCHEMA.write_text(schema, encoding="utf-8")
+    for name in GENERATED:
+        shutil.rmtree(FOLDER / name, ignore_errors=True)
+        (FOLDER / name).mkdir()
+    made = pages()
     for path, text in made.items():
-        current = path.exists() and path.read_text(encoding="utf-8") == text
-        if "--check" in arguments:
-            state = "current" if current else "out of date: run make docs"
-            print(f"{path.relative_to(DOCS)} is {state}")
-            stale += not current
-        else:
-            path.write_text(text, encoding="utf-8")
-            print(f"wrote docs/{path.relative_to(DOCS)}")
-    return min(stale, 1)
+        (FOLDER / path).write_text(text, encoding="utf-8")
+    print(f"wrote docs/reference: schema.md and {len(made)} pages in {', '.join(GENERATED)}")
+    return 0
 
 
 if __name__ == "__main__":

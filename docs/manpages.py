@@ -1,7 +1,7 @@
-"""Writes manual pages from docs/reference/README.md: rmqctl(1), and one page for each command.
+"""Write manual pages from the reference: rmqctl(1), and one page for each command.
 
 The wheel installs them in share/man/man1 (hatch_build.py). ``python docs/manpages.py FOLDER``
-writes them there. Nothing but the reference is read, so no dependency is needed to build a wheel.
+writes them there. Of the dependencies only typer is needed.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import NamedTuple
 
-REFERENCE = Path(__file__).parent / "reference" / "README.md"
+GENERATOR = Path(__file__).parent / "generate_reference.py"
 _SHARED = "Shared options: "
 _COMMAND = re.compile(r"`rmqctl (.+)`")
 _EXIT, _ENVIRONMENT = "Exit codes", "Environment"
@@ -33,6 +34,16 @@ class Section(NamedTuple):
     level: int
     title: str
     blocks: list[Block]
+
+
+def reference() -> str:
+    """Return the text that docs/generate_reference.py makes of all commands."""
+    found = spec_from_file_location("generate_reference", GENERATOR)
+    assert found is not None
+    assert found.loader is not None
+    generator = module_from_spec(found)
+    found.loader.exec_module(generator)
+    return str(generator.reference())
 
 
 def pages(reference: str, version: str) -> dict[str, str]:
@@ -181,7 +192,7 @@ def main(arguments: list[str]) -> int:
 
     folder = Path(arguments[0])
     folder.mkdir(parents=True, exist_ok=True)
-    for name, text in pages(REFERENCE.read_text(encoding="utf-8"), __version__).items():
+    for name, text in pages(reference(), __version__).items():
         (folder / name).write_text(text, encoding="utf-8")
     print(f"wrote {len(list(folder.glob('*.1')))} pages into {folder}")
     return 0

@@ -1,5 +1,6 @@
-"""What mkdocs does besides (mkdocs.yml): README.md is the first page, and what is not in docs/ is
-linked in the repository. A link that leads nowhere ends the build.
+"""Changes to what mkdocs reads (mkdocs.yml): README.md is the first page, and a link to a file
+outside docs/ leads to the repository. The generated pages of the reference follow their index in
+the navigation. A link to a missing file ends the build.
 """
 
 from __future__ import annotations
@@ -16,7 +17,33 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 #: Pages of the site that lie beside docs/, and what they are called in it.
 OUTSIDE = {"README.md": "index.md", "README.zh-CN.md": "README.zh-CN.md"}
+#: Index pages of the folders that docs/generate_reference.py writes, as mkdocs.yml names them.
+GENERATED = tuple(f"reference/{name}/README.md" for name in ("commands", "findings", "formats"))
 _LINK = re.compile(r"(!?)(\[[^\]]*\])\(([^)\s#]*)(#[^)\s]*)?\)|(```.*?```|`[^`]*`)", re.DOTALL)
+
+
+def on_config(config: Any) -> Any:
+    """Put the generated pages into the navigation."""
+    config["nav"] = extended(config["nav"])
+    return config
+
+
+def extended(nav: list[Any]) -> list[Any]:
+    """Return the navigation with every generated page after its index. ValueError: no pages."""
+    made: list[Any] = []
+    for entry in nav:
+        if isinstance(entry, dict):
+            made.append({title: extended(inner) if isinstance(inner, list) else inner
+                         for title, inner in entry.items()})
+            continue
+        made.append(entry)
+        if entry in GENERATED:
+            index = DOCS / entry
+            if not index.exists():
+                raise ValueError(f"docs/{entry} does not exist; run docs/generate_reference.py")
+            made += sorted(f"{Path(entry).parent}/{page.name}" for page in index.parent.glob("*.md")
+                           if page != index)
+    return made
 
 
 def on_files(files: Files, config: Any) -> Files:

@@ -28,7 +28,7 @@ CONSUMER = "import rmqctl\n\nreveal_type(rmqctl.open('store'))\n"
 
 @pytest.fixture(scope="module")
 def manual() -> dict[str, str]:
-    return MANUAL.pages(MANUAL.REFERENCE.read_text(), "1.2.3")
+    return MANUAL.pages(MANUAL.reference(), "1.2.3")
 
 
 def read(page: str) -> str:

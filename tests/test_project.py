@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.support.language import doc_pages
 from tests.test_docs import unknown
 
 ROOT = Path(__file__).parents[1]
@@ -102,8 +103,21 @@ def test_all_files_name_one_home():
 def test_every_page_is_in_the_navigation_of_the_site():
     site = yaml.load((ROOT / "mkdocs.yml").read_text(), Loader)
     named = re.findall(r"[\w./-]+\.md", str(site["nav"]))
-    pages = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")}
-    assert sorted(named) == sorted(pages | set(SITE.OUTSIDE.values()))
+    pages = {str(page.relative_to(ROOT / "docs")) for page in doc_pages()}
+    assert sorted(named) == sorted(pages | set(SITE.OUTSIDE.values()) | set(SITE.GENERATED))
+
+
+def test_generated_pages_follow_their_index_in_the_navigation(tmp_path, monkeypatch):
+    monkeypatch.setattr(SITE, "DOCS", tmp_path)
+    nav = ["a.md", {"Reference": ["b.md", {"Formats": ["reference/formats/README.md"]}]}]
+    with pytest.raises(ValueError, match="run docs/generate_reference"):
+        SITE.extended(nav)
+    folder = tmp_path / "reference" / "formats"
+    folder.mkdir(parents=True)
+    for name in ("README", "lock", "abort"):
+        (folder / f"{name}.md").touch()
+    shown = [f"reference/formats/{name}.md" for name in ("README", "abort", "lock")]
+    assert SITE.extended(nav) == ["a.md", {"Reference": ["b.md", {"Formats": shown}]}]
 
 
 def test_links_of_a_page_lead_to_the_site_or_the_repository():
