@@ -1,7 +1,7 @@
 """What salvage keeps of damaged stores, beside what a broker's recovery keeps.
 
 ``python -m benchmarks.salvage_table`` damages copies of the golden stores at random, salvages
-each, checks the result as the tests do, and writes ``docs/explanation/salvage-measured.md``.
+each, checks the result as the tests do, and writes ``benchmarks/salvage.md``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.repair import damage, salvaging
 from tests.support import golden
 from tests.support.replay import settings_of
 
-TARGET = Path(__file__).parents[1] / "docs" / "explanation" / "salvage-measured.md"
+TARGET = Path(__file__).parent / "salvage.md"
 SETS = [f"{version}/{kind}" for kind in ("basic", "batch", "delay", "lmq", "cqext", "transaction")
         for version in ("4.9.3", "5.3.3")]
 MIXED, ALONE = 200, 60

@@ -2,7 +2,7 @@
 
 A page is a transcript (tests/transcripts/README.md). Which commands it shows is said here, once for
 all; what they answer is what they answered last, and is compared in tests/test_transcripts.py. The
-one command writes the pages, plays them, and writes the table of docs/explanation/track-record.md.
+one command writes the pages, plays them, and writes the table of their README.md.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.track_record.case import Case
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "tests" / "transcripts" / "track-record"
-TABLE = ROOT / "docs" / "explanation" / "track-record.md"
+TABLE = FOLDER / "README.md"
 BEGIN, END = "<!-- stores: written by python -m tests.track_record.pages -->", "<!-- end -->"
 WIDTH = 100
 KNOWN = {spec.name for spec in REGISTRY}
@@ -108,7 +108,7 @@ def with_answers(new: str, old: str) -> str:
 
 
 def table(root: Path) -> str:
-    """The tables of docs/explanation/track-record.md, from the stores in ``root``."""
+    """The tables of tests/transcripts/track-record/README.md, from the stores in ``root``."""
     columns = _columns()
     lines = []
     for title, cases in stores.GROUPS.items():
@@ -125,8 +125,7 @@ def _columns() -> list[str]:
 
 def line(case: Case, root: Path) -> str:
     """The row of a store of ``root``."""
-    page_of = f"../../tests/transcripts/track-record/{case.name}.md"
-    cells = [case.link, f"[{case.title}]({page_of})", found(case, root), started(case, root),
+    cells = [case.link, f"[{case.title}]({case.name}.md)", found(case, root), started(case, root),
              recovered(case, root)]
     return _row(cells[:len(_columns())])
 
@@ -186,7 +185,7 @@ def recovered(case: Case, root: Path) -> str:
 
 
 def document(text: str, root: Path) -> str:
-    """docs/explanation/track-record.md with the table put in."""
+    """tests/transcripts/track-record/README.md with the table put in."""
     head, _, rest = text.partition(BEGIN)
     _, _, tail = rest.partition(END)
     return f"{head}{BEGIN}\n\n{table(root)}\n{END}{tail}"
