@@ -25,22 +25,22 @@ _MOST = 4
 Anchor = list[int | str]
 
 
-def anchors_of(log: CommitLog, known: Sequence[Anchor] = ()) -> list[Anchor]:
+def anchors_of(log: CommitLog, earlier: Sequence[Anchor] = ()) -> list[Anchor]:
     """Return (physical offset, size, digest) of the records that identify a log; empty for a log
     that is empty or cannot be read. The first of those ``known`` before is not searched for again
     while its file is there.
     """
-    found = [anchor for anchor in known if int(anchor[0]) >= log.min_offset][:1]
-    first = None if found else first_record(log)
+    anchors = [anchor for anchor in earlier if int(anchor[0]) >= log.min_offset][:1]
+    first = None if anchors else first_record(log)
     places = [] if first is None else [first.physical_offset]
     # The last file begins with a record; of DLedger with the header of its entry.
     places += [place for file in log.files[-1:] for place in (file.base, file.base + HEAD_SIZE)
                if log.record_at(place) is not None]
     for place in dict.fromkeys(places):
-        raw = None if found and found[0][0] == place else log.raw_at(place)
+        raw = None if anchors and anchors[0][0] == place else log.raw_at(place)
         if raw is not None:
-            found.append([place, len(raw), _digest(raw)])
-    return found
+            anchors.append([place, len(raw), _digest(raw)])
+    return anchors
 
 
 def _is_of(log: CommitLog, entry: Mapping[str, Any]) -> bool | None:
@@ -81,15 +81,15 @@ def keys_in(entries: Mapping[str, Any], names: Sequence[str], logs: Sequence[Com
                              "it. Remove the entry from the file, or use another file.")
         candidates.append(own)
     # Names decide before paths, and these before what is left.
-    found: list[str | None] = [name if name in own else None
+    keys_by_store: list[str | None] = [name if name in own else None
                                for name, own in zip(names, candidates, strict=True)]
-    taken = {key for key in found if key}
+    taken = {key for key in keys_by_store if key}
     for at, name in enumerate(names):
-        if found[at] is None:
-            found[at] = next((key for key in candidates[at]
+        if keys_by_store[at] is None:
+            keys_by_store[at] = next((key for key in candidates[at]
                               if key not in taken and _path(key) == _path(name)), None)
-            taken |= {found[at] or ""}
-    left = [[key for key in own if key not in taken] if found[at] is None else []
+            taken |= {keys_by_store[at] or ""}
+    left = [[key for key in own if key not in taken] if keys_by_store[at] is None else []
             for at, own in enumerate(candidates)]
     wanted = Counter(key for keys in left for key in keys)
     warnings = []
@@ -99,19 +99,19 @@ def keys_in(entries: Mapping[str, Any], names: Sequence[str], logs: Sequence[Com
                              "store, and it cannot be determined which one is its own. Serve it "
                              "from its former path, or remove the other entries.")
         if keys and wanted[keys[0]] > 1:
-            copies = " and ".join(name for name, each in zip(names, left, strict=True)
-                                  if keys[0] in each)
+            copies = " and ".join(name for name, candidate_keys in zip(names, left, strict=True)
+                                  if keys[0] in candidate_keys)
             raise UsageError(f"{copies} are copies of one store, and it cannot be determined which "
                              f"one the entry {keys[0]} belongs to. Serve only one of them.")
         if keys:
-            found[at] = keys[0]
-        elif found[at] is None and candidates[at]:
+            keys_by_store[at] = keys[0]
+        elif keys_by_store[at] is None and candidates[at]:
             warnings.append(f"{names[at]} is a copy of {candidates[at][0]} and starts without "
                             "consumer offsets: consumers get the messages of both")
-        elif found[at] is None and entries:
+        elif keys_by_store[at] is None and entries:
             warnings.append(f"{names[at]} starts without consumer offsets: the file contains only "
                             f"those of {', '.join(entries)}")
-    return found, warnings
+    return keys_by_store, warnings
 
 
 def _path(name: str) -> str:

@@ -44,7 +44,8 @@ def body_of(call: Call) -> dict[str, Any]:
 
 def objects(value: Any) -> list[dict[str, Any]]:
     """Return the objects of a list; nothing if it is not a list."""
-    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
+    return [element for element in value if isinstance(element, dict)] if (
+        isinstance(value, list)) else []
 
 
 def _name(value: Any) -> str:
@@ -68,14 +69,14 @@ def heartbeat(broker: Broker, call: Call) -> Response:
     joined: list[str] = []
     touched: list[Group] = []
     # The groups that it produces for, then those that it consumes for.
-    for each in objects(value.get("producerDataSet")):
-        name = _name(each.get("groupName"))
+    for entry in objects(value.get("producerDataSet")):
+        name = _name(entry.get("groupName"))
         is_new = client_id not in groups.producers.get(name, {})
         if name and (room > 0 or not is_new):
             room -= is_new
             groups.producers.setdefault(name, {})[client_id] = member
-    for each in objects(value.get("consumerDataSet")):
-        name = _name(each.get("groupName"))
+    for entry in objects(value.get("consumerDataSet")):
+        name = _name(entry.get("groupName"))
         group = groups.consumers.get(name) or Group(name)
         is_new = (client_id, call.connection) not in group.members
         if not name or (is_new and room <= 0) or not broker.takes_group(name):
@@ -83,10 +84,10 @@ def heartbeat(broker: Broker, call: Call) -> Response:
         room -= is_new
         groups.consumers[name] = group
         group.members[client_id, call.connection] = member
-        group.describe(each)
-        wanted = [Subscription.of(one) for one in objects(each.get("subscriptionDataSet"))[
+        group.describe(entry)
+        wanted = [Subscription.of(data) for data in objects(entry.get("subscriptionDataSet"))[
             :_MOST_SUBSCRIPTIONS]]
-        wanted = [one for one in wanted if _name(one.topic)]
+        wanted = [subscription for subscription in wanted if _name(subscription.topic)]
         text += size_of(wanted) - group.size
         if text > _MOST_TEXT:
             raise Answer(Status.SYSTEM_ERROR, "the clients' subscriptions have reached their "
@@ -146,9 +147,9 @@ def check_client(_broker: Broker, call: Call) -> Response:
 
 
 def _queues(value: dict[str, Any]) -> list[tuple[str, int]]:
-    return [(topic, queue_id) for each in objects(value.get("mqSet"))
-            if (topic := _name(each.get("topic"))) and isinstance(
-                queue_id := each.get("queueId"), int)]
+    return [(topic, queue_id) for entry in objects(value.get("mqSet"))
+            if (topic := _name(entry.get("topic"))) and isinstance(
+                queue_id := entry.get("queueId"), int)]
 
 
 def lock_queues(broker: Broker, call: Call) -> Response:

@@ -88,22 +88,22 @@ class Group:
 
     def subscribe(self, wanted: list[Subscription]) -> bool:
         """Take over what a member subscribes to; True if a topic came or went."""
-        topics = {each.topic for each in wanted}
+        topics = {subscription.topic for subscription in wanted}
         changed = topics != set(self.subscriptions)
-        self.subscriptions = {topic: each for topic, each in self.subscriptions.items()
+        self.subscriptions = {topic: current for topic, current in self.subscriptions.items()
                               if topic in topics}
-        for each in wanted:
-            known = self.subscriptions.get(each.topic)
-            if known is None or known.version < each.version:
-                self.subscriptions[each.topic] = each
+        for subscription in wanted:
+            current = self.subscriptions.get(subscription.topic)
+            if current is None or current.version < subscription.version:
+                self.subscriptions[subscription.topic] = subscription
         self.size = size_of(self.subscriptions.values())
         return changed
 
 
 def size_of(subscriptions: Iterable[Subscription]) -> int:
     """Return bytes that they take, roughly."""
-    return sum(200 + len(each.topic) + len(each.expression) + len(each.kind)
-               for each in subscriptions)
+    return sum(200 + len(subscription.topic) + len(subscription.expression) + len(subscription.kind)
+               for subscription in subscriptions)
 
 
 def _named(value: object, names: tuple[str, ...], other: str) -> str:
@@ -143,11 +143,11 @@ class Groups:
         """
         is_gone = _selected(client_id, peer, heard_by)
         touched = []
-        for name, each in list(self.consumers.items()):
-            left = {key: member for key, member in each.members.items() if not is_gone(member)}
-            if group in (None, name) and len(left) < len(each.members):
-                each.members = left
-                touched.append(each)
+        for name, consumers in list(self.consumers.items()):
+            left = {key: member for key, member in consumers.members.items() if not is_gone(member)}
+            if group in (None, name) and len(left) < len(consumers.members):
+                consumers.members = left
+                touched.append(consumers)
                 if not left:
                     del self.consumers[name]
         return touched

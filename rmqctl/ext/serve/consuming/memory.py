@@ -36,15 +36,15 @@ class MemoryQueue:
         refused = outside(offset, 0, self.end, 5)
         if refused is not None:
             return Pulled(refused.status, refused.next_begin, 0, self.end)
-        found: list[bytes] = []
+        records: list[bytes] = []
         size, at = 0, offset
         last = min(self.end, offset + min(max(most, 1), MAX_COUNT))
-        while at < last and not (found and size + len(self.records[at]) > max_bytes):
+        while at < last and not (records and size + len(self.records[at]) > max_bytes):
             if accept is None or accept(self.tags[at], self.records[at]):
-                found.append(self.records[at])
+                records.append(self.records[at])
                 size += len(self.records[at])
             at += 1
-        return Pulled(FOUND if found else NO_MATCH, at, 0, self.end, found, len(found))
+        return Pulled(FOUND if records else NO_MATCH, at, 0, self.end, records, len(records))
 
 
 @dataclass(slots=True)
@@ -65,12 +65,12 @@ class Memory:
         queue = self.queues.setdefault((topic, queue_id), MemoryQueue())
         name = topic.encode()
         magic = magic_for(name)
-        made = replace(
+        stored = replace(
             record, topic=name, magic=magic, queue_id=queue_id, queue_offset=queue.end,
             physical_offset=self._next, body_crc=record.body_crc & CRC_MASK,
             total_size=size_of(record.sys_flag & HOST_BITS, magic, len(record.body), len(name),
                                len(record.properties)))
-        raw = build(made)
+        raw = build(stored)
         queue.records.append(raw)
         queue.tags.append(tags)
         self._places[self._next] = raw

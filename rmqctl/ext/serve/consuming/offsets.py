@@ -36,10 +36,10 @@ def at_time(broker: Broker, topic: str, queue_id: int, when: int, *, upper: bool
     if when < 0:
         return queue.end if when == -1 else queue.first
     try:
-        found = offset_by_time(broker.source.view, topic, queue_id, when, upper=upper)
+        entry = offset_by_time(broker.source.view, topic, queue_id, when, upper=upper)
     except RmqctlError as error:
         raise Answer(Status.SYSTEM_ERROR, str(error)) from None
-    offset = None if found is None else found.queue_offset
+    offset = None if entry is None else entry.queue_offset
     tail = None if broker.writer is None else broker.writer.queue((topic, queue_id))
     return (offset or 0) if tail is None else tail.at_time(when, offset, upper=upper)
 
@@ -52,11 +52,11 @@ def search_offset(broker: Broker, call: Call) -> Response:
     wanted, asked = call.fields, call.command
     upper = (wanted["boundaryType"] or "").upper() == "UPPER"
     topic, queue_id = wanted["topic"], wanted["queueId"]
-    found = at_time(broker, topic, queue_id, max(wanted["timestamp"], 0), upper=upper)
+    offset = at_time(broker, topic, queue_id, max(wanted["timestamp"], 0), upper=upper)
     if asked.language == "JAVA" and asked.version < _V5 and not wanted["boundaryType"]:
         queue = broker.queue(topic, queue_id)
-        found -= found == queue.end > queue.first
-    return _offset(found)
+        offset -= offset == queue.end > queue.first
+    return _offset(offset)
 
 
 def earliest_time(broker: Broker, call: Call) -> Response:
@@ -73,9 +73,9 @@ def position(broker: Broker, group: str, topic: str, queue_id: int, *, zero: boo
     a broker leaves that to the client, without ``zero`` for queues that begin at 0, too. Raise
     Answer if the queue cannot be read.
     """
-    known = broker.positions.get(group, topic, queue_id)
-    if known is not None:
-        return known
+    committed = broker.positions.get(group, topic, queue_id)
+    if committed is not None:
+        return committed
     queue = broker.queue(topic, queue_id)
     if isinstance(broker.start, int):
         return at_time(broker, topic, queue_id, broker.start)
@@ -90,12 +90,12 @@ def position(broker: Broker, group: str, topic: str, queue_id: int, *, zero: boo
 def query_consumer_offset(broker: Broker, call: Call) -> Response:
     """Return a group's consumer offset; if it has none, the offset at which it is to start."""
     wanted = call.fields
-    found = position(broker, wanted["consumerGroup"], wanted["topic"], wanted["queueId"],
+    offset = position(broker, wanted["consumerGroup"], wanted["topic"], wanted["queueId"],
                      zero=wanted["setZeroIfNotFound"] is not False)
-    if found is None:
+    if offset is None:
         raise Answer(Status.QUERY_NOT_FOUND,
                      "Not found, V3_0_6_SNAPSHOT maybe this group consumer boot first")
-    return _offset(found)
+    return _offset(offset)
 
 
 def update_consumer_offset(broker: Broker, call: Call) -> Response:

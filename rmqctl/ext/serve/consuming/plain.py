@@ -76,15 +76,15 @@ class PlainPulls:
         end = 0
         for behind, words, opaque, offset, commit in self._kernel.repeats(
                 frames.buffer, frames.at, frames.limit, HEAD_SIZE, COUNTED, _NAMES, _MOST):
-            known = self._known.get(words)
-            if known is None:
+            pull = self._known.get(words)
+            if pull is None:
                 if end:
                     break
-                known = self._learn(frames, words, (opaque, offset, commit))
-            if known is None or client.is_full or not self._answer(
-                    client, known, opaque, offset, commit):
+                pull = self._learn(frames, words, (opaque, offset, commit))
+            if pull is None or client.is_full or not self._answer(
+                    client, pull, opaque, offset, commit):
                 break
-            broker.requests[_CODES[known.code]] += 1
+            broker.requests[_CODES[pull.code]] += 1
             end = behind
             if monotonic() > late:
                 break
@@ -112,20 +112,20 @@ class PlainPulls:
             return None
         while len(self._known) >= _MOST_KNOWN:
             del self._known[next(iter(self._known))]
-        self._known[words] = found = _Known(command.code, fields, says, accept)
-        return found
+        self._known[words] = pull = _Known(command.code, fields, says, accept)
+        return pull
 
-    def _answer(self, client: Client, known: _Known, opaque: int, offset: int, commit: int | None
+    def _answer(self, client: Client, pull: _Known, opaque: int, offset: int, commit: int | None
                 ) -> bool:
         """Answer such a request; False, and nothing done, where more is to be done for it."""
-        broker, fields = self._broker, known.fields
+        broker, fields = self._broker, pull.fields
         group, topic, queue_id = fields["consumerGroup"], fields["topic"], fields["queueId"]
         try:
             pulling.judge(broker, fields, client.peer)
             queue = broker.queue(topic, queue_id)
             if not queue.first <= offset < queue.end:
                 return False
-            accept = known.accept if known.says else pulling.wanted_by(broker, fields)
+            accept = pull.accept if pull.says else pulling.wanted_by(broker, fields)
             if commit is not None and fields["sysFlag"] & pulling.COMMIT:
                 broker.positions.commit(group, topic, queue_id, commit)
             pulled = queue.pull(offset, fields["maxMsgNums"], accept,
@@ -137,7 +137,7 @@ class PlainPulls:
             response = pulling.response_to(pulled, offset)
             if response.code == Status.PULL_NOT_FOUND:
                 return False
-            client.reply(Command(known.code, opaque), response)
+            client.reply(Command(pull.code, opaque), response)
             return True
         header = self._form % (pulled.max, pulled.min, pulled.next_begin, opaque)
         head = frame_head(header, size)

@@ -124,14 +124,14 @@ class _WaitingForAny(Waiting):
     def popped(self) -> Popped:
         """Return the group's popped messages of the topic; not to be kept."""
         wanted = self.call.fields
-        found: Popped = self.broker.pops.of(wanted["consumerGroup"], wanted["topic"])
-        return found
+        popped: Popped = self.broker.pops.of(wanted["consumerGroup"], wanted["topic"])
+        return popped
 
     def start(self) -> Response | None:
         """Return the answer, if it need not wait. Raise Answer."""
-        found = self.found()
-        if found is not None:
-            return found
+        response = self.found()
+        if response is not None:
+            return response
         wait = min(self.call.fields["pollTime"] / 1000, LONGEST_WAIT_S)
         if wait <= 0 and not self.is_unfinished:
             return self.nothing()
@@ -163,13 +163,13 @@ class _WaitingForAny(Waiting):
             return
         is_full = self.call.connection.is_full
         try:
-            found = None if is_full else self.found()
+            response = None if is_full else self.found()
         except Answer as answer:
-            found = Response(code=answer.status, remark=answer.remark)
-        if found is None and (is_full or time.monotonic() >= self.late):
-            found = self.nothing()
-        if found is not None:
-            self.answer(found)
+            response = Response(code=answer.status, remark=answer.remark)
+        if response is None and (is_full or time.monotonic() >= self.late):
+            response = self.nothing()
+        if response is not None:
+            self.answer(response)
         else:
             self._wait()
 
@@ -198,14 +198,14 @@ class _WaitingPop(_WaitingForAny):
         if not given:
             return None
         by_queue: dict[tuple[str, int], list[int]] = {}
-        for each in given:
-            by_queue.setdefault(each.receipt.queue, []).append(each.receipt.offset)
+        for message in given:
+            by_queue.setdefault(message.receipt.queue, []).append(message.receipt.offset)
         popped = self.popped
         rest = sum(max(self.broker.queue(*key).end - popped.queues[key].next, 0)
                    for key in by_queue)
         marks = {key: f"{_mark(key[0])} {key[1]}" for key in by_queue}
         return self._answer(
-            [_record(each) for each in given], 0, given[0].receipt.number, restNum=str(rest),
+            [_record(message) for message in given], 0, given[0].receipt.number, restNum=str(rest),
             startOffsetInfo=";".join(
                 f"{marks[key]} {min(offsets)}" for key, offsets in by_queue.items()),
             msgOffsetInfo=";".join(
@@ -281,11 +281,11 @@ def _receipt(broker: Broker, call: Call) -> tuple[Popped, Receipt]:
     if not queue.first <= offset <= queue.end:
         raise Answer(Status.NO_MESSAGE, f"offset is illegal, key:{name}@{queue_id}, "
                      f"commit:{offset}, store:{queue.first}~{queue.end}")
-    found = _RECEIPT.fullmatch(wanted["extraInfo"])
-    if found is None:
+    match = _RECEIPT.fullmatch(wanted["extraInfo"])
+    if match is None:
         raise Answer(Status.SYSTEM_ERROR, "invalid extraInfo: not of a popped message")
     return _popped(broker, wanted["consumerGroup"], name), Receipt(
-        (name, queue_id), offset, int(found[1]))
+        (name, queue_id), offset, int(match[1]))
 
 
 def _popped(broker: Broker, group: str, topic: str) -> Popped:
@@ -296,8 +296,8 @@ def _popped(broker: Broker, group: str, topic: str) -> Popped:
                                                                                           ):
         base = topic[len(RETRY_PREFIX + group) + 1:]
     broker.require_topic(base)
-    found: Popped = broker.pops.of(group, base)
-    return found
+    popped: Popped = broker.pops.of(group, base)
+    return popped
 
 
 def ack_many(broker: Broker, call: Call) -> Response:
@@ -305,13 +305,13 @@ def ack_many(broker: Broker, call: Call) -> Response:
     acks = objects(body_of(call).get("acks"))
     if not acks:
         raise Answer(Status.NO_MESSAGE, "the request acknowledges no messages")
-    sets = [_text(each.get("b", each.get("bitSet"))) for each in acks]
+    sets = [_text(entry.get("b", entry.get("bitSet"))) for entry in acks]
     if len(acks) > _MOST_ACKED or sum(map(len, sets)) > _LONGEST_SETS:
         raise Answer(Status.SYSTEM_ERROR, "too many messages to acknowledge in one request")
-    for each, places in zip(acks, sets, strict=True):
-        group, name, retry = (_text(each.get(short, each.get(long))) for short, long in (
+    for entry, places in zip(acks, sets, strict=True):
+        group, name, retry = (_text(entry.get(short, entry.get(long))) for short, long in (
             ("c", "consumerGroup"), ("t", "topic"), ("r", "retry")))
-        start, queue_id, number = (_number(each.get(short, each.get(long))) for short, long in (
+        start, queue_id, number = (_number(entry.get(short, entry.get(long))) for short, long in (
             ("so", "startOffset"), ("q", "queueId"), ("pt", "popTime")))
         offsets = _places(places)
         with suppress(Answer):

@@ -137,9 +137,9 @@ class Popped:
         """Return the queues of the topic, or the one wanted, and those of what came back to a
         broker.
         """
-        known = self.broker.source.topics
+        topics = self.broker.source.topics
         return [(name, queue_id) for name in self.names
-                if name == self.topic or name in known
+                if name == self.topic or name in topics
                 for topic in (self.broker.topic(name),) if topic is not None
                 for queue_id in _queues(topic.read_queues, wanted if name == self.topic
                                         else ANY_QUEUE)]
@@ -160,12 +160,12 @@ class Popped:
         given: list[Given] = []
         size = 0
         try:
-            for each in self._each(keys, left, wish):
-                if isinstance(each, int):
-                    left = each
+            for message in self._each(keys, left, wish):
+                if isinstance(message, int):
+                    left = message
                 else:
-                    given.append(each)
-                    size += len(each.record)
+                    given.append(message)
+                    size += len(message.record)
                 if len(given) >= wish.most or size >= MOST_BYTES or time.monotonic() > late:
                     break
         except Answer:
@@ -227,10 +227,10 @@ class Popped:
 
     def _fly(self, key: QueueKey, queue: _PopQueue, record: Buffer, offset: int, wish: Wish
              ) -> Flight:
-        found = decode(record)
+        message = decode(record)
         now = time.monotonic()
         queue.attempt = wish.attempt
-        flight = Flight(offset, found.physical_offset, found.reconsume_times + 1,
+        flight = Flight(offset, message.physical_offset, message.reconsume_times + 1,
                         self._number, now + wish.invisible, wish.owner, now)
         queue.flights[offset] = flight
         self.flying += 1
@@ -324,8 +324,9 @@ class Popped:
     def _wait(self, key: QueueKey, flight: Flight) -> None:
         heappush(self._due, (flight.visible, key, flight.offset, flight.number))
         if len(self._due) > 2 * self.flying + _STALE:
-            self._due = [(each.visible, name, each.offset, each.number)
-                         for name, queue in self.queues.items() for each in queue.flights.values()]
+            self._due = [(pending.visible, name, pending.offset, pending.number)
+                         for name, queue in self.queues.items()
+                         for pending in queue.flights.values()]
             heapify(self._due)
             self._again.clear()
 
@@ -436,13 +437,13 @@ class Pops:
         """Return the state of a group and topic; not to be held on to while others have their
         turn.
         """
-        found = self._all.get((group, topic))
-        if found is None:
-            found = Popped(self, group, topic)
-            self.make_room(found)
-            self._all[group, topic] = found
+        popped = self._all.get((group, topic))
+        if popped is None:
+            popped = Popped(self, group, topic)
+            self.make_room(popped)
+            self._all[group, topic] = popped
         self._all.move_to_end((group, topic))
-        return found
+        return popped
 
     def known(self, group: str, topic: str) -> Popped | None:
         """Return the same where there is any."""
@@ -470,14 +471,14 @@ class Pops:
         self._kept += 1
         if self._kept <= MOST_QUEUES:
             return
-        self._all = OrderedDict((key, each) for key, each in self._all.items()
-                                if each.flying or each is for_this)
-        self._kept = sum(1 + len(each.queues) for each in self._all.values())
+        self._all = OrderedDict((key, popped) for key, popped in self._all.items()
+                                if popped.flying or popped is for_this)
+        self._kept = sum(1 + len(popped.queues) for popped in self._all.values())
         if self._kept >= MOST_QUEUES:
             raise Answer(Status.SYSTEM_BUSY, "too many groups have unacknowledged messages")
 
     def leave(self, client_id: str) -> None:
         """Forget a client: the messages kept for it become visible soon."""
-        for each in self._all.values():
-            if each.flying:
-                each.give_back(lambda flight: flight.owner == client_id)
+        for popped in self._all.values():
+            if popped.flying:
+                popped.give_back(lambda flight: flight.owner == client_id)

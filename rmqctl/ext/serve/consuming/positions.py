@@ -44,10 +44,10 @@ class Positions:
     def get(self, group: str, topic: str, queue_id: int) -> int | None:
         """Return a group's consumer offset; a negative one counts as missing, as for a broker."""
         key = group, topic
-        found = self.committed.get(key, {}).get(queue_id)
-        if found is None:
-            found = self.stored.get(key, {}).get(queue_id)
-        return None if found is None or found < 0 else found
+        offset = self.committed.get(key, {}).get(queue_id)
+        if offset is None:
+            offset = self.stored.get(key, {}).get(queue_id)
+        return None if offset is None or offset < 0 else offset
 
     def forget(self, group: str) -> None:
         """Remove a group's offsets."""
@@ -142,12 +142,12 @@ class PositionsFile:
             raise UsageError(f"{self.path}: {error}") from None
         self.warnings = [f"{self.path}: {text}" for text in warnings]
         # Of a store that was at the place of another one, the entry stays under another name.
-        for name, each in value.items():
+        for name, stored in value.items():
             if name not in keys:
                 free = name
                 while free in names or free in self._others:
                     free += " (earlier)"
-                self._others[free] = each
+                self._others[free] = stored
         return {name: {} if key is None else tables[key]
                 for name, key in zip(names, keys, strict=True)}
 
@@ -161,15 +161,15 @@ class PositionsFile:
         """
         value = {**self._others, **{name: {"offsetTable": {
             f"{topic}@{group}": {str(queue_id): offset for queue_id, offset in dict(queues).items()}
-            for (group, topic), queues in each.committed.items()},
+            for (group, topic), queues in offsets.committed.items()},
             anchors.ANCHORS: self._records.get(name, [])}
-            for name, each in positions.items()}}
+            for name, offsets in positions.items()}}
         replace_file(self.path, json.dumps(value, indent=1).encode())
 
 
 def _positions(value: dict[str, Any]) -> dict[Key, dict[int, int]]:
-    found: dict[Key, dict[int, int]] = {}
+    table: dict[Key, dict[int, int]] = {}
     for key, queues in value["offsetTable"].items():
         topic, _, group = key.partition("@")  # no topic has one in its name
-        found[group, topic] = {int(queue_id): int(offset) for queue_id, offset in queues.items()}
-    return found
+        table[group, topic] = {int(queue_id): int(offset) for queue_id, offset in queues.items()}
+    return table

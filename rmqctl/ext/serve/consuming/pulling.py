@@ -94,12 +94,12 @@ def wanted_by(broker: Broker, wanted: dict[str, Any]) -> Accept | None:
             "consume_broadcast_enable") is False:
         raise Answer(Status.NO_PERMISSION, f"the consumer group[{group.name}] can not consume by "
                      "broadcast way")
-    found = group.subscriptions.get(name)
-    if found is None:
+    subscription = group.subscriptions.get(name)
+    if subscription is None:
         raise Answer(Status.SUBSCRIPTION_NOT_EXIST, "the consumer's subscription not exist")
-    if found.version < (wanted["subVersion"] or 0):
+    if subscription.version < (wanted["subVersion"] or 0):
         raise Answer(Status.SUBSCRIPTION_NOT_LATEST, "the consumer's subscription not latest")
-    return None if name.startswith(RETRY_PREFIX) else found.accept()
+    return None if name.startswith(RETRY_PREFIX) else subscription.accept()
 
 
 def pull(broker: Broker, group: str, topic: str, queue_id: int, offset: int, most: int,
@@ -159,8 +159,8 @@ class Waiting(ABC):
 
     @property
     def weight(self) -> int:
-        return 1 + sum(len(each) // _TEXT for each in self.call.fields.values()
-                       if isinstance(each, str))
+        return 1 + sum(len(text) // _TEXT for text in self.call.fields.values()
+                       if isinstance(text, str))
 
     @property
     def has_room(self) -> bool:

@@ -126,18 +126,18 @@ def _append(broker: Broker, record: Record, topic: str, tags: int) -> None:
 
 def _returned(record: Record, profile: BrokerVersion, level: int | None) -> Record:
     """Return a copy as a broker of the version makes it, with this delay level."""
-    known = JavaMap.from_properties(java_text(record.properties), profile.map_capacity)
-    if props.RETRY_TOPIC not in known:
-        known.put(props.RETRY_TOPIC, record.topic.decode("utf-8", "replace"))
-    known.put(WAIT, "false")
+    properties = JavaMap.from_properties(java_text(record.properties), profile.map_capacity)
+    if props.RETRY_TOPIC not in properties:
+        properties.put(props.RETRY_TOPIC, record.topic.decode("utf-8", "replace"))
+    properties.put(WAIT, "false")
     if level is not None:
-        known.put(props.DELAY, str(level))
-    if is_blank(known.get(props.ORIGIN_MESSAGE_ID)):
-        known.put(props.ORIGIN_MESSAGE_ID, record.message_id)
-    made = known.text(trailing=profile.trailing_separator).encode("utf-8", "replace")
+        properties.put(props.DELAY, str(level))
+    if is_blank(properties.get(props.ORIGIN_MESSAGE_ID)):
+        properties.put(props.ORIGIN_MESSAGE_ID, record.message_id)
+    text = properties.text(trailing=profile.trailing_separator).encode("utf-8", "replace")
     # Counted as Java does, whose numbers begin again below zero.
     times = (record.reconsume_times + 1 + _HALF) % (2 * _HALF) - _HALF
-    return replace(record, properties=made, reconsume_times=times)
+    return replace(record, properties=text, reconsume_times=times)
 
 
 HANDLERS: Table = {"CONSUMER_SEND_MSG_BACK": send_back}
