@@ -50,7 +50,7 @@ class Access:
         """
         if not self.secrets:
             return
-        items = dict(each.strip().partition("=")[::2] for each in authorization.partition(" ")[
+        items = dict(item.strip().partition("=")[::2] for item in authorization.partition(" ")[
             2].split(","))
         key = items.get("Credential", "").partition("/")[0]
         secret = self.secrets.get(key)

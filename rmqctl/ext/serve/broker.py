@@ -198,24 +198,24 @@ class Broker:
     @property
     def topics(self) -> dict[str, Topic]:
         """All topics by name, with what clients may do."""
-        known = {**self.source.topics, **self._retries}
+        topics = {**self.source.topics, **self._retries}
         for group in self.groups.consumers:
             name = RETRY_PREFIX + group
-            if name not in known:
-                known[name] = Topic(name, 0, 0, READ)
-        return {name: self._served(topic) for name, topic in known.items()}
+            if name not in topics:
+                topics[name] = Topic(name, 0, 0, READ)
+        return {name: self._served(topic) for name, topic in topics.items()}
 
     def topic(self, name: str) -> Topic | None:
-        found = self.source.topics.get(name) or self._retries.get(name)
-        if found is None and name.startswith(RETRY_PREFIX):
+        topic = self.source.topics.get(name) or self._retries.get(name)
+        if topic is None and name.startswith(RETRY_PREFIX):
             group = name.removeprefix(RETRY_PREFIX)
             if group in self.source.groups or group in self.groups.consumers:
-                found = Topic(name, 0, 0, READ)
+                topic = Topic(name, 0, 0, READ)
         if self.writer is not None and self.writer.topics.get(name) is None:
             own = self.writer.topics.own(name)
             if own is not None:
-                found = Topic(name, own["readQueueNums"], own["writeQueueNums"], own["perm"])
-        return None if found is None else self._served(found)
+                topic = Topic(name, own["readQueueNums"], own["writeQueueNums"], own["perm"])
+        return None if topic is None else self._served(topic)
 
     def _served(self, topic: Topic) -> Topic:
         """Return the topic with its queue in memory, behind those of the store: a retry topic
@@ -238,18 +238,18 @@ class Broker:
         """Return a topic. Raise Answer (code 17) if it does not exist. Answer 17 if it does not
         exist.
         """
-        found = self.topic(name)
-        if found is None:
+        topic = self.topic(name)
+        if topic is None:
             raise Answer(Status.TOPIC_NOT_EXIST, f"topic[{name}] not exist, apply first please!")
-        return found
+        return topic
 
     def queue(self, topic: str, queue_id: int) -> Queue:
         """Return a queue to read, an empty one if it does not exist. Raise Answer if it cannot be
         read.
         """
-        found = self.memory.queues.get((topic, queue_id))
-        if found is not None:
-            return found
+        in_memory = self.memory.queues.get((topic, queue_id))
+        if in_memory is not None:
+            return in_memory
         put = None if self.writer is None else self.writer.queue((topic, queue_id))
         if put is not None:
             return put
@@ -262,10 +262,10 @@ class Broker:
 
     def memory_queue(self, topic: str) -> int:
         """Return the queue id in memory of a retry or dead-letter topic."""
-        known = self.source.topics.get(topic)
-        if known is None:
-            known = self._retries.setdefault(topic, Topic(topic, 0, 0, READ))
-        return known.read_queues
+        retry_topic = self.source.topics.get(topic)
+        if retry_topic is None:
+            retry_topic = self._retries.setdefault(topic, Topic(topic, 0, 0, READ))
+        return retry_topic.read_queues
 
     def raw_at(self, physical: int) -> Buffer | None:
         """Return the complete record at a physical offset, in the log or in memory."""
@@ -287,16 +287,16 @@ class Broker:
         self.waiting[key].add(waiting)
 
     def hear_no_more(self, key: tuple[str, int], waiting: Callable[[bool], None]) -> None:
-        known = self.waiting[key]
-        known.discard(waiting)
-        if not known:
+        listeners = self.waiting[key]
+        listeners.discard(waiting)
+        if not listeners:
             del self.waiting[key]
 
     def arrived(self, topic: str, queue_id: int) -> None:
         """Wake the requests that wait for a queue: new messages may be in it."""
         for key in ((topic, queue_id), (topic, ANY_QUEUE)):
-            for each in self.waiting.get(key, ()):
-                self.wake(each)
+            for look in self.waiting.get(key, ()):
+                self.wake(look)
 
     def wake(self, waiting: Callable[[bool], None]) -> None:
         """Let a waiting request look soon."""
@@ -313,7 +313,7 @@ class Broker:
             del self._woken[waiting]
             try:
                 waiting(True)
-            except Exception as error:  # noqa: BLE001 - as for requests: the others are told all the same
+            except Exception as error:  # noqa: BLE001 - the others are called all the same
                 self.failed("PULL_MESSAGE", error)
         self._waking = bool(self._woken)
         if self._waking:

@@ -125,11 +125,11 @@ def lag_of(broker: Broker, group: str, topic: str, late: float) -> int | None:
     offset; None without such a queue, or if there are too many to look at until ``late``
     (monotonic seconds).
     """
-    found = broker.topic(topic)
-    if found is None or found.read_queues > _MOST_QUEUES:
+    topic_config = broker.topic(topic)
+    if topic_config is None or topic_config.read_queues > _MOST_QUEUES:
         return None
     lag = None
-    for queue_id in range(found.read_queues):
+    for queue_id in range(topic_config.read_queues):
         if time.monotonic() > late:
             return None
         offset = broker.positions.get(group, topic, queue_id)
@@ -147,9 +147,9 @@ def lags(broker: Broker, most: int = MOST) -> Iterator[tuple[str, str, int]]:
     late = time.monotonic() + _LAG_S
     here = ((group.name, topic) for group in broker.groups.consumers.values()
             for topic in group.subscriptions)
-    known = chain(here, broker.positions.committed, broker.positions.stored)
+    keys = chain(here, broker.positions.committed, broker.positions.stored)
     seen: set[tuple[str, str]] = set()
-    for key in islice(known, 2 * most):
+    for key in islice(keys, 2 * most):
         if len(seen) >= most or time.monotonic() > late:
             return
         if key in seen:
@@ -169,8 +169,8 @@ def groups_now(server: Server, second: Second, most: int) -> list[dict[str, Any]
     """
     here = ((broker, group.name, topic) for broker in server.brokers
             for group in broker.groups.consumers.values() for topic in group.subscriptions or ("",))
-    chosen = nlargest(most, islice(here, 20 * MOST), key=lambda each: second.delivered.get(
-        (each[0].name, each[1], each[2]), 0))
+    chosen = nlargest(most, islice(here, 20 * MOST), key=lambda row: second.delivered.get(
+        (row[0].name, row[1], row[2]), 0))
     late = time.monotonic() + _LAG_S
     return [{
         "broker": broker.name, "group": name, "topic": topic,
@@ -182,24 +182,24 @@ def groups_now(server: Server, second: Second, most: int) -> list[dict[str, Any]
 
 def topics_now(second: Second, most: int) -> list[dict[str, Any]]:
     """Return the topics that got the most messages: how many each second."""
-    chosen = nlargest(most, second.sent.items(), key=lambda each: each[1])
+    chosen = nlargest(most, second.sent.items(), key=lambda row: row[1])
     return [{"broker": broker, "topic": topic, "in/s": count / second.seconds}
             for (broker, topic), count in chosen]
 
 
 def clients_now(server: Server, most: int) -> list[dict[str, Any]]:
     """Return some of the clients that sent heartbeats, with the number of their groups."""
-    found: dict[tuple[str, str], dict[str, Any]] = {}
+    clients: dict[tuple[str, str], dict[str, Any]] = {}
     for broker in server.brokers:
         for member in broker.groups.members():
             key = member.client_id, member.peer.peer
-            if key not in found and len(found) == most:
+            if key not in clients and len(clients) == most:
                 continue
-            client = found.setdefault(key, {
+            client = clients.setdefault(key, {
                 "client": member.client_id, "address": member.peer.peer,
                 "language": member.language, "groups": 0})
             client["groups"] += 1
-    return list(found.values())
+    return list(clients.values())
 
 
 # Metrics ----------------------------------------------------------------------------------------

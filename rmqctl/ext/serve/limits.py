@@ -112,7 +112,7 @@ class Shared:
         that has held its bytes for the longest time.
         """
         by_host: dict[str, list[Holder]] = {}
-        for holder in sorted(holders, key=lambda each: -each.held_since):
+        for holder in sorted(holders, key=lambda holder: -holder.held_since):
             by_host.setdefault(holder.host, []).append(holder)
         enough = self.limit - self.limit // _SOME
         is_full = self.held > self.limit
@@ -146,16 +146,16 @@ class Places:
         """
         own = self._of.get(newcomer.host, {})
         if self._part < 1 and len(own) >= max(self._part * self._most, 1):
-            found = _spare(own, now)
+            place = _spare(own, now)
         elif self._taken >= self._most:
-            found = self._giving_way(len(own), now)
+            place = self._giving_way(len(own), now)
         else:
-            found = newcomer
-        if found is None:
+            place = newcomer
+        if place is None:
             return False
-        if found is not newcomer:
-            found.end()
-            found.gone()
+        if place is not newcomer:
+            place.end()
+            place.gone()
         self._of.setdefault(newcomer.host, {})[newcomer] = None
         self._taken += 1
         return True
@@ -173,25 +173,25 @@ class Places:
         for there in by_size:
             if len(there) < fewest:
                 break
-            found = _spare(there, now)
-            if found is not None:
-                return found
+            place = _spare(there, now)
+            if place is not None:
+                return place
         there = by_size[0]
-        found = min(there, key=lambda each: each.last)
-        is_silent = len(there) >= fewest and found.last < now - SILENT_S
-        return found if is_silent or len(there) > fewest + 1 else None
+        place = min(there, key=lambda candidate: candidate.last)
+        is_silent = len(there) >= fewest and place.last < now - SILENT_S
+        return place if is_silent or len(there) > fewest + 1 else None
 
 
 def _spare(there: Iterable[Holder], now: float) -> Holder | None:
     """Return the connection that has been unused for the longest time; None if all are in use."""
-    oldest, found = now - SPARE_S, None
-    for each in there:
-        since = each.spare_since()
+    oldest, spare = now - SPARE_S, None
+    for candidate in there:
+        since = candidate.spare_since()
         if since is not None and since < oldest:
-            oldest, found = since, each
+            oldest, spare = since, candidate
             if not since:
                 break
-    return found
+    return spare
 
 
 class Quota:

@@ -78,8 +78,9 @@ class LogReader:
         if self._end is not None and physical + size > self._end:
             return None
         try:
-            found = self._log.locate(physical) if 0 < size <= MAX_RECORD and physical >= 0 else None
-            data = memoryview(b"" if found is None else found[0].read(found[1], size))
+            is_valid = 0 < size <= MAX_RECORD and physical >= 0
+            located = self._log.locate(physical) if is_valid else None
+            data = memoryview(b"" if located is None else located[0].read(located[1], size))
         except StoreIOError:
             return None
         return data if is_whole(data, physical) else None
@@ -104,15 +105,15 @@ class LogReader:
         data = memoryview(batch.data.data).toreadonly()
         if len(ok) == len(place) and ok.all():
             return data, np.append(batch.start, len(data))
-        found: list[memoryview | None] = [None] * len(place)
+        records: list[memoryview | None] = [None] * len(place)
         good = np.flatnonzero(wanted)[ok]
         for number, start, length in zip(good.tolist(), batch.start[ok].tolist(),
                                          size[good].tolist(), strict=True):
-            found[number] = data[start:start + length]
+            records[number] = data[start:start + length]
         # Rows that lead to a place before that of another, or to the same.
         for number in np.flatnonzero(~wanted).tolist():
-            found[number] = self.record(int(place[number]), int(size[number]))
-        return _joined(found)
+            records[number] = self.record(int(place[number]), int(size[number]))
+        return _joined(records)
 
     def _whole(self, place: Array, size: Array) -> memoryview | None:
         """Return the records at once, if they are in one file and all of them are to be served."""
@@ -121,9 +122,9 @@ class LogReader:
         if not mapped:
             self._unmapped = max(self._unmapped - len(place), 0)
         try:
-            found = self._log.locate(int(place[0]))
-            if found is not None and found[0].read_records(data.data, place, size, self._end,
-                                                           mapped):
+            located = self._log.locate(int(place[0]))
+            if located is not None and located[0].read_records(data.data, place, size, self._end,
+                                                               mapped):
                 return memoryview(data.data).toreadonly()
         except StoreIOError:
             pass

@@ -19,12 +19,12 @@ def route(broker: Broker, call: Call) -> Response:
     name = call.fields["topic"]
     brokers: list[dict[str, Any]] = []
     queues: list[dict[str, Any]] = []
-    for each in broker.cluster.brokers.values():
-        topic = each.topic(name)
+    for member in broker.cluster.brokers.values():
+        topic = member.topic(name)
         if topic is None:
             continue
-        brokers.append(_broker(each, call))
-        queues.append({"brokerName": each.name, "perm": topic.perm,
+        brokers.append(_broker(member, call))
+        queues.append({"brokerName": member.name, "perm": topic.perm,
                        "readQueueNums": topic.read_queues, "topicSysFlag": topic.sys_flag,
                        "writeQueueNums": topic.write_queues})
     if not brokers:
@@ -43,7 +43,7 @@ def cluster_info(broker: Broker, call: Call) -> Response:
     """Return all brokers, by name and by cluster."""
     brokers = broker.cluster.brokers
     return json_response({
-        "brokerAddrTable": {name: _broker(each, call) for name, each in brokers.items()},
+        "brokerAddrTable": {name: _broker(member, call) for name, member in brokers.items()},
         "clusterAddrTable": {broker.cluster.name: list(brokers)}})
 
 
@@ -51,7 +51,7 @@ def all_topics(broker: Broker, _call: Call) -> Response:
     """Return every topic of every broker, and what a name server lists beside them: the cluster's
     and the brokers' names.
     """
-    names = {name: None for each in broker.cluster.brokers.values() for name in each.topics}
+    names = {name: None for member in broker.cluster.brokers.values() for name in member.topics}
     names[broker.cluster.name] = None
     names.update(dict.fromkeys(broker.cluster.brokers))
     return json_response({"topicList": list(names)})
@@ -91,9 +91,9 @@ _ORDERS = "ORDER_TOPIC_CONFIG"
 def kv_list(broker: Broker, call: Call) -> Response:
     """Return the values of a namespace; those of ordered topics are known by themselves."""
     namespace = call.fields["namespace"]
-    values = {name: f"{each.name}:{topic.write_queues}"
-              for each in broker.cluster.brokers.values()
-              for name, topic in each.topics.items() if topic.order} if (
+    values = {name: f"{member.name}:{topic.write_queues}"
+              for member in broker.cluster.brokers.values()
+              for name, topic in member.topics.items() if topic.order} if (
                   namespace == _ORDERS) else {}
     values |= broker.cluster.kv.get(namespace, {})
     if not values:

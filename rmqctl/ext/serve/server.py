@@ -119,7 +119,7 @@ class Server:
                 ((address, bound),) = bind(self.proxy.address, 1)
                 await self.proxy.start(self, address, bound)
             # What is done beside, in turns.
-            tasks = [asyncio.create_task(self._every(*each)) for each in (
+            tasks = [asyncio.create_task(self._every(*job)) for job in (
                 (_DELIVER_S, self._deliver), (_LOOK_S, partial(self._look, stop)),
                 (min(_EXPIRE_S, self.limits.idle), self._expire), (1.0, self.each_second))]
             tasks.append(asyncio.create_task(self._save_beside()))
@@ -218,7 +218,7 @@ class Server:
 
     def end_unfinished(self) -> None:
         """End those whose requests are not complete, if all of them together are too many."""
-        self.unfinished.make_room(each for each in self._all() if each.held)
+        self.unfinished.make_room(holder for holder in self._all() if holder.held)
 
     def _all(self) -> list[ClientConnection | Pipe]:
         return [*self.connections, *self.pipes]
@@ -227,7 +227,7 @@ class Server:
         """End connections that do not read their responses, if all of them together are too
         many.
         """
-        paused = [each for each in self.connections if each.is_full]
+        paused = [client for client in self.connections if client.is_full]
         for connection in paused:
             connection.count_unsent()
         self.unsent.make_room(paused)

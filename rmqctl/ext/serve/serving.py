@@ -61,44 +61,44 @@ class Settings:
     access: Access = field(default_factory=Access)
 
 
-def open_brokers(wanted: Sequence[Wanted], settings: Settings, told: Callable[..., None],
+def open_brokers(wanted: Sequence[Wanted], settings: Settings, report: Callable[..., None],
                  warn: Callable[[str], None] = lambda _text: None) -> tuple[list[Broker], Save]:
     """Return (the brokers, what saves their positions). Raise NotAStoreError, StoreIOError,
     FormatError, UsageError.
     """
-    if len({os.path.realpath(each.root) for each in wanted}) < len(wanted):
+    if len({os.path.realpath(store.root) for store in wanted}) < len(wanted):
         raise UsageError("the same store is given twice")
     if settings.offsets is not None:
         refuse_in_store(settings.offsets)
     cluster, pages = Cluster(settings.cluster, access=settings.access), Pages()
-    names = [each.name or _name(number) for number, each in enumerate(wanted)]
+    names = [store.name or _name(number) for number, store in enumerate(wanted)]
     file = None if settings.offsets is None else PositionsFile(settings.offsets)
-    keys = [f"{name} {os.path.realpath(each.root)}"
-            for name, each in zip(names, wanted, strict=True)]
+    keys = [f"{name} {os.path.realpath(store.root)}"
+            for name, store in zip(names, wanted, strict=True)]
     served: list[tuple[str, str, Wanted, Writer | None, Source]] = []
     with ExitStack() as opened:  # closed again where one cannot be opened
-        for name, key, each in zip(names, keys, wanted, strict=True):
+        for name, key, store in zip(names, keys, wanted, strict=True):
             writer = None
             if settings.writable:
                 from rmqctl.ext.serve.producing.opening import open_writer
 
-                writer = open_writer(each.open, settings.flush, pages, each.address,
-                                     settings.cluster, each.folders, each.outside)
+                writer = open_writer(store.open, settings.flush, pages, store.address,
+                                     settings.cluster, store.folders, store.outside)
                 opened.callback(writer.close)
-            source = Source(each.open, settings.view, pages) if writer is None else (
+            source = Source(store.open, settings.view, pages) if writer is None else (
                 writer.source)
             opened.callback(source.close)
-            served.append((name, key, each, writer, source))
+            served.append((name, key, store, writer, source))
         # The stores are open: their logs tell which positions of the file are theirs.
-        known: dict[str, Any] = {} if file is None else file.load(
+        saved: dict[str, Any] = {} if file is None else file.load(
             keys, [source.store.log for *_, source in served])
         for text in () if file is None else file.warnings:
             warn(text)
-        for name, key, each, writer, source in served:
-            positions = Positions(source.offsets if settings.stored else {}, known.get(key, {}))
+        for name, key, store, writer, source in served:
+            positions = Positions(source.offsets if settings.stored else {}, saved.get(key, {}))
             cluster.brokers[name] = broker = Broker(
                 name, cluster, source, positions, Memory(settings.retry_memory), settings.start,
-                each.address, writer=writer, told=told)
+                store.address, writer=writer, told=report)
             broker.pops = Pops(broker)
             broker.pulls = PlainPulls(broker)
             if writer is not None:

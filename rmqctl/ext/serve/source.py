@@ -194,21 +194,21 @@ class Source:
         """
         if "config" in self.store.layout.unread:
             return None
-        known = self._config.get(name)
-        if known is None:
-            known = self._config[name] = load_one(self.store, name)
-        return known
+        config = self._config.get(name)
+        if config is None:
+            config = self._config[name] = load_one(self.store, name)
+        return config
 
     def rows(self, name: str) -> Iterable[dict[str, Any]]:
         """Return the entries of a file of ``config/``."""
-        found = self.config(name)
-        return () if found is None else found.rows()
+        config = self.config(name)
+        return () if config is None else config.rows()
 
     def _topics(self) -> dict[str, Topic]:
         """Return topics of the configuration, and those that have queues, by name."""
-        found: dict[str, Topic] = {}
+        topics: dict[str, Topic] = {}
         for row in self.rows("topics.json"):
-            found[row["topic"]] = Topic(
+            topics[row["topic"]] = Topic(
                 row["topic"], _count(row["read_queue_nums"]), _count(row["write_queue_nums"]),
                 READ | WRITE if row["perm_bits"] is None else row["perm_bits"],
                 bool(row.get("order")), row.get("topic_sys_flag") or 0)
@@ -217,19 +217,19 @@ class Source:
             on_disk[topic] = max(on_disk.get(topic, 0), queue_id + 1)
         for topic in topics_on_disk(self.store):
             count = _count(on_disk.get(topic, 1))
-            if topic not in found:
-                found[topic] = Topic(topic, count, count, READ | WRITE)
-            elif found[topic].read_queues < count:
-                found[topic].read_queues = count
-        return found
+            if topic not in topics:
+                topics[topic] = Topic(topic, count, count, READ | WRITE)
+            elif topics[topic].read_queues < count:
+                topics[topic].read_queues = count
+        return topics
 
     def learn(self, name: str, config: Mapping[str, Any]) -> None:
         """Take over a topic that was just made or changed, as ``topics.json`` has it; nothing else
         is read again.
         """
         self._config.pop("topics.json", None)
-        known = self.topics.get(name)
-        on_disk = 0 if known is None else max((queue_id + 1 for topic, queue_id in (
+        current = self.topics.get(name)
+        on_disk = 0 if current is None else max((queue_id + 1 for topic, queue_id in (
             *self.store.known_queues, *self.store.batch_queues) if topic == name), default=0)
         self.topics[name] = Topic(
             name, max(_count(config.get("readQueueNums")), _count(on_disk)),
@@ -266,21 +266,22 @@ class Source:
         """Return the consumer groups of the configuration, of the offsets, and of retry and
         dead-letter topics.
         """
-        found: dict[str, dict[str, Any]] = {
+        groups: dict[str, dict[str, Any]] = {
             row["group"]: row for row in self.rows("subscriptionGroup.json")}
         for group in self.groups_that_stand:
-            found.setdefault(group, {})
+            groups.setdefault(group, {})
         for topic in self.topics:
-            self._add_group(found, topic)
-        return found
+            self._add_group(groups, topic)
+        return groups
 
     def _offsets(self) -> dict[tuple[str, str], dict[int, int]]:
         """Return (group, topic) -> queue id -> committed queue offset."""
-        found: dict[tuple[str, str], dict[int, int]] = {}
+        offsets: dict[tuple[str, str], dict[int, int]] = {}
         for row in (*self.rows("consumerOffset.json"), *self.rows(LMQ_FILE)):
             if row["group"] is not None and isinstance(row["offset"], int):
-                found.setdefault((row["group"], row["topic"]), {})[row["queue_id"]] = row["offset"]
-        return found
+                queues = offsets.setdefault((row["group"], row["topic"]), {})
+                queues[row["queue_id"]] = row["offset"]
+        return offsets
 
     def close(self) -> None:
         self.store.close()
@@ -300,7 +301,7 @@ def _names(folder: str) -> list[str]:
 def stat_of(path: str) -> tuple[int, int, int] | None:
     """Return a value that changes when a file or folder does; None if it does not exist."""
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError:
         return None
-    return found.st_ino, found.st_size, found.st_mtime_ns
+    return status.st_ino, status.st_size, status.st_mtime_ns

@@ -52,16 +52,16 @@ class _Line(Generic[_Of]):
         """Return whether a turn of that length would come before all that wait."""
         return not self._heap or self.now + _PATIENCE * expected < self._heap[0][0]
 
-    def push(self, expected: float, each: _Of) -> int:
+    def push(self, expected: float, waiter: _Of) -> int:
         """Let one wait; the number of its entry."""
         number = next(self._numbers)
-        heappush(self._heap, (self.now + _PATIENCE * expected, number, each))
+        heappush(self._heap, (self.now + _PATIENCE * expected, number, waiter))
         return number
 
     def pop(self) -> tuple[int, _Of]:
         """Return (number, which) of the next one."""
-        _, number, each = heappop(self._heap)
-        return number, each
+        _, number, waiter = heappop(self._heap)
+        return number, waiter
 
     def spent(self, cost: float) -> None:
         self.now += cost / (len(self._heap) + 1)
@@ -89,12 +89,12 @@ class Hosts(Generic[_Of]):
         return self._waiting
 
     def _host(self, name: str) -> _Host[_Of]:
-        found = self._of.get(name)
-        if found is None:
+        host = self._of.get(name)
+        if host is None:
             if len(self._of) >= _MOST_HOSTS:
-                self._of = {each: host for each, host in self._of.items() if host.line}
-            found = self._of[name] = _Host()
-        return found
+                self._of = {other: waiting for other, waiting in self._of.items() if waiting.line}
+            host = self._of[name] = _Host()
+        return host
 
     def is_first(self, name: str, expected: float) -> bool:
         """Return whether a turn of that address would come before all that wait."""
@@ -104,12 +104,12 @@ class Hosts(Generic[_Of]):
         return host.line.is_first(expected) and (
             len(host.line) == self._waiting or self._line.is_first(expected))
 
-    def push(self, name: str, expected: float, each: _Of) -> None:
+    def push(self, name: str, expected: float, waiter: _Of) -> None:
         """Add a turn of a probable length."""
         host = self._host(name)
         if host.line.is_first(expected):  # an entry of the address that was later counts no more
             host.entry = self._line.push(expected, host)
-        host.line.push(expected, (expected, each))
+        host.line.push(expected, (expected, waiter))
         self._waiting += 1
 
     def pop(self) -> _Of:
@@ -118,10 +118,10 @@ class Hosts(Generic[_Of]):
             number, host = self._line.pop()
             if number == host.entry:
                 break
-        _, (expected, each) = host.line.pop()
+        _, (expected, waiter) = host.line.pop()
         self._waiting -= 1
         host.entry = self._line.push(expected, host) if host.line else None
-        return each
+        return waiter
 
     def spent(self, name: str, cost: float) -> None:
         """Note that one of that address had its turn."""

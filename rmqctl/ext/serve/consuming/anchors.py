@@ -81,13 +81,13 @@ def keys_in(entries: Mapping[str, Any], names: Sequence[str], logs: Sequence[Com
                              "it. Remove the entry from the file, or use another file.")
         candidates.append(own)
     # Names decide before paths, and these before what is left.
-    keys_by_store: list[str | None] = [name if name in own else None
-                               for name, own in zip(names, candidates, strict=True)]
+    keys_by_store: list[str | None] = [
+        name if name in own else None for name, own in zip(names, candidates, strict=True)]
     taken = {key for key in keys_by_store if key}
     for at, name in enumerate(names):
         if keys_by_store[at] is None:
-            keys_by_store[at] = next((key for key in candidates[at]
-                              if key not in taken and _path(key) == _path(name)), None)
+            keys_by_store[at] = next((key for key in candidates[at] if key not in taken
+                                      and _path(key) == _path(name)), None)
             taken |= {keys_by_store[at] or ""}
     left = [[key for key in own if key not in taken] if keys_by_store[at] is None else []
             for at, own in enumerate(candidates)]

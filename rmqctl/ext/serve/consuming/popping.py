@@ -160,12 +160,12 @@ class Popped:
         given: list[Given] = []
         size = 0
         try:
-            for message in self._each(keys, left, wish):
-                if isinstance(message, int):
-                    left = message
+            for message_or_left in self._each(keys, left, wish):
+                if isinstance(message_or_left, int):
+                    left = message_or_left
                 else:
-                    given.append(message)
-                    size += len(message.record)
+                    given.append(message_or_left)
+                    size += len(message_or_left.record)
                 if len(given) >= wish.most or size >= MOST_BYTES or time.monotonic() > late:
                     break
         except Answer:

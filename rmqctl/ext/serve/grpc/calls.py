@@ -31,7 +31,7 @@ _CODES = {
 
 def code_of(status: int) -> Code:
     """Return the code of a status of the remoting protocol, which is not success."""
-    return {int(each): code for each, code in _CODES.items()}.get(
+    return {int(remoting_status): code for remoting_status, code in _CODES.items()}.get(
         status, Code.INTERNAL_SERVER_ERROR)
 
 

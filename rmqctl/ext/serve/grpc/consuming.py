@@ -73,17 +73,17 @@ async def receive(endpoint: Endpoint, caller: Caller, request: Any
                 request.filter_expression.expression or ALL, wish.fifo)
     del request  # it may be large, and the wait long
     given = await _waited(endpoint, caller, brokers, line, wish, seconds)
-    left = {(each.flight.physical, each.receipt.number) for _, each in given}
+    left = {(popped.flight.physical, popped.receipt.number) for _, popped in given}
     reply = MESSAGES["ReceiveMessageResponse"]
     try:
         yield reply(status=status(Code.OK) if given else status(
             Code.MESSAGE_NOT_FOUND, "no new message"))
         given.reverse()
         while given:
-            broker, each = given.pop()
-            message = _message(broker, each, group, topic, wish)
-            key = each.flight.physical, each.receipt.number
-            del each  # its record, of which the message is a copy
+            broker, popped = given.pop()
+            message = _message(broker, popped, group, topic, wish)
+            key = popped.flight.physical, popped.receipt.number
+            del popped  # frees its record, which the message copies
             with endpoint.held(caller, _COPIES * len(message.body)):
                 yield reply(message=message)
             left.discard(key)
@@ -156,21 +156,21 @@ async def _waited(endpoint: Endpoint, caller: Caller, brokers: list[Broker], lin
     """Return messages, as soon as there are any."""
     async def taken() -> list[tuple[Broker, Given]]:
         for broker in brokers:
-            found = await _taken(endpoint, caller, broker, line.group, line.topic, wish)
-            if found:
-                return [(broker, each) for each in found]
+            messages = await _taken(endpoint, caller, broker, line.group, line.topic, wish)
+            if messages:
+                return [(broker, message) for message in messages]
         return []
 
-    found: list[tuple[Broker, Given]] = []
+    messages: list[tuple[Broker, Given]] = []
     with suppress(TimeoutError):
         async with asyncio.timeout(max(seconds, _LOOK_S)):
-            found = await taken()
-            if not found and seconds > 0:
+            messages = await taken()
+            if not messages and seconds > 0:
                 with _in_line(brokers, line) as wait:
-                    while not found:
+                    while not messages:
                         await wait()
-                        found = await taken()
-    return found
+                        messages = await taken()
+    return messages
 
 
 @contextmanager
@@ -211,8 +211,8 @@ async def _taken(endpoint: Endpoint, caller: Caller, broker: Broker, group: str,
             given, left = popped.take(wish, left)
             if not given and left > 0:
                 await asyncio.sleep(TURN_S)  # a call of others takes several turns of the loop
-        given = [each for each in given if each.flight.attempt <= most or not (
-            await _gave_up(caller, popped, each))]
+        given = [message for message in given if message.flight.attempt <= most or not (
+            await _gave_up(caller, popped, message))]
         if given or left <= 0:
             return given
 
@@ -250,11 +250,11 @@ def _popped(endpoint: Endpoint, request: Any, handle: str) -> tuple[Popped, Rece
     group = name_of(request.group, Code.ILLEGAL_CONSUMER_GROUP, "group")
     topic = name_of(request.topic, Code.ILLEGAL_TOPIC, "topic")
     name, _, rest = handle.partition(" ")
-    found = _HANDLE.fullmatch(rest)
+    match = _HANDLE.fullmatch(rest)
     broker = endpoint.by_name.get(name)
     popped = None if broker is None else broker.pops.known(group, topic)
-    if popped is not None and found is not None:
-        which, queue_id, offset, number = map(int, found.groups())
+    if popped is not None and match is not None:
+        which, queue_id, offset, number = map(int, match.groups())
         if which < len(popped.names):
             return popped, Receipt((popped.names[which], queue_id), offset, number)
     raise Refused(Code.INVALID_RECEIPT_HANDLE, "invalid receipt handle")
@@ -265,17 +265,17 @@ async def ack(endpoint: Endpoint, _caller: Caller, request: Any) -> Any:
     if not 0 < len(request.entries) <= _MOST_ACKED:
         raise Refused(Code.BAD_REQUEST, f"a request must acknowledge 1 to {_MOST_ACKED} messages")
     entries = []
-    for each in request.entries:
+    for entry in request.entries:
         try:
-            popped, receipt = _popped(endpoint, request, each.receipt_handle)
+            popped, receipt = _popped(endpoint, request, entry.receipt_handle)
             if not popped.has_landed(receipt):  # who acks again may not have heard it was
                 popped.ack(receipt)
-            said = status(Code.OK)
+            result = status(Code.OK)
         except (Refused, Answer) as refused:
-            said = status(*judged(refused))
-        entries.append({"message_id": each.message_id, "receipt_handle": each.receipt_handle,
-                        "status": said})
-    codes = {each["status"].code for each in entries}
+            result = status(*judged(refused))
+        entries.append({"message_id": entry.message_id, "receipt_handle": entry.receipt_handle,
+                        "status": result})
+    codes = {entry["status"].code for entry in entries}
     code = Code(codes.pop()) if len(codes) == 1 else Code.MULTIPLE_RESULTS
     return response("AckMessage", code, entries=entries)
 

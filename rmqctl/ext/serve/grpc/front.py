@@ -135,19 +135,19 @@ class Front:
     def connect(self, pipe: Pipe) -> tuple[str, socket.socket]:
         """Return (name, socket) of a new connection to the core. Raise OSError."""
         name = os.path.join(self._folder, str(next(self._numbers)))
-        made = socket.socket(socket.AF_UNIX)
+        core_socket = socket.socket(socket.AF_UNIX)
         try:
-            made.setblocking(False)
-            made.bind(name)
-            made.connect(self.core)
+            core_socket.setblocking(False)
+            core_socket.bind(name)
+            core_socket.connect(self.core)
         except OSError:
-            made.close()
+            core_socket.close()
             raise
         finally:
             if os.path.lexists(name):
                 os.unlink(name)
         self.pipes[name] = pipe
-        return name, made
+        return name, core_socket
 
     def let_go(self, core: asyncio.Transport, calls: int) -> None:
         """Close a connection to the core; one with calls after those of others: all of these end at
@@ -276,11 +276,11 @@ class Pipe(asyncio.Protocol):
         self._connecting = asyncio.get_running_loop().create_task(self._connect(core))
 
     async def _connect(self, core: socket.socket) -> None:
-        made, _ = await asyncio.get_running_loop().create_unix_connection(
+        transport, _ = await asyncio.get_running_loop().create_unix_connection(
             partial(_Answers, self), sock=core)
-        self._core = made
+        self._core = transport
         if not self.is_open:
-            made.abort()
+            transport.abort()
         self._go_on()  # Python before 3.11.4 reads although that was paused in `connection_made`
         self._read_on()
 

@@ -40,44 +40,44 @@ _RESERVED = _SYSTEM | {props.MULTI_DISPATCH, props.INNER_NUM, props.INNER_BASE, 
 def to_client(record: Buffer, topic: str) -> Any:
     """Return a Message. Its body is as its producer handed it in, as far as that can be told."""
     # What every message has.
-    found = decode(record)
-    known = props.parse(java_text(found.properties))
-    body, problem = plain_body(found.sys_flag, bytes(found.body))
+    message = decode(record)
+    properties = props.parse(java_text(message.properties))
+    body, problem = plain_body(message.sys_flag, bytes(message.body))
     system: dict[str, Any] = {
-        "keys": props.split_keys(known.get(props.KEYS)),
-        "message_id": known.get(props.UNIQUE_KEY) or found.message_id,
+        "keys": props.split_keys(properties.get(props.KEYS)),
+        "message_id": properties.get(props.UNIQUE_KEY) or message.message_id,
         "body_digest": {"type": _MD5, "checksum": hashlib.md5(
             body, usedforsecurity=False).hexdigest().upper()},
         "body_encoding": _IDENTITY if problem is None else _GZIP,
-        "message_type": _type(known),
-        "born_timestamp": span(found.born_timestamp), "store_timestamp": span(
-            found.store_timestamp),
-        "born_host": known.get(_BORN_HOST) or host_text(*found.born_host).rpartition(":")[0],
-        "store_host": host_text(*found.store_host),
-        "queue_id": found.queue_id, "queue_offset": found.queue_offset,
-        "delivery_attempt": min(found.reconsume_times + 1, MOST_ATTEMPTS)}
+        "message_type": _type(properties),
+        "born_timestamp": span(message.born_timestamp), "store_timestamp": span(
+            message.store_timestamp),
+        "born_host": properties.get(_BORN_HOST) or host_text(*message.born_host).rpartition(":")[0],
+        "store_host": host_text(*message.store_host),
+        "queue_id": message.queue_id, "queue_offset": message.queue_offset,
+        "delivery_attempt": min(message.reconsume_times + 1, MOST_ATTEMPTS)}
     # What only some have.
     for field, name in (("tag", props.TAGS), ("message_group", _SHARDING_KEY),
                         ("trace_context", _TRACE_CONTEXT)):
-        if name in known:
-            system[field] = known[name]
-    due = known.get(_TIMER_MS, "")
+        if name in properties:
+            system[field] = properties[name]
+    due = properties.get(_TIMER_MS, "")
     if due.isascii() and due.isdigit() and len(due) < 16:
         system["delivery_timestamp"] = span(int(due))
-    if props.DLQ_ORIGIN_TOPIC in known and _DLQ_ORIGIN_ID in known:
-        system["dead_letter_queue"] = {"topic": known[props.DLQ_ORIGIN_TOPIC],
-                                       "message_id": known[_DLQ_ORIGIN_ID]}
+    if props.DLQ_ORIGIN_TOPIC in properties and _DLQ_ORIGIN_ID in properties:
+        system["dead_letter_queue"] = {"topic": properties[props.DLQ_ORIGIN_TOPIC],
+                                       "message_id": properties[_DLQ_ORIGIN_ID]}
     return MESSAGES["Message"](
         topic={"name": topic}, body=body, system_properties=system,
-        user_properties={name: text for name, text in known.items() if name not in _SYSTEM})
+        user_properties={name: text for name, text in properties.items() if name not in _SYSTEM})
 
 
-def _type(known: dict[str, str]) -> int:
-    if known.get(props.PREPARED) == "true":
+def _type(properties: dict[str, str]) -> int:
+    if properties.get(props.PREPARED) == "true":
         return TRANSACTION
-    if any(name in known for name in (props.DELAY, _TIMER_MS, _TIMER_S)):
+    if any(name in properties for name in (props.DELAY, _TIMER_MS, _TIMER_S)):
         return DELAY
-    return FIFO if _SHARDING_KEY in known else NORMAL
+    return FIFO if _SHARDING_KEY in properties else NORMAL
 
 
 def body_of(message: Any) -> bytes:
@@ -105,15 +105,15 @@ def properties_of(message: Any, peer: str) -> dict[str, str]:
     """Return the properties to store a message with, but for its delay. Raise Refused."""
     # The user's properties, without those that are the broker's own.
     system = message.system_properties
-    known = {_checked(name): _checked(text) for name, text in message.user_properties.items()}
-    reserved = _RESERVED & known.keys()
+    properties = {_checked(name): _checked(text) for name, text in message.user_properties.items()}
+    reserved = _RESERVED & properties.keys()
     if reserved:
         raise Refused(Code.ILLEGAL_MESSAGE_PROPERTY_KEY,
                       f"property is used by system: {min(reserved)}")
     # What the client says of the message itself.
     if not system.message_id.strip():
         raise Refused(Code.ILLEGAL_MESSAGE_ID, "message id cannot be empty")
-    known[props.UNIQUE_KEY] = _checked(system.message_id, Code.ILLEGAL_MESSAGE_ID)
+    properties[props.UNIQUE_KEY] = _checked(system.message_id, Code.ILLEGAL_MESSAGE_ID)
     tag = _checked(system.tag, Code.ILLEGAL_MESSAGE_TAG)
     if "|" in tag or (tag and not tag.strip()):
         raise Refused(Code.ILLEGAL_MESSAGE_TAG, "tag cannot be blank or contain '|'")
@@ -126,16 +126,16 @@ def properties_of(message: Any, peer: str) -> dict[str, str]:
             ("PGROUP", topic, Code.ILLEGAL_TOPIC),
             (_BORN_HOST, system.born_host or peer.rpartition(":")[0], Code.BAD_REQUEST)):
         if text:
-            known[name] = _checked(text, code)
+            properties[name] = _checked(text, code)
     # Times and transactions.
     if system.HasField("born_timestamp"):
-        known["BORN_TIMESTAMP"] = str(milliseconds(system.born_timestamp))
+        properties["BORN_TIMESTAMP"] = str(milliseconds(system.born_timestamp))
     if system.message_type == TRANSACTION:
-        known[props.PREPARED] = "true"
+        properties[props.PREPARED] = "true"
         if system.HasField("orphaned_transaction_recovery_duration"):
-            known["CHECK_IMMUNITY_TIME_IN_SECONDS"] = str(
+            properties["CHECK_IMMUNITY_TIME_IN_SECONDS"] = str(
                 system.orphaned_transaction_recovery_duration.seconds)
-    return known
+    return properties
 
 
 def _checked(text: str, code: Code = Code.ILLEGAL_MESSAGE_PROPERTY_KEY) -> str:

@@ -52,17 +52,17 @@ async def send(endpoint: Endpoint, caller: Caller, request: Any) -> Any:
         raise Refused(Code.MESSAGE_CORRUPTED, f"a request must contain 1 to {_MOST_AT_ONCE} "
                       "messages")
     name = name_of(messages[0].topic, Code.ILLEGAL_TOPIC, "topic")
-    if any(each.topic != messages[0].topic for each in messages):
+    if any(message.topic != messages[0].topic for message in messages):
         raise Refused(Code.MESSAGE_CORRUPTED, "topic in message is not same")
-    if any(each.ByteSize() - len(each.body) > _MOST_PROPERTIES for each in messages):
+    if any(message.ByteSize() - len(message.body) > _MOST_PROPERTIES for message in messages):
         raise Refused(Code.MESSAGE_PROPERTIES_TOO_LARGE,
                       "the properties of a message are too large")
     # A broker that takes them, and a queue of it.
-    known = found(endpoint.brokers, name)
-    writable = [(broker, topic) for broker, topic in known
+    candidates = found(endpoint.brokers, name)
+    writable = [(broker, topic) for broker, topic in candidates
                 if broker.writer is not None and topic.perm & WRITE]
     if not writable:
-        read_only = all(broker.writer is None for broker, _ in known)
+        read_only = all(broker.writer is None for broker, _ in candidates)
         raise Refused(Code.FORBIDDEN, "the broker is read-only" if read_only else (
             f"sending to topic {name} is forbidden"))
     ordered = messages[0].system_properties.message_group if len(messages) == 1 else ""
@@ -70,16 +70,16 @@ async def send(endpoint: Endpoint, caller: Caller, request: Any) -> Any:
     # Put all at once; the answer has one code if all have the same.
     requests = []
     size = 0
-    for each in messages:
-        requests.append(_fields(broker, caller, each, name, queue_id))
+    for message in messages:
+        requests.append(_fields(broker, caller, message, name, queue_id))
         size += len(requests[-1][0])
         if size > _MOST_BYTES:
             raise Refused(Code.MESSAGE_BODY_TOO_LARGE, "the messages of the request are too large "
                           "in total")
     entries = await asyncio.gather(*(
-        _sent(broker, caller, each, body, fields)
-        for each, (body, fields) in zip(messages, requests, strict=True)))
-    codes = {each.status.code for each in entries}
+        _sent(broker, caller, message, body, fields)
+        for message, (body, fields) in zip(messages, requests, strict=True)))
+    codes = {entry.status.code for entry in entries}
     code = Code(codes.pop()) if len(codes) == 1 else Code.MULTIPLE_RESULTS
     return response("SendMessage", code,
                     entries[0].status.message if code != Code.OK else None, entries=entries)
@@ -114,10 +114,10 @@ def _fields(broker: Broker, caller: Caller, message: Any, topic: str, queue_id: 
             ) -> tuple[bytes, dict[str, object]]:
     """Return (body, fields of the header) of the request that puts a message. Raise Refused."""
     system = message.system_properties
-    known = properties_of(message, caller.peer)
+    properties = properties_of(message, caller.peer)
     if system.HasField("delivery_timestamp"):
-        known |= _delivered_at(broker, milliseconds(system.delivery_timestamp))
-    text = props.build(known)
+        properties |= _delivered_at(broker, milliseconds(system.delivery_timestamp))
+    text = props.build(properties)
     if len(text.encode()) > MAX_PROPERTIES:
         raise Refused(Code.MESSAGE_PROPERTIES_TOO_LARGE, f"the properties have more than "
                       f"{MAX_PROPERTIES} bytes")
@@ -166,8 +166,8 @@ async def _sent(broker: Broker, caller: Caller, message: Any, body: bytes,
 async def end_transaction(endpoint: Endpoint, caller: Caller, request: Any) -> Any:
     """Commit a half message, or roll it back; nothing if its producer does not know yet."""
     place = _TRANSACTION.fullmatch(request.transaction_id)
-    broker = next((each for each in endpoint.brokers
-                   if place is not None and each.name == place[1]), None)
+    broker = next((candidate for candidate in endpoint.brokers
+                   if place is not None and candidate.name == place[1]), None)
     if place is None or broker is None:
         raise Refused(Code.INVALID_TRANSACTION_ID, "unknown transaction id")
     resolution = _RESOLUTIONS.get(request.resolution)
@@ -188,7 +188,7 @@ async def recall(endpoint: Endpoint, caller: Caller, request: Any) -> Any:
         _, name, _, key = handle_of(request.recall_handle)
     except Answer as error:
         raise Refused(Code.INTERNAL_SERVER_ERROR, error.remark) from None
-    broker = next((each for each in endpoint.brokers if each.name == name), None)
+    broker = next((candidate for candidate in endpoint.brokers if candidate.name == name), None)
     if broker is None:
         raise Refused(Code.INTERNAL_SERVER_ERROR, "recall failed, broker service not available")
     answer = await caller.link(broker).request(

@@ -170,14 +170,14 @@ def _classes() -> dict[str, Any]:
     for line in _TABLE.strip().splitlines():
         name, *fields = line.split()
         message = file.message_type.add(name=name)
-        for each in fields:
-            _add_field(message, each)
+        for declaration in fields:
+            _add_field(message, declaration)
     pool = DescriptorPool()
     for data in (duration_pb2.DESCRIPTOR.serialized_pb, timestamp_pb2.DESCRIPTOR.serialized_pb,
                  file.SerializeToString()):
         pool.AddSerializedFile(data)
-    found = pool.FindFileByName(file.name)
-    return {name: GetMessageClass(each) for name, each in found.message_types_by_name.items()}
+    descriptor = pool.FindFileByName(file.name)
+    return {name: GetMessageClass(kind) for name, kind in descriptor.message_types_by_name.items()}
 
 
 MESSAGES = _classes()

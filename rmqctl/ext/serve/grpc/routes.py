@@ -34,28 +34,30 @@ def found(brokers: Sequence[Broker], name: str) -> list[tuple[Broker, Topic]]:
     """Return the brokers that have a topic, or would make it for a message. Raise Refused if none
     has it.
     """
-    known = [(broker, topic) for broker in brokers if (topic := broker.topic(name)) is not None]
-    if not known:
-        known = [(broker, Topic(name, CLIENT_QUEUES, CLIENT_QUEUES, READ | WRITE))
-                 for broker in brokers if broker.writer is not None
-                 and broker.writer.topics.creation_problem(name) is None]
-    if not known:
+    candidates = [(broker, topic) for broker in brokers
+                  if (topic := broker.topic(name)) is not None]
+    if not candidates:
+        candidates = [(broker, Topic(name, CLIENT_QUEUES, CLIENT_QUEUES, READ | WRITE))
+                      for broker in brokers if broker.writer is not None
+                      and broker.writer.topics.creation_problem(name) is None]
+    if not candidates:
         raise Refused(Code.TOPIC_NOT_FOUND, f"topic {name} does not exist")
-    return known
+    return candidates
 
 
 def readable(brokers: Sequence[Broker], name: str, broker_name: str) -> list[Broker]:
     """Return the broker of that name, or all, as far as they have the topic. Raise Refused if
     messages of the topic cannot be received.
     """
-    known = [(broker, topic) for broker, topic in found(brokers, name)
-             if broker_name in ("", broker.name) and topic.perm & READ]
-    if not known:
+    candidates = [(broker, topic) for broker, topic in found(brokers, name)
+                  if broker_name in ("", broker.name) and topic.perm & READ]
+    if not candidates:
         raise Refused(Code.FORBIDDEN, f"topic {name} cannot be read")
-    if any(name == topic for broker, _ in known for topic, _ in broker.source.store.batch_queues):
+    if any(name == topic for broker, _ in candidates
+           for topic, _ in broker.source.store.batch_queues):
         raise Refused(Code.UNSUPPORTED, f"topic {name} has batch consume queues, which are only "
                       "served over the remoting protocol")
-    return [broker for broker, _ in known]
+    return [broker for broker, _ in candidates]
 
 
 async def query_route(endpoint: Endpoint, _caller: Caller, request: Any) -> Any:

@@ -222,9 +222,9 @@ class Proxy:
         try:
             async with aclosing(consuming.receive(
                     self._endpoint, *await self._read(context))) as answers:
-                async for each in answers:
+                async for answer in answers:
                     async with asyncio.timeout(_TAKEN_S):
-                        await context.write(each)
+                        await context.write(answer)
                     begun = True
         except TimeoutError:
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the client does not read its "

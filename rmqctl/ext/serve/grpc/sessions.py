@@ -49,7 +49,7 @@ _EXPONENTIAL = {"initial": 5000, "max": 2 * 3_600_000, "multiplier": 2}
 def name_of(resource: Any, code: Code, what: str) -> str:
     """Return the name of a topic or a group. Raise Refused if it is invalid."""
     name: str = resource.name
-    if not name.strip() or len(name) > _LONGEST_NAME or any(each < " " for each in name):
+    if not name.strip() or len(name) > _LONGEST_NAME or any(character < " " for character in name):
         raise Refused(code, f"the {what} name is empty, too long, or contains control characters")
     return name
 
@@ -180,9 +180,9 @@ class Sessions:
         session.seen = time.monotonic()
         body = write_json(_heartbeat(session))
         for link in session.links:
-            found = await link.request("HEART_BEAT", body)
-            if found.code:
-                raise Refused(Code.TOO_MANY_REQUESTS, found.remark or "try again later")
+            answer = await link.request("HEART_BEAT", body)
+            if answer.code:
+                raise Refused(Code.TOO_MANY_REQUESTS, answer.remark or "try again later")
 
     def closed(self, session: Session, commands: asyncio.Queue[Any]) -> None:
         """Note that a stream of a client was closed; it may open another."""
@@ -207,7 +207,7 @@ class Sessions:
         were answered.
         """
         late = time.monotonic() + _TURN_S
-        for client_id in [each for each in self.known if not self.is_there(each)]:
+        for client_id in [name for name in self.known if not self.is_there(name)]:
             self.leave(client_id)
             if time.monotonic() > late:
                 self._brokers[0].later(0, self.expire)
@@ -216,7 +216,8 @@ class Sessions:
 
 def group_settings(brokers: Iterable[Broker], group: str) -> dict[str, Any]:
     """Return a group's settings: those of the first store that has the group."""
-    return next((found for broker in brokers if (found := broker.source.groups.get(group))), {})
+    return next((settings for broker in brokers
+                 if (settings := broker.source.groups.get(group))), {})
 
 
 def is_fifo(brokers: Iterable[Broker], group: str) -> bool:
@@ -248,7 +249,7 @@ def backoff(group: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(waits, list) or not 0 < len(waits) <= _MOST_WAITS or (
             not all(map(_is_wait, waits))):
         waits = list(DEFAULT_LEVELS.values())
-    return {"customized_backoff": {"next": [span(each) for each in waits]}}
+    return {"customized_backoff": {"next": [span(wait) for wait in waits]}}
 
 
 def _is_wait(value: object) -> bool:
@@ -285,14 +286,14 @@ def _heartbeat(session: Session) -> dict[str, Any]:
     settings = session.settings
     value: dict[str, Any] = {"clientID": session.client_id}
     if settings.HasField("publishing"):
-        value["producerDataSet"] = [{"groupName": each.name}
-                                    for each in settings.publishing.topics]
+        value["producerDataSet"] = [{"groupName": topic.name}
+                                    for topic in settings.publishing.topics]
         return value
     value["consumerDataSet"] = [{
         "groupName": settings.subscription.group.name, "consumeType": "CONSUME_PASSIVELY",
         "messageModel": "CLUSTERING", "consumeFromWhere": "CONSUME_FROM_FIRST_OFFSET",
         "subscriptionDataSet": [
-            {"topic": each.topic.name, "subString": each.expression.expression or "*",
-             "expressionType": SQL if each.expression.type == 2 else TAG, "subVersion": "1"}
-            for each in settings.subscription.subscriptions]}]
+            {"topic": entry.topic.name, "subString": entry.expression.expression or "*",
+             "expressionType": SQL if entry.expression.type == 2 else TAG, "subVersion": "1"}
+            for entry in settings.subscription.subscriptions]}]
     return value

@@ -152,8 +152,8 @@ class Checks:
         while going and at < end:
             async for ops, behind in self._records(props.OP_HALF_TOPIC, read):
                 read = behind
-                for each in ops:
-                    ended.update(offset for offset in ended_by(each) if offset < end
+                for message in ops:
+                    ended.update(offset for offset in ended_by(message) if offset < end
                                  and (offset >= begin or len(ended) < 2 * _WINDOW))
             while at < end and self._is_ended(at, ended):
                 at += 1
@@ -168,11 +168,11 @@ class Checks:
                     break
                 if self._is_ended(record.queue_offset, ended):
                     continue
-                found = self._judged(record, begun, ended)
-                if found is None:
+                renewal = self._judged(record, begun, ended)
+                if renewal is None:
                     behind, going = record.queue_offset, False
                     break
-                renewed.append(found)
+                renewed.append(renewal)
             stuck = await self._put(renewed)
             at, going = (behind, going) if stuck is None else (stuck, False)
             self._came_to(props.HALF_TOPIC, at)
@@ -190,8 +190,8 @@ class Checks:
         """
         at, end = op, self.broker.queue(props.HALF_TOPIC, 0).end
         async for ops, behind in self._records(props.OP_HALF_TOPIC, op):
-            left = next((each.queue_offset for each in ops
-                         if any(half <= offset < end for offset in ended_by(each))), None)
+            left = next((message.queue_offset for message in ops
+                         if any(half <= offset < end for offset in ended_by(message))), None)
             at = behind if left is None else left
             if left is not None:
                 break
@@ -201,8 +201,8 @@ class Checks:
         """Return the renewed form of a half message that was not ended; None: it has to wait, and
         all after it.
         """
-        known = props.parse(java_text(record.properties))
-        times = max(_number(known.get(TIMES, "0")), 0)
+        properties = props.parse(java_text(record.properties))
+        times = max(_number(properties.get(TIMES, "0")), 0)
         age = now_ms() - record.born_timestamp
         if times >= MOST_TIMES:
             return self._given_up(record)
@@ -211,12 +211,12 @@ class Checks:
             return self._given_up(record, **more)
         if record.store_timestamp >= begun:
             return None
-        immune = immunity_ms(known)
+        immune = immunity_ms(properties)
         if immune is None:
             if 0 <= age <= self.immunity_ms:
                 return None
         elif age < immune:
-            first = known.get(PREPARED_OFFSET)
+            first = properties.get(PREPARED_OFFSET)
             if first is not None and self._is_ended(_number(first), ended):
                 return _Renewed(record, _NOTHING)
             more[PREPARED_OFFSET] = first or str(record.queue_offset)
@@ -241,21 +241,21 @@ class Checks:
         """
         loop = asyncio.get_running_loop()
         waiting: list[tuple[_Renewed, asyncio.Future[PutResult]]] = []
-        for each in renewed:
-            if each.message is not _NOTHING:
+        for renewal in renewed:
+            if renewal.message is not _NOTHING:
                 future: asyncio.Future[PutResult] = loop.create_future()
-                waiting.append((each, future))
-                self.transactions.writer.put(each.message, _setter(future))
+                waiting.append((renewal, future))
+                self.transactions.writer.put(renewal.message, _setter(future))
         stuck = None
-        for each, future in waiting:
+        for renewal, future in waiting:
             result = await future
-            if result.stored and each.ask:
-                self._ask(each, result)
+            if result.stored and renewal.ask:
+                self._ask(renewal, result)
             elif result.status in _LATER and stuck is None:
-                stuck = each.record.queue_offset
+                stuck = renewal.record.queue_offset
             elif not result.stored:
                 self.broker.told(event="unchecked", broker=self.broker.name,
-                                 problem=f"half message {each.record.queue_offset}: "
+                                 problem=f"half message {renewal.record.queue_offset}: "
                                  f"{result.reason or result.status}")
         return stuck
 
@@ -265,16 +265,16 @@ class Checks:
         """Ask a member of the producer's group, each in turn; none if no member is connected."""
         # The members of the group of producers, begun with another one each time.
         text = renewed.message.properties
-        known = props.parse(text)
-        members = self.broker.groups.producers.get(known.get(GROUP, ""))
-        place = target(known)
+        properties = props.parse(text)
+        members = self.broker.groups.producers.get(properties.get(GROUP, ""))
+        place = target(properties)
         if not members or place is None:
             return
         self._turn += 1
         start = self._turn % len(members)
         others = [*islice(members.values(), start, start + _TRIED),
                   *islice(members.values(), min(start, _TRIED))]
-        peer = next((each.peer for each in others if not each.peer.is_full), None)
+        peer = next((member.peer for member in others if not member.peer.is_full), None)
         if peer is None:
             return
         # The message as the producer sent it, at the place of the new half message.
@@ -291,7 +291,7 @@ class Checks:
         ext = {"commitLogOffset": str(result.physical_offset),
                "tranStateTableOffset": str(result.queue_offset),
                "offsetMsgId": result.msg_id or ""}
-        key = known.get(props.UNIQUE_KEY)
+        key = properties.get(props.UNIQUE_KEY)
         if key is not None:
             ext |= {"msgId": key, "transactionId": key}
         if self.settings.profile.generation >= 5:

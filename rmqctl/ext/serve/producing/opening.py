@@ -85,10 +85,10 @@ def keep_json(source: Source, name: str, value: dict[str, object]) -> None:
     path = store.path(FOLDER, name)
     is_whole = name in source.kept and source.kept[name] == stat_of(path)
     if not is_whole:
-        known = load_one(store, name)
-        is_whole = known.main.state == OK
-        if not is_whole and (known.main.usable or known.main.damaged):
-            raise RefusedError(f"{path}: {known.main.reason}; the file is not overwritten")
+        config = load_one(store, name)
+        is_whole = config.main.state == OK
+        if not is_whole and (config.main.usable or config.main.damaged):
+            raise RefusedError(f"{path}: {config.main.reason}; the file is not overwritten")
     if is_whole:
         publish(path + BACKUP, store.read_small(FOLDER, name, most=1 << 28), store=store.root)
     publish(path, fastjson.build(value), store=store.root)
@@ -118,9 +118,9 @@ def keep_groups(writer: Writer, names: Iterable[str]) -> None:
     topics, groups = writer.topics, writer.groups
     names = [name for name in names if name_problem(RETRY_PREFIX + name) is None]
     new = {name: groups.bean(name) for name in names if name not in groups.table}
-    retries = {name: topics.bean(name, queues) for each in names
-               if (name := RETRY_PREFIX + each) not in topics.table
-               and (queues := writer.source.retry_queues(each)) > 0}
+    retries = {name: topics.bean(name, queues) for group in names
+               if (name := RETRY_PREFIX + group) not in topics.table
+               and (queues := writer.source.retry_queues(group)) > 0}
     if retries:
         topics.put(retries)
         for name, config in retries.items():

@@ -71,29 +71,29 @@ class PlainSends:
         if self._kernel is None:
             frame = frames.peek()
             return frame is not None and self._take(client, frames, frame)
-        found = self._kernel.sends(frames.buffer, frames.at, frames.limit, HEAD_SIZE, COUNTED,
+        sends = self._kernel.sends(frames.buffer, frames.at, frames.limit, HEAD_SIZE, COUNTED,
                                    _CODE, *self._fields, _MOST)
-        host, many = host_of(client.peer), len(found)
-        if many < _FEW or not self._put_many(client, host, found):
+        host, many = host_of(client.peer), len(sends)
+        if many < _FEW or not self._put_many(client, host, sends):
             many = 0
-            for sent in found:
+            for sent in sends:
                 if not self._put(client, host, *sent[1:]):
                     break
                 many += 1
         if not many:
             return False
-        frames.skip(found[many - 1][0])
+        frames.skip(sends[many - 1][0])
         self._broker.requests[_NAME] += many
         return True
 
-    def _put_many(self, client: Client, host: Host, found: list[tuple[Any, ...]]) -> bool:
+    def _put_many(self, client: Client, host: Host, sends: list[tuple[Any, ...]]) -> bool:
         """Put messages by column, as `_put` each; return False, with nothing done, if one is not
         plain.
         """
         (_, opaque, flag, topic, queue_id, message_flag, sys_flag, born, again, given, body
-         ) = zip(*found, strict=True)
-        if any(each & _OTHER_FLAGS for each in set(sys_flag)) or not all(
-                self._is_ordinary(*each) for each in {*zip(topic, queue_id, strict=True)}):
+         ) = zip(*sends, strict=True)
+        if any(value & _OTHER_FLAGS for value in set(sys_flag)) or not all(
+                self._is_ordinary(*value) for value in {*zip(topic, queue_id, strict=True)}):
             return False
         plain = self._writer.properties.plain_ones(given)
         if plain is None:
@@ -102,7 +102,7 @@ class PlainSends:
         together = "".join(key or ())
         if together and not (together.isalnum() and together.isascii()):
             return False
-        codes = {each: tags_code(each) for each in set(tags)}
+        codes = {value: tags_code(value) for value in set(tags)}
         self._writer.put_many(
             map(Outgoing, topic, body, properties, queue_id, message_flag, sys_flag, born,
                 repeat(host), repeat(None), repeat(None), again),

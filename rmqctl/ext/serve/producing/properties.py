@@ -56,27 +56,27 @@ class Properties:
         profile = self._settings.profile
         if profile.generation < 5:
             return given
-        known = JavaMap.from_properties(given, profile.map_capacity)
+        java_map = JavaMap.from_properties(given, profile.map_capacity)
         for name, value in REGION.items():
-            known.put(name, value)
-        return known.text(trailing=profile.trailing_separator)
+            java_map.put(name, value)
+        return java_map.text(trailing=profile.trailing_separator)
 
     def __call__(self, given: str) -> str:
         """Return the string of a message that is put by itself and is not a half message."""
-        plan, found = self._found(given)
-        if plan is None or found is None:
+        plan, match = self._found(given)
+        if plan is None or match is None:
             return self._stored(given)
-        return self._filled(plan, found)[0]
+        return self._filled(plan, match)[0]
 
     def plain(self, given: str) -> tuple[str, str | None, str | None] | None:
         """Return (the same, its tags, its unique key) where a message goes to the queue it is sent
         to and nowhere else; None if it may not, or a closer look is needed.
         """
-        plan, found = self._found(given)
-        if plan is None or found is None or not plan.is_plain:
+        plan, match = self._found(given)
+        if plan is None or match is None or not plan.is_plain:
             return None
-        text, key = self._filled(plan, found)
-        return text, found[plan.tags] if plan.tags else None, key
+        text, key = self._filled(plan, match)
+        return text, match[plan.tags] if plan.tags else None, key
 
     def plain_ones(self, given: Sequence[str]) -> tuple[
             list[str], Sequence[str | None], list[str] | None] | None:
@@ -86,28 +86,28 @@ class Properties:
         plan, first = self._found(given[0])
         if plan is None or first is None or not plan.is_plain or plan.made >= 0:
             return None
-        found = [*map(plan.match, given)]
-        if None in found:
+        matches = [*map(plan.match, given)]
+        if None in matches:
             return None
         text, order = plan.text, (0, 0, *plan.order)
-        return ([text % each.group(*order)[2:] for each in found],  # type: ignore[union-attr]
-                [each[plan.tags] for each in found] if plan.tags else (  # type: ignore[index]
-                    [None] * len(found)),
-                [each[plan.key] for each in found] if plan.key else None)  # type: ignore[index]
+        return ([text % match.group(*order)[2:] for match in matches],  # type: ignore[union-attr]
+                [match[plan.tags] for match in matches] if plan.tags else (  # type: ignore[index]
+                    [None] * len(matches)),
+                [match[plan.key] for match in matches] if plan.key else None)  # type: ignore[index]
 
-    def _filled(self, plan: _Plan, found: re.Match[str]) -> tuple[str, str | None]:
+    def _filled(self, plan: _Plan, match: re.Match[str]) -> tuple[str, str | None]:
         """Return (the string, its unique key)"""
-        values, at = found.group(0, 0, *plan.order)[2:], plan.made  # so it is always a tuple
+        values, at = match.group(0, 0, *plan.order)[2:], plan.made  # so it is always a tuple
         if at < 0:
-            return plan.text % values, found[plan.key] if plan.key else None
+            return plan.text % values, match[plan.key] if plan.key else None
         key = self.unique_id()
         return plan.text % (*values[:at], key, *values[at:]), key
 
     def _found(self, given: str) -> tuple[_Plan | None, re.Match[str] | None]:
         """Return the plan for a string, and its values."""
         plan = self._last  # producers send the same names again and again
-        if plan is not None and (found := plan.match(given)) is not None:
-            return plan, found
+        if plan is not None and (match := plan.match(given)) is not None:
+            return plan, match
         parts = given.removesuffix(_END).split(_END)
         names = tuple([part[:part.find(_NAME) + 1] for part in parts])
         plan = self._plans.get(names)
@@ -115,10 +115,10 @@ class Properties:
             if len(self._plans) >= _PLANS:
                 self._plans.clear()
             plan = self._plans[names] = self._plan(names)
-        if plan is None or (found := plan.match(given)) is None:
+        if plan is None or (match := plan.match(given)) is None:
             return None, None
         self._last = plan
-        return plan, found
+        return plan, match
 
     def batch(self, given: str) -> str:
         """Return the string that each message of a batch gets beside its own."""
@@ -137,13 +137,13 @@ class Properties:
         sent = [f"{name}{number}" for number, name in enumerate(names)]
         stored = self._stored(_END.join(sent))
         parts = stored.removesuffix(_END).split(_END)
-        text, order, made = "", [], -1
+        text, order, new_key_at = "", [], -1
         for part in parts:
             name = part[:part.find(_NAME) + 1]
             if part in sent:
                 order.append(sent.index(part) + 1)
             elif name == _KEY:
-                made = len(order)
+                new_key_at = len(order)
             else:
                 text += part.replace("%", "%%") + _END
                 continue
@@ -153,7 +153,7 @@ class Properties:
                        + f"{_END}?").fullmatch,
             text[:-1] + stored[len(_END.join(parts)):], tuple(order),
             not any(name.startswith(_OTHER_WAYS) for name in wanted),
-            _group(wanted, props.TAGS), _group(wanted, props.UNIQUE_KEY), made)
+            _group(wanted, props.TAGS), _group(wanted, props.UNIQUE_KEY), new_key_at)
 
 
 def _group(names: list[str], name: str) -> int:

@@ -51,16 +51,16 @@ def recall(broker: Broker, call: Call) -> None:
     if group is not None and not _is_value(group):
         raise Answer(Status.ILLEGAL_OPERATION, "recall failed, producer group invalid")
     # The message that recalls it.
-    known = JavaMap()  # as a message has them that the broker makes by itself
+    properties = JavaMap()  # as a message has them that the broker makes by itself
     for field_name, value in (
             (props.TAGS, _TAG), (props.TIMER_DELETE, f"{topic}+{key}"), (props.UNIQUE_KEY, key),
             (TIMER_DELIVER_MS, due), ("BORN_TIMESTAMP", str(now)), ("TRACE_CONTEXT", ""),
             ("PGROUP", group)):
         if value is not None:
-            known.put(field_name, value)
-    made = Outgoing(topic, b"0", known.text(trailing=True), born_timestamp=now,
+            properties.put(field_name, value)
+    marker = Outgoing(topic, b"0", properties.text(trailing=True), born_timestamp=now,
                     born_host=host_of(call.connection.peer))
-    message = timer_rewrite(made, known, now, writer.settings)
+    message = timer_rewrite(marker, properties, now, writer.settings)
     if isinstance(message, PutResult):
         raise Answer(Status.SYSTEM_ERROR, "recall failed, execute error")
 

@@ -186,22 +186,22 @@ def admitted(broker: Broker, wanted: dict[str, Any]) -> tuple[Writer, int]:
 def _topic(writer: Writer, wanted: dict[str, Any]) -> Config:
     """Return the configuration of the topic, which is made where a broker would. Raise Answer."""
     topic = wanted["topic"]
-    known = writer.topics.get(topic)
-    if known is None and topic in writer.source.topics:
-        known = writer.topics.own(topic)
-    if known is not None:
-        return known
+    config = writer.topics.get(topic)
+    if config is None and topic in writer.source.topics:
+        config = writer.topics.own(topic)
+    if config is not None:
+        return config
     sys_flag = 0 if not wanted["unitMode"] else (
         _FOR_UNITS if topic.startswith(props.RETRY_PREFIX) else _OF_A_UNIT)
     try:
-        made = writer.topics.auto_create(topic, wanted["defaultTopic"],
+        created = writer.topics.auto_create(topic, wanted["defaultTopic"],
                                          wanted["defaultTopicQueueNums"], sys_flag)
     except RefusedError as error:
         raise Answer(Status.TOPIC_NOT_EXIST, str(error)) from None
     except RmqctlError as error:
         raise Answer(Status.SYSTEM_ERROR, str(error)) from None
-    writer.source.learn(topic, made)
-    return made
+    writer.source.learn(topic, created)
+    return created
 
 
 def put_answer(result: PutResult, queue_id: int) -> Response:
@@ -272,13 +272,13 @@ def create_topics(broker: Broker, call: Call) -> Response:
     wanted = objects(body_of(call).get("topicConfigList"))
     if len(wanted) > _MOST_TOPICS:
         raise Answer(Status.SYSTEM_ERROR, f"more than {_MOST_TOPICS} topics in one request")
-    for each in wanted:
-        attributes = each.get("attributes")
+    for config in wanted:
+        attributes = config.get("attributes")
         pairs = attributes.items() if isinstance(attributes, dict) else ()
         _create(broker, REQUESTS[CODE_OF["UPDATE_AND_CREATE_TOPIC"]].read({
-            "topic": str(each.get("topicName", "")),
+            "topic": str(config.get("topicName", "")),
             "attributes": ",".join(f"{name}={value}" for name, value in pairs),
-            **{name: _field(each[name]) for name in _TOPIC_FIELDS if name in each}}))
+            **{name: _field(config[name]) for name in _TOPIC_FIELDS if name in config}}))
     return Response()
 
 
@@ -292,14 +292,14 @@ def _create(broker: Broker, wanted: dict[str, Any]) -> None:
     try:
         if max(wanted["readQueueNums"], wanted["writeQueueNums"]) > MOST_QUEUES:
             raise Answer(Status.SYSTEM_ERROR, f"a topic can have at most {MOST_QUEUES} queues")
-        made = writer.topics.create(wanted["topic"], wanted["readQueueNums"],
+        created = writer.topics.create(wanted["topic"], wanted["readQueueNums"],
                                     wanted["writeQueueNums"], wanted["perm"],
                                     _attributes(writer, wanted["attributes"]),
                                     wanted["order"], wanted["topicFilterType"],
                                     wanted["topicSysFlag"])
     except RmqctlError as error:
         raise Answer(Status.SYSTEM_ERROR, str(error)) from None
-    writer.source.learn(wanted["topic"], made)
+    writer.source.learn(wanted["topic"], created)
 
 
 def _attributes(writer: Writer, text: str | None) -> dict[str, str]:
@@ -309,14 +309,14 @@ def _attributes(writer: Writer, text: str | None) -> dict[str, str]:
     """
     if writer.settings.profile.generation < 5:
         return {}
-    found = {}
-    for each in filter(None, (text or "").split(",")):
-        name, equals, value = each.partition("=")
+    attributes = {}
+    for attribute in filter(None, (text or "").split(",")):
+        name, equals, value = attribute.partition("=")
         if not equals or name != "+message.type":
             raise Answer(Status.SYSTEM_ERROR, "+message.type=… is the only topic attribute that "
-                         f"can be set here, not {each[:80]!r}")
-        found[name[1:]] = value
-    return found
+                         f"can be set here, not {attribute[:80]!r}")
+        attributes[name[1:]] = value
+    return attributes
 
 
 HANDLERS: Table = {

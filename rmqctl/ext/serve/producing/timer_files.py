@@ -86,8 +86,9 @@ class TimerFiles:
             self._files[file.base] = os.open(file.path, os.O_RDWR)
         # How far the timer came; what is older than the wheel's lap is not read again.
         self._check_file = os.open(store.path("config", TIMERCHECK), os.O_RDWR | os.O_CREAT, 0o644)
-        found = load_one(store, TIMERCHECK).main.value
-        self._check = found if isinstance(found, TimerCheckRecord) else TimerCheckRecord(0, 0, 0, 0)
+        checkpoint = load_one(store, TIMERCHECK).main.value
+        self._check = checkpoint if isinstance(checkpoint, TimerCheckRecord) else (
+            TimerCheckRecord(0, 0, 0, 0))
         now = self.moment(now_ms())
         oldest = now - (_LAP - _BLANK_SLOTS) * self.precision
         self.read = max(self._check.last_read_time_ms, oldest) if size else now

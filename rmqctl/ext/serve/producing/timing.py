@@ -48,12 +48,12 @@ def timed(message: Outgoing | OutgoingBatch, writer: Writer) -> Outgoing | Outgo
     """Return the message as it waits, where it is one for a certain time; else as it is."""
     if "TIMER_D" not in message.properties or message.topic == props.TIMER_TOPIC:
         return message
-    known = JavaMap.from_properties(message.properties, writer.settings.profile.map_capacity)
+    properties = JavaMap.from_properties(message.properties, writer.settings.profile.map_capacity)
     moved: Outgoing | OutgoingBatch | PutResult
     if isinstance(message, Outgoing):
-        moved = schedule(message, known, now_ms(), writer.settings)
+        moved = schedule(message, properties, now_ms(), writer.settings)
     else:
-        moved = schedule(message, known, now_ms(), writer.settings)
+        moved = schedule(message, properties, now_ms(), writer.settings)
     if isinstance(moved, PutResult) or moved.topic != props.TIMER_TOPIC:
         return message  # the put path refuses it, too, or delays it, or it is due
     return moved
@@ -65,10 +65,10 @@ def recall_handle(message: Outgoing, broker: str) -> str | None:
     """
     if message.topic != props.TIMER_TOPIC:
         return None
-    known = props.parse(message.properties)
-    topic, key = known.get(props.REAL_TOPIC, ""), known.get(props.UNIQUE_KEY)
+    properties = props.parse(message.properties)
+    topic, key = properties.get(props.REAL_TOPIC, ""), properties.get(props.UNIQUE_KEY)
     try:
-        due = java_int(known.get(props.TIMER_OUT_MS, ""), 64) + 1
+        due = java_int(properties.get(props.TIMER_OUT_MS, ""), 64) + 1
     except ValueError:
         return None
     if key is None or topic.startswith(props.RETRY_PREFIX):
@@ -187,12 +187,12 @@ class Timers:
             if pulled.next_begin <= files.queue:
                 break
             for record in map(decode, pulled.records):
-                known = props.parse(java_text(record.properties))
+                properties = props.parse(java_text(record.properties))
                 with suppress(ValueError):  # nobody but a broker names a time
-                    due = java_int(known.get(props.TIMER_OUT_MS, ""), 64)
+                    due = java_int(properties.get(props.TIMER_OUT_MS, ""), 64)
                     files.add(due, now, record.physical_offset, record.total_size,
-                              string_hash(known.get(props.REAL_TOPIC, "")),
-                              deletes=props.TIMER_DELETE in known)
+                              string_hash(properties.get(props.REAL_TOPIC, "")),
+                              deletes=props.TIMER_DELETE in properties)
             files.queue = pulled.next_begin
             if time.monotonic() > late:
                 return True
@@ -212,8 +212,8 @@ class Timers:
         for number, (position, unit) in enumerate(self._walking):
             if unit.magic & MAGIC_DELETE and not unit.magic & MAGIC_ROLL:
                 record = self._record(unit)
-                known = {} if record is None else props.parse(java_text(record.properties))
-                self._recalled.add(hash(known.get(props.TIMER_DELETE)))
+                properties = {} if record is None else props.parse(java_text(record.properties))
+                self._recalled.add(hash(properties.get(props.TIMER_DELETE)))
             else:
                 wanted.append(position)
             if not number % _PAGE and time.monotonic() > late:
@@ -245,22 +245,24 @@ class Timers:
         """
         profile = self.writer.settings.profile
         text, rolls = java_text(record.properties), bool(unit.magic & MAGIC_ROLL)
-        known = JavaMap.from_properties(text, profile.map_capacity)
-        topic, due = known.get(props.REAL_TOPIC) or "", known.get(props.TIMER_OUT_MS) or ""
-        if self._recalled and hash(f"{topic}+{known.get(props.UNIQUE_KEY)}") in self._recalled:
+        properties = JavaMap.from_properties(text, profile.map_capacity)
+        topic = properties.get(props.REAL_TOPIC) or ""
+        due = properties.get(props.TIMER_OUT_MS) or ""
+        if self._recalled and hash(f"{topic}+{properties.get(props.UNIQUE_KEY)}") in self._recalled:
             return None
         place = target(props.parse(text))
         if place is None or topic in (props.TIMER_TOPIC, props.HALF_TOPIC) or takes_no_messages(
-                topic, profile.generation) or (props.TIMER_DELETE in known and not rolls):
+                topic, profile.generation) or (props.TIMER_DELETE in properties and not rolls):
             return None
         with suppress(ValueError):
             was_late = java_int(due, 64) < unit.curr_write_time
-            known.put(_ENQUEUED, _NEVER_ENQUEUED if was_late else str(unit.curr_write_time))
+            properties.put(_ENQUEUED, _NEVER_ENQUEUED if was_late else str(unit.curr_write_time))
         if rolls:
-            place, times = (props.TIMER_TOPIC, 0), known.get(_ROLLED) or ""
-            known.put(_ROLLED, str(int(times) + 1 if times.isdecimal() and len(times) < 9 else 1))
-        known.put(_DEQUEUED, str(now_ms()))
-        return Outgoing(place[0], bytes(record.body), known.text(
+            place, times = (props.TIMER_TOPIC, 0), properties.get(_ROLLED) or ""
+            is_number = times.isdecimal() and len(times) < 9
+            properties.put(_ROLLED, str(int(times) + 1 if is_number else 1))
+        properties.put(_DEQUEUED, str(now_ms()))
+        return Outgoing(place[0], bytes(record.body), properties.text(
             trailing=profile.trailing_separator), place[1], record.flag, record.sys_flag,
             record.born_timestamp, record.born_host, None, record.store_host,
             record.reconsume_times)

@@ -49,11 +49,11 @@ def is_half(properties: str) -> bool:
 def half(message: Outgoing, settings: Settings, unique_id: Callable[[], str]) -> Outgoing:
     """Return the message as it waits; its properties are those that the producer sent."""
     text = prepare(message.properties, settings, unique_id, rebuilt=True)
-    known = JavaMap.from_properties(text, settings.profile.map_capacity)
-    key = known.get(props.UNIQUE_KEY)
+    properties = JavaMap.from_properties(text, settings.profile.map_capacity)
+    key = properties.get(props.UNIQUE_KEY)
     if settings.profile.generation >= 5 and key:
-        known.put(TRANSACTION_ID, key)
-    return replace(moved(message, known, props.HALF_TOPIC, 0, settings),
+        properties.put(TRANSACTION_ID, key)
+    return replace(moved(message, properties, props.HALF_TOPIC, 0, settings),
                    sys_flag=message.sys_flag & ~TRANSACTION_MASK)
 
 
@@ -83,14 +83,14 @@ class Transactions:
         """
         # What a broker refuses.
         record = self._record(physical)
-        known = props.parse(java_text(record.properties))
+        properties = props.parse(java_text(record.properties))
         settings = self.writer.settings
-        given = immunity_ms(known)
+        given = immunity_ms(properties)
         if settings.profile.generation >= 5 and not asked and given is not None and (
                 now_ms() - record.born_timestamp > max(given, IMMUNITY_MS)):
             raise Answer(Status.ILLEGAL_OPERATION, "too late to end this transaction: its "
                          "producer is checked instead")
-        if known.get(GROUP) != group:
+        if properties.get(GROUP) != group:
             raise Answer(Status.SYSTEM_ERROR, "The producer group wrong")
         if record.queue_offset != queue_offset:
             raise Answer(Status.SYSTEM_ERROR, "The transaction state table offset wrong")
@@ -101,7 +101,7 @@ class Transactions:
             self._ended(queue_offset)
             then(None)
             return
-        message = committed(record, known, settings)
+        message = committed(record, properties, settings)
         if message is None:
             raise Answer(Status.MESSAGE_ILLEGAL, "the message has no valid topic and queue")
 

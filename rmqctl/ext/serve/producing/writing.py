@@ -181,7 +181,7 @@ class Writer:
         """Put a message with the others of this turn; ``then`` gets its result. ``tags``: the tags
         code of one that has just one row, in the queue it is put into.
         """
-        self._pending_size += _SMALL + (sum(len(each.body) for each in message.messages) if (
+        self._pending_size += _SMALL + (sum(len(inner.body) for inner in message.messages) if (
             isinstance(message, OutgoingBatch)) else len(message.body))
         if not self._pending and self._running is None:
             asyncio.get_running_loop().call_soon(self._put_pending)
@@ -282,15 +282,15 @@ class Writer:
             if any(word in message.properties for word in (_TAGS, *_OTHER_ROWS)):
                 rows = []
         else:
-            known = properties.parse(_text(message.properties))
-            level = _delay_level(known) if isinstance(message, Outgoing) else 0
+            own_properties = properties.parse(_text(message.properties))
+            level = _delay_level(own_properties) if isinstance(message, Outgoing) else 0
             if level > 0:
                 level = min(level, max(self.levels))
                 key = properties.SCHEDULE_TOPIC, level - 1
                 self.scheduled(level)
-            if not _has_other_rows(known):
-                rows = [(result.physical_offset, result.wrote_bytes or 0, known)]
-            for name in known.get(properties.MULTI_DISPATCH, "").split(","):
+            if not _has_other_rows(own_properties):
+                rows = [(result.physical_offset, result.wrote_bytes or 0, own_properties)]
+            for name in own_properties.get(properties.MULTI_DISPATCH, "").split(","):
                 touched.update(((name, 0), (name, message.queue_id)))
         # They follow what is known of the queue, or nothing is known of it.
         if key[0] == properties.TIMER_TOPIC:
@@ -311,20 +311,20 @@ class Writer:
         if self._must_settle or tail is None:
             return
         self._tails[key] = tail
-        for place, size, known in rows:
-            tail.add(place, size, tags_code(known.get(properties.TAGS)))
+        for place, size, own_properties in rows:
+            tail.add(place, size, tags_code(own_properties.get(properties.TAGS)))
         self._rows += len(rows)
 
     def _know(self, topic: str, queue_id: int) -> None:
         """Make a topic known with this queue, as it will be found on the disk."""
-        known = self.source.topics.get(topic)
-        if known is not None and known.read_queues > queue_id:
+        config = self.source.topics.get(topic)
+        if config is not None and config.read_queues > queue_id:
             return
-        if known is None or self.topics.get(topic) is None:  # one that a broker has by itself
+        if config is None or self.topics.get(topic) is None:  # one that a broker has by itself
             self.source.learn(topic, {"readQueueNums": queue_id + 1,
                                       "writeQueueNums": queue_id + 1})
         else:
-            known.read_queues = min(queue_id + 1, MOST_QUEUES)
+            config.read_queues = min(queue_id + 1, MOST_QUEUES)
 
     @property
     def levels(self) -> delay.Levels:
@@ -371,17 +371,17 @@ class Writer:
         self.engine.close()
 
 
-def _delay_level(known: dict[str, str]) -> int:
+def _delay_level(own_properties: dict[str, str]) -> int:
     try:
-        return delay.delay_level_of(known)
+        return delay.delay_level_of(own_properties)
     except ValueError:
         return 0
 
 
-def _has_other_rows(known: dict[str, str]) -> bool:
+def _has_other_rows(values: dict[str, str]) -> bool:
     """Return whether the put path may put such a message into another queue, or into several."""
-    return any(name in known for name in (properties.MULTI_DISPATCH, properties.INNER_NUM)) or (
-        properties.TIMER_OUT_MS not in known and any(name in known for name in (
+    return any(name in values for name in (properties.MULTI_DISPATCH, properties.INNER_NUM)) or (
+        properties.TIMER_OUT_MS not in values and any(name in values for name in (
             "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS")))
 
 
@@ -393,9 +393,9 @@ def delivered(record: Record) -> Record | None:
     """Return a delayed message as it is put when it is due: as it was, in its own queue. None if it
     names no such queue, or that of half messages, which a broker discards.
     """
-    known = properties.parse(_text(record.properties))
-    topic = known.get(properties.REAL_TOPIC, "")
-    queue = known.get(properties.REAL_QUEUE_ID, "0")
+    own_properties = properties.parse(_text(record.properties))
+    topic = own_properties.get(properties.REAL_TOPIC, "")
+    queue = own_properties.get(properties.REAL_QUEUE_ID, "0")
     if name_problem(topic) is not None or topic == properties.HALF_TOPIC or not (
             _QUEUE_ID.fullmatch(queue)):
         return None

@@ -222,7 +222,7 @@ class Request:
         """Return the same, field by field: what is wrong is said, and more is taken as a
         boolean.
         """
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for name, (kind, required) in self.fields.items():
             text = ext.get(name)
             value: Any = None
@@ -235,8 +235,8 @@ class Request:
                 value = text.lower() in ("true", "1")
             else:
                 value = _number(name, text, _INT if kind == "int" else _LONG)
-            found[self.long.get(name, name)] = value
-        return found
+            values[self.long.get(name, name)] = value
+        return values
 
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -256,9 +256,9 @@ def _requests() -> dict[int, Request]:
     for line in _TABLE.strip().splitlines():
         code, name, *fields = line.split()
         read = {}
-        for each in fields:
-            field, _, kind = each.rstrip("!").partition(":")
-            read[field] = kind or "text", each.endswith("!")
+        for declaration in fields:
+            field, _, kind = declaration.rstrip("!").partition(":")
+            read[field] = kind or "text", declaration.endswith("!")
         table[int(code)] = Request(int(code), name.lstrip("~"), name.startswith("~"), read,
                                    _SEND_V2 if "a" in read else {})
     return table

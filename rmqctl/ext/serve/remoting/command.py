@@ -99,8 +99,8 @@ def read_json(data: bytes) -> Any:
         raise FrameError(f"invalid JSON: {error}") from None
 
 
-def _quoted(found: re.Match[str]) -> str:
-    return f'"{found[1]}"' if found[2] else found[0]
+def _quoted(match: re.Match[str]) -> str:
+    return f'"{match[1]}"' if match[2] else match[0]
 
 
 Int32 = Annotated[int, msgspec.Meta(ge=-_SIGN, lt=_SIGN)]
@@ -136,7 +136,7 @@ def _read_any_header(data: bytes) -> Command:
         raise FrameError("the header is not a JSON object")
     given = value.get("extFields")
     ext = {} if not isinstance(given, dict) else {
-        str(name): text_of(each) for name, each in given.items() if each is not None}
+        str(name): text_of(field) for name, field in given.items() if field is not None}
     remark = value.get("remark")
     language = value.get("language")
     return Command(_number(value, "code"), _number(value, "opaque"), _number(value, "flag"), ext,

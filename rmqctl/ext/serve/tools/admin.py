@@ -37,18 +37,18 @@ _GROUP = {"attributes": {}, "brokerId": 0, "consumeBroadcastEnable": True, "cons
           "retryMaxTimes": 16, "retryQueueNums": 1, "whichBrokerWhenConsumeSlowly": 1}
 
 
-def _filled(given: Any, defaults: Mapping[str, Any], **known: Any) -> dict[str, Any]:
+def _filled(given: Any, defaults: Mapping[str, Any], **overrides: Any) -> dict[str, Any]:
     """Return an object of the configuration with all fields that clients read, each of its type."""
     entry = given if isinstance(given, dict) else {}
     return {name: entry[name] if type(entry.get(name)) is type(value) else value
-            for name, value in {**defaults, **known}.items()}
+            for name, value in {**defaults, **overrides}.items()}
 
 
 def _table(broker: Broker, file: str, name: str) -> dict[str, Any]:
     config = broker.source.config(file)
     value = None if config is None else config.value
-    found = value.get(name) if isinstance(value, dict) else None
-    return found if isinstance(found, dict) else {}
+    table = value.get(name) if isinstance(value, dict) else None
+    return table if isinstance(table, dict) else {}
 
 
 def _data_version(broker: Broker, file: str) -> dict[str, int]:
@@ -60,11 +60,11 @@ def _data_version(broker: Broker, file: str) -> dict[str, int]:
 
 def _topic(broker: Broker, name: str, table: Mapping[str, Any]) -> dict[str, Any] | None:
     stored = broker.source.topics.get(name)
-    found = stored or broker.topic(name)
-    if found is None:
+    config = stored or broker.topic(name)
+    if config is None:
         return None
-    return {**_filled(table.get(name), _TOPIC, readQueueNums=found.read_queues,
-                      writeQueueNums=found.write_queues, perm=found.perm), "topicName": name}
+    return {**_filled(table.get(name), _TOPIC, readQueueNums=config.read_queues,
+                      writeQueueNums=config.write_queues, perm=config.perm), "topicName": name}
 
 
 def topics(broker: Broker, _call: Call) -> Response:
@@ -77,10 +77,10 @@ def topics(broker: Broker, _call: Call) -> Response:
 def topic_config(broker: Broker, call: Call) -> Response:
     """Answer with the configuration of one topic."""
     name = call.fields["topic"]
-    found = _topic(broker, name, _table(broker, "topics.json", "topicConfigTable"))
-    if found is None:
+    config = _topic(broker, name, _table(broker, "topics.json", "topicConfigTable"))
+    if config is None:
         raise Answer(Status.TOPIC_NOT_EXIST, f"No topic in this broker. topic: {name}")
-    return json_response(found)
+    return json_response(config)
 
 
 def _groups(broker: Broker) -> dict[str, dict[str, Any]]:
@@ -100,10 +100,10 @@ def groups(broker: Broker, _call: Call) -> Response:
 
 def group_config(broker: Broker, call: Call) -> Response:
     """Answer with the configuration of one consumer group."""
-    found = _groups(broker).get(call.fields["group"])
-    if found is None:
+    config = _groups(broker).get(call.fields["group"])
+    if config is None:
         raise Answer(Status.SUBSCRIPTION_GROUP_NOT_EXIST, "No group in this broker")
-    return json_response(found)
+    return json_response(config)
 
 
 def broker_system_topics(broker: Broker, _call: Call) -> Response:
@@ -155,20 +155,21 @@ def broker_config(broker: Broker, _call: Call) -> Response:
     """
     first = next(iter(broker.cluster.brokers.values()))
     store, writer = broker.source.store, broker.writer
-    known = resolve(store, {}).settings if writer is None else writer.settings
+    settings = resolve(store, {}).settings if writer is None else writer.settings
     response = _properties({
         "autoCreateSubscriptionGroup": _java(writer is None or writer.makes_groups),
         "autoCreateTopicEnable": _java(writer is not None and writer.topics.makes),
         "brokerClusterName": broker.cluster.name, "brokerIP1": broker.address.host, "brokerId": 0,
         "brokerName": broker.name, "brokerPermission": READ | WRITE * broker.is_writable,
-        "brokerRole": known.role, "enablePropertyFilter": "true",
+        "brokerRole": settings.role, "enablePropertyFilter": "true",
         "fileReservedTime": rules_of(store)[1].reserved_hours, "filterServerNums": 0,
-        "flushDiskType": f"{known.flush.upper()}_FLUSH",
-        "listenPort": broker.address.port, "mappedFileSizeCommitLog": known.commitlog_file_size,
-        "mappedFileSizeConsumeQueue": known.consumequeue_file_size,
-        "maxHashSlotNum": known.index_slots, "maxIndexNum": known.index_max,
-        "maxMessageSize": known.max_message_size, "messageDelayLevel": known.message_delay_level,
-        "messageIndexEnable": _java(known.message_index),
+        "flushDiskType": f"{settings.flush.upper()}_FLUSH",
+        "listenPort": broker.address.port, "mappedFileSizeCommitLog": settings.commitlog_file_size,
+        "mappedFileSizeConsumeQueue": settings.consumequeue_file_size,
+        "maxHashSlotNum": settings.index_slots, "maxIndexNum": settings.index_max,
+        "maxMessageSize": settings.max_message_size,
+        "messageDelayLevel": settings.message_delay_level,
+        "messageIndexEnable": _java(settings.message_index),
         "msgTraceTopicName": "RMQ_SYS_TRACE_TOPIC", "namesrvAddr": first.address,
         "slaveReadEnable": "false", "storePathCommitLog": next(iter(store.log_folders), ""),
         "storePathRootDir": store.root, "traceOn": "true", "traceTopicEnable": "false",
@@ -280,8 +281,8 @@ def queue_rows(broker: Broker, call: Call) -> Response:
     name, queue_id = wanted["topic"], wanted["queueId"]
     if broker.writer is not None:
         broker.writer.settle_now()
-    known = broker.topic(name) is not None and queue_id >= 0
-    queue = broker.source.store.queue(name, queue_id) if known else None
+    exists = broker.topic(name) is not None and queue_id >= 0
+    queue = broker.source.store.queue(name, queue_id) if exists else None
     if queue is None or not queue.exists:
         raise Answer(Status.SYSTEM_ERROR, f"{queue_id}@{name} is not exist!")
     bounds = broker.queue(name, queue_id)
@@ -307,7 +308,8 @@ def queue_rows(broker: Broker, call: Call) -> Response:
     finally:
         queue.close()
     body["queueData"] = [_row(*row) for row in zip(
-        *(units[each].tolist() for each in ("physical_offset", "size", "tags_code")), strict=True)]
+        *(units[column].tolist() for column in ("physical_offset", "size", "tags_code")),
+        strict=True)]
     return json_response(body)
 
 

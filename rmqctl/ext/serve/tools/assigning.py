@@ -30,9 +30,9 @@ def assignment(broker: Broker, call: Call) -> Response:
     value = body_of(call)
     name, group = str(value.get("topic") or ""), str(value.get("consumerGroup") or "")
     strategy = value.get("strategyName") or _STRATEGIES[0]
-    queues = [message_queue(each, name, queue_id)
-              for _, each in sorted(broker.cluster.brokers.items())
-              if (topic := each.topic(name)) is not None and topic.perm & READ
+    queues = [message_queue(member, name, queue_id)
+              for _, member in sorted(broker.cluster.brokers.items())
+              if (topic := member.topic(name)) is not None and topic.perm & READ
               for queue_id in range(min(topic.read_queues, MOST_QUEUES))]
     mode, shared = _mode(broker, name, group)
     if value.get("messageModel") != BROADCASTING:
@@ -57,9 +57,9 @@ def share(queues: list[Any], clients: int, place: int | None, strategy: str = "A
         return []
     if strategy == "AVG_BY_CIRCLE":
         return queues[place::clients]
-    each, more = divmod(len(queues), clients)
-    start = place * each + min(place, more)
-    return queues[start:start + each + (place < more)]
+    per_client, more = divmod(len(queues), clients)
+    start = place * per_client + min(place, more)
+    return queues[start:start + per_client + (place < more)]
 
 
 def share_to_pop(queues: list[Any], clients: int, place: int | None, strategy: str, shared: int
@@ -81,12 +81,12 @@ def share_to_pop(queues: list[Any], clients: int, place: int | None, strategy: s
 def _mode(broker: Broker, topic: str, group: str) -> Mode:
     """Return how a group gets messages of a topic."""
     if topic.startswith(RETRY_PREFIX) or any(
-            has_batches(each, topic) for each in broker.cluster.brokers.values()):
+            has_batches(member, topic) for member in broker.cluster.brokers.values()):
         return PULL, 0
-    known = broker.modes.get((topic, group))
-    if known is None:
-        known = _read(_stored(broker, topic).get(topic, {}).get(group, {}))
-    return known
+    mode = broker.modes.get((topic, group))
+    if mode is None:
+        mode = _read(_stored(broker, topic).get(topic, {}).get(group, {}))
+    return mode
 
 
 def _read(entry: dict[str, Any]) -> Mode:
@@ -127,9 +127,9 @@ def set_mode(broker: Broker, call: Call) -> Response:
         from rmqctl.ext.serve.producing.opening import keep_json
 
         table = _stored(broker)
-        for (name, each), (mode, shared) in broker.modes.items():
-            table.setdefault(name, {})[each] = {
-                "consumerGroup": each, "mode": mode, "popShareQueueNum": shared, "topic": name}
+        for (name, of_group), (mode, shared) in broker.modes.items():
+            table.setdefault(name, {})[of_group] = {
+                "consumerGroup": of_group, "mode": mode, "popShareQueueNum": shared, "topic": name}
         keep_json(broker.source, _FILE, {_TABLE: table})
     return Response()
 

@@ -35,11 +35,11 @@ def _update_groups(broker: Broker, wanted: list[dict[str, Any]]) -> Response:
     assert writer is not None
     if len(wanted) > _MOST_GROUPS:
         raise Answer(Status.SYSTEM_ERROR, f"more than {_MOST_GROUPS} groups in one request")
-    for each in wanted:
-        name = each.get("groupName")
+    for config in wanted:
+        name = config.get("groupName")
         if not isinstance(name, str):
             raise Answer(Status.SYSTEM_ERROR, "groupName is missing")
-        new[name] = {**(writer.groups.get(name) or {}), **writer.groups.bean(name, each)}
+        new[name] = {**(writer.groups.get(name) or {}), **writer.groups.bean(name, config)}
     if new:
         writer.groups.put(new)
         writer.source.learn_groups(new)
@@ -83,7 +83,7 @@ def delete_topic(broker: Broker, call: Call) -> Response:
 def delete_route(broker: Broker, call: Call) -> Response:
     """Return the same of the name server, which knows what its brokers have."""
     name = call.fields["topic"]
-    if any(name in each.source.topics for each in broker.cluster.brokers.values()):
+    if any(name in member.source.topics for member in broker.cluster.brokers.values()):
         raise Answer(Status.SYSTEM_ERROR, f"the topic[{name}] still exists on a broker")
     return Response()
 
@@ -117,11 +117,11 @@ def add_writes(broker: Broker, call: Call) -> Response:
 
 
 def _let_write(broker: Broker, call: Call, wanted: bool) -> str:
-    found = broker.cluster.brokers.get(call.fields["brokerName"])
-    if found is None:
+    target = broker.cluster.brokers.get(call.fields["brokerName"])
+    if target is None:
         return "0"
-    found.is_wiped = not wanted
-    return str(len(found.topics))
+    target.is_wiped = not wanted
+    return str(len(target.topics))
 
 
 def put_value(broker: Broker, call: Call) -> Response:

@@ -24,11 +24,11 @@ _MOST_QUEUES = 50_000
 def expired_files(broker: Broker, _call: Call) -> Response:
     """Answer on files of the log that are older than a broker keeps them."""
     with closing(_opened(broker)) as store:
-        found = expire_by_settings(store, now_ms())
+        expiry = expire_by_settings(store, now_ms())
         hours = rules_of(store)[1].reserved_hours
-    if found.plan.actions:
+    if expiry.plan.actions:
         raise Answer(Status.SYSTEM_ERROR, (
-            f"{len(found.plan.actions)} files of {found.bytes} bytes have expired, and rmqctl "
+            f"{len(expiry.plan.actions)} files of {expiry.bytes} bytes have expired, and rmqctl "
             f"serve deletes no files. Stop it and type: rmqctl expire {_root(broker)} --older-than "
             f"{hours}h --apply"))
     return Response()
@@ -37,13 +37,13 @@ def expired_files(broker: Broker, _call: Call) -> Response:
 def expired_queues(broker: Broker, _call: Call) -> Response:
     """Return queues all of whose messages have expired."""
     with closing(_opened(broker)) as store:
-        found = [f"{topic} (queue {queue_id})" for (topic, queue_id), queue in sorted(
+        queues = [f"{topic} (queue {queue_id})" for (topic, queue_id), queue in sorted(
             store.known_queues.items()) if queue.exists and not _is_system(broker, topic)
             and queue.written and (last := queue.unit(queue.written - 1)) is not None
             and last.physical_offset < store.log.min_offset]
-    if found:
+    if queues:
         raise Answer(Status.SYSTEM_ERROR, (
-            f"{len(found)} queues contain only expired messages: {_named(found)}. rmqctl keeps "
+            f"{len(queues)} queues contain only expired messages: {_named(queues)}. rmqctl keeps "
             "them: without their last file new messages would get used queue offsets again. A "
             "broker deletes them when it runs on this store"))
     return Response()
@@ -53,14 +53,14 @@ def unused_topics(broker: Broker, _call: Call) -> Response:
     """Return topics with queues, but without configuration."""
     assert broker.writer is not None
     with closing(_opened(broker)) as store:
-        found = sorted({topic for topic, _ in (*store.known_queues, *store.batch_queues)
+        topics = sorted({topic for topic, _ in (*store.known_queues, *store.batch_queues)
                         if broker.writer.topics.get(topic) is None
                         and not _is_system(broker, topic) and not topic.startswith(LMQ_PREFIX)})
-    if found:
+    if topics:
         raise Answer(Status.SYSTEM_ERROR, (
-            f"{len(found)} topics have queues but no configuration: {_named(found)}. rmqctl "
+            f"{len(topics)} topics have queues but no configuration: {_named(topics)}. rmqctl "
             "deletes no topic. A broker deletes them when it runs on this store; to keep one, stop "
-            f"rmqctl serve and type: rmqctl topic create {_root(broker)} {quote(found[0])}"))
+            f"rmqctl serve and type: rmqctl topic create {_root(broker)} {quote(topics[0])}"))
     return Response()
 
 

@@ -116,8 +116,8 @@ def consume_stats(broker: Broker, call: Call) -> Response:
 
 
 def _lag(stats: dict[str, Any]) -> int:
-    return sum(each["brokerOffset"] - each["consumerOffset"]
-               for each in stats["offsetTable"].values())
+    return sum(queue["brokerOffset"] - queue["consumerOffset"]
+               for queue in stats["offsetTable"].values())
 
 
 def all_consume_stats(broker: Broker, call: Call) -> Response:
@@ -130,12 +130,12 @@ def all_consume_stats(broker: Broker, call: Call) -> Response:
             count += topic.read_queues
             by_group.setdefault(group, []).append(name)
     _bounded(range(count))
-    found = {group: [_stats(broker, group, [name]) for name in names if _is_consumed(
+    stats_by_group = {group: [_stats(broker, group, [name]) for name in names if _is_consumed(
         broker, group, name)] for group, names in by_group.items()}
     return json_response({
         "brokerAddr": str(broker.address),
-        "consumeStatsList": [{group: stats} for group, stats in found.items()],
-        "totalDiff": sum(_lag(each) for stats in found.values() for each in stats)})
+        "consumeStatsList": [{group: stats} for group, stats in stats_by_group.items()],
+        "totalDiff": sum(_lag(entry) for stats in stats_by_group.values() for entry in stats)})
 
 
 def groups_of_topic(broker: Broker, call: Call) -> Response:
@@ -158,10 +158,10 @@ def subscription(broker: Broker, call: Call) -> Response:
     """Answer with a connected group's subscription to a topic."""
     group, name = call.fields["group"], call.fields["topic"]
     here = broker.groups.consumers.get(group)
-    found = None if here is None else here.subscriptions.get(name)
+    subscribed = None if here is None else here.subscriptions.get(name)
     value: dict[str, Any] = {"group": group, "topic": name}
-    if found is not None:
-        value["subscriptionData"] = found.as_dict()
+    if subscribed is not None:
+        value["subscriptionData"] = subscribed.as_dict()
     return json_response(value)
 
 

@@ -37,7 +37,7 @@ def consumers(broker: Broker, call: Call) -> Response:
         "connectionSet": [member.as_dict() for member in group.members.values()],
         "consumeFromWhere": group.from_where, "consumeType": group.type,
         "messageModel": group.model, "subscriptionTable": {
-            topic: each.as_dict() for topic, each in group.subscriptions.items()}})
+            topic: subscription.as_dict() for topic, subscription in group.subscriptions.items()}})
 
 
 def producers(broker: Broker, call: Call) -> Response:
@@ -113,16 +113,16 @@ def _positions(body: bytes) -> dict[str, int]:
     """Return queues with their values in a client's response: keys that are objects, plain or
     within quotes.
     """
-    found = {}
+    offsets = {}
     for key, offset in _POSITION.findall(body[:_LARGEST].decode("utf-8", "replace")):
         if not offset or "queueId" not in key:
             continue  # the name of another field
         try:
             queue = read_json((json.loads(key) if key[0] == '"' else key).encode())
-            found[write_json({name: queue[name] for name in _QUEUE}).decode()] = int(offset)
+            offsets[write_json({name: queue[name] for name in _QUEUE}).decode()] = int(offset)
         except (FrameError, ValueError, TypeError, KeyError):
             continue
-    return found
+    return offsets
 
 
 def _pass_on(broker: Broker, call: Call, body: Buffer, **more: str) -> None:
