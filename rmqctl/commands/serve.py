@@ -175,7 +175,7 @@ def command(
     from rmqctl.ext.serve.orders import Orders
     from rmqctl.ext.serve.producing.opening import temporary_store
     from rmqctl.ext.serve.server import Server, bind
-    from rmqctl.ext.serve.serving import CLUSTER, Settings, Wanted, open_brokers
+    from rmqctl.ext.serve.serving import CLUSTER, RequestedStore, Settings, open_brokers
     from rmqctl.scan import malloc_tuning
     from rmqctl.store.broker_conf import NO_CONF
 
@@ -233,7 +233,7 @@ def command(
         while again:
             # Bind the ports first: brokers announce the addresses that they really got.
             bound = bind(listen, len(stores))
-            wanted = [Wanted(each.root, each.open, address, name, each.folders,
+            wanted = [RequestedStore(each.root, each.open, address, name, each.folders,
                              tuple(write_outside or ()))
                       for each, (address, _) in zip(stores, bound, strict=True)]
             # Clients see a broker only after its topics exist and its gaps were reported.

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmqctl.ext.serve.remoting.codes import REQUESTS, Answer
+from rmqctl.ext.serve.remoting.codes import REQUESTS, Failed
 from rmqctl.ext.serve.remoting.command import Command, read_command, read_json, write_command
 from rmqctl.ext.serve.remoting.frame import (
     BINARY,
@@ -154,7 +154,7 @@ def test_a_long_stream_of_small_frames_is_not_kept() -> None:
     ({"topic": "T", "queueId": "x"}, "not a 32-bit number"),
     ({"topic": "T", "queueId": "2147483648"}, "not a 32-bit number")])
 def test_fields_are_read_by_their_kinds(ext: dict[str, str], words: str) -> None:
-    with pytest.raises(Answer, match=words):
+    with pytest.raises(Failed, match=words):
         REQUESTS[30].read(ext)
     assert REQUESTS[30].read({"topic": "T", "queueId": "-1"}) == {"topic": "T", "queueId": -1}
 

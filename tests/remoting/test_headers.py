@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from rmqctl.ext.serve.remoting import command
-from rmqctl.ext.serve.remoting.codes import REQUESTS, Answer
+from rmqctl.ext.serve.remoting.codes import REQUESTS, Failed
 from rmqctl.ext.serve.remoting.command import Command, write_command
 from rmqctl.ext.serve.remoting.frame import FrameError
 from tests.support.share import RUN
@@ -73,7 +73,7 @@ def test_fields_are_read_as_one_by_one() -> None:
         for way in (request.read, request._read):
             try:
                 found.append(way(ext))
-            except Answer as answer:
+            except Failed as answer:
                 found.append(str(answer))
         assert found[0] == found[1], ext
         read += isinstance(found[0], dict)

@@ -17,7 +17,7 @@ from rmqctl.ext.serve.broker import Broker
 from rmqctl.ext.serve.limits import Limits
 from rmqctl.ext.serve.remoting.client import Client
 from rmqctl.ext.serve.server import Server, bind
-from rmqctl.ext.serve.serving import Settings, Wanted, open_brokers
+from rmqctl.ext.serve.serving import RequestedStore, Settings, open_brokers
 from rmqctl.parse_values import Address
 from rmqctl.store.store import Sizes, Store
 
@@ -80,7 +80,7 @@ def serving(*roots: Path, settings: Settings | None = None, limits: Limits | Non
         return lambda: Store.open(root, sizes=sizes)
 
     bound = bind(listen, len(roots))
-    brokers, save = open_brokers([Wanted(str(root), opener(root), address)
+    brokers, save = open_brokers([RequestedStore(str(root), opener(root), address)
                                   for root, (address, _) in zip(roots, bound, strict=True)],
                                  settings or Settings(), lambda **event: events.append(event))
     for broker in brokers:

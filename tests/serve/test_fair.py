@@ -15,7 +15,7 @@ import pytest
 
 from rmqctl.ext.serve import server as server_module
 from rmqctl.ext.serve.limits import SILENT_S, SPARE_S, Limits, Places, Quota, Shared, network_of
-from rmqctl.ext.serve.reading import PAGE_BYTES, Page, Pages
+from rmqctl.ext.serve.reading import PAGE_BYTES, Pages, QueuePage
 from rmqctl.ext.serve.remoting.command import Command, write_command
 from rmqctl.ext.serve.turns import ROUND_S, TURN_S, Intake, Turns
 from tests.conftest import GoldenFolder
@@ -354,7 +354,7 @@ def test_who_has_held_the_longest_gives_way() -> None:
 
 def test_pages_that_nobody_reads_are_given_up() -> None:
     pages = Pages()
-    page = Page(memoryview(bytes(1000)), [0, 1000], [0], frozenset(), True)
+    page = QueuePage(memoryview(bytes(1000)), [0, 1000], [0], frozenset(), True)
     pages.put((1, 1), page)
     assert pages.rest() == 0
     assert pages.get((1, 1)) is page
@@ -365,10 +365,11 @@ def test_pages_that_nobody_reads_are_given_up() -> None:
 
 def test_pages_of_others_and_large_messages_are_not_kept() -> None:
     pages = Pages()
-    large = Page(memoryview(bytes(PAGE_BYTES + 1)), [0, PAGE_BYTES + 1], [0], frozenset(), True)
+    large = QueuePage(memoryview(bytes(PAGE_BYTES + 1)), [0, PAGE_BYTES + 1], [0], frozenset(),
+                      True)
     pages.put((1, 0), large)
     assert pages.get((1, 0)) is None
-    page = Page(memoryview(bytes(1000)), [0, 1000], [0], frozenset(), True)
+    page = QueuePage(memoryview(bytes(1000)), [0, 1000], [0], frozenset(), True)
     for key in ((1, 1), (2, 1)):
         pages.put(key, page)
     assert pages.rest() == 0

@@ -29,7 +29,7 @@ from rmqctl.ext.serve.access import Access
 from rmqctl.ext.serve.consuming import popping
 from rmqctl.ext.serve.grpc import sessions
 from rmqctl.ext.serve.grpc.protocol import MESSAGES, SERVICE
-from rmqctl.ext.serve.remoting.codes import Answer
+from rmqctl.ext.serve.remoting.codes import Failed
 from rmqctl.ext.serve.remoting.command import Command
 from rmqctl.ext.serve.serving import Settings
 from rmqctl.formats.local import properties
@@ -350,7 +350,7 @@ def test_what_cannot_be_read_now_comes_again_later(stub: Stub, served: Running,
     real = popping.pull
 
     def broken(*_: Any) -> None:
-        raise Answer(1, "the disk is gone")
+        raise Failed(1, "the disk is gone")
 
     monkeypatch.setattr(popping, "pull", broken)
     assert stub.receive(most=1)[0] == 50001

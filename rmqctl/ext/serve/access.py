@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from rmqctl.errors import FormatError, UsageError
-from rmqctl.ext.serve.remoting.codes import Answer, Status
+from rmqctl.ext.serve.remoting.codes import Failed, Status
 from rmqctl.ext.serve.remoting.command import Command
 from rmqctl.ext.serve.remoting.signing import ACCESS_KEY, SECRET_KEY, SIGNATURE, signature
 from rmqctl.formats.config import properties_file
@@ -29,7 +29,7 @@ class Access:
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def check(self, command: Command) -> None:
-        """Raise Answer if the request is not signed, or wrongly."""
+        """Raise Failed if the request is not signed, or wrongly."""
         if not self.secrets:
             return
         key = command.ext.get(ACCESS_KEY)
@@ -46,7 +46,7 @@ class Access:
 
     def check_call(self, authorization: str, date_time: str) -> None:
         """Check a call of a 5.x client: ``MQv2-HMAC-SHA1 Credential=KEY/…, Signature=…``, where the
-        text of the time is signed. Raise Answer.
+        text of the time is signed. Raise Failed.
         """
         if not self.secrets:
             return
@@ -62,8 +62,8 @@ class Access:
             raise _refusal(f"Check signature failed for accessKey={key}")
 
 
-def _refusal(text: str) -> Answer:
-    return Answer(Status.SYSTEM_ERROR, _REFUSED + text)
+def _refusal(text: str) -> Failed:
+    return Failed(Status.SYSTEM_ERROR, _REFUSED + text)
 
 
 def read_keys(paths: Iterable[str]) -> Access:

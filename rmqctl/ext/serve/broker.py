@@ -23,7 +23,7 @@ from rmqctl.ext.serve.consuming.positions import Positions
 from rmqctl.ext.serve.limits import Quota
 from rmqctl.ext.serve.orders import Faults
 from rmqctl.ext.serve.reading import EmptyQueue, Queue
-from rmqctl.ext.serve.remoting.codes import NOTIFY_CONSUMER_IDS_CHANGED, Answer, Status
+from rmqctl.ext.serve.remoting.codes import NOTIFY_CONSUMER_IDS_CHANGED, Failed, Status
 from rmqctl.ext.serve.remoting.command import Command
 from rmqctl.ext.serve.source import READ, WRITE, Source, Topic
 from rmqctl.ext.serve.sums import Sums
@@ -235,16 +235,14 @@ class Broker:
             extra if self.is_writable else 0), perm, topic.order, topic.sys_flag)
 
     def require_topic(self, name: str) -> Topic:
-        """Return a topic. Raise Answer (code 17) if it does not exist. Answer 17 if it does not
-        exist.
-        """
+        """Return a topic. Raise Failed (code 17) if it does not exist."""
         topic = self.topic(name)
         if topic is None:
-            raise Answer(Status.TOPIC_NOT_EXIST, f"topic[{name}] not exist, apply first please!")
+            raise Failed(Status.TOPIC_NOT_EXIST, f"topic[{name}] not exist, apply first please!")
         return topic
 
     def queue(self, topic: str, queue_id: int) -> Queue:
-        """Return a queue to read, an empty one if it does not exist. Raise Answer if it cannot be
+        """Return a queue to read, an empty one if it does not exist. Raise Failed if it cannot be
         read.
         """
         in_memory = self.memory.queues.get((topic, queue_id))
@@ -258,7 +256,7 @@ class Broker:
         try:
             return self.source.queue(topic, queue_id)
         except RmqctlError as error:
-            raise Answer(Status.SYSTEM_ERROR, str(error)) from None
+            raise Failed(Status.SYSTEM_ERROR, str(error)) from None
 
     def memory_queue(self, topic: str) -> int:
         """Return the queue id in memory of a retry or dead-letter topic."""

@@ -8,7 +8,7 @@ from rmqctl.ext.serve.broker import Broker, Call, Connection, Handler, Response
 from rmqctl.ext.serve.consuming import clients, messages, offsets, pop_requests, pulling, returning
 from rmqctl.ext.serve.producing import recalling, replying, sending
 from rmqctl.ext.serve.producing.properties import REGION
-from rmqctl.ext.serve.remoting.codes import CODE_OF, REQUESTS, Answer, Status
+from rmqctl.ext.serve.remoting.codes import CODE_OF, REQUESTS, Failed, Status
 from rmqctl.ext.serve.remoting.command import Command
 from rmqctl.ext.serve.tools import admin, assigning, changing, cleaning, progress, relay
 
@@ -44,11 +44,11 @@ def _answered(broker: Broker, connection: Connection, command: Command, is_known
         if request is None:
             return _unsupported(command.code)
         if request.changes and not broker.is_writable:
-            raise Answer(Status.NO_PERMISSION, _refusal(broker, request.name))
+            raise Failed(Status.NO_PERMISSION, _refusal(broker, request.name))
         if handler is None:
             return _unsupported(command.code)
         return handler(broker, Call(connection, command, request.read(command.ext)))
-    except Answer as refused:
+    except Failed as refused:
         return Response(_always(name), (), refused.status, refused.remark)
     except RmqctlError as error:
         return Response(_always(name), (), Status.SYSTEM_ERROR, str(error))

@@ -14,7 +14,7 @@ from itertools import chain, islice
 from typing import Any
 
 from rmqctl.ext.serve.broker import Broker
-from rmqctl.ext.serve.remoting.codes import Answer
+from rmqctl.ext.serve.remoting.codes import Failed
 from rmqctl.ext.serve.server import Server
 
 MOST = 1000
@@ -136,7 +136,7 @@ def lag_of(broker: Broker, group: str, topic: str, late: float) -> int | None:
         if offset is not None and offset >= 0:
             try:
                 end = broker.queue(topic, queue_id).end
-            except Answer:
+            except Failed:
                 continue
             lag = (lag or 0) + max(end - offset, 0)
     return lag

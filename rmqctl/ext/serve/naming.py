@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rmqctl.ext.serve.broker import Broker, Call, Response, Table
-from rmqctl.ext.serve.remoting.codes import Answer, Status
+from rmqctl.ext.serve.remoting.codes import Failed, Status
 from rmqctl.ext.serve.remoting.command import write_json
 
 
@@ -28,7 +28,7 @@ def route(broker: Broker, call: Call) -> Response:
                        "readQueueNums": topic.read_queues, "topicSysFlag": topic.sys_flag,
                        "writeQueueNums": topic.write_queues})
     if not brokers:
-        raise Answer(Status.TOPIC_NOT_EXIST, f"No topic route info in name server for the topic: "
+        raise Failed(Status.TOPIC_NOT_EXIST, f"No topic route info in name server for the topic: "
                      f"{name}\nSee http://rocketmq.apache.org/docs/faq/ for further details.")
     return json_response({"brokerDatas": brokers, "filterServerTable": {}, "queueDatas": queues})
 
@@ -80,7 +80,7 @@ def kv_value(broker: Broker, call: Call) -> Response:
     namespace, key = call.fields["namespace"], call.fields["key"]
     value = broker.cluster.kv.get(namespace, {}).get(key)
     if value is None:
-        raise Answer(Status.QUERY_NOT_FOUND,
+        raise Failed(Status.QUERY_NOT_FOUND,
                      f"No config item, Namespace: {namespace} Key: {key}")
     return Response({"value": value})
 
@@ -97,7 +97,7 @@ def kv_list(broker: Broker, call: Call) -> Response:
                   namespace == _ORDERS) else {}
     values |= broker.cluster.kv.get(namespace, {})
     if not values:
-        raise Answer(Status.QUERY_NOT_FOUND, f"No config item, Namespace: {namespace}")
+        raise Failed(Status.QUERY_NOT_FOUND, f"No config item, Namespace: {namespace}")
     return json_response({"table": values})
 
 

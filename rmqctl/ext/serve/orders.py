@@ -15,7 +15,7 @@ from typing import Annotated, Literal, NoReturn
 
 import msgspec
 
-from rmqctl.ext.serve.remoting.codes import Answer, Status
+from rmqctl.ext.serve.remoting.codes import Failed, Status
 
 _MOST_HELD = 1 << 20
 _FOR_EVER = -1
@@ -33,10 +33,10 @@ class Faults:
     slow: float = 0.0
 
     def refuse(self, topic: str) -> None:
-        """Refuse a send where one is to be refused. Raise Answer."""
+        """Refuse a send where one is to be refused. Raise Failed."""
         if self.times and self.topic in (None, topic):
             self.times -= self.times > 0
-            raise Answer(self.code, "refused because the test asked for it")
+            raise Failed(self.code, "refused because the test asked for it")
 
 
 class _Order(msgspec.Struct, forbid_unknown_fields=True):

@@ -98,7 +98,7 @@ class Queue(Protocol):
 
 
 @dataclass(slots=True)
-class Page:
+class QueuePage:
     """Rows of a queue from a given one on, with their records one after the other: the record of a
     row is ``data[starts[row]:starts[row + 1]]``, empty where none is served. ``damaged`` are the
     rows of these but for fillers; ``whole``: whether each row has its record.
@@ -125,13 +125,13 @@ class Pages:
     """Pages of all queues of a server, the least used given up first."""
 
     limit: int = KEPT
-    _kept: OrderedDict[tuple[int, int], Page] = field(default_factory=OrderedDict)
+    _kept: OrderedDict[tuple[int, int], QueuePage] = field(default_factory=OrderedDict)
     _used: set[tuple[int, int]] = field(default_factory=set)
     """Those that were asked for since `rest`."""
 
     _size: int = 0
 
-    def get(self, key: tuple[int, int]) -> Page | None:
+    def get(self, key: tuple[int, int]) -> QueuePage | None:
         """Return a page that is kept; it counts as used now."""
         page = self._kept.get(key)
         if page is not None:
@@ -139,7 +139,7 @@ class Pages:
             self._kept.move_to_end(key)
         return page
 
-    def put(self, key: tuple[int, int], page: Page) -> None:
+    def put(self, key: tuple[int, int], page: QueuePage) -> None:
         """Keep a page, and drop others for it; not one large message, which is soon read."""
         if len(page.data) > PAGE_BYTES:
             return
@@ -242,7 +242,7 @@ class StoredQueue:
         return min((first for first, _ in self._queue.stretches if first > offset),
                    default=self.end)
 
-    def _page(self, offset: int) -> tuple[int, Page]:
+    def _page(self, offset: int) -> tuple[int, QueuePage]:
         """Return (queue offset of its first row, page) with the row at ``offset``; read from there
         on where none is kept. Without a row at a hole in the files.
         """
@@ -262,7 +262,7 @@ class StoredQueue:
             self._pages.put((self._number, offset), page)
         return offset, page
 
-    def _load(self, first: int, count: int) -> Page:
+    def _load(self, first: int, count: int) -> QueuePage:
         rows = self._queue.units(first, min(PAGE_ROWS, count))
         self._queue.close()
         sizes = rows["size"].astype(np.int64)
@@ -275,7 +275,8 @@ class StoredQueue:
         missing = starts[1:] == starts[:-1]
         whole = not missing.any()
         damaged = () if whole else np.flatnonzero(missing & ~is_filler).tolist()
-        return Page(data, starts.tolist(), rows["tags_code"].tolist(), frozenset(damaged), whole)
+        return QueuePage(data, starts.tolist(), rows["tags_code"].tolist(), frozenset(damaged),
+                         whole)
 
 
 class AnsweredQueue:

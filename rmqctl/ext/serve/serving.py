@@ -29,7 +29,7 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class RequestedStore:
     """A store to serve: where it is, how it is opened, where clients reach it. ``folders`` of the
     log that the user named, and further ones that may be written ``outside``.
     """
@@ -61,7 +61,7 @@ class Settings:
     access: Access = field(default_factory=Access)
 
 
-def open_brokers(wanted: Sequence[Wanted], settings: Settings, report: Callable[..., None],
+def open_brokers(wanted: Sequence[RequestedStore], settings: Settings, report: Callable[..., None],
                  warn: Callable[[str], None] = lambda _text: None) -> tuple[list[Broker], Save]:
     """Return (the brokers, what saves their positions). Raise NotAStoreError, StoreIOError,
     FormatError, UsageError.
@@ -75,7 +75,7 @@ def open_brokers(wanted: Sequence[Wanted], settings: Settings, report: Callable[
     file = None if settings.offsets is None else PositionsFile(settings.offsets)
     keys = [f"{name} {os.path.realpath(store.root)}"
             for name, store in zip(names, wanted, strict=True)]
-    served: list[tuple[str, str, Wanted, Writer | None, Source]] = []
+    served: list[tuple[str, str, RequestedStore, Writer | None, Source]] = []
     with ExitStack() as opened:  # closed again where one cannot be opened
         for name, key, store in zip(names, keys, wanted, strict=True):
             writer = None

@@ -12,7 +12,7 @@ from rmqctl.ext.serve.broker import Broker, Call, Response, Table
 from rmqctl.ext.serve.consuming.groups import Group, Member, size_of
 from rmqctl.ext.serve.consuming.subscriptions import TAG, Subscription
 from rmqctl.ext.serve.naming import json_response
-from rmqctl.ext.serve.remoting.codes import Answer, Status
+from rmqctl.ext.serve.remoting.codes import Failed, Status
 from rmqctl.ext.serve.remoting.frame import FrameError
 
 _MOST_EVENTS = 50
@@ -27,18 +27,18 @@ _LONGEST_NAME = 1024
 
 
 def body_of(call: Call) -> dict[str, Any]:
-    """Return the JSON object in a request's body. Raise Answer if it is not an object, or takes too
+    """Return the JSON object in a request's body. Raise Failed if it is not an object, or takes too
     long to read.
     """
     if len(call.command.body) > _LARGEST_BODY:
-        raise Answer(Status.SYSTEM_ERROR, f"the body has {len(call.command.body):,} bytes; the "
+        raise Failed(Status.SYSTEM_ERROR, f"the body has {len(call.command.body):,} bytes; the "
                      f"limit for this request is {_LARGEST_BODY:,}")
     try:
         value = call.command.json()
     except FrameError as error:
-        raise Answer(Status.SYSTEM_ERROR, str(error)) from None
+        raise Failed(Status.SYSTEM_ERROR, str(error)) from None
     if not isinstance(value, dict):
-        raise Answer(Status.SYSTEM_ERROR, "the body is not a JSON object")
+        raise Failed(Status.SYSTEM_ERROR, "the body is not a JSON object")
     return value
 
 
@@ -60,7 +60,7 @@ def heartbeat(broker: Broker, call: Call) -> Response:
     # Who it is, and how much room is left for groups and their texts.
     client_id = _name(value.get("clientID"))
     if not client_id:
-        raise Answer(Status.SYSTEM_ERROR, "heartbeat without clientID")
+        raise Failed(Status.SYSTEM_ERROR, "heartbeat without clientID")
     member = Member(client_id, call.connection, call.command.language, call.command.version,
                     time.monotonic())
     groups = broker.groups
@@ -90,7 +90,7 @@ def heartbeat(broker: Broker, call: Call) -> Response:
         wanted = [subscription for subscription in wanted if _name(subscription.topic)]
         text += size_of(wanted) - group.size
         if text > _MOST_TEXT:
-            raise Answer(Status.SYSTEM_ERROR, "the clients' subscriptions have reached their "
+            raise Failed(Status.SYSTEM_ERROR, "the clients' subscriptions have reached their "
                          "memory limit")
         changed = group.subscribe(wanted)
         if is_new and broker.is_writable and len(broker.new_groups) < groups.most:
@@ -133,7 +133,7 @@ def consumer_list(broker: Broker, call: Call) -> Response:
     name = call.fields["consumerGroup"]
     group = broker.groups.consumers.get(name)
     if group is None or not group.members:
-        raise Answer(Status.SYSTEM_ERROR, f"no consumer for this group, {name}")
+        raise Failed(Status.SYSTEM_ERROR, f"no consumer for this group, {name}")
     return json_response({"consumerIdList": group.ids})
 
 

@@ -24,7 +24,7 @@ class Line(NamedTuple):
     notice: bool = False
 
 
-class Lines:
+class WaitingLines:
     """Waiting requests, in the order in which they came: the first of a line is told of news, and
     when it leaves the next one looks.
     """

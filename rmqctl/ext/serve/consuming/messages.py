@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rmqctl.errors import RmqctlError
 from rmqctl.ext.serve.broker import Broker, Buffer, Call, Response, Table
-from rmqctl.ext.serve.remoting.codes import Answer, Status
+from rmqctl.ext.serve.remoting.codes import Failed, Status
 from rmqctl.store.query.lookup import FOR_EVER, by_key
 
 _MOST = 64
@@ -17,7 +17,7 @@ def view_message(broker: Broker, call: Call) -> Response:
     """Return the message at a physical offset."""
     raw = broker.raw_at(call.fields["offset"])
     if raw is None:
-        raise Answer(Status.SYSTEM_ERROR,
+        raise Failed(Status.SYSTEM_ERROR,
                      f"can not find message by the offset, {call.fields['offset']}")
     return Response({}, (raw,))
 
@@ -36,7 +36,7 @@ def query_message(broker: Broker, call: Call) -> Response:
                         end=min(max(wanted["endTimestamp"], 0), FOR_EVER), most=most,
                         kind="unique" if is_unique else "key")
     except RmqctlError as error:
-        raise Answer(Status.SYSTEM_ERROR, str(error)) from None
+        raise Failed(Status.SYSTEM_ERROR, str(error)) from None
     # As many messages as an answer holds.
     parts: list[Buffer] = []
     size = newest = place = 0

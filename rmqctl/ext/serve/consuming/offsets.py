@@ -5,7 +5,7 @@ from __future__ import annotations
 from rmqctl.broker.offset_by_time import offset_by_time
 from rmqctl.errors import RmqctlError
 from rmqctl.ext.serve.broker import Broker, Call, Response, Table
-from rmqctl.ext.serve.remoting.codes import Answer, Status
+from rmqctl.ext.serve.remoting.codes import Failed, Status
 from rmqctl.formats.local.message import decode
 
 _V5 = 412
@@ -28,7 +28,7 @@ def min_offset(broker: Broker, call: Call) -> Response:
 
 def at_time(broker: Broker, topic: str, queue_id: int, when: int, *, upper: bool = False) -> int:
     """Return the queue offset of the first message stored at ``when`` (ms) or later; with ``upper``
-    of the last one stored until then. Raise Answer if the queue cannot be read.
+    of the last one stored until then. Raise Failed if the queue cannot be read.
     """
     queue = broker.queue(topic, queue_id)
     if (topic, queue_id) in broker.memory.queues or queue.end == 0:
@@ -38,7 +38,7 @@ def at_time(broker: Broker, topic: str, queue_id: int, when: int, *, upper: bool
     try:
         entry = offset_by_time(broker.source.view, topic, queue_id, when, upper=upper)
     except RmqctlError as error:
-        raise Answer(Status.SYSTEM_ERROR, str(error)) from None
+        raise Failed(Status.SYSTEM_ERROR, str(error)) from None
     offset = None if entry is None else entry.queue_offset
     tail = None if broker.writer is None else broker.writer.queue((topic, queue_id))
     return (offset or 0) if tail is None else tail.at_time(when, offset, upper=upper)
@@ -71,7 +71,7 @@ def position(broker: Broker, group: str, topic: str, queue_id: int, *, zero: boo
              ) -> int | None:
     """Return a group's consumer offset; if it has none, the offset at which it is to start. None if
     a broker leaves that to the client, without ``zero`` for queues that begin at 0, too. Raise
-    Answer if the queue cannot be read.
+    Failed if the queue cannot be read.
     """
     committed = broker.positions.get(group, topic, queue_id)
     if committed is not None:
@@ -93,7 +93,7 @@ def query_consumer_offset(broker: Broker, call: Call) -> Response:
     offset = position(broker, wanted["consumerGroup"], wanted["topic"], wanted["queueId"],
                      zero=wanted["setZeroIfNotFound"] is not False)
     if offset is None:
-        raise Answer(Status.QUERY_NOT_FOUND,
+        raise Failed(Status.QUERY_NOT_FOUND,
                      "Not found, V3_0_6_SNAPSHOT maybe this group consumer boot first")
     return _offset(offset)
 
@@ -103,7 +103,7 @@ def update_consumer_offset(broker: Broker, call: Call) -> Response:
     wanted = call.fields
     if not broker.positions.commit(wanted["consumerGroup"], wanted["topic"], wanted["queueId"],
                                    wanted["commitOffset"]):
-        raise Answer(Status.SYSTEM_ERROR, "too many consumer offsets are stored already")
+        raise Failed(Status.SYSTEM_ERROR, "too many consumer offsets are stored already")
     return Response({})
 
 

@@ -17,7 +17,7 @@ from rmqctl.broker.get_message import FOUND, MAX_BYTES
 from rmqctl.ext.serve.broker import Broker, Buffer, Response
 from rmqctl.ext.serve.consuming import pulling
 from rmqctl.ext.serve.reading import Accept, Pulled
-from rmqctl.ext.serve.remoting.codes import CODE_OF, REQUESTS, Answer, Status
+from rmqctl.ext.serve.remoting.codes import CODE_OF, REQUESTS, Failed, Status
 from rmqctl.ext.serve.remoting.command import Command, read_command, response_head
 from rmqctl.ext.serve.remoting.frame import COUNTED, HEAD_SIZE, FrameError, FrameReader, frame_head
 from rmqctl.kernel import active
@@ -47,7 +47,7 @@ class Client(Protocol):
     def reply(self, request: Command, response: Response) -> None: ...
 
 
-class _Known(msgspec.Struct, gc=False):
+class _PlainPull(msgspec.Struct, gc=False):
     """A request that came before. ``fields`` without its numbers; ``accept`` where it says what is
     wanted itself (``says``).
     """
@@ -63,7 +63,7 @@ class PlainPulls:
 
     def __init__(self, broker: Broker) -> None:
         self._broker, self._kernel = broker, active()
-        self._known: dict[bytes, _Known] = {}
+        self._known: dict[bytes, _PlainPull] = {}
         self._form = _form()
 
     def take_all(self, client: Client, frames: FrameReader, late: float) -> bool:
@@ -94,7 +94,7 @@ class PlainPulls:
         return True
 
     def _learn(self, frames: FrameReader, words: bytes, numbers: tuple[int | None, ...]
-               ) -> _Known | None:
+               ) -> _PlainPull | None:
         """Remember the next request; None if it is not a plain one."""
         frame = frames.peek()
         if frame is None:
@@ -106,16 +106,16 @@ class PlainPulls:
             fields = REQUESTS[command.code].read(command.ext)
             says = bool(fields["sysFlag"] & pulling.SUBSCRIPTION)
             accept = pulling.wanted_by(self._broker, fields) if says else None
-        except (FrameError, Answer):
+        except (FrameError, Failed):
             return None
         if numbers != (command.opaque, *(fields.pop(name) for name in _NUMBERS[1:])):
             return None
         while len(self._known) >= _MOST_KNOWN:
             del self._known[next(iter(self._known))]
-        self._known[words] = pull = _Known(command.code, fields, says, accept)
+        self._known[words] = pull = _PlainPull(command.code, fields, says, accept)
         return pull
 
-    def _answer(self, client: Client, pull: _Known, opaque: int, offset: int, commit: int | None
+    def _answer(self, client: Client, pull: _PlainPull, opaque: int, offset: int, commit: int | None
                 ) -> bool:
         """Answer such a request; False, and nothing done, where more is to be done for it."""
         broker, fields = self._broker, pull.fields

@@ -28,7 +28,7 @@ from rmqctl.ext.serve.consuming.popping import (
 )
 from rmqctl.ext.serve.consuming.pulling import LONGEST_WAIT_S, Waiting, judge
 from rmqctl.ext.serve.consuming.subscriptions import ALL, TAG, Subscription
-from rmqctl.ext.serve.remoting.codes import Answer, Status
+from rmqctl.ext.serve.remoting.codes import Failed, Status
 from rmqctl.formats.local.message import build, decode
 from rmqctl.formats.local.properties import LMQ_PREFIX, RETRY_PREFIX
 
@@ -63,7 +63,7 @@ def pop_message(broker: Broker, call: Call) -> Response | None:
     wanted = call.fields
     _judge(broker, call)
     if wanted["maxMsgNums"] > _MOST:
-        raise Answer(Status.INVALID_PARAMETER, f"the broker[{broker.address.host}] pop message's "
+        raise Failed(Status.INVALID_PARAMETER, f"the broker[{broker.address.host}] pop message's "
                      f"num is greater than {_MOST}")
     accept = None
     if wanted["exp"]:
@@ -93,20 +93,20 @@ def _line(call: Call) -> Line:
 
 
 def _judge(broker: Broker, call: Call) -> None:
-    """Raise Answer if nothing may be read."""
+    """Raise Failed if nothing may be read."""
     name: str = call.fields["topic"]
     judge(broker, call.fields, call.connection.peer, ANY_QUEUE, Status.INVALID_PARAMETER)
     _check_group(call.fields["consumerGroup"])
     if has_batches(broker, name):
-        raise Answer(Status.SYSTEM_ERROR,
+        raise Failed(Status.SYSTEM_ERROR,
                      f"the topic[{name}] has batch consume queues, which clients can only pull "
                      "from")
 
 
 def _check_group(name: str) -> None:
-    """Raise Answer if a name is longer than that of any group: what groups were given is kept."""
+    """Raise Failed if a name is longer than that of any group: what groups were given is kept."""
     if len(name) > _LONGEST_NAME:
-        raise Answer(Status.SUBSCRIPTION_GROUP_NOT_EXIST,
+        raise Failed(Status.SUBSCRIPTION_GROUP_NOT_EXIST,
                      f"the group name has {len(name)} characters")
 
 
@@ -128,7 +128,7 @@ class _WaitingForAny(Waiting):
         return popped
 
     def start(self) -> Response | None:
-        """Return the answer, if it need not wait. Raise Answer."""
+        """Return the answer, if it need not wait. Raise Failed."""
         response = self.found()
         if response is not None:
             return response
@@ -164,7 +164,7 @@ class _WaitingForAny(Waiting):
         is_full = self.call.connection.is_full
         try:
             response = None if is_full else self.found()
-        except Answer as answer:
+        except Failed as answer:
             response = Response(code=answer.status, remark=answer.remark)
         if response is None and (is_full or time.monotonic() >= self.late):
             response = self.nothing()
@@ -178,7 +178,7 @@ class _WaitingForAny(Waiting):
 
     @abstractmethod
     def found(self) -> Response | None:
-        """Return the answer, if there is something. Raise Answer."""
+        """Return the answer, if there is something. Raise Failed."""
 
     @abstractmethod
     def nothing(self, *, full: bool = False) -> Response:
@@ -254,7 +254,7 @@ def _record(given: Given) -> Buffer:
 def ack(broker: Broker, call: Call) -> Response:
     """Acknowledge a message. As with a broker, a late acknowledgement is answered with success."""
     popped, receipt = _receipt(broker, call)
-    with suppress(Answer):
+    with suppress(Failed):
         popped.ack(receipt)
     return Response()
 
@@ -269,27 +269,27 @@ def change_invisible_time(broker: Broker, call: Call) -> Response:
 
 
 def _receipt(broker: Broker, call: Call) -> tuple[Popped, Receipt]:
-    """Return the messages and the receipt that a request is about. Raise Answer."""
+    """Return the messages and the receipt that a request is about. Raise Failed."""
     wanted = call.fields
     name, queue_id, offset = wanted["topic"], wanted["queueId"], wanted["offset"]
     topic = broker.require_topic(name)
     if not 0 <= queue_id < topic.read_queues:
-        raise Answer(Status.MESSAGE_ILLEGAL, f"queueId[{queue_id}] is illegal, topic:[{name}] "
+        raise Failed(Status.MESSAGE_ILLEGAL, f"queueId[{queue_id}] is illegal, topic:[{name}] "
                      f"topicConfig.readQueueNums:[{topic.read_queues}] "
                      f"consumer:[{call.connection.peer}]")
     queue = broker.queue(name, queue_id)
     if not queue.first <= offset <= queue.end:
-        raise Answer(Status.NO_MESSAGE, f"offset is illegal, key:{name}@{queue_id}, "
+        raise Failed(Status.NO_MESSAGE, f"offset is illegal, key:{name}@{queue_id}, "
                      f"commit:{offset}, store:{queue.first}~{queue.end}")
     match = _RECEIPT.fullmatch(wanted["extraInfo"])
     if match is None:
-        raise Answer(Status.SYSTEM_ERROR, "invalid extraInfo: not of a popped message")
+        raise Failed(Status.SYSTEM_ERROR, "invalid extraInfo: not of a popped message")
     return _popped(broker, wanted["consumerGroup"], name), Receipt(
         (name, queue_id), offset, int(match[1]))
 
 
 def _popped(broker: Broker, group: str, topic: str) -> Popped:
-    """Return a group's popped messages of a topic, or of one of its retry topics. Raise Answer."""
+    """Return a group's popped messages of a topic, or of one of its retry topics. Raise Failed."""
     base = topic
     _check_group(group)
     if topic.startswith(RETRY_PREFIX + group) and topic[len(RETRY_PREFIX + group):][:1] in ("_", "+"
@@ -304,21 +304,21 @@ def ack_many(broker: Broker, call: Call) -> Response:
     """Acknowledge messages; unknown ones are skipped."""
     acks = objects(body_of(call).get("acks"))
     if not acks:
-        raise Answer(Status.NO_MESSAGE, "the request acknowledges no messages")
+        raise Failed(Status.NO_MESSAGE, "the request acknowledges no messages")
     sets = [_text(entry.get("b", entry.get("bitSet"))) for entry in acks]
     if len(acks) > _MOST_ACKED or sum(map(len, sets)) > _LONGEST_SETS:
-        raise Answer(Status.SYSTEM_ERROR, "too many messages to acknowledge in one request")
+        raise Failed(Status.SYSTEM_ERROR, "too many messages to acknowledge in one request")
     for entry, places in zip(acks, sets, strict=True):
         group, name, retry = (_text(entry.get(short, entry.get(long))) for short, long in (
             ("c", "consumerGroup"), ("t", "topic"), ("r", "retry")))
         start, queue_id, number = (_number(entry.get(short, entry.get(long))) for short, long in (
             ("so", "startOffset"), ("q", "queueId"), ("pt", "popTime")))
         offsets = _places(places)
-        with suppress(Answer):
+        with suppress(Failed):
             popped = _popped(broker, group, name)
             name = {"1": popped.names[1], "2": popped.names[2]}.get(retry, name)
             for place in offsets:
-                with suppress(Answer):
+                with suppress(Failed):
                     popped.ack(Receipt((name, queue_id), start + place, number))
     return Response()
 
@@ -332,11 +332,11 @@ def _number(value: object) -> int:
 
 
 def _places(text: str) -> list[int]:
-    """Return the places of the bits in a set, which is written in base64. Raise Answer."""
+    """Return the places of the bits in a set, which is written in base64. Raise Failed."""
     try:
         data = b64decode(text, validate=True)
     except (Base64Error, ValueError):
-        raise Answer(Status.SYSTEM_ERROR, "invalid set of offsets") from None
+        raise Failed(Status.SYSTEM_ERROR, "invalid set of offsets") from None
     return [8 * number + bit for number, byte in enumerate(data) for bit in range(8)
             if byte >> bit & 1]
 

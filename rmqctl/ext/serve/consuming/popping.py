@@ -17,11 +17,11 @@ from typing import NamedTuple
 
 from rmqctl.broker.get_message import FOUND, NO_MATCH, REMOVING
 from rmqctl.ext.serve.broker import ANY_QUEUE, Broker, Buffer
-from rmqctl.ext.serve.consuming.lines import Lines
+from rmqctl.ext.serve.consuming.lines import WaitingLines
 from rmqctl.ext.serve.consuming.offsets import position
 from rmqctl.ext.serve.consuming.pulling import pull
 from rmqctl.ext.serve.reading import Accept
-from rmqctl.ext.serve.remoting.codes import Answer, Status
+from rmqctl.ext.serve.remoting.codes import Failed, Status
 from rmqctl.formats.local.message import decode
 from rmqctl.parse_values import now_ms
 
@@ -148,7 +148,7 @@ class Popped:
 
     def take(self, wish: Wish, left: int | None) -> tuple[list[Given], int]:
         """Return (messages, how many queues were not examined yet): to be called again with that
-        number when others had their turn. All have one number in their receipts. Raise Answer.
+        number when others had their turn. All have one number in their receipts. Raise Failed.
         """
         keys = self.keys(wish.queue_id)
         if left is None:
@@ -168,7 +168,7 @@ class Popped:
                     size += len(message_or_left.record)
                 if len(given) >= wish.most or size >= MOST_BYTES or time.monotonic() > late:
                     break
-        except Answer:
+        except Failed:
             if not given:
                 raise
         return given, left
@@ -184,7 +184,7 @@ class Popped:
             if queue is not None and flight is not None and flight.number == number:
                 try:
                     given = self._give_again(key, queue, flight, wish)
-                except Answer:
+                except Failed:
                     self._again.append((key, offset, number))  # it cannot be read now
                     raise
                 if given is not None:
@@ -208,7 +208,7 @@ class Popped:
         """Yield messages that were not delivered yet; None if a filter took its time."""
         while True:
             if self.flying >= MOST_OF_GROUP or not self._pops.may_fly(self):
-                raise Answer(Status.SYSTEM_BUSY, "too many unacknowledged messages")
+                raise Failed(Status.SYSTEM_BUSY, "too many unacknowledged messages")
             pulled = pull(self.broker, self.group, *key, queue.next, 1, wish.accept)
             if pulled.max == 0:
                 return
@@ -266,7 +266,7 @@ class Popped:
                 yield given
 
     def has_messages(self, wanted: int, *, fifo: bool, attempt: str = "") -> bool:
-        """Return whether there is something to deliver, or finding out takes long. Raise Answer."""
+        """Return whether there is something to deliver, or finding out takes long. Raise Failed."""
         late = time.monotonic() + TURN_S
         self._look_at_clock()
         if self._again:
@@ -284,7 +284,7 @@ class Popped:
 
     def _queue(self, key: QueueKey, latest: bool = False) -> _PopQueue:
         """Return a queue of the group, read again if another client set its offset. Raise
-        Answer.
+        Failed.
         """
         committed = self.broker.positions.get(self.group, *key)
         queue = self.queues.get(key)
@@ -362,13 +362,13 @@ class Popped:
         return Receipt(key, flight.offset, flight.number)
 
     def find(self, receipt: Receipt) -> tuple[_PopQueue, Flight]:
-        """Return the queue and the delivery of a receipt. Raise Answer if the message is
+        """Return the queue and the delivery of a receipt. Raise Failed if the message is
         acknowledged, or was delivered again.
         """
         queue = self.queues.get(receipt.queue)
         flight = None if queue is None else queue.flights.get(receipt.offset)
         if queue is None or flight is None or flight.number != receipt.number:
-            raise Answer(Status.NO_MESSAGE, "the receipt handle is invalid or no longer valid")
+            raise Failed(Status.NO_MESSAGE, "the receipt handle is invalid or no longer valid")
         return queue, flight
 
     def has_landed(self, receipt: Receipt) -> bool:
@@ -378,14 +378,14 @@ class Popped:
             receipt.offset not in queue.flights)
 
     def ack(self, receipt: Receipt) -> None:
-        """Acknowledge the message. Raise Answer."""
+        """Acknowledge the message. Raise Failed."""
         queue, flight = self.find(receipt)
         self._land(receipt.queue, queue, flight)
         if self._fifo:
             self.broker.arrived(self.topic, ANY_QUEUE)  # who waits for the next one in order
 
     def change(self, receipt: Receipt, seconds: float) -> Receipt:
-        """Make the message visible after some seconds; return its new receipt. Raise Answer."""
+        """Make the message visible after some seconds; return its new receipt. Raise Failed."""
         _, flight = self.find(receipt)
         flight.owner = ""
         self._count_up()
@@ -426,7 +426,7 @@ class Pops:
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
-        self.lines = Lines(broker)
+        self.lines = WaitingLines(broker)
         self.is_there: Callable[[str], bool] = lambda _client_id: False
         self.flying = 0
         self._all: OrderedDict[tuple[str, str], Popped] = OrderedDict()
@@ -466,7 +466,7 @@ class Pops:
 
     def make_room(self, for_this: Popped) -> None:
         """Make room for one more queue: queues without invisible messages are known by their
-        offsets. Raise Answer.
+        offsets. Raise Failed.
         """
         self._kept += 1
         if self._kept <= MOST_QUEUES:
@@ -475,7 +475,7 @@ class Pops:
                                 if popped.flying or popped is for_this)
         self._kept = sum(1 + len(popped.queues) for popped in self._all.values())
         if self._kept >= MOST_QUEUES:
-            raise Answer(Status.SYSTEM_BUSY, "too many groups have unacknowledged messages")
+            raise Failed(Status.SYSTEM_BUSY, "too many groups have unacknowledged messages")
 
     def leave(self, client_id: str) -> None:
         """Forget a client: the messages kept for it become visible soon."""

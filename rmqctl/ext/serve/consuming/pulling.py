@@ -19,7 +19,7 @@ from rmqctl.ext.serve.broker import Broker, Call, Response, Table
 from rmqctl.ext.serve.consuming.groups import BROADCASTING
 from rmqctl.ext.serve.consuming.subscriptions import TAG, Subscription
 from rmqctl.ext.serve.reading import Accept, Pulled
-from rmqctl.ext.serve.remoting.codes import Answer, Status
+from rmqctl.ext.serve.remoting.codes import Failed, Status
 from rmqctl.ext.serve.source import READ
 from rmqctl.formats.local.properties import RETRY_PREFIX
 
@@ -60,58 +60,58 @@ def pull_message(broker: Broker, call: Call) -> Response | None:
 def judge(broker: Broker, wanted: dict[str, Any], peer: str, lowest: int = 0,
           illegal: int = Status.SYSTEM_ERROR) -> None:
     """Check a request before anything is read, in a broker's order. ``lowest`` queue id;
-    ``illegal``: the code for others. Raise Answer.
+    ``illegal``: the code for others. Raise Failed.
     """
     if not broker.takes_group(wanted["consumerGroup"]):
-        raise Answer(Status.SUBSCRIPTION_GROUP_NOT_EXIST,
+        raise Failed(Status.SUBSCRIPTION_GROUP_NOT_EXIST,
                      f"subscription group [{wanted['consumerGroup']}] does not exist")
     settings = broker.source.groups.get(wanted["consumerGroup"], {})
     if settings.get("consume_enable") is False:
-        raise Answer(Status.NO_PERMISSION,
+        raise Failed(Status.NO_PERMISSION,
                      f"subscription group no permission, {wanted['consumerGroup']}")
     name = wanted["topic"]
     topic = broker.source.topics.get(name)
     if topic is None or not lowest <= wanted["queueId"] < topic.read_queues:
         topic = broker.require_topic(name)  # which has queues in memory, too
     if not topic.perm & READ:
-        raise Answer(Status.NO_PERMISSION, f"the topic[{name}] pulling message is forbidden")
+        raise Failed(Status.NO_PERMISSION, f"the topic[{name}] pulling message is forbidden")
     if not lowest <= wanted["queueId"] < topic.read_queues:
-        raise Answer(illegal, f"queueId[{wanted['queueId']}] is illegal, "
+        raise Failed(illegal, f"queueId[{wanted['queueId']}] is illegal, "
                      f"topic:[{name}] topicConfig.readQueueNums:[{topic.read_queues}] "
                      f"consumer:[{peer}]")
 
 
 def wanted_by(broker: Broker, wanted: dict[str, Any]) -> Accept | None:
-    """Return the filter of the request, or the one its group subscribed with. Raise Answer."""
+    """Return the filter of the request, or the one its group subscribed with. Raise Failed."""
     name = wanted["topic"]
     if wanted["sysFlag"] & SUBSCRIPTION:
         return Subscription(name, wanted["subscription"] or "*",
                             wanted["expressionType"] or TAG).accept()
     group = broker.groups.consumers.get(wanted["consumerGroup"])
     if group is None:
-        raise Answer(Status.SUBSCRIPTION_NOT_EXIST, "the consumer's group info not exist")
+        raise Failed(Status.SUBSCRIPTION_NOT_EXIST, "the consumer's group info not exist")
     if group.model == BROADCASTING and broker.source.groups.get(group.name, {}).get(
             "consume_broadcast_enable") is False:
-        raise Answer(Status.NO_PERMISSION, f"the consumer group[{group.name}] can not consume by "
+        raise Failed(Status.NO_PERMISSION, f"the consumer group[{group.name}] can not consume by "
                      "broadcast way")
     subscription = group.subscriptions.get(name)
     if subscription is None:
-        raise Answer(Status.SUBSCRIPTION_NOT_EXIST, "the consumer's subscription not exist")
+        raise Failed(Status.SUBSCRIPTION_NOT_EXIST, "the consumer's subscription not exist")
     if subscription.version < (wanted["subVersion"] or 0):
-        raise Answer(Status.SUBSCRIPTION_NOT_LATEST, "the consumer's subscription not latest")
+        raise Failed(Status.SUBSCRIPTION_NOT_LATEST, "the consumer's subscription not latest")
     return None if name.startswith(RETRY_PREFIX) else subscription.accept()
 
 
 def pull(broker: Broker, group: str, topic: str, queue_id: int, offset: int, most: int,
          accept: Accept | None, max_bytes: int | None = None) -> Pulled:
     """Return messages of a queue from an offset on for a group, counted as delivered. Raise
-    Answer.
+    Failed.
     """
     queue = broker.queue(topic, queue_id)
     try:
         pulled = queue.pull(offset, most, accept, bytes_for(max_bytes))
     except RmqctlError as error:
-        raise Answer(Status.SYSTEM_ERROR, str(error)) from None
+        raise Failed(Status.SYSTEM_ERROR, str(error)) from None
     count(broker, (group, topic), pulled)
     return pulled
 
@@ -227,7 +227,7 @@ class _WaitingPull(Waiting):
             return
         try:
             response = _pulled(self.broker, self.call.fields, self.accept)
-        except Answer as answer:
+        except Failed as answer:
             response = Response(code=answer.status, remark=answer.remark)
         if response.code == Status.PULL_NOT_FOUND and may_wait:
             return

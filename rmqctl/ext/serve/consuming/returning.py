@@ -16,7 +16,7 @@ from rmqctl.engine.put.rewrite import WAIT, is_blank
 from rmqctl.ext.serve.broker import Broker, Call, Response, Table
 from rmqctl.ext.serve.consuming.memory import EACH
 from rmqctl.ext.serve.producing.writing import Writer
-from rmqctl.ext.serve.remoting.codes import Answer, Status
+from rmqctl.ext.serve.remoting.codes import Failed, Status
 from rmqctl.ext.serve.source import READ, WRITE
 from rmqctl.formats.config.java_map import JavaMap
 from rmqctl.formats.local import properties as props
@@ -39,17 +39,17 @@ def send_back(broker: Broker, call: Call) -> Response | None:
     wanted = call.fields
     group, level = wanted["group"], wanted["delayLevel"]
     if not broker.knows_group(group):
-        raise Answer(Status.SUBSCRIPTION_GROUP_NOT_EXIST,
+        raise Failed(Status.SUBSCRIPTION_GROUP_NOT_EXIST,
                      f"subscription group not exist, {group}")
     queues = broker.source.retry_queues(group)
     if not queues:
         return Response({})
     raw = broker.raw_at(wanted["offset"])
     if raw is None:
-        raise Answer(Status.SYSTEM_ERROR, f"look message by offset failed, {wanted['offset']}")
+        raise Failed(Status.SYSTEM_ERROR, f"look message by offset failed, {wanted['offset']}")
     record = decode(raw)
     if broker.writer is None and not broker.memory.has_room(record):
-        raise Answer(Status.NO_PERMISSION, "the store is read-only, and the memory for messages "
+        raise Failed(Status.NO_PERMISSION, "the store is read-only, and the memory for messages "
                      "that are sent back is full")
     # Where it goes: into the dead letters after too many times.
     given_up = level < 0 or record.reconsume_times >= most_times(broker, group, call)
@@ -59,7 +59,7 @@ def send_back(broker: Broker, call: Call) -> Response | None:
     else:
         returned = _returned(record, broker.writer.settings.profile, 0 if given_up else level)
     if len(returned.properties) > MAX_PROPERTIES:
-        raise Answer(Status.MESSAGE_ILLEGAL, "the message's properties have "
+        raise Failed(Status.MESSAGE_ILLEGAL, "the message's properties have "
                      f"{len(returned.properties):,} bytes; the limit is {MAX_PROPERTIES:,}")
     topic = (props.DLQ_PREFIX if given_up else props.RETRY_PREFIX) + group
     # A writable store takes it as a broker does, else memory until it is due.

@@ -13,7 +13,7 @@ from typing import Any
 
 from rmqctl.errors import UsageError
 from rmqctl.ext.serve.reading import Accept
-from rmqctl.ext.serve.remoting.codes import Answer, Status
+from rmqctl.ext.serve.remoting.codes import Failed, Status
 from rmqctl.formats.local import javahash, properties
 from rmqctl.formats.local.consume_queue_ext import is_address
 from rmqctl.formats.local.message import decode
@@ -54,13 +54,13 @@ class Subscription:
                 "subVersion": self.version, "tagsSet": list(tags), "topic": self.topic}
 
     def accept(self) -> Accept | None:
-        """Return the test of a message; None if all messages pass. Raise Answer if the expression
+        """Return the test of a message; None if all messages pass. Raise Failed if the expression
         is invalid.
         """
         if self.kind == TAG:
             return _by_tags(self.expression[:_LONGEST])
         if self.kind != SQL:
-            raise Answer(Status.SUBSCRIPTION_PARSE_FAILED,
+            raise Failed(Status.SUBSCRIPTION_PARSE_FAILED,
                          f"unknown filter type {self.kind[:40]}")
         return _by_sql(self.expression)
 
@@ -88,7 +88,7 @@ def _by_sql(expression: str) -> Accept:
     try:
         matches = compile_filter(expression).matches
     except UsageError as error:
-        raise Answer(Status.SUBSCRIPTION_PARSE_FAILED,
+        raise Failed(Status.SUBSCRIPTION_PARSE_FAILED,
                      f"parse the consumer's subscription failed: {error}") from None
 
     def accept(_code: int, record: bytes | memoryview) -> bool:

@@ -11,7 +11,7 @@ from rmqctl.ext.serve.broker import Broker, Response
 from rmqctl.ext.serve.grpc.protocol import Code, Refused
 from rmqctl.ext.serve.grpc.sessions import Link, Sessions, host_of
 from rmqctl.ext.serve.limits import Quota
-from rmqctl.ext.serve.remoting.codes import Answer, Status
+from rmqctl.ext.serve.remoting.codes import Failed, Status
 from rmqctl.parse_values import Address
 
 MOST_HELD = 64 << 20
@@ -40,9 +40,9 @@ def refused_by(response: Response) -> Refused:
     return Refused(code_of(response.code), response.remark or "refused")
 
 
-def judged(error: Refused | Answer) -> tuple[Code, str]:
+def judged(error: Refused | Failed) -> tuple[Code, str]:
     """Return the code and text with which a client is refused."""
-    if isinstance(error, Answer):
+    if isinstance(error, Failed):
         return code_of(error.status), error.remark
     return error.code, error.text
 

@@ -37,7 +37,7 @@ from rmqctl.ext.serve.grpc.protocol import (
 from rmqctl.ext.serve.grpc.routes import readable
 from rmqctl.ext.serve.grpc.sessions import group_settings, is_fifo, most_attempts, name_of
 from rmqctl.ext.serve.reading import Accept
-from rmqctl.ext.serve.remoting.codes import Answer
+from rmqctl.ext.serve.remoting.codes import Failed
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.message import decode
 from rmqctl.parse_values import now_ms
@@ -119,7 +119,7 @@ def _wish(endpoint: Endpoint, caller: Caller, request: Any, group: str, topic: s
 
 
 def _filter(topic: str, wanted: Any) -> Accept | None:
-    """Return the filter of a request; clients do not compare the tags themselves. Raise Answer,
+    """Return the filter of a request; clients do not compare the tags themselves. Raise Failed,
     Refused.
     """
     if wanted.type not in _FILTERS:
@@ -221,14 +221,14 @@ async def _gave_up(caller: Caller, popped: Popped, given: Given) -> bool:
     """Make a message a dead letter; return False if that is refused, and it is delivered."""
     try:
         await _bury(caller, popped, given.receipt)
-    except (Refused, Answer):
+    except (Refused, Failed):
         return False
     return True
 
 
 async def _bury(caller: Caller, popped: Popped, receipt: Receipt) -> None:
     """Make a message a dead letter, as if its consumer had sent it back too often. Raise Refused,
-    Answer.
+    Failed.
     """
     physical = popped.find(receipt)[1].physical
     answer = await caller.link(popped.broker).request(
@@ -271,7 +271,7 @@ async def ack(endpoint: Endpoint, _caller: Caller, request: Any) -> Any:
             if not popped.has_landed(receipt):  # who acks again may not have heard it was
                 popped.ack(receipt)
             result = status(Code.OK)
-        except (Refused, Answer) as refused:
+        except (Refused, Failed) as refused:
             result = status(*judged(refused))
         entries.append({"message_id": entry.message_id, "receipt_handle": entry.receipt_handle,
                         "status": result})

@@ -22,7 +22,7 @@ from rmqctl.ext.serve.grpc.protocol import (
 from rmqctl.ext.serve.grpc.routes import found
 from rmqctl.ext.serve.grpc.sessions import name_of, transaction_id
 from rmqctl.ext.serve.producing.recalling import handle_of
-from rmqctl.ext.serve.remoting.codes import Answer, Status
+from rmqctl.ext.serve.remoting.codes import Failed, Status
 from rmqctl.ext.serve.source import WRITE, Topic
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.javahash import string_hash
@@ -186,7 +186,7 @@ async def recall(endpoint: Endpoint, caller: Caller, request: Any) -> Any:
     topic = name_of(request.topic, Code.ILLEGAL_TOPIC, "topic")
     try:
         _, name, _, key = handle_of(request.recall_handle)
-    except Answer as error:
+    except Failed as error:
         raise Refused(Code.INTERNAL_SERVER_ERROR, error.remark) from None
     broker = next((candidate for candidate in endpoint.brokers if candidate.name == name), None)
     if broker is None:

@@ -28,7 +28,7 @@ from rmqctl.ext.serve.grpc.front import LARGEST_FRAME, Front, Gate, Server
 from rmqctl.ext.serve.grpc.protocol import MESSAGES, SERVICE, Code, Refused, response, status
 from rmqctl.ext.serve.grpc.sessions import Session
 from rmqctl.ext.serve.limits import Quota
-from rmqctl.ext.serve.remoting.codes import Answer
+from rmqctl.ext.serve.remoting.codes import Failed
 from rmqctl.parse_values import Address
 
 _LARGEST = 5 << 20
@@ -183,7 +183,7 @@ class Proxy:
         try:
             self._endpoint.brokers[0].cluster.access.check_call(
                 metadata.get("authorization", ""), metadata.get("x-mq-date-time", ""))
-        except Answer as refused:
+        except Failed as refused:
             raise Refused(Code.UNAUTHORIZED, refused.remark) from None
         assert self._front is not None
         remaining = context.time_remaining()
@@ -205,7 +205,7 @@ class Proxy:
 
     def _judged(self, name: str, error: Exception) -> tuple[Code, str]:
         """Return the code and text of an error for the client."""
-        if isinstance(error, Refused | Answer):
+        if isinstance(error, Refused | Failed):
             return judged(error)
         if isinstance(error, DecodeError):
             return Code.BAD_REQUEST, "the request cannot be decoded"

@@ -31,7 +31,7 @@ from rmqctl.engine.put.transactions import rebuilt, target
 from rmqctl.errors import RmqctlError
 from rmqctl.ext.serve.broker import Broker
 from rmqctl.ext.serve.producing.transactions import Transactions
-from rmqctl.ext.serve.remoting.codes import CHECK_TRANSACTION_STATE, Answer
+from rmqctl.ext.serve.remoting.codes import CHECK_TRANSACTION_STATE, Failed
 from rmqctl.ext.serve.remoting.command import ONE_WAY, Command
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.delay import java_int
@@ -81,7 +81,7 @@ class Checks:
         now = time.monotonic()
         if not self._next:
             self._next = now + self.every_s
-            with contextlib.suppress(Answer):  # it is said when the round begins
+            with contextlib.suppress(Failed):  # it is said when the round begins
                 self._position(props.HALF_TOPIC)
                 self._position(props.OP_HALF_TOPIC)
         if self._task is None and now >= self._next:
@@ -97,7 +97,7 @@ class Checks:
             begun = now_ms()
             while await self._window(begun):
                 pass
-        except (Answer, RmqctlError) as error:
+        except (Failed, RmqctlError) as error:
             self.broker.told(event="unchecked", broker=self.broker.name, problem=str(error))
         except Exception as error:  # noqa: BLE001 - the next round begins all the same
             self.broker.failed("CHECK_TRANSACTION_STATE", error)

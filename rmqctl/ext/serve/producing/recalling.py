@@ -13,7 +13,7 @@ from rmqctl.engine.put.rewrite import TIMER_DELIVER_MS, timer_rewrite
 from rmqctl.ext.serve.broker import Broker, Call, Response, Table
 from rmqctl.ext.serve.producing.sending import host_of
 from rmqctl.ext.serve.producing.timing import HANDLE_VERSION
-from rmqctl.ext.serve.remoting.codes import Answer, Status
+from rmqctl.ext.serve.remoting.codes import Failed, Status
 from rmqctl.formats.config.java_map import JavaMap
 from rmqctl.formats.local import properties as props
 from rmqctl.parse_values import now_ms
@@ -31,25 +31,25 @@ def recall(broker: Broker, call: Call) -> None:
     writer, wanted = broker.writer, call.fields
     assert writer is not None
     if writer.settings.profile.generation < 5:
-        raise Answer(Status.REQUEST_CODE_NOT_SUPPORTED, " request type 370 not supported")
+        raise Failed(Status.REQUEST_CODE_NOT_SUPPORTED, " request type 370 not supported")
     if writer.is_busy:
-        raise Answer(Status.SYSTEM_BUSY, "too many messages are waiting to be stored, try again "
+        raise Failed(Status.SYSTEM_BUSY, "too many messages are waiting to be stored, try again "
                      "later")
     topic = wanted["topic"]
     if writer.topics.get(topic) is None:
-        raise Answer(Status.TOPIC_NOT_EXIST, f"recall failed, the topic[{topic}] not exist")
+        raise Failed(Status.TOPIC_NOT_EXIST, f"recall failed, the topic[{topic}] not exist")
     named, name, due, key = handle_of(wanted["recallHandle"])
     if named != topic:
-        raise Answer(Status.ILLEGAL_OPERATION, "recall failed, topic not match")
+        raise Failed(Status.ILLEGAL_OPERATION, "recall failed, topic not match")
     if name != broker.name:
-        raise Answer(Status.ILLEGAL_OPERATION, "recall failed, broker service not available")
+        raise Failed(Status.ILLEGAL_OPERATION, "recall failed, broker service not available")
     now = now_ms()
     left = int(due) - now if due.isdecimal() and due.isascii() and len(due) < 19 else 0
     if not 0 < left < writer.settings.timer_max_delay:
-        raise Answer(Status.ILLEGAL_OPERATION, "recall failed, timestamp invalid")
+        raise Failed(Status.ILLEGAL_OPERATION, "recall failed, timestamp invalid")
     group = wanted["producerGroup"]
     if group is not None and not _is_value(group):
-        raise Answer(Status.ILLEGAL_OPERATION, "recall failed, producer group invalid")
+        raise Failed(Status.ILLEGAL_OPERATION, "recall failed, producer group invalid")
     # The message that recalls it.
     properties = JavaMap()  # as a message has them that the broker makes by itself
     for field_name, value in (
@@ -62,7 +62,7 @@ def recall(broker: Broker, call: Call) -> None:
                     born_host=host_of(call.connection.peer))
     message = timer_rewrite(marker, properties, now, writer.settings)
     if isinstance(message, PutResult):
-        raise Answer(Status.SYSTEM_ERROR, "recall failed, execute error")
+        raise Failed(Status.SYSTEM_ERROR, "recall failed, execute error")
 
     def then(result: PutResult) -> None:
         call.reply(Response({"MSG_REGION": "DefaultRegion", "msgId": key}) if result.stored else (
@@ -72,7 +72,7 @@ def recall(broker: Broker, call: Call) -> None:
 
 
 def handle_of(text: str) -> list[str]:
-    """Return (topic, broker, time, unique key) of what a sender was given. Raise Answer."""
+    """Return (topic, broker, time, unique key) of what a sender was given. Raise Failed."""
     try:
         parts = base64.b64decode(text[:_LONGEST].encode() + b"=" * (-len(text) % 4), b"-_",
                                  validate=True).decode().split(" ", 5)
@@ -80,7 +80,7 @@ def handle_of(text: str) -> list[str]:
         parts = []
     if len(text) > _LONGEST or len(parts) < 5 or parts[0] != HANDLE_VERSION or not all(
             map(_is_value, parts[1:5])):
-        raise Answer(Status.ILLEGAL_OPERATION, "recall handle is invalid")
+        raise Failed(Status.ILLEGAL_OPERATION, "recall handle is invalid")
     return parts[1:5]
 
 

@@ -10,7 +10,7 @@ from rmqctl.engine.put.message import Outgoing, PutResult
 from rmqctl.ext.serve.broker import Broker, Call, Response, Table
 from rmqctl.ext.serve.consuming.groups import Member
 from rmqctl.ext.serve.producing.sending import admitted, host_of, put_answer
-from rmqctl.ext.serve.remoting.codes import PUSH_REPLY_MESSAGE_TO_CLIENT, Answer, Status
+from rmqctl.ext.serve.remoting.codes import PUSH_REPLY_MESSAGE_TO_CLIENT, Failed, Status
 from rmqctl.ext.serve.remoting.command import Command
 from rmqctl.ext.serve.tools.relay import PATIENCE_S
 from rmqctl.formats.local import properties as props
@@ -56,13 +56,13 @@ def send_reply(broker: Broker, call: Call) -> None:
 
 
 def _asker(broker: Broker, client_id: str | None) -> Member:
-    """Return the producer that asked. Raise Answer if it is not here."""
+    """Return the producer that asked. Raise Failed if it is not here."""
     if client_id is None:
-        raise Answer(Status.SYSTEM_ERROR, f"reply message properties[{_TO_CLIENT}] is null")
+        raise Failed(Status.SYSTEM_ERROR, f"reply message properties[{_TO_CLIENT}] is null")
     for members in broker.groups.producers.values():
         if client_id in members:
             return members[client_id]
-    raise Answer(Status.SYSTEM_ERROR,
+    raise Failed(Status.SYSTEM_ERROR,
                  f"push reply message fail, channel of <{client_id[:255]}> not found.")
 
 

@@ -29,7 +29,7 @@ from rmqctl.ext.serve.producing.properties import REGION
 from rmqctl.ext.serve.producing.timing import recall_handle, timed
 from rmqctl.ext.serve.producing.transactions import is_half
 from rmqctl.ext.serve.producing.writing import Writer
-from rmqctl.ext.serve.remoting.codes import CODE_OF, REQUESTS, Answer, Status
+from rmqctl.ext.serve.remoting.codes import CODE_OF, REQUESTS, Failed, Status
 from rmqctl.ext.serve.source import MOST_QUEUES
 from rmqctl.formats import layout
 from rmqctl.formats.local import properties as props
@@ -70,7 +70,7 @@ def send_message(broker: Broker, call: Call) -> None:
     # A batch, or one message: a retry, a half message, or an ordinary one.
     if wanted["batch"]:
         if topic.startswith(props.RETRY_PREFIX) and writer.settings.profile.generation >= 5:
-            raise Answer(Status.MESSAGE_ILLEGAL, f"batch request does not support retry group "
+            raise Failed(Status.MESSAGE_ILLEGAL, f"batch request does not support retry group "
                          f"{topic}")
         message = OutgoingBatch(
             topic, _items(call.command.body), writer.properties.batch(given), queue_id,
@@ -148,20 +148,20 @@ def _retried(broker: Broker, writer: Writer, call: Call, given: str) -> tuple[st
     try:
         make_topic(writer, props.DLQ_PREFIX + group)
     except RmqctlError as error:
-        raise Answer(Status.SYSTEM_ERROR, str(error)) from None
+        raise Failed(Status.SYSTEM_ERROR, str(error)) from None
     return props.DLQ_PREFIX + group, given
 
 
 def admitted(broker: Broker, wanted: dict[str, Any]) -> tuple[Writer, int]:
     """Return the writer of a message that may be sent, and the queue of its topic. That a topic is
-    not to be written to is said by its route alone, as by brokers. Raise Answer.
+    not to be written to is said by its route alone, as by brokers. Raise Failed.
     """
     writer = broker.writer
     assert writer is not None
     topic, queue_id = wanted["topic"], wanted["queueId"]
     broker.cluster.faults.refuse(topic)
     if writer.is_busy:
-        raise Answer(Status.SYSTEM_BUSY, "too many messages are waiting to be stored, try again "
+        raise Failed(Status.SYSTEM_BUSY, "too many messages are waiting to be stored, try again "
                      "later")
     if writer.allows(topic, queue_id):
         return writer, queue_id
@@ -169,22 +169,22 @@ def admitted(broker: Broker, wanted: dict[str, Any]) -> tuple[Writer, int]:
     illegal = Status.INVALID_PARAMETER if generation >= 5 else Status.SYSTEM_ERROR
     problem = name_problem(topic)
     if problem is not None:
-        raise Answer(illegal, problem)
+        raise Failed(illegal, problem)
     if takes_no_messages(topic, generation):
-        raise Answer(Status.NO_PERMISSION, f"Sending message to topic[{topic}] is forbidden.")
+        raise Failed(Status.NO_PERMISSION, f"Sending message to topic[{topic}] is forbidden.")
     config = _topic(writer, wanted)
     queues = number(config, "writeQueueNums", BEAN_QUEUES)
     most = min(max(queues, number(config, "readQueueNums", BEAN_QUEUES)), MOST_QUEUES)
     if queue_id < 0 < most:
         queue_id = random.randrange(min(max(queues, 1), most))  # noqa: S311
     if not 0 <= queue_id < most:
-        raise Answer(illegal, f"request queueId[{queue_id}] is illegal, topic {topic} has {most} "
+        raise Failed(illegal, f"request queueId[{queue_id}] is illegal, topic {topic} has {most} "
                      "queues")
     return writer, queue_id
 
 
 def _topic(writer: Writer, wanted: dict[str, Any]) -> Config:
-    """Return the configuration of the topic, which is made where a broker would. Raise Answer."""
+    """Return the configuration of the topic, which is made where a broker would. Raise Failed."""
     topic = wanted["topic"]
     config = writer.topics.get(topic)
     if config is None and topic in writer.source.topics:
@@ -197,9 +197,9 @@ def _topic(writer: Writer, wanted: dict[str, Any]) -> Config:
         created = writer.topics.auto_create(topic, wanted["defaultTopic"],
                                          wanted["defaultTopicQueueNums"], sys_flag)
     except RefusedError as error:
-        raise Answer(Status.TOPIC_NOT_EXIST, str(error)) from None
+        raise Failed(Status.TOPIC_NOT_EXIST, str(error)) from None
     except RmqctlError as error:
-        raise Answer(Status.SYSTEM_ERROR, str(error)) from None
+        raise Failed(Status.SYSTEM_ERROR, str(error)) from None
     writer.source.learn(topic, created)
     return created
 
@@ -214,7 +214,7 @@ def put_answer(result: PutResult, queue_id: int) -> Response:
 
 
 def _items(body: bytes) -> list[BatchItem]:
-    """Return the messages in a batch's body. Raise Answer if it holds none."""
+    """Return the messages in a batch's body. Raise Failed if it holds none."""
     items = []
     at = 0
     while at < len(body):
@@ -225,12 +225,12 @@ def _items(body: bytes) -> list[BatchItem]:
         if length >= 0 and tail <= len(body):
             size = properties_length_at(body, start + length)
         if size < 0 or tail + size > len(body):
-            raise Answer(Status.MESSAGE_ILLEGAL, "the batch ends in the middle of a message")
+            raise Failed(Status.MESSAGE_ILLEGAL, "the batch ends in the middle of a message")
         items.append(BatchItem(body[start:start + length],
                                body[tail:tail + size].decode("utf-8", "surrogateescape"), flag))
         at = tail + size
     if not items:
-        raise Answer(Status.MESSAGE_ILLEGAL, "the batch contains no messages")
+        raise Failed(Status.MESSAGE_ILLEGAL, "the batch contains no messages")
     return items
 
 
@@ -247,7 +247,7 @@ def end_transaction(broker: Broker, call: Call) -> None:
     if wanted["commitOrRollback"] not in (TRANSACTION_COMMIT, TRANSACTION_ROLLBACK):
         return
     if transactions.writer.is_busy:
-        raise Answer(Status.SYSTEM_BUSY, "too many messages are waiting to be stored, try again "
+        raise Failed(Status.SYSTEM_BUSY, "too many messages are waiting to be stored, try again "
                      "later")
 
     def then(result: PutResult | None) -> None:
@@ -271,7 +271,7 @@ def create_topics(broker: Broker, call: Call) -> Response:
     """Create or change several topics."""
     wanted = objects(body_of(call).get("topicConfigList"))
     if len(wanted) > _MOST_TOPICS:
-        raise Answer(Status.SYSTEM_ERROR, f"more than {_MOST_TOPICS} topics in one request")
+        raise Failed(Status.SYSTEM_ERROR, f"more than {_MOST_TOPICS} topics in one request")
     for config in wanted:
         attributes = config.get("attributes")
         pairs = attributes.items() if isinstance(attributes, dict) else ()
@@ -291,20 +291,20 @@ def _create(broker: Broker, wanted: dict[str, Any]) -> None:
     assert writer is not None
     try:
         if max(wanted["readQueueNums"], wanted["writeQueueNums"]) > MOST_QUEUES:
-            raise Answer(Status.SYSTEM_ERROR, f"a topic can have at most {MOST_QUEUES} queues")
+            raise Failed(Status.SYSTEM_ERROR, f"a topic can have at most {MOST_QUEUES} queues")
         created = writer.topics.create(wanted["topic"], wanted["readQueueNums"],
                                     wanted["writeQueueNums"], wanted["perm"],
                                     _attributes(writer, wanted["attributes"]),
                                     wanted["order"], wanted["topicFilterType"],
                                     wanted["topicSysFlag"])
     except RmqctlError as error:
-        raise Answer(Status.SYSTEM_ERROR, str(error)) from None
+        raise Failed(Status.SYSTEM_ERROR, str(error)) from None
     writer.source.learn(wanted["topic"], created)
 
 
 def _attributes(writer: Writer, text: str | None) -> dict[str, str]:
     """Return a topic's attributes, from `+name=value` with commas between; a broker of 4.x knows
-    none. Raise Answer for what is not taken here: no other kind of queue is begun while a store is
+    none. Raise Failed for what is not taken here: no other kind of queue is begun while a store is
     served.
     """
     if writer.settings.profile.generation < 5:
@@ -313,7 +313,7 @@ def _attributes(writer: Writer, text: str | None) -> dict[str, str]:
     for attribute in filter(None, (text or "").split(",")):
         name, equals, value = attribute.partition("=")
         if not equals or name != "+message.type":
-            raise Answer(Status.SYSTEM_ERROR, "+message.type=… is the only topic attribute that "
+            raise Failed(Status.SYSTEM_ERROR, "+message.type=… is the only topic attribute that "
                          f"can be set here, not {attribute[:80]!r}")
         attributes[name[1:]] = value
     return attributes

@@ -26,7 +26,7 @@ from rmqctl.engine.put.message import Outgoing, PutResult
 from rmqctl.engine.put.rewrite import moved
 from rmqctl.engine.put.transactions import committed, op_message
 from rmqctl.ext.serve.producing.writing import Writer
-from rmqctl.ext.serve.remoting.codes import Answer, Status
+from rmqctl.ext.serve.remoting.codes import Failed, Status
 from rmqctl.formats.config.java_map import JavaMap
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.message import Record, decode
@@ -79,7 +79,7 @@ class Transactions:
             then: Callable[[PutResult | None], None]) -> None:
         """Commit or roll back the half message at a physical offset, of that queue offset.
         ``asked``: the producer was asked for it. ``then`` gets the result of the put, None if
-        nothing is put. Raise Answer.
+        nothing is put. Raise Failed.
         """
         # What a broker refuses.
         record = self._record(physical)
@@ -88,14 +88,14 @@ class Transactions:
         given = immunity_ms(properties)
         if settings.profile.generation >= 5 and not asked and given is not None and (
                 now_ms() - record.born_timestamp > max(given, IMMUNITY_MS)):
-            raise Answer(Status.ILLEGAL_OPERATION, "too late to end this transaction: its "
+            raise Failed(Status.ILLEGAL_OPERATION, "too late to end this transaction: its "
                          "producer is checked instead")
         if properties.get(GROUP) != group:
-            raise Answer(Status.SYSTEM_ERROR, "The producer group wrong")
+            raise Failed(Status.SYSTEM_ERROR, "The producer group wrong")
         if record.queue_offset != queue_offset:
-            raise Answer(Status.SYSTEM_ERROR, "The transaction state table offset wrong")
+            raise Failed(Status.SYSTEM_ERROR, "The transaction state table offset wrong")
         if record.physical_offset != physical:
-            raise Answer(Status.SYSTEM_ERROR, "The commit log offset wrong")
+            raise Failed(Status.SYSTEM_ERROR, "The commit log offset wrong")
         # A rollback puts nothing; a commit puts the message where it belongs.
         if not commit:
             self._ended(queue_offset)
@@ -103,7 +103,7 @@ class Transactions:
             return
         message = committed(record, properties, settings)
         if message is None:
-            raise Answer(Status.MESSAGE_ILLEGAL, "the message has no valid topic and queue")
+            raise Failed(Status.MESSAGE_ILLEGAL, "the message has no valid topic and queue")
 
         def put(result: PutResult) -> None:
             if result.stored:
@@ -117,7 +117,7 @@ class Transactions:
         record = None if raw is None else decode(raw)
         # A broker takes any message of the group for one; here it must be a half message.
         if record is None or record.topic != props.HALF_TOPIC.encode():
-            raise Answer(Status.SYSTEM_ERROR, "Find prepared transaction message failed")
+            raise Failed(Status.SYSTEM_ERROR, "Find prepared transaction message failed")
         return record
 
     # -- op messages --------------------------------------------------------------------------

@@ -166,7 +166,7 @@ class Status(IntEnum):
     ILLEGAL_OPERATION = 604
 
 
-class Answer(Exception):  # noqa: N818 - it ends a request with a response, not an error
+class Failed(Exception):  # noqa: N818 - it ends a request with a response, not an error
     """Ends a request with a code other than success, and a remark that says why."""
 
     def __init__(self, status: int, remark: str) -> None:
@@ -204,14 +204,14 @@ class Request:
                                  rename=lambda name: short.get(name, name))
 
     def read(self, ext: Mapping[str, str]) -> dict[str, Any]:
-        """Return the fields of a header by their kinds and long names; None for what is not there.
-        Answer; so is half of a surrogate pair, which JSON can write: no name has one, and UTF-8
-        cannot write it. Properties may have any text.
+        """Return the fields of a header by long name, converted to their kinds; missing ones are
+        None. Raise Failed for an invalid value, and for an unpaired surrogate, which JSON can write
+        but UTF-8 cannot, except in ``properties``.
         """
         for name, text in ext.items():
             if not text.isascii() and self.long.get(name, name) != "properties" and (
                     _SURROGATE.search(text)):
-                raise Answer(Status.SYSTEM_ERROR, f"the custom field <{name}> contains an unpaired "
+                raise Failed(Status.SYSTEM_ERROR, f"the custom field <{name}> contains an unpaired "
                              "surrogate")
         try:
             return msgspec.structs.asdict(msgspec.convert(ext, self.form, strict=False))
@@ -219,8 +219,8 @@ class Request:
             return self._read(ext)
 
     def _read(self, ext: Mapping[str, str]) -> dict[str, Any]:
-        """Return the same, field by field: what is wrong is said, and more is taken as a
-        boolean.
+        """Read the fields one by one, to name the invalid one, and accept more texts as booleans.
+        Raise Failed.
         """
         values: dict[str, Any] = {}
         for name, (kind, required) in self.fields.items():
@@ -228,7 +228,7 @@ class Request:
             value: Any = None
             if text is None:
                 if required:
-                    raise Answer(Status.SYSTEM_ERROR, f"the custom field <{name}> is null")
+                    raise Failed(Status.SYSTEM_ERROR, f"the custom field <{name}> is null")
             elif kind == "text":
                 value = text
             elif kind == "bool":
@@ -246,7 +246,7 @@ _DIGITS = re.compile(r"[-+]?[0-9]{1,19}")
 def _number(name: str, text: str, limit: int) -> int:
     value = int(text) if _DIGITS.fullmatch(text) else None
     if value is None or not -limit <= value < limit:
-        raise Answer(Status.SYSTEM_ERROR, f"the custom field <{name}> is not a "
+        raise Failed(Status.SYSTEM_ERROR, f"the custom field <{name}> is not a "
                      f"{limit.bit_length()}-bit number: {text[:40]}")
     return value
 

@@ -16,7 +16,7 @@ from rmqctl.broker.settings import resolve
 from rmqctl.engine.config.topics import is_system, system_topics
 from rmqctl.ext.serve.broker import Broker, Call, Response, Table
 from rmqctl.ext.serve.naming import json_response
-from rmqctl.ext.serve.remoting.codes import Answer, Status
+from rmqctl.ext.serve.remoting.codes import Failed, Status
 from rmqctl.ext.serve.remoting.command import VERSION
 from rmqctl.ext.serve.source import READ, WRITE
 from rmqctl.formats.local.consume_queue_ext import is_address
@@ -79,7 +79,7 @@ def topic_config(broker: Broker, call: Call) -> Response:
     name = call.fields["topic"]
     config = _topic(broker, name, _table(broker, "topics.json", "topicConfigTable"))
     if config is None:
-        raise Answer(Status.TOPIC_NOT_EXIST, f"No topic in this broker. topic: {name}")
+        raise Failed(Status.TOPIC_NOT_EXIST, f"No topic in this broker. topic: {name}")
     return json_response(config)
 
 
@@ -102,7 +102,7 @@ def group_config(broker: Broker, call: Call) -> Response:
     """Answer with the configuration of one consumer group."""
     config = _groups(broker).get(call.fields["group"])
     if config is None:
-        raise Answer(Status.SUBSCRIPTION_GROUP_NOT_EXIST, "No group in this broker")
+        raise Failed(Status.SUBSCRIPTION_GROUP_NOT_EXIST, "No group in this broker")
     return json_response(config)
 
 
@@ -257,7 +257,7 @@ def cold_data(_broker: Broker, _call: Call) -> Response:
 
 def stats(broker: Broker, call: Call) -> Response:
     """Answer with the number of messages of a topic that were put, or delivered to a group
-    (``TOPIC@GROUP``), in the last minute, hour and day. Raise Answer if there were none, as of a
+    (``TOPIC@GROUP``), in the last minute, hour and day. Raise Failed if there were none, as of a
     broker, and for sums of other kinds.
     """
     kind, key = call.fields["statsName"], call.fields["statsKey"]
@@ -268,7 +268,7 @@ def stats(broker: Broker, call: Call) -> Response:
     if kind == "GROUP_GET_NUMS" and (group, topic) in broker.delivered:
         return json_response(broker.sums.of(
             broker.delivered[group, topic], lambda before: before.got.get((group, topic), 0)))
-    raise Answer(Status.SYSTEM_ERROR, f"The stats <{kind}> <{key}> not exist")
+    raise Failed(Status.SYSTEM_ERROR, f"The stats <{kind}> <{key}> not exist")
 
 
 # Rows -------------------------------------------------------------------------------------------
@@ -284,7 +284,7 @@ def queue_rows(broker: Broker, call: Call) -> Response:
     exists = broker.topic(name) is not None and queue_id >= 0
     queue = broker.source.store.queue(name, queue_id) if exists else None
     if queue is None or not queue.exists:
-        raise Answer(Status.SYSTEM_ERROR, f"{queue_id}@{name} is not exist!")
+        raise Failed(Status.SYSTEM_ERROR, f"{queue_id}@{name} is not exist!")
     bounds = broker.queue(name, queue_id)
     body: dict[str, Any] = {"maxQueueIndex": bounds.end, "minQueueIndex": bounds.first}
     # What a group subscribes to, if one is named.

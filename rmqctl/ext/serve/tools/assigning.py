@@ -11,7 +11,7 @@ from rmqctl.ext.serve.consuming.clients import body_of
 from rmqctl.ext.serve.consuming.groups import BROADCASTING
 from rmqctl.ext.serve.consuming.pop_requests import has_batches
 from rmqctl.ext.serve.naming import json_response
-from rmqctl.ext.serve.remoting.codes import Answer, Status
+from rmqctl.ext.serve.remoting.codes import Failed, Status
 from rmqctl.ext.serve.source import READ
 from rmqctl.ext.serve.tools.progress import MOST_QUEUES, message_queue
 from rmqctl.formats.local.properties import RETRY_PREFIX
@@ -116,12 +116,12 @@ def set_mode(broker: Broker, call: Call) -> Response:
     value = body_of(call)
     topic, group = str(value.get("topic") or ""), str(value.get("consumerGroup") or "")
     if topic.startswith(RETRY_PREFIX):
-        raise Answer(Status.NO_PERMISSION, "retry topic is not allowed to set mode")
+        raise Failed(Status.NO_PERMISSION, "retry topic is not allowed to set mode")
     broker.require_topic(topic)
     if not 0 < len(group) <= _LONGEST_NAME:
-        raise Answer(Status.SUBSCRIPTION_GROUP_NOT_EXIST, "invalid consumer group name")
+        raise Failed(Status.SUBSCRIPTION_GROUP_NOT_EXIST, "invalid consumer group name")
     if (topic, group) not in broker.modes and len(broker.modes) >= _MOST_MODES:
-        raise Answer(Status.SYSTEM_BUSY, "too many request modes are set already")
+        raise Failed(Status.SYSTEM_BUSY, "too many request modes are set already")
     broker.modes[topic, group] = _read(value)
     if broker.is_writable and broker.source.view.generation >= 5:
         from rmqctl.ext.serve.producing.opening import keep_json

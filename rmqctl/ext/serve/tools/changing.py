@@ -9,7 +9,7 @@ from typing import Any
 from rmqctl.engine.config.topics import is_system
 from rmqctl.ext.serve.broker import Broker, Call, Response, Table
 from rmqctl.ext.serve.consuming.clients import body_of, objects
-from rmqctl.ext.serve.remoting.codes import Answer, Status
+from rmqctl.ext.serve.remoting.codes import Failed, Status
 from rmqctl.formats.config import properties_file
 
 _MOST_KEPT = 10_000
@@ -34,11 +34,11 @@ def _update_groups(broker: Broker, wanted: list[dict[str, Any]]) -> Response:
     writer, new = broker.writer, {}
     assert writer is not None
     if len(wanted) > _MOST_GROUPS:
-        raise Answer(Status.SYSTEM_ERROR, f"more than {_MOST_GROUPS} groups in one request")
+        raise Failed(Status.SYSTEM_ERROR, f"more than {_MOST_GROUPS} groups in one request")
     for config in wanted:
         name = config.get("groupName")
         if not isinstance(name, str):
-            raise Answer(Status.SYSTEM_ERROR, "groupName is missing")
+            raise Failed(Status.SYSTEM_ERROR, "groupName is missing")
         new[name] = {**(writer.groups.get(name) or {}), **writer.groups.bean(name, config)}
     if new:
         writer.groups.put(new)
@@ -62,17 +62,17 @@ def delete_group(broker: Broker, call: Call) -> Response:
 
 
 def delete_topic(broker: Broker, call: Call) -> Response:
-    """Forget a topic that has never had a message. Raise Answer for another: none is deleted
+    """Forget a topic that has never had a message. Raise Failed for another: none is deleted
     here.
     """
     writer, name = broker.writer, call.fields["topic"]
     assert writer is not None
     if is_system(name, writer.settings.profile.generation, broker.cluster.name):
-        raise Answer(Status.SYSTEM_ERROR, f"The topic[{name}] is conflict with system topic.")
+        raise Failed(Status.SYSTEM_ERROR, f"The topic[{name}] is conflict with system topic.")
     topic = broker.topic(name)
     if topic is not None and any(broker.queue(name, queue_id).end for queue_id in range(
             max(topic.read_queues, topic.write_queues))):
-        raise Answer(Status.SYSTEM_ERROR, f"the topic[{name}] has had messages; rmqctl serve "
+        raise Failed(Status.SYSTEM_ERROR, f"the topic[{name}] has had messages; rmqctl serve "
                      "deletes only topics that never had any")
     if writer.topics.get(name) is not None:
         writer.topics.remove(name)
@@ -84,7 +84,7 @@ def delete_route(broker: Broker, call: Call) -> Response:
     """Return the same of the name server, which knows what its brokers have."""
     name = call.fields["topic"]
     if any(name in member.source.topics for member in broker.cluster.brokers.values()):
-        raise Answer(Status.SYSTEM_ERROR, f"the topic[{name}] still exists on a broker")
+        raise Failed(Status.SYSTEM_ERROR, f"the topic[{name}] still exists on a broker")
     return Response()
 
 
@@ -95,11 +95,11 @@ def update_settings(broker: Broker, call: Call) -> Response:
     assert writer is not None
     for name, value in wanted.items():
         if name not in _SETTINGS:
-            raise Answer(Status.SYSTEM_ERROR, f"{name} is not a setting of rmqctl serve, which "
+            raise Failed(Status.SYSTEM_ERROR, f"{name} is not a setting of rmqctl serve, which "
                          f"changes only {' and '.join(_SETTINGS)}; change the broker's own "
                          "broker.conf")
         if value not in ("true", "false"):
-            raise Answer(Status.SYSTEM_ERROR, f"{name}={value}: expected true or false")
+            raise Failed(Status.SYSTEM_ERROR, f"{name}={value}: expected true or false")
     for name, value in wanted.items():
         setattr(writer.topics if name == _TOPICS else writer,
                 _SETTINGS[name], value == "true")
@@ -130,7 +130,7 @@ def put_value(broker: Broker, call: Call) -> Response:
         call.fields[name] for name in ("namespace", "key", "value"))
     size = sum(map(len, kept.values()))
     if size >= _MOST_KEPT or len(namespace) + len(key) + len(value) > _LONGEST:
-        raise Answer(Status.SYSTEM_BUSY, "the limit for stored KV configs is reached")
+        raise Failed(Status.SYSTEM_BUSY, "the limit for stored KV configs is reached")
     kept.setdefault(namespace, {})[key] = value
     return Response()
 

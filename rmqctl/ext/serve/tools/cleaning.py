@@ -10,7 +10,7 @@ from shlex import quote
 
 from rmqctl.engine.config.topics import is_system
 from rmqctl.ext.serve.broker import Broker, Call, Response, Table
-from rmqctl.ext.serve.remoting.codes import Answer, Status
+from rmqctl.ext.serve.remoting.codes import Failed, Status
 from rmqctl.formats.local.properties import LMQ_PREFIX
 from rmqctl.parse_values import now_ms
 from rmqctl.repair.retention import expire_by_settings, rules_of
@@ -27,7 +27,7 @@ def expired_files(broker: Broker, _call: Call) -> Response:
         expiry = expire_by_settings(store, now_ms())
         hours = rules_of(store)[1].reserved_hours
     if expiry.plan.actions:
-        raise Answer(Status.SYSTEM_ERROR, (
+        raise Failed(Status.SYSTEM_ERROR, (
             f"{len(expiry.plan.actions)} files of {expiry.bytes} bytes have expired, and rmqctl "
             f"serve deletes no files. Stop it and type: rmqctl expire {_root(broker)} --older-than "
             f"{hours}h --apply"))
@@ -42,7 +42,7 @@ def expired_queues(broker: Broker, _call: Call) -> Response:
             and queue.written and (last := queue.unit(queue.written - 1)) is not None
             and last.physical_offset < store.log.min_offset]
     if queues:
-        raise Answer(Status.SYSTEM_ERROR, (
+        raise Failed(Status.SYSTEM_ERROR, (
             f"{len(queues)} queues contain only expired messages: {_named(queues)}. rmqctl keeps "
             "them: without their last file new messages would get used queue offsets again. A "
             "broker deletes them when it runs on this store"))
@@ -57,7 +57,7 @@ def unused_topics(broker: Broker, _call: Call) -> Response:
                         if broker.writer.topics.get(topic) is None
                         and not _is_system(broker, topic) and not topic.startswith(LMQ_PREFIX)})
     if topics:
-        raise Answer(Status.SYSTEM_ERROR, (
+        raise Failed(Status.SYSTEM_ERROR, (
             f"{len(topics)} topics have queues but no configuration: {_named(topics)}. rmqctl "
             "deletes no topic. A broker deletes them when it runs on this store; to keep one, stop "
             f"rmqctl serve and type: rmqctl topic create {_root(broker)} {quote(topics[0])}"))
@@ -68,19 +68,19 @@ def pop_records(broker: Broker, _call: Call) -> Response:
     """Answer with the messages delivered by POP, as a broker of 5.4 keeps them in RocksDB."""
     path = broker.source.store.path(_POP_RECORDS)
     if os.path.isdir(path) and os.listdir(path):
-        raise Answer(Status.SYSTEM_ERROR, (
+        raise Failed(Status.SYSTEM_ERROR, (
             f"{path} has POP records, which rmqctl does not read. Run exportPopRecord against a "
             "broker on this store"))
     return Response()
 
 
 def _opened(broker: Broker) -> Store:
-    """Return the store as it is now. Raise Answer if that is too much for one answer."""
+    """Return the store as it is now. Raise Failed if that is too much for one answer."""
     store = broker.source.open_store()
     count = len(store.known_queues) + len(store.batch_queues)
     if count > _MOST_QUEUES:
         store.close()
-        raise Answer(Status.SYSTEM_ERROR, f"{count} queues are too many to check while clients are "
+        raise Failed(Status.SYSTEM_ERROR, f"{count} queues are too many to check while clients are "
                      "served")
     return store
 

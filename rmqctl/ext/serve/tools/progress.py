@@ -13,7 +13,7 @@ from rmqctl.errors import RmqctlError
 from rmqctl.ext.serve.broker import Broker, Call, Response, Table
 from rmqctl.ext.serve.consuming.offsets import at_time
 from rmqctl.ext.serve.naming import json_response
-from rmqctl.ext.serve.remoting.codes import RESET_CONSUMER_CLIENT_OFFSET, Answer, Status
+from rmqctl.ext.serve.remoting.codes import RESET_CONSUMER_CLIENT_OFFSET, Failed, Status
 from rmqctl.ext.serve.remoting.command import ONE_WAY, Command, write_json
 from rmqctl.ext.serve.source import Topic
 from rmqctl.formats.local.message import decode
@@ -43,7 +43,7 @@ def store_time(broker: Broker, topic: str, queue_id: int, offset: int) -> int:
     try:
         pulled = queue.pull(offset, 1, None)
     except RmqctlError as error:
-        raise Answer(Status.SYSTEM_ERROR, str(error)) from None
+        raise Failed(Status.SYSTEM_ERROR, str(error)) from None
     if not pulled.parts or pulled.skipped:
         return -1
     return decode(pulled.parts[0]).store_timestamp
@@ -55,7 +55,7 @@ def _queue_ids(topic: Topic) -> range:
 
 def _bounded(queues: range) -> range:
     if len(queues) > MOST_QUEUES:
-        raise Answer(Status.SYSTEM_ERROR, f"{len(queues)} queues are too many for one response, "
+        raise Failed(Status.SYSTEM_ERROR, f"{len(queues)} queues are too many for one response, "
                      f"which has at most {MOST_QUEUES}")
     return queues
 
@@ -207,7 +207,7 @@ def correction_offsets(broker: Broker, call: Call) -> Response:
 def _commit(broker: Broker, group: str, topic: str, positions: dict[int, int]) -> None:
     for queue_id, offset in positions.items():
         if not broker.positions.commit(group, topic, queue_id, offset):
-            raise Answer(Status.SYSTEM_ERROR, "too many consumer offsets are stored already")
+            raise Failed(Status.SYSTEM_ERROR, "too many consumer offsets are stored already")
 
 
 def clone_offsets(broker: Broker, call: Call) -> Response:
@@ -229,7 +229,7 @@ def reset_offsets(broker: Broker, call: Call) -> Response:
     name, group, when = wanted["topic"], wanted["group"], wanted["timestamp"]
     topic = broker.require_topic(name)
     if not broker.knows_group(group) and not broker.positions.of_group(group):
-        raise Answer(Status.SUBSCRIPTION_GROUP_NOT_EXIST, f"Group {group} does not exist")
+        raise Failed(Status.SUBSCRIPTION_GROUP_NOT_EXIST, f"Group {group} does not exist")
     only = wanted["queueId"]
     chosen = _queue_ids(topic) if only is None or only < 0 else range(only, only + 1)
     # Where it is to go on in each.
@@ -260,7 +260,7 @@ def reset_offsets(broker: Broker, call: Call) -> Response:
 def _within(broker: Broker, topic: str, queue_id: int, offset: int) -> int:
     queue = broker.queue(topic, queue_id)
     if not queue.first <= offset <= queue.end:
-        raise Answer(Status.SYSTEM_ERROR, f"Target offset {offset} not in consume queue range "
+        raise Failed(Status.SYSTEM_ERROR, f"Target offset {offset} not in consume queue range "
                      f"[{queue.first}-{queue.end}]")
     return offset
 

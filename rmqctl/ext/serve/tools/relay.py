@@ -12,7 +12,7 @@ from functools import partial
 from rmqctl.ext.serve.broker import Broker, Buffer, Call, Response, Table
 from rmqctl.ext.serve.consuming.groups import Member
 from rmqctl.ext.serve.naming import json_response
-from rmqctl.ext.serve.remoting.codes import GET_CONSUMER_STATUS_FROM_CLIENT, Answer, Status
+from rmqctl.ext.serve.remoting.codes import GET_CONSUMER_STATUS_FROM_CLIENT, Failed, Status
 from rmqctl.ext.serve.remoting.command import Command, read_json, write_json
 from rmqctl.ext.serve.remoting.frame import FrameError
 from rmqctl.formats.local.message import parse_message_id
@@ -32,7 +32,7 @@ def consumers(broker: Broker, call: Call) -> Response:
     name = call.fields["consumerGroup"]
     group = broker.groups.consumers.get(name)
     if group is None:
-        raise Answer(Status.CONSUMER_NOT_ONLINE, f"the consumer group[{name}] not online")
+        raise Failed(Status.CONSUMER_NOT_ONLINE, f"the consumer group[{name}] not online")
     return json_response({
         "connectionSet": [member.as_dict() for member in group.members.values()],
         "consumeFromWhere": group.from_where, "consumeType": group.type,
@@ -45,7 +45,7 @@ def producers(broker: Broker, call: Call) -> Response:
     name = call.fields["producerGroup"]
     members = broker.groups.producers.get(name)
     if not members:
-        raise Answer(Status.SYSTEM_ERROR, f"the producer group[{name}] not exist")
+        raise Failed(Status.SYSTEM_ERROR, f"the producer group[{name}] not exist")
     return json_response({"connectionSet": [member.as_dict() for member in members.values()]})
 
 
@@ -73,21 +73,21 @@ def consume_directly(broker: Broker, call: Call) -> None:
     try:
         physical = parse_message_id(text)[2]
     except ValueError:
-        raise Answer(Status.SYSTEM_ERROR, f"not a message id: {text[:80]}") from None
+        raise Failed(Status.SYSTEM_ERROR, f"not a message id: {text[:80]}") from None
     raw = broker.raw_at(physical)
     if raw is None:
-        raise Answer(Status.SYSTEM_ERROR, f"can not find message by the offset, {physical}")
+        raise Failed(Status.SYSTEM_ERROR, f"can not find message by the offset, {physical}")
     _pass_on(broker, call, raw, brokerName=broker.name)
 
 
 def client_positions(broker: Broker, call: Call) -> None:
-    """Ask members of a group for their own consumer offsets in a topic. Raise Answer if none is
+    """Ask members of a group for their own consumer offsets in a topic. Raise Failed if none is
     connected.
     """
     wanted = call.fields
     here = broker.groups.consumers.get(wanted["group"])
     if here is None:
-        raise Answer(Status.SYSTEM_ERROR,
+        raise Failed(Status.SYSTEM_ERROR,
                      f"No Any Consumer online in the consumer group: [{wanted['group']}]")
     asked = [member for member in here.members.values()
              if wanted["clientAddr"] in (None, "", member.client_id)][:_MOST_ASKED]
@@ -146,7 +146,7 @@ def _member(broker: Broker, group: str, client_id: str | None) -> Member:
     here = broker.groups.consumers.get(group)
     member = None if here is None else here.member(client_id or "")
     if member is None:
-        raise Answer(Status.SYSTEM_ERROR, f"The Consumer <{group}> <{client_id}> not online")
+        raise Failed(Status.SYSTEM_ERROR, f"The Consumer <{group}> <{client_id}> not online")
     return member
 
 
