@@ -184,7 +184,7 @@ class Log:
 def test_mapped_files_are_let_go_of(monkeypatch: pytest.MonkeyPatch, rows: int, windows: int,
                                     wanted: list[object]) -> None:
     """``rows``: as many for each window that is given up, or files are not mapped for 40 rows."""
-    for name, value in (("_WINDOW", 10_000), ("_MOST_WINDOWS", windows), ("_ROWS_UNMAPPED", 40),
+    for name, value in (("_WINDOW", 10_000), ("_MAX_WINDOWS", windows), ("_ROWS_UNMAPPED", 40),
                         ("_ROWS_PER_WINDOW", rows)):
         monkeypatch.setattr(log_reader, name, value)
     log = Log()

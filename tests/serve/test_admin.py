@@ -301,7 +301,7 @@ def test_answers_are_bounded(root, monkeypatch):
                                                    "timestamp": 0, "isForce": True})):
             refused = client.ask(request, **ext)
             assert (refused.code, "too many for one response" in refused.remark) == (1, True)
-        monkeypatch.setattr(connection, "_LARGEST_BODY", 100)
+        monkeypatch.setattr(connection, "_MAX_BODY", 100)
         refused = client.ask("GET_ALL_TOPIC_CONFIG")
         assert (refused.code, "a frame can contain at most 100" in refused.remark) == (1, True)
 

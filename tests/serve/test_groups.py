@@ -229,7 +229,7 @@ def test_a_heartbeat_of_many_groups_is_told_in_turns(golden: GoldenFolder) -> No
     with serving(golden("5.3.3/basic") / "store") as served, served.client() as client:
         groups = [{"groupName": f"g{number}"} for number in range(200)]
         assert client.ask("HEART_BEAT", {"clientID": "c", "consumerDataSet": groups}).code == 0
-        told = {each.ext["consumerGroup"] for each in client.told}
+        told = {each.ext["consumerGroup"] for each in client.unsolicited}
         while len(told) < 200:
             told.add(client.receive().ext["consumerGroup"])
         (event,) = [each for each in served.events if each["event"] == "joined"]

@@ -323,22 +323,22 @@ def test_retries_of_a_5x_broker_belong_to_the_topic(written: Running) -> None:
 
 
 def test_tables_are_bounded(stub: Stub, served: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(popping, "MOST_FLYING", 3)
+    monkeypatch.setattr(popping, "MAX_FLYING", 3)
     until(lambda: stub.receive()[0] == 42900)
     assert served.brokers[0].pops.flying == 3
-    monkeypatch.setattr(popping, "MOST_FLYING", 1000)
-    monkeypatch.setattr(popping, "MOST_QUEUES", 3)
+    monkeypatch.setattr(popping, "MAX_FLYING", 1000)
+    monkeypatch.setattr(popping, "MAX_QUEUES", 3)
     stub.group = {"name": "OTHER"}
     assert stub.receive()[0] == 42900
     with stub.consuming() as (answer, _):
         assert answer.status.code == OK
     assert stub.code("NotifyClientTermination") == OK
-    monkeypatch.setattr(sessions, "MOST_BYTES", 20)
+    monkeypatch.setattr(sessions, "MAX_BYTES", 20)
     with stub.consuming() as (answer, _):
         assert answer.status.code == 42900
-    monkeypatch.setattr(sessions, "MOST_BYTES", 10_000)
+    monkeypatch.setattr(sessions, "MAX_BYTES", 10_000)
     assert served.server.proxy._endpoint.sessions._size == 0
-    monkeypatch.setattr(sessions, "MOST", 0)
+    monkeypatch.setattr(sessions, "MAX_CLIENTS", 0)
     with stub.consuming() as (answer, _):
         assert answer.status.code == 42900
 
@@ -458,7 +458,7 @@ def test_a_client_that_is_not_heard_of_is_gone(stub: Stub, served: Running,
     with stub.consuming():
         served.do(proxy.expire)
         assert "G" in served.brokers[0].groups.consumers
-    until(lambda: all(not each.streams for each in proxy._endpoint.sessions.known.values()))
+    until(lambda: all(not each.streams for each in proxy._endpoint.sessions.by_client.values()))
     assert proxy.in_use
     monkeypatch.setattr(sessions, "AWAY_S", 0.0)
     served.do(proxy.expire)

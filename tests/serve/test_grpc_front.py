@@ -91,7 +91,7 @@ def served(root: Path) -> Iterator[Running]:
         CONTINUATION, 0, 1, fields((b"k", b"x" * 100)) * 140) * 3,
     HELLO + ACKED + frame(HEADERS, 0, 1, HEADER) + frame(PING, 0, 0, bytes(8)),
     HELLO + ACKED + frame(CONTINUATION, END_HEADERS, 1, HEADER),
-    HELLO + ACKED + frame(DATA, 0, 1, bytes(front.LARGEST_FRAME + 1)),
+    HELLO + ACKED + frame(DATA, 0, 1, bytes(front.MAX_FRAME + 1)),
     HELLO + call(1) + frame(PING, ACK, 0, bytes(8)) * 4000,
 ], ids=["other protocol", "empty parts", "large parts", "not continued", "continues nothing",
         "large frame", "settings not acknowledged"])
@@ -191,7 +191,7 @@ def test_calls_that_bring_nothing_hold_nobody_up(served: Running, root: Path,
 
 def test_streams_that_are_opened_and_reset_take_nothing_from_others(
         served: Running, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(front, "_SMALL_MOST", 100.0)
+    monkeypatch.setattr(front, "_MAX_SMALL", 100.0)
     monkeypatch.setattr(front, "_SMALL_RATE", 0.0)
     with connected(served) as client, Stub(served, bodies(root)[0]) as stub:
         client.sendall(HELLO + ACKED)
@@ -209,7 +209,7 @@ def test_streams_that_are_opened_and_reset_take_nothing_from_others(
 @pytest.mark.parametrize("kind", [PING, SETTINGS, RESET, DATA])
 def test_small_frames_are_passed_on_slowly(kind: int, served: Running,
                                            monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(front, "_SMALL_MOST", 20.0)
+    monkeypatch.setattr(front, "_MAX_SMALL", 20.0)
     monkeypatch.setattr(front, "_SMALL_RATE", 0.0)
     with connected(served) as client:
         client.sendall(HELLO + ACKED + frame(kind, kind == PING, 0 if kind in (PING, SETTINGS)

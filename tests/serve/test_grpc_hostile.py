@@ -182,7 +182,7 @@ def test_settings_that_nobody_takes_are_not_piled_up(served: Running,
             f"/{SERVICE}/Telemetry", MESSAGES["TelemetryCommand"].SerializeToString,
             MESSAGES["TelemetryCommand"].FromString)(iter([wanted] * 50), 8, stub.metadata)
         assert served.server.proxy is not None
-        known = served.server.proxy._endpoint.sessions.known
+        known = served.server.proxy._endpoint.sessions.by_client
         until(lambda: any(each.streams for each in known.values()))
         until(lambda: not any(each.streams for each in known.values()))
         assert len(list(stream)) < 50
@@ -193,7 +193,7 @@ def test_settings_count_by_what_they_take(served: Running, monkeypatch: pytest.M
     with Stub(served, "T") as stub:
         with stub.telemetry(publishing={"topics": [{}] * 10_001}) as (answer, _):
             assert answer.status.code == BUSY
-        monkeypatch.setattr(sessions, "MOST_BYTES", 90_000)
+        monkeypatch.setattr(sessions, "MAX_BYTES", 90_000)
         with stub.telemetry(publishing={"topics": [{}] * 1000}) as (answer, _):
             assert answer.status.code == BUSY
         with stub.telemetry(publishing={"topics": [{}] * 800}) as (answer, _):
@@ -209,7 +209,7 @@ def test_many_clients_that_are_gone_do_not_hold_others_up(served: Running,
                                                           monkeypatch: pytest.MonkeyPatch) -> None:
     proxy = served.server.proxy
     assert proxy is not None
-    known = proxy._endpoint.sessions.known
+    known = proxy._endpoint.sessions.by_client
     real = sessions.Sessions.leave
 
     def slow(of: sessions.Sessions, client_id: str) -> None:

@@ -168,9 +168,9 @@ def test_a_pull_that_came_before_takes_the_short_way(
 @compiled_only
 def test_only_so_many_requests_are_remembered(
         golden: GoldenFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plain, "_MOST_KNOWN", 4)
+    monkeypatch.setattr(plain, "_MAX_KEPT", 4)
     broker = opened(golden("5.3.3/basic") / "store")
     frames = [pull(number, consumerGroup=f"g{number % 7}") for number in range(30)]
     assert len(asyncio.run(answered(broker, frames, short=True))) == 30
-    assert len(broker.pulls._known) == 4
+    assert len(broker.pulls._pulls) == 4
     broker.close()

@@ -250,7 +250,7 @@ def test_messages_in_order_wait_for_those_before(written: Running) -> None:
 
 def test_groups_that_are_gone_leave_room_for_others(client: Client, topic: str,
                                                     monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(popping, "MOST_FLYING", 3)
+    monkeypatch.setattr(popping, "MAX_FLYING", 3)
     wish: dict[str, object] = {"queueId": 0, "maxMsgNums": 3}
     first = pop(client, topic, **wish, invisibleTime=1)
     time.sleep(0.005)
@@ -375,7 +375,7 @@ def test_shares_of_those_who_pop() -> None:
 
 
 def test_modes_are_bounded(client: Client, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(assigning, "_MOST_MODES", 1)
+    monkeypatch.setattr(assigning, "_MAX_MODES", 1)
     assert set_mode(client, topic) == 0
     assert client.ask("SET_MESSAGE_REQUEST_MODE", {
         "topic": topic, "consumerGroup": "H", "mode": "POP"}).code == 2

@@ -229,7 +229,7 @@ def test_who_takes_nothing_gets_no_more_messages_for_pulls_that_wait(root: Path)
         served.do(lambda: connection.send(Command(40, 1)))  # not kept for it
         served.do(connection.resume_writing)
         assert client.ask("GET_BROKER_CLUSTER_INFO").code == 0
-        assert client.told == []
+        assert client.unsolicited == []
         assert broker.waits.taken == 0
 
 
@@ -260,7 +260,7 @@ def test_names_and_numbers_of_any_kind_are_kept_in_bounds(
             "consumerGroup": "g", "clientId": "c",
             "mqSet": [{"topic": "t", "queueId": number} for number in range(5)]})
         assert len(locked.json()["lockOKMQSet"]) == 3
-    monkeypatch.setattr(positions, "_MOST", 10)
+    monkeypatch.setattr(positions, "_MAX_POSITIONS", 10)
     kept = positions.Positions({})
     assert kept.commit("g", "t", 0, 1)
     assert not kept.commit("g" * 5000, "t", 0, 1)

@@ -16,7 +16,7 @@ from rmqctl.ext.serve.remoting.client import Client, records
 from rmqctl.ext.serve.remoting.codes import CODE_OF
 from rmqctl.ext.serve.remoting.command import Command, write_command
 from rmqctl.ext.serve.serving import Settings
-from rmqctl.ext.serve.source import MOST_QUEUES
+from rmqctl.ext.serve.source import MAX_QUEUES
 from rmqctl.store.broker_conf import read_conf
 from rmqctl.store.store import Sizes
 from tests.conftest import GoldenFolder
@@ -95,13 +95,13 @@ def test_no_queue_id_holds_the_others_up(client: Client) -> None:
 
 def test_a_topic_has_no_more_queues_than_are_served(client: Client, illegal: int) -> None:
     wanted = {"topic": "many", "perm": 6, "topicFilterType": "SINGLE_TAG", "defaultTopic": "TBW102"}
-    for read, write in ((MOST, 1), (1, MOST_QUEUES + 1)):
+    for read, write in ((MOST, 1), (1, MAX_QUEUES + 1)):
         assert client.ask("UPDATE_AND_CREATE_TOPIC", readQueueNums=read, writeQueueNums=write,
                           **wanted).code == 1
-    assert client.ask("UPDATE_AND_CREATE_TOPIC", readQueueNums=MOST_QUEUES,
-                      writeQueueNums=MOST_QUEUES, **wanted).code == 0
-    assert sent(client, "many", b"x", queue=MOST_QUEUES - 1).code == 0
-    assert sent(client, "many", b"x", queue=MOST_QUEUES).code == illegal
+    assert client.ask("UPDATE_AND_CREATE_TOPIC", readQueueNums=MAX_QUEUES,
+                      writeQueueNums=MAX_QUEUES, **wanted).code == 0
+    assert sent(client, "many", b"x", queue=MAX_QUEUES - 1).code == 0
+    assert sent(client, "many", b"x", queue=MAX_QUEUES).code == illegal
 
 
 def test_more_queues_than_are_served_take_nothing(tmp_path: Path, version: str, illegal: int
@@ -111,8 +111,8 @@ def test_more_queues_than_are_served_take_nothing(tmp_path: Path, version: str, 
         '{"topicConfigTable":{"many":{"perm":6,"readQueueNums":2147483647,"topicName":"many",'
         '"writeQueueNums":2147483647}}}')
     with serving(root, settings=WRITABLE) as served, served.client() as client:
-        assert queues(client, "many") == MOST_QUEUES
-        for queue, code in ((0, 0), (MOST_QUEUES - 1, 0), (MOST_QUEUES, illegal), (MOST, illegal)):
+        assert queues(client, "many") == MAX_QUEUES
+        for queue, code in ((0, 0), (MAX_QUEUES - 1, 0), (MAX_QUEUES, illegal), (MOST, illegal)):
             assert sent(client, "many", b"x", queue=queue).code == code
 
 
@@ -353,11 +353,11 @@ def test_a_group_may_be_told_nothing_of_its_members(served: Running, client: Cli
         join(other, "two", "T", group="H")
     assert sorted(members(client)) in (["one"], ["one", "two"])
     until(lambda: members(client) == ["one"])
-    assert client.told == []
+    assert client.unsolicited == []
     with served.client() as other:
         join(client, "one", "T", group="H")
         join(other, "two", "T", group="H")
-        until(lambda: (members(client), len(client.told))[1] > 0)
+        until(lambda: (members(client), len(client.unsolicited))[1] > 0)
 
 
 def test_two_clients_with_one_id_are_two_members(client: Client, served: Running) -> None:
@@ -366,15 +366,15 @@ def test_two_clients_with_one_id_are_two_members(client: Client, served: Running
         with served.client() as twin:
             join(twin, "one", "T")
             assert members(client) == ["one"]
-            told = len(client.told)
+            told = len(client.unsolicited)
             for each in (client, twin, client, twin):  # who was there before brings no news
                 join(each, "one", "T")
             members(client)
-            assert len(client.told) == told
+            assert len(client.unsolicited) == told
             answer = client.ask("GET_CONSUMER_CONNECTION_LIST", consumerGroup="CG").json()
             assert len(answer["connectionSet"]) == 2
-            del client.told[:]
-        until(lambda: (members(client), len(client.told))[1] > 0)
+            del client.unsolicited[:]
+        until(lambda: (members(client), len(client.unsolicited))[1] > 0)
         assert members(client) == ["one"]
     assert client.ask("UNREGISTER_CLIENT", clientID="one", consumerGroup="CG").code == 0
     assert members(client) == []

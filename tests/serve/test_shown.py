@@ -85,7 +85,7 @@ def test_a_second_is_told_as_sums(store: Path) -> None:
 
 def test_metrics_of_many_groups_are_summed_up(store: Path, monkeypatch: pytest.MonkeyPatch
                                               ) -> None:
-    monkeypatch.setattr(figures, "MOST", 3)
+    monkeypatch.setattr(figures, "MAX_LABELS", 3)
     (topic, queue_id), _ = max(expected(store).items(), key=lambda each: len(each[1]))
     with serving(store) as served, served.client() as client:
         for name in ("g0", "*", "g1", "g2", "g3"):

@@ -86,7 +86,7 @@ def wait(holds: Callable[[], bool], seconds: float = 8) -> None:
 def asked(client: Client) -> Command:
     """What the client is asked next."""
     while True:
-        found = client.told.pop(0) if client.told else client.receive()
+        found = client.unsolicited.pop(0) if client.unsolicited else client.receive()
         if found.code == CHECK_TRANSACTION_STATE and not found.is_response:
             return found
 
@@ -195,7 +195,7 @@ def test_a_producer_may_ask_to_be_left_alone(served: Running) -> None:
         ready(client)
         half = prepared(client, b"slow", f"{rules.IMMUNITY}\x0130")
         wait(lambda: len(pulled(client, HALF_TOPIC)) > 2)
-        assert not client.told
+        assert not client.unsolicited
         copies = pulled(client, HALF_TOPIC)
         assert {known(each).get("TRAN_PREPARED_QUEUE_OFFSET") for each in copies} == {None, "0"}
         assert end(client, half).code == 0

@@ -42,7 +42,7 @@ _TURN_S = 0.02
 """Seconds for which waiting requests are checked before other clients have their turn."""
 Mode = tuple[str, int]
 """``PULL`` or ``POP``, and how many clients' queues a client shares."""
-MOST_WAITING = 100_000
+MAX_WAITING = 100_000
 """Requests of a broker that wait at a time."""
 ANY_QUEUE = -1
 """The queue id of requests that wait for messages of any queue of a topic."""
@@ -146,11 +146,11 @@ class Broker:
     waiting: dict[tuple[str, int], set[Callable[[bool], None]]] = field(
         default_factory=lambda: defaultdict(set))
     """Clients that wait for messages of a queue; called with whether new ones may exist."""
-    told: Callable[..., None] = lambda **_: None
+    on_event: Callable[..., None] = lambda **_: None
     """Takes events: what happened, as keywords."""
     failed: Callable[[str, Exception], None] = lambda _name, _error: None
     """Called with an unexpected error of a handler."""
-    waits: Quota = field(default_factory=lambda: Quota(MOST_WAITING))
+    waits: Quota = field(default_factory=lambda: Quota(MAX_WAITING))
     """Requests that wait, as `pulling` counts them."""
     pops: Any = field(init=False)
     """Messages that groups were given for a while: `popping.Pops`, whose module needs this one."""
@@ -322,7 +322,7 @@ class Broker:
         if self.writer is not None:
             self.writer.settle_in_time()
         elif self.source.refresh():
-            self.told(event="changed", broker=self.name)
+            self.on_event(event="changed", broker=self.name)
             for key in list(self.waiting):
                 self.arrived(*key)
 

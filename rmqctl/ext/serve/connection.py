@@ -24,14 +24,14 @@ from rmqctl.ext.serve.remoting.frame import MAX_FRAME, FrameError, FrameReader
 from rmqctl.ext.serve.turns import Intake, Turns
 from rmqctl.parse_values import Address
 
-_LARGEST_BODY = MAX_FRAME - (1 << 20)
-_MOST_ASKED = 64
+_MAX_BODY = MAX_FRAME - (1 << 20)
+_MAX_ASKED = 64
 """Requests to one client that wait for its response."""
 _GATHERED = 320 << 10
 """Bytes of answers to one client that wait for others of this turn, to be sent together."""
 _FIRST_READ = 64 << 10
 """Bytes of the first read of a frame: many connections may begin one at the same time."""
-_MOST_BUFFERS = 512
+_MAX_BUFFERS = 512
 """Parts of answers that wait; the last answer may bring as many (IOV_MAX is 1024)."""
 
 
@@ -278,7 +278,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._write([data], len(data))
 
     def ask(self, command: Command, then: Callable[[Command | None], None], seconds: float) -> None:
-        if self._transport is None or len(self._asked) >= _MOST_ASKED:
+        if self._transport is None or len(self._asked) >= _MAX_ASKED:
             then(None)
             return
         number = next(self._numbers)
@@ -298,9 +298,9 @@ class ClientConnection(asyncio.BufferedProtocol):
             return
         parts = response.parts
         size = sum(map(len, parts)) if parts else 0
-        if size > _LARGEST_BODY:
+        if size > _MAX_BODY:
             size, parts, response = 0, (), Response(code=Status.SYSTEM_ERROR, remark=(
-                f"the response has {size:,} bytes; a frame can contain at most {_LARGEST_BODY:,}"))
+                f"the response has {size:,} bytes; a frame can contain at most {_MAX_BODY:,}"))
         head = response_head(request.opaque, response.code, response.ext or {}, response.remark,
                              size)
         self._write([head, *parts], len(head) + size)
@@ -326,7 +326,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._server.send_soon(self)
         self._out += parts
         self._out_size += size
-        if self._out_size >= _GATHERED or len(self._out) >= _MOST_BUFFERS:
+        if self._out_size >= _GATHERED or len(self._out) >= _MAX_BUFFERS:
             self.flush()
 
     def flush(self) -> None:
@@ -338,7 +338,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         if transport is None or transport.is_closing():
             return
         sent = 0
-        if not transport.get_write_buffer_size() and len(parts) < 2 * _MOST_BUFFERS:
+        if not transport.get_write_buffer_size() and len(parts) < 2 * _MAX_BUFFERS:
             try:
                 sent = os.writev(self._fd, parts)
             except (BlockingIOError, InterruptedError):

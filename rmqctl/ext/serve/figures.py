@@ -17,15 +17,15 @@ from rmqctl.ext.serve.broker import Broker
 from rmqctl.ext.serve.remoting.codes import Failed
 from rmqctl.ext.serve.server import Server
 
-MOST = 1000
+MAX_LABELS = 1000
 """Groups and topics that are distinguished in one metric; what is beyond is in one sum."""
 REST = "*"
 """The name of that sum. Clients may call a group so: it is in it then."""
-_MOST_EVENTS = 50
+_MAX_EVENTS = 50
 """Of one kind in a second; beyond that there is one with the sum."""
 _LAG_S = 0.02
 """Seconds for which consumer offsets are read, once a second at most."""
-_MOST_QUEUES = 1000
+_MAX_QUEUES = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ def events(server: Server, second: Second) -> Iterator[dict[str, Any]]:
         yield {"event": "connections", **second.connections}
     yield from _counted("sent", ("broker", "topic"), second.sent)
     yield from _counted("delivered", ("broker", "group", "topic"), second.delivered)
-    if len(second.committed) > _MOST_EVENTS:
+    if len(second.committed) > _MAX_EVENTS:
         yield {"event": "committed", "positions": len(second.committed)}
     else:
         late = time.monotonic() + _LAG_S
@@ -110,7 +110,7 @@ def events(server: Server, second: Second) -> Iterator[dict[str, Any]]:
 
 def _counted(event: str, names: Sequence[str], counts: Mapping[Any, int]
              ) -> Iterator[dict[str, Any]]:
-    if len(counts) > _MOST_EVENTS:
+    if len(counts) > _MAX_EVENTS:
         yield {"event": event, "messages": sum(counts.values())}
         return
     for key, count in counts.items():
@@ -126,7 +126,7 @@ def lag_of(broker: Broker, group: str, topic: str, late: float) -> int | None:
     (monotonic seconds).
     """
     topic_config = broker.topic(topic)
-    if topic_config is None or topic_config.read_queues > _MOST_QUEUES:
+    if topic_config is None or topic_config.read_queues > _MAX_QUEUES:
         return None
     lag = None
     for queue_id in range(topic_config.read_queues):
@@ -142,7 +142,7 @@ def lag_of(broker: Broker, group: str, topic: str, late: float) -> int | None:
     return lag
 
 
-def lags(broker: Broker, most: int = MOST) -> Iterator[tuple[str, str, int]]:
+def lags(broker: Broker, most: int = MAX_LABELS) -> Iterator[tuple[str, str, int]]:
     """Yield (group, topic, lag), groups first that are here; as many as there is time for."""
     late = time.monotonic() + _LAG_S
     here = ((group.name, topic) for group in broker.groups.consumers.values()
@@ -169,7 +169,7 @@ def groups_now(server: Server, second: Second, most: int) -> list[dict[str, Any]
     """
     here = ((broker, group.name, topic) for broker in server.brokers
             for group in broker.groups.consumers.values() for topic in group.subscriptions or ("",))
-    chosen = nlargest(most, islice(here, 20 * MOST), key=lambda row: second.delivered.get(
+    chosen = nlargest(most, islice(here, 20 * MAX_LABELS), key=lambda row: second.delivered.get(
         (row[0].name, row[1], row[2]), 0))
     late = time.monotonic() + _LAG_S
     return [{
@@ -237,11 +237,11 @@ def _of(broker: Broker, label: dict[str, str]) -> Iterator[Sample]:
              ) -> Iterator[Sample]:
         rest, count = 0.0, 0
         for count, (key, value) in enumerate(counts, start=1):
-            if count <= MOST and REST not in key:
+            if count <= MAX_LABELS and REST not in key:
                 yield metric, {**label, **dict(zip(names, key, strict=True))}, value
             else:
                 rest += value
-        if count > MOST or rest:
+        if count > MAX_LABELS or rest:
             yield metric, {**label, **dict.fromkeys(names, REST)}, rest
 
     # What was asked for, taken and delivered.

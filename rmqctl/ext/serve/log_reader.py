@@ -29,7 +29,7 @@ FEW = 12
 _HEAD = layout.reader(Message, "total_size", "magic", "body_crc", "physical_offset", "sys_flag")
 _LENGTH = layout.width_of(Message, "body_length")[0]
 
-_WINDOW, _MOST_WINDOWS = 16 << 20, 16
+_WINDOW, _MAX_WINDOWS = 16 << 20, 16
 """Bytes of the log, and how many such parts of it are mapped at most: 256 MiB."""
 _ROWS_PER_WINDOW, _ROWS_UNMAPPED = 1000, 1 << 20
 """Number of rows per window from which a mapping pays. With fewer rows for each window that is
@@ -133,17 +133,17 @@ class LogReader:
     def _bring_near(self, place: Array) -> bool:
         """Return whether a mapping is used for these places; others are released for them."""
         first, last = int(place.min()) // _WINDOW, int(place.max()) // _WINDOW
-        if last - first >= _MOST_WINDOWS // 2:
+        if last - first >= _MAX_WINDOWS // 2:
             return False
         self._rows += len(place)
         for number in range(first, last + 1):
             self._windows[number] = None
             self._windows.move_to_end(number)
-        while len(self._windows) > _MOST_WINDOWS:
+        while len(self._windows) > _MAX_WINDOWS:
             number, _ = self._windows.popitem(last=False)
             self._log.let_go(number * _WINDOW, (number + 1) * _WINDOW)
             self._given_up += 1
-        if self._given_up >= _MOST_WINDOWS:
+        if self._given_up >= _MAX_WINDOWS:
             if self._rows < self._given_up * _ROWS_PER_WINDOW:
                 self._unmapped = _ROWS_UNMAPPED
             self._given_up = self._rows = 0

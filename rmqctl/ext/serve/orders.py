@@ -17,7 +17,7 @@ import msgspec
 
 from rmqctl.ext.serve.remoting.codes import Failed, Status
 
-_MOST_HELD = 1 << 20
+_MAX_HELD = 1 << 20
 _FOR_EVER = -1
 
 
@@ -115,7 +115,7 @@ class Orders:
 
     def _read(self) -> None:
         data = os.read(self.pipe, 1 << 16)
-        self._held = (self._held + data)[-_MOST_HELD:] if self.is_allowed else b""
+        self._held = (self._held + data)[-_MAX_HELD:] if self.is_allowed else b""
         if not data:
             self._state = "ended"
 

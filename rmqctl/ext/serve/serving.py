@@ -98,7 +98,7 @@ def open_brokers(wanted: Sequence[RequestedStore], settings: Settings, report: C
             positions = Positions(source.offsets if settings.stored else {}, saved.get(key, {}))
             cluster.brokers[name] = broker = Broker(
                 name, cluster, source, positions, Memory(settings.retry_memory), settings.start,
-                store.address, writer=writer, told=report)
+                store.address, writer=writer, on_event=report)
             broker.pops = Pops(broker)
             broker.pulls = PlainPulls(broker)
             if writer is not None:

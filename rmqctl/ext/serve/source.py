@@ -26,8 +26,8 @@ from rmqctl.store.queue.rows import topics_on_disk
 from rmqctl.store.store import Store
 
 LMQ_FILE = "lmqConsumerOffset.json"
-_MOST_COUNTED = 1_000_000
-MOST_QUEUES = 1 << 16
+_MAX_COUNTED = 1_000_000
+MAX_QUEUES = 1 << 16
 """Of a topic: more are neither served nor taken."""
 READ, WRITE = 4, 2
 """Bits of a topic's permission."""
@@ -133,7 +133,7 @@ class Source:
         return [stat_of(place) for place in (*places, *newest)]
 
     def without_rows(self) -> int:
-        """Return how many messages after the last row have no row, up to `_MOST_COUNTED`: they are
+        """Return how many messages after the last row have no row, up to `_MAX_COUNTED`: they are
         not served. Raise StoreIOError.
         """
         count = 0
@@ -144,7 +144,7 @@ class Source:
             if start is not None:
                 has_row &= batch.offset > start
             count += int(has_row.sum())
-            if count >= _MOST_COUNTED:
+            if count >= _MAX_COUNTED:
                 break
         return count
 
@@ -288,7 +288,7 @@ class Source:
 
 
 def _count(value: object) -> int:
-    return min(max(value, 0), MOST_QUEUES) if isinstance(value, int) else 1
+    return min(max(value, 0), MAX_QUEUES) if isinstance(value, int) else 1
 
 
 def _names(folder: str) -> list[str]:

@@ -21,7 +21,7 @@ TURN_S = 0.002
 """Seconds for which requests of one connection are answered before others have their turn."""
 ROUND_S = 0.005
 """Seconds for which requests are answered before the event loop checks what else has arrived."""
-_LONGEST_S = 0.005
+_MAX_COST_S = 0.005
 """The maximum cost of a turn: one that took much longer by chance is not kept waiting."""
 ROUND_BYTES = 1 << 20
 """So much is received of large frames before the event loop looks what else has arrived."""
@@ -29,8 +29,8 @@ _READERS = 4
 """Connections with large frames that are read from in a round, 256 KiB of each."""
 _PATIENCE = 4
 """A turn waits for so many times what it takes, if others do."""
-_LEAST, _SLOWLY = 1e-5, 0.25
-_MOST_HOSTS = 1024
+_MIN_COST_S, _SLOWLY = 1e-5, 0.25
+_MAX_HOSTS = 1024
 
 _Of = TypeVar("_Of")
 
@@ -91,7 +91,7 @@ class Hosts(Generic[_Of]):
     def _host(self, name: str) -> _Host[_Of]:
         host = self._of.get(name)
         if host is None:
-            if len(self._of) >= _MOST_HOSTS:
+            if len(self._of) >= _MAX_HOSTS:
                 self._of = {other: waiting for other, waiting in self._of.items() if waiting.line}
             host = self._of[name] = _Host()
         return host
@@ -209,7 +209,7 @@ class Turns:
         begun = self.clock()
         more = worker.work(begun + TURN_S)
         spent = self.clock() - begun
-        taken = min(max(spent, _LEAST), _LONGEST_S)
+        taken = min(max(spent, _MIN_COST_S), _MAX_COST_S)
         if worker.turn is None:
             worker.turn = taken
         else:  # one that took long by chance, as the system had other work, counts little

@@ -1,1 +1,1 @@
-"""Consumers: pulling, groups and their positions, what is sent back."""
+"""Consumers: pulling, groups, consumer offsets, and messages sent back."""

@@ -1,8 +1,8 @@
 """Identify the store that consumer offsets belong to by records of its log, not by name and path.
 
 A store that was moved, renamed or is served in another order has the same records at the same
-physical offsets. Kept are those with which its first and its last log file begin: the first one
-goes when a broker deletes old files, the last one when a log is cut.
+physical offsets. The first records of its first and last log file are kept: the first one
+disappears when a broker deletes old files, the last one when a log is truncated.
 """
 
 from __future__ import annotations
@@ -18,17 +18,16 @@ from rmqctl.store.log.commit_log import CommitLog
 from rmqctl.store.log.end import first_record
 
 ANCHORS = "records"
-"""The field of an entry: lists of physical offset, size and digest."""
-_MOST_READ = 16 << 20
-_MOST = 4
-"""Records of an entry that are examined; two are written."""
+"""The field of an entry that holds its records: lists of physical offset, size and digest."""
+_MAX_READ = 16 << 20
+_MAX_ANCHORS = 4
+"""Maximum number of an entry's records that are checked; two are written."""
 Anchor = list[int | str]
 
 
 def anchors_of(log: CommitLog, earlier: Sequence[Anchor] = ()) -> list[Anchor]:
-    """Return (physical offset, size, digest) of the records that identify a log; empty for a log
-    that is empty or cannot be read. The first of those ``known`` before is not searched for again
-    while its file is there.
+    """Return [physical offset, size, digest] of the records that identify a log; empty if the log
+    is empty or cannot be read. The first record of ``earlier`` is kept while its file exists.
     """
     anchors = [anchor for anchor in earlier if int(anchor[0]) >= log.min_offset][:1]
     first = None if anchors else first_record(log)
@@ -44,13 +43,13 @@ def anchors_of(log: CommitLog, earlier: Sequence[Anchor] = ()) -> list[Anchor]:
 
 
 def _is_of(log: CommitLog, entry: Mapping[str, Any]) -> bool | None:
-    """Return whether one of the records that an entry names is in the log; None if none is, but
-    nothing else is in its place either.
+    """Return whether the log contains one of an entry's records; None if it contains none of them,
+    but no other record at their offsets either.
     """
     anchors, other = entry.get(ANCHORS), False
-    for anchor in anchors[:_MOST] if isinstance(anchors, list) else ():
+    for anchor in anchors[:_MAX_ANCHORS] if isinstance(anchors, list) else ():
         match anchor:
-            case [int(place), int(size), str(digest)] if 0 < size <= _MOST_READ:
+            case [int(place), int(size), str(digest)] if 0 < size <= _MAX_READ:
                 raw = log.raw_at(place, size)
                 if raw is not None and _digest(raw) == digest:
                     return True
@@ -60,12 +59,14 @@ def _is_of(log: CommitLog, entry: Mapping[str, Any]) -> bool | None:
 
 def keys_in(entries: Mapping[str, Any], names: Sequence[str], logs: Sequence[CommitLog]
             ) -> tuple[list[str | None], list[str]]:
-    """Return (for each store with its name and its log, the name of its entry in the file, or None;
-    warnings). Raise UsageError if it cannot be determined which entry is a store's.
+    """Match stores to entries of a consumer offsets file. Return (the entry's name for each store,
+    or None; warnings).
+    Raises: UsageError if a store's entry cannot be determined.
 
-    A name is a broker's and, after a space, a path. An entry without records (of an older version)
-    belongs to its path. One that names records belongs to the stores that have one of them: to the
-    one of the same name, else of the same path, else to the only one that has no other.
+    A name consists of a broker's name, a space and a path. An entry without records (written by an
+    older version) belongs to the store at its path. An entry with records belongs to a store whose
+    log contains one of them: the one of the same name, else at the same path, else the only one
+    without another entry.
     """
     # Which entries may be whose, by records.
     candidates: list[list[str]] = []

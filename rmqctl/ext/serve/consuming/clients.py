@@ -1,6 +1,4 @@
-"""The clients' descriptions of themselves, and how the members of a group share queues (spec:
-remoting.md §3.3).
-"""
+"""Heartbeats of clients, and the queue locks of group members (spec: remoting.md §3.3)."""
 
 from __future__ import annotations
 
@@ -15,24 +13,24 @@ from rmqctl.ext.serve.naming import json_response
 from rmqctl.ext.serve.remoting.codes import Failed, Status
 from rmqctl.ext.serve.remoting.frame import FrameError
 
-_MOST_EVENTS = 50
-"""Groups that one heartbeat changes, of which others hear at once and one by one."""
-_MOST_SUBSCRIPTIONS = 10_000
-_MOST_TEXT = 64 << 20
-"""Bytes of all subscriptions of a broker."""
+_MAX_EVENTS = 50
+"""Maximum number of groups changed by one heartbeat whose members are notified at once."""
+_MAX_SUBSCRIPTIONS = 10_000
+_MAX_TEXT = 64 << 20
+"""Maximum bytes of all subscriptions of a broker."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_LARGEST_BODY = 1 << 20
-_LONGEST_NAME = 1024
-"""Characters of a client's, a group's or a topic's name that are kept; brokers allow 255."""
+_MAX_BODY = 1 << 20
+_MAX_NAME = 1024
+"""Maximum characters of the name of a client, group or topic; brokers allow 255."""
 
 
 def body_of(call: Call) -> dict[str, Any]:
-    """Return the JSON object in a request's body. Raise Failed if it is not an object, or takes too
-    long to read.
+    """Return the JSON object in a request's body.
+    Raises: Failed if it is not an object, is too large, or takes too long to read.
     """
-    if len(call.command.body) > _LARGEST_BODY:
+    if len(call.command.body) > _MAX_BODY:
         raise Failed(Status.SYSTEM_ERROR, f"the body has {len(call.command.body):,} bytes; the "
-                     f"limit for this request is {_LARGEST_BODY:,}")
+                     f"limit for this request is {_MAX_BODY:,}")
     try:
         value = call.command.json()
     except FrameError as error:
@@ -43,19 +41,19 @@ def body_of(call: Call) -> dict[str, Any]:
 
 
 def objects(value: Any) -> list[dict[str, Any]]:
-    """Return the objects of a list; nothing if it is not a list."""
+    """Return the objects in a list; empty if the value is not a list."""
     return [element for element in value if isinstance(element, dict)] if (
         isinstance(value, list)) else []
 
 
 def _name(value: Any) -> str:
-    """Return a name; "" if it cannot be kept or written."""
-    text = value if isinstance(value, str) and len(value) <= _LONGEST_NAME else ""
+    """Return a name; empty if it is too long or cannot be encoded."""
+    text = value if isinstance(value, str) and len(value) <= _MAX_NAME else ""
     return "" if _SURROGATE.search(text) else text
 
 
 def heartbeat(broker: Broker, call: Call) -> Response:
-    """Register a client, with its groups and their subscriptions."""
+    """Register a client with its groups and their subscriptions."""
     value = body_of(call)
     # Who it is, and how much room is left for groups and their texts.
     client_id = _name(value.get("clientID"))
@@ -86,10 +84,10 @@ def heartbeat(broker: Broker, call: Call) -> Response:
         group.members[client_id, call.connection] = member
         group.describe(entry)
         wanted = [Subscription.of(data) for data in objects(entry.get("subscriptionDataSet"))[
-            :_MOST_SUBSCRIPTIONS]]
+            :_MAX_SUBSCRIPTIONS]]
         wanted = [subscription for subscription in wanted if _name(subscription.topic)]
         text += size_of(wanted) - group.size
-        if text > _MOST_TEXT:
+        if text > _MAX_TEXT:
             raise Failed(Status.SYSTEM_ERROR, "the clients' subscriptions have reached their "
                          "memory limit")
         changed = group.subscribe(wanted)
@@ -100,19 +98,19 @@ def heartbeat(broker: Broker, call: Call) -> Response:
         if is_new or changed:
             touched.append(group)
     # Members of the groups that have changed begin to share queues again.
-    for group in touched[:_MOST_EVENTS]:
+    for group in touched[:_MAX_EVENTS]:
         broker.tell_members(group)
-    broker.tell_in_turns(touched[_MOST_EVENTS:])
+    broker.tell_in_turns(touched[_MAX_EVENTS:])
     _tell_of(broker, client_id, joined)
     return Response({})
 
 
 def _tell_of(broker: Broker, client_id: str, joined: list[str]) -> None:
-    if len(joined) > _MOST_EVENTS:
-        broker.told(event="joined", broker=broker.name, client=client_id, groups=len(joined))
+    if len(joined) > _MAX_EVENTS:
+        broker.on_event(event="joined", broker=broker.name, client=client_id, groups=len(joined))
         return
     for name in joined:
-        broker.told(event="joined", broker=broker.name, group=name, client=client_id)
+        broker.on_event(event="joined", broker=broker.name, group=name, client=client_id)
 
 
 def unregister(broker: Broker, call: Call) -> Response:
@@ -121,7 +119,7 @@ def unregister(broker: Broker, call: Call) -> Response:
     if call.fields["consumerGroup"]:
         for group in broker.groups.drop(client_id, call.connection, call.fields["consumerGroup"]):
             broker.locks.give_back(group.name, client_id)
-            broker.told(event="left", broker=broker.name, group=group.name, client=client_id)
+            broker.on_event(event="left", broker=broker.name, group=group.name, client=client_id)
             broker.tell_members(group)
     if call.fields["producerGroup"]:
         broker.groups.drop_producers(client_id, call.connection, call.fields["producerGroup"])
@@ -138,7 +136,7 @@ def consumer_list(broker: Broker, call: Call) -> Response:
 
 
 def check_client(_broker: Broker, call: Call) -> Response:
-    """Check whether a filter can be understood, before the client's first pull."""
+    """Check that a filter is valid, before the client's first pull."""
     data = body_of(call).get("subscriptionData")
     subscription = Subscription.of(data if isinstance(data, dict) else {})
     if subscription.kind != TAG:
@@ -153,7 +151,7 @@ def _queues(value: dict[str, Any]) -> list[tuple[str, int]]:
 
 
 def lock_queues(broker: Broker, call: Call) -> Response:
-    """Return a member queues to itself, for orderly consumption: those that are free."""
+    """Lock queues for a member, for orderly consumption. Return the queues that it holds now."""
     value = body_of(call)
     got = broker.locks.take(_name(value.get("consumerGroup")), _name(value.get("clientId")),
                             _queues(value))
@@ -163,7 +161,7 @@ def lock_queues(broker: Broker, call: Call) -> Response:
 
 
 def unlock_queues(broker: Broker, call: Call) -> Response:
-    """Take queues back from a member."""
+    """Release a member's queue locks."""
     value = body_of(call)
     broker.locks.give_back(str(value.get("consumerGroup")), str(value.get("clientId")),
                            _queues(value))

@@ -1,6 +1,4 @@
-"""Clients, their groups, and the queues that members have to themselves (spec: remoting.md
-§3.3).
-"""
+"""Clients, their groups, and the queues that members have locked (spec: remoting.md §3.3)."""
 
 from __future__ import annotations
 
@@ -14,20 +12,20 @@ from rmqctl.ext.serve.consuming.subscriptions import Subscription
 from rmqctl.ext.serve.remoting.command import Command
 
 EXPIRY_S = 120.0
-"""Seconds without a heartbeat after which a client counts as gone."""
+"""Seconds without a heartbeat after which a client is considered gone."""
 LOCK_S = 60.0
-"""Seconds for which a member has a queue to itself without asking again."""
+"""Seconds until a queue lock expires unless the member renews it."""
 CLUSTERING, BROADCASTING = "CLUSTERING", "BROADCASTING"
 _MODELS = (BROADCASTING, CLUSTERING)
 _TYPES = ("CONSUME_ACTIVELY", "CONSUME_PASSIVELY")
 _FROM = ("CONSUME_FROM_LAST_OFFSET", "CONSUME_FROM_LAST_OFFSET_AND_FROM_MIN_WHEN_BOOT_FIRST",
          "CONSUME_FROM_MIN_OFFSET", "CONSUME_FROM_MAX_OFFSET", "CONSUME_FROM_FIRST_OFFSET",
          "CONSUME_FROM_TIMESTAMP")
-"""The names of what C++ clients send as numbers."""
+"""The values that C++ clients send as numbers, by number."""
 
 
 class Peer(Protocol):
-    """The connection of a client, as far as groups know it."""
+    """A client's connection, as groups use it."""
 
     peer: str
 
@@ -42,7 +40,7 @@ class Peer(Protocol):
 
 @dataclass(slots=True)
 class Member:
-    """A client in a group. ``seen``: when its last heartbeat came (monotonic seconds)."""
+    """A client in a group. ``seen``: the time of its last heartbeat (monotonic seconds)."""
 
     client_id: str
     peer: Peer
@@ -57,8 +55,8 @@ class Member:
 
 @dataclass(slots=True)
 class Group:
-    """A group of consumers: its members by client id and connection, since two clients may have
-    one id, and what they subscribe to.
+    """A consumer group: its members by client id and connection, since two clients may have the
+    same id, and its subscriptions.
     """
 
     name: str
@@ -68,26 +66,28 @@ class Group:
     type: str = _TYPES[1]
     from_where: str = _FROM[0]
     size: int = 0
-    """Bytes that the subscriptions take, roughly."""
+    """Approximate bytes of memory of the subscriptions."""
 
     @property
     def ids(self) -> list[str]:
-        """The client ids of its members, each once."""
+        """The client ids of the members, without duplicates."""
         return list(dict.fromkeys(client_id for client_id, _ in self.members))
 
     def member(self, client_id: str) -> Member | None:
-        """Return the member with a client id that came last; None if there is not any."""
+        """Return the latest member with a client id; None if there is none."""
         return next((member for member in reversed(self.members.values())
                      if member.client_id == client_id), None)
 
     def describe(self, value: dict[str, Any]) -> None:
-        """Take over what a heartbeat says of the group."""
+        """Set the group's properties from a heartbeat."""
         self.model = _named(value.get("messageModel"), _MODELS, self.model)
         self.type = _named(value.get("consumeType"), _TYPES, self.type)
         self.from_where = _named(value.get("consumeFromWhere"), _FROM, self.from_where)
 
     def subscribe(self, wanted: list[Subscription]) -> bool:
-        """Take over what a member subscribes to; True if a topic came or went."""
+        """Replace the subscriptions by those of a member. Return True if a topic was added or
+        removed.
+        """
         topics = {subscription.topic for subscription in wanted}
         changed = topics != set(self.subscriptions)
         self.subscriptions = {topic: current for topic, current in self.subscriptions.items()
@@ -101,7 +101,7 @@ class Group:
 
 
 def size_of(subscriptions: Iterable[Subscription]) -> int:
-    """Return bytes that they take, roughly."""
+    """Return the approximate bytes of memory of subscriptions."""
     return sum(200 + len(subscription.topic) + len(subscription.expression) + len(subscription.kind)
                for subscription in subscriptions)
 
@@ -114,7 +114,7 @@ def _named(value: object, names: tuple[str, ...], other: str) -> str:
 
 @dataclass(slots=True)
 class Groups:
-    """The groups of a broker that are there at the moment. At most ``most`` members in all."""
+    """The connected groups of a broker, with at most ``most`` members in total."""
 
     most: int = 10_000
     consumers: dict[str, Group] = field(default_factory=dict)
@@ -127,7 +127,7 @@ class Groups:
 
     @property
     def size(self) -> int:
-        """Bytes that all subscriptions take, roughly."""
+        """Approximate bytes of memory of all subscriptions."""
         return sum(group.size for group in self.consumers.values())
 
     def members(self) -> Iterator[Member]:
@@ -138,8 +138,8 @@ class Groups:
 
     def drop(self, client_id: str | None = None, peer: Peer | None = None,
              group: str | None = None, heard_by: float = math.inf) -> list[Group]:
-        """Take members away: of a connection, with a client id, of one group or all, of whom
-        nothing was heard since. The groups that lost one.
+        """Remove members by connection, client id, group (None for all groups) or time of their
+        last heartbeat. Return the groups that lost a member.
         """
         is_gone = _selected(client_id, peer, heard_by)
         touched = []
@@ -166,7 +166,9 @@ class Groups:
                 del self.producers[name]
 
     def drop_silent(self) -> list[Group]:
-        """Take away of whom nothing was heard for `EXPIRY_S`. The groups that lost one."""
+        """Remove members without a heartbeat for `EXPIRY_S`. Return the groups that lost a
+        member.
+        """
         heard_by = time.monotonic() - EXPIRY_S
         self.drop_producers(heard_by=heard_by)
         return self.drop(heard_by=heard_by)
@@ -180,17 +182,15 @@ def _selected(client_id: str | None, peer: Peer | None, heard_by: float
 
 @dataclass(slots=True)
 class QueueLocks:
-    """The group members that have a queue to themselves, for orderly consumption. At most
-    ``most``.
-    """
+    """Queue locks of group members, for orderly consumption; at most ``most``."""
 
     most: int = 100_000
     _held: dict[str, dict[tuple[str, int], tuple[str, float]]] = field(default_factory=dict)
 
     def take(self, group: str, client_id: str, queues: list[tuple[str, int]]) -> list[
             tuple[str, int]]:
-        """Return those of the queues that the client has now: free ones, its own, and long held
-        ones.
+        """Lock queues for a client. Return those that it holds now: free ones, its own, and those
+        whose lock has expired.
         """
         now = time.monotonic()
         room = self.most - sum(map(len, self._held.values()))
@@ -209,12 +209,12 @@ class QueueLocks:
         return got
 
     def holds_any(self, group: str) -> bool:
-        """Return whether a member of the group has a queue now."""
+        """Return whether a member of the group holds a queue lock."""
         now = time.monotonic()
         return any(now - since <= LOCK_S for _, since in self._held.get(group, {}).values())
 
     def expire(self) -> None:
-        """Give back what was held for long."""
+        """Remove expired locks."""
         now = time.monotonic()
         for group, held in list(self._held.items()):
             left = {queue: owner for queue, owner in held.items() if now - owner[1] <= LOCK_S}

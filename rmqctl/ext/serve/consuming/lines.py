@@ -1,4 +1,4 @@
-"""Lines of requests that wait for messages of POP, in the order they came, of both protocols."""
+"""Lines of POP requests that wait for messages, in order of arrival, over both protocols."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from rmqctl.ext.serve.consuming.subscriptions import ALL, TAG
 
 
 class Line(NamedTuple):
-    """The key of a line: requests with the same key wait in one line. ``notice``: whether they want
-    to hear of messages, and not to be given any.
+    """The key of a line: requests with the same key wait in one line. ``notice``: whether they ask
+    only for a notification, and not for messages.
     """
 
     group: str
@@ -25,8 +25,8 @@ class Line(NamedTuple):
 
 
 class WaitingLines:
-    """Waiting requests, in the order in which they came: the first of a line is told of news, and
-    when it leaves the next one looks.
+    """Waiting requests in order of arrival. The first of a line is notified of new messages; when
+    it leaves, the next one looks.
     """
 
     def __init__(self, broker: Broker) -> None:
@@ -56,11 +56,15 @@ class WaitingLines:
         self._broker.hear_no_more((line.topic, ANY_QUEUE), look)
 
     def is_first(self, line: Line, look: Callable[[bool], None]) -> bool:
-        """Return whether a waiting request is informed of new messages."""
+        """Return whether a waiting request is first in its line, and so notified of new
+        messages.
+        """
         return next(iter(self._all[line])) == look
 
     def count(self, group: str, topic: str, queue_id: int) -> int:
-        """Return the number of requests that wait for messages of a topic's queue, or of any."""
+        """Return the number of requests that wait for messages of one queue of a topic, or of any
+        queue.
+        """
         return sum(len(waiting) for line, waiting in self._all.items() if line[:3] == (
             group, topic, queue_id) and not line.notice)
 

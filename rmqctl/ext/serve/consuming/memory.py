@@ -1,7 +1,7 @@
-"""Queues in memory: what consumers send back to a server that writes nothing.
+"""Queues in memory for messages that consumers send back to a read-only server.
 
-They have queue ids behind those of the store, and physical offsets behind any log, so that a client
-can send a message back that it got from here.
+Their queue ids are above those of the store, and their physical offsets above any log, so that a
+client can send back a message that it got from such a queue.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from rmqctl.ext.serve.reading import Accept, Pulled
 from rmqctl.formats.local.message import CRC_MASK, HOST_BITS, Record, build, magic_for, size_of
 
 EACH = 512
-"""Bytes that a message takes beside its own."""
+"""Bytes of memory that a message takes besides its record."""
 BASE = 1 << 61
 """The physical offset of the first record; no log of a broker is that long."""
 
 
 @dataclass(slots=True)
 class MemoryQueue:
-    """One queue: records, each with the tags code a row of it would have."""
+    """A queue in memory: records, and the tags code of each."""
 
     records: list[bytes] = field(default_factory=list)
     tags: list[int] = field(default_factory=list)
@@ -28,7 +28,7 @@ class MemoryQueue:
 
     @property
     def end(self) -> int:
-        """The queue offset of the next one."""
+        """The queue offset of the next message."""
         return len(self.records)
 
     def pull(self, offset: int, most: int, accept: Accept | None, max_bytes: int = MAX_BYTES
@@ -49,7 +49,7 @@ class MemoryQueue:
 
 @dataclass(slots=True)
 class Memory:
-    """All queues in memory of one broker, of at most ``limit`` bytes."""
+    """All queues in memory of one broker, at most ``limit`` bytes in total."""
 
     limit: int
     queues: dict[tuple[str, int], MemoryQueue] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class Memory:
         return self.size + 2 * (len(record.body) + EACH) + len(record.properties) <= self.limit
 
     def append(self, record: Record, topic: str, queue_id: int, tags: int) -> bytes:
-        """Put a copy of a record as the next one of a queue."""
+        """Append a copy of a record to a queue. Return the copy's bytes."""
         queue = self.queues.setdefault((topic, queue_id), MemoryQueue())
         name = topic.encode()
         magic = magic_for(name)

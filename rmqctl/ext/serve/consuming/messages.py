@@ -1,4 +1,4 @@
-"""Single messages: by id and by key (spec: remoting.md §3.2)."""
+"""Lookup of single messages by id and by key (spec: remoting.md §3.2)."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from rmqctl.ext.serve.broker import Broker, Buffer, Call, Response, Table
 from rmqctl.ext.serve.remoting.codes import Failed, Status
 from rmqctl.store.query.lookup import FOR_EVER, by_key
 
-_MOST = 64
-_MOST_UNIQUE = 32
+_MAX_BY_KEY = 64
+_MAX_UNIQUE = 32
 MAX_BYTES = 8 << 20
-"""Of messages in one answer; the first always fits."""
+"""Maximum bytes of messages in one response; the first message always fits."""
 
 
 def view_message(broker: Broker, call: Call) -> Response:
@@ -23,11 +23,11 @@ def view_message(broker: Broker, call: Call) -> Response:
 
 
 def query_message(broker: Broker, call: Call) -> Response:
-    """Return messages of a topic with a key, or a unique key, through the index."""
+    """Return messages of a topic with a key or unique key, found through the index."""
     # What the index knows; what was written just now is put in first.
     wanted = call.fields
     is_unique = (wanted["_UNIQUE_KEY_QUERY"] or "").lower() == "true"
-    most = _MOST_UNIQUE if is_unique else min(max(wanted["maxNum"], 1), _MOST)
+    most = _MAX_UNIQUE if is_unique else min(max(wanted["maxNum"], 1), _MAX_BY_KEY)
     try:
         if broker.writer is not None:
             broker.writer.settle_now()

@@ -1,4 +1,4 @@
-"""Queue offsets: bounds, times, and where groups stand (spec: remoting.md §3.2)."""
+"""Queue offsets: bounds, offsets by time, and consumer offsets (spec: remoting.md §3.2)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rmqctl.ext.serve.remoting.codes import Failed, Status
 from rmqctl.formats.local.message import decode
 
 _V5 = 412
-"""From this version on clients are of 5.0."""
+"""The version of 5.0 clients."""
 
 
 def _offset(value: int) -> Response:
@@ -22,13 +22,14 @@ def max_offset(broker: Broker, call: Call) -> Response:
 
 
 def min_offset(broker: Broker, call: Call) -> Response:
-    """Return the queue offset of the oldest message that is there."""
+    """Return the queue offset of the oldest message."""
     return _offset(broker.queue(call.fields["topic"], call.fields["queueId"]).first)
 
 
 def at_time(broker: Broker, topic: str, queue_id: int, when: int, *, upper: bool = False) -> int:
-    """Return the queue offset of the first message stored at ``when`` (ms) or later; with ``upper``
-    of the last one stored until then. Raise Failed if the queue cannot be read.
+    """Return the queue offset of the first message stored at ``when`` (ms) or later; with
+    ``upper``, that of the last message stored at ``when`` or earlier.
+    Raises: Failed if the queue cannot be read.
     """
     queue = broker.queue(topic, queue_id)
     if (topic, queue_id) in broker.memory.queues or queue.end == 0:
@@ -45,9 +46,9 @@ def at_time(broker: Broker, topic: str, queue_id: int, when: int, *, upper: bool
 
 
 def search_offset(broker: Broker, call: Call) -> Response:
-    """Return the queue offset at a time, as 5.x brokers have it. Java clients before 5.0 get the
-    last message for a time after it, as 4.x brokers have it: Dashboard 1.x adds one to that, and
-    shows messages twice otherwise.
+    """Return the queue offset at a time, as 5.x brokers do. Java clients before 5.0 get the last
+    message for a time after it, as from 4.x brokers: Dashboard 1.x adds one to the offset, and
+    would show messages twice otherwise.
     """
     wanted, asked = call.fields, call.command
     upper = (wanted["boundaryType"] or "").upper() == "UPPER"
@@ -69,9 +70,9 @@ def earliest_time(broker: Broker, call: Call) -> Response:
 
 def position(broker: Broker, group: str, topic: str, queue_id: int, *, zero: bool = True
              ) -> int | None:
-    """Return a group's consumer offset; if it has none, the offset at which it is to start. None if
-    a broker leaves that to the client, without ``zero`` for queues that begin at 0, too. Raise
-    Failed if the queue cannot be read.
+    """Return a group's consumer offset; if it has none, the offset to start from. Return None if a
+    broker leaves that to the client; without ``zero`` also for queues that start at 0.
+    Raises: Failed if the queue cannot be read.
     """
     committed = broker.positions.get(group, topic, queue_id)
     if committed is not None:
@@ -88,7 +89,7 @@ def position(broker: Broker, group: str, topic: str, queue_id: int, *, zero: boo
 
 
 def query_consumer_offset(broker: Broker, call: Call) -> Response:
-    """Return a group's consumer offset; if it has none, the offset at which it is to start."""
+    """Return a group's consumer offset; if it has none, the offset to start from."""
     wanted = call.fields
     offset = position(broker, wanted["consumerGroup"], wanted["topic"], wanted["queueId"],
                      zero=wanted["setZeroIfNotFound"] is not False)
@@ -99,7 +100,7 @@ def query_consumer_offset(broker: Broker, call: Call) -> Response:
 
 
 def update_consumer_offset(broker: Broker, call: Call) -> Response:
-    """Note where a group stands."""
+    """Store a group's consumer offset."""
     wanted = call.fields
     if not broker.positions.commit(wanted["consumerGroup"], wanted["topic"], wanted["queueId"],
                                    wanted["commitOffset"]):

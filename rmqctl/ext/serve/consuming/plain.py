@@ -1,9 +1,9 @@
-"""Plain pulls: requests of consumers that came before but for their numbers, and find messages.
+"""Plain pulls: requests that repeat an earlier one except for their numbers, and find messages.
 
-A consumer says the same over and over: which group, topic and queue, how much, and from which
-offset on. The first such request is read by a library and its words are remembered; of those that
-follow only the numbers are read. `pulling.pull_message` is the whole way, for everything else; a
-test holds that both lead to the same answers.
+A consumer repeats the same request: the same group, topic, queue and limits, from another offset.
+The first such request is decoded by a library, and its text is kept; of its repetitions only the
+numbers are read. `pulling.pull_message` handles everything else. A test checks that both give the
+same responses.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from rmqctl.kernel import active
 _CODES = {CODE_OF[name]: name for name in pulling.HANDLERS}
 _NUMBERS = ("opaque", "queueOffset", "commitOffset")
 _NAMES = b"".join(name.encode() + b"\0" for name in _NUMBERS)
-_MOST = 16
-"""Requests that are answered at once."""
-_MOST_KNOWN = 2048
-"""Requests that are remembered; each takes 3 KiB at most."""
+_MAX_AT_ONCE = 16
+"""Maximum number of requests answered in one go."""
+_MAX_KEPT = 2048
+"""Maximum number of requests that are kept; each takes 3 KiB at most."""
 _MARKED = Pulled(FOUND, 1_234_567_891, 1_234_567_892, 1_234_567_893)
 _MARKED_OPAQUE = 1_234_567_894
 
@@ -42,14 +42,14 @@ class Client(Protocol):
     def is_full(self) -> bool: ...
 
     def send_parts(self, parts: list[Buffer], size: int) -> None:
-        """Send a response that is ready, of so many bytes."""
+        """Send an encoded response of ``size`` bytes."""
 
     def reply(self, request: Command, response: Response) -> None: ...
 
 
 class _PlainPull(msgspec.Struct, gc=False):
-    """A request that came before. ``fields`` without its numbers; ``accept`` where it says what is
-    wanted itself (``says``).
+    """A request that may be repeated. ``fields``: without its numbers. ``accept``: its own filter,
+    if it has one (``says``).
     """
 
     code: int
@@ -59,24 +59,24 @@ class _PlainPull(msgspec.Struct, gc=False):
 
 
 class PlainPulls:
-    """Answers such requests for a broker."""
+    """Answers plain pulls for a broker."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker, self._kernel = broker, active()
-        self._known: dict[bytes, _PlainPull] = {}
+        self._pulls: dict[bytes, _PlainPull] = {}
         self._form = _form()
 
     def take_all(self, client: Client, frames: FrameReader, late: float) -> bool:
-        """Answer such requests as long as one follows another, and until ``late`` (monotonic
-        seconds); whether any was answered.
+        """Answer plain pulls in ``frames`` until another request follows, or until ``late``
+        (monotonic seconds). Return whether any was answered.
         """
         broker = self._broker
         if self._kernel is None or broker.cluster.access.secrets:
             return False
         end = 0
         for behind, words, opaque, offset, commit in self._kernel.repeats(
-                frames.buffer, frames.at, frames.limit, HEAD_SIZE, COUNTED, _NAMES, _MOST):
-            pull = self._known.get(words)
+                frames.buffer, frames.at, frames.limit, HEAD_SIZE, COUNTED, _NAMES, _MAX_AT_ONCE):
+            pull = self._pulls.get(words)
             if pull is None:
                 if end:
                     break
@@ -95,7 +95,7 @@ class PlainPulls:
 
     def _learn(self, frames: FrameReader, words: bytes, numbers: tuple[int | None, ...]
                ) -> _PlainPull | None:
-        """Remember the next request; None if it is not a plain one."""
+        """Decode and keep the next request; None if it is not a plain pull."""
         frame = frames.peek()
         if frame is None:
             return None
@@ -110,14 +110,16 @@ class PlainPulls:
             return None
         if numbers != (command.opaque, *(fields.pop(name) for name in _NUMBERS[1:])):
             return None
-        while len(self._known) >= _MOST_KNOWN:
-            del self._known[next(iter(self._known))]
-        self._known[words] = pull = _PlainPull(command.code, fields, says, accept)
+        while len(self._pulls) >= _MAX_KEPT:
+            del self._pulls[next(iter(self._pulls))]
+        self._pulls[words] = pull = _PlainPull(command.code, fields, says, accept)
         return pull
 
     def _answer(self, client: Client, pull: _PlainPull, opaque: int, offset: int, commit: int | None
                 ) -> bool:
-        """Answer such a request; False, and nothing done, where more is to be done for it."""
+        """Answer a plain pull. Return False, without a response, if it needs
+        `pulling.pull_message`.
+        """
         broker, fields = self._broker, pull.fields
         group, topic, queue_id = fields["consumerGroup"], fields["topic"], fields["queueId"]
         try:
@@ -146,8 +148,8 @@ class PlainPulls:
 
 
 def _form() -> bytes:
-    """Return the header of an answer, with places for the highest and the lowest queue offset,
-    where to continue, and opaque.
+    """Return the header of a response as a format string with four numbers: the maximum, the
+    minimum and the next queue offset, and opaque.
     """
     response = pulling.response_to(_MARKED, 0)
     text = response_head(_MARKED_OPAQUE, response.code, response.ext or {}, response.remark, 0)[

@@ -1,7 +1,7 @@
-"""POP over the remoting protocol: messages delivered for a while, acked, or hidden for longer.
+"""POP over the remoting protocol: receive, acknowledge and change the invisible time of messages.
 
-Answers are those of a 5.x broker, but that a message whose time is over comes again where it lies:
-it is not put into a retry topic, so a store that is only read serves POP, too.
+Responses are those of a 5.x broker, except that a message whose invisible time is over is delivered
+again from its own queue: it is not put into a retry topic, so a read-only store serves POP, too.
 """
 
 from __future__ import annotations
@@ -19,37 +19,35 @@ from rmqctl.ext.serve.broker import ANY_QUEUE, Broker, Buffer, Call, Response, T
 from rmqctl.ext.serve.consuming.clients import body_of, objects
 from rmqctl.ext.serve.consuming.lines import Line
 from rmqctl.ext.serve.consuming.popping import (
-    MOST_ATTEMPTS,
+    MAX_ATTEMPTS,
     Given,
     Popped,
     Receipt,
     Wish,
     attempt_of,
 )
-from rmqctl.ext.serve.consuming.pulling import LONGEST_WAIT_S, Waiting, judge
+from rmqctl.ext.serve.consuming.pulling import MAX_WAIT_S, Waiting, judge
 from rmqctl.ext.serve.consuming.subscriptions import ALL, TAG, Subscription
 from rmqctl.ext.serve.remoting.codes import Failed, Status
 from rmqctl.formats.local.message import build, decode
 from rmqctl.formats.local.properties import LMQ_PREFIX, RETRY_PREFIX
 
-_MOST = 32
-_LONGEST_MS = 12 * 3_600_000
-"""Of the time for which a message is delivered."""
+_MAX_MESSAGES = 32
+_MAX_INVISIBLE_MS = 12 * 3_600_000
+"""Maximum invisible time of a message (ms)."""
 _IN_ORDER = 999
-"""The queue of the revive topic that marks messages in order."""
+"""The queue id of the revive topic that marks ordered messages."""
 _LATEST = 1
-"""A group without a position begins with new messages."""
-_SOONEST_S = 0.01
+"""The ``initMode`` of a group without consumer offset that starts with new messages."""
+_MIN_WAIT_S = 0.01
 _RECEIPT = re.compile(r"-?\d{1,19} (\d{1,19}) -?\d{1,19} -?\d{1,9} .*")
-_LONGEST_NAME = 255
-_MOST_ACKED, _LONGEST_SETS = 1024, 4096
-"""Entries in an ack of many, and the characters of all their sets of offsets."""
+_MAX_NAME = 255
+_MAX_ACKED, _MAX_SETS = 1024, 4096
+"""Maximum entries of a batch acknowledgement, and maximum characters of all their bit sets."""
 
 
 def has_batches(broker: Broker, topic: str) -> bool:
-    """Return whether a topic has batch consume queues: their messages are not delivered one
-    by one.
-    """
+    """Return whether a topic has batch consume queues, whose messages POP cannot deliver singly."""
     return any(name == topic for name, _ in broker.source.store.batch_queues)
 
 
@@ -57,14 +55,14 @@ def has_batches(broker: Broker, topic: str) -> bool:
 
 
 def pop_message(broker: Broker, call: Call) -> Response | None:
-    """Return messages of a topic that no other client has at the moment, now or as soon as there
-    are any.
+    """Return messages of a topic that no other client has at the moment, now or when there are
+    some.
     """
     wanted = call.fields
     _judge(broker, call)
-    if wanted["maxMsgNums"] > _MOST:
+    if wanted["maxMsgNums"] > _MAX_MESSAGES:
         raise Failed(Status.INVALID_PARAMETER, f"the broker[{broker.address.host}] pop message's "
-                     f"num is greater than {_MOST}")
+                     f"num is greater than {_MAX_MESSAGES}")
     accept = None
     if wanted["exp"]:
         accept = Subscription(wanted["topic"], wanted["exp"], wanted["expType"] or TAG).accept()
@@ -75,13 +73,13 @@ def pop_message(broker: Broker, call: Call) -> Response | None:
 
 
 def notification(broker: Broker, call: Call) -> Response | None:
-    """Answer whether there are messages to pop, now or as soon as there are."""
+    """Answer whether there are messages to pop, now or when there are some."""
     _judge(broker, call)
     return _WaitingNotice(broker, call, _line(call)._replace(notice=True)).start()
 
 
 def polling_info(broker: Broker, call: Call) -> Response:
-    """Answer how many requests of a group wait for messages of a topic."""
+    """Return the number of requests of a group that wait for messages of a topic."""
     _judge(broker, call)
     return Response({"pollingNum": str(broker.pops.lines.count(*_line(call)[:3]))})
 
@@ -93,7 +91,7 @@ def _line(call: Call) -> Line:
 
 
 def _judge(broker: Broker, call: Call) -> None:
-    """Raise Failed if nothing may be read."""
+    """Raise Failed if the topic cannot be read by POP."""
     name: str = call.fields["topic"]
     judge(broker, call.fields, call.connection.peer, ANY_QUEUE, Status.INVALID_PARAMETER)
     _check_group(call.fields["consumerGroup"])
@@ -104,41 +102,41 @@ def _judge(broker: Broker, call: Call) -> None:
 
 
 def _check_group(name: str) -> None:
-    """Raise Failed if a name is longer than that of any group: what groups were given is kept."""
-    if len(name) > _LONGEST_NAME:
+    """Raise Failed if a group name is too long: the state of groups is kept in memory."""
+    if len(name) > _MAX_NAME:
         raise Failed(Status.SUBSCRIPTION_GROUP_NOT_EXIST,
                      f"the group name has {len(name)} characters")
 
 
 def _milliseconds(wanted: int) -> int:
-    return min(max(wanted, 0), _LONGEST_MS)
+    return min(max(wanted, 0), _MAX_INVISIBLE_MS)
 
 
 class _WaitingForAny(Waiting):
-    """A request that waits for messages of any queue, new ones or such as come again."""
+    """A request that waits for messages of any queue, new or visible again."""
 
     late = 0.0
-    """The monotonic time (seconds) at which it ends."""
+    """The time at which it ends (monotonic seconds)."""
 
     @property
     def popped(self) -> Popped:
-        """Return the group's popped messages of the topic; not to be kept."""
+        """Return the group's popped messages of the topic; do not keep a reference to them."""
         wanted = self.call.fields
         popped: Popped = self.broker.pops.of(wanted["consumerGroup"], wanted["topic"])
         return popped
 
     def start(self) -> Response | None:
-        """Return the answer, if it need not wait. Raise Failed."""
-        response = self.found()
+        """Return the response, or None if the request waits for it. Raises: Failed."""
+        response = self.answer_now()
         if response is not None:
             return response
-        wait = min(self.call.fields["pollTime"] / 1000, LONGEST_WAIT_S)
+        wait = min(self.call.fields["pollTime"] / 1000, MAX_WAIT_S)
         if wait <= 0 and not self.is_unfinished:
             return self.nothing()
         if not self.has_room:
             return self.nothing(full=True)
         self.late = time.monotonic() + max(wait, 0)
-        self.begin(max(wait, _SOONEST_S))
+        self.begin(max(wait, _MIN_WAIT_S))
         self._wait()
         return None
 
@@ -149,21 +147,23 @@ class _WaitingForAny(Waiting):
         self.broker.pops.lines.leave(self.key, self.look)
 
     def _wait(self) -> None:
-        """Wait until its time is over, and the first one until a message may come again."""
+        """Wait until the request ends; if it is first in line, until a message may become visible
+        again.
+        """
         due = self.late
         if self.broker.pops.lines.is_first(self.key, self.look):
             if self.is_unfinished:
                 self.broker.wake(self.look)
                 return
             due = min(self.popped.next_due or due, due)
-        self.again_in(max(due - time.monotonic(), _SOONEST_S))
+        self.again_in(max(due - time.monotonic(), _MIN_WAIT_S))
 
     def look(self, may_wait: bool) -> None:
         if not self.waits:
             return
         is_full = self.call.connection.is_full
         try:
-            response = None if is_full else self.found()
+            response = None if is_full else self.answer_now()
         except Failed as answer:
             response = Response(code=answer.status, remark=answer.remark)
         if response is None and (is_full or time.monotonic() >= self.late):
@@ -174,17 +174,15 @@ class _WaitingForAny(Waiting):
             self._wait()
 
     is_unfinished = False
-    """True if there were too many queues to check all of them."""
+    """True if there are more queues than one turn can check."""
 
     @abstractmethod
-    def found(self) -> Response | None:
-        """Return the answer, if there is something. Raise Failed."""
+    def answer_now(self) -> Response | None:
+        """Return the response if there is anything to deliver now. Raises: Failed."""
 
     @abstractmethod
     def nothing(self, *, full: bool = False) -> Response:
-        """Return the answer where there is nothing; ``full``: and where no more requests may
-        wait.
-        """
+        """Return the response without messages; ``full``: because too many requests wait."""
 
 
 @dataclass(eq=False)
@@ -192,7 +190,7 @@ class _WaitingPop(_WaitingForAny):
     wish: Wish
     left: int = 0
 
-    def found(self) -> Response | None:
+    def answer_now(self) -> Response | None:
         given, self.left = self.popped.take(self.wish, self.left or None)
         self.is_unfinished = self.left > 0
         if not given:
@@ -222,7 +220,7 @@ class _WaitingPop(_WaitingForAny):
 
 
 class _WaitingNotice(_WaitingForAny):
-    def found(self) -> Response | None:
+    def answer_now(self) -> Response | None:
         wanted = self.call.fields
         return Response({"hasMsg": "true", "pollingFull": "false"}) if self.popped.has_messages(
             self.key.queue_id, fifo=self.key.fifo,
@@ -233,13 +231,13 @@ class _WaitingNotice(_WaitingForAny):
 
 
 def _mark(name: str) -> str:
-    """Return the mark of a topic: whether it is the topic asked for, or one of its retry topics."""
+    """Return the mark of a topic: 0 for the requested topic, 1 or 2 for its retry topics."""
     return "0" if not name.startswith(RETRY_PREFIX) else "2" if "+" in name else "1"
 
 
 def _record(given: Given) -> Buffer:
-    """Return the message as it is stored, but for the number of deliveries."""
-    times = min(given.flight.attempt - 1, MOST_ATTEMPTS)
+    """Return the message as stored, except for its number of deliveries."""
+    times = min(given.flight.attempt - 1, MAX_ATTEMPTS)
     name, _ = given.receipt.queue
     if not times or name.startswith(LMQ_PREFIX):  # clients look for the latter elsewhere then
         return given.record
@@ -252,7 +250,7 @@ def _record(given: Given) -> Buffer:
 
 
 def ack(broker: Broker, call: Call) -> Response:
-    """Acknowledge a message. As with a broker, a late acknowledgement is answered with success."""
+    """Acknowledge a message. Like a broker, answer a late acknowledgement with success."""
     popped, receipt = _receipt(broker, call)
     with suppress(Failed):
         popped.ack(receipt)
@@ -260,7 +258,7 @@ def ack(broker: Broker, call: Call) -> Response:
 
 
 def change_invisible_time(broker: Broker, call: Call) -> Response:
-    """Make a message visible at another time."""
+    """Change the time at which a message becomes visible again."""
     popped, receipt = _receipt(broker, call)
     invisible = _milliseconds(call.fields["invisibleTime"])
     changed = popped.change(receipt, invisible / 1000)
@@ -269,7 +267,7 @@ def change_invisible_time(broker: Broker, call: Call) -> Response:
 
 
 def _receipt(broker: Broker, call: Call) -> tuple[Popped, Receipt]:
-    """Return the messages and the receipt that a request is about. Raise Failed."""
+    """Return the popped messages and the receipt that a request refers to. Raises: Failed."""
     wanted = call.fields
     name, queue_id, offset = wanted["topic"], wanted["queueId"], wanted["offset"]
     topic = broker.require_topic(name)
@@ -306,7 +304,7 @@ def ack_many(broker: Broker, call: Call) -> Response:
     if not acks:
         raise Failed(Status.NO_MESSAGE, "the request acknowledges no messages")
     sets = [_text(entry.get("b", entry.get("bitSet"))) for entry in acks]
-    if len(acks) > _MOST_ACKED or sum(map(len, sets)) > _LONGEST_SETS:
+    if len(acks) > _MAX_ACKED or sum(map(len, sets)) > _MAX_SETS:
         raise Failed(Status.SYSTEM_ERROR, "too many messages to acknowledge in one request")
     for entry, places in zip(acks, sets, strict=True):
         group, name, retry = (_text(entry.get(short, entry.get(long))) for short, long in (
@@ -332,7 +330,7 @@ def _number(value: object) -> int:
 
 
 def _places(text: str) -> list[int]:
-    """Return the places of the bits in a set, which is written in base64. Raise Failed."""
+    """Return the positions of the bits in a base64 bit set. Raises: Failed."""
     try:
         data = b64decode(text, validate=True)
     except (Base64Error, ValueError):

@@ -1,9 +1,9 @@
-"""Messages that are delivered for a while (POP): to whom they come again, and how far a group is.
+"""POP: messages that are invisible after delivery until they are acknowledged or delivered again.
 
-Clients of both protocols are given messages here. The positions of a group are those of
-`Positions`, so that clients of either continue where others stopped: what is delivered and not
-acked yet is known here alone, and a group's position is the first message that is not acked. Times
-are seconds of `time.monotonic`.
+Both protocols deliver messages here. Consumer offsets are those of `Positions`, so that clients of
+either protocol continue where others stopped. Which messages are delivered and not yet acknowledged
+is kept in memory only; a group's consumer offset is its first unacknowledged message. Times are
+seconds of `time.monotonic`.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ from rmqctl.ext.serve.remoting.codes import Failed, Status
 from rmqctl.formats.local.message import decode
 from rmqctl.parse_values import now_ms
 
-MOST_FLYING, MOST_OF_GROUP = 100_000, 20_000
-"""Messages of a broker, and of a group and topic, that are delivered and not acked."""
-MOST_QUEUES = 100_000
-"""Queues of a broker, each of a group, whose state is kept."""
-MOST_BYTES = 4 << 20
-"""Of messages that are delivered at once; the first always fits."""
-RENEWED_S, LONGEST_S = 60.0, 3 * 3600.0
-"""Seconds by which a message is kept for its client while that is connected, and the maximum."""
+MAX_FLYING, MAX_OF_GROUP = 100_000, 20_000
+"""Maximum unacknowledged messages of a broker, and of a group in a topic."""
+MAX_QUEUES = 100_000
+"""Maximum number of queues, counted per group, whose state a broker keeps."""
+MAX_BYTES = 4 << 20
+"""Maximum bytes of messages delivered at once; the first message always fits."""
+RENEWED_S, MAX_RENEWAL_S = 60.0, 3 * 3600.0
+"""Seconds by which the invisible time is renewed while the client is connected, and the maximum."""
 TURN_S = 0.02
 """Seconds for which queues are searched before other clients have their turn."""
-MOST_ATTEMPTS = (1 << 31) - 1
-"""Seconds at the end for which clients can still be told."""
+MAX_ATTEMPTS = (1 << 31) - 1
+"""The highest number of deliveries that fits the protocol."""
 _SOON_S = 1.0
 _STALE = 16
-_LONGEST_ATTEMPT = 255
+_MAX_ATTEMPT_NAME = 255
 QueueKey = tuple[str, int]
 
 
 @dataclass(slots=True)
 class Flight:
-    """A message that was delivered. ``number``: see `Receipt`; ``owner``: the client for which it
-    is kept, if any.
+    """A delivered, unacknowledged message. ``number``: see `Receipt`; ``owner``: the client whose
+    connection renews the invisible time, if any.
     """
 
     offset: int
@@ -60,8 +60,8 @@ class Flight:
 
 @dataclass(slots=True)
 class _PopQueue:
-    """One queue of a group: ``next`` is the queue offset to read on from, ``flights`` are in the
-    order of their offsets. ``attempt``: see `Wish`; of the client that was given some last.
+    """A queue of a group. ``next``: the queue offset to read from; ``flights``: sorted by offset;
+    ``attempt``: the `Wish.attempt` of the latest delivery.
     """
 
     next: int
@@ -71,8 +71,8 @@ class _PopQueue:
 
 
 class Receipt(NamedTuple):
-    """The receipt that acknowledges a message: its place, and the time (ms) at which it was
-    delivered or hidden again, later each time.
+    """The receipt that acknowledges a message: queue, queue offset, and the time (ms) at which the
+    message was delivered or hidden, which increases each time.
     """
 
     queue: QueueKey
@@ -82,7 +82,7 @@ class Receipt(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A message as it is delivered, with the receipt to ack it by."""
+    """A delivered message with its receipt."""
 
     record: Buffer
     flight: Flight
@@ -91,11 +91,10 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """The wishes of a client. ``invisible``: seconds; ``owner``: see `Flight`; ``queue_id``: the
-    one of the topic's queues that it asks, or any; ``latest``: whether a group without a position
-    begins with new messages, where it is not said elsewhere. ``attempt``: a request for messages in
-    order under the same name repeats one whose response was lost, and gets the same messages at
-    once.
+    """A client's request for messages. ``invisible``: seconds; ``owner``: see `Flight`;
+    ``queue_id``: the queue to read, or any; ``latest``: start a group without consumer offset at
+    new messages, unless `Broker.start` decides. ``attempt``: a request for ordered messages with
+    the same attempt repeats one whose response was lost, and gets the same messages at once.
     """
 
     most: int
@@ -109,17 +108,17 @@ class Wish:
 
 
 def attempt_of(text: str | None) -> str:
-    """Return the name of an attempt as it is kept; none where it is too long for that."""
-    return text if text and len(text) <= _LONGEST_ATTEMPT else ""
+    """Return the name of an attempt; empty if it is too long to keep."""
+    return text if text and len(text) <= _MAX_ATTEMPT_NAME else ""
 
 
 def _queues(count: int, wanted: int) -> range:
-    """Return all of that many queue ids, or the wanted one."""
+    """Return the queue ids below ``count``, or only the wanted one."""
     return range(count) if wanted == ANY_QUEUE else range(max(wanted, 0), min(wanted + 1, count))
 
 
 class Popped:
-    """The messages that one group was given of one topic of a broker."""
+    """The messages of one topic that one group was given by a broker."""
 
     def __init__(self, pops: Pops, group: str, topic: str) -> None:
         self._pops, self.broker = pops, pops.broker
@@ -134,9 +133,7 @@ class Popped:
         self._number = 0
 
     def keys(self, wanted: int = ANY_QUEUE) -> list[QueueKey]:
-        """Return the queues of the topic, or the one wanted, and those of what came back to a
-        broker.
-        """
+        """Return the queues of the topic, or the wanted one, and the queues of its retry topics."""
         topics = self.broker.source.topics
         return [(name, queue_id) for name in self.names
                 if name == self.topic or name in topics
@@ -147,8 +144,9 @@ class Popped:
     # -- giving out ---------------------------------------------------------------------------
 
     def take(self, wish: Wish, left: int | None) -> tuple[list[Given], int]:
-        """Return (messages, how many queues were not examined yet): to be called again with that
-        number when others had their turn. All have one number in their receipts. Raise Failed.
+        """Return (messages, number of queues not searched yet). Call it again with that number when
+        others had their turn. All receipts have the same number.
+        Raises: Failed.
         """
         keys = self.keys(wish.queue_id)
         if left is None:
@@ -160,21 +158,21 @@ class Popped:
         given: list[Given] = []
         size = 0
         try:
-            for message_or_left in self._each(keys, left, wish):
+            for message_or_left in self._deliveries(keys, left, wish):
                 if isinstance(message_or_left, int):
                     left = message_or_left
                 else:
                     given.append(message_or_left)
                     size += len(message_or_left.record)
-                if len(given) >= wish.most or size >= MOST_BYTES or time.monotonic() > late:
+                if len(given) >= wish.most or size >= MAX_BYTES or time.monotonic() > late:
                     break
         except Failed:
             if not given:
                 raise
         return given, left
 
-    def _each(self, keys: list[QueueKey], left: int, wish: Wish) -> Iterator[Given | int]:
-        """Yield messages, and now and then how many queues are left."""
+    def _deliveries(self, keys: list[QueueKey], left: int, wish: Wish) -> Iterator[Given | int]:
+        """Yield messages, and after each queue the number of queues left."""
         if wish.fifo:
             self._again.clear()  # it is found with its queue
         while self._again:
@@ -205,9 +203,9 @@ class Popped:
             yield left
 
     def _new(self, key: QueueKey, queue: _PopQueue, wish: Wish) -> Iterator[Given | None]:
-        """Yield messages that were not delivered yet; None if a filter took its time."""
+        """Yield messages that were not delivered yet; None when a filter takes long."""
         while True:
-            if self.flying >= MOST_OF_GROUP or not self._pops.may_fly(self):
+            if self.flying >= MAX_OF_GROUP or not self._pops.may_fly(self):
                 raise Failed(Status.SYSTEM_BUSY, "too many unacknowledged messages")
             pulled = pull(self.broker, self.group, *key, queue.next, 1, wish.accept)
             if pulled.max == 0:
@@ -240,8 +238,8 @@ class Popped:
 
     def _give_again(self, key: QueueKey, queue: _PopQueue, flight: Flight, wish: Wish, *,
                     counts: bool = True) -> Given | None:
-        """Return a message whose time is over, again; None if it no longer exists, or is not
-        wanted. ``counts``: whether it was taken the last time.
+        """Deliver a message whose invisible time is over again. Return None if it no longer exists
+        or does not pass the filter. ``counts``: whether this is a new attempt.
         """
         pulled = pull(self.broker, self.group, *key, flight.offset, 1, wish.accept)
         if not pulled.count or pulled.next_begin != flight.offset + 1:
@@ -252,8 +250,8 @@ class Popped:
         return Given(next(pulled.records), flight, self._hide(key, flight, wish.invisible))
 
     def _in_order(self, key: QueueKey, queue: _PopQueue, wish: Wish) -> Iterator[Given]:
-        """Yield messages that came back to a queue; no other client gets them while some are
-        invisible.
+        """Yield the unacknowledged messages of a queue; none while another client has some of
+        them.
         """
         now = time.monotonic()
         is_same = _is_same(queue, wish.attempt)
@@ -266,7 +264,9 @@ class Popped:
                 yield given
 
     def has_messages(self, wanted: int, *, fifo: bool, attempt: str = "") -> bool:
-        """Return whether there is something to deliver, or finding out takes long. Raise Failed."""
+        """Return whether there may be a message to deliver; True if checking takes too long.
+        Raises: Failed.
+        """
         late = time.monotonic() + TURN_S
         self._look_at_clock()
         if self._again:
@@ -283,8 +283,8 @@ class Popped:
     # -- the state of queues ------------------------------------------------------------------
 
     def _queue(self, key: QueueKey, latest: bool = False) -> _PopQueue:
-        """Return a queue of the group, read again if another client set its offset. Raise
-        Failed.
+        """Return a queue's state, reset if another client has set the consumer offset.
+        Raises: Failed.
         """
         committed = self.broker.positions.get(self.group, *key)
         queue = self.queues.get(key)
@@ -302,7 +302,7 @@ class Popped:
         return queue
 
     def forget(self, queue: _PopQueue) -> None:
-        """Forget the messages that were delivered of a queue."""
+        """Forget the delivered messages of a queue."""
         self.flying -= len(queue.flights)
         self._pops.flying -= len(queue.flights)
         queue.flights.clear()
@@ -331,7 +331,7 @@ class Popped:
             self._again.clear()
 
     def _look_at_clock(self) -> None:
-        """Make messages visible whose time is over, unless they are kept for a connected client."""
+        """Make messages visible whose time is over, unless a connected client renews it."""
         now = time.monotonic()
         while self._due and self._due[0][0] <= now:
             _, key, offset, number = heappop(self._due)
@@ -339,7 +339,7 @@ class Popped:
             flight = None if queue is None else queue.flights.get(offset)
             if flight is None or flight.number != number or flight.visible > now:
                 continue
-            if flight.owner and now - flight.since < LONGEST_S and self._pops.is_there(
+            if flight.owner and now - flight.since < MAX_RENEWAL_S and self._pops.is_there(
                     flight.owner):
                 flight.visible = now + RENEWED_S
                 self._wait(key, flight)
@@ -348,7 +348,7 @@ class Popped:
 
     @property
     def next_due(self) -> float | None:
-        """The time at which the next message may become visible again; None for never."""
+        """The next time at which a message may become visible; None if there is none."""
         return self._due[0][0] if self._due else None
 
     # -- what clients say ---------------------------------------------------------------------
@@ -362,8 +362,8 @@ class Popped:
         return Receipt(key, flight.offset, flight.number)
 
     def find(self, receipt: Receipt) -> tuple[_PopQueue, Flight]:
-        """Return the queue and the delivery of a receipt. Raise Failed if the message is
-        acknowledged, or was delivered again.
+        """Return the queue and the delivery of a receipt.
+        Raises: Failed if the message is acknowledged, or was delivered again.
         """
         queue = self.queues.get(receipt.queue)
         flight = None if queue is None else queue.flights.get(receipt.offset)
@@ -394,8 +394,8 @@ class Popped:
         return changed
 
     def is_over(self) -> bool:
-        """Return whether all delivered messages may become visible, and no client is there to
-        acknowledge them.
+        """Return whether the invisible time of all messages is over, and no connected client renews
+        it.
         """
         now = time.monotonic()
         return all(flight.visible <= now and not (
@@ -403,8 +403,8 @@ class Popped:
             for flight in queue.flights.values())
 
     def give_back(self, which: Callable[[Flight], bool]) -> None:
-        """Make messages visible soon that their client has not got, or is not there to
-        acknowledge.
+        """Make the selected messages visible soon: their client did not receive them, or is
+        gone.
         """
         self._count_up()
         for key, queue in self.queues.items():
@@ -420,8 +420,8 @@ def _is_same(queue: _PopQueue, attempt: str) -> bool:
 
 
 class Pops:
-    """The messages that groups were given by a broker. ``is_there``: whether a client is for which
-    messages are kept.
+    """The messages that a broker delivered by POP. ``is_there``: returns whether a client is
+    connected.
     """
 
     def __init__(self, broker: Broker) -> None:
@@ -430,13 +430,11 @@ class Pops:
         self.is_there: Callable[[str], bool] = lambda _client_id: False
         self.flying = 0
         self._all: OrderedDict[tuple[str, str], Popped] = OrderedDict()
-        """The one that was asked for the longest ago is the first."""
+        """The least recently requested one is the first."""
         self._kept = 0
 
     def of(self, group: str, topic: str) -> Popped:
-        """Return the state of a group and topic; not to be held on to while others have their
-        turn.
-        """
+        """Return the state of a group and topic; do not keep a reference to it across turns."""
         popped = self._all.get((group, topic))
         if popped is None:
             popped = Popped(self, group, topic)
@@ -445,16 +443,15 @@ class Pops:
         self._all.move_to_end((group, topic))
         return popped
 
-    def known(self, group: str, topic: str) -> Popped | None:
-        """Return the same where there is any."""
+    def get(self, group: str, topic: str) -> Popped | None:
+        """Return the state of a group and topic; None if there is none."""
         return self._all.get((group, topic))
 
     def may_fly(self, of_this: Popped) -> bool:
-        """Return whether one more message may be delivered. Where there are too many, groups that
-        asked for nothing for the longest time begin at their positions again, once their time is
-        over.
+        """Return whether one more message may be delivered. If there are too many, forget those of
+        the least recently active groups whose invisible times are over.
         """
-        while self.flying >= MOST_FLYING:
+        while self.flying >= MAX_FLYING:
             first = next(iter(self._all.values()))
             if first is of_this or not first.is_over():
                 return False
@@ -465,20 +462,20 @@ class Pops:
         return True
 
     def make_room(self, for_this: Popped) -> None:
-        """Make room for one more queue: queues without invisible messages are known by their
-        offsets. Raise Failed.
+        """Make space for one more queue by forgetting states without unacknowledged messages.
+        Raises: Failed.
         """
         self._kept += 1
-        if self._kept <= MOST_QUEUES:
+        if self._kept <= MAX_QUEUES:
             return
         self._all = OrderedDict((key, popped) for key, popped in self._all.items()
                                 if popped.flying or popped is for_this)
         self._kept = sum(1 + len(popped.queues) for popped in self._all.values())
-        if self._kept >= MOST_QUEUES:
+        if self._kept >= MAX_QUEUES:
             raise Failed(Status.SYSTEM_BUSY, "too many groups have unacknowledged messages")
 
     def leave(self, client_id: str) -> None:
-        """Forget a client: the messages kept for it become visible soon."""
+        """Forget a client: messages that it renews become visible soon."""
         for popped in self._all.values():
             if popped.flying:
                 popped.give_back(lambda flight: flight.owner == client_id)

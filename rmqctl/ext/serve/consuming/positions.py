@@ -1,6 +1,6 @@
-"""Consumer offsets: those of the store, and over them what consumers have committed since.
+"""Consumer offsets: those of the store, and those that consumers have committed since.
 
-In memory, or in a file beside the store, which is written by rename. Never in the store.
+Committed offsets are in memory, or in a file outside the store, which is replaced by rename.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from rmqctl.files.named import refuse_link_of_others
 from rmqctl.scan.source import FileSource
 from rmqctl.store.log.commit_log import CommitLog
 
-_MOST = 1_000_000
-"""Positions of queues that are kept."""
+_MAX_POSITIONS = 1_000_000
+"""Maximum number of committed queue offsets."""
 _NAMES = 256
-"""So many characters of names count as a position."""
+"""Characters of a group and topic name that count as one more offset."""
 MAX_SIZE = 256 << 20
 Key = tuple[str, str]
 """Group and topic."""
@@ -29,16 +29,16 @@ Key = tuple[str, str]
 
 @dataclass(slots=True)
 class Positions:
-    """Committed queue offsets. ``stored``: those of the store, which are only looked up."""
+    """Committed queue offsets. ``stored``: those of the store, which are read-only."""
 
     stored: dict[Key, dict[int, int]]
     committed: dict[Key, dict[int, int]] = field(default_factory=dict)
     changes: int = 0
     """Number of changes."""
     written: int = 0
-    """Number of these changes that are saved."""
+    """The value of ``changes`` at the last save."""
     touched: set[Key] | None = None
-    """Groups and topics with new offsets, if a caller asks for them."""
+    """Groups and topics with new offsets; None if nobody collects them."""
     _count: int = 0
 
     def get(self, group: str, topic: str, queue_id: int) -> int | None:
@@ -57,11 +57,11 @@ class Positions:
         self.changes += 1
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> bool:
-        """Note a position; False if there are too many already."""
+        """Store a consumer offset. Return False if there are too many already."""
         queues = self.committed.get((group, topic))
         if queues is None or queue_id not in queues:
             cost = 1 if queues is not None else 1 + (len(group) + len(topic)) // _NAMES
-            if self._count + cost > _MOST:
+            if self._count + cost > _MAX_POSITIONS:
                 return False
             self._count += cost
             queues = self.committed.setdefault((group, topic), {})
@@ -78,43 +78,43 @@ class Positions:
         return self.written < self.changes
 
     def snapshot(self) -> Positions:
-        """Return the offsets now, for a thread: no group or topic is added to them, but a queue's
-        offset may be a later one.
+        """Return a copy for a thread: no group or topic is added to it, but a queue's offset may
+        change.
         """
         return Positions(self.stored, dict(self.committed), self.changes)
 
     def all(self) -> Iterator[tuple[str, str, dict[int, int]]]:
-        """Yield (group, topic, positions by queue id) of everything known."""
+        """Yield (group, topic, consumer offsets by queue id) of all groups."""
         for key in {**self.stored, **self.committed}:
             yield *key, {**self.stored.get(key, {}), **self.committed.get(key, {})}
 
     def of_group(self, group: str) -> dict[str, dict[int, int]]:
-        """Return topic -> positions by queue id."""
+        """Return a group's consumer offsets: topic -> queue id -> offset."""
         return {topic: queues for name, topic, queues in self.all() if name == group}
 
     def table(self) -> dict[str, dict[str, int]]:
-        """Return the table as ``consumerOffset.json`` has it."""
+        """Return the table in the form of ``consumerOffset.json``."""
         return {f"{topic}@{group}": {str(queue_id): offset for queue_id, offset in sorted(
             queues.items())} for group, topic, queues in self.all()}
 
 
 class PositionsFile:
-    """The positions of several brokers in one file: ``{"BROKER STORE": {"offsetTable": …,
-    "records": …}}``. The records tell which store it is (`anchors`); the name is for people.
+    """The consumer offsets of several brokers in one file: ``{"BROKER STORE": {"offsetTable": …,
+    "records": …}}``. The records identify the store (`anchors`); the name is for people.
     """
 
     def __init__(self, path: str) -> None:
         self.path = path
         self.warnings: list[str] = []
-        """Notes for the user about the stores and this file, after `load`."""
+        """Warnings for the user about stores and this file, set by `load`."""
         self._others: dict[str, Any] = {}
         self._records: dict[str, list[anchors.Anchor]] = {}
 
     def load(self, names: Sequence[str], logs: Sequence[CommitLog]
              ) -> dict[str, dict[Key, dict[int, int]]]:
-        """Return the positions of each of the stores with these names and logs. FormatError,
-        StoreIOError; raise RefusedError if the path leads through a link that others may have made,
-        UsageError where it cannot be determined which positions are a store's.
+        """Return the consumer offsets of each store by its name.
+        Raises: FormatError, StoreIOError; RefusedError if the path contains a link that others may
+        have created; UsageError if a store's entry cannot be determined.
         """
         for name, log in zip(names, logs, strict=True):
             self.know(name, log)
@@ -152,12 +152,12 @@ class PositionsFile:
                 for name, key in zip(names, keys, strict=True)}
 
     def know(self, name: str, log: CommitLog) -> None:
-        """Note the records by which a store is known, of the log as it is now."""
+        """Record the log records that identify a store now."""
         self._records[name] = anchors.anchors_of(log, self._records.get(name, ()))
 
     def save(self, positions: dict[str, Positions]) -> None:
-        """Write what was committed; may be called by a thread with snapshots. Raise
-        StoreIOError.
+        """Write the committed offsets; a thread may call it with snapshots.
+        Raises: StoreIOError.
         """
         value = {**self._others, **{name: {"offsetTable": {
             f"{topic}@{group}": {str(queue_id): offset for queue_id, offset in dict(queues).items()}

@@ -25,20 +25,20 @@ from rmqctl.formats.local.properties import RETRY_PREFIX
 
 COMMIT, SUSPEND, SUBSCRIPTION = 1, 2, 4
 """Bits of a pull's sysFlag."""
-LONGEST_WAIT_S = 300.0
-MOST_WAITING = 1024
-"""Pulls of one connection that wait at a time."""
+MAX_WAIT_S = 300.0
+MAX_WAITING = 1024
+"""Maximum number of waiting pulls of one connection."""
 _TEXT = 64
-"""So many characters in a field of a request that waits count as one more of these."""
-_MOST_GROUPS = 10_000
-"""Groups and topics that are counted."""
+"""Characters in the fields of a waiting request that count as one more request."""
+_MAX_GROUPS = 10_000
+"""Maximum number of groups and topics whose deliveries are counted."""
 _CODES = {FOUND: Status.SUCCESS, NO_MATCH: Status.PULL_RETRY_IMMEDIATELY,
           REMOVING: Status.PULL_RETRY_IMMEDIATELY, OVERFLOW_ONE: Status.PULL_NOT_FOUND}
 
 
 def pull_message(broker: Broker, call: Call) -> Response | None:
-    """Answer a pull with the messages after a queue offset; without any yet, the answer may come
-    later.
+    """Answer a pull with messages from a queue offset on; without any, the pull may wait for
+    them.
     """
     wanted = call.fields
     judge(broker, wanted, call.connection.peer)
@@ -49,7 +49,7 @@ def pull_message(broker: Broker, call: Call) -> Response | None:
                                 wanted["commitOffset"])
     response = _pulled(broker, wanted, accept)
     if response.code == Status.PULL_NOT_FOUND and flags & SUSPEND:
-        wait = min((wanted["suspendTimeoutMillis"] or 0) / 1000, LONGEST_WAIT_S)
+        wait = min((wanted["suspendTimeoutMillis"] or 0) / 1000, MAX_WAIT_S)
         waiting = _WaitingPull(broker, call, (wanted["topic"], wanted["queueId"]), accept)
         if wait > 0 and waiting.has_room:
             waiting.begin(wait)
@@ -59,8 +59,9 @@ def pull_message(broker: Broker, call: Call) -> Response | None:
 
 def judge(broker: Broker, wanted: dict[str, Any], peer: str, lowest: int = 0,
           illegal: int = Status.SYSTEM_ERROR) -> None:
-    """Check a request before anything is read, in a broker's order. ``lowest`` queue id;
-    ``illegal``: the code for others. Raise Failed.
+    """Check a request before anything is read, in a broker's order. ``lowest``: the lowest valid
+    queue id; ``illegal``: the code for an invalid one.
+    Raises: Failed.
     """
     if not broker.takes_group(wanted["consumerGroup"]):
         raise Failed(Status.SUBSCRIPTION_GROUP_NOT_EXIST,
@@ -82,7 +83,7 @@ def judge(broker: Broker, wanted: dict[str, Any], peer: str, lowest: int = 0,
 
 
 def wanted_by(broker: Broker, wanted: dict[str, Any]) -> Accept | None:
-    """Return the filter of the request, or the one its group subscribed with. Raise Failed."""
+    """Return the filter of the request, or else of its group's subscription. Raises: Failed."""
     name = wanted["topic"]
     if wanted["sysFlag"] & SUBSCRIPTION:
         return Subscription(name, wanted["subscription"] or "*",
@@ -104,8 +105,8 @@ def wanted_by(broker: Broker, wanted: dict[str, Any]) -> Accept | None:
 
 def pull(broker: Broker, group: str, topic: str, queue_id: int, offset: int, most: int,
          accept: Accept | None, max_bytes: int | None = None) -> Pulled:
-    """Return messages of a queue from an offset on for a group, counted as delivered. Raise
-    Failed.
+    """Return messages of a queue from an offset on, counted as delivered to a group.
+    Raises: Failed.
     """
     queue = broker.queue(topic, queue_id)
     try:
@@ -122,11 +123,11 @@ def bytes_for(wanted: int | None) -> int:
 
 
 def count(broker: Broker, key: tuple[str, str], pulled: Pulled) -> int:
-    """Count what a group gets of a topic as delivered; its bytes."""
+    """Count messages as delivered to a group. Return their bytes."""
     broker.skipped += pulled.skipped
     size = pulled.size
     if size:
-        if key in broker.delivered or len(broker.delivered) < _MOST_GROUPS:
+        if key in broker.delivered or len(broker.delivered) < _MAX_GROUPS:
             broker.delivered[key] += pulled.count
         broker.delivered_bytes += size
     return size
@@ -139,7 +140,7 @@ def _pulled(broker: Broker, wanted: dict[str, Any], accept: Accept | None) -> Re
 
 
 def response_to(pulled: Pulled, offset: int) -> Response:
-    """Return the answer to a pull from that queue offset on."""
+    """Return the response to a pull from queue offset ``offset``."""
     code = _CODES.get(pulled.status, Status.PULL_OFFSET_MOVED)
     if pulled.status == NO_MESSAGE and offset == 0:
         code = Status.PULL_NOT_FOUND
@@ -151,7 +152,7 @@ def response_to(pulled: Pulled, offset: int) -> Response:
 
 @dataclass(eq=False)
 class Waiting(ABC):
-    """A request that waits for messages of ``key``, or until its time is over."""
+    """A request that waits for messages of ``key`` until its time is over."""
 
     broker: Broker
     call: Call
@@ -165,7 +166,7 @@ class Waiting(ABC):
     @property
     def has_room(self) -> bool:
         """Return whether another request may wait."""
-        return len(self.call.connection.at_end) < MOST_WAITING and (
+        return len(self.call.connection.at_end) < MAX_WAITING and (
             self.broker.waits.has_room(self.call.connection.host, self.weight))
 
     def begin(self, seconds: float) -> None:
@@ -188,15 +189,15 @@ class Waiting(ABC):
         self.leave()
 
     def join(self) -> None:
-        """Wait for news from now on."""
+        """Start listening for new messages."""
         self.broker.hear(self.key, self.look)
 
     def leave(self) -> None:
-        """Stop waiting for news."""
+        """Stop listening for new messages."""
         self.broker.hear_no_more(self.key, self.look)
 
     def again_in(self, seconds: float) -> None:
-        """Look again then, instead of when its time was to be over."""
+        """Look again after ``seconds`` instead of at the end of the wait."""
         self._timer.cancel()
         self._timer = self.broker.later(seconds, self._over)
 
@@ -204,13 +205,13 @@ class Waiting(ABC):
         self.look(False)
 
     def answer(self, response: Response) -> None:
-        """Answer; the request waits no more."""
+        """Send the response, and stop waiting."""
         self.end()
         self.call.reply(response)
 
     @abstractmethod
     def look(self, may_wait: bool) -> None:
-        """Look again; answers unless there is nothing yet and it may wait."""
+        """Look for messages, and answer unless there are none and the request may still wait."""
 
 
 @dataclass(eq=False)
@@ -241,8 +242,8 @@ class _WaitingPull(Waiting):
         self.answer(response)
 
     def _not_now(self) -> Response:
-        """Let a client that does not take what it has got ask again: the messages of all its pulls
-        that wait would have to be kept for it.
+        """Let a client that does not read its responses pull again later, instead of keeping the
+        messages of all its waiting pulls for it.
         """
         offset = str(self.call.fields["queueOffset"])
         return Response({"maxOffset": offset, "minOffset": "0", "nextBeginOffset": offset,

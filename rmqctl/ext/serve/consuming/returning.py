@@ -1,7 +1,7 @@
-"""Messages that consumers send back: retried after a while, given up after too many times
-(spec: remoting.md §3.4, CONSUMER_SEND_MSG_BACK).
+"""Messages that consumers send back: retried after a delay, or moved to dead letters after too many
+attempts (spec: remoting.md §3.4, CONSUMER_SEND_MSG_BACK).
 
-A server that writes nothing keeps them in memory.
+A read-only server keeps them in memory.
 """
 
 from __future__ import annotations
@@ -26,15 +26,17 @@ from rmqctl.formats.local.message import Record, decode
 from rmqctl.parse_values import now_ms
 from rmqctl.store.objects import java_text
 
-MOST_TIMES = 16
+MAX_TIMES = 16
 _FIRST_LEVEL = 3
 _SAYS_TIMES = 121
-"""From this version on (3.4.9) brokers believe clients how often they want a message again."""
+"""Brokers accept the maximum number of attempts from clients of this version (3.4.9) or later."""
 _HALF = 1 << 31
 
 
 def send_back(broker: Broker, call: Call) -> Response | None:
-    """Take a message back: into the group's retry topic after a delay, or its dead letters."""
+    """Put a message that a consumer sends back into the group's retry topic after a delay, or into
+    its dead letters.
+    """
     # What is sent back, by whom; a group without retry queues does not want it back.
     wanted = call.fields
     group, level = wanted["group"], wanted["delayLevel"]
@@ -77,19 +79,20 @@ def send_back(broker: Broker, call: Call) -> Response | None:
 
 
 def most_times(broker: Broker, group: str, call: Call) -> int:
-    """Return how often a group gets a message before it becomes a dead letter: the client's limit,
-    if brokers believe it.
+    """Return how often a message is retried before it becomes a dead letter: the client's limit if
+    brokers accept it from this client, else the group's.
     """
     asked: int | None = call.fields["maxReconsumeTimes"]
     if asked is not None and call.command.version >= _SAYS_TIMES:
         return asked
     times = broker.source.groups.get(group, {}).get("retry_max_times")
-    return times if isinstance(times, int) else MOST_TIMES
+    return times if isinstance(times, int) else MAX_TIMES
 
 
 def make_topic(writer: Writer, topic: str, queues: int = 1) -> int:
-    """Return a retry or dead-letter topic, made with so many queues if it is not there; how many of
-    them it has. Raise RefusedError, StoreIOError.
+    """Create a retry or dead-letter topic with that many queues if it does not exist. Return the
+    number of its queues to use.
+    Raises: RefusedError, StoreIOError.
     """
     if writer.topics.get(topic) is None:
         writer.source.learn(topic, writer.topics.create(topic, queues, queues, READ | WRITE))
@@ -97,7 +100,9 @@ def make_topic(writer: Writer, topic: str, queues: int = 1) -> int:
 
 
 def _put(writer: Writer, call: Call, record: Record, topic: str, queues: int) -> None:
-    """Put it into the store: into any of so many queues of the topic, or into the schedule."""
+    """Put a record into a random queue of the topic, of the first ``queues``, or into the
+    schedule.
+    """
     queue_id = random.randrange(make_topic(writer, topic, queues))  # noqa: S311
     message = Outgoing(topic, record.body, java_text(record.properties), queue_id, record.flag,
                        record.sys_flag, record.born_timestamp, record.born_host,
@@ -120,12 +125,12 @@ def _due(broker: Broker, record: Record, topic: str, tags: int) -> None:
 def _append(broker: Broker, record: Record, topic: str, tags: int) -> None:
     queue_id = broker.memory_queue(topic)
     broker.memory.append(replace(record, store_timestamp=now_ms()), topic, queue_id, tags)
-    broker.told(event="returned", broker=broker.name, topic=topic)
+    broker.on_event(event="returned", broker=broker.name, topic=topic)
     broker.arrived(topic, queue_id)
 
 
 def _returned(record: Record, profile: BrokerVersion, level: int | None) -> Record:
-    """Return a copy as a broker of the version makes it, with this delay level."""
+    """Return a copy with the properties that a broker of this version sets, and a delay level."""
     properties = JavaMap.from_properties(java_text(record.properties), profile.map_capacity)
     if props.RETRY_TOPIC not in properties:
         properties.put(props.RETRY_TOPIC, record.topic.decode("utf-8", "replace"))

@@ -1,6 +1,6 @@
-"""Subscriptions of consumers, and the test of a message (spec: remoting.md §3.1, Filters).
+"""Subscriptions of consumers, and their message filters (spec: remoting.md §3.1, Filters).
 
-A tag expression compares hashes, as a broker does: clients compare the tags themselves.
+A tag expression is compared by hash, as a broker does; clients compare the tags themselves.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rmqctl.store.objects import java_text
 
 TAG, SQL = "TAG", "SQL92"
 ALL = "*"
-_LONGEST = 64 << 10
+_MAX_EXPRESSION = 64 << 10
 _VERSION = re.compile(r"[0-9]{1,19}")
 
 
@@ -36,8 +36,8 @@ class Subscription:
 
     @classmethod
     def of(cls, value: Mapping[str, Any]) -> Subscription:
-        """Return the subscription in a heartbeat's object; missing fields and those of another
-        shape are omitted.
+        """Return the subscription in a heartbeat's object; missing and invalid fields get their
+        defaults.
         """
         kind = value.get("expressionType")
         version = value.get("subVersion")
@@ -47,18 +47,18 @@ class Subscription:
                    version if isinstance(version, int) else int(text))
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the object that tools are shown."""
+        """Return the subscription as JSON for tools."""
         tags = tags_of(self.expression) if self.kind == TAG else ()
         return {"classFilterMode": False, "codeSet": [javahash.string_hash(tag) for tag in tags],
                 "expressionType": self.kind, "subString": self.expression,
                 "subVersion": self.version, "tagsSet": list(tags), "topic": self.topic}
 
     def accept(self) -> Accept | None:
-        """Return the test of a message; None if all messages pass. Raise Failed if the expression
-        is invalid.
+        """Return the filter; None if all messages pass.
+        Raises: Failed if the expression is invalid.
         """
         if self.kind == TAG:
-            return _by_tags(self.expression[:_LONGEST])
+            return _by_tags(self.expression[:_MAX_EXPRESSION])
         if self.kind != SQL:
             raise Failed(Status.SUBSCRIPTION_PARSE_FAILED,
                          f"unknown filter type {self.kind[:40]}")
@@ -66,7 +66,7 @@ class Subscription:
 
 
 def tags_of(expression: str) -> tuple[str, ...]:
-    """Return the tags of ``A || B``; none where all messages are wanted."""
+    """Return the tags of ``A || B``; empty if all messages are wanted."""
     if expression.strip() in ("", ALL):
         return ()
     return tuple(tag for part in expression.split("||") if (tag := part.strip()))

@@ -1,1 +1,1 @@
-"""Clients of RocketMQ 5: the service that a proxy offers them, over the same brokers."""
+"""The gRPC service for RocketMQ 5 clients, as a proxy offers it, over the same brokers."""

@@ -1,4 +1,4 @@
-"""The shared parts of all methods of the service: the brokers, the caller, refusals."""
+"""The shared parts of all gRPC methods: the brokers, the caller, error codes."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from rmqctl.ext.serve.limits import Quota
 from rmqctl.ext.serve.remoting.codes import Failed, Status
 from rmqctl.parse_values import Address
 
-MOST_HELD = 64 << 20
-"""Bytes of messages that are being written to clients, of all of them together."""
+MAX_UNSENT = 64 << 20
+"""Maximum bytes of messages that are being written to all clients together."""
 _CODES = {
     Status.SYSTEM_BUSY: Code.TOO_MANY_REQUESTS,
     Status.REQUEST_CODE_NOT_SUPPORTED: Code.NOT_IMPLEMENTED,
@@ -30,18 +30,18 @@ _CODES = {
 
 
 def code_of(status: int) -> Code:
-    """Return the code of a status of the remoting protocol, which is not success."""
+    """Return the gRPC code for an error status of the remoting protocol."""
     return {int(remoting_status): code for remoting_status, code in _CODES.items()}.get(
         status, Code.INTERNAL_SERVER_ERROR)
 
 
 def refused_by(response: Response) -> Refused:
-    """Return a broker's refusal as one of this service."""
+    """Return the Refused exception for a broker's error response."""
     return Refused(code_of(response.code), response.remark or "refused")
 
 
 def judged(error: Refused | Failed) -> tuple[Code, str]:
-    """Return the code and text with which a client is refused."""
+    """Return the code and text of an error for the client."""
     if isinstance(error, Failed):
         return code_of(error.status), error.remark
     return error.code, error.text
@@ -49,7 +49,7 @@ def judged(error: Refused | Failed) -> tuple[Code, str]:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The client that calls. ``remaining``: seconds until its deadline."""
+    """The calling client. ``remaining``: seconds until its deadline."""
 
     client_id: str
     peer: str
@@ -58,30 +58,30 @@ class Caller:
 
     @property
     def host(self) -> str:
-        """Return the part of a client's address that identifies it."""
+        """Return the part of the client's address that identifies it."""
         return host_of(self.peer)
 
     def link(self, broker: Broker) -> Link:
-        """Return the caller on one broker, for requests."""
+        """Return a connection of the caller to a broker, for requests."""
         return Link(broker, self.peer, self.language)
 
 
 @dataclass(eq=False)
 class Endpoint:
-    """The brokers behind one address, and what clients have of them."""
+    """The brokers behind one address, and the sessions of their clients."""
 
     brokers: Sequence[Broker]
     address: Address = field(default_factory=lambda: Address("127.0.0.1", 0))
     part: float = 1.0
-    """The maximum that one client address may use of anything, as in `Limits`."""
+    """The maximum share of any limit that one client address may use, as in `Limits`."""
     turn: int = 0
-    """Of the brokers that messages without a group are sent to, one after the other."""
+    """Counts sends without a message group, to distribute them over the brokers."""
 
     def __post_init__(self) -> None:
-        self.unsent = Quota(MOST_HELD, self.part)
-        """Bytes of messages that are being written to clients."""
+        self.unsent = Quota(MAX_UNSENT, self.part)
+        """Limits the bytes of messages that are being written to clients."""
         self.looking = asyncio.Lock()
-        """Held while queues are searched: other requests are answered before the next turn."""
+        """Held while queues are searched: other requests are answered before the next search."""
         self.sessions = Sessions(self.brokers, self._gone)
         self.by_name = {broker.name: broker for broker in self.brokers}
         for broker in self.brokers:
@@ -93,7 +93,9 @@ class Endpoint:
 
     @contextmanager
     def held(self, caller: Caller, size: int) -> Iterator[None]:
-        """Count what is being written. Raise Refused if that is too much already."""
+        """Count bytes that are being written to a client.
+        Raises: Refused if there are too many already.
+        """
         if not self.unsent.has_room(caller.host, size):
             raise Refused(Code.TOO_MANY_REQUESTS, "clients do not read their messages")
         self.unsent.take(caller.host, size)

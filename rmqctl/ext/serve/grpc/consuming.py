@@ -1,4 +1,4 @@
-"""Receiving messages, and saying what became of them (spec: remoting.md §7)."""
+"""Receive messages, and acknowledge them or change their invisible time (spec: remoting.md §7)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from rmqctl.ext.serve.broker import ANY_QUEUE, Broker, Buffer
 from rmqctl.ext.serve.consuming.lines import Line
 from rmqctl.ext.serve.consuming.popping import (
-    MOST_ATTEMPTS,
+    MAX_ATTEMPTS,
     RENEWED_S,
     TURN_S,
     Given,
@@ -43,25 +43,25 @@ from rmqctl.formats.local.message import decode
 from rmqctl.parse_values import now_ms
 from rmqctl.store.objects import java_text
 
-_MOST, _MOST_ACKED = 32, 1024
-"""Messages that are received, and acked, at once."""
-_SHORTEST_MS, _LONGEST_MS = 10_000, 12 * 3_600_000
-"""Of the time for which a message is delivered."""
+_MAX_MESSAGES, _MAX_ACKED = 32, 1024
+"""Maximum messages received, and acknowledged, by one request."""
+_MIN_INVISIBLE_MS, _MAX_INVISIBLE_MS = 10_000, 12 * 3_600_000
+"""Minimum and maximum invisible time of a message (ms)."""
 _POLL_S = 20.0
 _LOOK_S = 1.0
 """Seconds for which queues are searched for a client that does not wait."""
 _MARGIN_S = 0.5
 """Seconds before its deadline at which a client gets its response."""
 _COPIES = 3
-"""So often the body of a message is in memory while it is written: it, the answer, its bytes."""
-_LONGEST_FILTER = 64 << 10
+"""Copies of a body in memory while it is written: the body, the response, and its bytes."""
+_MAX_FILTER = 64 << 10
 _FILTERS = {0: TAG, 1: TAG, 2: SQL}
 _HANDLE = re.compile(r"(\d) (\d{1,9}) (\d{1,19}) (\d{1,19})")
 
 
 async def receive(endpoint: Endpoint, caller: Caller, request: Any
                   ) -> AsyncGenerator[Any, None]:
-    """Yield messages of a topic, or none after a while."""
+    """Yield messages of a topic; without any, wait for them until the poll time is over."""
     group = name_of(request.group, Code.ILLEGAL_CONSUMER_GROUP, "group")
     topic = name_of(request.message_queue.topic, Code.ILLEGAL_TOPIC, "topic")
     brokers = readable(endpoint.brokers, topic, request.message_queue.broker.name)
@@ -100,7 +100,7 @@ def _message(broker: Broker, given: Given, group: str, topic: str, wish: Wish) -
     system = message.system_properties
     system.queue_id, system.queue_offset = given.receipt.queue[1], given.receipt.offset
     system.receipt_handle = _handle(broker.pops.of(group, topic), given.receipt)
-    system.delivery_attempt = min(given.flight.attempt, MOST_ATTEMPTS)
+    system.delivery_attempt = min(given.flight.attempt, MAX_ATTEMPTS)
     system.invisible_duration.seconds = int(wish.invisible)
     return message
 
@@ -109,23 +109,23 @@ def _wish(endpoint: Endpoint, caller: Caller, request: Any, group: str, topic: s
     invisible = milliseconds(request.invisible_duration)
     if request.auto_renew:
         invisible = int(RENEWED_S * 1000)
-    elif not _SHORTEST_MS <= invisible <= _LONGEST_MS:
+    elif not _MIN_INVISIBLE_MS <= invisible <= _MAX_INVISIBLE_MS:
         raise Refused(Code.ILLEGAL_INVISIBLE_TIME, "the invisible duration must be between 10 s "
                       "and 12 h")
-    return Wish(min(max(request.batch_size, 1), _MOST), invisible / 1000,
+    return Wish(min(max(request.batch_size, 1), _MAX_MESSAGES), invisible / 1000,
                 _filter(topic, request.filter_expression), is_fifo(endpoint.brokers, group),
                 caller.client_id if request.auto_renew else "",
                 attempt=attempt_of(request.attempt_id))
 
 
 def _filter(topic: str, wanted: Any) -> Accept | None:
-    """Return the filter of a request; clients do not compare the tags themselves. Raise Failed,
-    Refused.
+    """Return the filter of a request, which compares the tags too, since clients do not.
+    Raises: Failed, Refused.
     """
     if wanted.type not in _FILTERS:
         raise Refused(Code.ILLEGAL_FILTER_EXPRESSION, f"unknown filter type {wanted.type}")
     kind, expression = _FILTERS[wanted.type], wanted.expression or ALL
-    if len(expression) > _LONGEST_FILTER:
+    if len(expression) > _MAX_FILTER:
         raise Refused(Code.ILLEGAL_FILTER_EXPRESSION, "the filter expression is too long")
     accept = Subscription(topic, expression, kind).accept()
     if accept is None or kind != TAG:
@@ -144,7 +144,7 @@ def _tags(expression: str) -> frozenset[str]:
 
 
 def _poll_s(caller: Caller, request: Any) -> float:
-    """Return the seconds for which the client may be kept waiting."""
+    """Return the maximum seconds for which the request may wait."""
     wanted = _POLL_S
     if request.HasField("long_polling_timeout"):
         wanted = milliseconds(request.long_polling_timeout) / 1000
@@ -153,7 +153,7 @@ def _poll_s(caller: Caller, request: Any) -> float:
 
 async def _waited(endpoint: Endpoint, caller: Caller, brokers: list[Broker], line: Line,
                   wish: Wish, seconds: float) -> list[tuple[Broker, Given]]:
-    """Return messages, as soon as there are any."""
+    """Return messages as soon as there are any; empty after ``seconds``."""
     async def taken() -> list[tuple[Broker, Given]]:
         for broker in brokers:
             messages = await _taken(endpoint, caller, broker, line.group, line.topic, wish)
@@ -175,7 +175,9 @@ async def _waited(endpoint: Endpoint, caller: Caller, brokers: list[Broker], lin
 
 @contextmanager
 def _in_line(brokers: list[Broker], line: Line) -> Iterator[Callable[[], Awaitable[None]]]:
-    """Return what waits until there may be something; at once for the first in a line."""
+    """Yield a function that waits until there may be messages; it returns at once for the first
+    request of a line.
+    """
     news = asyncio.Event()
 
     def wake(_may_wait: bool) -> None:
@@ -202,7 +204,7 @@ def _in_line(brokers: list[Broker], line: Line) -> Iterator[Callable[[], Awaitab
 
 async def _taken(endpoint: Endpoint, caller: Caller, broker: Broker, group: str, topic: str,
                  wish: Wish) -> list[Given]:
-    """Return messages of one broker; those delivered too often become dead letters."""
+    """Return messages of one broker; move those delivered too often to the dead letters."""
     left = None
     most = most_attempts(endpoint.brokers, group)
     while True:
@@ -218,7 +220,7 @@ async def _taken(endpoint: Endpoint, caller: Caller, broker: Broker, group: str,
 
 
 async def _gave_up(caller: Caller, popped: Popped, given: Given) -> bool:
-    """Make a message a dead letter; return False if that is refused, and it is delivered."""
+    """Move a message to the dead letters. Return False if that fails, so that it is delivered."""
     try:
         await _bury(caller, popped, given.receipt)
     except (Refused, Failed):
@@ -227,8 +229,8 @@ async def _gave_up(caller: Caller, popped: Popped, given: Given) -> bool:
 
 
 async def _bury(caller: Caller, popped: Popped, receipt: Receipt) -> None:
-    """Make a message a dead letter, as if its consumer had sent it back too often. Raise Refused,
-    Failed.
+    """Move a message to the dead letters as if its consumer had sent it back too often.
+    Raises: Refused, Failed.
     """
     physical = popped.find(receipt)[1].physical
     answer = await caller.link(popped.broker).request(
@@ -244,15 +246,15 @@ def _handle(popped: Popped, receipt: Receipt) -> str:
 
 
 def _popped(endpoint: Endpoint, request: Any, handle: str) -> tuple[Popped, Receipt]:
-    """Return the group's popped messages of the topic and the receipt of a handle. Raise
-    Refused.
+    """Return the group's popped messages of the topic, and the receipt that a handle encodes.
+    Raises: Refused.
     """
     group = name_of(request.group, Code.ILLEGAL_CONSUMER_GROUP, "group")
     topic = name_of(request.topic, Code.ILLEGAL_TOPIC, "topic")
     name, _, rest = handle.partition(" ")
     match = _HANDLE.fullmatch(rest)
     broker = endpoint.by_name.get(name)
-    popped = None if broker is None else broker.pops.known(group, topic)
+    popped = None if broker is None else broker.pops.get(group, topic)
     if popped is not None and match is not None:
         which, queue_id, offset, number = map(int, match.groups())
         if which < len(popped.names):
@@ -262,8 +264,8 @@ def _popped(endpoint: Endpoint, request: Any, handle: str) -> tuple[Popped, Rece
 
 async def ack(endpoint: Endpoint, _caller: Caller, request: Any) -> Any:
     """Acknowledge messages."""
-    if not 0 < len(request.entries) <= _MOST_ACKED:
-        raise Refused(Code.BAD_REQUEST, f"a request must acknowledge 1 to {_MOST_ACKED} messages")
+    if not 0 < len(request.entries) <= _MAX_ACKED:
+        raise Refused(Code.BAD_REQUEST, f"a request must acknowledge 1 to {_MAX_ACKED} messages")
     entries = []
     for entry in request.entries:
         try:
@@ -281,9 +283,9 @@ async def ack(endpoint: Endpoint, _caller: Caller, request: Any) -> Any:
 
 
 async def change_invisible(endpoint: Endpoint, _caller: Caller, request: Any) -> Any:
-    """Make a message visible at another time."""
+    """Change the time at which a message becomes visible again."""
     wanted = milliseconds(request.invisible_duration)
-    if not 0 <= wanted <= _LONGEST_MS:
+    if not 0 <= wanted <= _MAX_INVISIBLE_MS:
         raise Refused(Code.ILLEGAL_INVISIBLE_TIME, "the invisible duration must be between 0 and "
                       "12 h")
     popped, receipt = _popped(endpoint, request, request.receipt_handle)
@@ -292,7 +294,7 @@ async def change_invisible(endpoint: Endpoint, _caller: Caller, request: Any) ->
 
 
 async def forward_to_dead_letters(endpoint: Endpoint, caller: Caller, request: Any) -> Any:
-    """Return a message that its consumer gave up."""
+    """Move a message to the dead letters at its consumer's request."""
     popped, receipt = _popped(endpoint, request, request.receipt_handle)
     await _bury(caller, popped, receipt)
     return response("ForwardMessageToDeadLetterQueue")

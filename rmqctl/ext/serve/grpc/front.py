@@ -1,9 +1,9 @@
-"""The front of gRPC's core: it checks every frame of HTTP/2 that a client sends.
+"""The front of gRPC's core: it checks every HTTP/2 frame that a client sends.
 
-The core has no limit for some of what clients may make it hold: the fields of a header before its
-settings are acknowledged, requests that are never complete, calls that come faster than they begin.
-So clients connect to this module, and it connects to the core over a socket of its own. Frames are
-passed on as they are, in turns with the requests of all other clients.
+The core does not limit some of what clients make it hold: header fields before its settings are
+acknowledged, requests that are never complete, calls that come faster than they begin. So clients
+connect to this module, which connects to the core over a socket of its own. Frames are passed on
+unchanged, in turns with the requests of all other clients.
 """
 
 from __future__ import annotations
@@ -32,29 +32,33 @@ _DATA, _HEADERS, _RESET, _SETTINGS, _WINDOW, _CONTINUATION = 0, 1, 3, 4, 8, 9
 _END_STREAM = _ACK = 1
 _END_HEADERS = 4
 _HEAD, _PREFIX = 9, 5
-"""Bytes before a frame's content, and before a message of gRPC."""
-LARGEST_FRAME = 16 << 10
-"""Bytes of a frame, which HTTP/2 has unless a server asks for more."""
-_LARGEST_HEADER, _MOST_PARTS = 32 << 10, 8
-"""Bytes and frames of one header; the core refuses calls with more than 16 KiB of fields."""
+"""Bytes before a frame's content, and before a gRPC message."""
+MAX_FRAME = 16 << 10
+"""Maximum bytes of a frame: HTTP/2's limit unless a server raises it."""
+_MAX_HEADER, _MAX_PARTS = 32 << 10, 8
+"""Maximum bytes and frames of one header; the core refuses calls with more than 16 KiB of
+fields.
+"""
 _WAITING = 64 << 10
-"""Bytes of frames that wait to be passed on: with more of them nothing is read."""
+"""Bytes of frames waiting to be passed on above which nothing is read from the client."""
 _CALLS_AT_ONCE = 16
-"""Calls that are passed on and have not begun."""
+"""Maximum number of calls that are passed on and have not begun."""
 _LOOKS, _LOOK_S = 6, 0.01
-"""Seconds between checks whether a call has started; one that was reset never starts."""
+"""Number of checks whether a call has begun, and seconds between them; a reset call never
+begins.
+"""
 _END_S = 0.02
-"""Between the ends of two connections to the core that have calls."""
+"""Seconds between closing two connections to the core that have calls."""
 _IN_CORE = 2
-"""Bytes that the core takes for one of a request that is not complete."""
+"""Bytes of memory that the core takes for one byte of an incomplete request."""
 _SMALL = 64
-"""Bytes of content: more frames that are smaller make work, and bring little."""
-_SMALL_RATE, _SMALL_MOST, _PAUSE_S = 200.0, 2000.0, 0.05
-"""Small frames and resets of a connection, each second and at once; and the pause after more."""
+"""Content bytes below which a frame is small: many small frames cost more than they carry."""
+_SMALL_RATE, _MAX_SMALL, _PAUSE_S = 200.0, 2000.0, 0.05
+"""Small frames and resets of a connection: rate per second, burst, and the pause above both."""
 
 
 class Server(connection.Server, Protocol):
-    """The state that clients of all protocols share, and these connections."""
+    """The state that clients of all protocols share, and the connections of this one."""
 
     pipes: set[Pipe]
 
@@ -63,7 +67,7 @@ class Server(connection.Server, Protocol):
 
 
 class Gate:
-    """Lets calls begin a few at a time: of those that wait, the client with the fewest is first."""
+    """Lets a few calls begin at a time; the waiting client with the fewest calls is first."""
 
     def __init__(self) -> None:
         self._line = Hosts[Pipe]()
@@ -71,7 +75,9 @@ class Gate:
         self._looks = False
 
     def take(self, pipe: Pipe) -> bool:
-        """Return whether a call may start at once; else `Pipe.may_call` says when."""
+        """Return whether a call may begin at once; if not, `Pipe.may_call` is called when it
+        may.
+        """
         if self._line or self._under_way >= _CALLS_AT_ONCE:
             self._line.push(pipe.host, 1.0 + pipe.calls, pipe)
             return False
@@ -79,7 +85,7 @@ class Gate:
         return True
 
     def begun(self) -> None:
-        """Note that a call began, or will not."""
+        """Note that a call has begun, or never will."""
         self._begun += 1
         self._under_way = max(self._under_way - 1, 0)
         self._next()
@@ -90,7 +96,7 @@ class Gate:
             self._look(self._begun, _LOOKS)
 
     def _look(self, begun: int, left: int) -> None:
-        """Look each time after the event loop had its turn, which may take long by itself."""
+        """Check again after each turn of the event loop, which may itself take long."""
         self._looks = False
         if begun != self._begun:
             left = _LOOKS
@@ -111,7 +117,7 @@ class Gate:
 
 
 class Front:
-    """The port of the service. ``server`` has what clients of all protocols share."""
+    """The port of the service. ``server``: the state that clients of all protocols share."""
 
     def __init__(self, server: Server, connections: int, part: float) -> None:
         self.server, self.gate = server, Gate()
@@ -119,7 +125,7 @@ class Front:
         self._folder = tempfile.mkdtemp(prefix="rmqctl-grpc-")
         self.core = os.path.join(self._folder, "core")
         self.pipes: dict[str, Pipe] = {}
-        """By the name of their socket, which is the core's peer."""
+        """By the name of their socket, which the core reports as the peer."""
         self._ended: deque[asyncio.Transport] = deque()
         self._numbers = count(1)
         self._listens: asyncio.Server | None = None
@@ -128,12 +134,12 @@ class Front:
         self._listens = await self.server.listen(partial(Pipe, self), bound)
 
     def peer(self, peer: str) -> str:
-        """Return the client's address and port, of what the core says of a call."""
+        """Return the client's address and port for the peer that the core reports."""
         pipe = self.pipes.get(unquote(peer.partition(":")[2]))
         return "" if pipe is None else pipe.peer
 
     def connect(self, pipe: Pipe) -> tuple[str, socket.socket]:
-        """Return (name, socket) of a new connection to the core. Raise OSError."""
+        """Return (name, socket) of a new connection to the core. Raises: OSError."""
         name = os.path.join(self._folder, str(next(self._numbers)))
         core_socket = socket.socket(socket.AF_UNIX)
         try:
@@ -150,8 +156,8 @@ class Front:
         return name, core_socket
 
     def let_go(self, core: asyncio.Transport, calls: int) -> None:
-        """Close a connection to the core; one with calls after those of others: all of these end at
-        once, while no request is answered.
+        """Close a connection to the core. Connections with calls are closed one after the other:
+        closing one ends all its calls at once, while no request is answered.
         """
         if not calls:
             core.abort()
@@ -178,7 +184,7 @@ class Front:
 
 
 class _Call:
-    """A call that is not over: what came of a message that is not complete."""
+    """A call that is not over: the bytes received of an incomplete message."""
 
     __slots__ = ("came", "missing", "prefix")
 
@@ -236,7 +242,7 @@ class _Answers(asyncio.Protocol):
 
 
 class Pipe(asyncio.Protocol):
-    """One client's connection, and the one to the core that belongs to it."""
+    """A client's connection, with its own connection to the core."""
 
     def __init__(self, front: Front) -> None:
         self._front, self._server = front, front.server
@@ -249,7 +255,7 @@ class Pipe(asyncio.Protocol):
         self._at_gate = self._may_call = self._core_full = self._paused = False
         self._waits = self._reads_later = self._busy = self._slow = False
         self._scanned = self._unfinished = self._held = 0
-        self._small = _SMALL_MOST
+        self._small = _MAX_SMALL
         self._name = ""
         self._transport: asyncio.Transport | None = None
         self._core: asyncio.Transport | None = None
@@ -321,7 +327,7 @@ class Pipe(asyncio.Protocol):
             self._transport.abort()
 
     def gone(self) -> None:
-        """Forget the connection; the event loop may say later that it is lost."""
+        """Forget the connection; the event loop may report its loss later."""
         if not self.is_open:
             return
         self._server.pipes.discard(self)
@@ -355,7 +361,7 @@ class Pipe(asyncio.Protocol):
             asyncio.get_running_loop().call_soon(self._go_on)
 
     def core_ended(self) -> None:
-        """Send the core's last response."""
+        """Close the connection to the client after the core's last response."""
         self._core = None
         self.gone()
         if self._transport is not None:
@@ -395,7 +401,7 @@ class Pipe(asyncio.Protocol):
             self._transport.resume_reading()
 
     def work(self, late: float) -> bool:
-        """Pass frames on until ``late`` (monotonic seconds); whether there is more."""
+        """Pass frames on until ``late`` (monotonic seconds). Return whether there are more."""
         if self._busy or self._core is None:
             return False
         self._busy, more, at = True, False, 0
@@ -423,19 +429,19 @@ class Pipe(asyncio.Protocol):
     # -- frames -------------------------------------------------------------------------------
 
     def _whole(self, at: int) -> int:
-        """Return the end of the frame at ``at``; 0 if it is not complete. Raise FrameError."""
+        """Return the end of the frame at ``at``; 0 if it is incomplete. Raises: FrameError."""
         frames = self._in
         if len(frames) < at + _HEAD:
             return 0
         size = int.from_bytes(frames[at:at + 3], "big")
-        if size > LARGEST_FRAME:
+        if size > MAX_FRAME:
             raise FrameError(f"frame too large: {size:,} bytes")
         end = at + _HEAD + size
         return end if end <= len(frames) else 0
 
     def _passed(self, at: int) -> int:
-        """Return the end of what is passed on from ``at``; ``at`` itself if nothing is. Raise
-        FrameError.
+        """Return the end of the frames at ``at`` that may be passed on; ``at`` if there are none.
+        Raises: FrameError.
         """
         # The preface of HTTP/2 comes first.
         frames = self._in
@@ -473,14 +479,14 @@ class Pipe(asyncio.Protocol):
         return end
 
     def _header(self, at: int, end: int, flags: int, stream: int) -> int:
-        """Return the end of a header, when it is complete and may continue; else ``at``. Raise
-        FrameError.
+        """Return the end of a header that is complete and may be passed on; else ``at``.
+        Raises: FrameError.
         """
         frames, parts = self._in, 1
         while not flags & _END_HEADERS:
             parts += 1
             follows = self._whole(end)
-            if parts > _MOST_PARTS or max(follows, end) - at > _LARGEST_HEADER:
+            if parts > _MAX_PARTS or max(follows, end) - at > _MAX_HEADER:
                 raise FrameError("header too large")
             if not follows:
                 return at
@@ -500,9 +506,10 @@ class Pipe(asyncio.Protocol):
         return end
 
     def _acknowledgement(self, at: int, end: int) -> int:
-        """Search after a header for the frame that acknowledges the settings, and pass that on
-        before it: until then the core's limit of headers is not in force. The end of what is passed
-        on from ``at``. Raise FrameError.
+        """Find the frame after a header that acknowledges the settings, and pass it on before the
+        header: until then the core does not limit headers. Return the end of the frames that may be
+        passed on.
+        Raises: FrameError.
         """
         place = max(end, at + self._scanned)
         while follows := self._whole(place):
@@ -519,9 +526,9 @@ class Pipe(asyncio.Protocol):
         return at
 
     def _take_time(self) -> None:
-        """Count a frame that is work and does little; too many are passed on more slowly."""
+        """Count a small frame or reset; pause after too many."""
         now = time.monotonic()
-        self._small = min(self._small + (now - self._stamp) * _SMALL_RATE, _SMALL_MOST) - 1
+        self._small = min(self._small + (now - self._stamp) * _SMALL_RATE, _MAX_SMALL) - 1
         self._stamp = now
         if self._small < 0 and not self._slow:
             self._slow = True
@@ -550,7 +557,7 @@ class Pipe(asyncio.Protocol):
 
     @property
     def calls(self) -> int:
-        """Those that are not over."""
+        """Number of calls that are not over."""
         return len(self._calls)
 
     def spare_since(self) -> float | None:
@@ -559,8 +566,8 @@ class Pipe(asyncio.Protocol):
         return None if self._calls else self.last
 
     def is_stale(self, now: float) -> bool:
-        """Return whether it does not acknowledge the settings, or holds or does not read something
-        for too long; the core closes connections without calls.
+        """Return whether the client does not acknowledge the settings, or has stalled for too long
+        in the middle of a request or response; the core closes connections without calls.
         """
         since = self._since if self._acknowledged else self._begun
         is_waiting = self._paused or self._held > 0 or not self._acknowledged

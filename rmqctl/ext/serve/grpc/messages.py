@@ -1,5 +1,5 @@
-"""Stored messages as 5.x clients get them, and what these send as properties of one to store
-(spec: remoting.md §7; as the proxy's converter does it).
+"""Convert stored messages for 5.x clients, and the clients' messages to properties of stored ones
+(spec: remoting.md §7, as the proxy's converter does it).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import zlib
 from typing import Any
 
 from rmqctl.ext.serve.broker import Buffer
-from rmqctl.ext.serve.consuming.popping import MOST_ATTEMPTS
+from rmqctl.ext.serve.consuming.popping import MAX_ATTEMPTS
 from rmqctl.ext.serve.grpc.protocol import MESSAGES, Code, Refused, milliseconds, span
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.message import decode, host_text
@@ -32,13 +32,13 @@ TIMER_DELAY_SEC TIMER_DELIVER_MS TIMER_ENQUEUE_MS TIMER_DEQUEUE_MS TIMER_ROLL_TI
 TIMER_DEL_UNIQKEY TIMER_DELAY_LEVEL __BORNHOST BORN_TIMESTAMP DLQ_ORIGIN_TOPIC DLQ_ORIGIN_MESSAGE_ID
 """
 _SYSTEM = frozenset(_SYSTEM_NAMES.split())
-"""Properties that clients neither see among their own nor may set."""
+"""Properties that clients cannot set, and do not see among the user properties."""
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
 _RESERVED = _SYSTEM | {props.MULTI_DISPATCH, props.INNER_NUM, props.INNER_BASE, props.CRC32}
 
 
 def to_client(record: Buffer, topic: str) -> Any:
-    """Return a Message. Its body is as its producer handed it in, as far as that can be told."""
+    """Return a Message, with its body decompressed if possible."""
     # What every message has.
     message = decode(record)
     properties = props.parse(java_text(message.properties))
@@ -55,7 +55,7 @@ def to_client(record: Buffer, topic: str) -> Any:
         "born_host": properties.get(_BORN_HOST) or host_text(*message.born_host).rpartition(":")[0],
         "store_host": host_text(*message.store_host),
         "queue_id": message.queue_id, "queue_offset": message.queue_offset,
-        "delivery_attempt": min(message.reconsume_times + 1, MOST_ATTEMPTS)}
+        "delivery_attempt": min(message.reconsume_times + 1, MAX_ATTEMPTS)}
     # What only some have.
     for field, name in (("tag", props.TAGS), ("message_group", _SHARDING_KEY),
                         ("trace_context", _TRACE_CONTEXT)):
@@ -81,8 +81,9 @@ def _type(properties: dict[str, str]) -> int:
 
 
 def body_of(message: Any) -> bytes:
-    """Return the body to store. What came compressed is stored as it was before that: consumers in
-    other languages could not read it. Raise Refused.
+    """Return the body to store. A compressed body is stored decompressed, since clients in other
+    languages could not read it.
+    Raises: Refused.
     """
     body: bytes = message.body
     if not body:
@@ -102,7 +103,9 @@ def body_of(message: Any) -> bytes:
 
 
 def properties_of(message: Any, peer: str) -> dict[str, str]:
-    """Return the properties to store a message with, but for its delay. Raise Refused."""
+    """Return the properties to store with a message, without those for its delay.
+    Raises: Refused.
+    """
     # The user's properties, without those that are the broker's own.
     system = message.system_properties
     properties = {_checked(name): _checked(text) for name, text in message.user_properties.items()}
@@ -139,7 +142,9 @@ def properties_of(message: Any, peer: str) -> dict[str, str]:
 
 
 def _checked(text: str, code: Code = Code.ILLEGAL_MESSAGE_PROPERTY_KEY) -> str:
-    """Return a text without control characters, which would end a property. Raise Refused."""
+    """Return a text unchanged.
+    Raises: Refused if it contains control characters, which would end a property.
+    """
     if _CONTROL.search(text):
         raise Refused(code, "a property cannot contain control characters")
     return text

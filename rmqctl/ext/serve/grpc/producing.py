@@ -1,4 +1,4 @@
-"""Sending messages, and ending transactions (spec: remoting.md §7)."""
+"""Send messages, and end transactions (spec: remoting.md §7)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rmqctl.ext.serve.grpc.protocol import (
     response,
     status,
 )
-from rmqctl.ext.serve.grpc.routes import found
+from rmqctl.ext.serve.grpc.routes import brokers_with
 from rmqctl.ext.serve.grpc.sessions import name_of, transaction_id
 from rmqctl.ext.serve.producing.recalling import handle_of
 from rmqctl.ext.serve.remoting.codes import Failed, Status
@@ -34,10 +34,10 @@ from rmqctl.formats.local.sysflag import (
 from rmqctl.parse_values import now_ms
 
 _DEFAULT_TOPIC, _DEFAULT_QUEUES = "TBW102", 4
-_MOST_AT_ONCE, _MOST_BYTES = 1024, 4 * MAX_BODY
-"""Messages that are sent at once, and the bytes of their bodies."""
-_MOST_PROPERTIES = 64 << 10
-"""Bytes of what is sent beside a body; of properties a record holds less."""
+_MAX_AT_ONCE, _MAX_BYTES = 1024, 4 * MAX_BODY
+"""Maximum messages of one request, and maximum bytes of their bodies."""
+_MAX_PROPERTIES = 64 << 10
+"""Maximum bytes of a message besides its body; a record holds fewer bytes of properties."""
 _FROM_CHECK = 2
 _RESOLUTIONS = {1: TRANSACTION_COMMIT, 2: TRANSACTION_ROLLBACK}
 _TRANSACTION = re.compile(r"(.{1,80})\.(\d{1,19})\.(\d{1,19})")
@@ -45,20 +45,20 @@ _LCG, _U64 = 2862933555777941757, (1 << 64) - 1
 
 
 async def send(endpoint: Endpoint, caller: Caller, request: Any) -> Any:
-    """Send one message, or several of a topic."""
+    """Send one message, or several of one topic."""
     # All of one topic, and none too large.
     messages = request.messages
-    if not 0 < len(messages) <= _MOST_AT_ONCE:
-        raise Refused(Code.MESSAGE_CORRUPTED, f"a request must contain 1 to {_MOST_AT_ONCE} "
+    if not 0 < len(messages) <= _MAX_AT_ONCE:
+        raise Refused(Code.MESSAGE_CORRUPTED, f"a request must contain 1 to {_MAX_AT_ONCE} "
                       "messages")
     name = name_of(messages[0].topic, Code.ILLEGAL_TOPIC, "topic")
     if any(message.topic != messages[0].topic for message in messages):
         raise Refused(Code.MESSAGE_CORRUPTED, "topic in message is not same")
-    if any(message.ByteSize() - len(message.body) > _MOST_PROPERTIES for message in messages):
+    if any(message.ByteSize() - len(message.body) > _MAX_PROPERTIES for message in messages):
         raise Refused(Code.MESSAGE_PROPERTIES_TOO_LARGE,
                       "the properties of a message are too large")
     # A broker that takes them, and a queue of it.
-    candidates = found(endpoint.brokers, name)
+    candidates = brokers_with(endpoint.brokers, name)
     writable = [(broker, topic) for broker, topic in candidates
                 if broker.writer is not None and topic.perm & WRITE]
     if not writable:
@@ -73,7 +73,7 @@ async def send(endpoint: Endpoint, caller: Caller, request: Any) -> Any:
     for message in messages:
         requests.append(_fields(broker, caller, message, name, queue_id))
         size += len(requests[-1][0])
-        if size > _MOST_BYTES:
+        if size > _MAX_BYTES:
             raise Refused(Code.MESSAGE_BODY_TOO_LARGE, "the messages of the request are too large "
                           "in total")
     entries = await asyncio.gather(*(
@@ -87,8 +87,8 @@ async def send(endpoint: Endpoint, caller: Caller, request: Any) -> Any:
 
 def _queue(endpoint: Endpoint, writable: list[tuple[Broker, Topic]], ordered: str
            ) -> tuple[Broker, int]:
-    """Return where a message goes: all messages of a message group into one queue, others to one
-    broker after the other, which picks a queue.
+    """Return the queue for a message: always the same queue for a message group, else the next
+    broker, which picks the queue.
     """
     if not ordered:
         endpoint.turn += 1
@@ -99,8 +99,8 @@ def _queue(endpoint: Endpoint, writable: list[tuple[Broker, Topic]], ordered: st
 
 
 def _bucket(key: int, buckets: int) -> int:
-    """Return the jump consistent hash (Lamping and Veach), by which a proxy finds a group's
-    queue.
+    """Return the jump consistent hash (Lamping and Veach), by which a proxy maps a message group to
+    a queue.
     """
     state, bucket, following = key & _U64, 0, 0
     while following < buckets:
@@ -112,7 +112,7 @@ def _bucket(key: int, buckets: int) -> int:
 
 def _fields(broker: Broker, caller: Caller, message: Any, topic: str, queue_id: int
             ) -> tuple[bytes, dict[str, object]]:
-    """Return (body, fields of the header) of the request that puts a message. Raise Refused."""
+    """Return (body, header fields) of the request that stores a message. Raises: Refused."""
     system = message.system_properties
     properties = properties_of(message, caller.peer)
     if system.HasField("delivery_timestamp"):
@@ -130,8 +130,9 @@ def _fields(broker: Broker, caller: Caller, message: Any, topic: str, queue_id: 
 
 
 def _delivered_at(broker: Broker, when: int) -> dict[str, str]:
-    """Return the property by which a message comes at a time (ms): in a store of 4.x the delay
-    level that is not over before. Raise Refused.
+    """Return the property that delays a message until a time (ms); in a 4.x store that is the first
+    delay level that is long enough.
+    Raises: Refused.
     """
     assert broker.writer is not None
     wanted, settings = when - now_ms(), broker.writer.settings
@@ -149,7 +150,7 @@ def _delivered_at(broker: Broker, when: int) -> dict[str, str]:
 
 async def _sent(broker: Broker, caller: Caller, message: Any, body: bytes,
                 fields: dict[str, object]) -> Any:
-    """Return the result of one message."""
+    """Store a message. Return its SendResultEntry."""
     answer = await caller.link(broker).request("SEND_MESSAGE", body, **fields)
     entry = MESSAGES["SendResultEntry"]
     ext = answer.ext or {}
@@ -164,7 +165,9 @@ async def _sent(broker: Broker, caller: Caller, message: Any, body: bytes,
 
 
 async def end_transaction(endpoint: Endpoint, caller: Caller, request: Any) -> Any:
-    """Commit a half message, or roll it back; nothing if its producer does not know yet."""
+    """Commit or roll back a half message; do nothing if its producer does not know the outcome
+    yet.
+    """
     place = _TRANSACTION.fullmatch(request.transaction_id)
     broker = next((candidate for candidate in endpoint.brokers
                    if place is not None and candidate.name == place[1]), None)
@@ -182,7 +185,7 @@ async def end_transaction(endpoint: Endpoint, caller: Caller, request: Any) -> A
 
 
 async def recall(endpoint: Endpoint, caller: Caller, request: Any) -> Any:
-    """Take a message back that is not due yet."""
+    """Recall a message that is not due yet."""
     topic = name_of(request.topic, Code.ILLEGAL_TOPIC, "topic")
     try:
         _, name, _, key = handle_of(request.recall_handle)
@@ -199,5 +202,5 @@ async def recall(endpoint: Endpoint, caller: Caller, request: Any) -> Any:
 
 
 async def sync_lite(_endpoint: Endpoint, _caller: Caller, _request: Any) -> Any:
-    """Refuse: lite topics are not supported."""
+    """Raise Refused: lite topics are not supported."""
     raise Refused(Code.NOT_IMPLEMENTED, "lite topics are not supported")

@@ -1,10 +1,9 @@
-"""The messages of ``apache.rocketmq.v2`` as one table, and classes made of it (spec: remoting.md
-§7).
+"""The messages of ``apache.rocketmq.v2`` as a table, and their classes (spec: remoting.md §7).
 
-A line is a message and its fields, ``name=number`` of a text, ``name:kind=number`` of anything
-else; ``*`` before the kind means many of them, ``?`` for a value that may be absent. Enumerations
-are numbers here, which they are on the wire, too. The classes are in a pool of their own, so that
-they do not collide with a client in the same process.
+A line is a message and its fields: ``name=number`` for a text, ``name:kind=number`` for anything
+else; ``*`` before the kind marks a repeated field, ``?`` an optional value. Enumerations are
+numbers, as on the wire. The classes are in a pool of their own, so that they do not collide with a
+client in the same process.
 """
 
 from __future__ import annotations
@@ -125,7 +124,7 @@ class Code(IntEnum):
 
 
 class Refused(Exception):  # noqa: N818 - it ends a request with a status, not an error
-    """Ends a request with a status other than OK, and a text that says why."""
+    """Ends a request with a status other than OK, and a text that gives the reason."""
 
     def __init__(self, code: Code, text: str) -> None:
         super().__init__(text)
@@ -181,16 +180,16 @@ def _classes() -> dict[str, Any]:
 
 
 MESSAGES = _classes()
-"""The class of each message of the table, by its name."""
+"""The class of each message of the table, by name."""
 
 
 def status(code: Code, text: str | None = None) -> Any:
-    """Return a Status; its text is the code's name where there is nothing else to say."""
+    """Return a Status; ``text`` defaults to the code's name."""
     return MESSAGES["Status"](code=code, message=code.name if text is None else text)
 
 
 def response(method: str, code: Code = Code.OK, text: str | None = None, **fields: Any) -> Any:
-    """Return the response of a method."""
+    """Return the response message of a method."""
     return MESSAGES[f"{method}Response"](status=status(code, text), **fields)
 
 

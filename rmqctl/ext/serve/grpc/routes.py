@@ -1,4 +1,4 @@
-"""The routes of topics, and the queues that a consumer asks (spec: remoting.md §7)."""
+"""The routes of topics, and the queues assigned to a consumer (spec: remoting.md §7)."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from rmqctl.parse_values import Address
 _NONE, _READ, _WRITE, _READ_WRITE = 1, 2, 3, 4
 _IPV4, _IPV6, _NAME = 1, 2, 3
 _TYPES = (1, 2, 3, 4)
-"""Ordinary, ordered, delayed, of a transaction."""
+"""The message types normal, FIFO, delay and transaction."""
 _ANY_QUEUE = -1
-_LARGEST = 4096
-"""Bytes of a request: each queue of the answer repeats most of it."""
+_MAX_REQUEST = 4096
+"""Maximum bytes of a request: each queue of the response repeats most of it."""
 
 
 def _topic(request: Any) -> str:
-    """Return the name of the topic that is asked for. Raise Refused."""
-    if request.ByteSize() > _LARGEST:
+    """Return the name of the requested topic. Raises: Refused."""
+    if request.ByteSize() > _MAX_REQUEST:
         raise Refused(Code.BAD_REQUEST, "the request is too large")
     return name_of(request.topic, Code.ILLEGAL_TOPIC, "topic")
 
 
-def found(brokers: Sequence[Broker], name: str) -> list[tuple[Broker, Topic]]:
-    """Return the brokers that have a topic, or would make it for a message. Raise Refused if none
-    has it.
+def brokers_with(brokers: Sequence[Broker], name: str) -> list[tuple[Broker, Topic]]:
+    """Return the brokers that have a topic, or would create it on the first message.
+    Raises: Refused if there are none.
     """
     candidates = [(broker, topic) for broker in brokers
                   if (topic := broker.topic(name)) is not None]
@@ -46,10 +46,10 @@ def found(brokers: Sequence[Broker], name: str) -> list[tuple[Broker, Topic]]:
 
 
 def readable(brokers: Sequence[Broker], name: str, broker_name: str) -> list[Broker]:
-    """Return the broker of that name, or all, as far as they have the topic. Raise Refused if
-    messages of the topic cannot be received.
+    """Return the brokers that have a topic and may be read, or the one of that name.
+    Raises: Refused if messages of the topic cannot be received.
     """
-    candidates = [(broker, topic) for broker, topic in found(brokers, name)
+    candidates = [(broker, topic) for broker, topic in brokers_with(brokers, name)
                   if broker_name in ("", broker.name) and topic.perm & READ]
     if not candidates:
         raise Refused(Code.FORBIDDEN, f"topic {name} cannot be read")
@@ -64,7 +64,7 @@ async def query_route(endpoint: Endpoint, _caller: Caller, request: Any) -> Any:
     """Return all queues of a topic."""
     name = _topic(request)
     queues = []
-    for broker, topic in found(endpoint.brokers, name):
+    for broker, topic in brokers_with(endpoint.brokers, name):
         where = _broker(endpoint, broker, request)
         # Producers that find nothing to write to fail without the reason: they are told it.
         can_write = topic.write_queues if broker.writer is None or topic.perm & WRITE else 0
@@ -77,8 +77,8 @@ async def query_route(endpoint: Endpoint, _caller: Caller, request: Any) -> Any:
 
 
 async def query_assignment(endpoint: Endpoint, _caller: Caller, request: Any) -> Any:
-    """Answer with the queues that a group member asks: any queue of each broker, or each queue by
-    itself if messages are to come in order.
+    """Answer with the queues that a group member reads: any queue of each broker, or each queue by
+    itself for ordered messages.
     """
     name = _topic(request)
     fifo = is_fifo(endpoint.brokers, name_of(request.group, Code.ILLEGAL_CONSUMER_GROUP, "group"))
@@ -86,7 +86,7 @@ async def query_assignment(endpoint: Endpoint, _caller: Caller, request: Any) ->
         {"message_queue": MESSAGES["MessageQueue"](
             topic=request.topic, id=number, permission=_permission(
                 True, bool(topic.perm & WRITE)), broker=_broker(endpoint, broker, request))}
-        for broker, topic in found(endpoint.brokers, name)
+        for broker, topic in brokers_with(endpoint.brokers, name)
         if topic.perm & READ and topic.read_queues
         for number in (range(topic.read_queues) if fifo else (_ANY_QUEUE,))]
     if not queues:
@@ -101,7 +101,7 @@ def _permission(read: bool, write: bool) -> int:
 
 
 def _broker(endpoint: Endpoint, broker: Broker, request: Any) -> Any:
-    """Return a broker with the address that the client connected to."""
+    """Return a Broker message with the address that the client connected to."""
     given = request.endpoints
     return MESSAGES["Broker"](
         name=broker.name, id=0,

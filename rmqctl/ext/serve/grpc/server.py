@@ -1,4 +1,4 @@
-"""The gRPC server: methods, what becomes of errors, and its limits (spec: remoting.md §7).
+"""The gRPC server: methods, error responses and limits (spec: remoting.md §7).
 
 It runs in the event loop of the other ports.
 """
@@ -24,34 +24,34 @@ from rmqctl.errors import RmqctlError, StoreIOError
 from rmqctl.ext.serve.broker import Broker
 from rmqctl.ext.serve.grpc import consuming, producing, routes
 from rmqctl.ext.serve.grpc.calls import Caller, Endpoint, judged
-from rmqctl.ext.serve.grpc.front import LARGEST_FRAME, Front, Gate, Server
+from rmqctl.ext.serve.grpc.front import MAX_FRAME, Front, Gate, Server
 from rmqctl.ext.serve.grpc.protocol import MESSAGES, SERVICE, Code, Refused, response, status
 from rmqctl.ext.serve.grpc.sessions import Session
 from rmqctl.ext.serve.limits import Quota
 from rmqctl.ext.serve.remoting.codes import Failed
 from rmqctl.parse_values import Address
 
-_LARGEST = 5 << 20
-"""Bytes of a request: a body of the largest size, and its properties."""
-_LARGEST_HEADER = 8 << 10
-"""Bytes of what comes with a call beside its request, 32 for each field among them."""
+_MAX_REQUEST = 5 << 20
+"""Maximum bytes of a request: a body of maximum size, and its properties."""
+_MAX_HEADER = 8 << 10
+"""Maximum bytes of a call's metadata, including 32 bytes for each field."""
 _READ_S = 20.0
 """Seconds within which a request must arrive."""
 _IDLE_MS = 120_000
 _END_S = 2.0
-"""Seconds for responses that are on their way at the end."""
+"""Seconds given to pending responses at shutdown."""
 _CALLS = 4
-"""So many calls at a time for each connection that may be there."""
+"""Maximum calls at a time, for each possible connection."""
 _STREAMS = 100
-"""Calls of one connection at a time; its client keeps others back."""
+"""Maximum calls of one connection at a time; its client delays further ones."""
 _STREAMS_OF_CLIENTS = 8
-"""Clients that may share a connection."""
+"""Maximum number of clients that share a connection."""
 _KEEPALIVE_MS, _KEEPALIVE_WAIT_MS = 30_000, 20_000
 _TAKEN_S = 120.0
-"""Seconds after which a client that does not read a message gets no more."""
-_LONGEST_ID = 1024
+"""Seconds after which a client that does not read a message is disconnected."""
+_MAX_ID = 1024
 _FOR_EVER = 1e9
-_MOST_UNSENT = 64
+_MAX_UNSENT = 64
 _IDENTITY_ONLY = 1
 # Errors of calls are answered and reported by this module; calls cut off at the end are normal.
 logging.getLogger("grpc").setLevel(logging.CRITICAL)
@@ -59,33 +59,33 @@ Method = Callable[[Endpoint, Caller, Any], Awaitable[Any]]
 
 
 class Proxy:
-    """The service on one address. ``used`` is told of each call."""
+    """The service on one address."""
 
     def __init__(self, brokers: Sequence[Broker], listen: Address, connections: int,
                  part: float = 1.0) -> None:
         self._endpoint = Endpoint(brokers, listen, part)
         self._connections = connections
         self._clients = Quota(connections, part)
-        """Streams of clients."""
+        """Limits the streams of clients."""
         self._calls: set[asyncio.Task[Any] | None] = set()
         self._ends = False
         self._streams: Counter[str] = Counter()
-        """Streams of clients by connection."""
+        """Number of client streams by connection."""
         self._front: Front | None = None
         self._server: Any = None
 
     @property
     def address(self) -> Address:
-        """Return the address on which it listens."""
+        """The address on which it listens."""
         return self._endpoint.address
 
     @property
     def in_use(self) -> bool:
-        """Return whether a client is connected."""
-        return bool(self._calls) or bool(self._endpoint.sessions.known)
+        """True if a client is connected."""
+        return bool(self._calls) or bool(self._endpoint.sessions.by_client)
 
     async def start(self, server: Server, address: Address, bound: socket.socket) -> None:
-        """Answer on a socket from now on. Raise StoreIOError."""
+        """Listen on a socket. Raises: StoreIOError."""
         self._endpoint.address = address
         self._front = front = Front(server, self._connections, self._clients.part)
         self._server = aio.server(
@@ -95,10 +95,10 @@ class Proxy:
                 ("grpc.max_concurrent_streams", _STREAMS),
                 ("grpc.server.max_pending_requests", 5000),
                 ("grpc.server.max_pending_requests_hard_limit", 10000),
-                ("grpc.max_receive_message_length", _LARGEST),
-                ("grpc.max_metadata_size", _LARGEST_HEADER // 2),
-                ("grpc.absolute_max_metadata_size", _LARGEST_HEADER),
-                ("grpc.http2.max_frame_size", LARGEST_FRAME), ("grpc.http2.bdp_probe", 0),
+                ("grpc.max_receive_message_length", _MAX_REQUEST),
+                ("grpc.max_metadata_size", _MAX_HEADER // 2),
+                ("grpc.absolute_max_metadata_size", _MAX_HEADER),
+                ("grpc.http2.max_frame_size", MAX_FRAME), ("grpc.http2.bdp_probe", 0),
                 ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
                 ("grpc.keepalive_timeout_ms", _KEEPALIVE_WAIT_MS),
                 ("grpc.max_connection_idle_ms", _IDLE_MS),
@@ -146,8 +146,8 @@ class Proxy:
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
-        """Yield a call, as long as it runs. At the end of the server it is cut off here: what gRPC
-        says of calls that end otherwise is a traceback.
+        """Register a call while it runs. At shutdown the call is cancelled, and the cancellation
+        suppressed: gRPC prints a traceback for calls that end with an exception.
         """
         task = asyncio.current_task()
         self._calls.add(task)
@@ -162,7 +162,7 @@ class Proxy:
             self._calls.discard(task)
 
     async def _read(self, context: Any) -> tuple[Caller, Any]:
-        """Return (the caller, its request). Raise Refused."""
+        """Return (caller, request). Raises: Refused."""
         caller = self._caller(context)
         async with _in_time(_READ_S, "no request arrived in time"):
             request = await context.read()
@@ -172,13 +172,13 @@ class Proxy:
         return caller, request
 
     def _caller(self, context: Any) -> Caller:
-        """Return the client that calls. Raise Refused if it does not say its id, or lacks a key
-        that it needs.
+        """Return the calling client.
+        Raises: Refused if it sends no client id, or is not authorized.
         """
         metadata = {name: text for name, text in context.invocation_metadata() or ()
                     if isinstance(text, str)}
         client_id = metadata.get("x-mq-client-id", "")
-        if not client_id.strip() or len(client_id) > _LONGEST_ID:
+        if not client_id.strip() or len(client_id) > _MAX_ID:
             raise Refused(Code.CLIENT_ID_REQUIRED, "client id cannot be empty")
         try:
             self._endpoint.brokers[0].cluster.access.check_call(
@@ -243,7 +243,7 @@ class Proxy:
             await self._heard(context)
 
     async def _heard(self, context: Any) -> None:
-        """Answer a client's settings, and send it commands."""
+        """Answer a client's settings, and send commands to the client."""
         peer = context.peer()
         if self._streams[peer] >= _STREAMS_OF_CLIENTS:
             await context.write(MESSAGES["TelemetryCommand"](status=status(
@@ -259,7 +259,7 @@ class Proxy:
 
     async def _heard_of(self, context: Any) -> None:
         # A client, if there is room for one.
-        commands: asyncio.Queue[Any] = asyncio.Queue(_MOST_UNSENT)
+        commands: asyncio.Queue[Any] = asyncio.Queue(_MAX_UNSENT)
         sender = asyncio.ensure_future(_send_all(commands, context))
         session: Session | None = None
         host = ""
@@ -317,7 +317,7 @@ async def _in_time(seconds: float | None, problem: str) -> AsyncIterator[None]:
 
 
 class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """Those of the service; the gate is told of each call."""
+    """The handlers of the service; the gate is notified of each call."""
 
     def __init__(self, gate: Gate, handlers: grpc.GenericRpcHandler) -> None:
         self._gate, self._handlers = gate, handlers
@@ -340,7 +340,7 @@ async def _send_all(commands: asyncio.Queue[Any], context: Any) -> None:
 
 async def _heartbeat(endpoint: Endpoint, caller: Caller, _request: Any) -> Any:
     """Keep a client's session alive; the client must have sent its settings before."""
-    session = endpoint.sessions.known.get(caller.client_id)
+    session = endpoint.sessions.by_client.get(caller.client_id)
     if session is None:
         raise Refused(Code.UNRECOGNIZED_CLIENT_TYPE, "the client has not sent its settings")
     await endpoint.sessions.beat(session)

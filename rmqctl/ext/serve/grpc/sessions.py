@@ -1,7 +1,7 @@
-"""5.x clients that are there: what they said of themselves, and the stream to each
-(spec: remoting.md §7; Telemetry, Heartbeat, NotifyClientTermination).
+"""Sessions of connected 5.x clients: their settings and streams (spec: remoting.md §7; Telemetry,
+Heartbeat, NotifyClientTermination).
 
-To the brokers a client is a member of its group like any other: it heartbeats to each of them.
+To the brokers, such a client is a member of its group like any other: it sends heartbeats to each.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from itertools import count
 from typing import Any
 
 from rmqctl.ext.serve.broker import Broker, Response
-from rmqctl.ext.serve.consuming.returning import MOST_TIMES
+from rmqctl.ext.serve.consuming.returning import MAX_TIMES
 from rmqctl.ext.serve.consuming.subscriptions import SQL, TAG
 from rmqctl.ext.serve.dispatch import answer
 from rmqctl.ext.serve.grpc.messages import MAX_BODY, to_client
@@ -26,38 +26,38 @@ from rmqctl.formats.local.delay import DEFAULT_LEVELS
 from rmqctl.formats.local.message import decode
 from rmqctl.store.objects import java_text
 
-MOST = 10_000
-"""Clients that are there at a time."""
-MOST_BYTES = 64 << 20
-"""Of what all clients say of themselves."""
+MAX_CLIENTS = 10_000
+"""Maximum number of clients at a time."""
+MAX_BYTES = 64 << 20
+"""Maximum bytes of the settings of all clients."""
 AWAY_S = 30.0
-"""Seconds without a stream and a heartbeat after which a client counts as gone."""
+"""Seconds without a stream and a heartbeat after which a client is considered gone."""
 _TURN_S = 0.02
-_LONGEST_NAME = 255
-_MOST_ENTRIES, _ENTRY = 10_000, 100
-"""Topics and addresses that a client may name, and the bytes that one takes beside its own."""
-_MOST_UNSENT = 1 << 20
-"""Bytes of what waits to be sent to a client, roughly; the first always may."""
+_MAX_NAME = 255
+_MAX_ENTRIES, _ENTRY = 10_000, 100
+"""Maximum topics and addresses in a client's settings, and bytes of memory that each takes besides
+its text.
+"""
+_MAX_UNSENT = 1 << 20
+"""Maximum approximate bytes of commands that wait to be sent to a client; the first always may."""
 _BATCH, _POLL_MS = 32, 20_000
 _PRODUCER_ATTEMPTS = 3
-_LONGEST_WAIT_MS = 12 * 3_600_000
-"""Of a message that failed: no client may hide one for longer."""
-_MOST_WAITS = 64
+_MAX_WAIT_MS = 12 * 3_600_000
+"""Maximum time that a client waits before it retries a message (ms)."""
+_MAX_WAITS = 64
 _EXPONENTIAL = {"initial": 5000, "max": 2 * 3_600_000, "multiplier": 2}
 
 
 def name_of(resource: Any, code: Code, what: str) -> str:
-    """Return the name of a topic or a group. Raise Refused if it is invalid."""
+    """Return the name of a topic or a group. Raises: Refused if it is invalid."""
     name: str = resource.name
-    if not name.strip() or len(name) > _LONGEST_NAME or any(character < " " for character in name):
+    if not name.strip() or len(name) > _MAX_NAME or any(character < " " for character in name):
         raise Refused(code, f"the {what} name is empty, too long, or contains control characters")
     return name
 
 
 def transaction_id(broker: Broker, physical: int | str, queue_offset: int | str) -> str:
-    """Return the id of a half message for clients: broker, physical offset, offset among half
-    messages.
-    """
+    """Return the transaction id for clients: broker, physical offset, offset in the half topic."""
     return f"{broker.name}.{physical}.{queue_offset}"
 
 
@@ -67,7 +67,7 @@ def host_of(peer: str) -> str:
 
 
 class Link:
-    """A client as one broker sees it: a connection on which requests are asked for it."""
+    """A client as one broker sees it: a connection through which its requests are sent."""
 
     _numbers = count(1)
 
@@ -77,7 +77,7 @@ class Link:
         self.at_end: set[Callable[[], None]] = set()
         self.is_full, self.local_host = False, ""
         self.commands: asyncio.Queue[Any] | None = None
-        """The commands to the client, if it has a stream."""
+        """The queue of commands to the client; None without a stream."""
         self._asked: dict[int, asyncio.Future[Response]] = {}
 
     async def request(self, name: str, body: bytes = b"", **fields: object) -> Response:
@@ -98,15 +98,15 @@ class Link:
             future.set_result(response)
 
     def send(self, command: Command) -> None:
-        """Ask a producer for the end of its transaction; 5.x clients know nothing else of what
-        brokers say by themselves.
+        """Send a transaction check to a producer; 5.x clients understand no other command of a
+        broker.
         """
         if command.code != CHECK_TRANSACTION_STATE or self.commands is None or (
                 self.commands.full()):
             return
         record = decode(command.body)
         message = to_client(command.body, java_text(record.topic))
-        if self.commands.qsize() * message.ByteSize() > _MOST_UNSENT:
+        if self.commands.qsize() * message.ByteSize() > _MAX_UNSENT:
             return
         self.commands.put_nowait(MESSAGES["TelemetryCommand"](
             status=status(Code.OK), recover_orphaned_transaction_command={
@@ -116,13 +116,13 @@ class Link:
 
     def ask(self, _command: Command, then: Callable[[Command | None], None], _seconds: float
             ) -> None:
-        """Do nothing: such a client cannot be asked anything."""
+        """Call ``then`` with None at once: 5.x clients cannot be asked."""
         then(None)
 
 
 @dataclass(eq=False)
 class Session:
-    """A client with what it wants. ``settings`` are those that it was answered with."""
+    """A connected client. ``settings``: those that it was answered with."""
 
     client_id: str
     links: list[Link]
@@ -133,38 +133,38 @@ class Session:
 
 
 class Sessions:
-    """All clients that are there. ``gone`` is told of those that left."""
+    """All connected clients. ``gone`` is called with the id of each client that left."""
 
     def __init__(self, brokers: Iterable[Broker], gone: Callable[[str], None]) -> None:
         self._brokers, self._gone = list(brokers), gone
-        self.known: dict[str, Session] = {}
+        self.by_client: dict[str, Session] = {}
         self._size = 0
 
     def is_there(self, client_id: str) -> bool:
-        """Return whether a client has a stream, or sent a heartbeat lately."""
-        session = self.known.get(client_id)
+        """Return whether a client has a stream, or sent a heartbeat recently."""
+        session = self.by_client.get(client_id)
         return session is not None and (
             session.streams > 0 or time.monotonic() - session.seen < AWAY_S)
 
     async def settle(self, client_id: str, peer: str, language: str, wanted: Any) -> Session:
-        """Take what a client says of itself; its settings are completed. Raise Refused."""
+        """Store and complete a client's settings. Return its session. Raises: Refused."""
         if not (wanted.HasField("publishing") or wanted.HasField("subscription")):
             raise Refused(Code.UNRECOGNIZED_CLIENT_TYPE, "the client is neither a producer nor a "
                           "consumer")
         entries = sum(map(len, (wanted.publishing.topics, wanted.access_point.addresses,
                                 wanted.subscription.subscriptions)))
-        session = self.known.get(client_id)
+        session = self.by_client.get(client_id)
         size = wanted.ByteSize() + _ENTRY * entries
         more = size - (0 if session is None else session.size)
-        if entries > _MOST_ENTRIES or self._size + more > MOST_BYTES:
+        if entries > _MAX_ENTRIES or self._size + more > MAX_BYTES:
             raise Refused(Code.TOO_MANY_REQUESTS, "the clients' settings have reached their memory "
                           "limit")
         if session is None:
-            if len(self.known) >= MOST:
+            if len(self.by_client) >= MAX_CLIENTS:
                 raise Refused(Code.TOO_MANY_REQUESTS, "too many clients")
             links = [Link(broker, peer, language) for broker in self._brokers]
             session = Session(client_id, links, MESSAGES["Settings"]())
-            self.known[client_id] = session
+            self.by_client[client_id] = session
         try:
             session.settings = completed(self._brokers, wanted)
             session.size = size
@@ -176,7 +176,9 @@ class Sessions:
         return session
 
     async def beat(self, session: Session) -> None:
-        """Note that the client is connected, and tell every broker."""
+        """Note that the client is connected, and send its heartbeat to every broker.
+        Raises: Refused.
+        """
         session.seen = time.monotonic()
         body = write_json(_heartbeat(session))
         for link in session.links:
@@ -185,7 +187,7 @@ class Sessions:
                 raise Refused(Code.TOO_MANY_REQUESTS, answer.remark or "try again later")
 
     def closed(self, session: Session, commands: asyncio.Queue[Any]) -> None:
-        """Note that a stream of a client was closed; it may open another."""
+        """Note that a stream of a client was closed; it may open another one."""
         session.streams -= 1
         session.seen = time.monotonic()
         for link in session.links:
@@ -194,7 +196,7 @@ class Sessions:
 
     def leave(self, client_id: str) -> None:
         """End a client's session."""
-        session = self.known.pop(client_id, None)
+        session = self.by_client.pop(client_id, None)
         if session is None:
             return
         self._size -= session.size
@@ -203,11 +205,9 @@ class Sessions:
         self._gone(client_id)
 
     def expire(self) -> None:
-        """Forget clients without a heartbeat; if they are many, some now and others when requests
-        were answered.
-        """
+        """Remove clients without a heartbeat; if they are many, in several turns."""
         late = time.monotonic() + _TURN_S
-        for client_id in [name for name in self.known if not self.is_there(name)]:
+        for client_id in [name for name in self.by_client if not self.is_there(name)]:
             self.leave(client_id)
             if time.monotonic() > late:
                 self._brokers[0].later(0, self.expire)
@@ -215,25 +215,25 @@ class Sessions:
 
 
 def group_settings(brokers: Iterable[Broker], group: str) -> dict[str, Any]:
-    """Return a group's settings: those of the first store that has the group."""
+    """Return a group's settings from the first store that has the group."""
     return next((settings for broker in brokers
                  if (settings := broker.source.groups.get(group))), {})
 
 
 def is_fifo(brokers: Iterable[Broker], group: str) -> bool:
-    """Return whether a group gets the messages of a queue one after the other."""
+    """Return whether a group gets the messages of a queue in order."""
     return bool(group_settings(brokers, group).get("consume_message_orderly"))
 
 
 def most_attempts(brokers: Iterable[Broker], group: str) -> int:
-    """Return how often a message is delivered to a group."""
+    """Return the maximum number of deliveries of a message to a group."""
     most = group_settings(brokers, group).get("retry_max_times")
-    return (most if isinstance(most, int) and most >= 0 else MOST_TIMES) + 1
+    return (most if isinstance(most, int) and most >= 0 else MAX_TIMES) + 1
 
 
 def backoff(group: dict[str, Any]) -> dict[str, Any]:
-    """Return the times (ms) that a client waits between attempts: those of its group's
-    ``groupRetryPolicy`` or, if that is missing or invalid, the defaults of all groups.
+    """Return a group's retry policy: the times (ms) between attempts of its ``groupRetryPolicy``,
+    or the defaults if that is missing or invalid.
     """
     given = group.get("group_retry_policy")
     policy = given if isinstance(given, dict) else {}
@@ -246,18 +246,18 @@ def backoff(group: dict[str, Any]) -> dict[str, Any]:
             wanted["max"]), "multiplier": wanted["multiplier"]}}
     chosen = policy.get("customizedRetryPolicy")
     waits = chosen.get("next") if isinstance(chosen, dict) else None
-    if not isinstance(waits, list) or not 0 < len(waits) <= _MOST_WAITS or (
+    if not isinstance(waits, list) or not 0 < len(waits) <= _MAX_WAITS or (
             not all(map(_is_wait, waits))):
         waits = list(DEFAULT_LEVELS.values())
     return {"customized_backoff": {"next": [span(wait) for wait in waits]}}
 
 
 def _is_wait(value: object) -> bool:
-    return type(value) is int and 0 <= value <= _LONGEST_WAIT_MS
+    return type(value) is int and 0 <= value <= _MAX_WAIT_MS
 
 
 def completed(brokers: Iterable[Broker], wanted: Any) -> Any:
-    """Return a client's settings with what a server says to them."""
+    """Return a client's settings, completed with those of the server. Raises: Refused."""
     settings = MESSAGES["Settings"]()
     settings.CopyFrom(wanted)
     settings.metric.SetInParent()
@@ -282,7 +282,7 @@ def completed(brokers: Iterable[Broker], wanted: Any) -> Any:
 
 
 def _heartbeat(session: Session) -> dict[str, Any]:
-    """Return the heartbeat of a client to a broker."""
+    """Return the client's heartbeat for a broker."""
     settings = session.settings
     value: dict[str, Any] = {"clientID": session.client_id}
     if settings.HasField("publishing"):

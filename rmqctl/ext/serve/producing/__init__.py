@@ -1,1 +1,1 @@
-"""Producers: messages taken through the engine into a store that is open for writing."""
+"""Producers: messages that the engine stores in a writable store."""

@@ -1,8 +1,8 @@
-"""Half messages that were not ended: their producers are asked (spec: remoting.md §3.4).
+"""Transaction checks: ask producers about pending half messages (spec: remoting.md §3.4).
 
-Both topics are read from where the last round came to, some messages at a time. A half message that
-was not ended is put again, at the end of its queue, and its producer gets the new place; where a
-round came to is kept as the position of a group, as a broker keeps it.
+Each round reads the half and op topics from where the last round ended, some messages at a time. A
+pending half message is appended to its queue again, and its producer gets the new offset. The
+progress of a round is stored as consumer offsets of a group, as by a broker.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ from rmqctl.parse_values import now_ms
 from rmqctl.store.objects import java_text
 
 _TOO_OLD_MS = 72 * 3_600_000
-"""A broker's fileReservedTime."""
+"""A broker's default fileReservedTime (ms)."""
 _WINDOW = 50_000
-"""Half messages of which it is known at a time whether they were ended."""
+"""Maximum number of half messages whose end is tracked at a time."""
 _PAGE, _PAGE_BYTES = 32, 1 << 16
 _TRIED = 3
-"""Members of a group that are tried when one of them takes nothing."""
+"""Maximum number of group members tried when one of them does not read its messages."""
 _LATER = ("SERVICE_NOT_AVAILABLE", "UNKNOWN_ERROR")
 
 
 @dataclass(slots=True)
 class _Renewed:
-    """A half message that is put somewhere again; ``ask``: its producer is asked then."""
+    """A half message to be stored again; ``ask``: then ask its producer."""
 
     record: Record
     message: Outgoing
@@ -61,7 +61,7 @@ class _Renewed:
 
 @dataclass(eq=False)
 class Checks:
-    """Rounds through the half messages of a store. ``immunity_ms``: so old a message has to be."""
+    """Rounds through the half messages of a store. ``immunity_ms``: minimum age of a message."""
 
     broker: Broker
     transactions: Transactions
@@ -88,7 +88,7 @@ class Checks:
             self._task = asyncio.get_running_loop().create_task(self._round())
 
     def stop(self) -> None:
-        """Give up a round that is under way."""
+        """Cancel a running round."""
         if self._task is not None:
             self._task.cancel()
 
@@ -98,7 +98,7 @@ class Checks:
             while await self._window(begun):
                 pass
         except (Failed, RmqctlError) as error:
-            self.broker.told(event="unchecked", broker=self.broker.name, problem=str(error))
+            self.broker.on_event(event="unchecked", broker=self.broker.name, problem=str(error))
         except Exception as error:  # noqa: BLE001 - the next round begins all the same
             self.broker.failed("CHECK_TRANSACTION_STATE", error)
         finally:
@@ -107,8 +107,8 @@ class Checks:
     # -- its progress -------------------------------------------------------------------------
 
     def _position(self, topic: str) -> int:
-        """Return where to continue: at the oldest message if nothing is known, or that message is
-        gone; at the end if the store was truncated since.
+        """Return the offset to continue at: the oldest message if nothing is stored or that message
+        is deleted, the end if the store was truncated since.
         """
         at = self._at.get(topic)
         if at is None:
@@ -126,8 +126,8 @@ class Checks:
             self.broker.positions.commit(READER, topic, 0, offset)
 
     async def _records(self, topic: str, start: int) -> AsyncIterator[tuple[list[Record], int]]:
-        """Yield (messages, queue offset after them) from ``start`` to the end, at which it does not
-        wait: what follows its last page sees what is there at the moment.
+        """Yield (messages, queue offset after them) from ``start`` to the end of the queue, without
+        waiting; messages may be appended meanwhile.
         """
         at = start
         while at < (queue := self.broker.queue(topic, 0)).end:
@@ -142,7 +142,7 @@ class Checks:
     # -- a round ------------------------------------------------------------------------------
 
     async def _window(self, begun: int) -> bool:
-        """Go through the next `_WINDOW` half messages; whether there are more to go through."""
+        """Process the next `_WINDOW` half messages. Return whether there are more."""
         # Half messages of this window, and which of them are ended so far.
         at = begin = self._position(props.HALF_TOPIC)
         end = min(self.broker.queue(props.HALF_TOPIC, 0).end, at + _WINDOW)
@@ -185,8 +185,8 @@ class Checks:
         return offset in ended or offset in self.transactions.ending
 
     async def _pass_ops(self, op: int, half: int) -> None:
-        """Mark op messages as done that name nothing at ``half`` or after it. Messages that do not
-        exist yet count as nothing: no broker names them.
+        """Mark op messages as processed that refer only to half messages before ``half``. Offsets
+        after the end of the half queue are ignored: no broker writes them.
         """
         at, end = op, self.broker.queue(props.HALF_TOPIC, 0).end
         async for ops, behind in self._records(props.OP_HALF_TOPIC, op):
@@ -198,8 +198,8 @@ class Checks:
         self._came_to(props.OP_HALF_TOPIC, at)
 
     def _judged(self, record: Record, begun: int, ended: set[int]) -> _Renewed | None:
-        """Return the renewed form of a half message that was not ended; None: it has to wait, and
-        all after it.
+        """Return the renewed form of a pending half message; None if it must wait, and all after
+        it.
         """
         properties = props.parse(java_text(record.properties))
         times = max(_number(properties.get(TIMES, "0")), 0)
@@ -236,8 +236,8 @@ class Checks:
             record.store_host, record.reconsume_times))
 
     async def _put(self, renewed: list[_Renewed]) -> int | None:
-        """Put messages, and ask for those that are to be asked for. Return the queue offset of the
-        first that could not be put now; one that never can be is skipped.
+        """Store renewed messages, and ask their producers. Return the queue offset of the first
+        message that cannot be stored now; skip those that never can be.
         """
         loop = asyncio.get_running_loop()
         waiting: list[tuple[_Renewed, asyncio.Future[PutResult]]] = []
@@ -254,7 +254,7 @@ class Checks:
             elif result.status in _LATER and stuck is None:
                 stuck = renewal.record.queue_offset
             elif not result.stored:
-                self.broker.told(event="unchecked", broker=self.broker.name,
+                self.broker.on_event(event="unchecked", broker=self.broker.name,
                                  problem=f"half message {renewal.record.queue_offset}: "
                                  f"{result.reason or result.status}")
         return stuck
@@ -262,7 +262,7 @@ class Checks:
     # -- asking -------------------------------------------------------------------------------
 
     def _ask(self, renewed: _Renewed, result: PutResult) -> None:
-        """Ask a member of the producer's group, each in turn; none if no member is connected."""
+        """Ask a member of the producer's group, in turn; nobody if no member is connected."""
         # The members of the group of producers, begun with another one each time.
         text = renewed.message.properties
         properties = props.parse(text)
@@ -300,7 +300,7 @@ class Checks:
 
 
 _NOTHING = Outgoing("", b"")
-"""For a message that was ended at its first place."""
+"""The message of a half message whose first copy was ended."""
 
 
 def _setter(future: asyncio.Future[PutResult]) -> Callable[[PutResult], None]:

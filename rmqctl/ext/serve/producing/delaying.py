@@ -1,8 +1,7 @@
-"""Delayed messages of a writable server: put into their own queues when they are due.
+"""Delayed messages of a writable server: stored in their own queues when they are due.
 
-Waiting messages are in the schedule queues, one for each level, in the order in which they are due:
-of each only the next messages are read. The progress of each level is in
-``config/delayOffset.json``, as a broker keeps it.
+Each level has a schedule queue, sorted by due time, of which only the next messages are read. The
+progress of each level is in ``config/delayOffset.json``, as a broker keeps it.
 """
 
 from __future__ import annotations
@@ -20,26 +19,28 @@ from rmqctl.parse_values import now_ms
 from rmqctl.store.config.config import load_one
 
 _AT_ONCE = 1024
-"""Messages of a level that are delivered in one go, before others get their turn."""
+"""Maximum number of messages of a level that are delivered in one turn."""
 _PAGE = 32
 _AGAIN_MS = 5000
-"""Seconds after which an unreadable level is tried again."""
+"""Milliseconds after which an unreadable level is tried again."""
 
 
 @dataclass(slots=True)
 class Delays:
-    """``done``: level to the queue offset in its schedule queue up to which all was delivered."""
+    """The delay levels of a store. ``done``: level to the queue offset in its schedule queue up to
+    which all messages are delivered.
+    """
 
     writer: Writer
     done: dict[int, int] = field(default_factory=dict)
     changed: bool = False
     _due: dict[int, float] = field(default_factory=dict)
-    """Level to when it has to be examined again (ms)."""
+    """Level to the time of its next check (ms)."""
     _flying: dict[int, set[int]] = field(default_factory=dict)
-    """Level to the queue offsets of what is being put."""
+    """Level to the schedule offsets of messages that are being stored."""
 
     def load(self) -> None:
-        """Load the progress of the store's levels. Raise StoreIOError."""
+        """Load the progress of the levels from the store. Raises: StoreIOError."""
         store = self.writer.source.store
         for row in load_one(store, "delayOffset.json").rows():
             if isinstance(row.get("offset"), int) and isinstance(row.get("level"), int):
@@ -52,7 +53,7 @@ class Delays:
                 self.add(queue_id + 1)
 
     def add(self, level: int) -> None:
-        """Note that a message of that level was put."""
+        """Note that a message was stored in that level."""
         if self._due.get(level, inf) == inf:
             self._due[level] = 0
 
@@ -61,7 +62,7 @@ class Delays:
         return self.writer.queue(key) or self.writer.source.queue(*key)
 
     def deliver(self) -> None:
-        """Put messages that are due. Unreadable messages are skipped. Raise StoreIOError."""
+        """Store the messages that are due; skip unreadable ones. Raises: StoreIOError."""
         now = now_ms()
         for level, due in self._due.items():
             if due <= now and not self._flying.get(level) and self.writer.failure is None and (
@@ -70,7 +71,7 @@ class Delays:
                 self._due[level] = self._deliver(level, now)
 
     def _deliver(self, level: int, now: int) -> float:
-        """Put what is due of a level; when it has to be examined again (ms)."""
+        """Store the due messages of a level. Return the time of its next check (ms)."""
         queue = self._queue(level)
         delay = self.writer.levels.get(level, 1000)
         start = at = min(max(self.done.get(level, 0), queue.first), queue.end)

@@ -1,4 +1,4 @@
-"""A store opened for writing, as a broker has it; an empty one made for a while."""
+"""Open a store for writing as a broker does, or create an empty temporary one."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from rmqctl.store.store import Store
 
 _SMALL: dict[str, Any] = {
     "commitlog_file_size": 64 << 20, "index_slots": 10_000, "index_max": 40_000}
-"""Sizes of a store that is made for a while: so files are made at once."""
+"""Sizes of the files of a temporary store, which are quick to create."""
 
 
 @contextmanager
 def temporary_store(wanted: bool) -> Iterator[str | None]:
-    """Yield an empty store of small files in a folder that is gone afterwards; None if not
-    wanted.
+    """Yield an empty temporary store with small files, deleted afterwards; None if not
+    ``wanted``.
     """
     if not wanted:
         yield None
@@ -49,10 +49,10 @@ def temporary_store(wanted: bool) -> Iterator[str | None]:
 def open_writer(open_store: Callable[[], Store], flush: str | None, pages: Pages,
                 address: Address, cluster: str, folders: Iterable[str] = (),
                 outside: Iterable[str] = ()) -> Writer:
-    """Take the store's lock; ``folders`` of the log that the user named, and ``outside`` as for
-    `Engine.open`. The ids of messages lead to the address, and messages bear the cluster's name.
-    Raise StoreHeldError, StoreIOError, RefusedError if appending would do harm, UnsupportedError
-    for layouts that are not written.
+    """Open a store for writing, and take its lock. ``folders`` of the log that the user named, and
+    ``outside`` as for `Engine.open`. ``address`` is in message ids, ``cluster`` in messages.
+    Raises: StoreHeldError, StoreIOError, RefusedError if appending would damage the store,
+    UnsupportedError for layouts that cannot be written.
     """
     with open_store() as store:
         store.layout.require_writable(store.root)
@@ -78,8 +78,9 @@ def open_writer(open_store: Callable[[], Store], flush: str | None, pages: Pages
 
 
 def keep_json(source: Source, name: str, value: dict[str, object]) -> None:
-    """Write a file of ``config/`` as a broker does: the one that was there becomes the backup.
-    Raise RefusedError if what is there cannot be read: it is not overwritten. Raise StoreIOError.
+    """Write a file of ``config/`` as a broker does: the previous file becomes the backup.
+    Raises: StoreIOError, RefusedError if the existing file cannot be read, and so is not
+    overwritten.
     """
     store = source.store
     path = store.path(FOLDER, name)
@@ -96,10 +97,11 @@ def keep_json(source: Source, name: str, value: dict[str, object]) -> None:
 
 
 def keep_positions(source: Source, positions: Positions) -> None:
-    """Write the groups' offsets into ``config/consumerOffset.json``: the committed ones, over those
-    in the file, whether groups began at it or not. In ``lmqConsumerOffset.json``, too, if that
-    exists: a broker with ``enableLmq`` reads it instead, and has one position of each light group.
-    May be called by a thread with a snapshot. Raise RefusedError, StoreIOError.
+    """Write the consumer offsets to ``config/consumerOffset.json``: the committed ones over those
+    in the file, whether or not groups started there. Also write ``lmqConsumerOffset.json`` if it
+    exists: brokers with ``enableLmq`` read it instead, with one offset for each light group. A
+    thread may call this with a snapshot.
+    Raises: RefusedError, StoreIOError.
     """
     table = Positions(source.offsets, positions.committed).table()
     keep_json(source, "consumerOffset.json", {"offsetTable": table})
@@ -112,8 +114,8 @@ def keep_positions(source: Source, positions: Positions) -> None:
 
 
 def keep_groups(writer: Writer, names: Iterable[str]) -> None:
-    """Write new groups and their retry topics, as a broker creates them. Raise StoreIOError,
-    RefusedError.
+    """Write new groups and their retry topics as a broker creates them.
+    Raises: StoreIOError, RefusedError.
     """
     topics, groups = writer.topics, writer.groups
     names = [name for name in names if name_problem(RETRY_PREFIX + name) is None]

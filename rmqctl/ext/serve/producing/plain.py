@@ -1,9 +1,9 @@
-"""Plain sends: messages that need nothing but a place in their queue, from frame to answer.
+"""Plain sends: messages that only need to be appended to their queue, from frame to response.
 
-Most of what producers send is that: one message of a known topic, with properties that change
-nothing about where it goes. Its header is read in one step, its properties by the pattern that the
-last one had, and its answer is filled in. `sending.send_message` is the whole way, for everything
-else; what the one takes leads to the same bytes and answers as by the other, and a test holds this.
+Most sends are plain: one message of an existing topic, without properties that redirect it. The
+header is decoded in one step, the properties by the pattern of the previous message, and the
+response is filled in. `sending.send_message` handles everything else. A test checks that both write
+the same bytes and responses.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _NAME = "SEND_MESSAGE_V2"
 _CODE = CODE_OF[_NAME]
 _MARK = b"%d" % _CODE
 _OTHER_WAYS = RETRY_PREFIX, TIMER_TOPIC
-"""Beginnings of topics for which more is to be done."""
+"""Prefixes of topics whose messages are not plain."""
 _OTHER_FLAGS = INNER_BATCH | NEED_UNWRAP | TRANSACTION_MASK
-_FEW, _MOST = 4, 256
-"""Messages that are put one by one, and that are taken at once."""
+_MIN_TOGETHER, _MAX_AT_ONCE = 4, 256
+"""Minimum number of messages that are stored together, and maximum number in one go."""
 _MARKED = 123_454_321
 _OFFSET_DIGITS = 16
-"""Of a message id, those of the physical offset."""
+"""Digits of the physical offset in a message id."""
 
 
 class Client(Protocol):
@@ -47,13 +47,13 @@ class Client(Protocol):
     peer: str
 
     def send_bytes(self, data: bytes) -> None:
-        """Send a response that is ready."""
+        """Send an encoded response."""
 
     def reply(self, request: Command, response: Response) -> None: ...
 
 
 class PlainSends:
-    """Takes such messages for a broker that is written to."""
+    """Stores plain messages for a writable broker."""
 
     def __init__(self, broker: Broker) -> None:
         assert broker.writer is not None
@@ -65,16 +65,18 @@ class PlainSends:
         self._answers = _Answers(says_key=self._writer.settings.profile.generation >= 5)
 
     def take_all(self, client: Client, frames: FrameReader) -> bool:
-        """Take such messages as long as one follows another; whether any was taken."""
+        """Store plain messages in ``frames`` until another request follows. Return whether there
+        were any.
+        """
         if self._broker.cluster.access.secrets or self._writer.is_busy:
             return False
         if self._kernel is None:
             frame = frames.peek()
             return frame is not None and self._take(client, frames, frame)
         sends = self._kernel.sends(frames.buffer, frames.at, frames.limit, HEAD_SIZE, COUNTED,
-                                   _CODE, *self._fields, _MOST)
+                                   _CODE, *self._fields, _MAX_AT_ONCE)
         host, many = host_of(client.peer), len(sends)
-        if many < _FEW or not self._put_many(client, host, sends):
+        if many < _MIN_TOGETHER or not self._put_many(client, host, sends):
             many = 0
             for sent in sends:
                 if not self._put(client, host, *sent[1:]):
@@ -87,8 +89,8 @@ class PlainSends:
         return True
 
     def _put_many(self, client: Client, host: Host, sends: list[tuple[Any, ...]]) -> bool:
-        """Put messages by column, as `_put` each; return False, with nothing done, if one is not
-        plain.
+        """Store messages by column, each as `_put` does. Return False, without a change, if one is
+        not plain.
         """
         (_, opaque, flag, topic, queue_id, message_flag, sys_flag, born, again, given, body
          ) = zip(*sends, strict=True)
@@ -112,13 +114,13 @@ class PlainSends:
         return True
 
     def _is_ordinary(self, topic: str, queue_id: int) -> bool:
-        """Return whether a topic accepts messages for a queue, and nothing more is to be done for
-        it.
-        """
+        """Return whether a topic accepts messages for a queue, without special handling."""
         return not topic.startswith(_OTHER_WAYS) and self._writer.allows(topic, queue_id)
 
     def _take(self, client: Client, frames: FrameReader, frame: Frame) -> bool:
-        """Return the same of one message, with its header read by a library."""
+        """Store the next message, with its header decoded by a library. Return False, without a
+        change, if it is not plain.
+        """
         kind, data, body = frame
         if kind != JSON or _MARK not in data:
             return False
@@ -140,7 +142,7 @@ class PlainSends:
     def _put(self, client: Client, host: Host, opaque: int, flag: int, topic: str, queue_id: int,
              message_flag: int, sys_flag: int, born: int, again: int, given: str, body: bytes
              ) -> bool:
-        """Put a plain message; return False, with nothing done, if it is not plain."""
+        """Store a plain message. Return False, without a change, if it is not plain."""
         writer = self._writer
         if sys_flag & _OTHER_FLAGS or not self._is_ordinary(topic, queue_id):
             return False
@@ -158,7 +160,7 @@ class PlainSends:
 
 
 class _Answers:
-    """The common part of responses to such messages."""
+    """The common parts of responses to plain sends."""
 
     def __init__(self, *, says_key: bool) -> None:
         self.says_key = says_key
@@ -167,14 +169,14 @@ class _Answers:
         self._begin = ""
 
     def id_begins(self, host: Host) -> str:
-        """Return the first digits of a message's id."""
+        """Return the first digits of the ids of messages with that store host."""
         if host is not self._host:
             self._host, self._begin = host, message_id(*host, 0)[:-_OFFSET_DIGITS]
         return self._begin
 
 
 class _Sent(msgspec.Struct, gc=False):
-    """One that was taken; called with what became of it, to tell the producer."""
+    """A stored message; called with its result, to answer the producer."""
 
     answers: _Answers
     client: Client
@@ -199,7 +201,7 @@ class _Sent(msgspec.Struct, gc=False):
 
 
 def _fields() -> tuple[bytes, int]:
-    """Return how the kernel reads each field, and as bits those that must be present; by letter."""
+    """Return (how the kernel reads each field, by letter; the required fields as bits)."""
     kernel = active()
     takes, wanted = bytearray(26), 0
     if kernel is not None:
@@ -212,8 +214,8 @@ def _fields() -> tuple[bytes, int]:
 
 
 def _form(*, says_key: bool) -> str:
-    """Return the header of an answer, with places for (first digits of the message id, physical
-    offset, queue id, queue offset, unique key, opaque).
+    """Return the header of a response as a format string for (first digits of the message id,
+    physical offset, queue id, queue offset, unique key, opaque).
     """
     ext = {**REGION, "msgId": "@id", "queueId": "@queue", "queueOffset": "@offset",
            "transactionId": "@key"}

@@ -1,5 +1,5 @@
-"""The properties that a message is stored with: those its producer sent, and the broker's own, in
-the order of the broker's map (spec: commitlog.md §5.3).
+"""The properties that a message is stored with: its producer's and the broker's own, in the order
+of the broker's map (spec: commitlog.md §5.3).
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ REGION = {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true"}
 """The properties that a 5.x broker adds to each message, and every broker to its responses."""
 _NAME, _END = props.NAME_VALUE_SEPARATOR, props.PROPERTY_SEPARATOR
 _KEY = props.UNIQUE_KEY + _NAME
-_PLANS, _MOST_NAMES = 1024, 512
-"""So many orders are kept, of names of so many characters together at most."""
+_MAX_PLANS, _MAX_NAMES = 1024, 512
+"""Maximum number of plans kept, and maximum characters of the names of one plan."""
 _OTHER_WAYS = (props.DELAY, props.PREPARED, props.INNER, "TIMER_")
-"""Beginnings of names by which a message has not just one row, in the queue it was sent to."""
+"""Prefixes of properties that redirect a message to other queues, or to several."""
 
 
 class _Plan(NamedTuple):
-    """The plan of how strings of the same names are put together."""
+    """A plan for properties with the same names: their order in the stored string."""
 
     match: Callable[[str], re.Match[str] | None]
-    """Of what was sent; its groups are the values."""
+    """Matches the sent string; its groups are the values."""
     text: str
-    """With a place for each value."""
+    """The stored string, as a format string with a place for each value."""
     order: tuple[int, ...]
-    """The groups in the order of these places."""
+    """The group for each place of ``text``."""
     is_plain: bool
     tags: int
-    """The group of the tags, 0 if they have none; the same of the unique key."""
+    """The group of the tags, and below that of the unique key; 0 without them."""
     key: int
-    made: int
-    """Before which place a unique key is made, -1 if none is."""
+    new_key_at: int
+    """The place before which a new unique key is inserted; -1 if none is needed."""
 
 
 class Properties:
-    """Makes such strings for a store. For each set of names the order is worked out once."""
+    """Builds the stored properties for a store, with one plan for each set of names."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -50,9 +50,7 @@ class Properties:
         self._last: _Plan | None = None
 
     def sent(self, given: str) -> str:
-        """Return the string as the broker works on it: of a 5.x broker with what says where
-        it was.
-        """
+        """Return the sent properties with those that a 5.x broker adds on arrival."""
         profile = self._settings.profile
         if profile.generation < 5:
             return given
@@ -62,17 +60,17 @@ class Properties:
         return java_map.text(trailing=profile.trailing_separator)
 
     def __call__(self, given: str) -> str:
-        """Return the string of a message that is put by itself and is not a half message."""
-        plan, match = self._found(given)
+        """Return the stored properties of a single message that is not a half message."""
+        plan, match = self._match(given)
         if plan is None or match is None:
             return self._stored(given)
         return self._filled(plan, match)[0]
 
     def plain(self, given: str) -> tuple[str, str | None, str | None] | None:
-        """Return (the same, its tags, its unique key) where a message goes to the queue it is sent
-        to and nowhere else; None if it may not, or a closer look is needed.
+        """Return (stored properties, tags, unique key) of a message that is stored only in the
+        queue it is sent to; None if that is not certain.
         """
-        plan, match = self._found(given)
+        plan, match = self._match(given)
         if plan is None or match is None or not plan.is_plain:
             return None
         text, key = self._filled(plan, match)
@@ -80,11 +78,11 @@ class Properties:
 
     def plain_ones(self, given: Sequence[str]) -> tuple[
             list[str], Sequence[str | None], list[str] | None] | None:
-        """Return the same of several, by column, where they have the same names and bring their
-        unique keys, or need none.
+        """Return the columns of `plain` for several messages, if they have the same names and need
+        no new unique keys; else None.
         """
-        plan, first = self._found(given[0])
-        if plan is None or first is None or not plan.is_plain or plan.made >= 0:
+        plan, first = self._match(given[0])
+        if plan is None or first is None or not plan.is_plain or plan.new_key_at >= 0:
             return None
         matches = [*map(plan.match, given)]
         if None in matches:
@@ -96,23 +94,25 @@ class Properties:
                 [match[plan.key] for match in matches] if plan.key else None)  # type: ignore[index]
 
     def _filled(self, plan: _Plan, match: re.Match[str]) -> tuple[str, str | None]:
-        """Return (the string, its unique key)"""
-        values, at = match.group(0, 0, *plan.order)[2:], plan.made  # so it is always a tuple
+        """Return (stored properties, unique key)."""
+        values, at = match.group(0, 0, *plan.order)[2:], plan.new_key_at  # so it is always a tuple
         if at < 0:
             return plan.text % values, match[plan.key] if plan.key else None
         key = self.unique_id()
         return plan.text % (*values[:at], key, *values[at:]), key
 
-    def _found(self, given: str) -> tuple[_Plan | None, re.Match[str] | None]:
-        """Return the plan for a string, and its values."""
+    def _match(self, given: str) -> tuple[_Plan | None, re.Match[str] | None]:
+        """Return the plan for sent properties, and the match of their values; None if there is
+        none.
+        """
         plan = self._last  # producers send the same names again and again
         if plan is not None and (match := plan.match(given)) is not None:
             return plan, match
         parts = given.removesuffix(_END).split(_END)
         names = tuple([part[:part.find(_NAME) + 1] for part in parts])
         plan = self._plans.get(names)
-        if plan is None and names not in self._plans and sum(map(len, names)) <= _MOST_NAMES:
-            if len(self._plans) >= _PLANS:
+        if plan is None and names not in self._plans and sum(map(len, names)) <= _MAX_NAMES:
+            if len(self._plans) >= _MAX_PLANS:
                 self._plans.clear()
             plan = self._plans[names] = self._plan(names)
         if plan is None or (match := plan.match(given)) is None:
@@ -121,14 +121,16 @@ class Properties:
         return plan, match
 
     def batch(self, given: str) -> str:
-        """Return the string that each message of a batch gets beside its own."""
+        """Return the properties of a batch, which are added to each of its messages."""
         return prepare(self.sent(given), self._settings, self.unique_id, batch=True)
 
     def _stored(self, given: str) -> str:
         return prepare(self.sent(given), self._settings, self.unique_id)
 
     def _plan(self, names: tuple[str, ...]) -> _Plan | None:
-        """Return how strings of these names are put together; None if values decide."""
+        """Return the plan for properties with these names; None if their order depends on the
+        values.
+        """
         if names == ("",):
             names = ()
         wanted = [name[:-1] for name in names]
@@ -157,5 +159,5 @@ class Properties:
 
 
 def _group(names: list[str], name: str) -> int:
-    """Return the group of a name's value, 0 if it is not there."""
+    """Return the group of a name's value; 0 if the name is missing."""
     return names.index(name) + 1 if name in names else 0

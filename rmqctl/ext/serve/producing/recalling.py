@@ -1,6 +1,6 @@
-"""Messages that are recalled before they are due (spec: timer-and-others-5x.md §1.3).
+"""Recall messages before they are due (spec: timer-and-others-5x.md §1.3).
 
-A message that deletes waits in the moment of the one that it is for.
+The message that deletes another one waits in the same slot of the timer wheel.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from rmqctl.formats.local import properties as props
 from rmqctl.parse_values import now_ms
 
 _TAG = "_RECALL_TAG_"
-_LONGEST = 64 << 10
+_MAX_HANDLE = 64 << 10
 """Maximum number of characters of a handle: it contains a topic and a key, which fit into 32 KiB of
 properties.
 """
 
 
 def recall(broker: Broker, call: Call) -> None:
-    """Take a message back that is not due yet."""
+    """Recall a message that is not due yet."""
     # What cannot be recalled, in a broker's order.
     writer, wanted = broker.writer, call.fields
     assert writer is not None
@@ -72,20 +72,20 @@ def recall(broker: Broker, call: Call) -> None:
 
 
 def handle_of(text: str) -> list[str]:
-    """Return (topic, broker, time, unique key) of what a sender was given. Raise Failed."""
+    """Return (topic, broker, time, unique key) of a recall handle. Raises: Failed."""
     try:
-        parts = base64.b64decode(text[:_LONGEST].encode() + b"=" * (-len(text) % 4), b"-_",
+        parts = base64.b64decode(text[:_MAX_HANDLE].encode() + b"=" * (-len(text) % 4), b"-_",
                                  validate=True).decode().split(" ", 5)
     except (binascii.Error, ValueError):
         parts = []
-    if len(text) > _LONGEST or len(parts) < 5 or parts[0] != HANDLE_VERSION or not all(
+    if len(text) > _MAX_HANDLE or len(parts) < 5 or parts[0] != HANDLE_VERSION or not all(
             map(_is_value, parts[1:5])):
         raise Failed(Status.ILLEGAL_OPERATION, "recall handle is invalid")
     return parts[1:5]
 
 
 def _is_value(text: str) -> bool:
-    """Return whether a text stays one value among properties."""
+    """Return whether a text cannot end a property's value."""
     return props.NAME_VALUE_SEPARATOR not in text and props.PROPERTY_SEPARATOR not in text
 
 

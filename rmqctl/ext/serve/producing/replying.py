@@ -1,5 +1,5 @@
-"""Replies to requests (``request`` of the clients): handed to the producer that waits for one, and
-kept in the cluster's reply topic, as a broker does by default.
+"""Replies to requests (``request`` of the clients): passed on to the waiting producer, and stored
+in the cluster's reply topic, as a broker does by default.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def send_reply(broker: Broker, call: Call) -> None:
 
 
 def _asker(broker: Broker, client_id: str | None) -> Member:
-    """Return the producer that asked. Raise Failed if it is not here."""
+    """Return the producer that sent the request. Raises: Failed if it is not connected."""
     if client_id is None:
         raise Failed(Status.SYSTEM_ERROR, f"reply message properties[{_TO_CLIENT}] is null")
     for members in broker.groups.producers.values():

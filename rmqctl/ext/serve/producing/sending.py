@@ -1,4 +1,4 @@
-"""Producers: messages, batches, and topics that are made by sending (spec: remoting.md §3.4)."""
+"""Producers: messages, batches, and topics created by sending (spec: remoting.md §3.4)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from rmqctl.ext.serve.producing.timing import recall_handle, timed
 from rmqctl.ext.serve.producing.transactions import is_half
 from rmqctl.ext.serve.producing.writing import Writer
 from rmqctl.ext.serve.remoting.codes import CODE_OF, REQUESTS, Failed, Status
-from rmqctl.ext.serve.source import MOST_QUEUES
+from rmqctl.ext.serve.source import MAX_QUEUES
 from rmqctl.formats import layout
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.delay import delay_level_of
@@ -48,11 +48,11 @@ _CODES = {
     "PROPERTIES_SIZE_EXCEEDED": Status.MESSAGE_ILLEGAL,
     TIMER_ILLEGAL: Status.MESSAGE_ILLEGAL,
     "SERVICE_NOT_AVAILABLE": Status.SERVICE_NOT_AVAILABLE}
-_MOST_TOPICS = 1000
+_MAX_TOPICS = 1000
 _TOPIC_FIELDS = ("readQueueNums", "writeQueueNums", "perm", "topicFilterType", "topicSysFlag",
                  "order")
 _OF_A_UNIT, _FOR_UNITS = 1, 2
-"""topicSysFlag of a topic that a unit's producer made, and of a retry topic."""
+"""topicSysFlag of a topic created by a unit's producer, and of a retry topic."""
 _KEY = props.UNIQUE_KEY + props.NAME_VALUE_SEPARATOR
 _ITEM = layout.reader(BatchRequestItem, "flag", "body_length")
 """The part of a message in a batch before its body."""
@@ -108,8 +108,8 @@ def send_message(broker: Broker, call: Call) -> None:
 
 
 def _is_old_retry(wanted: dict[str, Any], given: str) -> bool:
-    """Return whether a consumer sends a message again as clients before 4.6.1 do: it was a
-    transaction.
+    """Return whether a consumer sends a message again as clients before 4.6.1 do: with the
+    transaction flags of the original.
     """
     try:
         return (wanted["reconsumeTimes"] or 0) > 0 and delay_level_of(props.parse(given)) > 0
@@ -118,7 +118,7 @@ def _is_old_retry(wanted: dict[str, Any], given: str) -> bool:
 
 
 def _transaction_id(properties: str) -> dict[str, str]:
-    """Return the field of an answer in which a 5.x broker says a message's unique key."""
+    """Return the response field in which a 5.x broker returns a message's unique key."""
     at = properties.find(_KEY)
     if at < 0:
         return {}
@@ -130,8 +130,8 @@ def _transaction_id(properties: str) -> dict[str, str]:
 
 
 def _retried(broker: Broker, writer: Writer, call: Call, given: str) -> tuple[str, str]:
-    """Return (topic, properties) of a message that a consumer sends into its retry topic by itself,
-    as it does where it could not send it back: after too many times it is a dead letter.
+    """Return (topic, properties) of a message that a consumer sends to its retry topic itself,
+    after it could not send it back. After too many attempts the topic is that of the dead letters.
     """
     topic, times = call.fields["topic"], call.fields["reconsumeTimes"] or 0
     group = topic.removeprefix(props.RETRY_PREFIX)
@@ -153,8 +153,9 @@ def _retried(broker: Broker, writer: Writer, call: Call, given: str) -> tuple[st
 
 
 def admitted(broker: Broker, wanted: dict[str, Any]) -> tuple[Writer, int]:
-    """Return the writer of a message that may be sent, and the queue of its topic. That a topic is
-    not to be written to is said by its route alone, as by brokers. Raise Failed.
+    """Return the writer for a message, and the number of its queue. Like a broker, do not check the
+    topic's write permission, which is only in the route.
+    Raises: Failed.
     """
     writer = broker.writer
     assert writer is not None
@@ -174,7 +175,7 @@ def admitted(broker: Broker, wanted: dict[str, Any]) -> tuple[Writer, int]:
         raise Failed(Status.NO_PERMISSION, f"Sending message to topic[{topic}] is forbidden.")
     config = _topic(writer, wanted)
     queues = number(config, "writeQueueNums", BEAN_QUEUES)
-    most = min(max(queues, number(config, "readQueueNums", BEAN_QUEUES)), MOST_QUEUES)
+    most = min(max(queues, number(config, "readQueueNums", BEAN_QUEUES)), MAX_QUEUES)
     if queue_id < 0 < most:
         queue_id = random.randrange(min(max(queues, 1), most))  # noqa: S311
     if not 0 <= queue_id < most:
@@ -184,7 +185,9 @@ def admitted(broker: Broker, wanted: dict[str, Any]) -> tuple[Writer, int]:
 
 
 def _topic(writer: Writer, wanted: dict[str, Any]) -> Config:
-    """Return the configuration of the topic, which is made where a broker would. Raise Failed."""
+    """Return the configuration of a topic, which is created if a broker would do so.
+    Raises: Failed.
+    """
     topic = wanted["topic"]
     config = writer.topics.get(topic)
     if config is None and topic in writer.source.topics:
@@ -195,7 +198,7 @@ def _topic(writer: Writer, wanted: dict[str, Any]) -> Config:
         _FOR_UNITS if topic.startswith(props.RETRY_PREFIX) else _OF_A_UNIT)
     try:
         created = writer.topics.auto_create(topic, wanted["defaultTopic"],
-                                         wanted["defaultTopicQueueNums"], sys_flag)
+                                            wanted["defaultTopicQueueNums"], sys_flag)
     except RefusedError as error:
         raise Failed(Status.TOPIC_NOT_EXIST, str(error)) from None
     except RmqctlError as error:
@@ -214,7 +217,7 @@ def put_answer(result: PutResult, queue_id: int) -> Response:
 
 
 def _items(body: bytes) -> list[BatchItem]:
-    """Return the messages in a batch's body. Raise Failed if it holds none."""
+    """Return the messages in a batch's body. Raises: Failed if there are none."""
     items = []
     at = 0
     while at < len(body):
@@ -241,7 +244,9 @@ def host_of(peer: str) -> Host:
 
 
 def end_transaction(broker: Broker, call: Call) -> None:
-    """Commit a half message, or roll it back; nothing if its producer does not know yet."""
+    """Commit or roll back a half message; do nothing if its producer does not know the outcome
+    yet.
+    """
     wanted, transactions = call.fields, broker.transactions
     assert transactions is not None
     if wanted["commitOrRollback"] not in (TRANSACTION_COMMIT, TRANSACTION_ROLLBACK):
@@ -270,8 +275,8 @@ def create_topic(broker: Broker, call: Call) -> Response:
 def create_topics(broker: Broker, call: Call) -> Response:
     """Create or change several topics."""
     wanted = objects(body_of(call).get("topicConfigList"))
-    if len(wanted) > _MOST_TOPICS:
-        raise Failed(Status.SYSTEM_ERROR, f"more than {_MOST_TOPICS} topics in one request")
+    if len(wanted) > _MAX_TOPICS:
+        raise Failed(Status.SYSTEM_ERROR, f"more than {_MAX_TOPICS} topics in one request")
     for config in wanted:
         attributes = config.get("attributes")
         pairs = attributes.items() if isinstance(attributes, dict) else ()
@@ -290,8 +295,8 @@ def _create(broker: Broker, wanted: dict[str, Any]) -> None:
     writer = broker.writer
     assert writer is not None
     try:
-        if max(wanted["readQueueNums"], wanted["writeQueueNums"]) > MOST_QUEUES:
-            raise Failed(Status.SYSTEM_ERROR, f"a topic can have at most {MOST_QUEUES} queues")
+        if max(wanted["readQueueNums"], wanted["writeQueueNums"]) > MAX_QUEUES:
+            raise Failed(Status.SYSTEM_ERROR, f"a topic can have at most {MAX_QUEUES} queues")
         created = writer.topics.create(wanted["topic"], wanted["readQueueNums"],
                                     wanted["writeQueueNums"], wanted["perm"],
                                     _attributes(writer, wanted["attributes"]),
@@ -303,9 +308,9 @@ def _create(broker: Broker, wanted: dict[str, Any]) -> None:
 
 
 def _attributes(writer: Writer, text: str | None) -> dict[str, str]:
-    """Return a topic's attributes, from `+name=value` with commas between; a broker of 4.x knows
-    none. Raise Failed for what is not taken here: no other kind of queue is begun while a store is
-    served.
+    """Return the attributes in ``+name=value,…``; none for a 4.x broker.
+    Raises: Failed for those that are not supported: no other kind of queue is created while a store
+    is served.
     """
     if writer.settings.profile.generation < 5:
         return {}

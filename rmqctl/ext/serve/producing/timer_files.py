@@ -1,9 +1,9 @@
-"""Wheel, log and progress of the timer, written as a 5.x broker writes them, so that one continues
+"""Wheel, log and progress of the timer, written as by a 5.x broker, so that a broker can continue
 with them (spec: timer-and-others-5x.md §1.2 to §1.5).
 
-A waiting message has a unit in the log, and the wheel points to the newest unit of each moment. The
-process may be killed at any time: a unit is written before the slot that points to it, and what a
-slot lacks is found in the log again.
+A waiting message has a unit in the log, and the wheel points to the newest unit of each slot. The
+process may be killed at any time: a unit is written before the slot that points to it, and missing
+slots are restored from the log.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from rmqctl.store.store import Store
 
 _LOG_FILE = 104_857_600
 _WINDOW = 172_800
-"""A broker's timerRollWindowSlot: so many slots ahead a message waits at most; then it is put
+"""A broker's timerRollWindowSlot: a message waits for at most so many slots, and is then stored
 again.
 """
 _LAP = SLOTS // 2
@@ -46,13 +46,15 @@ _PAGE, _CHUNK = 1 << 14, 1 << 20
 
 
 class TimerFiles:
-    """They are open until `close`. ``read``: the moment (ms) whose messages are next; ``queue``:
-    the queue offset of the timer topic's first message that has no unit; ``end``: of the log.
+    """The open files of a timer, until `close`. ``read``: the time (ms) of the slot that is next;
+    ``queue``: the queue offset of the first message of the timer topic without a unit; ``end``: of
+    the log.
     """
 
     def __init__(self, store: Store, precision: int) -> None:
-        """Raise StoreIOError; raise RefusedError if a broker would not continue with these files
-        either, or would truncate them.
+        """Open the files.
+        Raises: StoreIOError, RefusedError if a broker would not continue with these files either,
+        or would truncate them.
         """
         self._root, self.precision = store.root, precision
         self._files: dict[int, int] = {}
@@ -96,7 +98,7 @@ class TimerFiles:
         self._recover()
 
     def moment(self, time: int) -> int:
-        """Return the time (ms) of the slot for a time."""
+        """Return the start (ms) of the slot that contains a time."""
         return time // self.precision * self.precision
 
     # -- after an end of any kind -------------------------------------------------------------
@@ -113,9 +115,8 @@ class TimerFiles:
             self._walk(0)
 
     def _walk(self, begin: int) -> int:
-        """Point slots to the units in the files from that of ``begin`` on; return the end of the
-        log. Bytes that a crash of the machine left after it stay: the log continues in another file
-        then.
+        """Point slots to the units in the files from that of ``begin`` on. Return the end of the
+        log. Bytes that a crash left after it stay: the log then continues in another file.
         """
         self._last = -1
         bases = sorted(self._files)
@@ -133,12 +134,12 @@ class TimerFiles:
         return end
 
     def _is_used(self, base: int, place: int) -> bool:
-        """Return whether a file contains anything but zeros from a place on."""
+        """Return whether a file contains other bytes than zeros from a position on."""
         return any(os.pread(self._files[base], min(_CHUNK, self._size - at), at).strip(b"\0")
                    for at in range(place, self._size, _CHUNK))
 
     def _walk_file(self, base: int) -> tuple[int, bool]:
-        """Return (the end of what is there, whether the file is full)."""
+        """Return (end of the units, whether the file is full)."""
         places = self._places
         for first in range(0, places, _PAGE):
             units = UNIT.array(os.pread(self._files[base], min(_PAGE, places - first) * UNIT_SIZE,
@@ -156,7 +157,7 @@ class TimerFiles:
         return base + places * UNIT_SIZE, False
 
     def _lead(self, units: np.ndarray[tuple[int], np.dtype[np.void]], start: int) -> None:
-        """Point slots to those units that they do not know yet."""
+        """Point slots to the units that are missing in them."""
         times = (units["curr_write_time"].astype(np.int64) + units["delay_time"]) // self.precision
         slots = np.frombuffer(self._wheel, SLOT.dtype())[times % SLOTS]
         position = start + np.arange(len(units), dtype=np.int64) * UNIT_SIZE
@@ -167,7 +168,7 @@ class TimerFiles:
     # -- slots --------------------------------------------------------------------------------
 
     def newest(self, moment: int) -> int:
-        """Return the place of the newest unit of a moment; -1 if it has none."""
+        """Return the position of the newest unit of a slot; -1 if it has none."""
         at = timer_wheel.slot_of(moment, self.precision) * SLOT_SIZE
         slot = SLOT.decode(self._wheel[at:at + SLOT_SIZE])
         return slot.last_pos if slot.time == moment // self.precision else -1
@@ -189,11 +190,11 @@ class TimerFiles:
 
     @property
     def _places(self) -> int:
-        """Units that a file takes."""
+        """Maximum number of units in a file."""
         return (self._size - UNIT_SIZE - TAIL.size) // UNIT_SIZE + 1
 
     def unit(self, position: int) -> UnitRecord | None:
-        """Return the unit at a place of the log; None without a unit."""
+        """Return the unit at a position of the log; None without a unit."""
         base = position // self._size * self._size
         if not 0 <= position < self.end or base not in self._files:
             return None
@@ -202,7 +203,9 @@ class TimerFiles:
         return unit if unit is not None and unit.is_valid else None
 
     def units(self, moment: int, position: int) -> Iterator[tuple[int, UnitRecord]]:
-        """Yield the units of a moment with their places, the newest first, from ``position`` on."""
+        """Yield the units of a slot with their positions, the newest first, from ``position``
+        on.
+        """
         while position >= 0:
             unit = self.unit(position)
             if unit is None or self.moment(unit.slot_time) != moment:
@@ -214,8 +217,9 @@ class TimerFiles:
 
     def add(self, due: int, now: int, physical: int, size: int, topic_hash: int, *, deletes: bool
             ) -> None:
-        """Add a unit for the record of ``size`` bytes at a physical offset. ``now``: the moment it
-        is; what was due before comes in it. Raise StoreIOError.
+        """Add a unit for the record of ``size`` bytes at a physical offset. ``now``: the current
+        slot, which gets the messages that were due before.
+        Raises: StoreIOError.
         """
         window = _WINDOW * self.precision
         magic, wait = MAGIC_DEFAULT | (MAGIC_DELETE if deletes else 0), max(due - now, 0)
@@ -232,7 +236,7 @@ class TimerFiles:
         self._point(moment // self.precision, at, magic)
 
     def _room(self) -> int:
-        """Return the first place of the file that takes the next unit."""
+        """Return the first position in the file that takes the next unit."""
         base = self.end // self._size * self._size
         room = base + self._size - self.end
         if base in self._files and room < UNIT_SIZE + TAIL.size:
@@ -259,7 +263,7 @@ class TimerFiles:
     # -- progress -----------------------------------------------------------------------------
 
     def keep(self) -> None:
-        """Write down how far it is, if that changed. Raise StoreIOError."""
+        """Write the progress, if it changed. Raises: StoreIOError."""
         check = self._check._replace(
             last_read_time_ms=self.read, last_timer_log_flush_pos=self.end,
             last_timer_queue_offset=self.queue, master_timer_queue_offset=self.queue)

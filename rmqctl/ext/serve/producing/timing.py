@@ -1,8 +1,8 @@
-"""Messages for a certain time in a store of 5.x: each gets its place in the timer wheel, and is put
-into its own queue when it is due (spec: timer-and-others-5x.md §1).
+"""Timed messages of a 5.x store: each gets a slot in the timer wheel, and is stored in its own
+queue when it is due (spec: timer-and-others-5x.md §1).
 
-They wait in the timer topic. `TimerFiles` has what else a broker keeps of them, so that one
-continues where this ends; what was recalled is known when its moment comes.
+They wait in the timer topic. `TimerFiles` writes a broker's other files, so that a broker can
+continue. Recalled messages are detected when their slot is read.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from rmqctl.store.objects import java_text
 
 _ENQUEUED, _DEQUEUED, _ROLLED = "TIMER_ENQUEUE_MS", "TIMER_DEQUEUE_MS", "TIMER_ROLL_TIMES"
 _NEVER_ENQUEUED = str((1 << 63) - 1)
-"""The number that a broker writes for a message that was due before it had a place in the wheel."""
+"""The enqueue time that a broker writes for a message that was due before it got a slot."""
 _PAGE = 32
 _AT_ONCE = 1024
-"""Messages that are put in one go, before others get their turn."""
+"""Maximum number of messages that are stored in one turn."""
 _TURN_S = 0.02
-_LONGEST_END_S = 5.0
+_MAX_END_S = 5.0
 HANDLE_VERSION = "v1"
 
 
 def timed(message: Outgoing | OutgoingBatch, writer: Writer) -> Outgoing | OutgoingBatch:
-    """Return the message as it waits, where it is one for a certain time; else as it is."""
+    """Return a timed message in its waiting form; any other message unchanged."""
     if "TIMER_D" not in message.properties or message.topic == props.TIMER_TOPIC:
         return message
     properties = JavaMap.from_properties(message.properties, writer.settings.profile.map_capacity)
@@ -60,9 +60,7 @@ def timed(message: Outgoing | OutgoingBatch, writer: Writer) -> Outgoing | Outgo
 
 
 def recall_handle(message: Outgoing, broker: str) -> str | None:
-    """Return the handle with which a message can be recalled while it waits; None if it does not
-    wait.
-    """
+    """Return the handle by which a waiting message can be recalled; None if it does not wait."""
     if message.topic != props.TIMER_TOPIC:
         return None
     properties = props.parse(message.properties)
@@ -79,24 +77,24 @@ def recall_handle(message: Outgoing, broker: str) -> str | None:
 
 @dataclass(eq=False)
 class Timers:
-    """The timed messages of a store that is written to."""
+    """The timed messages of a writable store."""
 
     writer: Writer
     files: TimerFiles | None = None
     _new: bool = False
-    """True if there may be messages without a place in the wheel."""
+    """True if there may be messages without a slot."""
     _walking: Iterator[tuple[int, UnitRecord]] | None = None
-    """Of the moment that is read: units that were not examined yet."""
+    """The units of the current slot that were not read yet."""
     _wanted: array[int] | None = None
-    """The places of those that are to be put, the next one last."""
+    """The positions of the units to store, the next one last."""
     _recalled: set[int] = field(default_factory=set)
-    """Hashes of what is not to be put."""
+    """Hashes of the keys of recalled messages."""
     _flying: int = 0
     _soon: asyncio.Handle | None = None
     _ended: bool = False
 
     def load(self) -> None:
-        """Go on with the timer of a store that has one. Raise StoreIOError, RefusedError."""
+        """Continue the timer of a store that has one. Raises: StoreIOError, RefusedError."""
         store = self.writer.source.store
         if (props.TIMER_TOPIC, 0) in store.known_queues or os.path.exists(store.path("timerwheel")):
             self.files = self._open()
@@ -111,12 +109,12 @@ class Timers:
         return files
 
     def add(self) -> None:
-        """Note that a message was put into the timer topic."""
+        """Note that a message was stored in the timer topic."""
         self._new = True
 
     def deliver(self) -> None:
-        """Give new messages their places, and puts what is due. Raise StoreIOError,
-        RefusedError.
+        """Give new messages their slots, and store those that are due.
+        Raises: StoreIOError, RefusedError.
         """
         if self._ended or self.writer.failure is not None or not (
                 self._new or self.files is not None):
@@ -144,7 +142,7 @@ class Timers:
             self._go_on()
 
     def _go_on(self) -> None:
-        """Go on at once with what is left, when others had their turn."""
+        """Continue in the next turn of the event loop."""
         if self._soon is None:
             with suppress(RuntimeError):  # no loop runs any more
                 self._soon = asyncio.get_running_loop().call_soon(self._again)
@@ -155,11 +153,11 @@ class Timers:
             self.deliver()
 
     def finish(self) -> None:
-        """Put all of the moment that is under way, so that nothing of it comes twice; what is put
-        after this is given its place at the next start.
+        """Store all messages of the current slot, so that none is delivered twice. Messages that
+        come later get their slot at the next start.
         """
         self._ended = True
-        files, late = self.files, time.monotonic() + _LONGEST_END_S
+        files, late = self.files, time.monotonic() + _MAX_END_S
         while files is not None and self._wanted is not None and time.monotonic() < late:
             self.writer.put_now()
             if self._flying or (self._walking is not None
@@ -170,7 +168,7 @@ class Timers:
                 files.read += files.precision
 
     def close(self) -> None:
-        """End as a broker does. Raise StoreIOError."""
+        """Stop as a broker does. Raises: StoreIOError."""
         if self.files is not None:
             self.files.close()
             self.files = None
@@ -178,7 +176,7 @@ class Timers:
     # -- into the wheel -----------------------------------------------------------------------
 
     def _enqueue(self, files: TimerFiles, now: int, late: float) -> bool:
-        """Return messages of the timer topic their places; whether there are more of them."""
+        """Give messages of the timer topic their slots. Return whether there are more."""
         key = props.TIMER_TOPIC, 0
         queue = self.writer.queue(key) or self.writer.source.queue(*key)
         files.queue = min(max(files.queue, queue.first), queue.end)
@@ -205,8 +203,8 @@ class Timers:
         return None if raw is None else decode(raw)
 
     def _walk(self, files: TimerFiles, wanted: array[int], late: float) -> bool:
-        """Look at the units of the moment; whether it saw all. A unit that deletes leads to the key
-        of what is not to be put.
+        """Read the units of the current slot. Return whether all were read. A deleting unit adds
+        the key of the message that it recalls.
         """
         assert self._walking is not None
         for number, (position, unit) in enumerate(self._walking):
@@ -222,7 +220,7 @@ class Timers:
         return True
 
     def _put_some(self, files: TimerFiles, wanted: array[int], late: float) -> bool:
-        """Put the next messages of the moment; whether they were the last ones."""
+        """Store the next messages of the slot. Return whether they were the last ones."""
         for _ in range(_AT_ONCE):
             if not wanted:
                 return True
@@ -240,8 +238,8 @@ class Timers:
         return not wanted
 
     def _due(self, unit: UnitRecord, record: Record) -> Outgoing | None:
-        """Return the message as it is put: into its own queue, or for another round into the timer
-        topic. None if it was recalled, or names no queue that it could have come from.
+        """Return the message to store: in its own queue, or again in the timer topic. Return None
+        if it was recalled, or names no queue that it could have come from.
         """
         profile = self.writer.settings.profile
         text, rolls = java_text(record.properties), bool(unit.magic & MAGIC_ROLL)

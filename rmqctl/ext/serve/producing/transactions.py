@@ -1,8 +1,8 @@
-"""Transactions: half messages, and what ends them (spec: remoting.md §3.4, recovery.md §10).
+"""Transactions: half messages and their end (spec: remoting.md §3.4, recovery.md §10).
 
-A half message waits in a topic of its own. What ends it is an op message, which names its queue
-offset there; a commit puts it into its own queue before. Nothing else says of a half message that
-it was ended, so nothing has to be remembered here but what is under way.
+A half message waits in a topic of its own. An op message with its queue offset ends it; before
+that, a commit stores the message in its own queue. The op message is the only mark of the end, so
+only transactions that are being ended are kept in memory.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from rmqctl.parse_values import now_ms
 from rmqctl.store.objects import java_text
 
 _OP_S = 3.0
-"""Seconds for which a 5.x broker collects ended transactions for one op message."""
+"""Seconds for which a 5.x broker collects ended transactions into one op message."""
 Read = Callable[[int], bytes | memoryview | None]
-"""The complete record at a physical offset, where there is one."""
+"""Returns the complete record at a physical offset, or None."""
 
 
 def is_half(properties: str) -> bool:
@@ -47,7 +47,9 @@ def is_half(properties: str) -> bool:
 
 
 def half(message: Outgoing, settings: Settings, unique_id: Callable[[], str]) -> Outgoing:
-    """Return the message as it waits; its properties are those that the producer sent."""
+    """Return a half message in its waiting form; its properties are those that the producer
+    sent.
+    """
     text = prepare(message.properties, settings, unique_id, rebuilt=True)
     properties = JavaMap.from_properties(text, settings.profile.map_capacity)
     key = properties.get(props.UNIQUE_KEY)
@@ -59,27 +61,28 @@ def half(message: Outgoing, settings: Settings, unique_id: Callable[[], str]) ->
 
 @dataclass(eq=False)
 class Transactions:
-    """The transactions of a store that is written to. ``raw_at`` reads its log."""
+    """The transactions of a writable store. ``raw_at`` reads its log."""
 
     writer: Writer
     raw_at: Read
     ending: set[int] = field(default_factory=set)
-    """Queue offsets of half messages that were ended, and whose op message is not written yet."""
+    """Queue offsets of ended half messages whose op message is not written yet."""
     _unwritten: list[int] = field(default_factory=list)
     _size: int = 0
     _timer: asyncio.TimerHandle | None = None
 
     def half(self, message: Outgoing) -> Outgoing:
-        """Return a message of a transaction as it is put."""
+        """Return a transaction's message in the form in which it is stored."""
         properties = self.writer.properties
         return half(replace(message, properties=properties.sent(message.properties)),
                     self.writer.settings, properties.unique_id)
 
     def end(self, group: str, physical: int, queue_offset: int, *, commit: bool, asked: bool,
             then: Callable[[PutResult | None], None]) -> None:
-        """Commit or roll back the half message at a physical offset, of that queue offset.
-        ``asked``: the producer was asked for it. ``then`` gets the result of the put, None if
-        nothing is put. Raise Failed.
+        """Commit or roll back the half message at a physical offset and queue offset. ``asked``:
+        whether its producer was asked for the outcome. ``then`` gets the result of the put, None if
+        nothing is stored.
+        Raises: Failed.
         """
         # What a broker refuses.
         record = self._record(physical)
@@ -135,7 +138,7 @@ class Transactions:
             self._timer = asyncio.get_running_loop().call_later(_OP_S, self.flush)
 
     def flush(self) -> None:
-        """Put the op message of what was ended, where one is to be written."""
+        """Store the op message of ended transactions, if one is needed."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

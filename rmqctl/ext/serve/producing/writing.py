@@ -1,7 +1,7 @@
-"""The store of a writable server: what producers send goes through the engine's put path.
+"""The store of a writable server: messages of producers go through the engine's put path.
 
-Messages that come in one turn of the event loop are put together. Their rows are known here at
-once; consumequeues on the disk follow, and the store is reopened when enough has come.
+Messages that arrive in one turn of the event loop are stored together. Their consume queue entries
+are in memory at once; the entries on disk follow, and the store is reopened when there are enough.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ from rmqctl.errors import RmqctlError
 from rmqctl.ext.serve.log_reader import LogReader
 from rmqctl.ext.serve.producing.properties import Properties
 from rmqctl.ext.serve.reading import FILTER_S, SCANNED_ROWS, Accept, Pulled, Queue
-from rmqctl.ext.serve.source import MOST_QUEUES, Source
+from rmqctl.ext.serve.source import MAX_QUEUES, Source
 from rmqctl.formats.local import delay, properties
 from rmqctl.formats.local.javahash import tags_code
 from rmqctl.formats.local.message import Record, decode
 from rmqctl.formats.local.sysflag import has_consume_queue_row
 from rmqctl.parse_values import now_ms
 
-_MANY_ROWS = 50_000
+_MAX_ROWS = 50_000
 _SETTLE_S = 2.0
-"""Seconds for which rows of ordinary messages are known only here, and their maximum number."""
-_MOST_PENDING = 64 << 20
-"""Bytes of messages that wait to be put."""
+"""Seconds for which entries of ordinary messages are only in memory, and their maximum number."""
+_MAX_PENDING = 64 << 20
+"""Maximum bytes of messages that wait to be stored."""
 _SMALL = 1000
-"""Bytes that one takes beside its body."""
+"""Bytes of memory that a waiting message takes besides its body."""
 _QUEUE_ID = re.compile(r"[0-9]{1,9}")
 _TAGS = properties.TAGS + properties.NAME_VALUE_SEPARATOR
 _OTHER_ROWS = (properties.DELAY, properties.INNER, "TIMER_")
-"""Words in the names of properties by which a message has other rows than one in its queue."""
+"""Words in the names of properties that give a message entries in other queues."""
 QueueKey = tuple[str, int]
 Then = Callable[[PutResult], None]
 _Pending = tuple[Message, Then, int | None]
@@ -53,7 +53,7 @@ _Pending = tuple[Message, Then, int | None]
 
 @dataclass(slots=True)
 class TailQueue:
-    """A queue and what was put into it since its store was opened."""
+    """A queue, with the entries added since its store was opened."""
 
     stored: Queue
     log: LogReader
@@ -69,12 +69,12 @@ class TailQueue:
 
     @property
     def end(self) -> int:
-        """The queue offset of the next one."""
+        """The queue offset of the next message."""
         return self.start + len(self.physical)
 
     def pull(self, offset: int, most: int, accept: Accept | None, max_bytes: int = MAX_BYTES
              ) -> Pulled:
-        """Return messages on the disk first, then those put since."""
+        """Return messages from disk first, then those added since."""
         # What is on the disk, and offsets that the queue does not have.
         if offset < self.start and self.stored.end:
             pulled = self.stored.pull(offset, most, accept, max_bytes)
@@ -107,14 +107,14 @@ class TailQueue:
                       records, len(records))
 
     def add(self, physical: int, size: int, tags: int) -> None:
-        """Add a message that was put at its end."""
+        """Add the entry of a message at the end."""
         self.physical.append(physical)
         self.sizes.append(size)
         self.tags.append(tags)
 
     def at_time(self, when: int, stored: int | None, *, upper: bool) -> int:
-        """Return the queue offset at a store time (ms), as `rmqctl.broker.offset_by_time` has it;
-        ``stored`` is its answer for what lies on the disk, where there is any.
+        """Return the queue offset at a store time (ms), as `rmqctl.broker.offset_by_time` does;
+        ``stored`` is its result for the messages on disk, if there are any.
         """
         if upper:
             place = bisect_right(range(len(self.physical)), when, key=self._time) - 1
@@ -129,9 +129,9 @@ class TailQueue:
 
 
 class Writer:
-    """Puts messages into a store that it has open for writing. ``arrived`` is told of each queue
-    that got some; ``scheduled`` of the level of each delayed message, ``timed`` of each timed one.
-    ``received`` counts messages by the topic they were put for.
+    """Stores messages in an open store. ``arrived`` is called with each queue that got messages,
+    ``scheduled`` with the level of each delayed message, ``timed`` for each timed message.
+    ``received`` counts messages by the topic that they were sent to.
     """
 
     def __init__(self, engine: Engine, topics: Topics, groups: SubscriptionGroups, source: Source
@@ -143,7 +143,9 @@ class Writer:
         self.scheduled: Callable[[int], None] = lambda _level: None
         self.timed: Callable[[], None] = lambda: None
         self.makes_groups = True
-        """True if a group exists as soon as a consumer connects (autoCreateSubscriptionGroup)."""
+        """True if a group is created when its first consumer connects
+        (autoCreateSubscriptionGroup).
+        """
         self.failure: str | None = None
         self.received: Counter[str] = Counter()
         self._pending: list[_Pending] = []
@@ -163,10 +165,10 @@ class Writer:
             self._allowed_of, self._allowed = topics.table, set()
         if (topic, queue_id) in self._allowed:
             return True
-        if topics.get(topic) is None or queue_id >= MOST_QUEUES or (
+        if topics.get(topic) is None or queue_id >= MAX_QUEUES or (
                 topics.allows(topic, queue_id) is not None):
             return False
-        if len(self._allowed) < _MANY_ROWS:
+        if len(self._allowed) < _MAX_ROWS:
             self._allowed.add((topic, queue_id))
         return True
 
@@ -174,12 +176,12 @@ class Writer:
 
     @property
     def is_busy(self) -> bool:
-        """Return whether so many messages wait to be put that no more should be accepted."""
-        return self._pending_size > _MOST_PENDING
+        """Return whether so many messages wait to be stored that no more should be accepted."""
+        return self._pending_size > _MAX_PENDING
 
     def put(self, message: Message, then: Then, tags: int | None = None) -> None:
-        """Put a message with the others of this turn; ``then`` gets its result. ``tags``: the tags
-        code of one that has just one row, in the queue it is put into.
+        """Store a message with the others of this turn; ``then`` gets its result. ``tags``: the
+        tags code of a message that has just one entry, in its own queue.
         """
         self._pending_size += _SMALL + (sum(len(inner.body) for inner in message.messages) if (
             isinstance(message, OutgoingBatch)) else len(message.body))
@@ -189,8 +191,8 @@ class Writer:
 
     def put_many(self, messages: Iterable[Message], then: Iterable[Then], tags: Iterable[int],
                  size: int) -> None:
-        """Do the same for several single messages with one row each; ``size``: bytes of their
-        bodies.
+        """Store several single messages with one entry each, as `put` does; ``size``: bytes of
+        their bodies.
         """
         if not self._pending and self._running is None:
             asyncio.get_running_loop().call_soon(self._put_pending)
@@ -215,7 +217,7 @@ class Writer:
 
     async def _put_in_thread(self, loop: asyncio.AbstractEventLoop,
                              pending: list[_Pending], messages: list[Message]) -> None:
-        """Put with one fsync for all; messages that come meanwhile wait for the next."""
+        """Store messages with one fsync for all; those that arrive meanwhile wait for the next."""
         results = await loop.run_in_executor(None, self._results, messages)
         self._running = None
         self._answer(pending, results)
@@ -254,7 +256,7 @@ class Writer:
             touched.add(key)
         # Much is settled at once; then the producers and the consumers are told.
         try:
-            if self._must_settle or self._rows > _MANY_ROWS:
+            if self._must_settle or self._rows > _MAX_ROWS:
                 self.settle()
         except RmqctlError as error:
             self.failure = str(error)
@@ -264,8 +266,8 @@ class Writer:
             self.arrived(*key)
 
     def _note(self, message: Message, result: PutResult, touched: set[QueueKey]) -> None:
-        """Remember the rows of what was put. Where the rows are unknown here, they are read from
-        the disk, and the topics there as well.
+        """Remember the entries of stored messages. If they cannot be derived here, read them, and
+        the topics, from disk.
         """
         assert result.physical_offset is not None
         assert result.queue_offset is not None
@@ -316,7 +318,7 @@ class Writer:
         self._rows += len(rows)
 
     def _know(self, topic: str, queue_id: int) -> None:
-        """Make a topic known with this queue, as it will be found on the disk."""
+        """Make a topic known with this queue, as it will be found on disk."""
         config = self.source.topics.get(topic)
         if config is not None and config.read_queues > queue_id:
             return
@@ -324,7 +326,7 @@ class Writer:
             self.source.learn(topic, {"readQueueNums": queue_id + 1,
                                       "writeQueueNums": queue_id + 1})
         else:
-            config.read_queues = min(queue_id + 1, MOST_QUEUES)
+            config.read_queues = min(queue_id + 1, MAX_QUEUES)
 
     @property
     def levels(self) -> delay.Levels:
@@ -334,11 +336,11 @@ class Writer:
     # -- reading ------------------------------------------------------------------------------
 
     def queue(self, key: QueueKey) -> TailQueue | None:
-        """Return a queue that got something since; None for one that did not."""
+        """Return a queue with entries that are not on disk yet; None if it has none."""
         return self._tails.get(key)
 
     def settle(self) -> None:
-        """Write the rows of all messages put so far to the disk, and reopen the store."""
+        """Write the entries of all stored messages to disk, and reopen the store."""
         self.engine.reput()
         self._settled_at = time.monotonic()
         if not self.source.refresh(force=True, topics=self._must_look):
@@ -347,25 +349,25 @@ class Writer:
         self._rows, self._unsettled, self._must_settle, self._must_look = 0, False, False, False
 
     def settle_in_time(self) -> None:
-        """Do the same now and then."""
+        """Settle if some seconds have passed since the last time."""
         if self._unsettled and time.monotonic() - self._settled_at > _SETTLE_S:
             self.settle()
 
     def settle_now(self) -> None:
-        """Do the same before an index lookup, so that messages just sent are found; not while a
-        thread puts.
+        """Settle before an index lookup, so that messages just stored are found, unless a thread
+        stores messages.
         """
         if self._unsettled and self._running is None:
             self.settle()
 
     def put_now(self) -> None:
-        """Put what waits to be put, if no thread puts."""
+        """Store the waiting messages, unless a thread stores messages."""
         pending = self._taken() if self._running is None else []
         if pending:
             self._answer(pending, self._results([message for message, _, _ in pending]))
 
     def close(self) -> None:
-        """End as a broker that is shut down. Raise StoreIOError."""
+        """Close the store as a broker does at shutdown. Raises: StoreIOError."""
         self._running = None
         self.put_now()
         self.engine.close()
@@ -379,7 +381,7 @@ def _delay_level(own_properties: dict[str, str]) -> int:
 
 
 def _has_other_rows(values: dict[str, str]) -> bool:
-    """Return whether the put path may put such a message into another queue, or into several."""
+    """Return whether the put path may store a message in another queue, or in several."""
     return any(name in values for name in (properties.MULTI_DISPATCH, properties.INNER_NUM)) or (
         properties.TIMER_OUT_MS not in values and any(name in values for name in (
             "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS")))
@@ -390,8 +392,8 @@ def _text(raw: bytes | str) -> str:
 
 
 def delivered(record: Record) -> Record | None:
-    """Return a delayed message as it is put when it is due: as it was, in its own queue. None if it
-    names no such queue, or that of half messages, which a broker discards.
+    """Return a delayed message as it is stored when due: unchanged, in its own queue. Return None
+    if it names no such queue, or the half topic, which a broker discards.
     """
     own_properties = properties.parse(_text(record.properties))
     topic = own_properties.get(properties.REAL_TOPIC, "")

@@ -31,7 +31,7 @@ class Client:
         self._frames = FrameReader()
         self._opaque = 0
         self._keys = keys
-        self.told: list[Command] = []
+        self.unsolicited: list[Command] = []
         """Requests that the server sent of its own accord."""
 
     def __enter__(self) -> Self:
@@ -81,7 +81,7 @@ class Client:
             command = self.receive()
             if command.is_response and command.opaque == opaque:
                 return command
-            self.told.append(command)
+            self.unsolicited.append(command)
 
     def pull(self, topic: str, queue_id: int, offset: int, **options: Any) -> Command:
         """Send one pull, and return its response; ``options`` as `send_pull` has them."""

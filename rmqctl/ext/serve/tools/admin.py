@@ -24,7 +24,7 @@ from rmqctl.formats.local.properties import SCHEDULE_TOPIC
 from rmqctl.repair.retention import rules_of
 
 _VERSION_NAME = "V4_9_3"
-MOST_ROWS = 10_000
+MAX_ROWS = 10_000
 """Rows of a queue in one answer."""
 
 # Topics and groups ------------------------------------------------------------------------------
@@ -302,7 +302,7 @@ def queue_rows(broker: Broker, call: Call) -> Response:
         response = json_response(body)
         response.remark = f"Index {index} of {queue_id}@{name} is not exist!"
         return response
-    count = min(max(wanted["count"], 0), MOST_ROWS, bounds.end - index)
+    count = min(max(wanted["count"], 0), MAX_ROWS, bounds.end - index)
     try:
         units = queue.units(index, count)
     finally:

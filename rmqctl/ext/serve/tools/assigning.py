@@ -13,13 +13,13 @@ from rmqctl.ext.serve.consuming.pop_requests import has_batches
 from rmqctl.ext.serve.naming import json_response
 from rmqctl.ext.serve.remoting.codes import Failed, Status
 from rmqctl.ext.serve.source import READ
-from rmqctl.ext.serve.tools.progress import MOST_QUEUES, message_queue
+from rmqctl.ext.serve.tools.progress import MAX_QUEUES, message_queue
 from rmqctl.formats.local.properties import RETRY_PREFIX
 
 PULL, POP = "PULL", "POP"
 _FILE, _TABLE = "messageRequestMode.json", "messageRequestModeMap"
-_MOST_MODES, _LONGEST_NAME = 10_000, 255
-_MOST_SHARED = (1 << 31) - 1
+_MAX_MODES, _MAX_NAME = 10_000, 255
+_MAX_SHARED = (1 << 31) - 1
 _STRATEGIES = ("AVG", "AVG_BY_CIRCLE")
 
 
@@ -33,7 +33,7 @@ def assignment(broker: Broker, call: Call) -> Response:
     queues = [message_queue(member, name, queue_id)
               for _, member in sorted(broker.cluster.brokers.items())
               if (topic := member.topic(name)) is not None and topic.perm & READ
-              for queue_id in range(min(topic.read_queues, MOST_QUEUES))]
+              for queue_id in range(min(topic.read_queues, MAX_QUEUES))]
     mode, shared = _mode(broker, name, group)
     if value.get("messageModel") != BROADCASTING:
         here = broker.groups.consumers.get(group)
@@ -91,7 +91,7 @@ def _mode(broker: Broker, topic: str, group: str) -> Mode:
 
 def _read(entry: dict[str, Any]) -> Mode:
     shared = entry.get("popShareQueueNum")
-    return (POP if entry.get("mode") == POP else PULL), min(max(shared, -1), _MOST_SHARED) if (
+    return (POP if entry.get("mode") == POP else PULL), min(max(shared, -1), _MAX_SHARED) if (
         isinstance(shared, int)) else 0
 
 
@@ -118,9 +118,9 @@ def set_mode(broker: Broker, call: Call) -> Response:
     if topic.startswith(RETRY_PREFIX):
         raise Failed(Status.NO_PERMISSION, "retry topic is not allowed to set mode")
     broker.require_topic(topic)
-    if not 0 < len(group) <= _LONGEST_NAME:
+    if not 0 < len(group) <= _MAX_NAME:
         raise Failed(Status.SUBSCRIPTION_GROUP_NOT_EXIST, "invalid consumer group name")
-    if (topic, group) not in broker.modes and len(broker.modes) >= _MOST_MODES:
+    if (topic, group) not in broker.modes and len(broker.modes) >= _MAX_MODES:
         raise Failed(Status.SYSTEM_BUSY, "too many request modes are set already")
     broker.modes[topic, group] = _read(value)
     if broker.is_writable and broker.source.view.generation >= 5:

@@ -12,10 +12,10 @@ from rmqctl.ext.serve.consuming.clients import body_of, objects
 from rmqctl.ext.serve.remoting.codes import Failed, Status
 from rmqctl.formats.config import properties_file
 
-_MOST_KEPT = 10_000
-_LONGEST = 4096
+_MAX_KEPT = 10_000
+_MAX_VALUE = 4096
 """Values that the name server keeps, and the characters of each."""
-_MOST_GROUPS = 1000
+_MAX_GROUPS = 1000
 _TOPICS = "autoCreateTopicEnable"
 _SETTINGS = {_TOPICS: "makes", "autoCreateSubscriptionGroup": "makes_groups"}
 
@@ -33,8 +33,8 @@ def update_groups(broker: Broker, call: Call) -> Response:
 def _update_groups(broker: Broker, wanted: list[dict[str, Any]]) -> Response:
     writer, new = broker.writer, {}
     assert writer is not None
-    if len(wanted) > _MOST_GROUPS:
-        raise Failed(Status.SYSTEM_ERROR, f"more than {_MOST_GROUPS} groups in one request")
+    if len(wanted) > _MAX_GROUPS:
+        raise Failed(Status.SYSTEM_ERROR, f"more than {_MAX_GROUPS} groups in one request")
     for config in wanted:
         name = config.get("groupName")
         if not isinstance(name, str):
@@ -129,7 +129,7 @@ def put_value(broker: Broker, call: Call) -> Response:
     kept, (namespace, key, value) = broker.cluster.kv, (
         call.fields[name] for name in ("namespace", "key", "value"))
     size = sum(map(len, kept.values()))
-    if size >= _MOST_KEPT or len(namespace) + len(key) + len(value) > _LONGEST:
+    if size >= _MAX_KEPT or len(namespace) + len(key) + len(value) > _MAX_VALUE:
         raise Failed(Status.SYSTEM_BUSY, "the limit for stored KV configs is reached")
     kept.setdefault(namespace, {})[key] = value
     return Response()

@@ -18,7 +18,7 @@ from rmqctl.store.store import Store
 
 _POP_RECORDS = "kvStore"
 _NAMED = 5
-_MOST_QUEUES = 50_000
+_MAX_QUEUES = 50_000
 
 
 def expired_files(broker: Broker, _call: Call) -> Response:
@@ -78,7 +78,7 @@ def _opened(broker: Broker) -> Store:
     """Return the store as it is now. Raise Failed if that is too much for one answer."""
     store = broker.source.open_store()
     count = len(store.known_queues) + len(store.batch_queues)
-    if count > _MOST_QUEUES:
+    if count > _MAX_QUEUES:
         store.close()
         raise Failed(Status.SYSTEM_ERROR, f"{count} queues are too many to check while clients are "
                      "served")

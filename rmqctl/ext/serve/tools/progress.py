@@ -19,7 +19,7 @@ from rmqctl.ext.serve.source import Topic
 from rmqctl.formats.local.message import decode
 from rmqctl.parse_values import now_ms
 
-MOST_QUEUES = 50_000
+MAX_QUEUES = 50_000
 """Queues in one answer: others wait while it is worked out."""
 _MAX_LONG = (1 << 63) - 1
 _C_PLUS_PLUS = "CPP"
@@ -54,9 +54,9 @@ def _queue_ids(topic: Topic) -> range:
 
 
 def _bounded(queues: range) -> range:
-    if len(queues) > MOST_QUEUES:
+    if len(queues) > MAX_QUEUES:
         raise Failed(Status.SYSTEM_ERROR, f"{len(queues)} queues are too many for one response, "
-                     f"which has at most {MOST_QUEUES}")
+                     f"which has at most {MAX_QUEUES}")
     return queues
 
 

@@ -18,7 +18,7 @@ from rmqctl.ext.serve.remoting.frame import FrameError
 from rmqctl.formats.local.message import parse_message_id
 from rmqctl.parse_values import now_ms
 
-_MOST_ASKED, _LARGEST = 100, 1 << 20
+_MAX_ASKED, _MAX_BODY = 100, 1 << 20
 """Clients that are asked for one answer, and bytes of what each of them may say."""
 _QUEUE = ("brokerName", "queueId", "topic")
 _POSITION = re.compile(r'(\{[^{}]*+\}|"(?:[^"\\]|\\.?)*+(?:"|$))(?::(-?[0-9]{1,18})\b)?')
@@ -90,7 +90,7 @@ def client_positions(broker: Broker, call: Call) -> None:
         raise Failed(Status.SYSTEM_ERROR,
                      f"No Any Consumer online in the consumer group: [{wanted['group']}]")
     asked = [member for member in here.members.values()
-             if wanted["clientAddr"] in (None, "", member.client_id)][:_MOST_ASKED]
+             if wanted["clientAddr"] in (None, "", member.client_id)][:_MAX_ASKED]
     table: dict[str, dict[str, int]] = {}
     heard = 0
 
@@ -114,7 +114,7 @@ def _positions(body: bytes) -> dict[str, int]:
     within quotes.
     """
     offsets = {}
-    for key, offset in _POSITION.findall(body[:_LARGEST].decode("utf-8", "replace")):
+    for key, offset in _POSITION.findall(body[:_MAX_BODY].decode("utf-8", "replace")):
         if not offset or "queueId" not in key:
             continue  # the name of another field
         try:
