@@ -1,7 +1,7 @@
-"""Access control: only clients that sign with one of the keys may ask, if keys are given.
+"""Access control: with access keys, only clients that sign their requests with one are served.
 
-As with a broker's ACL 1.0 and an ``admin`` account; permissions for single topics and groups are
-not known. What a name server answers is answered to all clients, as name servers do.
+Like a broker's ACL 1.0 with an ``admin`` account, without permissions for single topics and groups.
+Requests to the name server are answered for all clients.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from rmqctl.scan.source import FileSource
 
 _MAX_SIZE = 1 << 16
 _REFUSED = "org.apache.rocketmq.acl.common.AclException: "
-"""As brokers begin the remark: clients look for it."""
+"""The prefix of a broker's remark, which clients look for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """``secrets``: by access key. Without any, all clients may ask."""
+    """The access keys. ``secrets``: by access key; empty to admit all clients."""
 
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def check(self, command: Command) -> None:
-        """Raise Failed if the request is not signed, or wrongly."""
+        """Raise Failed if the request is not signed, or the signature is invalid."""
         if not self.secrets:
             return
         key = command.ext.get(ACCESS_KEY)
@@ -46,7 +46,8 @@ class Access:
 
     def check_call(self, authorization: str, date_time: str) -> None:
         """Check a call of a 5.x client: ``MQv2-HMAC-SHA1 Credential=KEY/…, Signature=…``, where the
-        text of the time is signed. Raise Failed.
+        text of the date is signed.
+        Raises: Failed.
         """
         if not self.secrets:
             return
@@ -67,8 +68,9 @@ def _refusal(text: str) -> Failed:
 
 
 def read_keys(paths: Iterable[str]) -> Access:
-    """Return the keys in files as clients have them (``rocketmq.client.keyFile``): Java properties
-    with AccessKey and SecretKey. Raise UsageError, StoreIOError.
+    """Return the keys in key files of clients (``rocketmq.client.keyFile``): Java properties with
+    AccessKey and SecretKey.
+    Raises: UsageError, StoreIOError.
     """
     secrets: dict[str, str] = {}
     for path in paths:

@@ -1,7 +1,6 @@
-"""One store as a broker: its topics and groups, its queues, and the requests that wait for
-messages.
+"""A store as a broker: its topics and groups, its queues, and the requests that wait for messages.
 
-What several handlers need of it; the handlers themselves are in modules of their subjects.
+Contains what several handlers share; the handlers are in the modules of their subjects.
 """
 
 from __future__ import annotations
@@ -41,24 +40,26 @@ Buffer = bytes | memoryview
 _TURN_S = 0.02
 """Seconds for which waiting requests are checked before other clients have their turn."""
 Mode = tuple[str, int]
-"""``PULL`` or ``POP``, and how many clients' queues a client shares."""
+"""``PULL`` or ``POP``, and the number of clients whose queues a client shares."""
 MAX_WAITING = 100_000
-"""Requests of a broker that wait at a time."""
+"""Maximum number of waiting requests of a broker."""
 ANY_QUEUE = -1
 """The queue id of requests that wait for messages of any queue of a topic."""
 
 
 class Connection(Protocol):
-    """A client's connection, as handlers see it. ``peer`` is its address, ``host`` the part of it
-    that tells clients apart.
+    """A client's connection, as handlers use it. ``peer``: its address; ``host``: the part of it
+    that identifies the client.
     """
 
     peer: str
     host: str
     local_host: str
-    """The address of this machine that the client came to."""
+    """The local address that the client connected to."""
     at_end: set[Callable[[], None]]
-    """Called when it is closed; each takes itself out when it has no more to do then."""
+    """Called when the connection is closed; each function removes itself when it is not needed any
+    more.
+    """
 
     @property
     def is_full(self) -> bool:
@@ -66,19 +67,19 @@ class Connection(Protocol):
         ...
 
     def send(self, command: Command) -> None:
-        """Send a command that was not requested; not to a client that reads nothing."""
+        """Send a command that was not requested; drop it if the client does not read."""
         ...
 
     def ask(self, command: Command, then: Callable[[Command | None], None], seconds: float) -> None:
-        """Send a request to the client. ``then`` is called with its response, once, or with None if
-        none came in so many seconds or before the end.
+        """Send a request to the client. ``then`` is called once: with the response, or with None if
+        there is none within so many seconds or before the connection is closed.
         """
 
     def reply(self, request: Command, response: Response) -> None: ...
 
 
 class Response(msgspec.Struct):
-    """The response to a request. ``parts`` together are the body."""
+    """The response to a request. The body consists of ``parts``."""
 
     ext: dict[str, str] | None = None
     parts: Sequence[Buffer] = ()
@@ -87,26 +88,26 @@ class Response(msgspec.Struct):
 
 
 class Call(msgspec.Struct):
-    """One request: its connection, its code, and the fields of its header by their kinds."""
+    """A request: its connection, its command, and the converted fields of its header."""
 
     connection: Connection
     command: Command
     fields: dict[str, Any]
 
     def reply(self, response: Response) -> None:
-        """Answer later; a handler that does so returns None."""
+        """Answer later, from a handler that returned None."""
         if not self.command.is_one_way:
             self.connection.reply(self.command, response)
 
 
 class Rounds(Protocol):
-    """A task that a broker does now and then, beside its requests."""
+    """A task that a broker runs from time to time, besides its requests."""
 
     def begin(self) -> None:
-        """Start with it, if it is time."""
+        """Start a run, if it is time."""
 
     def stop(self) -> None:
-        """Give up what is under way."""
+        """Cancel a running task."""
 
 
 @dataclass(slots=True)
@@ -122,8 +123,8 @@ class Cluster:
 
 @dataclass(eq=False)
 class Broker:
-    """A served store. ``start``: where a group begins that has no position: ``stored`` as a broker
-    would say, ``earliest``, ``latest``, or a time in ms.
+    """A served store. ``start``: where a group without consumer offset begins: ``stored`` (as a
+    broker decides), ``earliest``, ``latest``, or a time in ms.
     """
 
     name: str
@@ -145,15 +146,17 @@ class Broker:
     started: float = field(default_factory=time.time)
     waiting: dict[tuple[str, int], set[Callable[[bool], None]]] = field(
         default_factory=lambda: defaultdict(set))
-    """Clients that wait for messages of a queue; called with whether new ones may exist."""
+    """Callbacks of requests that wait for messages, by queue; called with whether the request may
+    still wait.
+    """
     on_event: Callable[..., None] = lambda **_: None
-    """Takes events: what happened, as keywords."""
+    """Called with events as keywords."""
     failed: Callable[[str, Exception], None] = lambda _name, _error: None
     """Called with an unexpected error of a handler."""
     waits: Quota = field(default_factory=lambda: Quota(MAX_WAITING))
-    """Requests that wait, as `pulling` counts them."""
+    """Limits waiting requests, with the weights of `pulling`."""
     pops: Any = field(init=False)
-    """Messages that groups were given for a while: `popping.Pops`, whose module needs this one."""
+    """Messages delivered by POP: a `popping.Pops`, whose module imports this one."""
     modes: dict[tuple[str, str], Mode] = field(default_factory=dict)
     """The request modes of groups, by topic and group, as far as clients have set them."""
     _retries: dict[str, Topic] = field(default_factory=dict)
@@ -162,17 +165,17 @@ class Broker:
     _to_tell: dict[str, Group] = field(default_factory=dict)
 
     is_wiped: bool = False
-    """True if routes say that nothing can be sent."""
+    """True if routes do not permit sending."""
     writer: Writer | None = None
     new_groups: set[str] = field(default_factory=set)
-    """Groups that came since the configuration was last written."""
+    """Groups that connected since the configuration was last written."""
     delays: Delays | None = None
     timers: Timers | None = None
     transactions: Transactions | None = None
     pulls: Any = field(init=False)
-    """Answers ordinary pulls: `consuming.plain.PlainPulls`, whose module needs this one."""
+    """Answers plain pulls: a `consuming.plain.PlainPulls`, whose module imports this one."""
     sends: Any = None
-    """Takes ordinary messages: `producing.plain.PlainSends`, whose module needs this one."""
+    """Stores plain messages: a `producing.plain.PlainSends`, whose module imports this one."""
     checks: Rounds | None = None
 
     @property
@@ -182,12 +185,12 @@ class Broker:
 
     @property
     def received(self) -> Counter[str]:
-        """Messages that were put, by topic."""
+        """Number of stored messages by topic."""
         return Counter() if self.writer is None else self.writer.received
 
     def address_for(self, connection: Connection) -> Address:
-        """Return the address at which a client finds the broker: where it listens on all addresses,
-        the address that the client connected to.
+        """Return the address for a client to reach the broker: if it listens on all addresses, the
+        one that the client connected to.
         """
         if self.address.host in _ANY and connection.local_host:
             return replace(self.address, host=connection.local_host)
@@ -218,8 +221,8 @@ class Broker:
         return None if topic is None else self._served(topic)
 
     def _served(self, topic: Topic) -> Topic:
-        """Return the topic with its queue in memory, behind those of the store: a retry topic
-        always has one, so that consumers ask for it before there is anything in it.
+        """Return the topic with its queue in memory, after those of the store. A retry topic always
+        has one, so that consumers pull from it before it has messages.
         """
         is_retry = topic.name.startswith(RETRY_PREFIX)
         extra = int(is_retry or (topic.name, topic.read_queues) in self.memory.queues)
@@ -242,8 +245,8 @@ class Broker:
         return topic
 
     def queue(self, topic: str, queue_id: int) -> Queue:
-        """Return a queue to read, an empty one if it does not exist. Raise Failed if it cannot be
-        read.
+        """Return a queue to read, an empty one if it does not exist.
+        Raises: Failed if it cannot be read.
         """
         in_memory = self.memory.queues.get((topic, queue_id))
         if in_memory is not None:
@@ -281,7 +284,7 @@ class Broker:
     # -- who waits ----------------------------------------------------------------------------
 
     def hear(self, key: tuple[str, int], waiting: Callable[[bool], None]) -> None:
-        """Tell a waiting request of new messages in a queue."""
+        """Notify a waiting request of new messages in a queue."""
         self.waiting[key].add(waiting)
 
     def hear_no_more(self, key: tuple[str, int], waiting: Callable[[bool], None]) -> None:
@@ -291,13 +294,13 @@ class Broker:
             del self.waiting[key]
 
     def arrived(self, topic: str, queue_id: int) -> None:
-        """Wake the requests that wait for a queue: new messages may be in it."""
+        """Wake the requests that wait for a queue, which may have new messages."""
         for key in ((topic, queue_id), (topic, ANY_QUEUE)):
             for look in self.waiting.get(key, ()):
                 self.wake(look)
 
     def wake(self, waiting: Callable[[bool], None]) -> None:
-        """Let a waiting request look soon."""
+        """Let a waiting request look in the next turn."""
         self._woken[waiting] = None
         if not self._waking:
             self._waking = True
@@ -318,7 +321,7 @@ class Broker:
             self.later(0, self._wake)
 
     def look_again(self) -> None:
-        """Let all waiting requests look: the store may have grown."""
+        """Let all waiting requests look if the store has changed."""
         if self.writer is not None:
             self.writer.settle_in_time()
         elif self.source.refresh():
@@ -327,9 +330,7 @@ class Broker:
                 self.arrived(*key)
 
     def deliver(self) -> None:
-        """Deliver delayed and timed messages that are due, and ask producers about their half
-        messages.
-        """
+        """Deliver delayed and timed messages that are due, and start a transaction check."""
         if self.delays is not None:
             self.delays.deliver()
         if self.timers is not None:
@@ -338,8 +339,8 @@ class Broker:
             self.checks.begin()
 
     def keep(self) -> None:
-        """Write new groups and delays into a store that is written to. Raise StoreIOError,
-        RefusedError.
+        """Write new groups and the progress of delays into a writable store.
+        Raises: StoreIOError, RefusedError.
         """
         if self.writer is None or self.writer.failure is not None:
             return
@@ -354,7 +355,7 @@ class Broker:
             self.delays.changed = False
 
     def close(self) -> None:
-        """Give the store back; one that was written to as a broker's shutdown leaves it."""
+        """Close the store; leave a writable one as a broker's shutdown does."""
         if self.checks is not None:
             self.checks.stop()
         if self.transactions is not None:
@@ -370,8 +371,8 @@ class Broker:
     # -- groups -------------------------------------------------------------------------------
 
     def tell_members(self, group: Group, but: object = None) -> None:
-        """Tell members of a group that others came or went, so that they share queues again; not if
-        the group's settings forbid it.
+        """Notify members of a group that others came or went, so that they share queues again,
+        unless the group's settings forbid it.
         """
         if self.source.groups.get(group.name, {}).get("notify_consumer_ids_changed_enable") is (
                 False):
@@ -382,7 +383,7 @@ class Broker:
                                   flag=2))
 
     def tell_in_turns(self, groups: Iterable[Group]) -> None:
-        """Do the same for many groups, in turns with other requests."""
+        """Notify the members of many groups, in turns with other requests."""
         waiting = bool(self._to_tell)
         self._to_tell.update((group.name, group) for group in groups)
         if self._to_tell and not waiting:
@@ -401,7 +402,7 @@ class Broker:
         self.groups.drop_producers(peer=connection)
 
     def expire(self) -> None:
-        """Forget clients without a heartbeat for long, and note figures."""
+        """Forget clients without a recent heartbeat, and record figures."""
         self.sums.note(self.received, self.delivered)
         self.tell_in_turns(self.groups.drop_silent())
         self.locks.expire()
@@ -419,4 +420,4 @@ class Broker:
 
 Handler = Callable[[Broker, Call], Response | None]
 Table = dict[str, Handler]
-"""Handlers by the names of the requests they answer."""
+"""Handlers by the name of the request that they answer."""

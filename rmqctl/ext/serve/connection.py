@@ -1,7 +1,7 @@
-"""One client's connection: frames in, answers out.
+"""A client's connection: frames in, responses out.
 
-A connection whose client does not read is not read from either, so no response is made that is not
-read.
+If a client does not read its responses, its requests are not read either, so that no response is
+created for nothing.
 """
 
 from __future__ import annotations
@@ -26,13 +26,15 @@ from rmqctl.parse_values import Address
 
 _MAX_BODY = MAX_FRAME - (1 << 20)
 _MAX_ASKED = 64
-"""Requests to one client that wait for its response."""
+"""Maximum number of requests to one client that wait for its response."""
 _GATHERED = 320 << 10
-"""Bytes of answers to one client that wait for others of this turn, to be sent together."""
+"""Bytes of responses to one client that are collected in a turn before they are sent."""
 _FIRST_READ = 64 << 10
 """Bytes of the first read of a frame: many connections may begin one at the same time."""
 _MAX_BUFFERS = 512
-"""Parts of answers that wait; the last answer may bring as many (IOV_MAX is 1024)."""
+"""Maximum number of parts of waiting responses; the last response may add as many (IOV_MAX is
+1024).
+"""
 
 
 class Server(Protocol):
@@ -103,7 +105,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.gone()
 
     def gone(self) -> None:
-        """Forget the connection; the event loop may say later that it is lost."""
+        """Forget the connection; the event loop may report its loss later."""
         server = self._server
         if self not in server.connections:
             return
@@ -150,11 +152,11 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     @property
     def missing(self) -> int:
-        """Bytes of the frame that is under way."""
+        """Number of bytes missing from an incomplete frame."""
         return self._frames.missing
 
     def read_later(self, *, waits: bool) -> None:
-        """Note that others' frames are read first, or that its own is read on."""
+        """Stop or resume reading this connection's frame, while those of others are read."""
         self._reads_later = waits
         if waits and self._transport is not None and not self._transport.is_closing():
             self._transport.pause_reading()
@@ -164,7 +166,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     # -- requests -----------------------------------------------------------------------------
 
     def in_line(self, *, waits: bool) -> None:
-        """Note that it waits for its turn, or has had it: nothing is read meanwhile."""
+        """Stop or resume reading, while it waits for its turn."""
         self._waits = waits
         if waits and self._transport is not None and not self._transport.is_closing():
             self._transport.pause_reading()
@@ -172,8 +174,8 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._read_on()
 
     def work(self, late: float) -> bool:
-        """Answer what is there, as long as the client takes the answers, until ``late`` (monotonic
-        seconds); whether there is more.
+        """Answer received requests until ``late`` (monotonic seconds), as long as the client reads
+        the responses. Return whether there are more.
         """
         # One turn at a time.
         if self._busy:
@@ -228,11 +230,13 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     @property
     def held(self) -> int:
-        """Bytes of requests that are not complete."""
+        """Bytes of incomplete requests."""
         return self._held
 
     def count_unsent(self) -> bool:
-        """Count what the client has not taken; whether all together have taken too little."""
+        """Count the bytes of unread responses. Return whether all connections together have too
+        many.
+        """
         unsent = 0 if self._transport is None or self._transport.is_closing() else (
             self._transport.get_write_buffer_size())
         if unsent < self._unsent:
@@ -242,11 +246,11 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     @property
     def held_since(self) -> float:
-        """Since when it has kept what it holds; monotonic seconds."""
+        """Since when its held bytes did not decrease; monotonic seconds."""
         return self._since
 
     def spare_since(self) -> float | None:
-        """Return the time as `limits.Holder` has it."""
+        """Return the time as for `limits.Holder`."""
         if not self._has_asked:
             return 0.0
         if self._paused:
@@ -254,7 +258,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         return None if self.at_end or self._asked or self._waits else self.last
 
     def is_stale(self, now: float) -> bool:
-        """Return whether nothing came for too long, a request stays incomplete, or the client does
+        """Return whether the client sent nothing for too long, left a request incomplete, or does
         not read.
         """
         idle = self._server.limits.idle
@@ -267,7 +271,7 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     @property
     def unsent(self) -> int:
-        """Bytes of answers that the client has not taken yet."""
+        """Bytes of responses that the client has not read yet."""
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     # -- answers ------------------------------------------------------------------------------
@@ -313,7 +317,9 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._write(parts, size)
 
     def _write(self, parts: list[Buffer], size: int) -> None:
-        """Send at the end of this turn, or when it is enough; later where that was ordered."""
+        """Send at the end of this turn, or at once if there is enough; later after a delay by
+        order.
+        """
         slow = self._broker.cluster.faults.slow
         if slow:
             answer: list[Buffer] = [b"".join(parts)]
@@ -330,7 +336,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self.flush()
 
     def flush(self) -> None:
-        """Give answers to the system as they are, copied only if it does not take them all."""
+        """Write responses to the socket without copying, unless it does not accept all of them."""
         parts, size, transport = self._out, self._out_size, self._transport
         if not parts:
             return
@@ -357,7 +363,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             sent -= len(part)
 
     def end(self) -> None:
-        """Close the connection at once; what was answered before is on its way."""
+        """Close the connection at once; responses that were written are still sent."""
         self.flush()
         self._forget_held()
         self._frames = FrameReader(self._server.limits.frame)

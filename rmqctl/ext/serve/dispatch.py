@@ -1,4 +1,6 @@
-"""The handler of each request code, and the response to errors (spec: remoting.md §1.4)."""
+"""Find the handler of each request code, and build the response to errors (spec: remoting.md
+§1.4).
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,13 @@ _BY_NAME: dict[str, Handler] = {
 HANDLERS: dict[int, Handler] = {
     code: _BY_NAME[request.name] for code, request in REQUESTS.items() if request.name in _BY_NAME}
 _FOR_ALL = frozenset(CODE_OF[name] for name in naming.HANDLERS)
-"""Requests to name servers, which know no keys."""
+"""Requests to name servers, which need no access key."""
 
 
 def answer(broker: Broker, connection: Connection, command: Command, *, is_known: bool = False
            ) -> None:
-    """Answer a request, now or later; a one-way request never. ``is_known``: whether it was found
-    out before that the client may ask.
+    """Answer a request, now or later; never answer a one-way request. ``is_known``: whether the
+    client's access was checked before.
     """
     response = _answered(broker, connection, command, is_known)
     if response is not None and not command.is_one_way:
@@ -58,7 +60,7 @@ def _answered(broker: Broker, connection: Connection, command: Command, is_known
 
 
 def _always(name: str) -> dict[str, str] | None:
-    """Return the fields in the header of each response, of errors, too."""
+    """Return the header fields of every response, including errors."""
     return dict(REGION) if name.startswith("SEND_") else None
 
 

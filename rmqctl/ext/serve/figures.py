@@ -1,6 +1,6 @@
-"""Figures of a server: for a screen, for monitoring, and as events each second.
+"""Figures of a server: for the live view, for monitoring, and as events each second.
 
-Everything is bounded: groups and topics can be as many as clients like.
+All sizes are bounded, since clients can name as many groups and topics as they like.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from rmqctl.ext.serve.remoting.codes import Failed
 from rmqctl.ext.serve.server import Server
 
 MAX_LABELS = 1000
-"""Groups and topics that are distinguished in one metric; what is beyond is in one sum."""
+"""Maximum number of label values of a metric; further groups and topics are summed up."""
 REST = "*"
-"""The name of that sum. Clients may call a group so: it is in it then."""
+"""The label of that sum, which also counts a group or topic of this name."""
 _MAX_EVENTS = 50
-"""Of one kind in a second; beyond that there is one with the sum."""
+"""Maximum number of events of one kind in a second; beyond it there is one event with the sum."""
 _LAG_S = 0.02
-"""Seconds for which consumer offsets are read, once a second at most."""
+"""Maximum seconds for reading consumer offsets, at most once a second."""
 _MAX_QUEUES = 1000
 
 
@@ -39,16 +39,16 @@ class Second:
     """Messages by broker, group and topic."""
     delivered_bytes: int
     committed: Sequence[tuple[str, str, str]]
-    """Broker, group and topic."""
+    """Broker, group and topic of new consumer offsets."""
     damaged: Mapping[str, int]
-    """Damaged messages that were skipped, by broker."""
+    """Number of skipped damaged messages by broker."""
     connections: Mapping[str, int]
-    """As `connections` has them; empty where they are what they were."""
+    """The result of `connections`; empty if it has not changed."""
 
 
 @dataclass(eq=False)
 class Watch:
-    """Looks at a server now and then. Of positions it hears from its first look on."""
+    """Looks at a server now and then. New consumer offsets are counted from its first look on."""
 
     server: Server
     _last: float = field(default_factory=time.monotonic)
@@ -83,15 +83,15 @@ class Watch:
 
 
 def connections(server: Server) -> dict[str, int]:
-    """Return the number of connections, and since the start how many were accepted, turned away,
-    and closed because of invalid data.
+    """Return the number of connections, and how many were accepted, turned away, and closed because
+    of invalid data since the start.
     """
     return {"connections": len(server.connections), "accepted": server.accepted,
             "turned_away": server.turned_away, "broken": server.broken}
 
 
 def events(server: Server, second: Second) -> Iterator[dict[str, Any]]:
-    """Yield the events of a second, as objects."""
+    """Yield the events of a second as objects."""
     brokers = {broker.name: broker for broker in server.brokers}
     if second.connections:
         yield {"event": "connections", **second.connections}
@@ -121,8 +121,8 @@ def _counted(event: str, names: Sequence[str], counts: Mapping[Any, int]
 
 
 def lag_of(broker: Broker, group: str, topic: str, late: float) -> int | None:
-    """Return how many messages of a topic a group has not consumed, in queues in which it has an
-    offset; None without such a queue, or if there are too many to look at until ``late``
+    """Return the number of messages of a topic that a group has not consumed, in queues with a
+    consumer offset; None without such a queue, or if there are too many to read until ``late``
     (monotonic seconds).
     """
     topic_config = broker.topic(topic)
@@ -143,7 +143,7 @@ def lag_of(broker: Broker, group: str, topic: str, late: float) -> int | None:
 
 
 def lags(broker: Broker, most: int = MAX_LABELS) -> Iterator[tuple[str, str, int]]:
-    """Yield (group, topic, lag), groups first that are here; as many as there is time for."""
+    """Yield (group, topic, lag), connected groups first, as many as there is time for."""
     late = time.monotonic() + _LAG_S
     here = ((group.name, topic) for group in broker.groups.consumers.values()
             for topic in group.subscriptions)
@@ -164,9 +164,7 @@ def lags(broker: Broker, most: int = MAX_LABELS) -> Iterator[tuple[str, str, int
 
 
 def groups_now(server: Server, second: Second, most: int) -> list[dict[str, Any]]:
-    """Return the busiest groups that are here, with their topics: members, lag, messages each
-    second.
-    """
+    """Return the busiest connected groups with their topics: members, lag, messages per second."""
     here = ((broker, group.name, topic) for broker in server.brokers
             for group in broker.groups.consumers.values() for topic in group.subscriptions or ("",))
     chosen = nlargest(most, islice(here, 20 * MAX_LABELS), key=lambda row: second.delivered.get(
@@ -181,7 +179,7 @@ def groups_now(server: Server, second: Second, most: int) -> list[dict[str, Any]
 
 
 def topics_now(second: Second, most: int) -> list[dict[str, Any]]:
-    """Return the topics that got the most messages: how many each second."""
+    """Return the topics that got the most messages, with their rate per second."""
     chosen = nlargest(most, second.sent.items(), key=lambda row: row[1])
     return [{"broker": broker, "topic": topic, "in/s": count / second.seconds}
             for (broker, topic), count in chosen]
@@ -224,7 +222,7 @@ Sample = tuple[str, dict[str, str], float]
 
 
 def samples(server: Server) -> Iterator[Sample]:
-    """Yield (metric, labels, value) of everything in `HELP`."""
+    """Yield (metric, labels, value) of every metric in `HELP`."""
     for name, value in connections(server).items():
         yield ("rmqctl_serve_connections" if name == "connections" else
                f"rmqctl_serve_connections_{name}_total"), {}, value

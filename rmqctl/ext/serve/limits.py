@@ -1,10 +1,9 @@
-"""Limits of clients: bytes, connections, and which client gives way.
+"""Limits of clients: bytes, connections, and which connection is closed when a limit is reached.
 
-Where a limit of all connections together is reached, the address gives way that has the most, and
-of its connections the one that has kept its part for the longest time: a client that sends and
-reads at an ordinary pace is never the oldest. So an address may have all that no other wants, as
-many clients behind one address need it, and no address can take from others more than is left to
-itself.
+When all connections together reach a limit, the address that uses the most loses the connection
+that has held its part for the longest time; a client that sends and reads at an ordinary pace is
+never the oldest. So an address may use all that no other wants, as many clients behind one address
+need, and no address can take from others more than is left to itself.
 """
 
 from __future__ import annotations
@@ -18,22 +17,26 @@ from typing import Protocol
 from rmqctl.ext.serve.remoting.frame import MAX_FRAME
 
 SPARE_S = 0.5
-"""Seconds for which a connection that asked before, and waits for nothing, keeps its place."""
+"""Seconds for which a connection that has its responses and waits for nothing keeps its place."""
 SILENT_S = 40.0
-"""And one that waits: clients send a heartbeat every 30 s, and ask again before that."""
+"""Seconds of silence after which a waiting connection may lose its place: clients send a heartbeat
+every 30 s.
+"""
 _IPV6_HOST = 64
 """Bits of an IPv6 address that one client can choose."""
 _SCARCE = 0.75
-"""So much of all places may be taken before addresses get their share only."""
+"""The used part of a quota above which each address gets only its share."""
 _SOME = 8
-"""The divisor of what is freed when a limit is reached, not to reach it again at once."""
+"""When a limit is reached, this fraction of it (one eighth) is freed, not to reach it again at
+once.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits of clients. Bytes and seconds; ``held``: of frames that are incomplete, and
-    ``unsent_in_all``: of answers that are not taken, of all connections together. ``part``: what
-    one address may have of anything at most, of 1.
+    """The limits of clients, in bytes and seconds. For all connections together, ``held`` limits
+    incomplete frames, and ``unsent_in_all`` responses that clients do not read. ``part``: the
+    maximum part of anything, up to 1, that one address may use.
     """
 
     connections: int = 1000
@@ -46,7 +49,7 @@ class Limits:
 
 
 def network_of(address: str) -> str:
-    """Return what identifies a client: of an IPv6 address its network."""
+    """Return the part of an address that identifies a client: for IPv6 the network."""
     try:
         parsed = ip_address(address.partition("%")[0])
     except ValueError:
@@ -59,47 +62,47 @@ def network_of(address: str) -> str:
 
 
 class Holder(Protocol):
-    """A connection, as far as its memory and its place are concerned. ``host``: `network_of` its
-    client.
-    """
+    """A connection that holds memory and a place. ``host``: `network_of` its client's address."""
 
     host: str
     last: float
-    """The monotonic time at which anything came from it."""
+    """The time of the last data from the client (monotonic seconds)."""
 
     @property
     def held_since(self) -> float:
-        """Since when it has kept what it holds; monotonic seconds."""
+        """Since when its held bytes did not decrease; monotonic seconds."""
         ...
 
     def end(self) -> None:
-        """Close it at once."""
+        """Close the connection at once."""
 
     def gone(self) -> None:
-        """Forget it, whether or not the event loop has said so."""
+        """Forget the connection, before the event loop reports its loss."""
 
     def spare_since(self) -> float | None:
-        """Return the time since when it has neither got nor expected a response, monotonic seconds;
-        0 if it has asked for nothing yet, None if it waits.
+        """Return since when it has neither received nor expected a response (monotonic seconds); 0
+        if it has not sent a request yet, None if it waits for a response.
         """
         ...
 
 
 @dataclass(eq=False)
 class Shared:
-    """Bytes that all connections hold together, of one kind. ``part`` as `Limits` has it."""
+    """Bytes of one kind that all connections hold together. ``part``: see `Limits`."""
 
     limit: int
     part: float = 1.0
     held: int = 0
     most: int = 0
-    """The most that was held since `freed` was asked."""
+    """The maximum held since the last call of `freed`."""
 
     of: Counter[str] = field(default_factory=Counter)
-    """By address."""
+    """Bytes by address."""
 
     def change(self, host: str, more: int) -> bool:
-        """Count so many bytes more or less; whether it is too much now."""
+        """Add ``more`` bytes, or remove them if negative. Return whether a limit is exceeded by
+        adding.
+        """
         self.held += more
         self.of[host] += more
         if not self.of[host]:
@@ -108,7 +111,7 @@ class Shared:
         return more > 0 and (self.held > self.limit or self.of[host] > self.part * self.limit)
 
     def make_room(self, holders: Iterable[Holder]) -> None:
-        """End connections until there is room again: of the address that holds the most the one
+        """Close connections until there is space again: of the address that holds the most, the one
         that has held its bytes for the longest time.
         """
         by_host: dict[str, list[Holder]] = {}
@@ -132,7 +135,7 @@ class Shared:
 
 
 class Places:
-    """Connections by the address of their client, up to a number of them."""
+    """Connections by client address, up to a maximum number."""
 
     def __init__(self, most: int, part: float = 1.0) -> None:
         self._most, self._part = most, part
@@ -140,9 +143,9 @@ class Places:
         self._taken = 0
 
     def take(self, newcomer: Holder, now: float) -> bool:
-        """Return whether there is a place. Where all are taken, an unused connection gives way, of
-        the address that has the most, if that has no fewer than the newcomer's; else, if that has
-        more, or is silent for long, the one from which nothing came for the longest time.
+        """Return whether there is a place for a connection. If all are taken, close an unused
+        connection of the address with the most, unless it has fewer than the newcomer's; else the
+        most silent one of that address, if it has more, or is silent for long.
         """
         own = self._of.get(newcomer.host, {})
         if self._part < 1 and len(own) >= max(self._part * self._most, 1):
@@ -161,7 +164,7 @@ class Places:
         return True
 
     def leave(self, holder: Holder) -> None:
-        """Give the place back."""
+        """Free the place of a connection."""
         there = self._of[holder.host]
         del there[holder]
         self._taken -= 1
@@ -195,7 +198,7 @@ def _spare(there: Iterable[Holder], now: float) -> Holder | None:
 
 
 class Quota:
-    """Places that need not be given back: waiting requests, streams of clients."""
+    """A maximum number of waiting requests or streams; unlike `Places`, none has to give way."""
 
     def __init__(self, most: int, part: float = 1.0) -> None:
         self.most, self.part = most, part
@@ -203,7 +206,7 @@ class Quota:
         self._of: Counter[str] = Counter()
 
     def has_room(self, host: str, weight: int = 1) -> bool:
-        """Return whether an address may hold that much more. Where few are left, only an address
+        """Return whether an address may hold ``weight`` more. When little is left, only an address
         below its share may, and one share is kept free for a newcomer.
         """
         own, taken = self._of.get(host, 0) + weight, self.taken + weight

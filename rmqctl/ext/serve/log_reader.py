@@ -1,4 +1,4 @@
-"""Records of a log for pulls: many at a time, each checked before it is delivered."""
+"""Read records of a log for pulls: many at a time, each checked before it is delivered."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from rmqctl.scan.resync import MAX_RECORD
 from rmqctl.store.log.commit_log import CommitLog, packed_records
 
 FEW = 12
-"""Records that are examined one by one: by column it would take longer."""
+"""Number of records below which reading one by one is faster than by column."""
 
 _HEAD = layout.reader(Message, "total_size", "magic", "body_crc", "physical_offset", "sys_flag")
 _LENGTH = layout.width_of(Message, "body_length")[0]
 
 _WINDOW, _MAX_WINDOWS = 16 << 20, 16
-"""Bytes of the log, and how many such parts of it are mapped at most: 256 MiB."""
+"""Bytes of a mapped window of the log, and the maximum number of windows (256 MiB in total)."""
 _ROWS_PER_WINDOW, _ROWS_UNMAPPED = 1000, 1 << 20
-"""Number of rows per window from which a mapping pays. With fewer rows for each window that is
-given up, a mapping is slower than a read for each row: below that many rows, nothing is mapped.
+"""Entries per window from which mapping pays, and entries that are read without mapping after it
+did not: with fewer entries for each released window, a read for each entry is faster.
 """
 
 
 def is_whole(data: memoryview, physical: int) -> bool:
-    """Return whether ``data`` is just one record, of that physical offset, whose body matches its
+    """Return whether ``data`` is exactly one record, with that physical offset and a matching body
     CRC.
     """
     size = len(data)
@@ -62,18 +62,20 @@ def is_whole(data: memoryview, physical: int) -> bool:
 
 
 class LogReader:
-    """The records of one log, by their physical offsets. ``end``: where a view ends it, or None."""
+    """The records of one log, by physical offset. ``end``: where the view's log ends, or None."""
 
     def __init__(self, log: CommitLog, end: int | None) -> None:
         self._log, self._end = log, end
         self._windows: OrderedDict[int, None] = OrderedDict()
-        """Those that are mapped, the least used first."""
+        """The mapped windows, the least recently used first."""
         self._given_up = self._rows = self._unmapped = 0
-        """Windows, and rows read meanwhile; rows that will be read without a mapping."""
+        """Released windows, and entries read meanwhile; below, entries still to be read without
+        mapping.
+        """
 
     def record(self, physical: int, size: int) -> memoryview | None:
-        """Return the bytes of the record of ``size`` bytes at ``physical``; None if none is
-        complete, or its body does not match its CRC.
+        """Return the bytes of the record of ``size`` bytes at ``physical``; None if it is
+        incomplete or its body CRC does not match.
         """
         if self._end is not None and physical + size > self._end:
             return None
@@ -86,9 +88,9 @@ class LogReader:
         return data if is_whole(data, physical) else None
 
     def records(self, place: Array, size: Array) -> tuple[memoryview, Array]:
-        """Return the same of several places (int64), read and checked together: one after the other
-        in the order in which they are asked for, and where each begins in that (int64), with the
-        end of the last one. One that is not served takes no bytes.
+        """Return the records at several physical offsets (int64), read and checked together, in the
+        given order, and where each begins in these bytes (int64), with the end of the last one. A
+        record that cannot be served has no bytes.
         """
         if len(place) < FEW:
             return _joined(list(map(self.record, place.tolist(), size.tolist())))
@@ -116,7 +118,9 @@ class LogReader:
         return _joined(records)
 
     def _whole(self, place: Array, size: Array) -> memoryview | None:
-        """Return the records at once, if they are in one file and all of them are to be served."""
+        """Return the records in one read; None unless they are in one file and all can be
+        served.
+        """
         data: Array = np.empty(int(size.sum()), np.uint8)
         mapped = not self._unmapped and self._bring_near(place)
         if not mapped:
@@ -131,7 +135,9 @@ class LogReader:
         return None
 
     def _bring_near(self, place: Array) -> bool:
-        """Return whether a mapping is used for these places; others are released for them."""
+        """Map the windows of these records, and release others. Return False if they are too far
+        apart.
+        """
         first, last = int(place.min()) // _WINDOW, int(place.max()) // _WINDOW
         if last - first >= _MAX_WINDOWS // 2:
             return False

@@ -1,4 +1,4 @@
-"""The name server's answers: where topics and brokers are (spec: remoting.md §2)."""
+"""The name server's responses: topics and brokers (spec: remoting.md §2)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _broker(broker: Broker, call: Call) -> dict[str, Any]:
 
 
 def cluster_info(broker: Broker, call: Call) -> Response:
-    """Return all brokers, by name and by cluster."""
+    """Answer with all brokers, by name and by cluster."""
     brokers = broker.cluster.brokers
     return json_response({
         "brokerAddrTable": {name: _broker(member, call) for name, member in brokers.items()},
@@ -48,8 +48,8 @@ def cluster_info(broker: Broker, call: Call) -> Response:
 
 
 def all_topics(broker: Broker, _call: Call) -> Response:
-    """Return every topic of every broker, and what a name server lists beside them: the cluster's
-    and the brokers' names.
+    """Answer with all topics of all brokers, and with the names of the cluster and the brokers, as
+    a name server does.
     """
     names = {name: None for member in broker.cluster.brokers.values() for name in member.topics}
     names[broker.cluster.name] = None
@@ -58,25 +58,25 @@ def all_topics(broker: Broker, _call: Call) -> Response:
 
 
 def topics_of_cluster(broker: Broker, call: Call) -> Response:
-    """Return the same of one cluster."""
+    """Answer with all topics of one cluster."""
     if call.fields["cluster"] != broker.cluster.name:
         return json_response({"topicList": []})
     return all_topics(broker, call)
 
 
 def system_topics(broker: Broker, call: Call) -> Response:
-    """Return the topics that every cluster has, and a broker to ask for its own."""
+    """Answer with the topics that every cluster has, and a broker to ask for its own."""
     return json_response({"brokerAddr": str(broker.address_for(call.connection)), "topicList": [
         *broker.cluster.brokers, broker.cluster.name]})
 
 
 def no_topics(_broker: Broker, _call: Call) -> Response:
-    """Answer with the topics of units: none."""
+    """Answer with no topics: there are none of units."""
     return json_response({"topicList": []})
 
 
 def kv_value(broker: Broker, call: Call) -> Response:
-    """Return a value that was given to the name server."""
+    """Answer with a value stored in the name server."""
     namespace, key = call.fields["namespace"], call.fields["key"]
     value = broker.cluster.kv.get(namespace, {}).get(key)
     if value is None:
@@ -89,7 +89,9 @@ _ORDERS = "ORDER_TOPIC_CONFIG"
 
 
 def kv_list(broker: Broker, call: Call) -> Response:
-    """Return the values of a namespace; those of ordered topics are known by themselves."""
+    """Answer with the values of a namespace; those of ordered topics come from the topics
+    themselves.
+    """
     namespace = call.fields["namespace"]
     values = {name: f"{member.name}:{topic.write_queues}"
               for member in broker.cluster.brokers.values()

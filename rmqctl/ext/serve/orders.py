@@ -1,7 +1,7 @@
 """Orders of the program that started ``serve --temp``: faults for its tests, stop and start.
 
-They come through the pipe that is standard input, one JSON object a line, so no client can give
-one. Each is answered by an event ``order``.
+They come through the pipe on standard input, one JSON object per line, so no client can give them.
+Each is answered by an event ``order``.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _FOR_EVER = -1
 
 @dataclass(slots=True)
 class Faults:
-    """Faults on purpose. ``times``: sends that are still refused, -1 for all; ``slow``: seconds
-    before each answer.
+    """Faults for tests. ``times``: number of sends still to refuse, -1 for all; ``slow``: seconds
+    before each response.
     """
 
     times: int = 0
@@ -33,7 +33,7 @@ class Faults:
     slow: float = 0.0
 
     def refuse(self, topic: str) -> None:
-        """Refuse a send where one is to be refused. Raise Failed."""
+        """Raise Failed if a send to the topic is to be refused."""
         if self.times and self.topic in (None, topic):
             self.times -= self.times > 0
             raise Failed(self.code, "refused because the test asked for it")
@@ -48,13 +48,13 @@ class _Order(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _EndedError(Exception):
-    """A signal came while nothing else was waited for."""
+    """A signal came during a wait for orders."""
 
 
 @dataclass(eq=False)
 class Orders:
-    """``pipe``: the file that orders come from, whose end is that of the server; ``tell`` takes the
-    events that answer them. Without ``is_allowed`` none is obeyed.
+    """Orders from a pipe. ``pipe``: the file to read, whose end stops the server; ``tell`` is
+    called with the events that answer orders. Unless ``is_allowed``, all orders are ignored.
     """
 
     pipe: int
@@ -62,19 +62,19 @@ class Orders:
     is_allowed: bool
     faults: Faults = field(default_factory=Faults)
     _state: str = "runs"
-    """Or ``paused``, ``stopped``, ``ended``."""
+    """``runs``, ``paused``, ``stopped`` or ``ended``."""
     _starts: bool = False
     _held: bytes = b""
 
     def hear(self, end: Callable[[], None]) -> None:
-        """Do what is ordered, when the pipe has something; ``end`` ends the server. While it is
-        paused this waits, and so does every client.
+        """Read and carry out orders; ``end`` stops the server. While paused, this blocks the server
+        and every client.
         """
         self._read()
         self._go_on(end)
 
     def started(self, end: Callable[[], None]) -> None:
-        """Let clients come; carry out the orders read before."""
+        """Note that the server has started, and carry out the orders read before."""
         if self._starts:
             self._starts = False
             self.tell(event="order", order="start")
@@ -88,14 +88,14 @@ class Orders:
             end()
 
     def wait_for_start(self) -> bool:
-        """Wait after the server's end if it is to start again; return whether it is."""
+        """Wait for an order after the server's end. Return whether the server is to start again."""
         if self._state != "stopped":
             return False
         self._wait("stopped")
         return self._state == "runs"
 
     def _wait(self, state: str) -> None:
-        """Wait for orders, and for nothing else, as long as the state is that."""
+        """Wait for orders while the state is ``state``."""
         def end(_number: int, _frame: FrameType | None) -> NoReturn:
             raise _EndedError
 
@@ -120,7 +120,7 @@ class Orders:
             self._state = "ended"
 
     def _obey(self) -> bool:
-        """Do the next order that was read; whether there was one."""
+        """Carry out the next order that was read. Return whether there was one."""
         line, ends, rest = self._held.partition(b"\n")
         if not ends:
             return False

@@ -1,7 +1,7 @@
-"""Queues of a store as consumers pull from them.
+"""Queues of a store for pulls of consumers.
 
 A pull returns the bytes of records as they are in the log. A record that is incomplete, or whose
-body does not match its CRC, is skipped and counted.
+body CRC does not match, is skipped and counted.
 """
 
 from __future__ import annotations
@@ -39,26 +39,26 @@ from rmqctl.store.queue.compaction import CompactionQueue
 from rmqctl.store.queue.consume_queue import ConsumeQueue
 
 PAGE_ROWS, PAGE_BYTES = 512, 1 << 20
-"""Rows of a queue that are read together with their records, if these are no larger together."""
+"""Maximum entries of a page, and maximum bytes of its records; a page is read at once."""
 KEPT = 64 << 20
-"""Bytes of pages that are kept."""
+"""Maximum bytes of pages kept in memory."""
 SCANNED_ROWS = 800
-"""Rows that are examined for one pull at most, if not more are asked for."""
+"""Number of entries examined for one pull, unless it asks for more messages."""
 FILTER_S = 0.05
-"""Seconds after which a pull ends whose filter or damaged rows take long; the client continues from
-there.
+"""Seconds after which a pull with a slow filter or many damaged records ends; the client continues
+from there.
 """
 _LOOK_AT_CLOCK = 16
 _SIZE = layout.reader(Message, "total_size")
 
 Accept = Callable[[int, bytes | memoryview], bool]
-"""Test of whether a message is wanted, from the tags code of its row and its record."""
+"""A filter: whether a message is wanted, by the tags code of its entry and its record."""
 
 
 class Pulled(msgspec.Struct, frozen=True):
-    """The answer of a queue: ``status`` in the broker's words, where to continue, the queue's
-    bounds, and ``count`` records, of which adjacent ones are one part. ``skipped``: damaged ones
-    that were skipped.
+    """The result of a pull: ``status`` as a broker names it, the next offset, the queue's bounds,
+    and ``count`` records, of which adjacent ones are one part. ``skipped``: number of damaged
+    records.
     """
 
     status: str
@@ -99,9 +99,9 @@ class Queue(Protocol):
 
 @dataclass(slots=True)
 class QueuePage:
-    """Rows of a queue from a given one on, with their records one after the other: the record of a
-    row is ``data[starts[row]:starts[row + 1]]``, empty where none is served. ``damaged`` are the
-    rows of these but for fillers; ``whole``: whether each row has its record.
+    """Consecutive entries of a queue, with their records one after the other: the record of a row
+    is ``data[starts[row]:starts[row + 1]]``, empty if it cannot be served. ``damaged``: the rows of
+    such records except fillers; ``whole``: whether every row has its record.
     """
 
     data: memoryview
@@ -116,23 +116,23 @@ class QueuePage:
 
     @property
     def size(self) -> int:
-        """About how many bytes of memory it takes."""
+        """Approximate bytes of memory that the page takes."""
         return len(self.data) + 200 * len(self.tags)
 
 
 @dataclass(slots=True)
 class Pages:
-    """Pages of all queues of a server, the least used given up first."""
+    """Pages of all queues of a server; the least recently used are dropped first."""
 
     limit: int = KEPT
     _kept: OrderedDict[tuple[int, int], QueuePage] = field(default_factory=OrderedDict)
     _used: set[tuple[int, int]] = field(default_factory=set)
-    """Those that were asked for since `rest`."""
+    """Keys of the pages used since the last call of `rest`."""
 
     _size: int = 0
 
     def get(self, key: tuple[int, int]) -> QueuePage | None:
-        """Return a page that is kept; it counts as used now."""
+        """Return a kept page, and mark it as used."""
         page = self._kept.get(key)
         if page is not None:
             self._used.add(key)
@@ -140,7 +140,9 @@ class Pages:
         return page
 
     def put(self, key: tuple[int, int], page: QueuePage) -> None:
-        """Keep a page, and drop others for it; not one large message, which is soon read."""
+        """Keep a page, and drop others for it. A page larger than `PAGE_BYTES` is not kept: it is
+        one large message, which is soon read.
+        """
         if len(page.data) > PAGE_BYTES:
             return
         self._used.add(key)
@@ -151,7 +153,7 @@ class Pages:
             self._size -= self._kept.popitem(last=False)[1].size
 
     def rest(self) -> int:
-        """Give up those that were not used since this was asked last; their bytes."""
+        """Drop the pages that were not used since the last call. Return their bytes."""
         before = self._size
         for key in [key for key in self._kept if key not in self._used]:
             self._size -= self._kept.pop(key).size
@@ -160,7 +162,7 @@ class Pages:
 
 
 class StoredQueue:
-    """A plain consumequeue, in files or in RocksDB, in one view of its store."""
+    """A plain consume queue, in files or in RocksDB, in one view of its store."""
 
     _numbers = iter(range(1 << 62))
 
@@ -175,9 +177,7 @@ class StoredQueue:
 
     def pull(self, offset: int, most: int, accept: Accept | None, max_bytes: int = MAX_BYTES
              ) -> Pulled:
-        """Return up to ``most`` records from the queue offset ``offset`` on that ``accept``
-        takes.
-        """
+        """Return up to ``most`` records that pass ``accept``, from queue offset ``offset`` on."""
         # Offsets that the queue does not have.
         if not self.first <= offset < self.end:
             refused = outside(offset, self.first, self.end, self._generation)
@@ -238,13 +238,14 @@ class StoredQueue:
         return Pulled(status, min(at, self.end), self.first, self.end, parts, count, skipped)
 
     def _behind_hole(self, offset: int) -> int:
-        """Return the queue offset of the first row after a hole in the files."""
+        """Return the queue offset of the first entry after a hole in the files."""
         return min((first for first, _ in self._queue.stretches if first > offset),
                    default=self.end)
 
     def _page(self, offset: int) -> tuple[int, QueuePage]:
-        """Return (queue offset of its first row, page) with the row at ``offset``; read from there
-        on where none is kept. Without a row at a hole in the files.
+        """Return (queue offset of its first entry, page) for the page with the entry at ``offset``,
+        which is read from there on if it is not kept. The page is empty if the offset is in a hole
+        of the files.
         """
         place = bisect_right(self._starts, offset)
         if place:
@@ -280,7 +281,7 @@ class StoredQueue:
 
 
 class AnsweredQueue:
-    """A batch consumequeue or a compacted topic: asked as a broker is, record by record."""
+    """A batch consume queue or a compacted topic, read record by record as by a broker."""
 
     def __init__(self, view: View, topic: str, queue_id: int) -> None:
         self._view, self._topic, self._queue_id = view, topic, queue_id
@@ -328,7 +329,7 @@ def _is_whole(raw: bytes) -> bool:
 
 
 class EmptyQueue:
-    """A queue of which nothing is on the disk."""
+    """A queue without messages."""
 
     first = end = 0
 

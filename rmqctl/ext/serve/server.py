@@ -1,4 +1,4 @@
-"""The server: its sockets, and what is done every now and then. One thread, one event loop."""
+"""The server: its sockets and its periodic tasks, in one thread with one event loop."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ if TYPE_CHECKING:
     from rmqctl.ext.serve.grpc.server import Proxy
 
 Save = Callable[[], Callable[[], None] | None]
-"""Gives what writes positions down as they are now, in a thread if need be; None if nothing
-changed. StoreIOError, RefusedError, both of them.
+"""Returns a function that writes the current consumer offsets, if need be in a thread; None if
+nothing changed. Both raise StoreIOError, RefusedError.
 """
 _LOOK_S = 1.0
 _DELIVER_S = 0.1
 _EXPIRE_S = 10.0
 _SAVE_S = 5.0
 _BACKLOG, _ACCEPTED = 512, 8
-"""Connections that wait to be accepted, and how many are accepted before others are answered."""
+"""Maximum connections that wait to be accepted, and number of those accepted in one turn."""
 _LAST_PORT = 65_535
 _RECEIVED = 256 << 10
-"""Bytes that are received at once."""
+"""Maximum bytes received at once."""
 _SIZABLE = 8 << 20
-"""Memory that was in use and is not: it is given back to the system."""
+"""Bytes of freed memory above which it is returned to the system."""
 
 
 @dataclass(eq=False)
 class Server:
-    """The brokers of a cluster, each on a port of its own. Any port answers for the name server,
-    too.
+    """The brokers of a cluster, each on its own port. Every port also answers for the name
+    server.
     """
 
     brokers: Sequence[Broker]
@@ -53,10 +53,10 @@ class Server:
     problem: Callable[[str], None] = lambda _text: None
     once_idle: float | None = None
     proxy: Proxy | None = None
-    """The service for 5.x clients, where it is wanted."""
+    """The service for 5.x clients, if enabled."""
     fast: Address | None = None
-    """Another address of the first broker, if that port is free: two below its own, for old clients
-    (spec: remoting.md §1.5).
+    """Another address of the first broker for old clients, two ports below its own, if that port is
+    free (spec: remoting.md §1.5).
     """
     each_second: Callable[[], None] = lambda: None
     """Called each second, and again at the end."""
@@ -66,24 +66,22 @@ class Server:
     accepted: int = 0
     turned_away: int = 0
     broken: int = 0
-    """Connections that sent what cannot be understood."""
+    """Number of connections closed because of invalid data."""
     last_used: float = field(default_factory=time.monotonic)
     received: memoryview = field(default_factory=lambda: memoryview(bytearray(_RECEIVED)))
-    """The buffer into which received bytes are put, for all connections: they are read out at
-    once.
-    """
+    """The receive buffer of all connections, which is emptied at once."""
     answered: list[ClientConnection] = field(default_factory=list)
-    """Connections with answers that are sent at the end of this turn."""
+    """Connections with responses to send at the end of this turn."""
     turns: Turns = field(default_factory=lambda: Turns(
         lambda work: asyncio.get_running_loop().call_soon(work)))
     intake: Intake = field(default_factory=lambda: Intake(
         lambda work: asyncio.get_running_loop().call_soon(work)))
     _saving: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
-    """One thread: positions are written down once at a time."""
+    """A single thread, so that consumer offsets are not written twice at a time."""
     _resident: int = 0
-    """The least memory that the process had; gRPC takes some that is counted nowhere."""
+    """The minimum memory of the process; gRPC uses some that is not counted elsewhere."""
     _problem: str | None = None
-    """The last one that was told: one that stays is told once."""
+    """The last reported problem, so that a lasting one is reported once."""
 
     def __post_init__(self) -> None:
         part = self.limits.part
@@ -91,14 +89,15 @@ class Server:
         for broker in self.brokers:
             broker.waits.part = part
         self.unfinished = Shared(self.limits.held, part)
-        """Of frames that are incomplete, or wait for their turn."""
+        """Bytes of frames that are incomplete, or wait for their turn."""
         self.unsent = Shared(self.limits.unsent_in_all, part)
-        """Of answers that are not taken."""
+        """Bytes of responses that clients have not read."""
 
     async def run(self, sockets: Iterable[socket.socket], ready: Callable[[], None],
                   stop: asyncio.Event) -> None:
-        """Serve until ``stop`` is set, or no client was connected for ``once_idle`` seconds; each
-        broker on a socket from `bind`. Raise StoreIOError if a store can no longer be written to.
+        """Serve until ``stop`` is set, or no client was connected for ``once_idle`` seconds. Each
+        broker listens on a socket from `bind`.
+        Raises: StoreIOError if a store can no longer be written to.
         """
         # All ports are listened on, those of gRPC last.
         servers = []
@@ -148,8 +147,9 @@ class Server:
 
     async def listen(self, protocol: Callable[[], asyncio.BaseProtocol], bound: socket.socket
                      ) -> asyncio.Server:
-        """OSError. The event loop accepts as many connections at once as the backlog has that it
-        is told of, and the system keeps others back.
+        """Listen on a socket. The event loop accepts as many connections at once as its backlog
+        says; the system queues the others.
+        Raises: OSError.
         """
         server = await asyncio.get_running_loop().create_server(
             protocol, sock=bound, backlog=_ACCEPTED)
@@ -158,7 +158,7 @@ class Server:
 
     @property
     def failure(self) -> str | None:
-        """Return why a store cannot be written to any more."""
+        """The reason why a store can no longer be written to; None if all can."""
         return next((broker.writer.failure for broker in self.brokers
                      if broker.writer is not None and broker.writer.failure is not None), None)
 
@@ -181,7 +181,7 @@ class Server:
             self.problem(problem)
 
     def send_soon(self, connection: ClientConnection) -> None:
-        """Let a connection send its answers when others of this turn may have joined them."""
+        """Send a connection's responses at the end of this turn, with others that join them."""
         if not self.answered:
             asyncio.get_running_loop().call_soon(self._send_answers)
         self.answered.append(connection)
@@ -217,15 +217,17 @@ class Server:
             self._resident = min(self._resident, malloc_tuning.resident())
 
     def end_unfinished(self) -> None:
-        """End those whose requests are not complete, if all of them together are too many."""
+        """Close connections with incomplete requests if those of all connections are too large
+        together.
+        """
         self.unfinished.make_room(holder for holder in self._all() if holder.held)
 
     def _all(self) -> list[ClientConnection | Pipe]:
         return [*self.connections, *self.pipes]
 
     def make_room(self) -> None:
-        """End connections that do not read their responses, if all of them together are too
-        many.
+        """Close connections that do not read their responses if those of all are too large
+        together.
         """
         paused = [client for client in self.connections if client.is_full]
         for connection in paused:
@@ -233,7 +235,7 @@ class Server:
         self.unsent.make_room(paused)
 
     async def _save_beside(self) -> None:
-        """Save now and then, in a thread."""
+        """Save every few seconds, in a thread."""
         while True:
             await asyncio.sleep(_SAVE_S)
             try:
@@ -246,7 +248,7 @@ class Server:
                 self._say(error)
 
     def _save(self) -> None:
-        """Save here and now."""
+        """Save in this thread."""
         try:
             write = self.save()
             if write is not None:
@@ -264,8 +266,8 @@ class Server:
 
 
 def bind(listen: Address, count: int) -> list[tuple[Address, socket.socket]]:
-    """Return sockets for so many brokers, each with its address from now on. Raise StoreIOError if
-    a port is not available, UsageError if there are not enough ports.
+    """Return (address, socket) for ``count`` brokers.
+    Raises: StoreIOError if a port is not available, UsageError if there are not enough ports.
     """
     if listen.port + count - 1 > _LAST_PORT:
         raise UsageError(f"{listen}: each of the {count} stores needs its own port, and the "

@@ -1,4 +1,4 @@
-"""Stores made into brokers of one server."""
+"""Open stores as brokers of one server."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 @dataclass(frozen=True, slots=True)
 class RequestedStore:
-    """A store to serve: where it is, how it is opened, where clients reach it. ``folders`` of the
-    log that the user named, and further ones that may be written ``outside``.
+    """A store to serve: its path, how to open it, and the address for clients. ``folders``: log
+    folders that the user named; ``outside``: further ones that may be written to.
     """
 
     root: str
     open: Callable[[], Store]
     address: Address = field(default_factory=lambda: Address("127.0.0.1", 10911))
     name: str | None = None
-    """The broker's; None for one by its number."""
+    """The broker's name; None for one by its number."""
     folders: tuple[str, ...] = ()
     outside: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The settings for serving stores. ``start``: where groups without a position begin, as
-    `Broker` has it; ``stored``: whether positions of the stores count. ``retry_memory``: bytes of
-    messages that are sent back, for each broker.
+    """The settings for serving stores. ``start``: see `Broker`; ``stored``: whether consumer
+    offsets of the stores count. ``retry_memory``: bytes for messages sent back to each read-only
+    broker.
     """
 
     view: str = "disk"
@@ -63,8 +63,8 @@ class Settings:
 
 def open_brokers(wanted: Sequence[RequestedStore], settings: Settings, report: Callable[..., None],
                  warn: Callable[[str], None] = lambda _text: None) -> tuple[list[Broker], Save]:
-    """Return (the brokers, what saves their positions). Raise NotAStoreError, StoreIOError,
-    FormatError, UsageError.
+    """Return (brokers, function that saves their consumer offsets).
+    Raises: NotAStoreError, StoreIOError, FormatError, UsageError.
     """
     if len({os.path.realpath(store.root) for store in wanted}) < len(wanted):
         raise UsageError("the same store is given twice")
@@ -134,7 +134,9 @@ def open_brokers(wanted: Sequence[RequestedStore], settings: Settings, report: C
 
 
 def _join(broker: Broker, writer: Writer) -> None:
-    """Let the writer tell its broker what it put, and when delayed messages are due."""
+    """Connect a writer with its broker, and start the delayed, timed and half messages of its
+    store.
+    """
     from rmqctl.ext.serve.producing.checking import Checks
     from rmqctl.ext.serve.producing.delaying import Delays
     from rmqctl.ext.serve.producing.plain import PlainSends

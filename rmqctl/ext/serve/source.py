@@ -1,4 +1,4 @@
-"""One store directory as it is served: opened read-only, read again when it has changed."""
+"""A store directory as it is served: opened read-only, and reopened when it has changed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from rmqctl.store.store import Store
 LMQ_FILE = "lmqConsumerOffset.json"
 _MAX_COUNTED = 1_000_000
 MAX_QUEUES = 1 << 16
-"""Of a topic: more are neither served nor taken."""
+"""Maximum number of queues of a topic; further ones are neither served nor accepted."""
 READ, WRITE = 4, 2
 """Bits of a topic's permission."""
 
@@ -47,9 +47,8 @@ class Topic:
 
 @dataclass
 class Source:
-    """A store, and what of it is asked again and again. ``kind``: ``disk``, ``broker`` or
-    ``auto``, as `rmqctl.broker.view.view_of` has it. ``pages`` is shared by all stores of
-    a server.
+    """An open store, with a cache of what requests need. ``kind``: ``disk``, ``broker`` or
+    ``auto``, see `rmqctl.broker.view.view_of`. ``pages``: shared by all stores of a server.
     """
 
     open_store: Callable[[], Store]
@@ -58,15 +57,15 @@ class Source:
     is_own: bool = False
     """True if no other process writes to the store: consumer offsets are read once."""
     kept: dict[str, object] = field(default_factory=dict)
-    """Files of ``config/`` that were written here, with what tells whether another is there now."""
+    """`stat_of` the files of ``config/`` that were written here."""
     groups_that_stand: set[str] = field(default_factory=set)
-    """Those of ``consumerOffset.json``."""
+    """The groups in ``consumerOffset.json``."""
     _again: bool = False
-    """True if the store is to be read again though nothing changed: rows may follow their messages
+    """True to reopen the store although it has not changed: entries may follow their messages
     later.
     """
     problem: str | None = None
-    """The reason why the store could not be read again; meanwhile the earlier state is served."""
+    """The reason why the store could not be reopened; the earlier state is served meanwhile."""
     _queues: dict[tuple[str, int], Queue] = field(default_factory=dict)
     _config: dict[str, ConfigFile] = field(default_factory=dict)
 
@@ -97,8 +96,8 @@ class Source:
     # -- change -------------------------------------------------------------------------------
 
     def refresh(self, *, force: bool = False, topics: bool = True) -> bool:
-        """Check whether the store changed; return True if it did. With ``force`` it is reopened in
-        any case; without ``topics`` the known topics and groups stay.
+        """Reopen the store if it has changed; return True if it was reopened. With ``force``,
+        reopen it in any case; without ``topics``, keep the topics and groups.
         """
         stamp = self._stamp()
         if stamp == self._seen and not force and not self._again:
@@ -122,7 +121,7 @@ class Source:
         return True
 
     def _stamp(self) -> object:
-        """Return a value that changes when something is written: sizes and times of the last
+        """Return a value that changes when the store is written to: sizes and times of the last
         files.
         """
         root = self.store.root
@@ -133,8 +132,9 @@ class Source:
         return [stat_of(place) for place in (*places, *newest)]
 
     def without_rows(self) -> int:
-        """Return how many messages after the last row have no row, up to `_MAX_COUNTED`: they are
-        not served. Raise StoreIOError.
+        """Return the number of messages after the last entry, which are not served, up to
+        `_MAX_COUNTED`.
+        Raises: StoreIOError.
         """
         count = 0
         start = last_dispatched(self.store)
@@ -173,7 +173,7 @@ class Source:
     @property
     def log_bounds(self) -> tuple[int, int]:
         """The store time (ms) of the log's first message, -1 if the log is empty, and the physical
-        offset of its end.
+        offset of the log's end.
         """
         if self._log_bounds is None:
             try:
@@ -189,7 +189,7 @@ class Source:
     # -- configuration ------------------------------------------------------------------------
 
     def config(self, name: str) -> ConfigFile | None:
-        """Return a file of ``config/``, or its replacement in RocksDB; None if that cannot be
+        """Return a file of ``config/``, or its replacement in RocksDB; None if it cannot be
         judged.
         """
         if "config" in self.store.layout.unread:
@@ -205,7 +205,7 @@ class Source:
         return () if config is None else config.rows()
 
     def _topics(self) -> dict[str, Topic]:
-        """Return topics of the configuration, and those that have queues, by name."""
+        """Return topics by name: those of the configuration, and those that have queues."""
         topics: dict[str, Topic] = {}
         for row in self.rows("topics.json"):
             topics[row["topic"]] = Topic(
@@ -224,8 +224,8 @@ class Source:
         return topics
 
     def learn(self, name: str, config: Mapping[str, Any]) -> None:
-        """Take over a topic that was just made or changed, as ``topics.json`` has it; nothing else
-        is read again.
+        """Add or replace a topic that was just created or changed, in the form of
+        ``topics.json``.
         """
         self._config.pop("topics.json", None)
         current = self.topics.get(name)
@@ -238,20 +238,20 @@ class Source:
         self._add_group(self.groups, name)
 
     def forget(self, name: str) -> None:
-        """Forget a topic that was removed from ``topics.json``."""
+        """Remove a topic that was deleted from ``topics.json``."""
         self._config.pop("topics.json", None)
         self.topics.pop(name, None)
 
     def learn_groups(self, new: Mapping[str, Mapping[str, Any]]) -> None:
-        """Do the same for groups, as ``subscriptionGroup.json`` has them."""
+        """Add or replace groups, in the form of ``subscriptionGroup.json``."""
         self._config.pop("subscriptionGroup.json", None)
         for name, config in new.items():
             self.groups[name] = {"group": name, **{snake(key): value
                                                    for key, value in config.items()}}
 
     def retry_queues(self, group: str) -> int:
-        """Return the number of queues that a group's retry topic gets when it is created; 0:
-        nothing that its consumers send back comes again.
+        """Return the number of queues that a group's retry topic is created with; if it is 0,
+        messages that its consumers send back are not delivered again.
         """
         return _count(self.groups.get(group, {}).get("retry_queue_nums"))
 
@@ -263,7 +263,7 @@ class Source:
                 groups.setdefault(topic.removeprefix(prefix), {})
 
     def _groups(self) -> dict[str, dict[str, Any]]:
-        """Return the consumer groups of the configuration, of the offsets, and of retry and
+        """Return the consumer groups of the configuration, the consumer offsets, and the retry and
         dead-letter topics.
         """
         groups: dict[str, dict[str, Any]] = {

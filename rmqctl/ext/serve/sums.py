@@ -1,8 +1,8 @@
-"""Sums of messages put and delivered in the last minute, hour and day, as a broker's tools ask for
-them (spec: remoting.md §3.5, VIEW_BROKER_STATS_DATA).
+"""Numbers of messages sent and delivered in the last minute, hour and day, for a broker's tools
+(spec: remoting.md §3.5, VIEW_BROKER_STATS_DATA).
 
-Counts are noted every 10 seconds, 10 minutes and hours; a sum is what was counted since the oldest
-of these notes, or since the start.
+Counts are recorded every 10 seconds, 10 minutes and hour; a sum is the difference to the oldest of
+these records.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 _WINDOWS = (("statsMinute", 10, 6), ("statsHour", 600, 6), ("statsDay", 3600, 24))
-"""Name, seconds between two notes, and how many are kept."""
+"""Name, seconds between two records, and number of records kept."""
 _SLACK_S = 1.0
-"""Notes are asked for a little early or late."""
+"""Tolerance in seconds: records may be taken a little early."""
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Messages put by topic, and delivered by group and topic; ``seconds``: monotonic."""
+    """Messages sent by topic, and delivered by group and topic; ``seconds``: monotonic."""
 
     seconds: float
     put: Mapping[str, int]
@@ -35,17 +35,17 @@ def _start() -> dict[str, deque[Counts]]:
 
 @dataclass(slots=True)
 class Sums:
-    """The notes of a broker."""
+    """The recorded counts of a broker."""
 
     notes: dict[str, deque[Counts]] = field(default_factory=_start)
     mornings: tuple[tuple[int, int], tuple[int, int]] = ((0, 0), (0, 0))
-    """The numbers of messages put and delivered at the last two midnights, of local time, as a
-    broker has them.
+    """The numbers of messages sent and delivered at the last two midnights, local time, as a broker
+    reports them.
     """
     _day: int = field(default_factory=lambda: time.localtime().tm_yday)
 
     def note(self, put: Mapping[str, int], got: Mapping[tuple[str, str], int]) -> None:
-        """Note what was counted until now; to be called every 10 seconds."""
+        """Record the counts; call it every 10 seconds."""
         now, day = time.monotonic(), time.localtime().tm_yday
         if day != self._day:
             self._day = day
@@ -57,8 +57,8 @@ class Sums:
                 self.notes[name].append(new)
 
     def of(self, count: int, before: Callable[[Counts], int]) -> dict[str, dict[str, Any]]:
-        """Return sums and rates of something that was counted ``count`` times until now; ``before``
-        finds it in what was noted.
+        """Return sums and rates of a count that is ``count`` now; ``before`` returns it from a
+        record.
         """
         now = time.monotonic()
         return {name: {"sum": count - before(notes[0]), "tps": (
@@ -66,5 +66,5 @@ class Sums:
             for name, notes in self.notes.items()}
 
     def rate(self, count: int, before: Callable[[Counts], int]) -> float:
-        """Return the same by second, of the last minute."""
+        """Return the rate per second in the last minute."""
         return float(self.of(count, before)["statsMinute"]["tps"])

@@ -1,11 +1,12 @@
 """The order in which requests are answered and connections are read.
 
-Clients share the time of the event loop, and what it receives. Each waits until a point of a time
-that passes more slowly the more of them wait: it is as far away as its turn is probably long. So
-a client that asks for little waits for little, however many others have requests waiting, and those
-others have turns, too. First by the address of the client, then by connection: many connections of
-one address get no more than one of another. What the first request of a connection takes is not
-known: in each round some of these are answered, the last that came and the first one by turns.
+Clients share the time of the event loop, and the bytes that it receives. Each waits until a point
+in virtual time, which passes more slowly the more clients wait; the distance grows with the
+expected length of its turn. So a client that asks for little waits for little, however many others
+wait, and the others have turns, too. Time is shared first among client addresses, then among the
+connections of each, so that many connections of one address get no more than one of another. The
+length of a connection's first turn is unknown: in each round some of these are taken, the newest
+and the oldest alternately.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ from typing import Any, Generic, Protocol, TypeVar
 TURN_S = 0.002
 """Seconds for which requests of one connection are answered before others have their turn."""
 ROUND_S = 0.005
-"""Seconds for which requests are answered before the event loop checks what else has arrived."""
+"""Seconds for which requests are answered before the event loop checks for new data."""
 _MAX_COST_S = 0.005
-"""The maximum cost of a turn: one that took much longer by chance is not kept waiting."""
+"""The maximum cost of a turn, so that one that took much longer by chance does not wait for it."""
 ROUND_BYTES = 1 << 20
-"""So much is received of large frames before the event loop looks what else has arrived."""
+"""Bytes of large frames received before the event loop checks for other data."""
 _READERS = 4
-"""Connections with large frames that are read from in a round, 256 KiB of each."""
+"""Connections with large frames that are read in a round, 256 KiB of each."""
 _PATIENCE = 4
-"""A turn waits for so many times what it takes, if others do."""
+"""While others wait, a turn waits for its own length times this factor."""
 _MIN_COST_S, _SLOWLY = 1e-5, 0.25
 _MAX_HOSTS = 1024
 
@@ -36,8 +37,8 @@ _Of = TypeVar("_Of")
 
 
 class _Line(Generic[_Of]):
-    """Those that wait, the next one first. ``now``: the time that all have had together, each a
-    part of it.
+    """A queue of waiters in virtual time, the next one first. ``now``: the virtual time, each
+    waiter's share of the time used.
     """
 
     def __init__(self) -> None:
@@ -49,17 +50,17 @@ class _Line(Generic[_Of]):
         return len(self._heap)
 
     def is_first(self, expected: float) -> bool:
-        """Return whether a turn of that length would come before all that wait."""
+        """Return whether a turn of that length would come before all waiters."""
         return not self._heap or self.now + _PATIENCE * expected < self._heap[0][0]
 
     def push(self, expected: float, waiter: _Of) -> int:
-        """Let one wait; the number of its entry."""
+        """Add a waiter. Return the number of its entry."""
         number = next(self._numbers)
         heappush(self._heap, (self.now + _PATIENCE * expected, number, waiter))
         return number
 
     def pop(self) -> tuple[int, _Of]:
-        """Return (number, which) of the next one."""
+        """Remove the next waiter. Return (its number, the waiter)."""
         _, number, waiter = heappop(self._heap)
         return number, waiter
 
@@ -68,7 +69,9 @@ class _Line(Generic[_Of]):
 
 
 class _Host(Generic[_Of]):
-    """An address with its connections that wait. ``entry``: the number of its own, if they do."""
+    """An address with its waiting connections. ``entry``: the number of its own entry, if it
+    waits.
+    """
 
     __slots__ = ("entry", "line")
 
@@ -78,7 +81,7 @@ class _Host(Generic[_Of]):
 
 
 class Hosts(Generic[_Of]):
-    """Those that wait: addresses, and the connections of each."""
+    """Waiting addresses, and the waiting connections of each."""
 
     def __init__(self) -> None:
         self._of: dict[str, _Host[_Of]] = {}
@@ -97,7 +100,7 @@ class Hosts(Generic[_Of]):
         return host
 
     def is_first(self, name: str, expected: float) -> bool:
-        """Return whether a turn of that address would come before all that wait."""
+        """Return whether a turn of that address would come before all waiters."""
         if not self._waiting:
             return True
         host = self._host(name)
@@ -105,7 +108,7 @@ class Hosts(Generic[_Of]):
             len(host.line) == self._waiting or self._line.is_first(expected))
 
     def push(self, name: str, expected: float, waiter: _Of) -> None:
-        """Add a turn of a probable length."""
+        """Add a waiter of an address, with the expected length of its turn."""
         host = self._host(name)
         if host.line.is_first(expected):  # an entry of the address that was later counts no more
             host.entry = self._line.push(expected, host)
@@ -113,7 +116,7 @@ class Hosts(Generic[_Of]):
         self._waiting += 1
 
     def pop(self) -> _Of:
-        """Return the one whose turn it is."""
+        """Remove and return the next waiter."""
         while True:
             number, host = self._line.pop()
             if number == host.entry:
@@ -124,13 +127,13 @@ class Hosts(Generic[_Of]):
         return waiter
 
     def spent(self, name: str, cost: float) -> None:
-        """Note that one of that address had its turn."""
+        """Count the cost of a turn of that address."""
         self._host(name).line.spent(cost)
         self._line.spent(cost)
 
 
 class Worker(Protocol):
-    """A connection with requests. ``host`` as of `network_of`; ``turn``: the seconds that its turns
+    """A connection with requests. ``host``: see `network_of`; ``turn``: seconds that its turns
     take, None before the first.
     """
 
@@ -138,15 +141,15 @@ class Worker(Protocol):
     turn: float | None
 
     def work(self, late: float) -> bool:
-        """Answer until that time of the clock; whether it could continue."""
+        """Answer requests until ``late``, a time of the clock. Return whether there are more."""
         ...
 
     def in_line(self, *, waits: bool) -> None:
-        """Note that it waits for its turn, or has had it and has nothing left to do."""
+        """Note that the connection waits for its turn, or has nothing left to do."""
 
 
 class _Fresh:
-    """Those that wait for their first turn, of each address in turn."""
+    """Connections that wait for their first turn, taken from each address in turn."""
 
     def __init__(self) -> None:
         self._of: OrderedDict[str, deque[Worker]] = OrderedDict()
@@ -159,8 +162,8 @@ class _Fresh:
         self._of.setdefault(worker.host, deque()).append(worker)
 
     def pop(self) -> Worker:
-        """Return the last that came or the first, by turns: where there are too many, most still
-        wait for little, and none for ever.
+        """Remove and return the newest or the oldest connection, alternately: with too many, most
+        still wait for little, and none for ever.
         """
         host, there = self._of.popitem(last=False)
         self._last = not self._last
@@ -171,8 +174,8 @@ class _Fresh:
 
 
 class Turns:
-    """Shares the time of an event loop. ``soon`` has a function called when the event loop has
-    looked what arrived.
+    """Shares the time of an event loop. ``soon`` schedules a function after the event loop's next
+    check for new data.
     """
 
     def __init__(self, soon: Callable[[Callable[[], None]], Any],
@@ -183,7 +186,7 @@ class Turns:
         self._begins_soon = False
 
     def come(self, worker: Worker) -> None:
-        """Note that something arrived for one that does not wait: it is answered now, or in its
+        """Handle data that arrived for a connection that does not wait: answer it now, or in its
         turn.
         """
         if self._spent < ROUND_S and not (
@@ -205,7 +208,7 @@ class Turns:
             self._soon(self._round)
 
     def _turn(self, worker: Worker) -> bool:
-        """Take one turn; return whether the worker continues waiting."""
+        """Take one turn. Return whether the worker has more to do."""
         begun = self.clock()
         more = worker.work(begun + TURN_S)
         spent = self.clock() - begun
@@ -239,7 +242,7 @@ class Turns:
 
 
 class Reader(Protocol):
-    """A connection that receives a frame. ``missing``: the bytes of it that did not arrive."""
+    """A connection that receives a frame. ``missing``: number of bytes still to arrive."""
 
     host: str
 
@@ -247,12 +250,12 @@ class Reader(Protocol):
     def missing(self) -> int: ...
 
     def read_later(self, *, waits: bool) -> None:
-        """Note that nothing is read from it for now, or that it is read from again."""
+        """Stop or resume reading from the connection."""
 
 
 class Intake:
-    """Shares what is received of frames that are not complete. Between the reads of one are those
-    of others, and requests are answered.
+    """Shares the bytes received of incomplete frames: connections are read in turns, and requests
+    are answered in between.
     """
 
     def __init__(self, soon: Callable[[Callable[[], None]], Any]) -> None:
@@ -262,7 +265,7 @@ class Intake:
         self._begins_soon = False
 
     def came(self, reader: Reader, size: int) -> None:
-        """Note that so many bytes arrived, which end within a frame."""
+        """Count received bytes that end within a frame."""
         self._waiting.spent(reader.host, size)
         self._came += size
         if self._came > ROUND_BYTES or self._waiting:
@@ -276,7 +279,7 @@ class Intake:
             self._soon(self._round)
 
     def _round(self) -> None:
-        """Read each of a few once; then they have to wait again if others do."""
+        """Read once from each of a few connections; they wait again if others do."""
         self._came, self._begins_soon = 0, False
         for _ in range(_READERS):
             if not self._waiting:

@@ -1,4 +1,5 @@
-"""RocketMQ's remoting protocol: frames, commands, and the table of what may be asked.
+"""RocketMQ's remoting protocol: frames, commands, and the table of requests.
 
-Bytes to commands and back. No sockets but for the small client in `client`, nothing of stores.
+Converts bytes to commands and back. Only the small client in `client` uses sockets; nothing here
+uses stores.
 """

@@ -1,4 +1,4 @@
-"""A small blocking client: one connection, one request at a time. For tests and measurements."""
+"""A small blocking client for tests and measurements: one connection, one request at a time."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class Client:
 
     def __init__(self, address: Address, timeout: float = 10.0,
                  keys: tuple[str, str] | None = None) -> None:
-        """``keys``: an access key and its secret, with which requests are signed."""
+        """``keys``: the access key and secret to sign requests with."""
         self.socket = socket.create_connection((address.host, address.port), timeout)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._frames = FrameReader()
         self._opaque = 0
         self._keys = keys
         self.unsolicited: list[Command] = []
-        """Requests that the server sent of its own accord."""
+        """Requests that the server sent on its own."""
 
     def __enter__(self) -> Self:
         return self
@@ -46,7 +46,7 @@ class Client:
 
     def send(self, request: str | int, body: bytes | dict[str, Any] = b"", *,
              ext: Mapping[str, object], flag: int = 0) -> int:
-        """Send a request by name or code; its number (opaque)."""
+        """Send a request by name or code. Return its number (opaque)."""
         self._opaque += 1
         code = CODE_OF[request] if isinstance(request, str) else request
         fields = {name: _text(value) for name, value in ext.items()}
@@ -58,7 +58,7 @@ class Client:
         return self._opaque
 
     def one_way(self, request: str | int, **ext: object) -> None:
-        """Send a request that is never answered."""
+        """Send a request that gets no response."""
         self.send(request, flag=ONE_WAY, ext=ext)
 
     def receive(self) -> Command:
@@ -73,7 +73,7 @@ class Client:
             self._frames.feed(data)
 
     def ask(self, request: str | int, body: bytes | dict[str, Any] = b"", **ext: object) -> Command:
-        """Send a request, and wait for its response."""
+        """Send a request, and return its response."""
         return self._answer(self.send(request, body, ext=ext))
 
     def _answer(self, opaque: int) -> Command:
@@ -84,13 +84,13 @@ class Client:
             self.unsolicited.append(command)
 
     def pull(self, topic: str, queue_id: int, offset: int, **options: Any) -> Command:
-        """Send one pull, and return its response; ``options`` as `send_pull` has them."""
+        """Send a pull with the options of `send_pull`, and return its response."""
         return self._answer(self.send_pull(topic, queue_id, offset, **options))
 
     def send_pull(self, topic: str, queue_id: int, offset: int, *, most: int = 32,
                   group: str = "rmqctl", expression: str = "*", kind: str = "TAG", wait_ms: int = 0
                   ) -> int:
-        """Send a pull with a filter of its own, which waits up to ``wait_ms`` for messages; its
+        """Send a pull with its own filter that waits up to ``wait_ms`` for messages. Return its
         number (opaque).
         """
         return self.send("PULL_MESSAGE", ext={
@@ -105,7 +105,7 @@ def _text(value: object) -> str:
 
 
 def records(body: bytes) -> Iterator[Record]:
-    """Yield the messages in the body of an answer. Raise FrameError."""
+    """Yield the messages in the body of a response. Raises: FrameError."""
     at = 0
     while at < len(body):
         record = decode(body, at)

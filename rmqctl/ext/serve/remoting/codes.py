@@ -1,8 +1,8 @@
-"""The requests to a name server or a broker, as one table (spec: remoting.md §2, §3).
+"""The requests to a name server or a broker, as a table (spec: remoting.md §2, §3).
 
-A line is a code, its name and its fields: ``name`` of a text, ``name:int`` and ``name:long`` of a
-number, ``name:bool``; ``!`` after it says that it is required. ``~`` before the name marks what
-changes something beyond positions of consumers.
+A line is a code, its name and its fields: ``name`` is a text, ``name:int`` and ``name:long`` are
+numbers, ``name:bool`` a boolean; ``!`` marks a required field. ``~`` before the name marks a
+request that changes more than consumer offsets.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ _SEND_V2 = dict(zip("abcdefghijklm", (
     "producerGroup", "topic", "defaultTopic", "defaultTopicQueueNums", "queueId", "sysFlag",
     "bornTimestamp", "flag", "properties", "reconsumeTimes", "unitMode", "maxReconsumeTimes",
     "batch"), strict=True))
-"""The names that the short ones of `SEND_MESSAGE_V2` and its like abbreviate."""
+"""The full names of the one-letter fields of `SEND_MESSAGE_V2` and similar requests."""
 
 NOTIFY_CONSUMER_IDS_CHANGED = 40
 CHECK_TRANSACTION_STATE = 39
@@ -167,7 +167,7 @@ class Status(IntEnum):
 
 
 class Failed(Exception):  # noqa: N818 - it ends a request with a response, not an error
-    """Ends a request with a code other than success, and a remark that says why."""
+    """Ends a request with an error code, and a remark that gives the reason."""
 
     def __init__(self, status: int, remark: str) -> None:
         super().__init__(remark)
@@ -182,7 +182,7 @@ _KINDS = {"text": str, "bool": bool, "int": Annotated[int, msgspec.Meta(ge=-_INT
 @dataclass(frozen=True)
 class Request:
     """One line of the table. ``fields``: name in the header to (kind, whether it is required).
-    ``long``: the names that short ones abbreviate.
+    ``long``: one-letter name to full name.
     """
 
     code: int

@@ -1,7 +1,8 @@
-"""Commands: requests and responses, out of frames and into them (spec: remoting.md §1.2, §1.3).
+"""Commands: requests and responses, read from frames and written to them (spec: remoting.md §1.2,
+§1.3).
 
-Read leniently, as clients in many languages write them; written as strict JSON, which all of them
-can read.
+Reading is lenient, since clients in many languages write differently; writing is strict JSON, which
+all of them can read.
 """
 
 from __future__ import annotations
@@ -26,22 +27,22 @@ from rmqctl.ext.serve.remoting.frame import (
 RESPONSE, ONE_WAY = 1, 2
 """Bits of a command's flag."""
 VERSION = 399
-"""The broker version that is reported (4.9.3); from 232 on Java clients send SQL filters."""
+"""The broker version to report (4.9.3); from 232 on, Java clients send SQL filters."""
 LANGUAGE = "JAVA"
 _INT = re.compile(r"[-+]?[0-9]{1,10}")
 _SIGN = 1 << 31
 _LENIENT = 1 << 20
-"""Bytes of JSON that is read as fastjson writes it."""
+"""Maximum bytes of JSON that is read as fastjson writes it."""
 _BARE_KEY = re.compile(
     r'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|([A-Za-z_$][\w$]*+|-?[0-9]++)(?=(\s*+:)?)', re.DOTALL)
-"""A text, or a word, which is a key where a colon follows: old versions of fastjson write keys
-without quotes. Texts without an end and other words are taken whole, too: tried again from each of
-their bytes they would take a time that grows with the square of their length.
+"""A text, or a word, which is a key if a colon follows: old versions of fastjson write keys without
+quotes. Unterminated texts and other words are matched as a whole: retrying them from each of their
+bytes would take quadratic time.
 """
 
 
 class Command(msgspec.Struct):
-    """A request, or a response. ``ext`` are the fields of its header, all texts."""
+    """A request or a response. ``ext``: the fields of its header, all texts."""
 
     code: int
     opaque: int = 0
@@ -87,7 +88,7 @@ def read_command(frame: Frame) -> Command:
 
 
 def read_json(data: bytes) -> Any:
-    """Return a JSON value, written strictly or as fastjson writes it. Raise FrameError."""
+    """Return a JSON value, written strictly or by fastjson. Raises: FrameError."""
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -145,7 +146,7 @@ def _read_any_header(data: bytes) -> Command:
 
 
 def text_of(value: Any) -> str:
-    """Return a value of a header's field as text, where a client wrote a number or a boolean."""
+    """Return a header field as text, also if a client wrote a number or a boolean."""
     if isinstance(value, str):
         return value
     if isinstance(value, bool):
@@ -169,7 +170,7 @@ _encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 
 
 def write_json(value: Any) -> bytes:
-    """Return strict JSON without spaces, as bytes of ASCII."""
+    """Return a value as strict ASCII JSON without spaces."""
     try:
         raw = _write_plain(value)  # several times faster
     except (ValueError, TypeError, OverflowError, msgspec.MsgspecError):  # half a surrogate pair
@@ -178,7 +179,7 @@ def write_json(value: Any) -> bytes:
 
 
 class _Head(msgspec.Struct, gc=False):
-    """A header as it is written, its fields in the order of fastjson."""
+    """A header to write, with its fields in the order of fastjson."""
 
     code: int
     extFields: Mapping[str, str]  # noqa: N815 - its name in the header
@@ -191,7 +192,7 @@ class _Head(msgspec.Struct, gc=False):
 
 
 def _write_header(header: _Head) -> bytes:
-    """Return the same as `write_json`; several times faster."""
+    """Return a value as `write_json` does, but several times faster."""
     try:
         raw = _write_plain(header)
     except (ValueError, msgspec.MsgspecError):  # half a surrogate pair

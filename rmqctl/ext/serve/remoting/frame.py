@@ -1,4 +1,4 @@
-"""Frames of the remoting protocol, cut out of a stream of bytes and made (spec: remoting.md §1).
+"""Frames of the remoting protocol: cut from a stream of bytes, and built (spec: remoting.md §1).
 
 A frame is its length, the length and kind of its header, the header, and a body.
 """
@@ -37,23 +37,23 @@ ExtValue = Struct("length" / Int32sb)
 MAX_FRAME = 16 << 20
 """``com.rocketmq.remoting.frameMaxLength``, of clients and servers."""
 MAX_HEADER = 512 << 10
-"""Bytes of a header: clients write a few KiB, and each of its fields takes time."""
+"""Maximum bytes of a header: clients write a few KiB, and each field takes time."""
 
 _HEAD = layout.reader(FrameHead, "length", "header")
 HEAD_SIZE = _HEAD.size
 COUNTED = layout.field(FrameHead, "length").size
-"""Bytes of the length, which does not count itself."""
+"""Bytes of the length field, which does not count itself."""
 _LENGTH_BITS = 24
 _LENGTH_MASK = (1 << _LENGTH_BITS) - 1
 _COMPACT = 1 << 16
 
 
 class FrameError(ValueError):
-    """Bytes that are not a frame: their sender cannot be understood any more."""
+    """Bytes that are not a frame; the rest of the stream cannot be understood."""
 
 
 class Frame(NamedTuple):
-    """``kind`` of the header (`JSON` or `BINARY`), header and body as they came."""
+    """A frame as it arrived. ``kind``: the encoding of the header (`JSON` or `BINARY`)."""
 
     kind: int
     header: bytes
@@ -61,8 +61,8 @@ class Frame(NamedTuple):
 
 
 class FrameReader:
-    """Cuts frames out of what arrives. Holds at most a frame of ``limit`` bytes and what came with
-    its last part.
+    """Cuts frames from received bytes. Holds at most a frame of ``limit`` bytes and what arrived
+    with its end.
     """
 
     def __init__(self, limit: int = MAX_FRAME) -> None:
@@ -73,12 +73,12 @@ class FrameReader:
 
     @property
     def held(self) -> int:
-        """Bytes that arrived and are in no frame yet."""
+        """Number of received bytes that were not returned in a frame yet."""
         return len(self.buffer) - self.at
 
     @property
     def missing(self) -> int:
-        """Bytes that did not arrive of the frame that began; 0 if its head did not either."""
+        """Number of bytes that are missing from an incomplete frame; 0 if its length is unknown."""
         if self.held < HEAD_SIZE:
             return 0
         length, _ = _HEAD.unpack_from(self.buffer, self.at)
@@ -97,14 +97,16 @@ class FrameReader:
         return frame
 
     def skip(self, end: int) -> None:
-        """Continue at ``end``, after a frame that was read."""
+        """Continue at ``end``, after a frame that was read elsewhere."""
         self.at = end
         if end == len(self.buffer):
             self.buffer.clear()
             self.at = 0
 
     def peek(self) -> Frame | None:
-        """Return the same frame, which stays the next one."""
+        """Return the next complete frame without removing it; None until more arrives.
+        Raises: FrameError.
+        """
         at, buffer = self.at, self.buffer
         if len(buffer) - at < HEAD_SIZE:
             return None
@@ -129,7 +131,7 @@ class FrameReader:
 
 
 def frame_head(header: bytes, body_size: int, kind: int = JSON) -> bytes:
-    """Return all of a frame before its body."""
+    """Return the bytes of a frame before its body."""
     length = COUNTED + len(header) + body_size
     return _HEAD.pack(length, kind << _LENGTH_BITS | len(header)) + header
 
@@ -141,7 +143,7 @@ _VALUE = struct.Struct(">" + layout.width_of(ExtValue, "length")[1])
 
 
 class Header(NamedTuple):
-    """The content of a header, in either encoding. ``language`` is its number or its name."""
+    """The content of a header, in either encoding. ``language``: a number or a name."""
 
     code: int
     language: int | str
@@ -178,7 +180,7 @@ def _text(data: bytes, at: int, size: int) -> tuple[str, int]:
 
 
 def write_binary(header: Header) -> bytes:
-    """Return the bytes of it; texts may be empty, which means none."""
+    """Return a `BINARY` header; empty texts count as missing."""
     remark = (header.remark or "").encode()
     ext = b"".join(_NAME.pack(len(name)) + name + _VALUE.pack(len(value)) + value
                    for name, value in ((name.encode(), value.encode())

@@ -1,4 +1,4 @@
-"""Signatures of requests, as RocketMQ's ACL 1.0 has them (4.4.0 to 5.3.2)."""
+"""Signatures of requests by RocketMQ's ACL 1.0 (4.4.0 to 5.3.2)."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from rmqctl.ext.serve.remoting.command import VERSION
 
 ACCESS_KEY, SECRET_KEY, SIGNATURE = "AccessKey", "SecretKey", "Signature"
 _ADDED_LATER, _LAST_ADDING_LATER = "_UNIQUE_KEY_QUERY", 399
-"""Clients up to 4.9.3 add this field to what they have signed."""
+"""Clients up to 4.9.3 add this field to a request after they sign it."""
 
 
 def signature(ext: Mapping[str, str], body: bytes, secret: str, version: int = VERSION) -> bytes:
-    """Return the signature of a request: HMAC-SHA1, in base64, of the values of its header's fields
-    in the order of their names, and its body. ``AccessKey`` is one of the fields. ``version``: of
-    the client.
+    """Return the signature of a request: base64 of the HMAC-SHA1 of the values of its header
+    fields, sorted by name, and its body. ``AccessKey`` is one of the fields. ``version``: the
+    client's version.
     """
     unsigned = (SIGNATURE, *([_ADDED_LATER] if version <= _LAST_ADDING_LATER else ()))
     signed = "".join(ext[name] for name in sorted(ext) if name not in unsigned)

@@ -1,8 +1,8 @@
-"""Requests of administration tools to a broker: its topics, groups, settings, figures and rows
+"""Requests of administration tools to a broker: topics, groups, settings, figures and entries
 (spec: remoting.md §3.5).
 
-Topics and groups are answered as the store's configuration has them; the routes say that nobody may
-send.
+Topics and groups are those of the store's configuration; a read-only server forbids sending in its
+routes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rmqctl.repair.retention import rules_of
 
 _VERSION_NAME = "V4_9_3"
 MAX_ROWS = 10_000
-"""Rows of a queue in one answer."""
+"""Maximum number of consume queue entries in one response."""
 
 # Topics and groups ------------------------------------------------------------------------------
 
@@ -38,7 +38,9 @@ _GROUP = {"attributes": {}, "brokerId": 0, "consumeBroadcastEnable": True, "cons
 
 
 def _filled(given: Any, defaults: Mapping[str, Any], **overrides: Any) -> dict[str, Any]:
-    """Return an object of the configuration with all fields that clients read, each of its type."""
+    """Return a configuration object with all fields that clients read, each of its default's
+    type.
+    """
     entry = given if isinstance(given, dict) else {}
     return {name: entry[name] if type(entry.get(name)) is type(value) else value
             for name, value in {**defaults, **overrides}.items()}
@@ -68,7 +70,7 @@ def _topic(broker: Broker, name: str, table: Mapping[str, Any]) -> dict[str, Any
 
 
 def topics(broker: Broker, _call: Call) -> Response:
-    """Return all topics, as the store has them."""
+    """Return all topics of the store."""
     table = _table(broker, "topics.json", "topicConfigTable")
     return json_response({"dataVersion": _data_version(broker, "topics.json"), "topicConfigTable": {
         name: _topic(broker, name, table) for name in broker.source.topics}})
@@ -84,8 +86,8 @@ def topic_config(broker: Broker, call: Call) -> Response:
 
 
 def _groups(broker: Broker) -> dict[str, dict[str, Any]]:
-    """Return all groups: configured ones, and those that stand somewhere or are here, as brokers
-    make them.
+    """Return all groups: configured ones, and those with consumer offsets or connected members,
+    which brokers create.
     """
     table = _table(broker, "subscriptionGroup.json", "subscriptionGroupTable")
     return {name: {**_filled(table.get(name), _GROUP), "groupName": name}
@@ -93,7 +95,7 @@ def _groups(broker: Broker) -> dict[str, dict[str, Any]]:
 
 
 def groups(broker: Broker, _call: Call) -> Response:
-    """Return all groups of consumers, as the store has them."""
+    """Return all consumer groups of the store."""
     return json_response({"dataVersion": _data_version(broker, "subscriptionGroup.json"),
                           "forbiddenTable": {}, "subscriptionGroupTable": _groups(broker)})
 
@@ -118,8 +120,8 @@ def broker_system_topics(broker: Broker, _call: Call) -> Response:
 
 
 def consumer_offsets(broker: Broker, _call: Call) -> Response:
-    """Answer with all consumer offsets: those of the store, and over them what was committed
-    here.
+    """Answer with all consumer offsets: those of the store, replaced by those committed to this
+    server.
     """
     return json_response({"offsetTable": {
         f"{topic}@{group}": queues for group, topic, queues in broker.positions.all()}})
@@ -131,7 +133,7 @@ def _delay_offsets(broker: Broker) -> dict[int, int]:
 
 
 def delay_offsets(broker: Broker, _call: Call) -> Response:
-    """Answer with the progress of delayed messages when the store was last written."""
+    """Answer with the progress of delayed messages at the last write of the store."""
     return json_response({"offsetTable": {
         str(level): offset for level, offset in _delay_offsets(broker).items()}})
 
@@ -149,9 +151,8 @@ def _java(value: bool) -> str:
 
 
 def broker_config(broker: Broker, _call: Call) -> Response:
-    """Return the settings that a broker like this one would have. Those of the store are told by
-    its files; of the others stand here, as a broker has them by default, which `exportConfigs`
-    needs.
+    """Return the settings of a broker like this one. Those of the store come from its files; the
+    others are a broker's defaults, which `exportConfigs` needs.
     """
     first = next(iter(broker.cluster.brokers.values()))
     store, writer = broker.source.store, broker.writer
@@ -184,8 +185,8 @@ def namesrv_config(broker: Broker, _call: Call) -> Response:
 
 
 def _disk_ratio(path: str) -> float:
-    """Return the used share of a file system as a broker computes it: of the space not kept for
-    root, in whole percents, rounded up. -1 if unknown.
+    """Return the used share of a file system as a broker computes it: of the space not reserved for
+    root, in whole percents, rounded up; -1 if unknown.
     """
     try:
         usage = shutil.disk_usage(path)
@@ -196,8 +197,8 @@ def _disk_ratio(path: str) -> float:
 
 
 def runtime_info(broker: Broker, _call: Call) -> Response:
-    """Answer with figures of the broker since it is served. Rates are those of the last minute,
-    which are used for each of the times that a broker has one for. Nothing waits.
+    """Answer with figures of the broker since it started serving. Rates are those of the last
+    minute, for all periods. No requests are queued.
     """
     # Counts, rates, and how full the disks are.
     source, sums = broker.source, broker.sums
@@ -250,15 +251,17 @@ def ha_status(broker: Broker, _call: Call) -> Response:
 
 
 def cold_data(_broker: Broker, _call: Call) -> Response:
-    """Read of cold data are not counted, and no group is held back for them."""
+    """Answer with empty figures: reads of cold data are not counted, and no group is throttled for
+    them.
+    """
     return json_response({"runtimeTable": {}, "configTable": {}, "globalAcc": 0,
                           "cgColdReadThreshold": 3 << 20, "globalColdReadThreshold": 100 << 20})
 
 
 def stats(broker: Broker, call: Call) -> Response:
-    """Answer with the number of messages of a topic that were put, or delivered to a group
-    (``TOPIC@GROUP``), in the last minute, hour and day. Raise Failed if there were none, as of a
-    broker, and for sums of other kinds.
+    """Answer with the number of messages of a topic that were sent, or delivered to a group
+    (``TOPIC@GROUP``), in the last minute, hour and day.
+    Raises: Failed if there were none, like a broker, and for other statistics.
     """
     kind, key = call.fields["statsName"], call.fields["statsKey"]
     if kind == "TOPIC_PUT_NUMS" and key in broker.received:
@@ -275,7 +278,7 @@ def stats(broker: Broker, call: Call) -> Response:
 
 
 def queue_rows(broker: Broker, call: Call) -> Response:
-    """Answer with rows of a plain consumequeue, as they are on disk."""
+    """Answer with entries of a plain consume queue as they are on disk."""
     # The queue; what was put just now is in it.
     wanted = call.fields
     name, queue_id = wanted["topic"], wanted["queueId"]

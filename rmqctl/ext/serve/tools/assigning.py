@@ -1,5 +1,5 @@
-"""Queues shared out by the broker, and whether a group pulls from them or is given messages (POP)
-(spec: remoting.md §3.3).
+"""Queue assignment by the broker, and whether a group pulls messages or pops them (spec:
+remoting.md §3.3).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _STRATEGIES = ("AVG", "AVG_BY_CIRCLE")
 
 
 def assignment(broker: Broker, call: Call) -> Response:
-    """Answer with the queues of a topic that a member has, if clients do not share them among
-    themselves. The response names no queues if they are unknown, and a client keeps those it has.
+    """Answer with the queues of a topic assigned to a member, if clients do not share them among
+    themselves. If they are unknown the response names none, and the client keeps its queues.
     """
     value = body_of(call)
     name, group = str(value.get("topic") or ""), str(value.get("consumerGroup") or "")
@@ -49,9 +49,8 @@ def assignment(broker: Broker, call: Call) -> Response:
 
 
 def share(queues: list[Any], clients: int, place: int | None, strategy: str = "AVG") -> list[Any]:
-    """Return the share of sorted queues of the client at a place among all, as the members of a
-    group work it out: in stretches, or in turns (``AVG_BY_CIRCLE``). Nothing for one without a
-    place.
+    """Return the share of sorted queues for the client at position ``place``, as group members
+    compute it: contiguous, or in turns (``AVG_BY_CIRCLE``). Empty for a client without a place.
     """
     if place is None:
         return []
@@ -64,8 +63,8 @@ def share(queues: list[Any], clients: int, place: int | None, strategy: str = "A
 
 def share_to_pop(queues: list[Any], clients: int, place: int | None, strategy: str, shared: int
                  ) -> list[Any]:
-    """Return the same for a group of POP: all may ask for any queue of each broker, or each for its
-    own share and those of some clients after it.
+    """Return the share for a group of POP: any queue of each broker for all clients, or for each
+    its own share and those of some clients after it.
     """
     if shared <= 0 or shared >= clients - 1:
         by_broker = {queue["brokerName"]: {**queue, "queueId": ANY_QUEUE} for queue in queues}
@@ -79,7 +78,7 @@ def share_to_pop(queues: list[Any], clients: int, place: int | None, strategy: s
 
 
 def _mode(broker: Broker, topic: str, group: str) -> Mode:
-    """Return how a group gets messages of a topic."""
+    """Return a group's request mode for a topic."""
     if topic.startswith(RETRY_PREFIX) or any(
             has_batches(member, topic) for member in broker.cluster.brokers.values()):
         return PULL, 0
@@ -96,8 +95,8 @@ def _read(entry: dict[str, Any]) -> Mode:
 
 
 def _stored(broker: Broker, wanted: str | None = None) -> dict[str, dict[str, dict[str, Any]]]:
-    """Return the request modes that the store has of all topics, or of one: topic -> group ->
-    entry; entries of another shape are omitted.
+    """Return the request modes in the store, of all topics or of one: topic -> group -> entry.
+    Invalid entries are omitted.
     """
     config = broker.source.config(_FILE)
     value = None if config is None else config.value
@@ -110,9 +109,7 @@ def _stored(broker: Broker, wanted: str | None = None) -> dict[str, dict[str, di
 
 
 def set_mode(broker: Broker, call: Call) -> Response:
-    """Say how a group is to get messages of a topic: kept in memory, and in a 5.x store that is
-    open for writing.
-    """
+    """Set a group's request mode for a topic: in memory, and in a writable 5.x store."""
     value = body_of(call)
     topic, group = str(value.get("topic") or ""), str(value.get("consumerGroup") or "")
     if topic.startswith(RETRY_PREFIX):

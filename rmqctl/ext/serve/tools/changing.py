@@ -1,5 +1,5 @@
 """Changes by administration tools: consumer groups, and values of the name server (spec:
-remoting.md §3.5). Topics are changed where producers create them.
+remoting.md §3.5). Topics are created and changed in `producing.sending`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from rmqctl.formats.config import properties_file
 
 _MAX_KEPT = 10_000
 _MAX_VALUE = 4096
-"""Values that the name server keeps, and the characters of each."""
+"""Maximum number of values that the name server keeps, and maximum characters of each."""
 _MAX_GROUPS = 1000
 _TOPICS = "autoCreateTopicEnable"
 _SETTINGS = {_TOPICS: "makes", "autoCreateSubscriptionGroup": "makes_groups"}
@@ -47,7 +47,7 @@ def _update_groups(broker: Broker, wanted: list[dict[str, Any]]) -> Response:
 
 
 def delete_group(broker: Broker, call: Call) -> Response:
-    """Forget what was set for a group of consumers, and where asked to, its positions; its messages
+    """Delete a consumer group's configuration and, if asked, its consumer offsets; its messages
     stay.
     """
     writer, name = broker.writer, call.fields["groupName"]
@@ -62,9 +62,7 @@ def delete_group(broker: Broker, call: Call) -> Response:
 
 
 def delete_topic(broker: Broker, call: Call) -> Response:
-    """Forget a topic that has never had a message. Raise Failed for another: none is deleted
-    here.
-    """
+    """Delete a topic that never had a message. Raises: Failed for any other topic."""
     writer, name = broker.writer, call.fields["topic"]
     assert writer is not None
     if is_system(name, writer.settings.profile.generation, broker.cluster.name):
@@ -81,7 +79,10 @@ def delete_topic(broker: Broker, call: Call) -> Response:
 
 
 def delete_route(broker: Broker, call: Call) -> Response:
-    """Return the same of the name server, which knows what its brokers have."""
+    """Delete a topic from the name server; its topics are those of its brokers, so only missing
+    ones can be deleted.
+    Raises: Failed.
+    """
     name = call.fields["topic"]
     if any(name in member.source.topics for member in broker.cluster.brokers.values()):
         raise Failed(Status.SYSTEM_ERROR, f"the topic[{name}] still exists on a broker")
@@ -89,7 +90,7 @@ def delete_route(broker: Broker, call: Call) -> Response:
 
 
 def update_settings(broker: Broker, call: Call) -> Response:
-    """Change settings of the broker that count here, until the server ends; all or none."""
+    """Change settings of the broker until the server ends; all of them or none."""
     writer, wanted = broker.writer, {
         entry.key: entry.value for entry in properties_file.parse(bytes(call.command.body))}
     assert writer is not None
@@ -107,12 +108,12 @@ def update_settings(broker: Broker, call: Call) -> Response:
 
 
 def wipe_writes(broker: Broker, call: Call) -> Response:
-    """Let routes say that nothing can be sent to a broker, so that producers leave it."""
+    """Remove the write permission from a broker's routes, so that producers avoid it."""
     return Response({"wipeTopicCount": _let_write(broker, call, False)})
 
 
 def add_writes(broker: Broker, call: Call) -> Response:
-    """Let routes say again what can be sent to."""
+    """Restore the write permission in a broker's routes."""
     return Response({"addTopicCount": _let_write(broker, call, True)})
 
 
@@ -125,7 +126,7 @@ def _let_write(broker: Broker, call: Call, wanted: bool) -> str:
 
 
 def put_value(broker: Broker, call: Call) -> Response:
-    """Keep a value for others, until the server ends."""
+    """Store a value in the name server until the server ends."""
     kept, (namespace, key, value) = broker.cluster.kv, (
         call.fields[name] for name in ("namespace", "key", "value"))
     size = sum(map(len, kept.values()))
@@ -136,7 +137,7 @@ def put_value(broker: Broker, call: Call) -> Response:
 
 
 def delete_value(broker: Broker, call: Call) -> Response:
-    """Forget such a value."""
+    """Delete a value from the name server."""
     space = broker.cluster.kv.get(call.fields["namespace"], {})
     space.pop(call.fields["key"], None)
     if not space:

@@ -1,5 +1,5 @@
-"""Requests of administration tools to delete files. `serve` deletes no files: where a broker would
-delete nothing either this is answered with success, else it is refused with what to do instead.
+"""Requests of administration tools to delete files. `serve` deletes no files: it answers with
+success if a broker would not delete any either, else it refuses and names the command to use.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MAX_QUEUES = 50_000
 
 
 def expired_files(broker: Broker, _call: Call) -> Response:
-    """Answer on files of the log that are older than a broker keeps them."""
+    """Answer a request to delete expired log files."""
     with closing(_opened(broker)) as store:
         expiry = expire_by_settings(store, now_ms())
         hours = rules_of(store)[1].reserved_hours
@@ -35,7 +35,7 @@ def expired_files(broker: Broker, _call: Call) -> Response:
 
 
 def expired_queues(broker: Broker, _call: Call) -> Response:
-    """Return queues all of whose messages have expired."""
+    """Answer a request to delete queues that contain only expired messages."""
     with closing(_opened(broker)) as store:
         queues = [f"{topic} (queue {queue_id})" for (topic, queue_id), queue in sorted(
             store.known_queues.items()) if queue.exists and not _is_system(broker, topic)
@@ -50,12 +50,12 @@ def expired_queues(broker: Broker, _call: Call) -> Response:
 
 
 def unused_topics(broker: Broker, _call: Call) -> Response:
-    """Return topics with queues, but without configuration."""
+    """Answer a request to delete topics that have queues, but no configuration."""
     assert broker.writer is not None
     with closing(_opened(broker)) as store:
         topics = sorted({topic for topic, _ in (*store.known_queues, *store.batch_queues)
-                        if broker.writer.topics.get(topic) is None
-                        and not _is_system(broker, topic) and not topic.startswith(LMQ_PREFIX)})
+                         if broker.writer.topics.get(topic) is None
+                         and not _is_system(broker, topic) and not topic.startswith(LMQ_PREFIX)})
     if topics:
         raise Failed(Status.SYSTEM_ERROR, (
             f"{len(topics)} topics have queues but no configuration: {_named(topics)}. rmqctl "
@@ -65,7 +65,7 @@ def unused_topics(broker: Broker, _call: Call) -> Response:
 
 
 def pop_records(broker: Broker, _call: Call) -> Response:
-    """Answer with the messages delivered by POP, as a broker of 5.4 keeps them in RocksDB."""
+    """Answer with the messages delivered by POP, which a 5.4 broker keeps in RocksDB."""
     path = broker.source.store.path(_POP_RECORDS)
     if os.path.isdir(path) and os.listdir(path):
         raise Failed(Status.SYSTEM_ERROR, (
@@ -75,7 +75,7 @@ def pop_records(broker: Broker, _call: Call) -> Response:
 
 
 def _opened(broker: Broker) -> Store:
-    """Return the store as it is now. Raise Failed if that is too much for one answer."""
+    """Return the current store. Raises: Failed if it has too many queues for one response."""
     store = broker.source.open_store()
     count = len(store.known_queues) + len(store.batch_queues)
     if count > _MAX_QUEUES:

@@ -1,6 +1,6 @@
-"""The progress of groups, topic by topic, and changes of it (spec: remoting.md §3.5).
+"""The progress of groups by topic, and changes of it (spec: remoting.md §3.5).
 
-Consumer offsets are those of the server, in memory or in the file beside the store: a reset of a
+Consumer offsets are those of the server, in memory or in the file outside the store: a reset of a
 group that is not connected takes effect when it connects.
 """
 
@@ -20,23 +20,23 @@ from rmqctl.formats.local.message import decode
 from rmqctl.parse_values import now_ms
 
 MAX_QUEUES = 50_000
-"""Queues in one answer: others wait while it is worked out."""
+"""Maximum number of queues in one response, since other requests wait for it."""
 _MAX_LONG = (1 << 63) - 1
 _C_PLUS_PLUS = "CPP"
 
 
 def message_queue(broker: Broker, topic: str, queue_id: int) -> dict[str, Any]:
-    """Return a queue as clients name it."""
+    """Return a queue as a JSON object for clients."""
     return {"brokerName": broker.name, "queueId": queue_id, "topic": topic}
 
 
 def _key(broker: Broker, topic: str, queue_id: int) -> str:
-    """Return the same as the name of a field: strict JSON, which clients in Java read, too."""
+    """Return a queue as the name of a JSON field: strict JSON, which Java clients read, too."""
     return write_json(message_queue(broker, topic, queue_id)).decode()
 
 
 def store_time(broker: Broker, topic: str, queue_id: int, offset: int) -> int:
-    """Return the store time (ms) of the message at a queue offset; -1 where none can be read."""
+    """Return the store time (ms) of the message at a queue offset; -1 if it cannot be read."""
     queue = broker.queue(topic, queue_id)
     if not queue.first <= offset < queue.end:
         return -1
@@ -61,7 +61,9 @@ def _bounded(queues: range) -> range:
 
 
 def topic_stats(broker: Broker, call: Call) -> Response:
-    """Return the bounds of a topic's queues, and when the last message of each was stored."""
+    """Answer with the bounds of a topic's queues, and the store time of the last message of
+    each.
+    """
     name = call.fields["topic"]
     table = {}
     for queue_id in _queue_ids(broker.require_topic(name)):
@@ -73,9 +75,7 @@ def topic_stats(broker: Broker, call: Call) -> Response:
 
 
 def _is_consumed(broker: Broker, group: str, topic: str) -> bool:
-    """Return whether a group still has to do with a topic: not if it is connected without
-    subscribing to it.
-    """
+    """Return whether a group consumes a topic: not if it is connected without subscribing to it."""
     here = broker.groups.consumers.get(group)
     return here is None or not here.subscriptions or topic in here.subscriptions
 
@@ -102,7 +102,7 @@ def _stats(broker: Broker, group: str, topics: Iterable[str]) -> dict[str, Any]:
 
 
 def _rate(broker: Broker, group: str, topics: Iterable[str]) -> float:
-    """Return messages per second that a group got in the last minute."""
+    """Return the messages per second delivered to a group in the last minute."""
     keys = [(group, name) for name in topics]
     return round(broker.sums.rate(sum(broker.delivered[key] for key in keys), lambda before: sum(
         before.got.get(key, 0) for key in keys)), 3)
@@ -139,8 +139,8 @@ def all_consume_stats(broker: Broker, call: Call) -> Response:
 
 
 def groups_of_topic(broker: Broker, call: Call) -> Response:
-    """Answer with the groups that consume a topic: connected ones, and those that ever
-    committed.
+    """Answer with the groups that consume a topic: connected ones, and those with consumer
+    offsets.
     """
     name = call.fields["topic"]
     return json_response({"groupList": sorted({
@@ -149,7 +149,7 @@ def groups_of_topic(broker: Broker, call: Call) -> Response:
 
 
 def topics_of_group(broker: Broker, call: Call) -> Response:
-    """Return the topics in which a group stands anywhere."""
+    """Answer with the topics in which a group has consumer offsets."""
     return json_response({"brokerAddr": str(broker.address),
                           "topicList": sorted(broker.positions.of_group(call.fields["group"]))})
 
@@ -166,8 +166,8 @@ def subscription(broker: Broker, call: Call) -> Response:
 
 
 def time_span(broker: Broker, call: Call) -> Response:
-    """Answer with the times between which messages of a topic were stored, and up to which a group
-    consumed them.
+    """Answer with the store times of the first and last messages of a topic, and of the last
+    message that a group consumed.
     """
     name, group = call.fields["topic"], call.fields["group"]
     spans = []
@@ -185,8 +185,8 @@ def time_span(broker: Broker, call: Call) -> Response:
 
 
 def correction_offsets(broker: Broker, call: Call) -> Response:
-    """Return the least position of all groups in each queue; the greatest number there is where the
-    group that is compared is behind even that.
+    """Answer with the lowest consumer offset of all groups in each queue; the maximum number for
+    queues in which the compared group's offset is even lower.
     """
     wanted = call.fields
     left_out = set((wanted["filterGroups"] or "").split(","))
@@ -211,7 +211,7 @@ def _commit(broker: Broker, group: str, topic: str, positions: dict[int, int]) -
 
 
 def clone_offsets(broker: Broker, call: Call) -> Response:
-    """Return a group the positions of another one, in one topic or in all."""
+    """Copy the consumer offsets of one group to another, in one topic or in all."""
     wanted = call.fields
     for name, positions in broker.positions.of_group(wanted["srcGroup"]).items():
         if wanted["topic"] in (None, "", name) and broker.topic(name) is not None and (
@@ -221,8 +221,8 @@ def clone_offsets(broker: Broker, call: Call) -> Response:
 
 
 def reset_offsets(broker: Broker, call: Call) -> Response:
-    """Move a group to a time in a topic, and tell its connected members. Without ``isForce`` only
-    backwards.
+    """Reset a group's consumer offsets in a topic to a time, and notify its connected members. With
+    ``isForce`` false, only backwards.
     """
     # Which group, in which queues.
     wanted = call.fields

@@ -19,16 +19,16 @@ from rmqctl.formats.local.message import parse_message_id
 from rmqctl.parse_values import now_ms
 
 _MAX_ASKED, _MAX_BODY = 100, 1 << 20
-"""Clients that are asked for one answer, and bytes of what each of them may say."""
+"""Maximum number of clients asked for one response, and maximum bytes of each client's response."""
 _QUEUE = ("brokerName", "queueId", "topic")
 _POSITION = re.compile(r'(\{[^{}]*+\}|"(?:[^"\\]|\\.?)*+(?:"|$))(?::(-?[0-9]{1,18})\b)?')
-"""Whole texts are gone over, so that none of them is examined twice."""
+"""Texts are matched as a whole, so that none is examined twice."""
 PATIENCE_S = 10.0
 """Seconds within which a client must answer."""
 
 
 def consumers(broker: Broker, call: Call) -> Response:
-    """Return the members of a group that are here, and what the group subscribes to."""
+    """Answer with the connected members of a consumer group, and its subscriptions."""
     name = call.fields["consumerGroup"]
     group = broker.groups.consumers.get(name)
     if group is None:
@@ -41,7 +41,7 @@ def consumers(broker: Broker, call: Call) -> Response:
 
 
 def producers(broker: Broker, call: Call) -> Response:
-    """Return the members of a group of producers that are here."""
+    """Answer with the connected members of a producer group."""
     name = call.fields["producerGroup"]
     members = broker.groups.producers.get(name)
     if not members:
@@ -50,7 +50,7 @@ def producers(broker: Broker, call: Call) -> Response:
 
 
 def all_producers(broker: Broker, _call: Call) -> Response:
-    """Return the members of all groups of producers that are here."""
+    """Answer with the connected members of all producer groups."""
     now, now_seen = now_ms(), time.monotonic()
     return json_response({"data": {name: [
         {"clientId": member.client_id, "remoteIP": member.peer.peer, "language": member.language,
@@ -63,7 +63,7 @@ def all_producers(broker: Broker, _call: Call) -> Response:
 
 
 def running_info(broker: Broker, call: Call) -> None:
-    """Ask a client for its running info."""
+    """Ask a client for its running info, and answer with the response."""
     _pass_on(broker, call, b"")
 
 
@@ -81,8 +81,8 @@ def consume_directly(broker: Broker, call: Call) -> None:
 
 
 def client_positions(broker: Broker, call: Call) -> None:
-    """Ask members of a group for their own consumer offsets in a topic. Raise Failed if none is
-    connected.
+    """Ask connected members of a group for their own consumer offsets in a topic.
+    Raises: Failed if no member is connected.
     """
     wanted = call.fields
     here = broker.groups.consumers.get(wanted["group"])
@@ -110,9 +110,7 @@ def client_positions(broker: Broker, call: Call) -> None:
 
 
 def _positions(body: bytes) -> dict[str, int]:
-    """Return queues with their values in a client's response: keys that are objects, plain or
-    within quotes.
-    """
+    """Return queue -> offset of a client's response, whose keys are objects, plain or quoted."""
     offsets = {}
     for key, offset in _POSITION.findall(body[:_MAX_BODY].decode("utf-8", "replace")):
         if not offset or "queueId" not in key:
@@ -126,7 +124,7 @@ def _positions(body: bytes) -> dict[str, int]:
 
 
 def _pass_on(broker: Broker, call: Call, body: Buffer, **more: str) -> None:
-    """Pass a broker's request on to a member, and answer with its response."""
+    """Pass a request on to a member, and answer with its response."""
     group = call.fields["consumerGroup"]
     member = _member(broker, group, call.fields["clientId"])
 
