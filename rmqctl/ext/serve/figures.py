@@ -242,7 +242,7 @@ def _of(broker: Broker, label: dict[str, str]) -> Iterator[Sample]:
         if count > MAX_LABELS or rest:
             yield metric, {**label, **dict.fromkeys(names, REST)}, rest
 
-    # What was asked for, taken and delivered.
+    # Requests, messages received and delivered.
     yield from each("rmqctl_serve_requests_total", ("request",), (
         ((name,), count) for name, count in broker.requests.items()))
     yield from each("rmqctl_serve_messages_received_total", ("topic",), (
@@ -251,7 +251,7 @@ def _of(broker: Broker, label: dict[str, str]) -> Iterator[Sample]:
                     broker.delivered.items())
     yield "rmqctl_serve_delivered_bytes_total", label, broker.delivered_bytes
     yield "rmqctl_serve_messages_damaged_total", label, broker.skipped
-    # Groups, and what waits.
+    # Groups, and waiting requests.
     yield from each("rmqctl_serve_group_members", ("group",), (
         ((group.name,), len(group.ids)) for group in broker.groups.consumers.values()))
     yield from each("rmqctl_serve_group_diff", ("group", "topic"), (

@@ -112,7 +112,7 @@ class LogReader:
         for number, start, length in zip(good.tolist(), batch.start[ok].tolist(),
                                          size[good].tolist(), strict=True):
             records[number] = data[start:start + length]
-        # Rows that lead to a place before that of another, or to the same.
+        # Entries that point to the same record as an earlier one, or to a record before it.
         for number in np.flatnonzero(~wanted).tolist():
             records[number] = self.record(int(place[number]), int(size[number]))
         return _joined(records)

@@ -102,7 +102,7 @@ class Orders:
         before = {number: signal.signal(number, end)
                   for number in (signal.SIGTERM, signal.SIGINT)}
         try:
-            # Answered now: the one who waits for it may end the server at once.
+            # Answered now: the program that waits for it may stop the server at once.
             self.tell(event="order", order="stop" if state == "stopped" else "pause")
             while self._state == state:
                 if not self._obey():

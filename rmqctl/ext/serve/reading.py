@@ -197,7 +197,7 @@ class StoredQueue:
                 continue
             starts, place, stop = page.starts, at - first, min(page.rows, last - first)
             if accept is None and page.whole:
-                # All that fit, as one part; the first record of an answer always does.
+                # All records that fit, as one part; the first record always fits.
                 stop = min(stop, place + most - count)
                 begin = starts[place]
                 fitting = bisect_right(starts, begin + max_bytes - size, place, stop + 1) - 1

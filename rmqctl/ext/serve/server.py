@@ -99,7 +99,7 @@ class Server:
         broker listens on a socket from `bind`.
         Raises: StoreIOError if a store can no longer be written to.
         """
-        # All ports are listened on, those of gRPC last.
+        # Listen on all ports, on that of gRPC last.
         servers = []
         try:
             for broker, bound in zip(self.brokers, sockets, strict=True):
@@ -117,7 +117,7 @@ class Server:
             if self.proxy is not None:
                 ((address, bound),) = bind(self.proxy.address, 1)
                 await self.proxy.start(self, address, bound)
-            # What is done beside, in turns.
+            # Start the periodic tasks.
             tasks = [asyncio.create_task(self._every(*job)) for job in (
                 (_DELIVER_S, self._deliver), (_LOOK_S, partial(self._look, stop)),
                 (min(_EXPIRE_S, self.limits.idle), self._expire), (1.0, self.each_second))]
@@ -131,7 +131,7 @@ class Server:
                 task.cancel()
             self._do(self.each_second)
         finally:
-            # The end: no new clients, then no old ones; what is to be kept is written.
+            # Stop accepting clients, close their connections, and save.
             for server in servers:
                 server.close()
             if self.proxy is not None:

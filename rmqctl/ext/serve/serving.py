@@ -89,7 +89,7 @@ def open_brokers(wanted: Sequence[RequestedStore], settings: Settings, report: C
                 writer.source)
             opened.callback(source.close)
             served.append((name, key, store, writer, source))
-        # The stores are open: their logs tell which positions of the file are theirs.
+        # With the stores open, their logs identify their entries in the file.
         saved: dict[str, Any] = {} if file is None else file.load(
             keys, [source.store.log for *_, source in served])
         for text in () if file is None else file.warnings:

@@ -32,7 +32,7 @@ def anchors_of(log: CommitLog, earlier: Sequence[Anchor] = ()) -> list[Anchor]:
     anchors = [anchor for anchor in earlier if int(anchor[0]) >= log.min_offset][:1]
     first = None if anchors else first_record(log)
     places = [] if first is None else [first.physical_offset]
-    # The last file begins with a record; of DLedger with the header of its entry.
+    # The last file begins with a record, or with the header of a DLedger entry.
     places += [place for file in log.files[-1:] for place in (file.base, file.base + HEAD_SIZE)
                if log.record_at(place) is not None]
     for place in dict.fromkeys(places):
@@ -68,7 +68,7 @@ def keys_in(entries: Mapping[str, Any], names: Sequence[str], logs: Sequence[Com
     log contains one of them: the one of the same name, else at the same path, else the only one
     without another entry.
     """
-    # Which entries may be whose, by records.
+    # Find the entries that may belong to each store.
     candidates: list[list[str]] = []
     for name, log in zip(names, logs, strict=True):
         judged = {key: _is_of(log, entry) if entry.get(ANCHORS) else _path(key) == _path(name)
@@ -81,7 +81,7 @@ def keys_in(entries: Mapping[str, Any], names: Sequence[str], logs: Sequence[Com
                              "so it cannot be determined whether these consumer offsets belong to "
                              "it. Remove the entry from the file, or use another file.")
         candidates.append(own)
-    # Names decide before paths, and these before what is left.
+    # Assign entries by name, then by path, then the remaining ones.
     keys_by_store: list[str | None] = [
         name if name in own else None for name, own in zip(names, candidates, strict=True)]
     taken = {key for key in keys_by_store if key}

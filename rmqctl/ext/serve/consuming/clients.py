@@ -55,7 +55,7 @@ def _name(value: Any) -> str:
 def heartbeat(broker: Broker, call: Call) -> Response:
     """Register a client with its groups and their subscriptions."""
     value = body_of(call)
-    # Who it is, and how much room is left for groups and their texts.
+    # Identify the client, and compute the space left for groups and subscriptions.
     client_id = _name(value.get("clientID"))
     if not client_id:
         raise Failed(Status.SYSTEM_ERROR, "heartbeat without clientID")
@@ -66,7 +66,7 @@ def heartbeat(broker: Broker, call: Call) -> Response:
     text = groups.size
     joined: list[str] = []
     touched: list[Group] = []
-    # The groups that it produces for, then those that it consumes for.
+    # Register its producer groups, then its consumer groups.
     for entry in objects(value.get("producerDataSet")):
         name = _name(entry.get("groupName"))
         is_new = client_id not in groups.producers.get(name, {})
@@ -97,7 +97,7 @@ def heartbeat(broker: Broker, call: Call) -> Response:
             joined.append(name)
         if is_new or changed:
             touched.append(group)
-    # Members of the groups that have changed begin to share queues again.
+    # Notify the members of changed groups, so that they share queues again.
     for group in touched[:_MAX_EVENTS]:
         broker.tell_members(group)
     broker.tell_in_turns(touched[_MAX_EVENTS:])

@@ -24,7 +24,7 @@ def view_message(broker: Broker, call: Call) -> Response:
 
 def query_message(broker: Broker, call: Call) -> Response:
     """Return messages of a topic with a key or unique key, found through the index."""
-    # What the index knows; what was written just now is put in first.
+    # Search the index, after messages just sent were added to it.
     wanted = call.fields
     is_unique = (wanted["_UNIQUE_KEY_QUERY"] or "").lower() == "true"
     most = _MAX_UNIQUE if is_unique else min(max(wanted["maxNum"], 1), _MAX_BY_KEY)
@@ -37,7 +37,7 @@ def query_message(broker: Broker, call: Call) -> Response:
                         kind="unique" if is_unique else "key")
     except RmqctlError as error:
         raise Failed(Status.SYSTEM_ERROR, str(error)) from None
-    # As many messages as an answer holds.
+    # Add as many messages as fit into a response.
     parts: list[Buffer] = []
     size = newest = place = 0
     for record in answer.records:

@@ -84,7 +84,7 @@ def position(broker: Broker, group: str, topic: str, queue_id: int, *, zero: boo
         return queue.first
     if broker.start == "latest":
         return queue.end
-    # As brokers say of queues that they have from the beginning.
+    # Like brokers, start at 0 in queues that have all their messages.
     return 0 if zero and queue.first == 0 else None
 
 

@@ -141,7 +141,7 @@ class PositionsFile:
         except UsageError as error:
             raise UsageError(f"{self.path}: {error}") from None
         self.warnings = [f"{self.path}: {text}" for text in warnings]
-        # Of a store that was at the place of another one, the entry stays under another name.
+        # Keep the entry of another store under a free name.
         for name, stored in value.items():
             if name not in keys:
                 free = name

@@ -233,7 +233,7 @@ class _WaitingPull(Waiting):
         if response.code == Status.PULL_NOT_FOUND and may_wait:
             return
         if response.code == Status.PULL_RETRY_IMMEDIATELY and may_wait:
-            # Messages came, but none that passes the filter: go on after them.
+            # No new message passes the filter: continue after them.
             ext = response.ext or {}
             self.call.fields["queueOffset"] = following = int(ext["nextBeginOffset"])
             if following < int(ext["maxOffset"]):

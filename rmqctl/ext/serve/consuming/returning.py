@@ -37,7 +37,7 @@ def send_back(broker: Broker, call: Call) -> Response | None:
     """Put a message that a consumer sends back into the group's retry topic after a delay, or into
     its dead letters.
     """
-    # What is sent back, by whom; a group without retry queues does not want it back.
+    # Find the message; ignore it if the group has no retry queues.
     wanted = call.fields
     group, level = wanted["group"], wanted["delayLevel"]
     if not broker.knows_group(group):
@@ -53,7 +53,7 @@ def send_back(broker: Broker, call: Call) -> Response | None:
     if broker.writer is None and not broker.memory.has_room(record):
         raise Failed(Status.NO_PERMISSION, "the store is read-only, and the memory for messages "
                      "that are sent back is full")
-    # Where it goes: into the dead letters after too many times.
+    # Choose the retry topic, or the dead letters after too many attempts.
     given_up = level < 0 or record.reconsume_times >= most_times(broker, group, call)
     level = level or _FIRST_LEVEL + record.reconsume_times
     if broker.writer is None:
@@ -64,7 +64,7 @@ def send_back(broker: Broker, call: Call) -> Response | None:
         raise Failed(Status.MESSAGE_ILLEGAL, "the message's properties have "
                      f"{len(returned.properties):,} bytes; the limit is {MAX_PROPERTIES:,}")
     topic = (props.DLQ_PREFIX if given_up else props.RETRY_PREFIX) + group
-    # A writable store takes it as a broker does, else memory until it is due.
+    # Store it like a broker, or keep it in memory until it is due.
     if broker.writer is not None:
         _put(broker.writer, call, returned, topic, 1 if given_up else queues)
         return None
@@ -140,7 +140,7 @@ def _returned(record: Record, profile: BrokerVersion, level: int | None) -> Reco
     if is_blank(properties.get(props.ORIGIN_MESSAGE_ID)):
         properties.put(props.ORIGIN_MESSAGE_ID, record.message_id)
     text = properties.text(trailing=profile.trailing_separator).encode("utf-8", "replace")
-    # Counted as Java does, whose numbers begin again below zero.
+    # Overflow to negative numbers, as in Java.
     times = (record.reconsume_times + 1 + _HALF) % (2 * _HALF) - _HALF
     return replace(record, properties=text, reconsume_times=times)
 

@@ -77,7 +77,7 @@ def _by_tags(expression: str) -> Accept | None:
     hashes = frozenset(map(javahash.string_hash, tags_of(expression)))
     if not hashes:
         return None
-    # The row of an extended consumequeue has no hash but the place of one: the client decides.
+    # An entry may have an address in the extended consume queue instead: the client decides.
     return lambda code, _record: code in hashes or is_address(code)
 
 

@@ -450,7 +450,7 @@ class Pipe(asyncio.Protocol):
                 raise FrameError("not an HTTP/2 client")
             self._greeted = len(frames) >= len(_PREFACE)
             return at + len(_PREFACE) if self._greeted else at
-        # A whole frame, by its kind.
+        # A complete frame, by its kind.
         end = self._whole(at)
         if not end:
             return at

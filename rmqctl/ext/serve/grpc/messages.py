@@ -39,7 +39,7 @@ _RESERVED = _SYSTEM | {props.MULTI_DISPATCH, props.INNER_NUM, props.INNER_BASE, 
 
 def to_client(record: Buffer, topic: str) -> Any:
     """Return a Message, with its body decompressed if possible."""
-    # What every message has.
+    # Fields of every message.
     message = decode(record)
     properties = props.parse(java_text(message.properties))
     body, problem = plain_body(message.sys_flag, bytes(message.body))
@@ -56,7 +56,7 @@ def to_client(record: Buffer, topic: str) -> Any:
         "store_host": host_text(*message.store_host),
         "queue_id": message.queue_id, "queue_offset": message.queue_offset,
         "delivery_attempt": min(message.reconsume_times + 1, MAX_ATTEMPTS)}
-    # What only some have.
+    # Optional fields.
     for field, name in (("tag", props.TAGS), ("message_group", _SHARDING_KEY),
                         ("trace_context", _TRACE_CONTEXT)):
         if name in properties:
@@ -113,7 +113,7 @@ def properties_of(message: Any, peer: str) -> dict[str, str]:
     if reserved:
         raise Refused(Code.ILLEGAL_MESSAGE_PROPERTY_KEY,
                       f"property is used by system: {min(reserved)}")
-    # What the client says of the message itself.
+    # Properties from the message's system properties.
     if not system.message_id.strip():
         raise Refused(Code.ILLEGAL_MESSAGE_ID, "message id cannot be empty")
     properties[props.UNIQUE_KEY] = _checked(system.message_id, Code.ILLEGAL_MESSAGE_ID)

@@ -46,7 +46,7 @@ _LCG, _U64 = 2862933555777941757, (1 << 64) - 1
 
 async def send(endpoint: Endpoint, caller: Caller, request: Any) -> Any:
     """Send one message, or several of one topic."""
-    # All of one topic, and none too large.
+    # Check that all messages have one topic, and none is too large.
     messages = request.messages
     if not 0 < len(messages) <= _MAX_AT_ONCE:
         raise Refused(Code.MESSAGE_CORRUPTED, f"a request must contain 1 to {_MAX_AT_ONCE} "
@@ -57,7 +57,7 @@ async def send(endpoint: Endpoint, caller: Caller, request: Any) -> Any:
     if any(message.ByteSize() - len(message.body) > _MAX_PROPERTIES for message in messages):
         raise Refused(Code.MESSAGE_PROPERTIES_TOO_LARGE,
                       "the properties of a message are too large")
-    # A broker that takes them, and a queue of it.
+    # Choose a writable broker, and one of its queues.
     candidates = brokers_with(endpoint.brokers, name)
     writable = [(broker, topic) for broker, topic in candidates
                 if broker.writer is not None and topic.perm & WRITE]
@@ -67,7 +67,7 @@ async def send(endpoint: Endpoint, caller: Caller, request: Any) -> Any:
             f"sending to topic {name} is forbidden"))
     ordered = messages[0].system_properties.message_group if len(messages) == 1 else ""
     broker, queue_id = _queue(endpoint, writable, ordered)
-    # Put all at once; the answer has one code if all have the same.
+    # Store all; the response has the code of all, if it is the same.
     requests = []
     size = 0
     for message in messages:

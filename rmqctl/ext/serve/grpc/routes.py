@@ -66,7 +66,7 @@ async def query_route(endpoint: Endpoint, _caller: Caller, request: Any) -> Any:
     queues = []
     for broker, topic in brokers_with(endpoint.brokers, name):
         where = _broker(endpoint, broker, request)
-        # Producers that find nothing to write to fail without the reason: they are told it.
+        # A read-only broker stays writable in routes, so that its error reaches the producer.
         can_write = topic.write_queues if broker.writer is None or topic.perm & WRITE else 0
         can_read = topic.read_queues if topic.perm & READ else 0
         queues += [MESSAGES["MessageQueue"](

@@ -258,7 +258,7 @@ class Proxy:
                 del self._streams[peer]
 
     async def _heard_of(self, context: Any) -> None:
-        # A client, if there is room for one.
+        # Identify the client, and count its stream.
         commands: asyncio.Queue[Any] = asyncio.Queue(_MAX_UNSENT)
         sender = asyncio.ensure_future(_send_all(commands, context))
         session: Session | None = None
@@ -269,7 +269,7 @@ class Proxy:
                 raise Refused(Code.TOO_MANY_REQUESTS, "too many clients")
             host = caller.host
             self._clients.take(host)
-            # Its settings, again and again; each is answered before the next one is read.
+            # Answer each of its settings before the next ones are read.
             while True:
                 async with _in_time(_READ_S if session is None else None, "no settings arrived in "
                                     "time"):

@@ -143,7 +143,7 @@ class Checks:
 
     async def _window(self, begun: int) -> bool:
         """Process the next `_WINDOW` half messages. Return whether there are more."""
-        # Half messages of this window, and which of them are ended so far.
+        # The half messages of this window, and the ended ones among them.
         at = begin = self._position(props.HALF_TOPIC)
         end = min(self.broker.queue(props.HALF_TOPIC, 0).end, at + _WINDOW)
         op = read = self._position(props.OP_HALF_TOPIC)
@@ -176,7 +176,7 @@ class Checks:
             stuck = await self._put(renewed)
             at, going = (behind, going) if stuck is None else (stuck, False)
             self._came_to(props.HALF_TOPIC, at)
-        # How far both queues are read now.
+        # Record the progress in both queues.
         self._came_to(props.HALF_TOPIC, at)
         await self._pass_ops(op, at)
         return going and at < self.broker.queue(props.HALF_TOPIC, 0).end
@@ -263,7 +263,7 @@ class Checks:
 
     def _ask(self, renewed: _Renewed, result: PutResult) -> None:
         """Ask a member of the producer's group, in turn; nobody if no member is connected."""
-        # The members of the group of producers, begun with another one each time.
+        # Choose a member of the producer group, starting with another one each time.
         text = renewed.message.properties
         properties = props.parse(text)
         members = self.broker.groups.producers.get(properties.get(GROUP, ""))
@@ -277,7 +277,7 @@ class Checks:
         peer = next((member.peer for member in others if not member.peer.is_full), None)
         if peer is None:
             return
-        # The message as the producer sent it, at the place of the new half message.
+        # Build the message as sent, with the offsets of the new half message.
         topic, raw = place[0].encode(), text.encode("utf-8", "replace")
         record = renewed.record
         magic = magic_for(topic)
@@ -287,7 +287,7 @@ class Checks:
         record.queue_offset, record.physical_offset = result.queue_offset, result.physical_offset
         record.total_size = size_of(record.sys_flag & (BORN_HOST_V6 | STORE_HOST_V6), magic,
                                     len(record.body), len(topic), len(raw))
-        # What a producer finds it by.
+        # Add the fields by which the producer finds its transaction.
         ext = {"commitLogOffset": str(result.physical_offset),
                "tranStateTableOffset": str(result.queue_offset),
                "offsetMsgId": result.msg_id or ""}

@@ -27,7 +27,7 @@ properties.
 
 def recall(broker: Broker, call: Call) -> None:
     """Recall a message that is not due yet."""
-    # What cannot be recalled, in a broker's order.
+    # Refuse what cannot be recalled, in a broker's order.
     writer, wanted = broker.writer, call.fields
     assert writer is not None
     if writer.settings.profile.generation < 5:
@@ -50,7 +50,7 @@ def recall(broker: Broker, call: Call) -> None:
     group = wanted["producerGroup"]
     if group is not None and not _is_value(group):
         raise Failed(Status.ILLEGAL_OPERATION, "recall failed, producer group invalid")
-    # The message that recalls it.
+    # Store the message that deletes it.
     properties = JavaMap()  # as a message has them that the broker makes by itself
     for field_name, value in (
             (props.TAGS, _TAG), (props.TIMER_DELETE, f"{topic}+{key}"), (props.UNIQUE_KEY, key),

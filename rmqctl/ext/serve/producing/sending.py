@@ -60,7 +60,7 @@ _ITEM = layout.reader(BatchRequestItem, "flag", "body_length")
 
 def send_message(broker: Broker, call: Call) -> None:
     """Store one message, or a batch."""
-    # Who sends what, and whether that is allowed.
+    # Check that the message may be sent.
     wanted = call.fields
     writer, queue_id = admitted(broker, wanted)
     topic = wanted["topic"]

@@ -64,7 +64,7 @@ class TimerFiles:
             raise StoreIOError.from_oserror(error, store.path("timerlog"), "open") from None
 
     def _open(self, store: Store) -> None:
-        # The wheel, created if missing.
+        # Open the wheel, or create it.
         path = store.path("timerwheel")
         wheel = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
@@ -76,7 +76,7 @@ class TimerFiles:
             self._wheel = mmap.mmap(wheel, timer_wheel.FILE_SIZE)
         finally:
             os.close(wheel)
-        # The files of the log, all of one size.
+        # Open the log files, all of one size.
         make_folders(store.path("timerlog"))
         make_folders(store.path("config"))
         files = listing(store.path("timerlog")).files
@@ -86,7 +86,7 @@ class TimerFiles:
                 raise RefusedError(f"{file.path} has {file.size:,} bytes, an invalid size: run "
                                    "`rmqctl verify`")
             self._files[file.base] = os.open(file.path, os.O_RDWR)
-        # How far the timer came; what is older than the wheel's lap is not read again.
+        # Load the progress; slots older than one lap of the wheel are not read again.
         self._check_file = os.open(store.path("config", TIMERCHECK), os.O_RDWR | os.O_CREAT, 0o644)
         checkpoint = load_one(store, TIMERCHECK).main.value
         self._check = checkpoint if isinstance(checkpoint, TimerCheckRecord) else (

@@ -84,7 +84,7 @@ class Transactions:
         nothing is stored.
         Raises: Failed.
         """
-        # What a broker refuses.
+        # Refuse what a broker refuses.
         record = self._record(physical)
         properties = props.parse(java_text(record.properties))
         settings = self.writer.settings
@@ -99,7 +99,7 @@ class Transactions:
             raise Failed(Status.SYSTEM_ERROR, "The transaction state table offset wrong")
         if record.physical_offset != physical:
             raise Failed(Status.SYSTEM_ERROR, "The commit log offset wrong")
-        # A rollback puts nothing; a commit puts the message where it belongs.
+        # A rollback stores nothing; a commit stores the message in its own queue.
         if not commit:
             self._ended(queue_offset)
             then(None)
@@ -118,7 +118,7 @@ class Transactions:
     def _record(self, physical: int) -> Record:
         raw = self.raw_at(physical)
         record = None if raw is None else decode(raw)
-        # A broker takes any message of the group for one; here it must be a half message.
+        # A broker accepts any message of the group; here it must be a half message.
         if record is None or record.topic != props.HALF_TOPIC.encode():
             raise Failed(Status.SYSTEM_ERROR, "Find prepared transaction message failed")
         return record

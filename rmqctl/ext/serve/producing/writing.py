@@ -75,21 +75,21 @@ class TailQueue:
     def pull(self, offset: int, most: int, accept: Accept | None, max_bytes: int = MAX_BYTES
              ) -> Pulled:
         """Return messages from disk first, then those added since."""
-        # What is on the disk, and offsets that the queue does not have.
+        # Entries on disk, and offsets outside the queue.
         if offset < self.start and self.stored.end:
             pulled = self.stored.pull(offset, most, accept, max_bytes)
             return structs.replace(pulled, max=self.end)
         refused = outside(offset, self.first, self.end, 5)
         if refused is not None:
             return Pulled(refused.status, refused.next_begin, self.first, self.end)
-        # What was put since, as many together as fit.
+        # Entries added since, as many as fit.
         records: list[memoryview] = []
         most = min(max(most, 1), MAX_COUNT)
         size, at, last = 0, offset - self.start, min(len(self.sizes), offset - self.start +
                                                      max(SCANNED_ROWS, most))
         late = time.monotonic() + FILTER_S
         while at < last and len(records) < most and (accept is None or time.monotonic() < late):
-            # As many as may fit are read together; the first one always does.
+            # Read as many records at once as may fit; the first one always fits.
             until = min(last, at + most - len(records))
             ends = list(accumulate(self.sizes[at:until], initial=size))
             until = at + max(bisect_right(ends, max_bytes) - 1, not records)
@@ -231,7 +231,7 @@ class Writer:
             return [PutResult("UNKNOWN_ERROR", reason=str(error)) for _ in messages]
 
     def _answer(self, pending: list[_Pending], results: list[PutResult]) -> None:
-        # The entries of what was put follow in their queues, or must be read from the disk.
+        # Add the entries of the stored messages, or read them from disk later.
         touched: set[QueueKey] = set()
         end = self.source.store.log.end
         for (message, _, tags), result in zip(pending, results, strict=True):
@@ -254,7 +254,7 @@ class Writer:
             tail.tags.append(tags)
             self._rows += 1
             touched.add(key)
-        # Much is settled at once; then the producers and the consumers are told.
+        # Settle many entries at once, then answer producers and wake consumers.
         try:
             if self._must_settle or self._rows > _MAX_ROWS:
                 self.settle()
@@ -271,7 +271,7 @@ class Writer:
         """
         assert result.physical_offset is not None
         assert result.queue_offset is not None
-        # The message's own entries, and the queues that may get others.
+        # Derive the message's own entries, and the queues that may get others.
         key = _text(message.topic), message.queue_id
         rows: list[tuple[int, int, dict[str, str]]] = []
         if not has_consume_queue_row(message.sys_flag):
@@ -294,7 +294,7 @@ class Writer:
                 rows = [(result.physical_offset, result.wrote_bytes or 0, own_properties)]
             for name in own_properties.get(properties.MULTI_DISPATCH, "").split(","):
                 touched.update(((name, 0), (name, message.queue_id)))
-        # They follow what is known of the queue, or nothing is known of it.
+        # Append them to the queue's tail, if they continue it.
         if key[0] == properties.TIMER_TOPIC:
             self.timed()
         touched.add(key)

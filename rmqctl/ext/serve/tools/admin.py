@@ -116,7 +116,7 @@ def broker_system_topics(broker: Broker, _call: Call) -> Response:
         *(name for name in broker.source.topics if is_system(name, generation, cluster))})})
 
 
-# Positions --------------------------------------------------------------------------------------
+# Consumer offsets -------------------------------------------------------------------------------
 
 
 def consumer_offsets(broker: Broker, _call: Call) -> Response:
@@ -213,7 +213,7 @@ def runtime_info(broker: Broker, _call: Call) -> Response:
     earliest, log_end = source.log_bounds
     days, hours, minutes = seconds // 86_400, seconds // 3600 % 24, seconds // 60 % 60
     no, none = "0", "0.0 0.0 0.0"
-    # What a broker's answer has; nothing waits here.
+    # Add the other fields of a broker's response; no requests are queued here.
     return json_response({"table": {
         "bootTimestamp": str(int(broker.started * 1000)),
         "runtime": f"[ {days} days, {hours} hours, {minutes} minutes, {seconds % 60} seconds ]",
@@ -274,12 +274,12 @@ def stats(broker: Broker, call: Call) -> Response:
     raise Failed(Status.SYSTEM_ERROR, f"The stats <{kind}> <{key}> not exist")
 
 
-# Rows -------------------------------------------------------------------------------------------
+# Consume queue entries --------------------------------------------------------------------------
 
 
 def queue_rows(broker: Broker, call: Call) -> Response:
     """Answer with entries of a plain consume queue as they are on disk."""
-    # The queue; what was put just now is in it.
+    # Find the queue, with the entries of messages just sent.
     wanted = call.fields
     name, queue_id = wanted["topic"], wanted["queueId"]
     if broker.writer is not None:
@@ -290,7 +290,7 @@ def queue_rows(broker: Broker, call: Call) -> Response:
         raise Failed(Status.SYSTEM_ERROR, f"{queue_id}@{name} is not exist!")
     bounds = broker.queue(name, queue_id)
     body: dict[str, Any] = {"maxQueueIndex": bounds.end, "minQueueIndex": bounds.first}
-    # What a group subscribes to, if one is named.
+    # Add the group's subscription, if a group is named.
     group = wanted["consumerGroup"]
     if group:
         subscribed = broker.groups.consumers.get(group)
@@ -299,7 +299,7 @@ def queue_rows(broker: Broker, call: Call) -> Response:
             body["filterData"] = f"{group}@{name} is not online!"
         else:
             body["subscriptionData"] = subscription.as_dict()
-    # The rows from an index on.
+    # Add the entries from the index on.
     index = wanted["index"]
     if not bounds.first <= index < bounds.end:
         response = json_response(body)

@@ -224,7 +224,7 @@ def reset_offsets(broker: Broker, call: Call) -> Response:
     """Reset a group's consumer offsets in a topic to a time, and notify its connected members. With
     ``isForce`` false, only backwards.
     """
-    # Which group, in which queues.
+    # Check the group, and choose the queues.
     wanted = call.fields
     name, group, when = wanted["topic"], wanted["group"], wanted["timestamp"]
     topic = broker.require_topic(name)
@@ -232,7 +232,7 @@ def reset_offsets(broker: Broker, call: Call) -> Response:
         raise Failed(Status.SUBSCRIPTION_GROUP_NOT_EXIST, f"Group {group} does not exist")
     only = wanted["queueId"]
     chosen = _queue_ids(topic) if only is None or only < 0 else range(only, only + 1)
-    # Where it is to go on in each.
+    # Determine the new offset in each queue.
     to: dict[int, int] = {}
     for queue_id in chosen:
         if queue_id == only and wanted["offset"] not in (None, -1):
@@ -242,7 +242,7 @@ def reset_offsets(broker: Broker, call: Call) -> Response:
         stood = broker.positions.get(group, name, queue_id)
         if wanted["isForce"] is False and stood is not None:
             to[queue_id] = min(to[queue_id], max(stood, 0))
-    # That is noted, and told to the members that are here.
+    # Store the offsets, and notify connected members.
     _commit(broker, group, name, to)
     body = write_json({"offsetTable": {_key(broker, name, queue_id): offset
                                        for queue_id, offset in to.items()}})
