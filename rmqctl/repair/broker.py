@@ -78,23 +78,24 @@ def plan_broker(store: Store, version: str | None, scratch: Scratch,
     actions = tuple(predicted.actions)
     notes = list(predicted.notes)
     if not predicted.starts:
-        said = "; ".join(predicted.refusals)
+        refusals = "; ".join(predicted.refusals)
         return Plan(COMMAND, store.root, actions,
-                    notes=(*notes, f"a {rules.name} broker does not start on it: {said}"))
+                    notes=(*notes, f"a {rules.name} broker does not start on it: {refusals}"))
     # What the broker does to log, queues and index.
-    known = configured(store, {**(given or {}), "version": rules.name})
-    notes += known.notes
+    configuration = configured(store, {**(given or {}), "version": rules.name})
+    notes += configuration.notes
     log = [MoveAside(path) for path in predicted.doomed if not _derived(path)]
-    queues, index = _Derived(store, predicted, rules, known.settings,
-                             known.batch_topics.__contains__,
+    queues, index = _Derived(store, predicted, rules, configuration.settings,
+                             configuration.batch_topics.__contains__,
                             scratch, wall_clock).steps()
     if predicted.noted is None and rules.rocksdb_queues and store.layout.consumequeue == "rocksdb":
         raise RefusedError(f"{store.root}: no commitlog files found; nothing is planned for the "
                            "consume queue database without them")
     if predicted.noted is not None:
-        queues += start_steps(store, predicted, rules, known.settings, scratch)
+        queues += start_steps(store, predicted, rules, configuration.settings, scratch)
     # Then checkpoint, abort file, and the note where the log ends.
-    steps: list[Step] = [*log, *queues, *index, *_checkpoint(store, predicted, known.settings)]
+    steps: list[Step] = [*log, *queues, *index,
+                         *_checkpoint(store, predicted, configuration.settings)]
     if store.has_abort:
         steps.append(MoveAside("abort"))
     steps += _note(store, predicted)
@@ -123,8 +124,8 @@ def _lost(prediction: Prediction) -> tuple[Lost, ...]:
 
 def _dropped(store: Store, predicted: Prediction) -> Dropped:
     """Return what the start cuts off, and what only the entries tell that it cuts off."""
-    places = places_of(((one.physical_offset, one.size) for one in predicted.lost_first),
-                       store.log.raw_at)
+    places = places_of(((message.physical_offset, message.size)
+                        for message in predicted.lost_first), store.log.raw_at)
     lost = predicted.account
     # A start that cuts nothing keeps the entries, but committed offsets prove nothing after it.
     gone = lost.by_offsets if predicted.start_is_harmless else lost.known

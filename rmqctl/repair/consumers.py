@@ -66,8 +66,8 @@ def consumers_after(store: Store, lost: Sequence[Lost], table: Mapping[str, int]
         unknown -= runs.count()
     for key, runs in gone.items():
         queues[key] = replace(queues.get(key) or QueueLosses(_end(store, key)), lost=runs)
-    found = consumers(store, queues, Situation(generation, store.has_abort), max(0, unknown))
-    return replace(found, complete=found.complete and (not rest or store.layout.is_dledger))
+    impact = consumers(store, queues, Situation(generation, store.has_abort), max(0, unknown))
+    return replace(impact, complete=impact.complete and (not rest or store.layout.is_dledger))
 
 
 def lost_by_positions(store: Store, lost: Iterable[Lost], total: int, table: Mapping[str, int],
@@ -76,12 +76,12 @@ def lost_by_positions(store: Store, lost: Iterable[Lost], total: int, table: Map
     ``total``, the others, and those without a queue offset, are of unknown queues.
     """
     ends = {tuple(name.rpartition("-")[::2]): end for name, end in table.items()}
-    known: dict[tuple[str | None, int | None], OffsetRuns] = {}
+    placed: dict[tuple[str | None, int | None], OffsetRuns] = {}
     unplaced = total  # each of these may be one of those that are found here
     for message in lost:
         if message.queue_offset is not None:
             unplaced -= 1
-            known.setdefault((message.topic, message.queue_id), OffsetRuns()).add_run(
+            placed.setdefault((message.topic, message.queue_id), OffsetRuns()).add_run(
                 message.queue_offset, message.queue_offset + 1)
     # A DLedger log that can be repaired has no gap: what its queues lack is after their ends.
     by_end = store.layout.is_dledger and unplaced > 0
@@ -90,7 +90,7 @@ def lost_by_positions(store: Store, lost: Iterable[Lost], total: int, table: Map
             for name in POSITIONS for row in load_one(store, name).rows()):
         return ByPositions()
     listed: list[Lost] = []
-    found = 0
+    count = 0
     try:
         predicted = preflight(store)
     except RmqctlError:  # what cannot be read is said elsewhere, and positions only add to it
@@ -101,15 +101,15 @@ def lost_by_positions(store: Store, lost: Iterable[Lost], total: int, table: Map
         beyond = OffsetRuns()
         beyond.add_run(ends.get((topic, str(queue_id)), 0 if by_end else _ENDLESS), _ENDLESS)
         new = losses.lost.without(losses.lost.without(beyond))
-        new = new.without(known[key]) if key in known else new
-        found += new.count()
+        new = new.without(placed[key]) if key in placed else new
+        count += new.count()
         if new.count():
             reached[key] = new
         for first, end in new.runs().tolist():
             room = unplaced + MOST_LISTED - len(listed)
             listed += [Lost(topic, queue_id, offset, None, None, by="position")
                        for offset in range(first, min(end, first + room))]
-    return ByPositions(tuple(listed[unplaced:]), max(0, found - unplaced), reached,
+    return ByPositions(tuple(listed[unplaced:]), max(0, count - unplaced), reached,
                        tuple(predicted.position_notes))
 
 

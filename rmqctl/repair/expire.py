@@ -181,15 +181,15 @@ def unread(queues: QueuesExpired, progress: ConsumerProgress,
     """Return how many messages expire before those who wait for them have seen them: by group and
     topic, then by queue id.
     """
-    found: dict[tuple[str, str], dict[int, int]] = {}
+    counts: dict[tuple[str, str], dict[int, int]] = {}
     for commit in progress.everybody():
         span = queues.rows.get((commit.topic, commit.queue_id))
         if span is None:
             continue
         lost = span.after - max(span.before, commit.offset)
         if lost > 0:
-            found.setdefault((commit.group, commit.topic), {})[commit.queue_id] = lost
-    return dict(sorted(found.items()))
+            counts.setdefault((commit.group, commit.topic), {})[commit.queue_id] = lost
+    return dict(sorted(counts.items()))
 
 
 def unread_in_words(queues: QueuesExpired, progress: ConsumerProgress) -> Iterator[str]:

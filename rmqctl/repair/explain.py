@@ -55,7 +55,7 @@ def _message(plan: Plan, source: Source, record: Record) -> Place:
         evidence.append(Evidence("consumequeue", "an entry points to a message of "
                                  f"{around[1]} bytes at {around[0]}, which would contain it"))
     evidence += _keys(source, record)
-    contradicted = leads is False or any("other keys" in one.detail for one in evidence)
+    contradicted = leads is False or any("other keys" in clue.detail for clue in evidence)
     verdict = Verdict.DAMAGED if not whole else plan.verdicts.get(
         start, Verdict.CONTRADICTED if contradicted else Verdict.INTACT)
     return Place(start, end, verdict, tuple(evidence),
@@ -64,10 +64,10 @@ def _message(plan: Plan, source: Source, record: Record) -> Place:
 
 def _keys(source: Source, record: Record) -> Iterator[Evidence]:
     place = record.physical_offset
-    known = set() if source.witness is None else set(
+    index_keys = set() if source.witness is None else set(
         source.witness.keys(place, place + 1)[1].tolist())
-    if known:
-        own = known & key_hashes(record)
+    if index_keys:
+        own = index_keys & key_hashes(record)
         yield Evidence("index", f"the index has {len(own)} of its keys" if own else
                        "the index has other keys")
 

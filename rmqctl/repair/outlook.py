@@ -23,27 +23,27 @@ _BEYOND = frozenset({"timer-log", "timer-check", "timer-wheel", "epoch-start"})
 """Findings that `truncate` to the end of the log may settle."""
 
 
-def advised(store: Store, found: Diagnosis, options: RecoverOptions,
+def advised(store: Store, diagnosis: Diagnosis, options: RecoverOptions,
             watch: Watch) -> Outlook | None:
     """Return what `recover` with the ``options`` would do to a store that was diagnosed; None where
     nothing needs to be done, or nothing can be.
     """
-    start = found.start
+    start = diagnosis.start
     judged = not start.not_judged or start.unopened
-    if start.misled and found.findings.ok:
+    if start.misled and diagnosis.findings.ok:
         return None  # the files are intact, the configuration is wrong
-    if found.sound or found.lock.held or not judged or not start.mendable or (
-            found.findings.ok and not start.recovers):
+    if diagnosis.sound or diagnosis.lock.held or not judged or not start.mendable or (
+            diagnosis.findings.ok and not start.recovers):
         return None
-    return outlook(store, options, watch, {row.category for row in found.damaged},
+    return outlook(store, options, watch, {row.category for row in diagnosis.damaged},
                    starts_well=start.start_is_harmless)
 
 
-def outlook(store: Store, options: RecoverOptions, watch: Watch, found: Container[str], *,
+def outlook(store: Store, options: RecoverOptions, watch: Watch, categories: Container[str], *,
             starts_well: bool) -> Outlook | None:
-    """Plan a repair of an opened store in a temporary folder. ``found``: categories of findings.
-    ``starts_well``: a broker starts on it as it is and loses nothing, so its abort file is
-    harmless.
+    """Plan a repair of an opened store in a temporary folder. ``categories``: those of the findings
+    of the store. ``starts_well``: a broker starts on it as it is and loses nothing, so its abort
+    file is harmless.
 
     None where the log is larger than `LARGEST`, or the plan could not be made for a reason that
     is outside the store.
@@ -58,7 +58,9 @@ def outlook(store: Store, options: RecoverOptions, watch: Watch, found: Containe
             return Outlook(refused=str(error), is_member=is_member)
         except OSError:
             return None
-    end = _truncates(store) if plan.empty and any(each in found for each in _BEYOND) else None
+    end = None
+    if plan.empty and any(category in categories for category in _BEYOND):
+        end = _truncates(store)
     changes = not plan.empty and not (starts_well and plan.steps == (MoveAside("abort"),))
     return Outlook(changes, plan.lost_for_sure, plan.ambiguous, plan.undo_first,
                    is_member=is_member, truncate_to=end, form_unproven=plan.form_unproven,
@@ -75,7 +77,7 @@ def damaged_tail(store: Store, plan: Plan) -> Tail | None:
                     if action.action == "fill" and action.offset is not None), reverse=True)
     if not fills or plan.ambiguous or plan.undo_first:
         return None
-    found = None
+    tail = None
     try:
         last = find_end(store).last
         if last is not None and last.crc_ok and last.physical_offset > fills[0]:
@@ -85,10 +87,10 @@ def damaged_tail(store: Store, plan: Plan) -> Tail | None:
                 cut = truncate(store, place, store.generation, lambda _done: None, scratch)
             if cut.lost or cut.plan.dropped.undecided:
                 break
-            found = Tail(place, cut.plan.dropped.messages)
+            tail = Tail(place, cut.plan.dropped.messages)
     except RmqctlError:
         return None
-    return found
+    return tail
 
 
 def _truncates(store: Store) -> int | None:

@@ -172,8 +172,8 @@ class Dropped:
 def places_of(records: Iterable[tuple[int, int]],
               read: Callable[[int, int], bytes | None]) -> tuple[Place, ...]:
     """Return the first `MOST_PLACES` of the ``records`` (physical offset, size), by their bytes."""
-    found = ((offset, read(offset, size)) for offset, size in islice(records, MOST_PLACES))
-    return tuple(Place.of(offset, raw) for offset, raw in found if raw)
+    raws = ((offset, read(offset, size)) for offset, size in islice(records, MOST_PLACES))
+    return tuple(Place.of(offset, raw) for offset, raw in raws if raw)
 
 
 @dataclass(frozen=True, slots=True)

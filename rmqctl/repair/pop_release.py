@@ -79,17 +79,17 @@ def plan_release(store: Store, wanted: Callable[[CheckPoint], bool], clock: Call
     release = judged(store).release
     if not is_from(release, _SINCE):  # what only 5.x has is there
         release = _USUAL
-    known, forms = configured(store, {"version": release}), _Forms.of(store, release)
+    configuration, forms = configured(store, {"version": release}), _Forms.of(store, release)
     while True:
         chosen, wholes, left = list[Popped](), list[Record](), list[dict[str, Any]]()
-        for number, one in enumerate(state.messages):
-            whole = None if one.record is None else store.log.record_at(
-                one.record.physical_offset)
-            reason = refused.get(number) or _why_left(one, whole, undecided=undecided)
+        for number, pop in enumerate(state.messages):
+            whole = None if pop.record is None else store.log.record_at(
+                pop.record.physical_offset)
+            reason = refused.get(number) or _why_left(pop, whole, undecided=undecided)
             if reason or whole is None:
-                left.append({**one.as_dict(now), "reason": reason})
+                left.append({**pop.as_dict(now), "reason": reason})
             else:
-                chosen.append(one)
+                chosen.append(pop)
                 wholes.append(whole)
         notes = [*state.notes, *(problem.text for problem in problems[:1] if problem.is_fault),
                  *(f"{plural(count, 'message')} not released: {reason}" for reason, count
@@ -97,15 +97,16 @@ def plan_release(store: Store, wanted: Callable[[CheckPoint], bool], clock: Call
         if not chosen:
             return Released(Plan(COMMAND, store.root, notes=tuple(notes)), [], left)
         # The messages for the retry topics, then acknowledgements for what is not revived yet.
-        puts = Puts(store, known, scratch, clock)
-        messages = [_again(whole, one.delivery.point.popTime, forms.retry_topic(store, one),
-                           known.settings) for one, whole in zip(chosen, wholes, strict=True)]
-        pending = [one for one in chosen if one.state != LOST]
-        results = puts.put([*messages, *(_ack(one, known.settings, short=forms.short)
-                                         for one in pending)],
+        puts = Puts(store, configuration, scratch, clock)
+        messages = [_again(whole, pop.delivery.point.popTime, forms.retry_topic(store, pop),
+                           configuration.settings)
+                    for pop, whole in zip(chosen, wholes, strict=True)]
+        pending = [pop for pop in chosen if pop.state != LOST]
+        results = puts.put([*messages, *(_ack(pop, configuration.settings, short=forms.short)
+                                         for pop in pending)],
                            f"{plural(len(chosen), 'message is', 'messages are')} delivered again")
-        bad = {state.messages.index(one): f"a broker rejects it: {result.reason}"
-               for one, result in zip([*chosen, *pending], results, strict=True)
+        bad = {state.messages.index(pop): f"a broker rejects it: {result.reason}"
+               for pop, result in zip([*chosen, *pending], results, strict=True)
                if not result.stored}
         if not bad:
             break
@@ -113,29 +114,29 @@ def plan_release(store: Store, wanted: Callable[[CheckPoint], bool], clock: Call
     puts.create_topics({message.topic for message in messages},
                        "messages that are delivered again are read from it")
     # What the operator should know.
-    soon = [one.delivery.point.visible_at for one in pending if one.delivery.kept_in == TIMER]
+    soon = [pop.delivery.point.visible_at for pop in pending if pop.delivery.kept_in == TIMER]
     if soon:
         notes.append(f"start the broker before {time_text(min(soon))}, when it would make the "
                      "first of these messages visible itself: after that they may be delivered "
                      "twice")
-    shown = [{**one.as_dict(now), "retry_topic": message.topic,
+    shown = [{**pop.as_dict(now), "retry_topic": message.topic,
               "released_offset": result.physical_offset}
-             for one, message, result in zip(chosen, messages, results, strict=False)]
+             for pop, message, result in zip(chosen, messages, results, strict=False)]
     return Released(Plan(COMMAND, store.root, tuple(puts.actions), tuple(puts.steps),
-                         notes=(*known.notes, *notes)), shown, left)
+                         notes=(*configuration.notes, *notes)), shown, left)
 
 
-def _why_left(one: Popped, record: Record | None, *, undecided: bool) -> str:
-    if one.state == UNDECIDED and not undecided:
+def _why_left(message: Popped, record: Record | None, *, undecided: bool) -> str:
+    if message.state == UNDECIDED and not undecided:
         return ("the records that may acknowledge or contain it are damaged. `rmqctl recover` may "
                 "restore them; --undecided delivers it again, maybe as a duplicate")
-    if one.state not in (INVISIBLE, DUE, LOST, UNDECIDED) or record is None:
-        return f"{one.state}: the message cannot be delivered again"
+    if message.state not in (INVISIBLE, DUE, LOST, UNDECIDED) or record is None:
+        return f"{message.state}: the message cannot be delivered again"
     if record.crc_ok is False:
         return "the body of the message does not match its CRC"
-    if one.delivery.kept_in == RECORDS:
+    if message.delivery.kept_in == RECORDS:
         return _LEFT[RECORDS]
-    return _LEFT[TIMER] if one.delivery.kept_in == TIMER and one.state == DUE else ""
+    return _LEFT[TIMER] if message.delivery.kept_in == TIMER and message.state == DUE else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,9 +153,9 @@ class _Forms:
         conf = Effective(store.sizes.conf, release)
         return cls(is_from(release, _SHORT_SINCE), bool(conf.given("enableRetryTopicV2")))
 
-    def retry_topic(self, store: Store, one: Popped) -> str:
+    def retry_topic(self, store: Store, message: Popped) -> str:
         """Of the second form also where only that is in use."""
-        first, *others = retry_topics(one.delivery.point)
+        first, *others = retry_topics(message.delivery.point)
         if others and (self.second or (queue_ids(store, "consumequeue", others[0])
                                        and not queue_ids(store, "consumequeue", first))):
             return others[0]
@@ -163,40 +164,40 @@ class _Forms:
 
 def _again(record: Record, popped_at: int, topic: str, settings: Settings) -> Outgoing:
     """Return the message as a revive puts it; one that was delayed is not delayed again."""
-    known = JavaMap()
+    properties = JavaMap()
     for name, value in JavaMap.from_properties(java_text(record.properties),
                                                settings.profile.map_capacity).items():
         if name != props.DELAY and not name.startswith(props.INNER):
-            known.put(name, value)
-    if not record.reconsume_times or FIRST_POP_TIME not in known:
-        known.put(FIRST_POP_TIME, str(popped_at))
+            properties.put(name, value)
+    if not record.reconsume_times or FIRST_POP_TIME not in properties:
+        properties.put(FIRST_POP_TIME, str(popped_at))
     return Outgoing(
-        topic, bytes(record.body), known.text(trailing=settings.profile.trailing_separator), 0,
+        topic, bytes(record.body), properties.text(trailing=settings.profile.trailing_separator), 0,
         record.flag, record.sys_flag, record.born_timestamp, record.store_host, None,
         record.store_host, record.reconsume_times + 1)
 
 
-def _ack(one: Popped, settings: Settings, *, short: bool) -> Outgoing:
+def _ack(message: Popped, settings: Settings, *, short: bool) -> Outgoing:
     """Return what a client's acknowledgement puts; it comes when the messages would be visible
     again.
     """
-    point, check_point = one.delivery.point, one.delivery.record
+    point, check_point = message.delivery.point, message.delivery.record
     assert check_point is not None
-    values = {("ao", "ackOffset"): one.queue_offset, ("bn", "brokerName"): point.brokerName,
+    values = {("ao", "ackOffset"): message.queue_offset, ("bn", "brokerName"): point.brokerName,
               ("c", "consumerGroup"): point.consumerGroup, ("pt", "popTime"): point.popTime,
               ("q", "queueId"): point.queueId, ("so", "startOffset"): point.startOffset,
               ("t", "topic"): point.topic}
     body = {names[0 if short else 1]: value for names, value in values.items()
             if value is not None}
-    known = JavaMap()
-    known.put(props.TAGS, ACK)
-    known.put(TIMER_DELIVER_MS, str(point.visible_at))
-    known.put(props.UNIQUE_KEY, "@".join(map(str, (
-        point.topic, point.queueId, one.queue_offset, point.consumerGroup, point.popTime,
+    properties = JavaMap()
+    properties.put(props.TAGS, ACK)
+    properties.put(TIMER_DELIVER_MS, str(point.visible_at))
+    properties.put(props.UNIQUE_KEY, "@".join(map(str, (
+        point.topic, point.queueId, message.queue_offset, point.consumerGroup, point.popTime,
         point.brokerName or "null", ACK))))
     host = check_point.store_host
     return Outgoing(
-        one.delivery.revive[0], json.dumps(body, ensure_ascii=False,
-                                           separators=(",", ":")).encode(),
-        known.text(trailing=settings.profile.trailing_separator), one.delivery.revive[1],
+        message.delivery.revive[0],
+        json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode(),
+        properties.text(trailing=settings.profile.trailing_separator), message.delivery.revive[1],
         born_host=host, store_host=host)

@@ -57,14 +57,14 @@ class Puts(Changes):
     UnsupportedError, and RefusedError for a store to which nothing can be appended as it is.
     """
 
-    def __init__(self, store: Store, known: Configured, scratch: Scratch,
+    def __init__(self, store: Store, configuration: Configured, scratch: Scratch,
                  clock: Callable[[], int]) -> None:
         super().__init__()
         store.layout.require_writable(store.root, made_anew=True)
-        self.store, self.settings, self.scratch = store, known.settings, scratch
-        self.topics = Topics(store.root, known.settings, clock)
-        self._batch, self._clock = known.batch_topics, clock
-        settings = known.settings
+        self.store, self.settings, self.scratch = store, configuration.settings, scratch
+        self.topics = Topics(store.root, configuration.settings, clock)
+        self._batch, self._clock = configuration.batch_topics, clock
+        settings = configuration.settings
         state = examine(store, settings.profile)
         start = catch_up_start(state, dispatched_to(store, settings.profile))
         if not state.clean or state.cut_off or any(
@@ -130,8 +130,8 @@ class Puts(Changes):
         derived = [deriver.derive(batch) for batch in batches]
         try:
             before = dispatcher.next_offsets()
-            for each in derived:
-                dispatcher.apply(each)
+            for entries in derived:
+                dispatcher.apply(entries)
             after = dispatcher.next_offsets()
         finally:
             dispatcher.close()
@@ -173,15 +173,15 @@ class Puts(Changes):
                     raise FormatError(damage)
                 writer.carry_over(present)
             writer.wants, least = None, dict(writer.first)
-            for each in derived:
-                writer.add(each, lmq=self.settings.multi_dispatch)
+            for entries in derived:
+                writer.add(entries, lmq=self.settings.multi_dispatch)
             writer.first = least  # noted once it was asked for
         except FormatError as error:
             raise RefusedError(f"{self.store.root}: {error}: cannot add entries to consume queues "
                                "that are partly unreadable") from None
         finally:
-            made = writer.finish()
-        steps, actions = rocksdb.steps(self.store.root, made, None, why)
+            database = writer.finish()
+        steps, actions = rocksdb.steps(self.store.root, database, None, why)
         self.steps += steps
         self.actions += actions
 

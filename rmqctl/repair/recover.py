@@ -153,8 +153,8 @@ def plan_recover(root: str, scratch: Scratch, options: RecoverOptions, watch: Wa
         if CONSUMEQUEUE in options.only:
             store.leave_damaged_out()
         refuse_other(store, options.form)
-        known = configured(store, options.given)
-        planner = _Planner(root, store, known, scratch, options, watch, make)
+        configuration = configured(store, options.given)
+        planner = _Planner(root, store, configuration, scratch, options, watch, make)
         if store is not opened and store.snapshot is not None:
             planner.note(f"the process that locks the store is writing the record at "
                          f"{store.snapshot.log_end}: it is left as it is")
@@ -162,14 +162,14 @@ def plan_recover(root: str, scratch: Scratch, options: RecoverOptions, watch: Wa
 
 
 class _Planner:
-    def __init__(self, root: str, store: Store, known: Configured, scratch: Scratch,
+    def __init__(self, root: str, store: Store, configuration: Configured, scratch: Scratch,
                  options: RecoverOptions, watch: Watch, make: Callable[..., Rebuilt]) -> None:
         self._make = make
-        self._root, self._store, self._known, self._scratch = root, store, known, scratch
+        self._root, self._store, self._known, self._scratch = root, store, configuration, scratch
         self._options, self._watch = options, watch
         self._exports, others = taken(expanded(options.sources), read_export)
         self._saved, self._logs = taken(others, read_saved)
-        self._generation = known.settings.profile.generation
+        self._generation = configuration.settings.profile.generation
         self._actions: list[Action] = []
         self._steps: list[Step] = []
         self._notes: list[str] = []
@@ -270,11 +270,11 @@ class _Planner:
         reached: Mapping[QueueKey, OffsetRuns] = {}
         complete = lost_total == len(lost) or self._store.layout.is_dledger
         if self._options.whole and not held and complete and self._store.layout.reads("config"):
-            told = lost_by_positions(self._store, lost, lost_total, table)
-            self._notes += told.notes
-            reached = told.reached
-            lost, lost_total = (*lost, *told.listed), lost_total + told.more
-            dropped = replace(dropped, messages=dropped.messages + told.more)
+            beyond = lost_by_positions(self._store, lost, lost_total, table)
+            self._notes += beyond.notes
+            reached = beyond.reached
+            lost, lost_total = (*lost, *beyond.listed), lost_total + beyond.more
+            dropped = replace(dropped, messages=dropped.messages + beyond.more)
         lost, lost_total = (*lost, *forgotten), lost_total + len(forgotten)
         dropped = replace(dropped, messages=dropped.messages + len(forgotten))
         total = lost_total if lost_total > len(lost) else None
@@ -284,12 +284,13 @@ class _Planner:
                 f"if a replica, a backup or another disk has this log, `rmqctl recover {self._root}"
                 " --from COPY` restores messages that this plan only replaces")
         left = self._left_damaged(saved)
-        found = (consumers_after(self._store, saved.lost, table, self._generation, reached=reached,
-                                 total=saved.lost_total)
-                 if self._options.whole else None)
+        consumers = None
+        if self._options.whole:
+            consumers = consumers_after(self._store, saved.lost, table, self._generation,
+                                        reached=reached, total=saved.lost_total)
         return Plan(COMMAND, self._root, tuple(self._actions), tuple(self._steps), lost,
                     table, tuple(self._notes), total, saved.ambiguous,
-                    saved.messages + lost_total, saved.kept_damaged, found,
+                    saved.messages + lost_total, saved.kept_damaged, consumers,
                     saved.conflicts, left, _assumed(saved), self._form_unproven, undo_first,
                     dropped, saved.wrong_corrections, saved.fillers, saved.verdicts)
 
@@ -328,7 +329,7 @@ class _Planner:
         if self._logs and COMMITLOG not in only:
             raise UsageError(f"--from {self._logs[0]}: restores messages of the log, so --only "
                              "must include commitlog")
-        names = [*(one.name for one in self._exports), *(one.name for one in self._saved)]
+        names = [export.name for export in self._exports] + [saved.name for saved in self._saved]
         if names and CONFIG not in only:
             raise UsageError(f"--from {names[0]}: contains topics, groups or consumer offsets, so "
                              "--only must include config")
@@ -459,25 +460,25 @@ class _Planner:
         """Return what entries that differ from the log say of messages of it."""
         queues = {queue_of(step.target) for step in steps
                   if _part_of(step.target) == CONSUMEQUEUE}
-        found = disputes(self._store, saved.parts, rebuilt, queues, index=any(
+        settled = disputes(self._store, saved.parts, rebuilt, queues, index=any(
             _part_of(step.target) == INDEX for step in steps))
         if COMMITLOG not in self._options.only or self._options.topic is not None:
-            for change in found.corrected:
-                found.open[CONSUMEQUEUE].add(change.message)
-            found.corrected.clear()
-        if tags := found.open[CONSUMEQUEUE]:
+            for change in settled.corrected:
+                settled.open[CONSUMEQUEUE].add(change.message)
+            settled.corrected.clear()
+        if tags := settled.open[CONSUMEQUEUE]:
             self._disputed.add(CONSUMEQUEUE)
             self._notes.append(
                 f"{plural(len(tags), 'consume queue entry does', 'consume queue entries do')} not "
                 "match the tags of the message. Either may be damaged, so neither is changed; "
                 "`rmqctl verify` still reports it")
-        if keys := found.open[INDEX]:
+        if keys := settled.open[INDEX]:
             self._disputed.add(INDEX)
             self._notes.append(
                 f"index entries do not match the keys of {plural(len(keys), 'message')} (the first "
                 f"at {min(keys)}), and no single changed byte explains it. Neither is changed; "
                 "`rmqctl verify` still reports it")
-        return found
+        return settled
 
     def _timer_troubles(self, saved: Salvage) -> list[Finding]:
         if TIMER not in self._options.only or self._options.topic is not None:
@@ -519,7 +520,7 @@ class _Planner:
                 step = self._steps[patch]
                 assert isinstance(step, Patch)
                 self._steps[patch] = replace(step, pieces=tuple(sorted(
-                    over(step.pieces, (piece,)), key=lambda one: one.at)))
+                    over(step.pieces, (piece,)), key=lambda laid: laid.at)))
         return replace(saved, parts=tuple(laid_over(saved.parts, pieces)))
 
     def _derived(self, saved: Salvage, settled: Disputes | None = None) -> Rebuilt | None:
@@ -611,7 +612,7 @@ class _Planner:
             raise damaged
         with self._watch("rebuilding", log_size(saved.parts)) as done:
             try:
-                self._made = made = rocksdb.make(
+                self._made = database = rocksdb.make(
                     saved.parts, self._root, self._known.settings, self._scratch,
                     {} if store.rocksdb is None else store.rocksdb.queues, log_end=saved.log_end
                     if COMMITLOG in options.only and others is None else None, jobs=options.jobs,
@@ -619,14 +620,14 @@ class _Planner:
                     wants=None if others is None else wants)
             except FormatError:
                 raise damaged from None
-        if rocksdb.is_right(store.rocksdb, made, store.log.min_offset, wants):
+        if rocksdb.is_right(store.rocksdb, database, store.log.min_offset, wants):
             return
         why = ("consumequeue cannot be read, or is missing" if self._before is None else
                "a part of consumequeue cannot be read" if store.rocksdb is not None
                and (store.rocksdb.damage or store.rocksdb.has_unread) else
-               "consumequeue lags behind the log" if self._before < made.rows else
+               "consumequeue lags behind the log" if self._before < database.rows else
                "consumequeue has wrong entries")
-        self._take(rocksdb.steps(self._root, made, self._before, why))
+        self._take(rocksdb.steps(self._root, database, self._before, why))
 
     def _left_damaged(self, saved: Salvage) -> tuple[str, ...]:
         """Return what stays as it is although it is wrong: messages of topics that cannot be a
@@ -654,10 +655,10 @@ class _Planner:
         if off or self._options.light_rows or not any(
                 queue_of(step.target)[0].startswith(LMQ_PREFIX) for step in steps):
             return set()
-        found = list(_verified(self._store, CONSUMEQUEUE, self._watch, self._options.jobs))
-        untold = {(finding.topic or "", finding.queue_id or 0) for finding in found
+        findings = list(_verified(self._store, CONSUMEQUEUE, self._watch, self._options.jobs))
+        untold = {(finding.topic or "", finding.queue_id or 0) for finding in findings
                   if finding.category == "not-judged" and finding.topic is not None}
-        untold -= {(finding.topic or "", finding.queue_id or 0) for finding in found
+        untold -= {(finding.topic or "", finding.queue_id or 0) for finding in findings
                    if finding.category != "not-judged"}
         if untold:
             first = ", ".join(f"{topic}/{queue_id}" for topic, queue_id in sorted(untold)[:3])
@@ -714,5 +715,5 @@ def index_is_right(store: Store, watch: Watch, jobs: int) -> bool:
     """
     if ended_by_repair(store) is not None:
         return False
-    with closing(_verified(store, INDEX, watch, jobs)) as found:
-        return next(found, None) is None
+    with closing(_verified(store, INDEX, watch, jobs)) as findings:
+        return next(findings, None) is None

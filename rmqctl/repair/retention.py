@@ -141,9 +141,9 @@ def expire_by_settings(store: Store, now: int) -> Expiry:
     """
     release, rules = rules_of(store)
     done = expire(store, now, Limits(older_than=rules.reserved_hours * HOUR))
-    said = (f"log files last written {rules.reserved_hours} h ago or earlier expire "
+    note = (f"log files last written {rules.reserved_hours} h ago or earlier expire "
             f"({origin(store, release, 'fileReservedTime')}; release {release})")
-    return replace(done, plan=replace(done.plan, notes=(said, *done.plan.notes)))
+    return replace(done, plan=replace(done.plan, notes=(note, *done.plan.notes)))
 
 
 def retention(store: Store, around: Around, version: str | None = None,
@@ -157,62 +157,63 @@ def retention(store: Store, around: Around, version: str | None = None,
     files = closed_files(store)
     disk, refuses = disk_use(store, rules, files, around)
     gone = max(disk.deletes_files, disk.expires_files)
-    found = Retention(release, rules, {name: origin(store, release, name) for name in (
-        "fileReservedTime", "deleteWhen", "diskMaxUsedSpaceRatio")}, disk, refuses,
+    answer = Retention(
+        release, rules, {name: origin(store, release, name) for name in (
+            "fileReservedTime", "deleteWhen", "diskMaxUsedSpaceRatio")}, disk, refuses,
         _files(store, rules, disk, len(files)), {},
         next_deletion(rules.delete_when, around.now, zone))
     if store.layout.is_dledger:
-        found.settings["fileReservedTime"] += ", and DLedger keeps an hour more"
-        found.settings["diskMaxUsedSpaceRatio"] = "a limit of DLedger's own"
+        answer.settings["fileReservedTime"] += ", and DLedger keeps an hour more"
+        answer.settings["diskMaxUsedSpaceRatio"] = "a limit of DLedger's own"
     # Who has not read what goes.
     after = store.log.files[gone].base if gone else store.log.min_offset
     if not store.layout.reads("consumequeue"):
-        found.unread = None
-        found.notes.append(f"{store.layout.unread.get('consumequeue')}: unknown which groups have "
+        answer.unread = None
+        answer.notes.append(f"{store.layout.unread.get('consumequeue')}: unknown which groups have "
                            "not read the expiring messages")
     elif gone:
         progress = ConsumerProgress.of(store)
         queues = expire_queues(store, store.log.min_offset, after)
-        found.unread = unread(queues, progress)
+        answer.unread = unread(queues, progress)
         if not progress.commits:
-            found.notes.append("config/ has no consumer offsets: unknown which groups have not "
+            answer.notes.append("config/ has no consumer offsets: unknown which groups have not "
                                "read the expiring messages")
-        found.notes += unread_in_words(queues, progress)
-        found.notes += expire_timer(store, store.log.min_offset, after,
-                                    progress.timer_read).notes
+        answer.notes += unread_in_words(queues, progress)
+        answer.notes += expire_timer(store, store.log.min_offset, after,
+                                     progress.timer_read).notes
     # What a copy should know of the times of its files.
-    found.notes += younger_than_messages(store, around.now, rules.reserved_hours * HOUR)
+    answer.notes += younger_than_messages(store, around.now, rules.reserved_hours * HOUR)
     if disk.expires_files:
-        found.notes.append(
+        answer.notes.append(
             "a log file's age counts from its last modification, a time that cp -p, rsync -a and "
             "tar keep. To keep the messages of a restored copy, `touch` its files or set a larger "
             "fileReservedTime before a broker starts on it")
     if (fault := rules.fault) is not None:
-        found.notes.insert(0, str(fault))
+        answer.notes.insert(0, str(fault))
     # For how long there is room.
     if around.no_disk:
-        found.no_outlook = str(around.no_disk)
+        answer.no_outlook = str(around.no_disk)
     elif len(store.log_folders) > 1:
-        found.no_outlook = "the log is in several folders"
+        answer.no_outlook = "the log is in several folders"
     else:
-        found.outlook = _outlook(store, rules, around, growth(store), by_time=found.next_run is not
-                                 None)
-        if found.outlook is None:
-            found.no_outlook = "the messages of the log span less than a minute"
-    return found
+        answer.outlook = _outlook(store, rules, around, growth(store),
+                                  by_time=answer.next_run is not None)
+        if answer.outlook is None:
+            answer.no_outlook = "the messages of the log span less than a minute"
+    return answer
 
 
 def _files(store: Store, rules: Rules, disk: DiskUse, closed: int) -> list[LogFile]:
     """Return all files of the log: one that is kept keeps those after it."""
-    found, latest = [], 0
+    files, latest = [], 0
     for number, file in enumerate(store.log.files):
         written = age_of(file).st_mtime_ns // 1_000_000
         latest = max(latest, written + rules.reserved_hours * HOUR)
         goes = "age" if number < disk.expires_files else (
             "disk" if number < disk.deletes_files else "")
-        found.append(LogFile(target(store, file.path), file.size, written,
+        files.append(LogFile(target(store, file.path), file.size, written,
                              latest if number < closed else None, goes))
-    return found
+    return files
 
 
 def _outlook(store: Store, rules: Rules, around: Around, grows: Growth, *,

@@ -64,7 +64,7 @@ def plan_end(store: Store, end: End, wanted: Wanted, clock: Callable[[], int],
     chosen = [some for some in transactions(store, now, problems.append)
               if wanted.takes(some, now)]
     others = wanted.ids.difference(*(some.ids for some in chosen))
-    unknown = [one for one in sorted(others) if not was_ended(store, one)]
+    unknown = [msg_id for msg_id in sorted(others) if not was_ended(store, msg_id)]
     if unknown:
         raise RefusedError(f"{store.root}: no transaction has the id {unknown[0]}")
     done = [f"{plural(len(others), 'transaction had', 'transactions had')} ended already"] * bool(
@@ -76,9 +76,9 @@ def plan_end(store: Store, end: End, wanted: Wanted, clock: Callable[[], int],
     if not chosen:
         return Ended(Plan(f"transactions-{end}", store.root, notes=tuple(done)))
     # What a broker would put for each; what it does not take is left.
-    known, refused = configured(store, {}), dict[int, str]()
+    configuration, refused = configured(store, {}), dict[int, str]()
     while True:
-        puts = Puts(store, known, scratch, clock)
+        puts = Puts(store, configuration, scratch, clock)
         left, ended, messages = [], list[Transaction](), list[Outgoing]()
         for number, some in enumerate(chosen):
             message, reason = _message(puts, end, some)
@@ -102,7 +102,7 @@ def plan_end(store: Store, end: End, wanted: Wanted, clock: Callable[[], int],
     shown = [{**some.as_dict(now), "committed_offset": None} for some in ended]
     for row, result in zip(shown if end == "commit" else [], results, strict=False):
         row["committed_offset"] = result.physical_offset
-    notes = [*known.notes, *puts.notes, *done]
+    notes = [*configuration.notes, *puts.notes, *done]
     if left:
         notes.append(f"{plural(len(left), 'transaction')} not ended: {left[0]['reason']}")
     return Ended(Plan(f"transactions-{end}", store.root, tuple(puts.actions), tuple(puts.steps),
