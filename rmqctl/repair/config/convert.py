@@ -102,10 +102,10 @@ def _move_aside(store: Store, changes: Changes) -> None:
             size = sum(entry.stat().st_size for entry in os.scandir(store.path(folder)))
             changes.move_aside(folder, size, why)
     for name in TABLES:
-        for each in (name, name + BACKUP):
-            path = store.path(FOLDER, each)
+        for copy in (name, name + BACKUP):
+            path = store.path(FOLDER, copy)
             if os.path.lexists(path):
-                changes.move_aside(f"{FOLDER}/{each}", os.path.getsize(path), why)
+                changes.move_aside(f"{FOLDER}/{copy}", os.path.getsize(path), why)
 
 
 def _to_files(files: Mapping[str, ConfigFile], changes: Changes) -> None:
@@ -128,11 +128,12 @@ def _to_database(files: Mapping[str, ConfigFile], to: ConfigLayout, changes: Cha
     for folder, names in _databases(to).items():
         entries = sum(files[name].entries or 0 for name in names)
         source = ", ".join(files[name].main.path for name in names)
-        made = new_database(to, folder, {name: files[name].value or {} for name in names}, scratch)
-        changes.steps += made[:-1]
+        values = {name: files[name].value or {} for name in names}
+        creates = new_database(to, folder, values, scratch)
+        changes.steps += creates[:-1]
         # The file that makes it a database has the action.
-        changes.act(made[-1], "restore", None, entries, f"a database with the entries of {source}",
-                    "entry")
+        changes.act(creates[-1], "restore", None, entries,
+                    f"a database with the entries of {source}", "entry")
 
 
 def _databases(form: ConfigLayout) -> dict[str, list[str]]:
@@ -187,8 +188,8 @@ def _json(value: object) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode("ascii")
 
 
-def _first(one: tuple[str, dict[str, Any]]) -> dict[str, Entries]:
-    name, value = one
+def _first(file: tuple[str, dict[str, Any]]) -> dict[str, Entries]:
+    name, value = file
     table = value.get(TABLES[name][1]) or {}
     version = value.get("dataVersion")
 
@@ -215,12 +216,12 @@ def _second(values: Mapping[str, dict[str, Any]]) -> dict[str, Entries]:
         tables = {number: title} | ({layout.PULL_OFFSETS: PULL_TABLE}
                                     if number == layout.OFFSETS else {})
         for table, title in tables.items():
-            found = value.get(title) or {}
+            rows = value.get(title) or {}
             version = value.get("dataVersion")
-            if isinstance(version, dict) and (found or table == number):
+            if isinstance(version, dict) and (rows or table == number):
                 add(layout.Key(table, layout.DATA_VERSION), layout.VersionRecord(
                     *(version.get(part, 0) for part in ("stateVersion", "timestamp", "counter"))))
-            for key, entry in found.items():
+            for key, entry in rows.items():
                 if number != layout.OFFSETS:
                     add(layout.Key(table, layout.DATA, key), _json(entry))
                     continue

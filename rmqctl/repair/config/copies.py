@@ -56,11 +56,11 @@ def newer_offsets_of(store: Store, sources: Iterable[Source], taken: Planned) ->
     """
     origins = {action.proof["source"] for action in taken[1]
                if action.proof and action.target == f"{FOLDER}/{OFFSETS}"}
-    known = [source for source in sources if source.store is not None]
-    ours = next((source.store for source in known if source.name in origins), store)
-    said = (newer_offsets(ours or store, source.store, source.name)
-            for source in known if source.store is not None)
-    return [note for note in said if note is not None]
+    stores = [source for source in sources if source.store is not None]
+    ours = next((source.store for source in stores if source.name in origins), store)
+    notes = (newer_offsets(ours or store, source.store, source.name)
+            for source in stores if source.store is not None)
+    return [note for note in notes if note is not None]
 
 
 def _content(store: Store, file: ConfigFile) -> bytes | None:

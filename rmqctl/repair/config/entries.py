@@ -100,21 +100,21 @@ def read_source(path: str) -> tuple[Exported, list[str]]:
     else:
         files = [load_beside(Store(above, [], Sizes()), name, file) for file in _TABLES]
     # The copy of each file that a broker loads.
-    found, notes = Exported(path), []
+    source, notes = Exported(path), []
     for file in files:
         copies = [copy for copy in (file.main, file.backup)
                   if copy.usable and (copy.database or not copy.damaged)]
         if copies:
-            found.take(copies[0].value)
+            source.take(copies[0].value)
         elif not {file.main.state, file.backup.state} <= {MISSING, EMPTY}:
             raise RefusedError(f"{path}: {file.main.fault()}; its backup cannot be read either")
         if copies[:1] == [file.backup]:
             notes.append(f"{path}: {file.main.fault()}; reading {file.backup.path} instead, as a "
                          "broker does")
         notes += [f"{path}: {file.main.path} {fault}" for fault in file.faults]
-    if not found.tables:
+    if not source.tables:
         raise RefusedError(f"{path}: no topics or groups found")
-    return found, notes
+    return source, notes
 
 
 # -- config merge ---------------------------------------------------------------------------------
@@ -147,8 +147,8 @@ def plan_merge(store: Store, source: str, clock: Callable[[], int], scratch: Scr
         for table in tables:
             if table not in theirs.tables:
                 continue
-            entries, said = fitting(store, theirs, table)
-            notes += said
+            entries, table_notes = fitting(store, theirs, table)
+            notes += table_notes
             # v2 of the configuration in RocksDB has no place for this table that is known.
             if table == _FORBIDDEN and store.layout.config == "rocksdb-v2":
                 if entries:
@@ -166,12 +166,12 @@ def plan_merge(store: Store, source: str, clock: Callable[[], int], scratch: Scr
                     actions.append(Action("add", _target(file), None, key, f"copied from {source}",
                                           proof=entry))
                 elif fields := _differing(table, ours[key], entry):
-                    one = Difference(name, key, fields)
-                    differ.append(one)
+                    difference = Difference(name, key, fields)
+                    differ.append(difference)
                     if replace:
                         taken[key] = entry
                         actions.append(Action("replace entry", _target(file), key, key,
-                                              one.in_words(), proof=entry))
+                                              difference.in_words(), proof=entry))
             if taken:
                 changed[table] = {**ours, **taken}
             if table == _TOPICS:
@@ -181,7 +181,8 @@ def plan_merge(store: Store, source: str, clock: Callable[[], int], scratch: Scr
     if differ and not replace:
         kept = plural(len(differ), "different entry keeps", "different entries keep")
         notes.append(f"{kept} the values of this store (--replace copies those of the source)")
-        notes += [f"{FOLDER}/{one.file}: {one.name}: {one.in_words()}" for one in differ[:_NAMED]]
+        notes += [f"{FOLDER}/{difference.file}: {difference.name}: {difference.in_words()}"
+                  for difference in differ[:_NAMED]]
     if steps:
         notes.append("entries deleted in this store since then come back if the source has them")
     return Merge(Plan(MERGE, store.root, tuple(actions), tuple(steps), notes=tuple(notes)),
@@ -245,8 +246,8 @@ def plan_restore(store: Store, topic: str, clock: Callable[[], int], scratch: Sc
     _refuse_damage(store, file)
     ours = _table(file, _TOPICS)
     if topic in ours:
-        said = f"{_target(file)} contains {topic}: nothing to restore"
-        return Plan(RESTORE, store.root, notes=(said,))
+        note = f"{_target(file)} contains {topic}: nothing to restore"
+        return Plan(RESTORE, store.root, notes=(note,))
     # A deleted entry is in the backup until the next change of the file.
     saved = Exported(file.backup.path)
     if file.backup.usable and not file.backup.damaged:
@@ -279,8 +280,8 @@ def plan_restore(store: Store, topic: str, clock: Callable[[], int], scratch: Sc
 
 
 def _table(file: ConfigFile, table: str) -> Table:
-    found = (file.value or {}).get(table)
-    return dict(found) if isinstance(found, dict) else {}
+    entries = (file.value or {}).get(table)
+    return dict(entries) if isinstance(entries, dict) else {}
 
 
 def _target(file: ConfigFile) -> str:

@@ -19,10 +19,10 @@ def mend_epochs(store: Store) -> Planned:
     """
     file = read_epochs(store)
     main, backup = file.main, file.backup
-    end = max((each.end for each in store.log.files), default=0)
+    end = max((log_file.end for log_file in store.log.files), default=0)
     if (not store.layout.controller or main.epochs or not backup.epochs
             or disorder(backup.epochs) is not None
-            or any(one.start_offset > end for one in backup.epochs)):
+            or any(epoch.start_offset > end for epoch in backup.epochs)):
         return [], []
     if main.fault is not None and not isinstance(main.fault, FormatError):
         return [], []  # what cannot be read may be good

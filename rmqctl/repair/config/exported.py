@@ -94,12 +94,12 @@ def read_export(name: str) -> Exported | None:
     if not isinstance(value, dict):
         return None
     when = value.get("exportTime")
-    made = Exported(name, time=when if isinstance(when, int) and 0 < when < 1 << 62 else None)
-    made.take(value)
-    if not made.tables and _CONFIGS in value:
+    export = Exported(name, time=when if isinstance(when, int) and 0 < when < 1 << 62 else None)
+    export.take(value)
+    if not export.tables and _CONFIGS in value:
         raise UsageError(f"--from {name}: this is the output of exportConfigs, which has broker "
                          "settings; topics and groups are in the output of exportMetadata")
-    return made if made.tables else None
+    return export if export.tables else None
 
 
 def refuse_foreign(export: Exported, topics: Iterable[str]) -> None:
@@ -145,7 +145,7 @@ def _is_sound(table: _Table, key: str, entry: Any) -> bool:
         return False
     if len(key) > _LONGEST or "/" in key or not key.isprintable() or key in (".", ".."):
         return False
-    return (all(isinstance(one, table.each) for one in entry.values())
+    return (all(isinstance(value, table.each) for value in entry.values())
             and all(entry.get(name) is None or _is(entry[name], kind)
                     for name, kind in table.fields.items())
             and all(entry.get(name) is not None for name in table.needed))

@@ -76,18 +76,18 @@ def topics(store: Store, generation: int, table: Iterable[str]) -> tuple[Table, 
         if commit.topic in seen and 0 <= commit.queue_id < _MOST_QUEUES:
             see(commit.topic, commit.queue_id)
     # The entries that a broker makes for such topics.
-    made: Table = {}
+    entries: Table = {}
     for topic, count in sorted(seen.items()):
         least = 1 if topic.startswith((RETRY_PREFIX, DLQ_PREFIX)) else CLIENT_QUEUES
         queues = max(count, least)
         entry: dict[str, Any] = {} if generation < 5 else {
             "attributes": {QUEUE_TYPE: BATCH_QUEUE} if topic in batch else
             {POLICY: COMPACTION} if compacted_queues(store, topic) else {}}
-        made[topic] = entry | {
+        entries[topic] = entry | {
             "order": False, "perm": READ_WRITE, "readQueueNums": queues,
             "topicFilterType": "SINGLE_TAG", "topicName": topic, "topicSysFlag": 0,
             "writeQueueNums": queues}
-    return made, seen
+    return entries, seen
 
 
 class Shown(NamedTuple):
@@ -110,28 +110,28 @@ def topic(store: Store, name: str) -> Shown | None:
         topics_of = text.topics(batch)
         own = np.flatnonzero(topics_of.equal(raw))
         queues.update(batch.column("queue_id")[own].tolist())
-        waits = np.logical_or.reduce([topics_of.equal(one.encode()) for one in _WAIT])
+        waits = np.logical_or.reduce([topics_of.equal(system.encode()) for system in _WAIT])
         if waits.any():
-            found = text.Properties(batch)
-            rows, real = found.find(props.REAL_TOPIC)
+            properties = text.Properties(batch)
+            rows, real = properties.find(props.REAL_TOPIC)
             waiting = rows[real.equal(raw) & waits[rows]]
-            rows, ids = found.find(props.REAL_QUEUE_ID)
-            queues.update(int(one) for one in ids.take(np.isin(rows, waiting)).tolist()
-                          if one.isdigit() and len(one) < _ID_DIGITS)
+            rows, ids = properties.find(props.REAL_QUEUE_ID)
+            queues.update(int(digits) for digits in ids.take(np.isin(rows, waiting)).tolist()
+                          if digits.isdigit() and len(digits) < _ID_DIGITS)
             own = np.concatenate([own, waiting])
         if len(own):
-            found = text.Properties(text.properties(batch).take(own))
+            properties = text.Properties(text.properties(batch).take(own))
             left = np.ones(len(own), bool)
             for kind, names in _MESSAGE_TYPES.items():
-                shows = np.concatenate([found.places(one)[0] for one in names])
+                shows = np.concatenate([properties.places(key)[0] for key in names])
                 is_kind = left & np.isin(np.arange(len(own)), shows)
                 types[kind] += int(is_kind.sum())
                 left &= ~is_kind
             types["NORMAL"] += int(left.sum())
     # The entry, by the rules of a file without any.
     generation = store.generation
-    odd = {one for one in queues if not 0 <= one < _MOST_QUEUES}
-    table, seen = topics(store, generation, [f"{name}-{one}" for one in queues - odd])
+    odd = {queue_id for queue_id in queues if not 0 <= queue_id < _MOST_QUEUES}
+    table, seen = topics(store, generation, [f"{name}-{queue_id}" for queue_id in queues - odd])
     entry = table.get(name)
     if entry is None:
         return None
@@ -151,7 +151,7 @@ def topic(store: Store, name: str) -> Shown | None:
         elif kind not in ("", "NORMAL"):
             entry["attributes"][MESSAGE_TYPE] = kind
     return Shown(entry, notes, {"queues_seen": seen[name], "message_types": {
-        one: types[one] for one in shown}})
+        kind: types[kind] for kind in shown}})
 
 
 def groups(store: Store, generation: int, table: Iterable[str],
@@ -159,18 +159,18 @@ def groups(store: Store, generation: int, table: Iterable[str],
     """Return (groups by name with a broker's defaults, what tells of each). ``more``: groups of
     which offsets are known otherwise.
     """
-    told: dict[str, str] = {}
+    evidence: dict[str, str] = {}
     for group in [*(commit.group for commit in ConsumerProgress.of(store).commits), *more]:
         if not group.startswith(LMQ_PREFIX):
-            told.setdefault(group, "its offsets")
+            evidence.setdefault(group, "its offsets")
     names = {topic for topic, _ in store.queues} | {name.rpartition("-")[0] for name in table}
     for prefix, words in ((RETRY_PREFIX, "its retry topic"), (DLQ_PREFIX,
                                                              "its dead letter topic")):
         for topic in sorted(names):
             if topic.startswith(prefix) and len(topic) > len(prefix):
-                told.setdefault(topic.removeprefix(prefix), words)
-    made: Table = {}
-    for group in sorted(told):
+                evidence.setdefault(topic.removeprefix(prefix), words)
+    entries: Table = {}
+    for group in sorted(evidence):
         entry: dict[str, Any] = {
             "brokerId": 0, "consumeBroadcastEnable": True, "consumeEnable": True,
             "consumeFromMinEnable": True, "groupName": group,
@@ -179,8 +179,8 @@ def groups(store: Store, generation: int, table: Iterable[str],
         if generation >= 5:
             entry |= {"attributes": {}, "consumeMessageOrderly": False,
                       "consumeTimeoutMinute": 15, "groupSysFlag": 0}
-        made[group] = dict(sorted(entry.items()))
-    return made, told
+        entries[group] = dict(sorted(entry.items()))
+    return entries, evidence
 
 
 def delays(store: Store, progress: Callable[[int], None]) -> dict[int, tuple[int, int, int]]:
@@ -198,24 +198,24 @@ def delays(store: Store, progress: Callable[[int], None]) -> dict[int, tuple[int
         if len(batch):
             _take(batch, waiting, delivered)
             progress(int(batch.column("total_size").sum()))
-    found = {}
+    levels = {}
     for queue_id, (offsets, names) in sorted(waiting.items()):
         rows = sorted(zip(offsets, names, strict=True))
         first = next((offset for offset, name in rows if name not in delivered),
                      rows[-1][0] + 1)
-        found[queue_id + 1] = (first, sum(offset < first for offset, _ in rows), len(rows))
-    return found
+        levels[queue_id + 1] = (first, sum(offset < first for offset, _ in rows), len(rows))
+    return levels
 
 
 def _take(batch: Batch, waiting: dict[int, tuple[array[int], array[int]]],
           delivered: set[int]) -> None:
     good: Array = batch.crc_ok() | (batch.column("body_length") <= 0)
-    found = text.Properties(batch)
-    rows, levels = found.find(props.DELAY)
+    properties = text.Properties(batch)
+    rows, levels = properties.find(props.DELAY)
     level = dict(zip(rows.tolist(), levels.tolist(), strict=True))
     if not level:
         return
-    rows, keys = found.find(props.UNIQUE_KEY)
+    rows, keys = properties.find(props.UNIQUE_KEY)
     key = dict(zip(rows.tolist(), keys.tolist(), strict=True))
     topics_of = text.topics(batch).tolist()
     born, crc = batch.column("born_timestamp"), batch.column("body_crc")

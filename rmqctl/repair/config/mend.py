@@ -168,8 +168,8 @@ class _Mender:
         if copy.state not in (UNREADABLE, ODDITY):
             return None
         data = self._store.read_small(FOLDER, copy.path.removeprefix(f"{FOLDER}/"), most=MAX_SIZE)
-        found = whole_entries(data)
-        return found if found is not None and _entries(kind, found[0]) else None
+        readable = whole_entries(data)
+        return readable if readable is not None and _entries(kind, readable[0]) else None
 
     def _of_copies(self, kind: _Kind, file: ConfigFile, read: tuple[dict[str, Any], int] | None,
                    of_backup: dict[str, Any] | None) -> None:
@@ -215,7 +215,7 @@ class _Mender:
     # -- of what mqadmin wrote ------------------------------------------------------------------
 
     def _export(self, kind: _Kind) -> Exported | None:
-        return next((one for one in self._exports if one.tables.get(kind.table)), None)
+        return next((export for export in self._exports if export.tables.get(kind.table)), None)
 
     def _taken(self, export: Exported, kind: _Kind) -> dict[str, Any]:
         """Its entries. RefusedError where it has none of the store's topics."""
@@ -294,24 +294,24 @@ class _Mender:
                 "created by sending (4 queues, perm 6). Topics without messages are missing; "
                 "deleted topics come back if their files still exist"))
         if kind.name == "subscriptionGroup.json":
-            groups, told = known.groups(self._store, self._generation, self._table,
+            groups, evidence = known.groups(self._store, self._generation, self._table,
                                         sorted(self._groups))
-            return self._with(export, kind, groups, {"told_by": told}, (
+            return self._with(export, kind, groups, {"told_by": evidence}, (
                 f"{path}: {{}}retry counts and other settings of groups are unknown: they get a "
                 "broker's defaults (16 retries)"))
         # Delays: from the delivered copies in the log.
         if not any(topic == SCHEDULE_TOPIC for topic, _ in self._store.queues):
             return {}, {}
         with self._watch("looking for delivered messages", self._store.log.size) as done:
-            found = known.delays(self._store, done)
-        if found:
+            levels = known.delays(self._store, done)
+        if levels:
             self.made.notes.append(
                 f"{path}: each delay level continues at the first message without a delivered "
                 "copy in the log; messages after it that were delivered are delivered again")
-        return ({level: first for level, (first, _, _) in found.items()},
+        return ({level: first for level, (first, _, _) in levels.items()},
                 {"levels": {str(level): {"first_not_delivered": first, "delivered": before,
                                          "messages": count}
-                            for level, (first, before, count) in found.items()}})
+                            for level, (first, before, count) in levels.items()}})
 
     def _with(self, export: Exported | None, kind: _Kind, entries: known.Table,
               proof: dict[str, Any], unknown: str) -> tuple[known.Table, dict[str, Any]]:
@@ -374,10 +374,10 @@ class _Mender:
 
 def _furthest(ours: Any, theirs: Any) -> dict[str, Any]:
     """Offsets by queue: the greater of the two."""
-    made = {str(queue): offset for queue, offset in ours.items()}
+    offsets = {str(queue): offset for queue, offset in ours.items()}
     for queue, offset in theirs.items():
-        made[str(queue)] = max(offset, made.get(str(queue), 0))
-    return made
+        offsets[str(queue)] = max(offset, offsets.get(str(queue), 0))
+    return offsets
 
 
 def _proof(export: Exported, taken: int) -> dict[str, Any]:

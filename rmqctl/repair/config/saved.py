@@ -44,7 +44,7 @@ def expanded(names: Iterable[str]) -> list[str]:
     """Return the names; in the place of a folder that has configuration files and no log these
     files, or the backup where nothing else exists.
     """
-    found: list[str] = []
+    paths: list[str] = []
     for name in names:
         files: list[str] = []
         if os.path.isdir(name) and not _has_log(name):
@@ -54,8 +54,8 @@ def expanded(names: Iterable[str]) -> list[str]:
                     for file in _FILES]
             files = [next(filter(os.path.isfile, pair)) for pair in both
                      if any(map(os.path.isfile, pair))]
-        found += files or [name]
-    return found
+        paths += files or [name]
+    return paths
 
 
 def _has_log(root: str) -> bool:
@@ -73,15 +73,15 @@ def _has_log(root: str) -> bool:
 
 def taken(names: Iterable[str], read: Callable[[str], T | None]) -> tuple[list[T], list[str]]:
     """Return (what ``read`` makes of those of ``names`` that are files of its kind, the others)."""
-    found: list[T] = []
+    contents: list[T] = []
     others: list[str] = []
     for name in names:
-        one = read(name) if os.path.isfile(name) else None
-        if one is None:
+        content = read(name) if os.path.isfile(name) else None
+        if content is None:
             others.append(name)
         else:
-            found.append(one)
-    return found, others
+            contents.append(content)
+    return contents, others
 
 
 def read_saved(name: str) -> Saved | None:
@@ -126,37 +126,39 @@ def saved_config(store: Store, saved: Iterable[Saved], table: Mapping[str, int])
     steps: list[Step] = []
     actions: list[Action] = []
     notes: list[str] = []
-    for one in saved:
-        known = [(topic, queue_id, offset, end) for topic, queue_id, offset in one.positions
-                 if (end := _end(store, table, topic, queue_id)) is not None]
-        beyond = [row for row in known if row[2] > row[3]]
-        _refuse_foreign(one, known, beyond)
-        ours, target = load_one(store, one.target), f"{FOLDER}/{one.target}"
+    for source in saved:
+        in_queues = [(topic, queue_id, offset, end)
+                     for topic, queue_id, offset in source.positions
+                     if (end := _end(store, table, topic, queue_id)) is not None]
+        beyond = [row for row in in_queues if row[2] > row[3]]
+        _refuse_foreign(source, in_queues, beyond)
+        ours, target = load_one(store, source.target), f"{FOLDER}/{source.target}"
         if ours.used is not None or any(step.target == target for step in steps):
-            notes.append(f"{one.name}: not needed, {target} can be read")
+            notes.append(f"{source.name}: not needed, {target} can be read")
             continue
         if beyond:
             topic, queue_id, offset, end = beyond[0]
-            notes.append(f"{one.name}: {plural(len(beyond), 'offset is', 'offsets are')} beyond "
+            notes.append(f"{source.name}: {plural(len(beyond), 'offset is', 'offsets are')} beyond "
                          f"the end of the queue, the first at {offset} of {topic}-{queue_id}"
                          f", which ends at {end}")
-        steps.append((Create if ours.main.state == MISSING else Replace)(target, one.data))
-        actions.append(Action("copy", target, None, len(one.positions), why(one.name, ours),
-                              "entry", proof={"source": one.name, "positions": len(one.positions),
-                                     "of_our_queues": len(known), "beyond_end": len(beyond)}))
+        steps.append((Create if ours.main.state == MISSING else Replace)(target, source.data))
+        actions.append(Action(
+            "copy", target, None, len(source.positions), why(source.name, ours), "entry", proof={
+                "source": source.name, "positions": len(source.positions),
+                "of_our_queues": len(in_queues), "beyond_end": len(beyond)}))
     return (steps, actions), notes
 
 
-def _refuse_foreign(one: Saved, known: Sequence[object], beyond: Sequence[object]) -> None:
+def _refuse_foreign(saved: Saved, in_queues: Sequence[object], beyond: Sequence[object]) -> None:
     """A position that was committed was within its queue; the queue may have lost its end."""
-    if not known and any(offset for _, _, offset in one.positions):
-        raise RefusedError(f"--from {one.name}: has no offset for any queue of the store: it "
+    if not in_queues and any(offset for _, _, offset in saved.positions):
+        raise RefusedError(f"--from {saved.name}: has no offset for any queue of the store: it "
                            "belongs to another broker")
-    if 2 * len(beyond) > len(known):
+    if 2 * len(beyond) > len(in_queues):
         raise RefusedError(
-            f"--from {one.name}: {len(beyond)} of {plural(len(known), 'offset')} in queues of the "
-            "store are beyond the end of their queue: it belongs to another broker, or is newer "
-            "than the log")
+            f"--from {saved.name}: {len(beyond)} of {plural(len(in_queues), 'offset')} in queues "
+            "of the store are beyond the end of their queue: it belongs to another broker, or is "
+            "newer than the log")
 
 
 def _end(store: Store, table: Mapping[str, int], topic: str, queue_id: int) -> int | None:
