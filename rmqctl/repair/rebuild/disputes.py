@@ -89,17 +89,17 @@ def disputes(store: Store, parts: Sequence[LogPart], rebuilt: Rebuilt, queues: s
     """Return what the entries of some queues that differ from the log say, and those of the index,
     of messages that are in ``parts`` as they are in the store. StoreIOError.
     """
-    found = Disputes()
+    settled = Disputes()
     records = IntactRecords(store, parts)
     if CONSUMEQUEUE in rebuilt.only:
         for code, record, common in _tags(rebuilt, queues, records):
-            _judge_tags(found, code, record, common=common)
+            _judge_tags(settled, code, record, common=common)
     if INDEX in rebuilt.only and index:
-        for place, known in _keys(store, rebuilt).items():
+        for place, entries in _keys(store, rebuilt).items():
             message = records.at(place)
             if message is not None:
-                _judge_keys(found, message, known, is_led=_is_led(store, message))
-    return found
+                _judge_keys(settled, message, entries, is_led=_is_led(store, message))
+    return settled
 
 
 class IntactRecords:
@@ -130,10 +130,10 @@ def _tags(rebuilt: Rebuilt, queues: set[QueueKey], records: IntactRecords) -> It
     """Yield (the hash in its entry, the message, whether other entries have it) where that is
     another one's.
     """
-    present, made = rebuilt.present, rebuilt.made.plain_queues
+    present, rebuilt_queues = rebuilt.present, rebuilt.made.plain_queues
     left = _MOST
-    for key in sorted(queues & present.keys() & made.keys()):
-        with closing(present[key]) as ours, closing(made[key]) as theirs:
+    for key in sorted(queues & present.keys() & rebuilt_queues.keys()):
+        with closing(present[key]) as ours, closing(rebuilt_queues[key]) as theirs:
             first = max(ours.first_index, theirs.first_index)
             end = min(ours.written, theirs.written)
             for (_, here), (_, there) in zip(ours.pages(first, end), theirs.pages(first, end),
@@ -152,7 +152,7 @@ def _tags(rebuilt: Rebuilt, queues: set[QueueKey], records: IntactRecords) -> It
                         yield code, record, int((here["tags_code"] == code).sum()) > 1
 
 
-def _judge_tags(found: Disputes, code: int, record: Record, *, common: bool) -> None:
+def _judge_tags(settled: Disputes, code: int, record: Record, *, common: bool) -> None:
     topic = _text(record.topic)
 
     def code_of(properties: bytes) -> int:
@@ -171,12 +171,12 @@ def _judge_tags(found: Disputes, code: int, record: Record, *, common: bool) -> 
     changes = list(single_changes(record, (props.TAGS,), fits))
     if not changes:
         return  # the entry's own bit, or another message's entry
-    found.tags[record.physical_offset] = code
+    settled.tags[record.physical_offset] = code
     if code and len(changes) == 1 and common and ((own ^ code) & _WORD).bit_count() > 1:
-        found.corrected.append(replace(changes[0], reason=(
+        settled.corrected.append(replace(changes[0], reason=(
             f"the entry of queue offset {record.queue_offset} has the hash of this tag")))
     else:
-        found.open[CONSUMEQUEUE].add(record.physical_offset)
+        settled.open[CONSUMEQUEUE].add(record.physical_offset)
 
 
 # -- keys -----------------------------------------------------------------------------------------
@@ -197,15 +197,15 @@ def _keys(store: Store, rebuilt: Rebuilt) -> dict[int, _Entries]:
     if not store.index_listing.files:
         return {}
     # What the rebuilt index has: every entry beside that belongs to no key.
-    made = _pairs(Store(rebuilt.scratch.root, [], store.sizes))
-    known = _Known(made["physical_offset"], made["key_hash"])
+    pairs = _pairs(Store(rebuilt.scratch.root, [], store.sizes))
+    rebuilt_keys = _Known(pairs["physical_offset"], pairs["key_hash"])
     # The places with such an entry; where a file has many, it is another log's.
     odd: Array = np.zeros(0, np.int64)
     readable = []
     for index in _indexes(store):
         here: Array = np.zeros(0, np.int64)
         for _, place, hashes, used in _pages(index):
-            here = np.union1d(here, place[used & ~known.hold(place, hashes)])
+            here = np.union1d(here, place[used & ~rebuilt_keys.hold(place, hashes)])
             if len(here) > _MOST:
                 break
         else:
@@ -213,7 +213,7 @@ def _keys(store: Store, rebuilt: Rebuilt) -> dict[int, _Entries]:
             readable.append(index.source.name)
     # All entries of these places that are in order and in their chain; one file may end between
     # those of a message.
-    found: dict[int, _Entries] = {}
+    entries_of: dict[int, _Entries] = {}
     for index in _indexes(store) if len(odd) else ():
         if index.source.name not in readable:
             continue
@@ -224,12 +224,12 @@ def _keys(store: Store, rebuilt: Rebuilt) -> dict[int, _Entries]:
                 key, where = int(hashes[at]), int(place[at])
                 entry = index.entry(first + at)
                 if entry is not None and _hangs(index, first + at, key):
-                    before = found.get(where, _Entries((), (), 0))
-                    found[where] = _Entries(
+                    before = entries_of.get(where, _Entries((), (), 0))
+                    entries_of[where] = _Entries(
                         (*before.hashes, key),
                         (*before.times, entry_time(index.header, entry)), index.shape.slots)
     # A place counts only if one of its entries is still of no key.
-    return {at: entries for at, entries in found.items() if not known.hold(
+    return {at: entries for at, entries in entries_of.items() if not rebuilt_keys.hold(
         np.full(len(entries.hashes), at), np.array(entries.hashes)).all()}
 
 
@@ -263,11 +263,11 @@ def _pages(index: IndexFile) -> Iterator[tuple[int, Array, Array, Array]]:
 class _Known:
     """Pairs of a place and a key's hash: all that a rebuilt index has."""
 
-    def __init__(self, made: Array, hashes: Array) -> None:
+    def __init__(self, offsets: Array, hashes: Array) -> None:
         # An index is in the order of the log: what is almost sorted, a stable sort leaves soon.
-        places = np.sort(made.astype(np.int64), kind="stable")
+        places = np.sort(offsets.astype(np.int64), kind="stable")
         self._places: Array = places[np.append(True, places[1:] != places[:-1])[:len(places)]]
-        self._codes: Array = np.sort(self._coded(made, hashes), kind="stable")
+        self._codes: Array = np.sort(self._coded(offsets, hashes), kind="stable")
 
     def hold(self, places: Array, hashes: Array) -> Array:
         """Return which pairs are among them."""
@@ -319,7 +319,7 @@ def _is_led(store: Store, record: Record) -> bool:
         record.physical_offset, record.total_size)
 
 
-def _judge_keys(found: Disputes, record: Record, entries: _Entries, *, is_led: bool) -> None:
+def _judge_keys(settled: Disputes, record: Record, entries: _Entries, *, is_led: bool) -> None:
     place = record.physical_offset
     hashes, slots, own = entries.hashes, entries.slots, key_hashes(record)
     pairs = [(key, mine) for key in set(hashes) - own for mine in own - set(hashes)]
@@ -333,11 +333,11 @@ def _judge_keys(found: Disputes, record: Record, entries: _Entries, *, is_led: b
         abs(time - record.store_timestamp) <= _SECOND for time in entries.times)
     if not changes and not (is_proven and (own & set(hashes) or is_timed)):
         return
-    found.keys[place] = hashes
+    settled.keys[place] = hashes
     if len(changes) == 1 and is_proven:
-        found.corrected.append(replace(changes[0], reason="the index has the hash of this key"))
+        settled.corrected.append(replace(changes[0], reason="the index has the hash of this key"))
     else:
-        found.open[INDEX].add(place)
+        settled.open[INDEX].add(place)
 
 
 # -- one byte -------------------------------------------------------------------------------------

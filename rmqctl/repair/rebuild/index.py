@@ -103,8 +103,8 @@ def _cut(file: StoreFile, shape: Shape, header: Header, log_min: int) -> Iterato
     number, fresh, first, last = 1, 0, None, None
     gone: Array = np.zeros(0, np.int64)
     """The numbers of the entries that are left out."""
-    for numbers, found in _pages(file, shape, header, log_min):
-        page = found
+    for numbers, entries in _pages(file, shape, header, log_min):
+        page = entries
         slots = page["key_hash"] % shape.slots
         looked = np.arange(number + len(gone), int(numbers[-1]) + 1)
         if len(looked) > len(numbers):
@@ -238,8 +238,8 @@ def _fill(built: Sequence[StoreFile], sure: Sequence[str | None], free: list[str
             high = next((later for later in sure[number:] if later), None)
             place = bisect_right(free, low)
             choices = [*free[place:place + 1], _own(file), next_name(low)]
-            name = next((each for each in choices if each > low and each not in taken
-                         and (high is None or each < high)), None)
+            name = next((choice for choice in choices if choice > low and choice not in taken
+                         and (high is None or choice < high)), None)
             if name is None:
                 return None
             taken.add(name)

@@ -103,10 +103,10 @@ class Entries:
     def _of_ext(self, key: tuple[str, int], address: int) -> int | None:
         reader = ExtReader(self.store, *key)
         try:
-            found = reader.unit(address)
+            unit = reader.unit(address)
         finally:
             reader.close()
-        return None if found is None else found.tags_code
+        return None if unit is None else unit.tags_code
 
     def keys(self, places: Iterable[int]) -> dict[int, tuple[int, ...]]:
         """Return the hashes which the index has of messages, in its order, by place; 0 for an
@@ -117,7 +117,7 @@ class Entries:
 
     def further(self, place: int, size: int) -> tuple[tuple[str, int], ...]:
         """Return (light queue, queue offset) of the rows that point to a message."""
-        found = []
+        pointing = []
         for (name, _), queue in self.store.known_queues.items():
             if not name.startswith(LMQ_PREFIX) or not queue.exists:
                 continue
@@ -129,8 +129,8 @@ class Entries:
             except StoreIOError:
                 continue
             if unit is not None and (unit.physical_offset, unit.size) == (place, size):
-                found.append((name, at))
-        return tuple(found)
+                pointing.append((name, at))
+        return tuple(pointing)
 
 
 @dataclass(slots=True)
@@ -180,8 +180,8 @@ class KeptEntries(Closing):
                 if code is not None:
                     tags[place] = code
                 if self.further and derived.rowed[row] and (
-                        known := entries.further(place, size)):
-                    further[place] = known
+                        light := entries.further(place, size)):
+                    further[place] = light
             keys = entries.keys(places) if derived.key_row is not None else {}
         return overridden(derived, tags, keys, further)
 

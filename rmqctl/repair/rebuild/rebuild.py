@@ -134,7 +134,7 @@ class Rebuilt:
 
     @classmethod
     def of(cls, done: RebuildProgress, *, log_min: int, log_end: int | None,
-           **known: Any) -> Rebuilt:
+           **others: Any) -> Rebuilt:
         """With the figures of ``done``, what was dispatched of the log; ``known`` are the others.
 
         ``log_end`` None: after the last intact message.
@@ -144,7 +144,7 @@ class Rebuilt:
             messages=done.messages, last=done.last, newest=done.newest, damage=done.damage,
             logics_timestamp=done.logics, gaps=done.gaps, refused=done.refused,
             unplaceable=done.unplaceable, repeated=done.repeated, made=seed.derived_in(
-                known["scratch"].root, known["settings"].consumequeue_file_size), **known)
+                others["scratch"].root, others["settings"].consumequeue_file_size), **others)
 
     def wants(self, key: QueueKey) -> bool:
         """Return whether a queue was asked for."""

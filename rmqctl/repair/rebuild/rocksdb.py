@@ -14,6 +14,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import islice
+from operator import attrgetter
 
 import numpy as np
 
@@ -96,8 +97,8 @@ def make(parts: Sequence[LogPart], root: str, settings: Settings, scratch: Scrat
         work = partial(derive, settings, True, log_end, kept)
         pieces = ranges.split(parts, derived_range.RANGE_SIZE, parts[0].base if parts else 0,
                               log_end)
-        for part, found in ranges.in_order(work, pieces, jobs):
-            for derived in found.derived:
+        for part, result in ranges.in_order(work, pieces, jobs):
+            for derived in result.derived:
                 writer.add(derived, lmq=settings.multi_dispatch)
             if progress is not None:
                 progress(part.length)
@@ -109,8 +110,8 @@ def make(parts: Sequence[LogPart], root: str, settings: Settings, scratch: Scrat
             writer.carry_over(others)
     finally:
         kept.close()
-        made = writer.finish()
-    return made
+        database = writer.finish()
+    return database
 
 
 def stands_at(queue: ConsumeQueue, log_min: int,
@@ -215,8 +216,9 @@ class Writer:
         low, high = int(offset.argmin()), int(offset.argmax())
         first = PositionRecord(int(place[low]), int(offset[low]))
         last = PositionRecord(int(place[high]), int(offset[high]))
-        self.first[key] = min(self.first.get(key, first), first, key=lambda one: one.queue_offset)
-        self.last[key] = max(self.last.get(key, last), last, key=lambda one: one.queue_offset)
+        offset_of = attrgetter("queue_offset")
+        self.first[key] = min(self.first.get(key, first), first, key=offset_of)
+        self.last[key] = max(self.last.get(key, last), last, key=offset_of)
 
     def keep(self, key: QueueKey, last: PositionRecord | None) -> None:
         """Set the position of a queue without rows."""
@@ -270,19 +272,19 @@ def cut(store: Store, to: int, scratch: Scratch) -> tuple[Planned, dict[QueueKey
     """
     present, parts = store.rocksdb, log_as_it_is(store)
     queues = {} if present is None else present.queues
-    made = make(parts, store.root, configured(store, {}).settings, scratch, queues, log_end=to,
+    database = make(parts, store.root, configured(store, {}).settings, scratch, queues, log_end=to,
                 log=store.log)
-    ends = {key: made.ends.get(key, 0) for key in {**queues, **made.ends}}
-    if is_right(present, made, store.log.min_offset):
+    ends = {key: database.ends.get(key, 0) for key in {**queues, **database.ends}}
+    if is_right(present, database, store.log.min_offset):
         return ([], []), ends
     before = sum(queue.disk_end - queue.first_index for queue in queues.values())
-    return steps(store.root, made, before, "entries of removed messages"), ends
+    return steps(store.root, database, before, "entries of removed messages"), ends
 
 
 # -- what has to change ---------------------------------------------------------------------------
 
 
-def is_right(present: RocksQueues | None, made: Made, log_min: int,
+def is_right(present: RocksQueues | None, database: Made, log_min: int,
              wants: Callable[[QueueKey], bool] = lambda _: True) -> bool:
     """Return whether the database of a store has just the rows that were made of its log, and those
     of expired messages at most. One of which a part cannot be read is wrong. ``wants``: which
@@ -290,7 +292,7 @@ def is_right(present: RocksQueues | None, made: Made, log_min: int,
     """
     if present is None or present.damage or present.odd_count:
         return False
-    with RocksQueues(made.folder) as fresh:
+    with RocksQueues(database.folder) as fresh:
         try:
             return {key for key, queue in present.queues.items() if queue.disk_end} <= {
                 *fresh.queues} and all(_same(present.queues.get(key), queue, log_min)
@@ -314,7 +316,7 @@ def _same(present: RocksQueue | None, fresh: RocksQueue, log_min: int) -> bool:
                for number in range(first, fresh.disk_end, _PAGE))
 
 
-def steps(root: str, made: Made, before: int | None, why: str) -> Planned:
+def steps(root: str, database: Made, before: int | None, why: str) -> Planned:
     """Return (steps, actions) that put the database in the place of ``consumequeue/``, which is
     kept aside. ``before``: its rows until now, None where nobody knows.
     """
@@ -322,6 +324,6 @@ def steps(root: str, made: Made, before: int | None, why: str) -> Planned:
     if os.path.lexists(os.path.join(root, FOLDER)):
         planned.append(MoveAside(FOLDER))
     planned.append(MakeFolder(FOLDER))
-    planned += [Create(os.path.join(FOLDER, name), FileContent(os.path.join(made.folder, name)))
-                for name in made.files]
-    return planned, [Action("rebuild", FOLDER, before, made.rows, why, "row")]
+    planned += [Create(os.path.join(FOLDER, name), FileContent(os.path.join(database.folder, name)))
+                for name in database.files]
+    return planned, [Action("rebuild", FOLDER, before, database.rows, why, "row")]

@@ -45,18 +45,18 @@ def copy_steps(store: Store, parts: Sequence[LogPart], settings: Settings, scrat
         why = "the copy in RocksDB cannot be read"
     if present is not None and present.damage:
         why = "a part of the copy in RocksDB cannot be read"
-    made = make(parts, store.root, settings, scratch, store.queues, log_end=log_end, jobs=jobs,
+    database = make(parts, store.root, settings, scratch, store.queues, log_end=log_end, jobs=jobs,
                 progress=progress)
-    if not why and present is not None and not _agrees(present, made, store.log.min_offset):
+    if not why and present is not None and not _agrees(present, database, store.log.min_offset):
         why = "the copy in RocksDB has wrong entries"
     if not why:
         return [], []
-    return _replaced(store, made), [Action("rebuild", FOLDER, None, made.rows, why, "row")]
+    return _replaced(store, database), [Action("rebuild", FOLDER, None, database.rows, why, "row")]
 
 
-def _agrees(present: RocksQueues, made: Made, log_min: int) -> bool:
+def _agrees(present: RocksQueues, database: Made, log_min: int) -> bool:
     """Return whether each entry of the copy is one that follows from the log."""
-    with RocksQueues(made.folder) as fresh:
+    with RocksQueues(database.folder) as fresh:
         for key, queue in present.queues.items():
             other = fresh.queues.get(key)
             try:
@@ -73,11 +73,12 @@ def _agrees(present: RocksQueues, made: Made, log_min: int) -> bool:
     return True
 
 
-def _replaced(store: Store, made: Made) -> list[Step]:
+def _replaced(store: Store, database: Made) -> list[Step]:
     """Return the files of the database alone: those of the queues are beside them."""
-    there = {name for name in os.listdir(store.path(FOLDER)) if DATABASE_FILE.fullmatch(name)}
-    steps: list[Step] = [MoveAside(f"{FOLDER}/{name}") for name in sorted(there - {*made.files})]
-    for name in made.files:
-        content = FileContent(os.path.join(made.folder, name))
-        steps.append((Replace if name in there else Create)(f"{FOLDER}/{name}", content))
+    present = {name for name in os.listdir(store.path(FOLDER)) if DATABASE_FILE.fullmatch(name)}
+    steps: list[Step] = [MoveAside(f"{FOLDER}/{name}")
+                         for name in sorted(present - {*database.files})]
+    for name in database.files:
+        content = FileContent(os.path.join(database.folder, name))
+        steps.append((Replace if name in present else Create)(f"{FOLDER}/{name}", content))
     return steps

@@ -38,14 +38,14 @@ def start_steps(store: Store, predicted: Prediction, rules: BrokerVersion, setti
     """
     present = store.rocksdb
     try:
-        made = _made(store, present, predicted, rules, settings, scratch)
-        if present is not None and _same(present.database, made.folder):
+        database = _made(store, present, predicted, rules, settings, scratch)
+        if present is not None and _same(present.database, database.folder):
             return []
     except FormatError as error:
         raise RefusedError(
             f"{store.root}: {error}: cannot predict what a broker keeps of this database; "
             "recover without --strategy broker rebuilds it") from None
-    return rocksdb.steps(store.root, made, None, "")[0]
+    return rocksdb.steps(store.root, database, None, "")[0]
 
 
 def _made(store: Store, present: RocksQueues | None, predicted: Prediction, rules: BrokerVersion,
@@ -74,12 +74,12 @@ def _made(store: Store, present: RocksQueues | None, predicted: Prediction, rule
         writer.last = {key: PositionRecord(place, end - 1)
                        for key, (end, place) in noted.queues.items() if end}
     finally:
-        made = writer.finish()
-    return made
+        database = writer.finish()
+    return database
 
 
 def _same(present: Database, folder: str) -> bool:
     """Return whether a database has the same entries as the one in ``folder``."""
-    with Database.open(folder) as made:
+    with Database.open(folder) as other:
         return all(ours == theirs for family in (ROWS, OFFSETS) for ours, theirs in zip_longest(
-            present.items(family), made.items(family)))
+            present.items(family), other.items(family)))

@@ -99,8 +99,8 @@ def drop_unfinished(scratch: Scratch, settings: Settings, done: int) -> None:
     """
     size = settings.consumequeue_file_size
     aside = AsideFolder(scratch.root)
-    made = derived_in(scratch.root, size)
-    for queue in made.plain_queues.values():
+    derived = derived_in(scratch.root, size)
+    for queue in derived.plain_queues.values():
         with closing(queue):
             numbers = [_sound_rows(file, done) for file in queue.files]
             any_row = any((rows[:count] != _FILLER).any() for rows, count in numbers)
@@ -110,7 +110,7 @@ def drop_unfinished(scratch: Scratch, settings: Settings, done: int) -> None:
             for file in listing(scratch.path(EXT, queue.topic, str(queue.queue_id))).files:
                 aside.move(file.path)
     size = settings.batch_consumequeue_file_size
-    for batches in made.batch_queues.values():
+    for batches in derived.batch_queues.values():
         counts = [len(batches.used(number, done)) for number in range(len(batches.files))]
         _cut_files(batches.files, counts, batch_consume_queue.UNIT_SIZE, size, aside)
 

@@ -97,13 +97,13 @@ def _ends(rebuilt: Rebuilt) -> dict[QueueKey, int]:
 
 def _all(rebuilt: Rebuilt, index_is_right: Callable[[], bool]) -> Iterator[Planned]:
     if CONSUMEQUEUE in rebuilt.only:
-        made = rebuilt.made
-        queues, rebuilt_queues = rebuilt.present, made.plain_queues
+        scratch_store = rebuilt.made
+        queues, rebuilt_queues = rebuilt.present, scratch_store.plain_queues
         for key in sorted({*queues, *rebuilt_queues} - rebuilt.same):
             if rebuilt.wants(key):
                 yield _Plain(rebuilt, key).planned(queues.get(key), rebuilt_queues.get(key))
                 yield _extension(rebuilt, key)
-        batches, fresh = rebuilt.present_batches, made.batch_queues
+        batches, fresh = rebuilt.present_batches, scratch_store.batch_queues
         for key in sorted({*batches, *fresh}):
             if rebuilt.wants(key):
                 yield _Batch(rebuilt, key).planned(batches.get(key), fresh.get(key))

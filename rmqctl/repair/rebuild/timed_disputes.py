@@ -50,17 +50,17 @@ class TimedDisputes:
 def timed_disputes(store: Store, parts: Sequence[LogPart],
                    findings: Iterable[Finding]) -> TimedDisputes:
     """Judge the findings of ``verify`` about hashes of units. ``parts``: the log as it will be."""
-    found = TimedDisputes()
-    known: set[str] | None = None
+    settled = TimedDisputes()
+    topics: set[str] | None = None
     records = IntactRecords(store, parts)
     for finding in findings:
         unit = disputed_unit(finding)
         record = None if unit is None else records.at(unit.physical_offset, unit.message_size)
         if unit is None or record is None:
             continue
-        known = _topics(store) if known is None else known
-        _judge(found, record, unit.topic_hash, known)
-    return found
+        topics = _topics(store) if topics is None else topics
+        _judge(settled, record, unit.topic_hash, topics)
+    return settled
 
 
 def disputed_unit(finding: Finding) -> UnitRecord | None:
@@ -75,22 +75,22 @@ def disputed_unit(finding: Finding) -> UnitRecord | None:
         return None
 
 
-def _judge(found: TimedDisputes, record: Record, wanted: int, known: set[str]) -> None:
+def _judge(settled: TimedDisputes, record: Record, wanted: int, topics: set[str]) -> None:
     def fits(properties: bytes) -> bool:
         topic = real_topic(properties)
-        return topic in known and javahash.string_hash(topic) == wanted
+        return topic in topics and javahash.string_hash(topic) == wanted
 
     own = real_topic(record.properties)
     changes = [*single_changes(record, (props.REAL_TOPIC,), fits), *_renamed(record, fits)]
-    if own in known and not changes:
+    if own in topics and not changes:
         return
     place = record.physical_offset
-    if own not in known and len(changes) == 1:
+    if own not in topics and len(changes) == 1:
         change = replace(changes[0], reason=_REASON)
-        found.corrected.append(change)
-        found.topics[place] = real_topic(_with(record, change))
+        settled.corrected.append(change)
+        settled.topics[place] = real_topic(_with(record, change))
     else:
-        found.open.add(place)
+        settled.open.add(place)
 
 
 def _renamed(record: Record, fits: Callable[[bytes], bool]) -> Iterator[Changed]:

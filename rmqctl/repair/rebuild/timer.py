@@ -112,19 +112,19 @@ def _new_log(store: Store, files: TimerFiles, log_end: int, *, restored: bool,
                              f"{TIMER_TOPIC} needed to rebuild it are gone")
         return changes
     # A new timer log and wheel in place of the old files.
-    made = built_log(files, messages)
+    timer_log = built_log(files, messages)
     for path in (*(file.path for file in files.files), *files.odd):
         changes.steps.append(MoveAside(f"{LOG}/{os.path.basename(path)}"))
-    for base, data in made.files.items():
+    for base, data in timer_log.files.items():
         changes.steps.append(Create(f"{LOG}/{base:020d}", Piece(
-            0, made.file_size, ((0, data),) if data else ())))
+            0, timer_log.file_size, ((0, data),) if data else ())))
     changes.actions.append(Action(
         "rebuild", LOG, sum(file.size // UNIT_SIZE for file in files.files), len(messages),
         "from pending timed messages: units are damaged or missing", "unit"))
-    _new_wheel(store, wheel_of(made.units), changes)
+    _new_wheel(store, wheel_of(timer_log.units), changes)
     # How far the timer has read, as the new log has it.
     progress = files.checked._replace(
-        last_timer_log_flush_pos=made.end, last_timer_queue_offset=start.next_row,
+        last_timer_log_flush_pos=timer_log.end, last_timer_queue_offset=start.next_row,
         master_timer_queue_offset=max(files.checked.master_timer_queue_offset, start.next_row))
     path = store.path("config", TIMERCHECK)
     if restored or not os.path.isfile(path):
@@ -132,8 +132,8 @@ def _new_log(store: Store, files: TimerFiles, log_end: int, *, restored: bool,
     else:
         changes.act(Patch(target(store, path), (Piece.of(0, timer_check.build(progress)[
             :min(os.path.getsize(path), timer_check.TIMER_CHECK.size)]),)), "restore",
-            files.checked.last_timer_log_flush_pos, made.end, "set to the end of the timer log",
-            "")
+            files.checked.last_timer_log_flush_pos, timer_log.end,
+            "set to the end of the timer log", "")
     return changes
 
 
