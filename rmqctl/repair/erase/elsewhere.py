@@ -47,7 +47,7 @@ class Copies:
 
 def other_copies(store: Store, traits: Traits) -> Copies:
     """Find the copies in all files of the store but those of the log. StoreIOError."""
-    found = Copies()
+    copies = Copies()
     own = {os.path.realpath(file.path) for file in store.log.files}
     for path in files_below(store.root):
         first = os.path.relpath(path, store.root).split(os.sep)[0]
@@ -55,8 +55,8 @@ def other_copies(store: Store, traits: Traits) -> Copies:
             continue
         records = [*_records(path, traits)]
         if records:
-            found.files[path] = records
-    return found
+            copies.files[path] = records
+    return copies
 
 
 def files_below(root: str) -> Iterator[str]:
@@ -132,11 +132,11 @@ class _Runs:
             inside[begins] = 1
             inside[begins + sizes - LEAST + 1] -= 1
             words = _words_of(data)
-            made = _hashes(words, np.flatnonzero(np.cumsum(inside, dtype=np.int8)))
-            made = made[made != 0]
-            self._runs[_place(made)] = True
-            self._hashes[count:count + len(made)] = made
-            count += len(made)
+            hashes = _hashes(words, np.flatnonzero(np.cumsum(inside, dtype=np.int8)))
+            hashes = hashes[hashes != 0]
+            self._runs[_place(hashes)] = True
+            self._hashes[count:count + len(hashes)] = hashes
+            count += len(hashes)
             aligned = words[::_WORD]
             self._words[_place(aligned[aligned != 0] * _FACTORS[0])] = True
         self._hashes = self._hashes[:count]
@@ -159,11 +159,11 @@ class _Runs:
         if len(spans):
             row = np.searchsorted(spans[:, 0], starts + base + LEAST) - 1
             starts = starts[(row < 0) | (spans[row, 1] <= starts + base)]
-        found = _hashes(words, starts)
-        maybe = np.flatnonzero(self._runs[_place(found)])
-        maybe = maybe[np.argsort(found[maybe])]  # in order, they are found faster
-        row = np.minimum(np.searchsorted(self._hashes, found[maybe]), len(self._hashes) - 1)
-        places: Array = np.sort(starts[maybe[self._hashes[row] == found[maybe]]]) + base
+        hashes = _hashes(words, starts)
+        maybe = np.flatnonzero(self._runs[_place(hashes)])
+        maybe = maybe[np.argsort(hashes[maybe])]  # in order, they are found faster
+        row = np.minimum(np.searchsorted(self._hashes, hashes[maybe]), len(self._hashes) - 1)
+        places: Array = np.sort(starts[maybe[self._hashes[row] == hashes[maybe]]]) + base
         return places
 
 

@@ -101,18 +101,18 @@ def plan_erase(store: Store, command: str, wanted: Wanted, clock: Callable[[], i
     topics = going.topics
     traits = Traits(topics=frozenset(topics), selects=in_batches(wanted.selection),
                     whole_batches=wanted.whole_batches)
-    found = find(store, traits, _chosen(store, wanted, traits, problems.append),
+    matches = find(store, traits, _chosen(store, wanted, traits, problems.append),
                  same_body=wanted.same_body)
     copies = other_copies(store, traits)
     # What light queues share needs the topic.
-    topics = [topic for topic in topics if topic not in found.shared]
+    topics = [topic for topic in topics if topic not in matches.shared]
     # The log: each record in place.
     changes = Changes()
     lines: list[dict[str, Any]] = []
     spans: dict[str, list[tuple[int, int]]] = {}
     unmarked = 0
     ids: set[bytes | None] = set()
-    for physical, role in sorted(found.messages.items()):
+    for physical, role in sorted(matches.messages.items()):
         record, raw = store.log.record_at(physical), store.log.raw_at(physical)
         place = store.log.locate(physical)
         if record is None or raw is None or place is None:
@@ -121,10 +121,10 @@ def plan_erase(store: Store, command: str, wanted: Wanted, clock: Callable[[], i
         drop = record.topic.decode("utf-8", "replace") in topics
         unmarked += _erase(changes, lines, spans, store, place[0].name, place[1], raw, record, role,
                            drop=drop)
-    for physical in sorted(found.batches):
+    for physical in sorted(matches.batches):
         ids |= _erase_inside(changes, lines, spans, store, physical, traits,
                              same_body=wanted.same_body)
-    for physical in found.closed:
+    for physical in matches.closed:
         closed = store.log.record_at(physical)
         ids |= {item.unique_key for item in inner_messages(closed)} if closed else set()
     for path, records in copies.files.items():
@@ -134,7 +134,7 @@ def plan_erase(store: Store, command: str, wanted: Wanted, clock: Callable[[], i
                                target(store, path).split(os.sep)[0], drop=False)
     changes.steps = [*_joined(changes.steps)]
     # What leads to them: the index; of topics and groups, queues, configuration and offsets.
-    gone = np.array(sorted(found.messages), np.int64)
+    gone = np.array(sorted(matches.messages), np.int64)
     for index in (drop_entries(store, gone) if len(gone) else Changes(),
                   items_lead_nowhere(store, copies)):
         changes.extend(index)
@@ -149,15 +149,16 @@ def plan_erase(store: Store, command: str, wanted: Wanted, clock: Callable[[], i
         spans.pop(path, None)
     left = leftovers(store, traits, spans, away)
     notes = [*dict.fromkeys(problem.text for problem in problems if problem.is_fault),
-             *changes.notes, *_notes(store, wanted, found, left, unmarked, len(traits.unsearched))]
+             *changes.notes,
+             *_notes(store, wanted, matches, left, unmarked, len(traits.unsearched))]
     empty = not changes.steps
     missing = sorted(name.decode() for name in traits.named - ids)
-    notes = [*_not_found(store, wanted, missing, found, is_empty=empty),
+    notes = [*_not_found(store, wanted, missing, matches, is_empty=empty),
              *going.notes(store.root),
-             *(notes if not empty or left or found.doubtful or found.closed else ())]
+             *(notes if not empty or left or matches.doubtful or matches.closed else ())]
     return Erasure(Plan(command, store.root, tuple(changes.actions), tuple(changes.steps),
                         notes=tuple(notes)),
-                   lines, left, len(found.doubtful), len(found.closed), missing,
+                   lines, left, len(matches.doubtful), len(matches.closed), missing,
                    [problem.text for problem in problems if problem.is_fault])
 
 
@@ -229,7 +230,7 @@ def _erase_inside(changes: Changes, lines: list[dict[str, Any]],
     place = store.log.locate(physical)
     if record is None or raw is None or place is None:
         raise StoreIOError(f"{store.root}: the batch at {physical} can no longer be read")
-    made, items = without(raw, record, lambda item: bool(
+    patched, items = without(raw, record, lambda item: bool(
         traits.has_inner(record, item, same_body=same_body)) and not is_empty(item))
     name, path, at = target(store, place[0].name), place[0].name, place[1]
     body = at + variant(record.sys_flag & HOST_BITS, record.magic).head_size
@@ -245,7 +246,7 @@ def _erase_inside(changes: Changes, lines: list[dict[str, Any]],
             "message in a batch", lines[-1]["topic"], record.queue_id), offset=physical,
             length=item.size, proof=lines[-1]))
     if items:
-        changes.steps.append(Patch(name, (Piece(at, len(raw), ((0, made),)),)))
+        changes.steps.append(Patch(name, (Piece(at, len(raw), ((0, patched),)),)))
     return {item.unique_key for item in items}
 
 
@@ -280,9 +281,11 @@ def _remake_database(changes: Changes, store: Store, topics: frozenset[str],
         raise RefusedError(f"{store.root}: the database of consume queues is damaged; repair it "
                            "first (`rmqctl recover`)")
     kept = {key: queue for key, queue in present.queues.items() if key[0] not in topics}
-    made = rocksdb.make(log_as_it_is(store), store.root, configured(store, {}).settings, scratch,
-                        kept, wants=lambda key: key[0] not in topics, log=store.log)
-    steps, actions = rocksdb.steps(store.root, made, None, "entries of deleted topics are removed")
+    database = rocksdb.make(
+        log_as_it_is(store), store.root, configured(store, {}).settings, scratch, kept,
+        wants=lambda key: key[0] not in topics, log=store.log)
+    steps, actions = rocksdb.steps(store.root, database, None,
+                                   "entries of deleted topics are removed")
     changes.steps += steps
     changes.actions += actions
 
@@ -358,7 +361,7 @@ def _leave_groups(value: dict[str, Any], table: str, below: str,
         inner = entry.get(below) if below and isinstance(entry, dict) else entry
         inner = inner if isinstance(inner, dict) else {}
         if gone := [group for group in groups if group in inner]:
-            left = {group: one for group, one in inner.items() if group not in gone}
+            left = {group: kept for group, kept in inner.items() if group not in gone}
             value[table] = {**value[table], topic: {**entry, below: left} if below else left}
             dropped += [f"{topic}@{group}" for group in gone]
     return dropped
@@ -369,13 +372,13 @@ def _is_offset_of(key: str, topics: Sequence[str], groups: Sequence[str]) -> boo
     return topic in topics or group in groups
 
 
-def _not_found(store: Store, wanted: Wanted, ids: Sequence[str], found: Found, *,
+def _not_found(store: Store, wanted: Wanted, ids: Sequence[str], matches: Found, *,
                is_empty: bool) -> Iterator[str]:
     """Yield what was named and not found (mistyped, or erased before), and where searching is
     impossible.
     """
-    if found.damaged:
-        yield (f"{plural(found.damaged, 'byte', 'bytes')} of the log are damaged, and messages "
+    if matches.damaged:
+        yield (f"{plural(matches.damaged, 'byte', 'bytes')} of the log are damaged, and messages "
                "in them cannot be found; run `rmqctl recover` first")
     if ids:
         yield (f"{len(ids):,} of {plural(len(wanted.ids), 'id', 'ids')}: not in this store, or "
@@ -383,11 +386,11 @@ def _not_found(store: Store, wanted: Wanted, ids: Sequence[str], found: Found, *
     if is_empty:
         topics = {topic for topic, _ in store.known_queues}
         yield from (f"this store contains nothing of topic {topic}{near_names(topic, topics)}"
-                    for topic in wanted.topics if topic not in found.shared)
+                    for topic in wanted.topics if topic not in matches.shared)
         yield from (f"this store contains nothing of group {group}" for group in wanted.groups)
 
 
-def _notes(store: Store, wanted: Wanted, found: Found, left: dict[str, int],
+def _notes(store: Store, wanted: Wanted, matches: Found, left: dict[str, int],
            unmarked: int, unsearched: int) -> Iterable[str]:
     """Yield what the user must know before the plan is carried out."""
     # What openings of the store put aside below .rmqctl is not of a repair, and stays.
@@ -405,22 +408,22 @@ def _notes(store: Store, wanted: Wanted, found: Found, left: dict[str, int],
     if unsearched:
         yield (f"the bodies of {plural(unsearched, 'message', 'messages')} are not searched for "
                "by content (too many): their copies are found by id only")
-    if found.doubtful:
-        yield (f"{plural(len(found.doubtful), 'message has', 'messages have')} the body or the "
+    if matches.doubtful:
+        yield (f"{plural(len(matches.doubtful), 'message has', 'messages have')} the body or the "
                "id of an erased message but may be unrelated: not erased (--same-body erases "
                "them, too)")
-    for topic in sorted(found.shared):
+    for topic in sorted(matches.shared):
         yield (f"topic {topic} keeps its queues, configuration and offsets: LMQs share its "
                "messages")
-    together = {physical: others for physical, others in found.closed.items() if others >= 0}
+    together = {physical: others for physical, others in matches.closed.items() if others >= 0}
     if together:
         yield (f"{plural(len(together), 'batch is', 'batches are')} compressed and can only be "
                "erased as a whole: not erased (--whole-batches erases "
                f"{plural(sum(together.values()), 'other message')} with it, of the batch at "
                f"{named([str(physical) for physical in sorted(together)])})")
-    if len(found.closed) > len(together):
-        yield (f"{plural(len(found.closed) - len(together), 'batch contains', 'batches contain')} "
-               "an erased body and cannot be read message by message: not erased")
+    if unread := len(matches.closed) - len(together):
+        yield (f"{plural(unread, 'batch contains', 'batches contain')} an erased body and cannot "
+               "be read message by message: not erased")
     if unmarked:
         yield (f"{plural(unmarked, 'message is', 'messages are')} too small for the property "
                f"{MARK}={ERASED}")

@@ -103,12 +103,12 @@ class Traits:
 
     def is_copy(self, record: Record) -> bool:
         """Return whether a message is named, or proves to be a copy of an erased message."""
-        known = props.parse(record.properties.decode("utf-8", "surrogateescape"))
-        unique, *origins = (None if (value := known.get(name)) is None else value.encode(
+        properties = props.parse(record.properties.decode("utf-8", "surrogateescape"))
+        unique, *origins = (None if (value := properties.get(name)) is None else value.encode(
             "utf-8", "surrogateescape") for name in (props.UNIQUE_KEY, *_ORIGINS))
         if unique in self.named:
             return True
-        if self.topics and not self._is_of_topics(record, known):
+        if self.topics and not self._is_of_topics(record, properties):
             return False
         is_born = (record.born_timestamp, record.born_host) in self.births
         has_body = record.body in self.bodies or content(record) in self.bodies
@@ -116,9 +116,9 @@ class Traits:
             return is_born or has_body
         return unique is None and is_born and has_body
 
-    def _is_of_topics(self, record: Record, known: dict[str, str]) -> bool:
+    def _is_of_topics(self, record: Record, properties: dict[str, str]) -> bool:
         """Return whether a message may be a delayed or returned message of the topics."""
-        topics = {known[name] for name in _OF_TOPIC if name in known}
+        topics = {properties[name] for name in _OF_TOPIC if name in properties}
         return _is_moved(record.topic.decode("utf-8", "replace")) and (
             not topics or not topics.isdisjoint(self.topics))
 
@@ -155,8 +155,8 @@ def content(record: Record) -> bytes:
 
 def unique_key(record: Record) -> bytes | None:
     """Return the client's id of a message."""
-    known = props.parse(record.properties.decode("utf-8", "surrogateescape"))
-    value = known.get(props.UNIQUE_KEY)
+    properties = props.parse(record.properties.decode("utf-8", "surrogateescape"))
+    value = properties.get(props.UNIQUE_KEY)
     return None if value is None else value.encode("utf-8", "surrogateescape")
 
 
@@ -165,26 +165,27 @@ def find(store: Store, traits: Traits, chosen: Iterable[Record], *, same_body: b
     """Return the messages `chosen` and all that the traits identify, until nothing is added. Each
     round is one walk over the log. StoreIOError.
     """
-    found = Found()
+    matches = Found()
     for record in chosen:
-        found.messages[record.physical_offset] = "message"
+        matches.messages[record.physical_offset] = "message"
         traits.add(record)
     while traits.size or traits.topics or traits.selects:
-        before, found.damaged = traits.size, 0
+        before, matches.damaged = traits.size, 0
         for batch in store.log.walk(whole=True):
-            found.damaged += sum(span.length for span in batch.spans if span.kind == DAMAGED)
+            matches.damaged += sum(span.length for span in batch.spans if span.kind == DAMAGED)
             if len(batch):
-                _look(batch, traits, found, same_body=same_body)
+                _look(batch, traits, matches, same_body=same_body)
                 advance(int(batch.column("total_size").sum()))
         if traits.size == before:
             break
-    found.doubtful -= found.messages.keys()
-    found.batches -= found.messages.keys()
-    found.closed = {at: others for at, others in found.closed.items() if at not in found.messages}
-    return found
+    matches.doubtful -= matches.messages.keys()
+    matches.batches -= matches.messages.keys()
+    matches.closed = {physical: others for physical, others in matches.closed.items()
+                      if physical not in matches.messages}
+    return matches
 
 
-def _look(batch: Batch, traits: Traits, found: Found, *, same_body: bool) -> None:
+def _look(batch: Batch, traits: Traits, matches: Found, *, same_body: bool) -> None:
     """Take what a batch has of them."""
     properties = text.Properties(batch)
     rows: set[int] = set()
@@ -210,20 +211,20 @@ def _look(batch: Batch, traits: Traits, found: Found, *, same_body: bool) -> Non
         record = decode(batch.bytes_at(row))
         own = record.topic.decode("utf-8", "replace")
         if own in traits.topics and _SHARED in record.properties:
-            found.shared.add(own)
+            matches.shared.add(own)
         if is_erased(record):
             continue
-        if row not in of_topics and record.physical_offset not in found.messages and not (
+        if row not in of_topics and record.physical_offset not in matches.messages and not (
                 same_body or traits.is_copy(record)):
-            found.doubtful.add(record.physical_offset)
+            matches.doubtful.add(record.physical_offset)
             continue
-        found.messages.setdefault(record.physical_offset, _role(record, traits))
+        matches.messages.setdefault(record.physical_offset, _role(record, traits))
         if row not in copies:
             traits.add(record)
     # By content: bodies of the same length and CRC, and whatever is compressed, batched or a trace.
     for row in _suspects(batch, topics, traits).tolist():
         if row not in rows:
-            _by_content(decode(batch.bytes_at(row)), traits, found, same_body=same_body)
+            _by_content(decode(batch.bytes_at(row)), traits, matches, same_body=same_body)
 
 
 def _having(properties: text.Properties, name: str, wanted: set[bytes]) -> list[int]:
@@ -253,45 +254,45 @@ _TRACE_LEAST = len("rmq_sys_trace_")
 _SHARED = props.MULTI_DISPATCH.encode()
 
 
-def _by_content(record: Record, traits: Traits, found: Found, *, same_body: bool) -> None:
+def _by_content(record: Record, traits: Traits, matches: Found, *, same_body: bool) -> None:
     physical, plain = record.physical_offset, content(record)
     own = meaning(record.topic.decode("utf-8", "replace"), {})
     # A trace names ids, and has the keys of their messages.
     if own is not None and own["kind"] == "trace":
         fields = {part for line in plain.split(b"\2") for part in line.split(b"\1")}
-        if any(one in traits.ids or one in traits.origins for one in fields):
-            found.messages.setdefault(physical, "trace")
+        if any(field in traits.ids or field in traits.origins for field in fields):
+            matches.messages.setdefault(physical, "trace")
         return
     if record.body in traits.bodies or plain in traits.bodies:
         if same_body or traits.is_copy(record):
-            found.messages.setdefault(physical, _role(record, traits))
+            matches.messages.setdefault(physical, _role(record, traits))
             traits.add(record)
         else:
-            found.doubtful.add(physical)
+            matches.doubtful.add(physical)
     elif record.sys_flag & sysflag.INNER_BATCH:
-        _inside(record, plain, traits, found, same_body=same_body)
+        _inside(record, plain, traits, matches, same_body=same_body)
 
 
-def _inside(record: Record, plain: bytes, traits: Traits, found: Found, *,
+def _inside(record: Record, plain: bytes, traits: Traits, matches: Found, *,
             same_body: bool) -> None:
     """Take what a batch contains of them."""
     physical = record.physical_offset
     items = inner_messages(record, plain)
     some = [(item, traits.has_inner(record, item, same_body=same_body)) for item in items]
     if any(is_copy is None for _, is_copy in some):
-        found.doubtful.add(physical)
+        matches.doubtful.add(physical)
     gone = [item for item, is_copy in some if is_copy and not is_empty(item)]
     for item in gone:
         traits.ids.update(filter(None, [item.unique_key]))
         traits.add_body(item.body, physical)
     if not record.sys_flag & sysflag.COMPRESSED:
-        found.batches.update([physical] if gone else ())
+        matches.batches.update([physical] if gone else ())
     elif gone and traits.whole_batches:
-        found.messages.setdefault(physical, "batch")
+        matches.messages.setdefault(physical, "batch")
     elif gone:
-        found.closed[physical] = len(items) - len(gone)
+        matches.closed[physical] = len(items) - len(gone)
     if not items and any(body in plain for body in traits.bodies):
-        found.closed[physical] = -1
+        matches.closed[physical] = -1
 
 
 def _role(record: Record, traits: Traits) -> str:

@@ -41,8 +41,8 @@ class Inner(NamedTuple):
     @property
     def unique_key(self) -> bytes | None:
         """The client's id."""
-        known = props.parse(self.properties.decode("utf-8", "surrogateescape"))
-        value = known.get(props.UNIQUE_KEY)
+        properties = props.parse(self.properties.decode("utf-8", "surrogateescape"))
+        value = properties.get(props.UNIQUE_KEY)
         return None if value is None else value.encode("utf-8", "surrogateescape")
 
 
@@ -81,11 +81,11 @@ def without(raw: bytes, record: Record, gone: Callable[[Inner], bool]) -> tuple[
         if gone(item):
             erased.append(item)
             body[item.at:item.at + item.size] = _empty(body, item)
-    made = build(replace(record, body=bytes(body), body_crc=zlib.crc32(body) & CRC_MASK))
+    patched = build(replace(record, body=bytes(body), body_crc=zlib.crc32(body) & CRC_MASK))
     if append_crc.verify(raw) is True:
-        covered = made[:-append_crc.SIZE]
-        made = covered + append_crc.build(zlib.crc32(covered) & CRC_MASK)
-    return made, erased
+        covered = patched[:-append_crc.SIZE]
+        patched = covered + append_crc.build(zlib.crc32(covered) & CRC_MASK)
+    return patched, erased
 
 
 def _empty(body: bytearray, item: Inner) -> bytes:

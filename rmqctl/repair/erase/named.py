@@ -40,10 +40,10 @@ def selection(topic: str | None, key: str | None, named: Sequence[str]) -> Selec
     if not (key or named):
         return None
     where = [] if topic is None else [Condition("topic", "=", topic)]
-    for one in named:
-        name, sign, value = one.partition("=")
+    for text in named:
+        name, sign, value = text.partition("=")
         if not (sign and name and value):
-            raise UsageError(f"--property {one}: expected NAME=VALUE")
+            raise UsageError(f"--property {text}: expected NAME=VALUE")
         where.append(Condition(PROPERTY + name, "=", value))
     return Selection(key=key, where=tuple(where))
 
@@ -56,11 +56,11 @@ def in_batches(selected: Selection | None) -> Callable[[Record, Inner], bool] | 
         return None
 
     def selects(record: Record, inner: Inner) -> bool:
-        known = props.parse(inner.properties.decode("utf-8", "replace"))
+        properties = props.parse(inner.properties.decode("utf-8", "replace"))
         topic = record.topic.decode("utf-8", "replace")
-        keys = [*props.split_keys(known.get(props.KEYS)), known.get(props.UNIQUE_KEY)]
+        keys = [*props.split_keys(properties.get(props.KEYS)), properties.get(props.UNIQUE_KEY)]
         return (selected.key is None or selected.key in keys) and all(
-            (topic if wanted.field == "topic" else known.get(
+            (topic if wanted.field == "topic" else properties.get(
                 wanted.field.removeprefix(PROPERTY))) == wanted.value for wanted in selected.where)
 
     return selects

@@ -38,18 +38,18 @@ def erased(raw: bytes, record: Record, *, drop: bool = False,
     """
     # A record that ends with a correct appended CRC gets a new one.
     sealed = append_crc.verify(raw) is True
-    known = props.parse(record.properties.decode("utf-8", "surrogateescape"))
+    properties = props.parse(record.properties.decode("utf-8", "surrogateescape"))
     flags = (record.sys_flag & HOST_BITS | sysflag.TRANSACTION_ROLLBACK if drop
              else record.sys_flag & ~_CONTENT_BITS)
     topic = filler.TOPIC.encode() if drop else record.topic
     own = record.topic.decode("utf-8", "replace")
     required = {} if drop else REQUIRED.get(own, {})
-    kept = {} if drop else {name: known[name] for name in _KEPT if name in known}
+    kept = {} if drop else {name: properties[name] for name in _KEPT if name in properties}
     # Say as much as there is space for. What a broker needs of a message that waits has space as
     # the message has it.
     for topic_said, values in (
             (topic, kept | required | {filler.MARK: mark}), (topic, kept | required),
-            (topic, kept | {name: known[name] for name in required if name in known}),
+            (topic, kept | {name: properties[name] for name in required if name in properties}),
             (b"" if drop else topic, {})):
         text = props.build(values, trailing=sealed or record.properties.endswith(b"\2")).encode(
             "utf-8", "surrogateescape") + bytes(append_crc.SIZE if sealed else 0)
@@ -72,10 +72,10 @@ def is_erased(record: Record) -> bool:
     """Return whether the message was erased before. Anyone can send a property: nothing else may be
     left of it. A delayed message may have no space for the property.
     """
-    known = props.parse(record.properties.decode("utf-8", "replace"))
+    properties = props.parse(record.properties.decode("utf-8", "replace"))
     required = REQUIRED.get(record.topic.decode("utf-8", "replace"), {})
-    return (known.get(filler.MARK) == ERASED or bool(required)) and not any(
-        record.body) and known.keys() <= {filler.MARK, props.CRC32, *_KEPT, *required}
+    return (properties.get(filler.MARK) == ERASED or bool(required)) and not any(
+        record.body) and properties.keys() <= {filler.MARK, props.CRC32, *_KEPT, *required}
 
 
 def _laid_out(raw: bytes, head_size: int, body: int, *, sealed: bool) -> Parts:

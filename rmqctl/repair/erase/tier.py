@@ -123,8 +123,8 @@ def _wanted(copies: Copies) -> Wanted:
 def _hashes(record: Record) -> Iterator[int]:
     """Yield the hashes under which a tier may have a message."""
     topic = record.topic.decode("utf-8", "replace")
-    known = props.parse(record.properties.decode("utf-8", "replace"))
-    keys = {known.get(props.UNIQUE_KEY), *(known.get(props.KEYS) or "").split(" ")}
+    properties = props.parse(record.properties.decode("utf-8", "replace"))
+    keys = {properties.get(props.UNIQUE_KEY), *(properties.get(props.KEYS) or "").split(" ")}
     for key in keys:
         yield from () if key is None else fmt.both_hashes(topic, key)
 
