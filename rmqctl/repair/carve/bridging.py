@@ -88,7 +88,7 @@ class Bridge:
             Record]:
         """Yield the fillers between the end of the log and a message, with those of its queues."""
         physical = before.physical_offset
-        rows = deque(one.filler(number) for one in lacking for number in range(one.number))
+        rows = deque(gap.filler(number) for gap in lacking for number in range(gap.number))
         room = sum(stop - at for at, stop, _ in islice(self._stretches(end, physical), 8))
         is_marked = sum(row.wanted(_SEALED) for row in rows) <= room // 2
         for start, stop, is_exact in self._stretches(end, physical):

@@ -172,13 +172,13 @@ class Carving:
             self._report_unreadable(source_input)
 
     def _cannot_read(self, position: int, length: int) -> None:
-        known = self._unreadable
-        if any(start <= position < end for start, end in known[-64:]):
+        ranges = self._unreadable
+        if any(start <= position < end for start, end in ranges[-64:]):
             return
-        if known and known[-1][1] == position:
-            known[-1] = known[-1][0], position + length
-        elif len(known) < 1 << 16:
-            known.append((position, position + length))
+        if ranges and ranges[-1][1] == position:
+            ranges[-1] = ranges[-1][0], position + length
+        elif len(ranges) < 1 << 16:
+            ranges.append((position, position + length))
         self.tally.unreadable_bytes += length
 
     def _report_unreadable(self, source_input: Input) -> None:
@@ -322,8 +322,8 @@ class Carving:
     def _once(self, page: Page, number: int, offset: Array, placement: str, *,
               shown: bool = True) -> Iterator[CarvedPage]:
         """Counts, and parts new records from those that were met before."""
-        known = self._seen.take(page.numbers("physical_offset"), identity(page))
-        again = int(known.sum())
+        is_repeated = self._seen.take(page.numbers("physical_offset"), identity(page))
+        again = int(is_repeated.sum())
         # The counts, by placement.
         tally = self.tally
         tally.duplicates += again
@@ -344,12 +344,12 @@ class Carving:
             if shown:
                 yield from self._chosen(page, number, offset, placement)
             return
-        rows = np.flatnonzero(~known)
+        rows = np.flatnonzero(~is_repeated)
         tally.bytes_in_messages += int(sizes[rows].sum())
         if shown and len(rows):
             yield from self._chosen(page.select(rows), number, offset[rows], placement)
         if self._wanted.duplicates:
-            rows = np.flatnonzero(known)
+            rows = np.flatnonzero(is_repeated)
             yield from self._chosen(page.select(rows), number, offset[rows], placement,
                                     duplicate=True)
 

@@ -22,11 +22,11 @@ _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 
 def identities(*columns: Array) -> Array:
     """A number for each row, equal where all columns are."""
-    made: Array = np.zeros(len(columns[0]), np.uint64)
+    numbers: Array = np.zeros(len(columns[0]), np.uint64)
     for column in columns:
-        made = (made ^ column.astype(np.int64).view(np.uint64)) * _FACTOR
-        made ^= made >> np.uint64(29)
-    return made
+        numbers = (numbers ^ column.astype(np.int64).view(np.uint64)) * _FACTOR
+        numbers ^= numbers >> np.uint64(29)
+    return numbers
 
 
 class Runs:

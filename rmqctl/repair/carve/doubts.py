@@ -50,14 +50,14 @@ class Doubts:
         """End of a fragment at (shift, gap), or None; nothing after such an end is doubtful."""
 
     def _log(self, shift: int) -> tuple[AsLog, Passed]:
-        found = self._logs.get(shift)
-        if found is None:
+        log_state = self._logs.get(shift)
+        if log_state is None:
             if len(self._logs) >= _MOST_KEPT:
                 self._logs.popitem(last=False)
             log = AsLog(self._window, shift, None)
-            found = self._logs[shift] = log, Passed(by_itself=True)
+            log_state = self._logs[shift] = log, Passed(by_itself=True)
         self._logs.move_to_end(shift)
-        return found
+        return log_state
 
     def trust(self, shift: int, start: int, end: int) -> None:
         """Records of a shift follow each other in positions ``[start, end)``, and are messages."""
@@ -137,8 +137,8 @@ class Doubts:
 
     def _from_piece(self, shift: int, start: int, end: int) -> int:
         """`until` for records in positions ``[start, end)`` that follow each other."""
-        known = self._pieces.get(shift)
-        gap, sure = known or (0 if is_file(shift, self._window.size) else start, 0)
+        last_piece = self._pieces.get(shift)
+        gap, sure = last_piece or (0 if is_file(shift, self._window.size) else start, 0)
         if gap >= sure:  # else it was asked for together with what lies before
             sure = max(sure, self.until(shift, gap, start))
         self.trust(shift, max(start, sure), end)

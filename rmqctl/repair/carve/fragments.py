@@ -132,8 +132,8 @@ class Chains:
                 return at
             if size >= MIN_SIZE and self._reads > 0:
                 self._reads -= 1
-                if found := self._joined(shift, at, position, size):
-                    return found
+                if end := self._joined(shift, at, position, size):
+                    return end
         return None
 
     def _joined(self, shift: int, at: int, position: int, size: int) -> int | None:

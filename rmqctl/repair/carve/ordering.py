@@ -218,16 +218,16 @@ class Order:
         return host
 
     def _number(self, host: bytes) -> int:
-        known = self._hosts.get(host)
-        if known is None:
-            known = min(len(self._hosts), MOST_HOSTS - 1)
-            if known == len(self._earliest):
+        number = self._hosts.get(host)
+        if number is None:
+            number = min(len(self._hosts), MOST_HOSTS - 1)
+            if number == len(self._earliest):
                 self._earliest.append(1 << 63)
                 self._reach.append(0)
-                self._broker.append(known)
+                self._broker.append(number)
             if len(self._hosts) < MOST_HOSTS:
-                self._hosts[host] = known
-        return known
+                self._hosts[host] = number
+        return number
 
     def logs(self, bridge: Callable[[], Bridge]) -> list[Log]:
         """Return the logs that were found, with the places of their messages. ``bridge``: that of

@@ -93,7 +93,7 @@ def inputs(paths: Iterable[str], skip: Callable[[str, str], None]) -> Iterator[I
     A path the user named must exist (StoreIOError). Entries below a folder that cannot be carved
     are passed to ``skip`` with the reason: links, pipes, sockets, what may not be read.
     """
-    known: set[tuple[int, int]] = set()
+    inodes: set[tuple[int, int]] = set()
     for path in paths:
         try:
             about = os.stat(path)
@@ -102,17 +102,17 @@ def inputs(paths: Iterable[str], skip: Callable[[str, str], None]) -> Iterator[I
         except ValueError as error:
             raise StoreIOError(f"cannot open {path!r}: {error}") from None
         if stat.S_ISDIR(about.st_mode):
-            yield from _below(path, known, skip)
+            yield from _below(path, inodes, skip)
         else:
             fd, size = open_bytes(path)
             os.close(fd)
             identity = about.st_dev, about.st_ino
-            if identity not in known:
-                known.add(identity)
+            if identity not in inodes:
+                inodes.add(identity)
                 yield _input(path, size)
 
 
-def _below(folder: str, known: set[tuple[int, int]],
+def _below(folder: str, inodes: set[tuple[int, int]],
            skip: Callable[[str, str], None]) -> Iterator[Input]:
     def failed(error: OSError) -> None:
         skip(os.fsdecode(error.filename), str(StoreIOError.from_oserror(error)))
@@ -128,9 +128,9 @@ def _below(folder: str, known: set[tuple[int, int]],
                 continue
             if not stat.S_ISREG(about.st_mode):
                 skip(path, "not a regular file")
-            elif (about.st_dev, about.st_ino) not in known:
+            elif (about.st_dev, about.st_ino) not in inodes:
                 # Each file is read once, however many names or paths lead to it.
-                known.add((about.st_dev, about.st_ino))
+                inodes.add((about.st_dev, about.st_ino))
                 yield _input(path, about.st_size)
 
 

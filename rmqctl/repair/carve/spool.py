@@ -170,29 +170,29 @@ class Seen:
 
         Of several equal ones the first is new. StoreIOError.
         """
-        known: Array = np.zeros(len(physical), bool)
+        is_repeated: Array = np.zeros(len(physical), bool)
         if not len(physical):
-            return known
+            return is_repeated
         if len(physical) == 1 or (physical[1:] > physical[:-1]).all():
             run = _Run(physical.copy(), rest)
         else:
             order = np.lexsort((rest, physical))  # stable: the first of equal ones stays first
             run = _Run(physical[order], rest[order])
             same = (run.physical[1:] == run.physical[:-1]) & (run.rest[1:] == run.rest[:-1])
-            known[order[1:][same]] = True
+            is_repeated[order[1:][same]] = True
         low, high = run.low, run.high
         for other in (*self._runs, *self._stored):
             if other.low <= high and low <= other.high:
-                known |= _inside(other, physical, rest)
-        self.count += len(known) - int(known.sum())
-        if known.any():
-            new = ~known
+                is_repeated |= _inside(other, physical, rest)
+        self.count += len(is_repeated) - int(is_repeated.sum())
+        if is_repeated.any():
+            new = ~is_repeated
             if not new.any():
-                return known
+                return is_repeated
             order = np.lexsort((rest[new], physical[new]))
             run = _Run(physical[new][order], rest[new][order])
         self._add(run)
-        return known
+        return is_repeated
 
     def _add(self, run: _Run) -> None:
         """Runs are joined like the digits of a counter: each record is moved log n times."""
@@ -213,19 +213,19 @@ def _inside(run: _Run, physical: Array, rest: Array) -> Array:
     """Return which records are in a run (bool)."""
     left = np.searchsorted(run.physical, physical, "left")
     right = np.searchsorted(run.physical, physical, "right")
-    known: Array = np.zeros(len(physical), bool)
+    is_inside: Array = np.zeros(len(physical), bool)
     width = right - left
     rows = np.flatnonzero(width)
     for step in range(_FEW):
         if not len(rows):
-            return known
-        known[rows] |= run.rest[left[rows] + step] == rest[rows]
+            return is_inside
+        is_inside[rows] |= run.rest[left[rows] + step] == rest[rows]
         rows = rows[width[rows] > step + 1]
     for row in rows.tolist():  # hostile: many records that say they lie at the same place
         part = run.rest[left[row]:right[row]]
         place = int(np.searchsorted(part, rest[row]))
-        known[row] |= place < len(part) and bool(part[place] == rest[row])
-    return known
+        is_inside[row] |= place < len(part) and bool(part[place] == rest[row])
+    return is_inside
 
 
 def _joined(first: _Run, other: _Run) -> _Run:

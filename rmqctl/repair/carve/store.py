@@ -108,10 +108,11 @@ def size_by_ends(ends: Iterable[int]) -> int | None:
     """Return the size of a log's files by the physical offsets at which blanks end them: the
     largest that fits most of them; None if it does not exist.
     """
-    known = sorted(ends)
-    steps = {after - before for before, after in pairwise(known)}
-    sizes = [size for size in {DEFAULT_FILE, *known, *steps} if _LEAST_FILE <= size < _MOST_FILE]
-    fits = {size: sum(not end % size for end in known) for size in sorted(sizes)[-_MOST_SIZES:]}
+    ascending = sorted(ends)
+    steps = {after - before for before, after in pairwise(ascending)}
+    sizes = sorted(size for size in {DEFAULT_FILE, *ascending, *steps}
+                   if _LEAST_FILE <= size < _MOST_FILE)
+    fits = {size: sum(not end % size for end in ascending) for size in sizes[-_MOST_SIZES:]}
     best = max(fits, key=lambda size: (fits[size], size), default=None)
     return best if best is not None and fits[best] else None
 
@@ -212,9 +213,9 @@ def remarks(tally: CarveTally, wanted: CarveOptions, written: Written | None,
     """Yield the notes on a finished carving. `written`: None where messages were only listed;
     `left_out`: placements that were not written.
     """
-    def hinted(said: Phrase, option: str, given: bool) -> Phrase:
-        return said if written is not None or given else Phrase(
-            "{what} (--{option} lists them)", what=said, option=option)
+    def hinted(phrase: Phrase, option: str, given: bool) -> Phrase:
+        return phrase if written is not None or given else Phrase(
+            "{what} (--{option} lists them)", what=phrase, option=option)
 
     def kept(placement: str) -> Phrase:
         if written is None:
@@ -300,8 +301,8 @@ class _Writer:
         end = physical - physical % log.file_size if is_new else log.position
         lacking = self._to.lacking.rows.pop(physical, ())
         if self._to.bridge.spans(end, physical):
-            for one in self._to.bridge.records(end, record, lacking):
-                self._engine.put(one)
+            for filler in self._to.bridge.records(end, record, lacking):
+                self._engine.put(filler)
 
     def flush(self) -> int:
         """Put what was taken; its bytes."""
