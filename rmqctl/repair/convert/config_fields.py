@@ -70,15 +70,15 @@ def fit_config(changes: Changes, store: Store, release: str, gone: Collection[st
         if form != "json" and name in TABLES:
             continue
         file = load_one(store, name)
-        found: list[Dropped] = []
+        dropped_here: list[Dropped] = []
         for copy in (file.main, file.backup):
             if copy.usable and isinstance(copy.value, dict):
-                _fit(changes, name, copy, release, gone, found)
+                _fit(changes, name, copy, release, gone, dropped_here)
             elif copy is file.used or copy.damaged:
                 raise RefusedError(f"{store.root}: {copy.fault()}; repair it first "
                                    "(`rmqctl recover`)")
             if copy is file.used:
-                dropped += found
+                dropped += dropped_here
     return dropped
 
 
@@ -133,7 +133,7 @@ def _without(value: dict[str, Any], field: ConfigField, path: tuple[str, ...],
             inner, dict) else value
     if field.usual and not any(value[key] == usual for usual in field.usual):
         dropped.append(Dropped(f"{FOLDER}/{field.file}", name, key, value[key]))
-    return {inner: found for inner, found in value.items() if inner != key}
+    return {inner: field_value for inner, field_value in value.items() if inner != key}
 
 
 def _text(name: str, value: dict[str, Any]) -> bytes:

@@ -68,16 +68,16 @@ class InFolders:
             raise UsageError(f"{store.root}: the log is a DLedger log; convert it first with "
                              "`--commitlog plain`")
         refuse_held(store, store.root)
-        made = plan_store(root, Settings(), into)
+        planned = plan_store(root, Settings(), into)
         for old in (store.root, *store.log_folders):
-            for new in (root, *made.log_folders):
+            for new in (root, *planned.log_folders):
                 refuse_overlap(old, new)
         self._store, self._root = store, root
-        self._names = made.commitlog_dirs
+        self._names = planned.commitlog_dirs
         self._files = [_only_one(store, list(same)) for _, same in groupby(
             store.log.files, attrgetter("name"))]
         self.done = Copied(root, folders=Counter(dict.fromkeys(map(
-            os.path.abspath, made.log_folders), 0)))
+            os.path.abspath, planned.log_folders), 0)))
 
     @property
     def size(self) -> int:

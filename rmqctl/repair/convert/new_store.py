@@ -104,11 +104,11 @@ class WithPlainLog:
             raise UsageError(f"{store.root}: the log is already a plain log")
         refuse_held(store, store.root)
         refuse_overlap(store.root, root)
-        known = configured(store, given)
-        self.notes = list(known.notes)
+        configuration = configured(store, given)
+        self.notes = list(configuration.notes)
         self._store, self._root = store, root
-        settings = replace(known.settings, batch_topics=known.batch_topics, disk_watermark=1.0,
-                           broker_checks=False)
+        settings = replace(configuration.settings, batch_topics=configuration.batch_topics,
+                           disk_watermark=1.0, broker_checks=False)
         self._settings: Settings = plan_store(root, settings).settings
         self.notes += [f"{name} is not carried over" for name in _NOT_CARRIED
                        if os.path.isfile(store.path(name)) or bytes_below(store.path(name))]
@@ -131,8 +131,8 @@ class WithPlainLog:
             self.done.messages += engine.recovered
             self._put(engine, begin, advance, check)
             engine.reput()
-        with Store.open(self._root) as made:
-            ends = {key: queue.written for key, queue in made.queues.items()}
+        with Store.open(self._root) as converted:
+            ends = {key: queue.written for key, queue in converted.queues.items()}
         keep_ends(self._store, ends, os.path.join(self._root, CONSUMEQUEUE), self._settings)
         return self.done
 

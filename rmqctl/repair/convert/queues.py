@@ -87,31 +87,33 @@ def plan_convert(root: str, scratch: Scratch, options: ConvertOptions, watch: Wa
         if store.layout.consumequeue == "double" and options.to == "file":
             return _without_copy(store)
         _refuse(store, options.to)
-        known = configured(store, options.given, into_files=options.to == "file")
+        configuration = configured(store, options.given, into_files=options.to == "file")
         parts = log_as_it_is(store)
         before = sum(queue.disk_end - queue.first_index for queue in store.queues.values())
         # The queues in the other form, from the log.
         with watch("rebuilding", log_size(parts)) as done:
             if options.to == "rocksdb":
-                made = rocksdb.make(parts, root, known.settings, scratch, store.queues,
-                                    jobs=options.jobs, progress=done, log=store.log)
-                steps, actions = rocksdb.steps(root, made, before, "converts files to a database")
+                database = rocksdb.make(
+                    parts, root, configuration.settings, scratch, store.queues, jobs=options.jobs,
+                    progress=done, log=store.log)
+                steps, actions = rocksdb.steps(root, database, before,
+                                               "converts files to a database")
                 if os.path.isdir(os.path.join(root, _EXT)):
                     steps.append(MoveAside(_EXT))
                     actions.append(Action("move aside", _EXT, None, None,
                                           "a database has no extension units"))
-                table = made.ends
+                table = database.ends
             else:
-                rebuilt = rebuild(parts, root, known.settings, scratch, only={CONSUMEQUEUE},
+                rebuilt = rebuild(parts, root, configuration.settings, scratch, only={CONSUMEQUEUE},
                                   jobs=options.jobs, progress=done, opened=store, twins=False)
                 table = rebuilt.next_offsets | keep_ends(
-                    store, rebuilt.next_offsets, scratch.path(CONSUMEQUEUE), known.settings)
+                    store, rebuilt.next_offsets, scratch.path(CONSUMEQUEUE), configuration.settings)
                 steps, actions = _in_files(scratch, before, table)
         # The plan, with the queue offsets that go on.
         note = _TO_ROCKSDB if options.to == "rocksdb" else _TO_FILES
         return Plan(COMMAND, root, tuple(actions), tuple(steps), topic_queue_table={
             f"{topic}-{queue_id}": end for (topic, queue_id), end in sorted(table.items())},
-            notes=(*known.notes, note))
+            notes=(*configuration.notes, note))
 
 
 def _refuse(store: Store, to: Form) -> None:
@@ -123,10 +125,10 @@ def _refuse(store: Store, to: Form) -> None:
 
 def refuse_damage(store: Store) -> None:
     """RefusedError where the log is damaged."""
-    found = Verification(store, VerifyOptions(only=frozenset({"commitlog"}))).findings()
+    findings = Verification(store, VerifyOptions(only=frozenset({"commitlog"}))).findings()
     # With --apply, this process holds the store, and writes no record.
     is_ours = store.lock.pid == os.getpid()
-    for finding in found:
+    for finding in findings:
         is_torn = is_ours and finding.category == "in-progress"
         if finding.is_trouble or is_torn:
             detail = "at its end" if is_torn else finding.detail
@@ -162,14 +164,14 @@ def _in_files(scratch: Scratch, before: int, table: Mapping[QueueKey, int]) -> P
                           f"converts a database to files of {plural(len(table), 'queue')}", "row")]
 
 
-def keep_ends(store: Store, known: Mapping[QueueKey, int], top: str,
+def keep_ends(store: Store, ends: Mapping[QueueKey, int], top: str,
               settings: Settings) -> dict[QueueKey, int]:
     """Return the next queue offsets of queues that are not ``known``, as they have no message in
     the log any more: for each a file is made below ``top`` that ends where it stood. StoreIOError.
     """
     kept: dict[QueueKey, int] = {}
     for key, queue in store.queues.items():
-        last = None if key in known or not is_queue_name(key[0]) else rocksdb.stands_at(
+        last = None if key in ends or not is_queue_name(key[0]) else rocksdb.stands_at(
             queue, store.log.min_offset)
         if last is not None:
             unit = _last_unit(queue, last.queue_offset) or UnitRecord(

@@ -147,19 +147,19 @@ def plan_for(root: str, release: str, scratch: Scratch, options: ConvertOptions,
         for structure in ("commitlog", "consumequeue", "config"):
             store.layout.require(root, structure)
         refuse_damage(store)
-        made = _Conversion(store, release, version, scratch)
+        conversion = _Conversion(store, release, version, scratch)
         # The log first: what is left out of it has no entries, queues and offsets either.
         with watch("reading", store.log.size) as done:
-            made.leave_out(done)
+            conversion.leave_out(done)
         if store.layout.consumequeue != "file" and not version.rocksdb_queues:
-            made.queues_in_files(plan_convert(root, scratch, options, watch))
-        made.move_queues()
-        made.drop_index_entries()
-        made.reset_checkpoint()
-        settings = fit_config(made, store, release, made.gone_topics, scratch)
-        made.name_unread_files()
-        made.check_loading()
-        return ForRelease(made.plan(), tuple(made.left(now)), tuple(settings))
+            conversion.queues_in_files(plan_convert(root, scratch, options, watch))
+        conversion.move_queues()
+        conversion.drop_index_entries()
+        conversion.reset_checkpoint()
+        settings = fit_config(conversion, store, release, conversion.gone_topics, scratch)
+        conversion.name_unread_files()
+        conversion.check_loading()
+        return ForRelease(conversion.plan(), tuple(conversion.left(now)), tuple(settings))
 
 
 class _Conversion(Changes):
@@ -238,14 +238,14 @@ class _Conversion(Changes):
             progress(int(batch.column("total_size").sum()))
 
     def _count(self, record: Record) -> None:
-        known = props.parse(record.properties.decode("utf-8", "replace"))
+        properties = props.parse(record.properties.decode("utf-8", "replace"))
         topic = os.fsdecode(record.topic)
         self._gone.append(record.physical_offset)
         if record.topic == _DELAYED:
-            topic = known[props.REAL_TOPIC]
+            topic = properties[props.REAL_TOPIC]
             if record.queue_offset < self._delayed.get(record.queue_id, 0):
                 return  # has been delivered
-        inner = known.get(props.INNER_NUM, "")
+        inner = properties.get(props.INNER_NUM, "")
         is_long = record.magic == MAGIC_V2 or record.topic == _DELAYED
         if is_long or topic in self._batched:
             self.gone_topics.add(topic)
@@ -286,11 +286,11 @@ class _Conversion(Changes):
             rows = queue.all_used()
             if topic in self._batched or not len(rows):
                 continue
-            made = list(_plain_rows(rows, os.path.join(topic, str(queue_id)), self.scratch,
+            plain_steps = list(_plain_rows(rows, os.path.join(topic, str(queue_id)), self.scratch,
                                     self.store.sizes.consumequeue_file
                                     or layout.DEFAULT_FILE_SIZE))
-            self.steps += made[:-1]
-            self.act(made[-1], "rebuild", len(rows), len(rows), Phrase(
+            self.steps += plain_steps[:-1]
+            self.act(plain_steps[-1], "rebuild", len(rows), len(rows), Phrase(
                 "converts a batch queue without batches to a plain queue"), "row")
 
     def drop_index_entries(self) -> None:
@@ -303,17 +303,17 @@ class _Conversion(Changes):
 
     def reset_checkpoint(self) -> None:
         """Fields that the release neither writes nor keeps up are 0, as in a file of its own."""
-        known = self.store.checkpoint
-        if known is None:
+        present = self.store.checkpoint
+        if present is None:
             return
-        wanted = known if self.version.generation >= 5 else known._replace(
+        wanted = present if self.version.generation >= 5 else present._replace(
             master_flushed_offset=0)
         if not self.version.keeps_confirm:
             wanted = wanted._replace(confirm_phy_offset=0)
-        if wanted != known:
-            size = 8 * len(known)
+        if wanted != present:
+            size = 8 * len(present)
             self.act(Patch(_CHECKPOINT, (Piece.of(0, checkpoint.build(wanted)[:size]),)), "reset",
-                     max(known[3:]), 0, Phrase("offsets that a {release} broker does not keep",
+                     max(present[3:]), 0, Phrase("offsets that a {release} broker does not keep",
                                                release=self.release), "")
 
     def name_unread_files(self) -> None:
