@@ -149,16 +149,16 @@ def _merged(root: str, steps: Sequence[Step]) -> list[Step]:
             path = real_path(root, step.target, follow=True)
             if is_alias(root, os.path.join(root, step.target)):
                 raise RefusedError(f"{step.target}: is a link to another file of the store")
-            known = patches.get(path)
-            earlier = out[known] if known is not None else None
+            position = patches.get(path)
+            earlier = out[position] if position is not None else None
             pieces = list(step.pieces)
             if isinstance(earlier, Patch):
                 pieces += earlier.pieces
             pieces = sorted((piece for piece in pieces if piece.size), key=lambda piece: piece.at)
             _fits(step.target, pieces)
             step = replace(step, pieces=tuple(pieces))
-            if known is not None:
-                out[known] = step
+            if position is not None:
+                out[position] = step
                 continue
             if not pieces:
                 continue
@@ -197,12 +197,12 @@ def moved_aside(root: str, steps: Iterable[Step]) -> list[str]:
     """Return every file that the steps move aside, each once; of a folder all files in it, or
     itself where it has none.
     """
-    found: dict[str, None] = {}
+    paths: dict[str, None] = {}
     for step in steps:
         if isinstance(step, MoveAside):
             target = checked(root, step.target)
-            found.update(dict.fromkeys(_files_below(os.path.join(root, target), target)))
-    return list(found)
+            paths.update(dict.fromkeys(_files_below(os.path.join(root, target), target)))
+    return list(paths)
 
 
 def _files_below(path: str, target: str) -> Iterator[str]:

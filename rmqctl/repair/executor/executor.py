@@ -219,12 +219,12 @@ class Repair:
         state, _ = state_of(self.root, repair_id)
         if state == "damaged":
             raise refuse_damaged(self._named, repair_id)
-        found = interrupted(self.root, self._bounds.named)
-        if found is not None and found.question and self._complete_id != repair_id:
+        interruption = interrupted(self.root, self._bounds.named)
+        if interruption is not None and interruption.question and self._complete_id != repair_id:
             raise RefusedError(
-                f"repair {repair_id} was interrupted, and {found.question}. Nothing was changed. "
-                f"`rmqctl {self._recover} {self._named} --complete {repair_id} --apply` completes "
-                f"it, `rmqctl undo {self._named} {repair_id}` reverts it")
+                f"repair {repair_id} was interrupted, and {interruption.question}. Nothing was "
+                f"changed. `rmqctl {self._recover} {self._named} --complete {repair_id} --apply` "
+                f"completes it, `rmqctl undo {self._named} {repair_id}` reverts it")
         if state == "undoing":
             back = self._carry_back(repair_id, maybe=True)
             return Applied(back.id, back.steps, back.backup, undone=True)

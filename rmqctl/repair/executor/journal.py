@@ -237,8 +237,8 @@ def next_id(root: str, now: int) -> str:
     except (ValueError, OverflowError, OSError):
         stamp = ""
     stamp = stamp if _ID.fullmatch(f"{stamp}-1") else "19700101T000000Z"
-    known = sorted([*ids(root), *pruned_notes(root)], key=order)
-    last = order(known[-1]) if known else ("", 0)
+    earlier = sorted([*ids(root), *pruned_notes(root)], key=order)
+    last = order(earlier[-1]) if earlier else ("", 0)
     return f"{stamp}-1" if stamp > last[0] else f"{last[0]}-{last[1] + 1}"
 
 

@@ -31,12 +31,12 @@ def planned(repair: Repair, propose: Callable[[Scratch], Made], *,
     try:
         with scratch:
             with noting_refusals() as refused:
-                made = propose(scratch)
+                plan = propose(scratch)
             if refused:
                 raise StoreIOError(f"{refused[0]}; a plan made without it cannot be applied; "
                                    "nothing was changed")
             try:
-                yield made
+                yield plan
             except Exception as error:
                 if isinstance(error, RefusedError) or not isinstance(error, RmqctlError):
                     scratch.remove()

@@ -63,12 +63,12 @@ def prunable(root: str, before: int) -> list[Prunable]:
     unfinished = pending(root)
     if unfinished is not None:
         raise RefusedError(f"repair {unfinished} was interrupted: complete it or undo it first")
-    found = []
+    repairs = []
     for entry in history(root):
         if entry.time is None or entry.time >= before:
             break
-        found.append(_examined(root, entry))
-    return found
+        repairs.append(_examined(root, entry))
+    return repairs
 
 
 def _examined(root: str, entry: Entry) -> Prunable:
@@ -136,6 +136,6 @@ def left_elsewhere(root: str, repair_id: str) -> Iterator[str]:
     whether they are this store's cannot be determined.
     """
     with suppress(StoreIOError):
-        known = noted_staging_dirs(root, repair_id)
+        noted = noted_staging_dirs(root, repair_id)
         yield from (folder for folder in load(root, repair_id).staging_dirs
-                    if folder not in known and os.path.isdir(folder))
+                    if folder not in noted and os.path.isdir(folder))

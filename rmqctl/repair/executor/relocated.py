@@ -72,15 +72,15 @@ def _noted(state: Mapping[str, Any], now: str) -> dict[str, str]:
 
 
 def _parsed(journal: Journal, moved: Iterable[str]) -> dict[str, str]:
-    known = outside(journal)
+    folders = outside(journal)
     given = {}
     for text in moved:
         parts = text.split("=")
         pairs = [("=".join(parts[:number]), "=".join(parts[number:]))
                  for number in range(1, len(parts))]
-        pair = next(((old, new) for old, new in pairs if os.path.normpath(old) in known), None)
+        pair = next(((old, new) for old, new in pairs if os.path.normpath(old) in folders), None)
         if pair is None:
-            names = ", ".join(known) if known else "none"
+            names = ", ".join(folders) if folders else "none"
             raise UsageError(f"--moved {text}: expected OLD=NEW, where OLD is a folder outside of "
                              f"the store in which repair {journal.id} changed files: {names}")
         if not os.path.isdir(pair[1]):
@@ -285,8 +285,8 @@ def _record(record: Record, folders: Folders) -> Record:
     folder, name = os.path.split(record.target)
     if folder not in folders:
         return record
-    made = [path for path in (_above(path, folders) for path in record.folders) if path]
-    return replace(record, target=os.path.join(folders[folder], name), folders=tuple(made))
+    created = [path for path in (_above(path, folders) for path in record.folders) if path]
+    return replace(record, target=os.path.join(folders[folder], name), folders=tuple(created))
 
 
 def _above(path: str, folders: Folders) -> str:

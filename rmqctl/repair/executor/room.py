@@ -44,8 +44,8 @@ def rooms(root: str, todo: Sequence[Checked], folders: Iterable[str] | None = No
     """
     needed: dict[int, int] = {}
     where = {os.stat(root).st_dev: root}
-    for checked, folder in zip(todo, folders or [nearest_folder(each.path) for each in todo],
-                               strict=True):
+    folders = folders or [nearest_folder(checked.path) for checked in todo]
+    for checked, folder in zip(todo, folders, strict=True):
         device = os.stat(folder).st_dev
         where.setdefault(device, folder)
         needed.setdefault(device, _RESERVE)

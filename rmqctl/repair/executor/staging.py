@@ -324,17 +324,17 @@ def _mode_near(*folders: str) -> int:
 def _neighbours(targets: Iterable[str]) -> Neighbours:
     """Some files in the folders outside of the store that no step changes."""
     outside = {target for target in targets if os.path.isabs(target)}
-    known: dict[str, dict[str, tuple[int, int]]] = {}
+    neighbours: dict[str, dict[str, tuple[int, int]]] = {}
     for folder in {os.path.dirname(target) for target in outside}:
         with contextlib.suppress(OSError):
             for name in sorted(os.listdir(folder)):
                 path = os.path.join(folder, name)
                 if path in outside or not is_regular(path) or not (head := head_of(path)):
                     continue
-                known.setdefault(folder, {})[name] = (os.path.getsize(path), head)
-                if len(known[folder]) == _MOST_NEIGHBOURS:
+                neighbours.setdefault(folder, {})[name] = (os.path.getsize(path), head)
+                if len(neighbours[folder]) == _MOST_NEIGHBOURS:
                     break
-    return known
+    return neighbours
 
 
 def head_of(path: str) -> int:

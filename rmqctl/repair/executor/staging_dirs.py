@@ -118,10 +118,10 @@ def refuse_strange_dirs(root: str, journal: Journal) -> None:
     """
     for number, folder in enumerate(journal.staging_dirs, 1):
         targets = [record.target for record in journal.records if record.staging_dir == number]
-        known = {os.path.join(os.path.dirname(structure_of(root, target)), STAGING, FOLDER)
+        expected = {os.path.join(os.path.dirname(structure_of(root, target)), STAGING, FOLDER)
                  for target in targets}
         name = os.path.basename(folder)
-        if targets and (os.path.dirname(folder) not in known or not _OWN_NAME.fullmatch(
+        if targets and (os.path.dirname(folder) not in expected or not _OWN_NAME.fullmatch(
                 name.removeprefix(journal.id))):
             raise RefusedError(f"repair {journal.id} keeps files in {folder}, which is not beside "
                                "the files it changed: its journal belongs to another store")

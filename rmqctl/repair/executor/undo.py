@@ -65,17 +65,17 @@ def choose(root: str, repair_id: str | None) -> str:
 
     UsageError for an id there is not, RefusedError if there is nothing to undo.
     """
-    known = [name for name in ids(root) if is_committed(root, name)]
+    committed = [name for name in ids(root) if is_committed(root, name)]
     if repair_id is not None:
         if any(repair_id == aside.id for aside in put_aside(root)):
             raise RefusedError(f"{repair_id} is not a repair: these files were replaced when the "
                                "store was opened, or by a dispatch, and cannot be undone; they "
                                f"are in {os.path.join(root, STAGING, repair_id)}")
-        if repair_id not in known:
+        if repair_id not in committed:
             raise UsageError(f"{root} has no repair {repair_id!r}; `rmqctl undo {root} --list` "
                              "lists its repairs")
         return repair_id
-    for candidate in reversed(known):
+    for candidate in reversed(committed):
         if state_of(root, candidate)[0] not in ("undone", "abandoned"):
             return candidate
     raise RefusedError(f"{root}: no repair to undo")
