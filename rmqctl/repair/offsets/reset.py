@@ -119,10 +119,10 @@ def _queues(store: Store, wanted: Reset, before: Mapping[str, Mapping[int, int]]
     for topic, queue_id in {**store.queues, **store.batch_queues}:
         on_disk.setdefault(topic, set()).add(queue_id)
     for topic in topics:
-        known = on_disk.get(topic, set()) | before.get(topic, {}).keys()
+        queue_ids = on_disk.get(topic, set()) | before.get(topic, {}).keys()
         if wanted.queue_id is None:
-            yield from ((topic, queue_id) for queue_id in sorted(known))
-        elif wanted.queue_id in known:
+            yield from ((topic, queue_id) for queue_id in sorted(queue_ids))
+        elif wanted.queue_id in queue_ids:
             yield topic, wanted.queue_id
 
 
@@ -142,8 +142,8 @@ class _Empty:
     def _reached(self) -> Collection[tuple[str, int]] | None:
         """Return the queues that the log knows; None where damage may hide one."""
         problems: list[Problem] = []
-        found = log_reach(self._store, View(self._store), report=problems.append)
-        return None if problems else found.keys()
+        reached = log_reach(self._store, View(self._store), report=problems.append)
+        return None if problems else reached.keys()
 
 
 def _moved(store: Store, view: View, wanted: Reset, topic: str, queue_id: int,

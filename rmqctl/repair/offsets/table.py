@@ -99,8 +99,9 @@ def file_of(store: Store, group: str) -> ConfigFile:
     in the second one. RefusedError where it cannot be changed without loss.
     """
     plain, light = load_one(store, _FILE), load_one(store, _LMQ_FILE)
-    known = [file for file in (plain, light) if any(row["group"] == group for row in file.rows())]
-    file = known[0] if known else (
+    holders = [file for file in (plain, light)
+               if any(row["group"] == group for row in file.rows())]
+    file = holders[0] if holders else (
         light if plain.main.state == plain.backup.state == MISSING and light.used else plain)
     _refuse_damage(store, file)
     return file
@@ -121,11 +122,11 @@ def _refuse_damage(store: Store, file: ConfigFile) -> None:
 
 def positions(file: ConfigFile, group: str) -> dict[str, dict[int, int]]:
     """Return the group's offsets by topic and queue id."""
-    found: dict[str, dict[int, int]] = {}
+    offsets: dict[str, dict[int, int]] = {}
     for row in file.rows():
         if row["group"] == group:
-            found.setdefault(row["topic"], {})[row["queue_id"]] = row["offset"]
-    return found
+            offsets.setdefault(row["topic"], {})[row["queue_id"]] = row["offset"]
+    return offsets
 
 
 def refuse_odd_name(group: str) -> None:
@@ -197,12 +198,12 @@ def planned(store: Store, command: str, queues: Sequence[Moved], changed: Sequen
     forgotten = known_by_offsets(store) if any(
         (queue.before or 0) > queue.max_offset for queue in changed) else 0
     whose = named(sorted({queue.group for queue in changed}))
-    said = [*notes, ("running consumers commit their own offsets again: stop the consumers of "
-                     f"{whose} until the broker is up")]
+    texts = [*notes, ("running consumers commit their own offsets again: stop the consumers of "
+                      f"{whose} until the broker is up")]
     if forgotten:
-        said.append(f"{plural(forgotten, 'lost message is', 'lost messages are')} known only by "
-                    "committed offsets: the repair records their number")
-    return Offsets(Plan(command, store.root, tuple(actions), tuple(steps), notes=tuple(said),
+        texts.append(f"{plural(forgotten, 'lost message is', 'lost messages are')} known only by "
+                     "committed offsets: the repair records their number")
+    return Offsets(Plan(command, store.root, tuple(actions), tuple(steps), notes=tuple(texts),
                         dropped=Dropped(forgotten)), tuple(queues))
 
 

@@ -55,15 +55,15 @@ def plan_copy(store: Store, source: str, target: str, topic: str | None, view: V
         refuse_odd_name(group)
     if source == target:
         raise RefusedError(f"source and target are the same group, {source}: name two groups")
-    found = {(target, name, queue_id): offset
+    offsets = {(target, name, queue_id): offset
              for name, queues in positions(file_of(store, source), source).items()
              if not name.startswith(RETRY_PREFIX) and topic in (None, name)
              for queue_id, offset in queues.items()}
-    if not found:
+    if not offsets:
         where = "" if topic is None else f" in topic {topic}"
         raise RefusedError(f"{store.root}: group {source} committed no offset{where}: nothing to "
                            "copy")
-    return _plan(store, COPY, Wanted(found, "replace", f"group {source}"), view, clock, scratch)
+    return _plan(store, COPY, Wanted(offsets, "replace", f"group {source}"), view, clock, scratch)
 
 
 def plan_import(store: Store, wanted: Wanted, view: View, clock: Callable[[], int],
