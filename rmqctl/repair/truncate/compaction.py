@@ -45,11 +45,11 @@ def cut_compaction(store: Store, ends: Mapping[QueueKey, int]) -> Changes:
 def _cut_queue(cut: Changes, store: Store, topic: str, number: int, end: int) -> None:
     index, log = (listing(store.path(_FOLDER, part, topic, str(number))).files
                   for part in (_QUEUE, _LOG))
-    found = _first_beyond(index, end)
-    if found is None:
+    first_gone = _first_beyond(index, end)
+    if first_gone is None:
         return
     # Index and log are pairs of files; a broker starts with whole pairs only.
-    which, row, place = found
+    which, row, place = first_gone
     for file in reversed(index[which + bool(row):]):
         cut.steps.append(MoveAside(target(store, file.path)))
     if row:

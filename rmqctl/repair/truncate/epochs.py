@@ -20,7 +20,7 @@ def cut_epochs(store: Store, to: int) -> Changes:
         if copy.fault is not None:
             cut.notes.append(f"{copy.name}: {copy.said}; it is left as it is, with any epochs "
                              "beyond the cut")
-        kept = [one for one in copy.epochs if one.start_offset < to]
+        kept = [entry for entry in copy.epochs if entry.start_offset < to]
         gone = len(copy.epochs) - len(kept)
         if not gone:
             continue

@@ -97,8 +97,8 @@ def truncate(store: Store, to: int, generation: int,
     cut_at = border(store, to)
     progress = ConsumerProgress.of(store)
     # What only the entries beyond the cut tell of, which go with them.
-    known = known_beyond(store, to) if store.layout.reads("config") else Beyond()
-    behind = messages_behind(store, to, progress, step, known.places)
+    beyond = known_beyond(store, to) if store.layout.reads("config") else Beyond()
+    behind = messages_behind(store, to, progress, step, beyond.places)
     # Log and everything derived from it, each for itself.
     log_steps, log_actions = cut_log(store, to)
     queues = cut_queues(store, to, scratch)
@@ -116,14 +116,15 @@ def truncate(store: Store, to: int, generation: int,
     notes = [*warnings(behind, progress, queues.next_offsets, queues.restarted),
              *queues.notes, *timer.notes, *index.notes, *epochs.notes, *compacted.notes,
              *_left_as_is(store, to)]
-    if known.messages:
-        said = plural(known.messages, "more message is", "more messages are")
-        notes.append(f"{said} lost already, known only by entries beyond this end: the repair "
+    if beyond.messages:
+        counted = plural(beyond.messages, "more message is", "more messages are")
+        notes.append(f"{counted} lost already, known only by entries beyond this end: the repair "
                      "records their number. If another copy has them, `rmqctl recover --from` "
                      "restores them")
     table = {f"{topic}-{queue}": end for (topic, queue), end in queues.next_offsets.items() if end}
-    dropped = Dropped(behind.count + known.messages, behind.undecided, places_of(
-        ((one.physical_offset or 0, one.size or 0) for one in behind.listed), store.log.raw_at))
+    dropped = Dropped(behind.count + beyond.messages, behind.undecided, places_of(
+        ((message.physical_offset or 0, message.size or 0) for message in behind.listed),
+        store.log.raw_at))
     plan = Plan("truncate", store.root, tuple(actions), tuple(steps), tuple(behind.listed), table,
                 tuple(notes), dropped=dropped)
     return Truncation(plan, cut_at.log_end, behind.count, dict(behind.by_topic.most_common()))
@@ -326,7 +327,7 @@ class MessagesBehind:
 
 def messages_behind(store: Store, to: int, progress: ConsumerProgress,
                     step: Callable[[int], None] | None = None,
-                    known: Array | None = None) -> MessagesBehind:
+                    lost_places: Array | None = None) -> MessagesBehind:
     """Read the log from ``to`` (a border) on. ``step`` hears of the bytes read. ``known``: places
     of lost messages. StoreIOError.
     """
@@ -337,7 +338,8 @@ def messages_behind(store: Store, to: int, progress: ConsumerProgress,
         cut.undecided += sum(len(span.doubtful) for span in batch.spans)
         if len(batch):
             bad = batch.offset[~batch.crc_ok()]
-            cut.undecided += int(np.count_nonzero(~np.isin(bad, () if known is None else known)))
+            lost = () if lost_places is None else lost_places
+            cut.undecided += int(np.count_nonzero(~np.isin(bad, lost)))
             _take(cut, batch, topics, progress)
             if step is not None:
                 step(int(batch.column("total_size").sum()))
@@ -391,40 +393,40 @@ def warnings(cut: MessagesBehind, progress: ConsumerProgress, next_offsets: dict
              restarted: list[QueueKey]) -> list[str]:
     """Return what the user should know before the messages are cut, one sentence each."""
     # How much is listed, and damage that may hold more.
-    said = []
+    notes = []
     if cut.count > len(cut.listed):
-        said.append(f"{plural(cut.count, 'message is', 'messages are')} removed; the first "
-                    f"{len(cut.listed)} are listed")
+        notes.append(f"{plural(cut.count, 'message is', 'messages are')} removed; the first "
+                     f"{len(cut.listed)} are listed")
     if cut.damaged:
-        said.append(f"{plural(cut.damaged, 'damaged part')} of the log beyond the cut "
-                    "may contain messages, too")
+        notes.append(f"{plural(cut.damaged, 'damaged part')} of the log beyond the cut "
+                     "may contain messages, too")
     # Delays, transactions and timers, which lose more than messages.
     topics = cut.by_topic
     if topics[SCHEDULE_TOPIC]:
-        said.append(f"{SCHEDULE_TOPIC}: {plural(topics[SCHEDULE_TOPIC], 'delayed message')} "
-                    f"removed, of which {cut.pending_delay} will never be delivered")
+        notes.append(f"{SCHEDULE_TOPIC}: {plural(topics[SCHEDULE_TOPIC], 'delayed message')} "
+                     f"removed, of which {cut.pending_delay} will never be delivered")
     if cut.delivered_delay:
-        said.append(f"{plural(cut.delivered_delay, 'message')} that the delay service had "
-                    "delivered: if only the delivered copy is removed, it is not delivered again")
+        notes.append(f"{plural(cut.delivered_delay, 'message')} that the delay service had "
+                     "delivered: if only the delivered copy is removed, it is not delivered again")
     half, op = topics[props.HALF_TOPIC], topics[props.OP_HALF_TOPIC]
     if half:
-        said.append(f"{props.HALF_TOPIC}: {plural(half, 'half message')} removed, whose "
-                    "transactions can no longer be committed or rolled back")
+        notes.append(f"{props.HALF_TOPIC}: {plural(half, 'half message')} removed, whose "
+                     "transactions can no longer be committed or rolled back")
     if op:
         commits = f" ({plural(cut.commits, 'committed message')} removed)" if cut.commits else ""
-        said.append(f"{props.OP_HALF_TOPIC}: {plural(op, 'op message')} removed: half messages "
-                    "before the cut that were committed or rolled back are checked again, and may "
-                    f"be committed twice{commits}")
+        notes.append(f"{props.OP_HALF_TOPIC}: {plural(op, 'op message')} removed: half messages "
+                     "before the cut that were committed or rolled back are checked again, and may "
+                     f"be committed twice{commits}")
     if topics[TIMER_TOPIC]:
-        said.append(f"{TIMER_TOPIC}: {plural(topics[TIMER_TOPIC], 'timer message')} removed, which "
-                    "will not be delivered if still pending")
+        notes.append(f"{TIMER_TOPIC}: {plural(topics[TIMER_TOPIC], 'timer message')} removed, "
+                     "which will not be delivered if still pending")
     # Consumers, and queues without an entry.
-    said += _too_far(progress, next_offsets)
+    notes += _too_far(progress, next_offsets)
     if restarted:
         names = named([f"{topic}/{queue}" for topic, queue in restarted])
-        said.append(f"no entry is left of {names}, whose older messages had expired: queue "
-                    "offsets start at 0 again there")
-    return said
+        notes.append(f"no entry is left of {names}, whose older messages had expired: queue "
+                     "offsets start at 0 again there")
+    return notes
 
 
 def _too_far(progress: ConsumerProgress, next_offsets: dict[QueueKey, int]) -> list[str]:
