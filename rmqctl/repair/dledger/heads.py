@@ -36,7 +36,7 @@ def head_fixes(parts: list[LogPart], units: UnitReader) -> Iterator[HeadFix]:
     for page in Chain(parts, units):
         for row in np.flatnonzero(~page.whole).tolist():
             link = page.link(row)
-            part = next(one for one in reversed(by_base) if one.base <= link.pos)
+            part = next(candidate for candidate in reversed(by_base) if candidate.base <= link.pos)
             with part.open() as source:
                 raw = source.read(link.pos - part.base, link.end - link.pos)
             fix = _fixed(raw, link)

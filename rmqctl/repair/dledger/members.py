@@ -134,15 +134,15 @@ class _Job:
         """Correct messages in intact entries that one change explains."""
         if self.correct == "off":
             return
-        found: list[tuple[int, Correction]] = []
+        corrections: list[tuple[int, Correction]] = []
         with UnitReader(self.store.nodes[0]) as reader:
             for page in Chain(self.parts, reader):
                 for at in page.pos[~page.whole].tolist():
                     raw = self._entry(at)
                     correction = None if raw is None else self._correction(raw[HEAD_SIZE:])
                     if correction is not None:
-                        found.append((at + HEAD_SIZE + correction.position, correction))
-        for place, correction in found:
+                        corrections.append((at + HEAD_SIZE + correction.position, correction))
+        for place, correction in corrections:
             part = self._part(place)
             self.parts = laid_over(self.parts, {self.parts.index(part): [
                 Piece.of(place - part.base, correction.after)]})
@@ -164,8 +164,8 @@ class _Job:
             return None
         if record.total_size != len(raw):
             return None
-        found = corrected(raw, record, self.correct, sealed=True, chances=self.chances)
-        return found if isinstance(found, Correction) else None
+        correction = corrected(raw, record, self.correct, sealed=True, chances=self.chances)
+        return correction if isinstance(correction, Correction) else None
 
     # -- one source -------------------------------------------------------------------------------
 
@@ -174,37 +174,38 @@ class _Job:
         other = source.store
         assert other is not None
         committed = committed_index(other)
-        found = Members([self.store, other], _MOST_RUNS, self.progress, files=self.parts,
+        members = Members([self.store, other], _MOST_RUNS, self.progress, files=self.parts,
                         border=committed)
-        found.run()
-        if found.common is None and not source.preferred:
+        members.run()
+        if members.common is None and not source.preferred:
             raise RefusedError(
                 f"{source.name}: it has no entry in common with this store: it belongs to another "
                 "group, or no intact entry is left here; nothing is copied from it")
         # Where they part, the user decides.
-        last, behind = (-1, 0) if found.common is None else (found.common[0], found.common_end)
-        if found.parted is not None and not all(
-                self._was_placed(run.pos, run.end) for run in found.runs if run.parted):
-            self._conflict(source, found.parted, source.preferred or self.keep_ours)
-        if source.preferred and (found.parted is not None or found.common is None):
-            upto = found.members[1].chain.last
+        last, behind = (-1, 0) if members.common is None else (
+            members.common[0], members.common_end)
+        if members.parted is not None and not all(
+                self._was_placed(run.pos, run.end) for run in members.runs if run.parted):
+            self._conflict(source, members.parted, source.preferred or self.keep_ours)
+        if source.preferred and (members.parted is not None or members.common is None):
+            upto = members.members[1].chain.last
             self._follow(source, behind, 0 if upto is None else upto.end)
-        for run in found.expired:
+        for run in members.expired:
             if run.kinds == (BEFORE, WHOLE):
                 self._before(source, run)
         left = 0
-        for run in found.runs:
-            if found.parted is None or run.last <= last:
+        for run in members.runs:
+            if members.parted is None or run.last <= last:
                 self._same_term(source, run)
             if run.kinds[0] not in (HOLE, DAMAGED, BEYOND) or run.kinds[1] != WHOLE:
                 continue
             if run.last <= last:
-                term = 0 if found.common is None else found.common[1]
+                term = 0 if members.common is None else members.common[1]
                 why = f"both have entry {last} of term {term}, so all entries before it are equal"
-            elif found.parted is None and run.last <= committed:
+            elif members.parted is None and run.last <= committed:
                 why = f"its checkpoint marks entries up to {committed} as committed"
             else:
-                left += (run.last - run.first + 1) * (found.parted is None)
+                left += (run.last - run.first + 1) * (members.parted is None)
                 continue
             self._agreed(source, run, why, alone=run.last <= last)
         if left:
@@ -212,12 +213,12 @@ class _Job:
                 f"{source.name}: {plural(left, 'entry', 'entries')} after the last entry that it "
                 "knows to be committed are not copied: the leader sends them, or writes others "
                 "in their place")
-        if found.runs_total > len(found.runs):
+        if members.runs_total > len(members.runs):
             self.notes.append(f"{source.name}: more than {_MOST_RUNS} places differ; entries "
                               "after these are not copied: run recover again")
-        marks, ours = found.members[1].chain.marks, found.members[0].chain.marks
-        reach = max(behind, *(run.end for run in found.runs if run.last <= committed), 0) if (
-            found.parted is None) else behind
+        marks, ours = members.members[1].chain.marks, members.members[0].chain.marks
+        reach = max(behind, *(run.end for run in members.runs if run.last <= committed), 0) if (
+            members.parted is None) else behind
         self.wanted += [(at, end) for at, end in marks.items() if at not in ours and at <= reach]
         self._lay(source)
 
@@ -247,13 +248,13 @@ class _Job:
                 head = None if place is None else whole_entry(*place)
             if head is None:
                 return
-            one = run._replace(first=number, last=number, pos=at, end=at + head.size)
-            at = one.end
-            ours, theirs = (self._trust(log, one.pos) for log in (self.store.log, source.log))
+            entry = run._replace(first=number, last=number, pos=at, end=at + head.size)
+            at = entry.end
+            ours, theirs = (self._trust(log, entry.pos) for log in (self.store.log, source.log))
             if ours == theirs:
-                self._conflict(source, one, source.preferred or self.keep_ours)
+                self._conflict(source, entry, source.preferred or self.keep_ours)
             if theirs > ours or (ours == theirs and source.preferred):
-                self._copy(source, one, "preferred, although both are intact" if ours == theirs
+                self._copy(source, entry, "preferred, although both are intact" if ours == theirs
                            else "consume queues and index of this store match it, or the entry "
                            "here is invalid")
 
@@ -313,7 +314,7 @@ class _Job:
                 + (head.channel == head.chain_crc == head.body_crc == 0))
 
     def _conflict(self, source: Source, run: Run, decided: bool) -> None:
-        said = (f"{source.name} is preferred" if source.preferred else
+        decision = (f"{source.name} is preferred" if source.preferred else
                 "this store's copy is kept, as preferred" if self.keep_ours else
                 f"this store's copy is kept, unless --prefer {source.name} is given")
         what = (f"the logs diverge at entry {run.first}: term {run.terms[0]} here, "
@@ -321,7 +322,7 @@ class _Job:
                 f"entry {run.first} is intact in both but differs")
         self.actions.append(Action(
             "conflict", part_target(self.store, self._part(run.pos)), None, None,
-            f"{what}; {said}", "entry", run.pos, run.end - run.pos,
+            f"{what}; {decision}", "entry", run.pos, run.end - run.pos,
             {"source": source.name, "index": run.first, "terms": list(run.terms),
              "decided": decided}))
         self.conflicts += not decided
