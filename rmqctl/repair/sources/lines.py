@@ -39,7 +39,7 @@ def _of(part: list[tuple[int, Line]], exact: Exact, path: str, unused: Unused) -
         return list(exact.lines([line for _, line in part]))
     except InputError:
         pass
-    found: list[Record | None] = []
+    records: list[Record | None] = []
     for number, line in part:
         record = None
         try:
@@ -47,5 +47,5 @@ def _of(part: list[tuple[int, Line]], exact: Exact, path: str, unused: Unused) -
         except InputError as error:
             reason = _IS.sub(" contradicts the other fields", _COLUMN.sub("", str(error)))
             unused.add(reason, f"{path} line {number}")
-        found.append(record)
-    return found
+        records.append(record)
+    return records

@@ -124,12 +124,12 @@ class Opener:
         try:
             return self._store(name, Store.open(name))
         except NotAStoreError:
-            files, found = listing(name).files, _below(name)
+            files, message_files = listing(name).files, _below(name)
             if files:
                 return self._log_files(name, files)
-            if not found:
+            if not message_files:
                 raise
-            return self._messages(name, found)
+            return self._messages(name, message_files)
 
     def _store(self, name: str, store: Store) -> Source:
         ours = self.ours
@@ -176,12 +176,12 @@ class Opener:
             with self.watch(f"reading {name}", sum(os.path.getsize(path) for path, _ in files)) as (
                     done), Relocator(self.ours) as relocator:
                 for path, kind in files:
-                    for where, found in self._reader(path, kind)(path, unused):
-                        raw = relocator.moved(found) if kind == _TIER else found
+                    for where, stored in self._reader(path, kind)(path, unused):
+                        raw = relocator.moved(stored) if kind == _TIER else stored
                         wrong = raw if isinstance(raw, str) else laid.put(raw)
                         if wrong:
                             unused.add(wrong, where)
-                        done(len(found))
+                        done(len(stored))
             log, end = laid.log(unused)
         finally:
             laid.close()
@@ -249,9 +249,9 @@ def _log_file(path: str) -> StoreFile:
 
 def _refuse_same_files(ours: Store, log: CommitLog, name: str) -> None:
     """A repair in place would change the source."""
-    known = {_inode(file.path): file.path for file in ours.log.files}
+    own_paths = {_inode(file.path): file.path for file in ours.log.files}
     for file in log.files:
-        same = known.get(_inode(file.path))
+        same = own_paths.get(_inode(file.path))
         if same is not None and os.path.realpath(same) == os.path.realpath(file.path):
             raise UsageError(f"--from {name}: belongs to the store itself")
         if same is not None:
@@ -329,7 +329,7 @@ def _below(folder: str) -> list[tuple[str, str]]:
     """Return (path, kind) of files with messages in a folder: of an export, or named as what they
     are.
     """
-    found: list[tuple[str, str]] = []
+    message_files: list[tuple[str, str]] = []
     endings = _ENDINGS
     if os.path.lexists(os.path.join(folder, _MANIFEST)):
         endings = {**_ENDINGS, ".json": _LINES}
@@ -338,13 +338,13 @@ def _below(folder: str) -> list[tuple[str, str]]:
         for name in sorted(files):
             kind = endings.get(os.path.splitext(name)[1])
             if kind is not None and not name.startswith(("_", ".")):
-                found.append((os.path.join(below, name), kind))
-    return found
+                message_files.append((os.path.join(below, name), kind))
+    return message_files
 
 
 def _reasons(unused: Unused) -> str:
     most = unused.counts.most_common()
-    said = [f"{reason} ({f'{count}, ' if len(most) > 1 else ''}first: {unused.first[reason]})"
+    texts = [f"{reason} ({f'{count}, ' if len(most) > 1 else ''}first: {unused.first[reason]})"
             if unused.first[reason] else f"{reason} ({count})" for reason, count
             in most[:_MOST_REASONS]]
-    return "; ".join(said) + ("; and more" if len(most) > _MOST_REASONS else "")
+    return "; ".join(texts) + ("; and more" if len(most) > _MOST_REASONS else "")

@@ -59,8 +59,9 @@ class Relocator(Closing):
             place = self._by_index(record)
         if place is None:
             return _NOT_TOLD
-        made = encoded(replace(record, physical_offset=place))
-        return append_crc.seal(made) if append_crc.stored(record.properties) is not None else made
+        relocated = encoded(replace(record, physical_offset=place))
+        is_sealed = append_crc.stored(record.properties) is not None
+        return append_crc.seal(relocated) if is_sealed else relocated
 
     def place(self, record: Record) -> int | None:
         """Return the physical offset that the row of its queue offset says, if it fits the
@@ -87,13 +88,13 @@ class Relocator(Closing):
         """Return the one physical offset to which entries of all its keys lead. StoreIOError."""
         if self._indexes is None:
             self._indexes = [*islice(self._opened(), _MOST_OPEN)]
-        found: set[int] | None = None
+        common: set[int] | None = None
         for key in key_hashes(record):
             places = self._places(key, record.store_timestamp)
-            found = places if found is None else found & places
-            if not found:
+            common = places if common is None else common & places
+            if not common:
                 return None
-        return found.pop() if found and len(found) == 1 else None
+        return common.pop() if common and len(common) == 1 else None
 
     def _opened(self) -> Iterator[IndexFile]:
         for file in reversed(self._ours.index_listing.files):
@@ -101,9 +102,9 @@ class Relocator(Closing):
                 yield self._ours.open_index(file)
 
     def _places(self, key: int, time: int) -> set[int]:
-        found: list[int] = []
+        offsets: list[int] = []
         begin, end = time - _SLACK, time + _SLACK
         for index in self._indexes or ():
             if time_matched(index.header, begin, end):
-                select(index, key, _MOST_LED, begin, end, found)
-        return {*found}
+                select(index, key, _MOST_LED, begin, end, offsets)
+        return {*offsets}
