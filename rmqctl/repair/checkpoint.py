@@ -26,7 +26,7 @@ from rmqctl.store.log.end import find_end, last_dispatched
 from rmqctl.store.store import Store
 
 NAME = "checkpoint"
-_MOST = 1 << 16
+_MAX_SIZE = 1 << 16
 _NO_OFFSET = -1
 """The value that a broker writes without such an offset."""
 
@@ -122,7 +122,7 @@ def checkpoint_steps(root: str, facts: LogFacts, generation: int, *,
     data = b""
     if is_file:
         with FileSource(path) as source:
-            data = source.read(0, _MOST)
+            data = source.read(0, _MAX_SIZE)
     elif facts.last < 0 and not strange:
         return [], []
     try:

@@ -14,10 +14,10 @@ from rmqctl.repair.truncate.truncate import truncate
 from rmqctl.store.log.end import find_end
 from rmqctl.store.store import Store
 
-LARGEST = 4 << 30
+MAX_LOG_SIZE = 4 << 30
 """Bytes of a log up to which a repair is planned for a piece of advice: a plan reads the log once
 more, and writes entries and index into a temporary folder."""
-_MOST_FILLS = 8
+_MAX_FILLS = 8
 """Fillers at the end of a log that are looked at, the last ones."""
 _BEYOND = frozenset({"timer-log", "timer-check", "timer-wheel", "epoch-start"})
 """Findings that `truncate` to the end of the log may settle."""
@@ -45,10 +45,10 @@ def outlook(store: Store, options: RecoverOptions, watch: Watch, categories: Con
     of the store. ``starts_well``: a broker starts on it as it is and loses nothing, so its abort
     file is harmless.
 
-    None where the log is larger than `LARGEST`, or the plan could not be made for a reason that
-    is outside the store.
+    None where the log is larger than `MAX_LOG_SIZE`, or where the plan cannot be made for a reason
+    outside the store.
     """
-    if store.log.size > LARGEST:
+    if store.log.size > MAX_LOG_SIZE:
         return None
     is_member = store.layout.commitlog == "dledger"
     with Scratch() as scratch:
@@ -82,7 +82,7 @@ def damaged_tail(store: Store, plan: Plan) -> Tail | None:
         last = find_end(store).last
         if last is not None and last.crc_ok and last.physical_offset > fills[0]:
             return None
-        for place in fills[:_MOST_FILLS]:
+        for place in fills[:_MAX_FILLS]:
             with Scratch() as scratch:
                 cut = truncate(store, place, store.generation, lambda _done: None, scratch)
             if cut.lost or cut.plan.dropped.undecided:

@@ -291,9 +291,9 @@ def test_a_delayed_message_for_a_long_topic_stops_no_others(tmp_path: Path, deli
 def test_more_than_a_plan_holds_is_refused(tmp_path: Path,
                                            monkeypatch: pytest.MonkeyPatch) -> None:
     root = long_topics(tmp_path / "store")
-    monkeypatch.setattr(release_module, "MOST", 3)
+    monkeypatch.setattr(release_module, "MAX_LEFT_OUT", 3)
     plan(root, code=1)
-    monkeypatch.setattr(release_module, "MOST", 2)
+    monkeypatch.setattr(release_module, "MAX_LEFT_OUT", 2)
     assert "more than 2 records" in run("convert", root, *CONFIG).expect(6).err
 
 

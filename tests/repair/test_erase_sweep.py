@@ -11,7 +11,7 @@ import pytest
 
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.message import Record, build
-from rmqctl.repair.erase.find import LEAST, content
+from rmqctl.repair.erase.find import MIN_RUN, content
 from tests.conftest import GoldenFolder
 from tests.repair.test_erase import records
 from tests.support.cli import run
@@ -32,8 +32,8 @@ def root(request: pytest.FixtureRequest, golden: GoldenFolder, tmp_path: Path) -
 def marks(record: Record) -> Iterator[bytes]:
     """Runs of a body at its start, middle and end; ids and keys."""
     for body in {content(record), bytes(record.body)}:
-        for at in {0, len(body) // 2, len(body) - LEAST}:
-            if any(run := body[at:at + LEAST]) and len(run) == LEAST:
+        for at in {0, len(body) // 2, len(body) - MIN_RUN}:
+            if any(run := body[at:at + MIN_RUN]) and len(run) == MIN_RUN:
                 yield run
     known = props.parse(record.properties.decode("utf-8", "replace"))
     for key in (known.get(props.UNIQUE_KEY), *props.split_keys(known.get(props.KEYS))):
@@ -45,7 +45,7 @@ def marks(record: Record) -> Iterator[bytes]:
 def test_nothing_of_an_erased_message_is_left(what: str, root: Path) -> None:
     before = [*records(root)]
     chosen = next(record for record in before if record.topic.startswith(b"TP_")
-                  and len(content(record)) >= LEAST and b"UNIQ_KEY" in record.properties)
+                  and len(content(record)) >= MIN_RUN and b"UNIQ_KEY" in record.properties)
     known = props.parse(chosen.properties.decode())
     words = ([root, chosen.topic.decode()] if what == "topic"
              else [root, "--id", known[props.UNIQUE_KEY]])
@@ -57,7 +57,7 @@ def test_nothing_of_an_erased_message_is_left(what: str, root: Path) -> None:
     stays = b"\0".join(build(record) + content(record) for record in before if record not in gone)
     wanted = {mark for record in gone for mark in marks(record) if mark not in stays}
     assert wanted
-    either = re.compile(b"|".join(rb"(?<![0-9A-Za-z])" + re.escape(mark) if len(mark) != LEAST
+    either = re.compile(b"|".join(rb"(?<![0-9A-Za-z])" + re.escape(mark) if len(mark) != MIN_RUN
                                   else re.escape(mark) for mark in wanted))
     left = [(str(path.relative_to(root)), hit.group()) for path in root.rglob("*")
             if path.is_file() for hit in [either.search(path.read_bytes().rstrip(b"\0"))] if hit]

@@ -304,7 +304,7 @@ def test_much_of_a_file_is_not_held_in_memory(golden: GoldenFolder, golden_copy:
     """It becomes a new file, with the name, time and mode of the old one."""
     from rmqctl.repair.sources import copying
 
-    monkeypatch.setattr(copying, "_MOST_IN_MEMORY", 1000)
+    monkeypatch.setattr(copying, "_MAX_IN_MEMORY", 1000)
     store, source = golden_copy("5.3.3/multipath/store"), golden("5.3.3/multipath/store")
     zeroed_pages(store)
     zeroed_tail(store)

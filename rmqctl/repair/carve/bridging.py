@@ -19,12 +19,12 @@ from rmqctl.formats.local.message import BLANK_SIZE, Record, decode
 from rmqctl.repair.salvage.filler import MOST, Filler, Row, Style, filler, least_filler
 from rmqctl.scan.overlay import Parts
 
-MOST_FILES = 1024
+MAX_FILES = 1024
 """Missing files between those of a log that are written with a filler each."""
-_MOST_GAPS = 1 << 16
-_MOST_LOOKS = 1 << 12
+_MAX_GAPS = 1 << 16
+_MAX_LOOKS = 1 << 12
 _SEALED = Style(sealed=True)
-_LEAST, _LEAST_SEALED = least_filler(Style()), least_filler(_SEALED)
+_MIN_FILLER, _MIN_SEALED = least_filler(Style()), least_filler(_SEALED)
 
 
 class Missing(NamedTuple):
@@ -46,14 +46,14 @@ class Bridge:
     """
 
     def __init__(self, file_size: int, room: int) -> None:
-        self.file_size, self._room, self._files = file_size, room, MOST_FILES
+        self.file_size, self._room, self._files = file_size, room, MAX_FILES
         self.fillers = self.queue_fillers = 0
 
     def spans(self, end: int, physical: int) -> bool:
         """Return whether a log that ends at `end` can continue at `physical`."""
         missing, start = self._missing(end, physical)
         gap = physical - start
-        return (physical >= end and (not gap or gap >= _LEAST)
+        return (physical >= end and (not gap or gap >= _MIN_FILLER)
                 and gap <= self._room and len(missing) <= self._files)
 
     def take(self, end: int, physical: int) -> list[int]:
@@ -80,7 +80,7 @@ class Bridge:
             yield base, base + self.file_size - BLANK_SIZE, False
         while at < physical:
             left = physical - at
-            size = left if left <= MOST else MOST - _LEAST_SEALED
+            size = left if left <= MOST else MOST - _MIN_SEALED
             yield at, at + size, True
             at += size
 
@@ -99,7 +99,7 @@ class Bridge:
                 left = stop - at - size
                 if left < 0:
                     break
-                if is_exact and left < _LEAST_SEALED:
+                if is_exact and left < _MIN_SEALED:
                     size += left
                 yield self._record(at, size, before, rows.popleft())
                 at += size
@@ -107,7 +107,7 @@ class Bridge:
             if is_exact and at < stop:
                 yield self._record(at, stop - at, before)
             elif not is_exact and at == start:
-                yield self._record(at, _LEAST_SEALED, before)
+                yield self._record(at, _MIN_SEALED, before)
 
     def _record(self, physical: int, size: int, before: Record, row: Filler | None = None
                 ) -> Record:
@@ -146,7 +146,7 @@ class Lacking:
 
     def gap(self, physical: int, stretches: list[int]) -> None:
         """There is a gap before the next message."""
-        if len(self._gaps) < _MOST_GAPS:
+        if len(self._gaps) < _MAX_GAPS:
             self._gaps.append(_Gap(physical, stretches))
 
     def met(self, number: int, queue: tuple[str, int], offset: int) -> None:
@@ -161,7 +161,7 @@ class Lacking:
         """Find room for missing messages in the gaps from number ``first`` on."""
         left, parts = missing.number, []
         size = missing.filler().least(_SEALED)
-        for gap in islice(self._gaps, first, first + _MOST_LOOKS):
+        for gap in islice(self._gaps, first, first + _MAX_LOOKS):
             if not left:
                 break
             for number, free in enumerate(gap.stretches):

@@ -17,7 +17,7 @@ import numpy as np
 
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.local.message import Record, decode
-from rmqctl.repair.carve.pieces import MOST, Claims
+from rmqctl.repair.carve.pieces import MAX_RANGES, Claims
 from rmqctl.repair.carve.scan import Scan
 from rmqctl.repair.carve.sources import CarveSource, Input
 from rmqctl.repair.carve.spool import Seen, Spool, hosts_of, identity
@@ -204,7 +204,7 @@ class Carving:
                 self.tally.bytes_read += min(source.size, scan.size)
                 self.tally.breaks += scan.breaks
             yield from self._decide(scan, is_named=source_input.base is not None)
-            if len(self.file_ends) < MOST:
+            if len(self.file_ends) < MAX_RANGES:
                 self.file_ends |= scan.pieces.file_ends
 
     def _decide(self, scan: Scan, *, is_named: bool) -> Iterator[CarvedPage]:

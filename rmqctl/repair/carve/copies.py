@@ -12,8 +12,8 @@ import numpy as np
 from rmqctl.files.row_file import RowFile
 from rmqctl.scan.frames import Array
 
-_MOST_RUNS = 1 << 20
-_MOST = 1 << 22
+_MAX_RUNS = 1 << 20
+_MAX_COPIES = 1 << 22
 """Messages of runs of one queue that are looked for at once."""
 _STEP = 1 << 16
 _SEVERAL = -2
@@ -45,7 +45,7 @@ class Runs:
         np.maximum.at(high, run, rows["queue"])
         for key, first, last in zip(keys, low.tolist(), high.tolist(), strict=True):
             queue = self._queue.get(key, first)
-            if key in self._queue or len(self._queue) < _MOST_RUNS:
+            if key in self._queue or len(self._queue) < _MAX_RUNS:
                 self._queue[key] = queue if queue == first == last else _SEVERAL
 
     @staticmethod
@@ -61,7 +61,7 @@ class Runs:
         count = sum(int(self._of_one(part).sum()) for part in rows.chunks(_STEP))
         if not 0 < count < len(rows):
             return rows, 0
-        parts = -(-count // _MOST)
+        parts = -(-count // _MAX_COPIES)
         gone = [self._copied(rows, part, parts) for part in range(parts)]
         copied: Array = np.concatenate(gone)
         if not len(copied):

@@ -20,9 +20,9 @@ from rmqctl.scan.damage.extents import judge
 from rmqctl.scan.damage.slots import Passed
 from rmqctl.scan.frames import Array
 
-_MOST_KEPT = 8
-_MOST_PIECES = 16
-_MOST_STEPS = 1000
+_MAX_KEPT = 8
+_MAX_PIECES = 16
+_MAX_STEPS = 1000
 
 
 def is_file(shift: int, size: int) -> bool:
@@ -52,7 +52,7 @@ class Doubts:
     def _log(self, shift: int) -> tuple[AsLog, Passed]:
         log_state = self._logs.get(shift)
         if log_state is None:
-            if len(self._logs) >= _MOST_KEPT:
+            if len(self._logs) >= _MAX_KEPT:
                 self._logs.popitem(last=False)
             log = AsLog(self._window, shift, None)
             log_state = self._logs[shift] = log, Passed(by_itself=True)
@@ -67,9 +67,9 @@ class Doubts:
         """Records of a shift follow each other in positions ``[start, end)``; what they are is not
         known yet.
         """
-        if shift not in self._met and len(self._met) >= _MOST_KEPT:
+        if shift not in self._met and len(self._met) >= _MAX_KEPT:
             self._met.popitem(last=False)
-        self._met.setdefault(shift, deque(maxlen=_MOST_PIECES)).append((start, end))
+        self._met.setdefault(shift, deque(maxlen=_MAX_PIECES)).append((start, end))
         self._met.move_to_end(shift)
 
     def before(self, shift: int) -> tuple[int | None, int]:
@@ -87,7 +87,7 @@ class Doubts:
         """
         log, passed = self._log(shift)
         is_start = not gap
-        for _ in range(_MOST_STEPS):
+        for _ in range(_MAX_STEPS):
             other = self._first(gap) if is_start else None
             if at <= gap or (other is not None and other[1] != shift and other[2]):
                 break  # a file of another log starts there, or of another part of this one

@@ -24,10 +24,10 @@ REACH = (4 << 20) + (64 << 10)
 NEXT = (0, dledger.HEAD_SIZE)
 """Bytes between messages that follow each other."""
 SECTOR = 512
-_MOST = 1 << 20
-_MOST_NEXT = 4
+_MAX_CHAINS = 1 << 20
+_MAX_NEXT = 4
 _WORK = 4 << 30
-_MOST_READ = 1 << 16
+_MAX_READS = 1 << 16
 
 
 class Chain(NamedTuple):
@@ -53,7 +53,7 @@ class Chains:
         self._is_open = False
         self.unknown_from: int | None = None
         self._starts: Array | None = None
-        self._work, self._reads = _WORK, _MOST_READ
+        self._work, self._reads = _WORK, _MAX_READS
         self._cuts: dict[tuple[int, int], int | None] = {}
 
     def start(self, shift: int, at: int) -> None:
@@ -62,7 +62,7 @@ class Chains:
         if rows and rows[-4] == shift and (self._is_open or (
                 not rows[-1] and at - rows[-2] in NEXT)):
             self._is_open = True
-        elif len(rows) < 4 * _MOST:
+        elif len(rows) < 4 * _MAX_CHAINS:
             rows.extend((shift, at, at, 0))
             self._is_open = True
         elif self.unknown_from is None:
@@ -84,7 +84,7 @@ class Chains:
         """
         key = shift, at
         if key not in self._cuts:
-            if len(self._cuts) >= _MOST:
+            if len(self._cuts) >= _MAX_CHAINS:
                 return None
             self._cuts[key] = self._cut(shift, at)
         return self._cuts[key]
@@ -122,7 +122,7 @@ class Chains:
     def _cut(self, shift: int, at: int) -> int | None:
         physical, positions = self._sorted()
         first = int(np.searchsorted(physical, at + shift))
-        for row in range(first, min(first + _MOST_NEXT, len(physical))):
+        for row in range(first, min(first + _MAX_NEXT, len(physical))):
             size, position = int(physical[row]) - at - shift, int(positions[row])
             if size > REACH or position == at + size:  # the log goes on here, after damage
                 return None

@@ -30,13 +30,13 @@ from rmqctl.repair.salvage.filler import Style, least_filler
 from rmqctl.scan.frames import Array
 from rmqctl.store.pages import Page
 
-MOST_HOSTS = 4096
+MAX_HOSTS = 4096
 """Store hosts that are distinguished; what comes after them is taken as one."""
-MOST_LOGS = 64
+MAX_LOGS = 64
 """Logs that are distinguished; what is left then comes at the end of the last one."""
 RUN = 1 << 20
 _STEP = 1 << 10
-_LEAST = least_filler(Style())
+_MIN_FILLER = least_filler(Style())
 
 _PLACE = np.dtype([("physical", "<i8"), ("position", "<i8"), ("offset", "<i8"), ("size", "<i4"),
                    ("source", "<i4"), ("broker", "<i4"), ("queue", "<i4"), ("is_late", "<i4"),
@@ -96,7 +96,7 @@ class Log:
         if physical == self.end and self._after == (source, position):
             return _FOLLOWS
         if physical != self.end and (time < self._time - _CLOCK or (
-                self.keeps and physical - self.end >= _LEAST
+                self.keeps and physical - self.end >= _MIN_FILLER
                 and not self.bridge.spans(self.end, physical))):
             return None
         return abs(time - self._time)
@@ -220,12 +220,12 @@ class Order:
     def _number(self, host: bytes) -> int:
         number = self._hosts.get(host)
         if number is None:
-            number = min(len(self._hosts), MOST_HOSTS - 1)
+            number = min(len(self._hosts), MAX_HOSTS - 1)
             if number == len(self._earliest):
                 self._earliest.append(1 << 63)
                 self._reach.append(0)
                 self._broker.append(number)
-            if len(self._hosts) < MOST_HOSTS:
+            if len(self._hosts) < MAX_HOSTS:
                 self._hosts[host] = number
         return number
 
@@ -255,7 +255,7 @@ class Order:
                     fits = [log for log in fits if log.number > first
                             or log.distance(place) == _FOLLOWS]
                 best = _best(fits, place)
-                if best is None and len(logs) < MOST_LOGS:
+                if best is None and len(logs) < MAX_LOGS:
                     best = Log(len(logs), bridge(), self._reason(logs, first, fits),
                                end=physical - physical % bridge().file_size)
                     logs.append(best)

@@ -24,19 +24,19 @@ from rmqctl.repair.carve.window import AsLog, Window
 from rmqctl.scan.damage.extents import claimed_end
 from rmqctl.scan.frames import Array
 
-MOST = 1 << 16
-_MOST_OPEN = 8
+MAX_RANGES = 1 << 16
+_MAX_OPEN = 8
 _PAGE, _UNUSED = 4096, 64 << 10
 
 
 class Ranges:
-    """A growing number of half-open ranges, at most `MOST`: then the last one is extended."""
+    """A growing number of half-open ranges, at most `MAX_RANGES`: then the last one is extended."""
 
     def __init__(self) -> None:
         self._ranges: list[tuple[int, int]] = []
 
     def add(self, start: int, end: int) -> None:
-        if len(self._ranges) < MOST:
+        if len(self._ranges) < MAX_RANGES:
             self._ranges.append((start, end))
         else:
             low, high = self._ranges[-1]
@@ -87,7 +87,7 @@ class Pieces:
         """Note that a chain of records ends at ``at``. StoreIOError."""
         size = self._file_end(at)
         self.chains.end(shift, at, size)
-        if size and len(self.file_ends) < MOST:
+        if size and len(self.file_ends) < MAX_RANGES:
             self.file_ends.add(at + shift + size)
 
     def _starts(self, chain: Chain) -> None:
@@ -122,7 +122,7 @@ class Pieces:
         if (cut := self.chains.cut(shift, at)) is not None:
             self._cut = max(cut, self._cut)
             return
-        if len(self._breaks) >= _MOST_OPEN:
+        if len(self._breaks) >= _MAX_OPEN:
             oldest = self._breaks.pop(next(iter(self._breaks)))
             self._settle(oldest, oldest.end)
         claimed = claimed_end(AsLog(self._window, shift, None), at, strict=True)
@@ -194,7 +194,7 @@ class Claims:
         ranges = self._of.setdefault(host, [])
         if ranges and start - ranges[-1][1] in NEXT:
             ranges[-1] = ranges[-1][0], end
-        elif self._count < MOST:
+        elif self._count < MAX_RANGES:
             insort(ranges, (start, end))
             self._count += 1
 

@@ -40,10 +40,10 @@ from rmqctl.scan.source import Source, Witness
 LOG_BYTES = 64 << 10
 LOG_RECORDS = 8
 """A chain of intact records at least as long, with one shift, is taken for a piece of a log."""
-MOST_LOG_SHIFTS = 1 << 16
+MAX_LOG_SHIFTS = 1 << 16
 _BURST = 8
 _LARGE = 1 << 20
-_MOST_OFFSET = (1 << 63) - 1
+_MAX_OFFSET = (1 << 63) - 1
 
 
 class Scan:
@@ -132,7 +132,7 @@ class Scan:
         it.
         """
         burst, window, first, last = _BURST, self._window, -1, -1
-        while self._at < self.size and self._at + shift <= _MOST_OFFSET:
+        while self._at < self.size and self._at + shift <= _MAX_OFFSET:
             window.hold(self._at, START_SIZE)
             held = window.end
             batch = records_from(window.data, shift + window.start, self._at - window.start,
@@ -358,7 +358,7 @@ class Scan:
             self._log_shift, self._broken_at = shift, None
             self._gap, self._doubt_end = self.doubts.before(shift)
             self._doubt_gap = self.doubts.gap
-            if len(self.log_shifts) < MOST_LOG_SHIFTS:
+            if len(self.log_shifts) < MAX_LOG_SHIFTS:
                 self.log_shifts.add(shift)
             return
         places: Array = batch.start[:good] + window.start
@@ -407,7 +407,7 @@ class Scan:
                 unsure = record[1] == shift and (reaches_over or not sure)
                 (self._doubtful if unsure else self._embedded).add(
                     self._number, candidate, candidate + record[1], record[0], start)
-                if len(self.broken) < MOST_LOG_SHIFTS:
+                if len(self.broken) < MAX_LOG_SHIFTS:
                     self.broken[start] = shift
                 position = candidate + record[0]
                 break

@@ -39,9 +39,9 @@ from rmqctl.repair.carve.ordering import Log, Order
 from rmqctl.repair.carve.sources import CarveSource, Input
 
 _OPEN_SOURCES = 32
-_LEAST_FILE, _MOST_FILE, _MOST_SIZES = 1024, 1 << 31, 1024
+_MIN_FILE, _MAX_FILE, _MAX_SIZES = 1024, 1 << 31, 1024
 DEFAULT_FILE = 1 << 30
-_MOST_TOPICS = 10_000
+_MAX_TOPICS = 10_000
 _NAMED = 5
 _FREE_FILL, _FILL = 64 << 20, 16
 """Bytes of fillers that are always written, and more: so many times the bytes of the messages."""
@@ -99,8 +99,8 @@ class Written:
 def log_file_size(inputs: Sequence[Input]) -> int | None:
     """Return the size of a log's file that most inputs named like one have; None: unknown."""
     sizes = Counter(source.size
-                    for source in inputs if source.base is not None and source.size >= _LEAST_FILE
-                    and source.size % _LEAST_FILE == 0 and source.base % source.size == 0)
+                    for source in inputs if source.base is not None and source.size >= _MIN_FILE
+                    and source.size % _MIN_FILE == 0 and source.base % source.size == 0)
     return max(sizes, key=lambda size: (sizes[size], size)) if sizes else None
 
 
@@ -111,8 +111,8 @@ def size_by_ends(ends: Iterable[int]) -> int | None:
     ascending = sorted(ends)
     steps = {after - before for before, after in pairwise(ascending)}
     sizes = sorted(size for size in {DEFAULT_FILE, *ascending, *steps}
-                   if _LEAST_FILE <= size < _MOST_FILE)
-    fits = {size: sum(not end % size for end in ascending) for size in sizes[-_MOST_SIZES:]}
+                   if _MIN_FILE <= size < _MAX_FILE)
+    fits = {size: sum(not end % size for end in ascending) for size in sizes[-_MAX_SIZES:]}
     best = max(fits, key=lambda size: (fits[size], size), default=None)
     return best if best is not None and fits[best] else None
 
@@ -149,7 +149,7 @@ class StoreMaker:
         """Remember the places of messages: 32 bytes each, on disk."""
         self._order.add(carved)
         inner = carved.page.numbers("sys_flag") & INNER_BATCH
-        if inner.any() and len(self._batch_topics) < _MOST_TOPICS:
+        if inner.any() and len(self._batch_topics) < _MAX_TOPICS:
             part = carved.page.select(np.flatnonzero(inner))
             self._batch_topics.update(part.column("topic"))
 

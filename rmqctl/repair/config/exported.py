@@ -50,8 +50,8 @@ _TABLES = {
 }
 _CONFIGS = "brokerConfigs"
 _FILTERS = (None, "SINGLE_TAG", "MULTI_TAG")
-_MOST = (1 << 31) - 1
-_LONGEST = 255
+_MAX_INT = (1 << 31) - 1
+_MAX_NAME_LENGTH = 255
 
 
 @dataclass(slots=True)
@@ -143,7 +143,7 @@ def _is_sound(table: _Table, key: str, entry: Any) -> bool:
         return False
     if entry.get("topicFilterType") not in _FILTERS or "\ufffd" in key:
         return False
-    if len(key) > _LONGEST or "/" in key or not key.isprintable() or key in (".", ".."):
+    if len(key) > _MAX_NAME_LENGTH or "/" in key or not key.isprintable() or key in (".", ".."):
         return False
     return (all(isinstance(value, table.each) for value in entry.values())
             and all(entry.get(name) is None or _is(entry[name], kind)
@@ -153,5 +153,5 @@ def _is_sound(table: _Table, key: str, entry: Any) -> bool:
 
 def _is(value: Any, kind: type) -> bool:
     if kind is int:
-        return isinstance(value, int) and not isinstance(value, bool) and -1 <= value <= _MOST
+        return isinstance(value, int) and not isinstance(value, bool) and -1 <= value <= _MAX_INT
     return isinstance(value, kind)

@@ -47,7 +47,7 @@ _MESSAGE_TYPES = {
 _MIXED_SINCE = "5.1.4"
 _WAIT = (SCHEDULE_TOPIC, HALF_TOPIC, TIMER_TOPIC)
 """Topics in which messages wait for the one that REAL_TOPIC names."""
-_MOST_QUEUES = 1 << 10
+_MAX_QUEUES = 1 << 10
 """A greater queue id counts only where the queue itself exists."""
 _ID_DIGITS, _SINCE = 11, 5
 
@@ -73,7 +73,7 @@ def topics(store: Store, generation: int, table: Iterable[str]) -> tuple[Table, 
         topic, _, number = name.rpartition("-")
         see(topic, int(number))
     for commit in ConsumerProgress.of(store).commits:
-        if commit.topic in seen and 0 <= commit.queue_id < _MOST_QUEUES:
+        if commit.topic in seen and 0 <= commit.queue_id < _MAX_QUEUES:
             see(commit.topic, commit.queue_id)
     # The entries that a broker makes for such topics.
     entries: Table = {}
@@ -130,7 +130,7 @@ def topic(store: Store, name: str) -> Shown | None:
             types["NORMAL"] += int(left.sum())
     # The entry, by the rules of a file without any.
     generation = store.generation
-    odd = {queue_id for queue_id in queues if not 0 <= queue_id < _MOST_QUEUES}
+    odd = {queue_id for queue_id in queues if not 0 <= queue_id < _MAX_QUEUES}
     table, seen = topics(store, generation, [f"{name}-{queue_id}" for queue_id in queues - odd])
     entry = table.get(name)
     if entry is None:

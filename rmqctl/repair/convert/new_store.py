@@ -56,7 +56,7 @@ _NOT_CARRIED = ("timerwheel", "timerlog", "compaction/compactionLog", "tieredsto
                 "consumequeue_ext")
 """Files with physical offsets, or of a separate service, that are not made from the log."""
 _HALF = props.HALF_TOPIC.encode()
-_MOST_PLACES = 20
+_MAX_PLACES = 20
 
 
 @dataclass(slots=True)
@@ -233,7 +233,7 @@ class WithPlainLog:
 
     def _leave_out(self, place: int) -> None:
         self.done.left_out += 1
-        if len(self.done.places) < _MOST_PLACES:
+        if len(self.done.places) < _MAX_PLACES:
             self.done.places.append(place)
 
 

@@ -166,7 +166,7 @@ def _in_files(scratch: Scratch, before: int, table: Mapping[QueueKey, int]) -> P
 
 def keep_ends(store: Store, ends: Mapping[QueueKey, int], top: str,
               settings: Settings) -> dict[QueueKey, int]:
-    """Return the next queue offsets of queues that are not ``known``, as they have no message in
+    """Return the next queue offsets of queues that are not in ``ends``, as they have no message in
     the log any more: for each a file is made below ``top`` that ends where it stood. StoreIOError.
     """
     kept: dict[QueueKey, int] = {}

@@ -87,7 +87,7 @@ LEFT_OUT = "left-out"
 _QUEUES = ("consumequeue", "consumequeue_ext", "batchconsumequeue")
 _CHECKPOINT = "checkpoint"
 _NEWER_CODECS = tuple(kind for kind, codec in CODECS.items() if codec.name != "zlib")
-MOST = 1_000_000
+MAX_LEFT_OUT = 1_000_000
 """Records that are left out, at about 1 KiB of memory each, and as much again to carry it out."""
 _NAMED = 1000
 """Lost messages that a plan names, singly."""
@@ -200,11 +200,11 @@ class _Conversion(Changes):
             pieces.setdefault(file.path, []).append(
                 Piece(record.physical_offset - file.base, len(raw), parts))
             self._count(record)
-            if len(self._gone) > MOST:
+            if len(self._gone) > MAX_LEFT_OUT:
                 raise RefusedError(
-                    f"{self.store.root}: more than {MOST:,} records would be left out, the limit "
-                    "of a plan: let consumers read them, then run `rmqctl expire STORE` to delete "
-                    "their files")
+                    f"{self.store.root}: more than {MAX_LEFT_OUT:,} records would be left out, the "
+                    "limit of a plan: let consumers read them, then run `rmqctl expire STORE` to "
+                    "delete their files")
         for path, some in pieces.items():
             self.act(Patch(target(self.store, path), tuple(some)), "leave out", len(some), 0,
                      Phrase("a {release} broker does not read them; physical offsets stay",

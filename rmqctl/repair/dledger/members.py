@@ -56,8 +56,8 @@ from rmqctl.store.log.dledger import UnitReader
 from rmqctl.store.log.end import used_size
 from rmqctl.store.store import Store
 
-_MOST_RUNS = 1 << 17
-_MOST_LOST = 10_000
+_MAX_RUNS = 1 << 17
+_MAX_LOST = 10_000
 
 
 def mend_log(store: Store, scratch: Scratch, sources: Sequence[Source] = (), *,
@@ -174,7 +174,7 @@ class _Job:
         other = source.store
         assert other is not None
         committed = committed_index(other)
-        members = Members([self.store, other], _MOST_RUNS, self.progress, files=self.parts,
+        members = Members([self.store, other], _MAX_RUNS, self.progress, files=self.parts,
                         border=committed)
         members.run()
         if members.common is None and not source.preferred:
@@ -214,7 +214,7 @@ class _Job:
                 "knows to be committed are not copied: the leader sends them, or writes others "
                 "in their place")
         if members.runs_total > len(members.runs):
-            self.notes.append(f"{source.name}: more than {_MOST_RUNS} places differ; entries "
+            self.notes.append(f"{source.name}: more than {_MAX_RUNS} places differ; entries "
                               "after these are not copied: run recover again")
         marks, ours = members.members[1].chain.marks, members.members[0].chain.marks
         reach = max(behind, *(run.end for run in members.runs if run.last <= committed), 0) if (
@@ -435,7 +435,7 @@ class _Job:
                 for row in np.flatnonzero(~page.whole).tolist():
                     link = page.link(row)
                     damaged += 1
-                    if len(lost) < _MOST_LOST:
+                    if len(lost) < _MAX_LOST:
                         lost.append(Lost(None, None, None, link.pos + HEAD_SIZE,
                                          link.end - link.pos - HEAD_SIZE, by="entry"))
                 first = page.link(0)

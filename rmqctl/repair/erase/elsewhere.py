@@ -22,7 +22,7 @@ from rmqctl.formats.local.message import (
     decode,
     total_size_at,
 )
-from rmqctl.repair.erase.find import LEAST, Traits
+from rmqctl.repair.erase.find import MIN_RUN, Traits
 from rmqctl.repair.erase.record import is_erased
 from rmqctl.scan.frames import Array
 from rmqctl.scan.resync import MAX_RECORD
@@ -96,7 +96,7 @@ def _records(path: str, traits: Traits) -> Iterator[tuple[int, bytes, Record]]:
 
 def leftovers(store: Store, traits: Traits, planned: dict[str, list[tuple[int, int]]],
               gone: Iterable[str] = ()) -> dict[str, int]:
-    """Return how many bytes of erased bodies stay, by file: in runs of `LEAST` bytes or more,
+    """Return how many bytes of erased bodies stay, by file: in runs of `MIN_RUN` bytes or more,
     outside of the spans (start, end) that are `planned` and the files and folders that are `gone`.
     """
     runs = _Runs(traits.bodies)
@@ -115,12 +115,12 @@ def leftovers(store: Store, traits: Traits, planned: dict[str, list[tuple[int, i
 
 
 class _Runs:
-    """All runs of `LEAST` bytes of some bodies, by hashes of their two words."""
+    """All runs of `MIN_RUN` bytes of some bodies, by hashes of their two words."""
 
     def __init__(self, bodies: Iterable[bytes]) -> None:
         self._words, self._runs = np.zeros(_TABLE, bool), np.zeros(_TABLE, bool)
         bodies = [*bodies]
-        self._hashes = np.zeros(sum(len(body) - LEAST + 1 for body in bodies), np.uint64)
+        self._hashes = np.zeros(sum(len(body) - MIN_RUN + 1 for body in bodies), np.uint64)
         count = 0
         for part in _parts(bodies):
             # Each body begins at a multiple of a word; no run leaves its body.
@@ -130,7 +130,7 @@ class _Runs:
             begins = np.append(0, begins[:-1])
             inside = np.zeros(len(data), np.int8)
             inside[begins] = 1
-            inside[begins + sizes - LEAST + 1] -= 1
+            inside[begins + sizes - MIN_RUN + 1] -= 1
             words = _words_of(data)
             hashes = _hashes(words, np.flatnonzero(np.cumsum(inside, dtype=np.int8)))
             hashes = hashes[hashes != 0]
@@ -152,12 +152,12 @@ class _Runs:
         words = _words_of(data)
         # Each run has an aligned word of its body, so only what is near to such a word is hashed.
         here = self._words[_place(words * _FACTORS[0])] & (words != 0)
-        near = here[:len(data) - LEAST + 1].copy()
-        for shift in range(1, LEAST - _WORD + 1):
+        near = here[:len(data) - MIN_RUN + 1].copy()
+        for shift in range(1, MIN_RUN - _WORD + 1):
             near |= here[shift:shift + len(near)]
         starts = np.flatnonzero(near)
         if len(spans):
-            row = np.searchsorted(spans[:, 0], starts + base + LEAST) - 1
+            row = np.searchsorted(spans[:, 0], starts + base + MIN_RUN) - 1
             starts = starts[(row < 0) | (spans[row, 1] <= starts + base)]
         hashes = _hashes(words, starts)
         maybe = np.flatnonzero(self._runs[_place(hashes)])
@@ -199,13 +199,13 @@ def _place(hashes: Array) -> Array:
 
 def _left_in(path: str, runs: _Runs, spans: Array) -> int:
     """Return how many bytes of a file are in such runs."""
-    count, last = 0, -LEAST
+    count, last = 0, -MIN_RUN
     with FileSource(path) as source:
         at = source.next_data(0)
-        while at + LEAST <= source.size:
-            starts = runs.starts(source.read(at, _PAGE + LEAST - 1), at, spans)
+        while at + MIN_RUN <= source.size:
+            starts = runs.starts(source.read(at, _PAGE + MIN_RUN - 1), at, spans)
             # Runs that overlap are counted once.
-            count += int(np.minimum(np.diff(starts, prepend=last), LEAST).sum())
+            count += int(np.minimum(np.diff(starts, prepend=last), MIN_RUN).sum())
             last = int(starts[-1]) if len(starts) else last
             at = source.next_data(at + _PAGE)
     return count

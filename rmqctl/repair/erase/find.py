@@ -29,9 +29,9 @@ from rmqctl.scan import text
 from rmqctl.scan.frames import DAMAGED, Array, Batch
 from rmqctl.store.store import Store
 
-LEAST = 16
+MIN_RUN = 16
 """Bytes of the shortest body that is looked for by content, and of the runs that must not stay."""
-_MOST_HELD = 16 << 20
+_MAX_HELD = 16 << 20
 """Bytes of bodies that are looked for by content."""
 _ORIGINS = (props.ORIGIN_MESSAGE_ID, "DLQ_ORIGIN_MESSAGE_ID")
 _OF_TOPIC = (props.REAL_TOPIC, props.RETRY_TOPIC, props.DLQ_ORIGIN_TOPIC)
@@ -78,9 +78,9 @@ class Traits:
 
     def add_body(self, body: bytes, physical: int) -> None:
         """Look for a body, too."""
-        if len(body) < LEAST or body in self.bodies or not any(body):
+        if len(body) < MIN_RUN or body in self.bodies or not any(body):
             return
-        if self.held + len(body) > _MOST_HELD:
+        if self.held + len(body) > _MAX_HELD:
             self.unsearched.add(physical)
             return
         self.held += len(body)
@@ -244,13 +244,13 @@ def _suspects(batch: Batch, topics: text.Texts, traits: Traits) -> Array:
     mask |= (flags & sysflag.INNER_BATCH != 0) & bool(
         traits.bodies or traits.named or traits.selects)
     mask |= np.isin(batch.column("body_crc"), crcs)
-    traced = (topics.length >= _TRACE_LEAST) if traits.ids else np.zeros(len(batch), bool)
+    traced = (topics.length >= len(_TRACE_PREFIX)) if traits.ids else np.zeros(len(batch), bool)
     for row in np.flatnonzero(traced & ~mask).tolist():
-        mask[row] = topics.take([row]).tolist()[0].lower().startswith(b"rmq_sys_trace_")
+        mask[row] = topics.take([row]).tolist()[0].lower().startswith(_TRACE_PREFIX)
     return np.flatnonzero(mask)
 
 
-_TRACE_LEAST = len("rmq_sys_trace_")
+_TRACE_PREFIX = b"rmq_sys_trace_"
 _SHARED = props.MULTI_DISPATCH.encode()
 
 

@@ -12,7 +12,7 @@ from rmqctl.scan.source import FileSource
 from rmqctl.store.query.conditions import PROPERTY, Condition
 from rmqctl.store.query.select import Selection
 
-_MOST = 64 << 20
+_MAX_SIZE = 64 << 20
 
 
 def read_ids(path: str) -> list[str]:
@@ -20,8 +20,9 @@ def read_ids(path: str) -> list[str]:
     StoreIOError.
     """
     with FileSource(path) as source:
-        if source.size > _MOST:
-            raise UsageError(f"{path}: larger than {_MOST >> 20} MiB, too large for a list of ids")
+        if source.size > _MAX_SIZE:
+            raise UsageError(f"{path}: larger than {_MAX_SIZE >> 20} MiB, too large for a list of "
+                             "ids")
         data = source.read(0, source.size)
     try:
         ids = [line.strip() for line in data.decode("utf-8-sig").splitlines()

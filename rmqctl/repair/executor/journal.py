@@ -32,7 +32,7 @@ STATE = "state.json"
 ACTIONS_LOG = "log.jsonl"
 _FORMAT = 1
 _ID = re.compile(r"(\d{8}T\d{6}Z)-(\d{1,9})")
-_MOST_HEADER = 1 << 24
+_MAX_HEADER = 1 << 24
 # What the journal calls these fields.
 _ON_DISK = {"staging_dir": "home", "backup": "kept"}
 _FIELDS = {name: field_name for field_name, name in _ON_DISK.items()}
@@ -318,7 +318,7 @@ def entry(root: str, repair_id: str) -> Entry:
     state, _ = state_of(root, repair_id)
     path = os.path.join(repair_folder(root, repair_id), JOURNAL)
     try:
-        head = _header(_read(path, _MOST_HEADER))
+        head = _header(_read(path, _MAX_HEADER))
         return Entry(repair_id, int(head["time"]), str(head["command"]), state,
                      int(head["actions"]), int(head["steps"]))
     except (ValueError, KeyError, TypeError, RecursionError):

@@ -55,8 +55,8 @@ from rmqctl.store.repair_losses import NOTE, RepairLoss
 NEW, BYTES, ASIDE, UNDONE = "new", "bytes", "aside", "undone"
 """Folders in a staging folder: new files, bytes of patches, what was moved aside, what undo took
 away."""
-_HEAD, _MOST_NEIGHBOURS = 4096, 8
-_MOST_DIGESTED = 128 << 20
+_HEAD, _MAX_NEIGHBOURS = 4096, 8
+_MAX_DIGESTED = 128 << 20
 """Bytes that one repair reads of what it moves aside, to know it again in a copy of the store."""
 
 
@@ -71,7 +71,7 @@ class Staging:
         self._backup_parents: set[str] = set()
         self._touched: set[str] = set()
         self._times: dict[str, int] = {}
-        self._to_digest = _MOST_DIGESTED
+        self._to_digest = _MAX_DIGESTED
 
     @property
     def folder(self) -> str:
@@ -332,7 +332,7 @@ def _neighbours(targets: Iterable[str]) -> Neighbours:
                 if path in outside or not is_regular(path) or not (head := head_of(path)):
                     continue
                 neighbours.setdefault(folder, {})[name] = (os.path.getsize(path), head)
-                if len(neighbours[folder]) == _MOST_NEIGHBOURS:
+                if len(neighbours[folder]) == _MAX_NEIGHBOURS:
                     break
     return neighbours
 

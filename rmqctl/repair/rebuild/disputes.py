@@ -48,9 +48,9 @@ from rmqctl.scan.overlay import LogPart
 from rmqctl.store.index.files import IndexFile
 from rmqctl.store.store import Store
 
-_MOST = 1000
+_MAX_DISPUTES = 1000
 """Entries that are looked at: where more contradict the log, it is not a message that was hit."""
-_MOST_STEPS = 10_000
+_MAX_STEPS = 10_000
 _SECOND = 1000
 _PAGE = 1 << 20
 """Entries of an index file that are read at a time."""
@@ -131,7 +131,7 @@ def _tags(rebuilt: Rebuilt, queues: set[QueueKey], records: IntactRecords) -> It
     another one's.
     """
     present, rebuilt_queues = rebuilt.present, rebuilt.made.plain_queues
-    left = _MOST
+    left = _MAX_DISPUTES
     for key in sorted(queues & present.keys() & rebuilt_queues.keys()):
         with closing(present[key]) as ours, closing(rebuilt_queues[key]) as theirs:
             first = max(ours.first_index, theirs.first_index)
@@ -206,7 +206,7 @@ def _keys(store: Store, rebuilt: Rebuilt) -> dict[int, _Entries]:
         here: Array = np.zeros(0, np.int64)
         for _, place, hashes, used in _pages(index):
             here = np.union1d(here, place[used & ~rebuilt_keys.hold(place, hashes)])
-            if len(here) > _MOST:
+            if len(here) > _MAX_DISPUTES:
                 break
         else:
             odd = np.union1d(odd, here)
@@ -290,7 +290,7 @@ class _Known:
 def _hangs(index: IndexFile, number: int, key: int) -> bool:
     """Return whether an entry is in the chain of its hash's slot."""
     at = index.slot(index.shape.slot_of(key)) if key >= 0 else 0
-    for _ in range(_MOST_STEPS):
+    for _ in range(_MAX_STEPS):
         if at <= number:
             break
         entry = index.entry(at)

@@ -56,12 +56,12 @@ from rmqctl.store.store import Store
 
 CONSUMEQUEUE, INDEX = "consumequeue", "index"
 BOTH = frozenset({CONSUMEQUEUE, INDEX})
-_MOST_PENDING = 1 << 25
+_MAX_PENDING = 1 << 25
 SAVE_EVERY = 5.0
 """Seconds after which a run that is killed has to be done again, at most."""
 NAME = "rebuild.json"
 _VERSION = 1
-_MOST = 1 << 20
+_MAX_STATE_SIZE = 1 << 20
 _BOOT = "/proc/sys/kernel/random/boot_id"
 
 
@@ -135,7 +135,7 @@ class Rebuilt:
     @classmethod
     def of(cls, done: RebuildProgress, *, log_min: int, log_end: int | None,
            **others: Any) -> Rebuilt:
-        """With the figures of ``done``, what was dispatched of the log; ``known`` are the others.
+        """Return the result with the figures of ``done``; ``others`` are the other fields.
 
         ``log_end`` None: after the last intact message.
         """
@@ -301,7 +301,7 @@ class _Job:
         recall = OldUnits(self._root) if self._settings.consumequeue_ext else None
         return Dispatcher(self._scratch.root, self._settings, lambda: self._now,
                           self._batch_topics.__contains__, wanted=wanted, recall=recall,
-                          rows=CONSUMEQUEUE in self._only, most_pending=_MOST_PENDING,
+                          rows=CONSUMEQUEUE in self._only, most_pending=_MAX_PENDING,
                           queue_ids=self._queue_ids(held), twins=Twins(
                               {} if store is None else dict(_lone_queues(store)), self._log_min,
                               self._begun))
@@ -433,7 +433,7 @@ class StateFile:
         """Return how far an earlier run came; None if it cannot be continued."""
         try:
             with FileSource(self._path) as source:
-                document: Any = json.loads(source.read(0, _MOST))
+                document: Any = json.loads(source.read(0, _MAX_STATE_SIZE))
             same = document["version"] == _VERSION and document["identity"] == self._identity
             if not same or not (document["durable"] or document["boot"] == _boot()):
                 return None

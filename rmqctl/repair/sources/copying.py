@@ -17,7 +17,7 @@ from rmqctl.scan.frames import used_length
 from rmqctl.scan.overlay import LogPart, Piece
 
 _BLOCK = 1 << 20
-_MOST_IN_MEMORY = 32 << 20
+_MAX_IN_MEMORY = 32 << 20
 """Bytes that are laid over a file; of more a copy of the file is made."""
 
 
@@ -50,7 +50,7 @@ class Copying:
             assert isinstance(whole, str)
             files[part.base] = FileContent(whole, movable=False)
             parts[number] = replace(part, path=whole)
-        elif self._scratch is not None and (part.path is None or total > _MOST_IN_MEMORY):
+        elif self._scratch is not None and (part.path is None or total > _MAX_IN_MEMORY):
             path = self._written(self._scratch, source, part, ranges)
             files[part.base] = FileContent(path)
             parts[number] = LogPart(part.base, part.size, path, witness=part.witness,

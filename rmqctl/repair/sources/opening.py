@@ -42,7 +42,7 @@ from rmqctl.store.store import Store
 OURS = "ours"
 _START = 4096
 _LAST = (1 << 62) - 1
-_MOST_REASONS = 3
+_MAX_REASONS = 3
 _LINES, _PARQUET, _LOG, _TIER = "JSON lines", "Parquet", "commitlog", "a tier"
 _PARQUET_MAGIC = b"PAR1"
 _MANIFEST = "_rmqctl_export.json"
@@ -346,5 +346,5 @@ def _reasons(unused: Unused) -> str:
     most = unused.counts.most_common()
     texts = [f"{reason} ({f'{count}, ' if len(most) > 1 else ''}first: {unused.first[reason]})"
             if unused.first[reason] else f"{reason} ({count})" for reason, count
-            in most[:_MOST_REASONS]]
-    return "; ".join(texts) + ("; and more" if len(most) > _MOST_REASONS else "")
+            in most[:_MAX_REASONS]]
+    return "; ".join(texts) + ("; and more" if len(most) > _MAX_REASONS else "")

@@ -29,7 +29,7 @@ from rmqctl.store.log.commit_log import CommitLog
 _ROW = np.dtype([("offset", "<i8"), ("size", "<i4"), ("crc", "<u4"), ("time", "<i8")])
 _HELD = 1 << 14
 _OPEN_FILES = 32
-_MOST_WHY = 64
+_MAX_REASONS = 64
 _OTHERS = "for other reasons"
 
 
@@ -41,7 +41,7 @@ class Unused:
     first: dict[str, str] = field(default_factory=dict)
 
     def add(self, reason: str, where: str = "") -> None:
-        if reason not in self.counts and len(self.counts) >= _MOST_WHY:
+        if reason not in self.counts and len(self.counts) >= _MAX_REASONS:
             reason, where = _OTHERS, ""
         self.counts[reason] += 1
         self.first.setdefault(reason, where)

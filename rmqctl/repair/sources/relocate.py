@@ -29,11 +29,11 @@ from rmqctl.store.store import Store
 
 _NOT_TOLD = ("its physical offset is unknown: no consume queue entry of this store matches it, and "
              "the index entries for it do not point to a single place")
-_MOST_OPEN = 256
+_MAX_OPEN = 256
 """Index files that are asked, the newest ones: each stays open."""
 _SLACK = 2000
 """Milliseconds; an entry has the second, counted from its file's first entry on."""
-_MOST_LED = 64
+_MAX_ENTRIES = 64
 
 
 class Relocator(Closing):
@@ -87,7 +87,7 @@ class Relocator(Closing):
     def _by_index(self, record: Record) -> int | None:
         """Return the one physical offset to which entries of all its keys lead. StoreIOError."""
         if self._indexes is None:
-            self._indexes = [*islice(self._opened(), _MOST_OPEN)]
+            self._indexes = [*islice(self._opened(), _MAX_OPEN)]
         common: set[int] | None = None
         for key in key_hashes(record):
             places = self._places(key, record.store_timestamp)
@@ -106,5 +106,5 @@ class Relocator(Closing):
         begin, end = time - _SLACK, time + _SLACK
         for index in self._indexes or ():
             if time_matched(index.header, begin, end):
-                select(index, key, _MOST_LED, begin, end, offsets)
+                select(index, key, _MAX_ENTRIES, begin, end, offsets)
         return {*offsets}

@@ -56,7 +56,7 @@ AHEAD = "is then ahead of the queue"
 WRITES = ("commitlog", "consumequeue", "index")
 _RECOVERED = 3
 """Files at the end of a log which recovery after a clean end walks, at most."""
-MOST_LISTED = 100_000
+MAX_LISTED = 100_000
 """Messages that a plan names one by one; all are counted."""
 
 
@@ -328,8 +328,8 @@ class MessagesBehind:
 def messages_behind(store: Store, to: int, progress: ConsumerProgress,
                     step: Callable[[int], None] | None = None,
                     lost_places: Array | None = None) -> MessagesBehind:
-    """Read the log from ``to`` (a border) on. ``step`` hears of the bytes read. ``known``: places
-    of lost messages. StoreIOError.
+    """Read the log from ``to`` (a border) on. ``step`` is called with the bytes read.
+    ``lost_places``: physical offsets of messages that are lost already. StoreIOError.
     """
     cut = MessagesBehind()
     topics = text.Dictionary()
@@ -375,7 +375,7 @@ def _take(cut: MessagesBehind, batch: Batch, topics: text.Dictionary,
     columns = [column.tolist() for column in (
         topic, queue_id, offset, batch.offset, batch.column("total_size"),
         batch.column("store_timestamp"))]
-    room = MOST_LISTED - len(cut.listed)
+    room = MAX_LISTED - len(cut.listed)
     for index in np.flatnonzero(intact)[:room].tolist():
         number, queue, row, physical, size, when = (column[index] for column in columns)
         cut.listed.append(Lost(names[number], queue, row, physical, size, when, when,
