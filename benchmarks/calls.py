@@ -183,7 +183,7 @@ def carve(where: Where, noise: bool) -> Run:
 
     def run() -> Done:
         with Carving([*inputs([str(image)], lambda *_: None)]) as carving:
-            for _ in carving.found():
+            for _ in carving.pages():
                 pass
             assert bool(carving.tally.messages) != noise
             return Done(carving.tally.messages,

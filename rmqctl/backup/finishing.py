@@ -14,7 +14,7 @@ from rmqctl.formats.local.properties import LMQ_PREFIX
 from rmqctl.parse_values import now_ms
 from rmqctl.phrases import Phrase, counted, some_of
 from rmqctl.repair.checkpoint import checkpoint_steps, facts_of
-from rmqctl.repair.offsets.table import Moved, moved_to, planned, queue_rows
+from rmqctl.repair.offsets.table import MovedOffset, moved_to, planned, queue_rows
 from rmqctl.repair.plan import Create, Plan, Replace
 from rmqctl.repair.scratch import Scratch
 from rmqctl.store.config.config import load_one
@@ -100,7 +100,7 @@ def lowered_offsets(store: Store, scratch: Scratch, *, in_files: bool = False) -
     ``in_files``: none that are in RocksDB. A file that is damaged stays as it is. StoreIOError.
     """
     view = view_of(store, "disk")
-    ahead: list[Moved] = []
+    ahead: list[MovedOffset] = []
     nothing = Plan("restore", store.root)
     if not store.layout.reads("config"):
         return nothing, 0

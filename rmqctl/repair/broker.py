@@ -86,8 +86,8 @@ def plan_broker(store: Store, version: str | None, scratch: Scratch,
     notes += configuration.notes
     log = [MoveAside(path) for path in predicted.doomed if not _derived(path)]
     queues, index = _Derived(store, predicted, rules, configuration.settings,
-                             configuration.batch_topics.__contains__,
-                            scratch, wall_clock).steps()
+                             configuration.batch_topics.__contains__, scratch,
+                             wall_clock).steps()
     if predicted.noted is None and rules.rocksdb_queues and store.layout.consumequeue == "rocksdb":
         raise RefusedError(f"{store.root}: no commitlog files found; nothing is planned for the "
                            "consume queue database without them")
@@ -168,7 +168,8 @@ class _Derived:
                  settings: Settings,
                  is_batch: Callable[[str], bool], scratch: Scratch,
                  wall_clock: Callable[[], int]) -> None:
-        self._store, self._made, self._version, self._scratch = store, prediction, version, scratch
+        self._store, self._prediction, self._version = store, prediction, version
+        self._scratch = scratch
         self._is_batch, self._clock = is_batch, wall_clock
         self._indexes = bool(prediction.index_entries) or any(
             action.action == "add entries" for action in prediction.actions)
@@ -179,8 +180,8 @@ class _Derived:
 
     def steps(self) -> tuple[list[Step], list[Step]]:
         """Return (steps for the queues, steps for the index). StoreIOError, RefusedError."""
-        in_files = self._made.noted is None
-        changed = [change for change in self._made.queues if (change.added or self._ext) and (
+        in_files = self._prediction.noted is None
+        changed = [change for change in self._prediction.queues if (change.added or self._ext) and (
             in_files or change.kind != PLAIN)]
         if changed or self._indexes:
             self._keys = {(change.topic, change.queue_id) for change in changed}
@@ -193,11 +194,11 @@ class _Derived:
                 compared.add(folder)
                 queues += self._compare(folder)
         # In what was compared, a file that goes away may have been rebuilt.
-        queues += [MoveAside(path) for path in self._made.doomed
+        queues += [MoveAside(path) for path in self._prediction.doomed
                    if path.startswith(_QUEUES) and os.path.dirname(path) not in compared]
         if self._indexes:
             return queues, self._compare(_INDEX)
-        return queues, [MoveAside(path) for path in self._made.doomed
+        return queues, [MoveAside(path) for path in self._prediction.doomed
                         if path.startswith(_INDEX + os.sep)]
 
     def _folders(self, change: QueueChange) -> list[str]:
@@ -228,9 +229,9 @@ class _Derived:
             self._scratch.copy_in(root, os.path.join(_INDEX, left[-1]))
 
     def _dispatch(self) -> None:
-        log = CommitLog(self._made.loaded_log, self._store.log.file_size)
+        log = CommitLog(self._prediction.loaded_log, self._store.log.file_size)
         try:
-            for stretch in self._made.dispatch:
+            for stretch in self._prediction.dispatch:
                 self._stretch(log, stretch)
         finally:
             log.close()

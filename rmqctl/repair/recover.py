@@ -30,7 +30,7 @@ from rmqctl.repair.checkpoint import checkpoint_steps, facts_after, facts_of, lo
 from rmqctl.repair.config.copies import lost_config, newer_offsets_of
 from rmqctl.repair.config.epochs import mend_epochs
 from rmqctl.repair.config.exported import read_export, refuse_foreign
-from rmqctl.repair.config.known import topics
+from rmqctl.repair.config.inferred import topics
 from rmqctl.repair.config.mend import CONFIG, mend_config
 from rmqctl.repair.config.saved import expanded, read_saved, saved_config, taken
 from rmqctl.repair.consumers import consumers_after, lost_by_positions
@@ -56,7 +56,14 @@ from rmqctl.repair.rebuild.foreign_files import (
     joined,
     refusals_left,
 )
-from rmqctl.repair.rebuild.rebuild import CONSUMEQUEUE, INDEX, Kept, Rebuilt, log_size, rebuild
+from rmqctl.repair.rebuild.rebuild import (
+    CONSUMEQUEUE,
+    INDEX,
+    KeptHashes,
+    Rebuilt,
+    log_size,
+    rebuild,
+)
 from rmqctl.repair.rebuild.rebuild import wants as wants_queue
 from rmqctl.repair.rebuild.rocksdb_copy import copy_steps
 from rmqctl.repair.rebuild.steps import derived_steps, topic_queue_table
@@ -165,7 +172,8 @@ class _Planner:
     def __init__(self, root: str, store: Store, configuration: Configured, scratch: Scratch,
                  options: RecoverOptions, watch: Watch, make: Callable[..., Rebuilt]) -> None:
         self._make = make
-        self._root, self._store, self._known, self._scratch = root, store, configuration, scratch
+        self._root, self._store, self._scratch = root, store, scratch
+        self._configuration = configuration
         self._options, self._watch = options, watch
         self._exports, others = taken(expanded(options.sources), read_export)
         self._saved, self._logs = taken(others, read_saved)
@@ -180,7 +188,7 @@ class _Planner:
         """Messages that get no row."""
         self._before: int | None = None
         """Rows of the database of consumequeues; None without a readable one."""
-        self._made: rocksdb.Made | None = None
+        self._database: rocksdb.BuiltDatabase | None = None
 
     def note(self, text: str) -> None:
         """Something to be said with the plan."""
@@ -217,7 +225,7 @@ class _Planner:
                 self._options.topic is None):
             with self._watch("comparing the copy in RocksDB", log_size(saved.parts)) as done:
                 self._take(copy_steps(
-                    self._store, saved.parts, self._known.settings, self._scratch,
+                    self._store, saved.parts, self._configuration.settings, self._scratch,
                     log_end=saved.log_end if COMMITLOG in self._options.only else None,
                     jobs=self._options.jobs, progress=done))
         keeps_abort = (self._store.has_abort and self._options.whole and not held
@@ -401,7 +409,8 @@ class _Planner:
         # Where the log was not asked for, nothing is looked at.
         if COMMITLOG not in self._options.only or self._options.topic is not None:
             parts = tuple(log_as_it_is(self._store))
-            self._known = self._known.with_batches(self._store, self._inner_batch_topics(parts))
+            self._configuration = self._configuration.with_batches(
+                self._store, self._inner_batch_topics(parts))
             return Salvage(parts, log_end=parts[-1].end if parts else 0)
         # The log from itself and from copies; then what else these copies have.
         total = sum(file.size for file in self._store.log.files)
@@ -413,7 +422,7 @@ class _Planner:
                 self._store.layout.is_dledger) else (salvage(self._store, self._generation,
                             missing_file=self._options.missing_file,
                             ambiguous=self._options.ambiguous,
-                            batch_topics=self._known.batch_topics, progress=done,
+                            batch_topics=self._configuration.batch_topics, progress=done,
                             scratch=self._scratch, correct=self._options.correct,
                             keep_damaged=self._options.keep_damaged,
                             fillers=self._options.fillers,
@@ -426,7 +435,8 @@ class _Planner:
         self._take(entries)
         self._take(config)
         self._notes += saved.notes
-        self._known = self._known.with_batches(self._store, saved.inner_batch_topics)
+        self._configuration = self._configuration.with_batches(
+            self._store, saved.inner_batch_topics)
         return saved
 
     def _of_member(self, sources: Sequence[Source], done: Callable[[int], None]) -> tuple[
@@ -450,10 +460,11 @@ class _Planner:
 
     def _inner_batch_topics(self, parts: Sequence[LogPart]) -> set[str]:
         """Return what only the log tells, where it is asked for without salvage."""
-        if CONSUMEQUEUE not in self._options.only or self._known.topics_known:
+        if CONSUMEQUEUE not in self._options.only or self._configuration.topics_known:
             return set()
         with self._watch("looking for batch queues", sum(part.size for part in parts)) as done:
-            survey = Surveyor(self._generation, self._known.batch_topics, progress=done).run(parts)
+            survey = Surveyor(self._generation, self._configuration.batch_topics,
+                              progress=done).run(parts)
         return survey.inner_batch_topics
 
     def _settle(self, saved: Salvage, rebuilt: Rebuilt, steps: Sequence[Step]) -> Disputes:
@@ -530,7 +541,7 @@ class _Planner:
         """
         # What of it is asked for; a database is made another way.
         wanted = self._options.only & {CONSUMEQUEUE, INDEX}
-        if self._options.topic is not None or not self._known.settings.message_index:
+        if self._options.topic is not None or not self._configuration.settings.message_index:
             wanted -= {INDEX}
         in_rocksdb = CONSUMEQUEUE in wanted and self._store.layout.consumequeue == "rocksdb"
         if in_rocksdb:
@@ -542,12 +553,12 @@ class _Planner:
         # Made from the log as it will be, and compared with what is there.
         with self._watch("rebuilding", log_size(saved.parts)) as done:
             rebuilt = self._make(
-                saved.parts, self._root, self._known.settings, self._scratch, only=wanted,
+                saved.parts, self._root, self._configuration.settings, self._scratch, only=wanted,
                 topic=self._options.topic, queue=self._options.queue, jobs=self._options.jobs,
-                progress=done, batch_topics=self._known.batch_topics,
+                progress=done, batch_topics=self._configuration.batch_topics,
                 log_end=saved.log_end if COMMITLOG in self._options.only
                 and self._options.topic is None else None,
-                **({} if settled is None else {"kept": Kept(settled.tags, settled.keys)}),
+                **({} if settled is None else {"kept": KeptHashes(settled.tags, settled.keys)}),
                 **({"opened": self._store} if self._make is rebuild else {}))
         if rebuilt.gaps and self._store.layout.is_dledger:
             raise RefusedError(
@@ -570,7 +581,7 @@ class _Planner:
                 return self._derived(self._corrected(saved, settled.corrected), settled)
         if in_rocksdb:
             self._in_rocksdb(saved)
-        self._notes += self._known.notes
+        self._notes += self._configuration.notes
         if whole and self._store.snapshot is not None:
             # They are of now and the log is that of its fixed end: what differs may be newer.
             sound = [part for part in (CONSUMEQUEUE, INDEX) if not self._troubled(part)]
@@ -612,8 +623,8 @@ class _Planner:
             raise damaged
         with self._watch("rebuilding", log_size(saved.parts)) as done:
             try:
-                self._made = database = rocksdb.make(
-                    saved.parts, self._root, self._known.settings, self._scratch,
+                self._database = database = rocksdb.make(
+                    saved.parts, self._root, self._configuration.settings, self._scratch,
                     {} if store.rocksdb is None else store.rocksdb.queues, log_end=saved.log_end
                     if COMMITLOG in options.only and others is None else None, jobs=options.jobs,
                     progress=done, others=others, log=store.log,
@@ -636,7 +647,7 @@ class _Planner:
         in_log = self._unplaceable or saved.wrong_topics or saved.unmarked
         left = (*((COMMITLOG,) if in_log else ()), *sorted(self._disputed))
         if not (INDEX in self._options.only and self._options.topic is None
-                and self._known.index_unknown and self._troubled(INDEX)):
+                and self._configuration.index_unknown and self._troubled(INDEX)):
             return left
         self._notes.append("the index is damaged and is not repaired: key lookups may miss "
                            "messages until it is rebuilt with the broker's index settings")
@@ -670,9 +681,9 @@ class _Planner:
         return untold
 
     def _table(self, rebuilt: Rebuilt | None) -> dict[str, int]:
-        if self._made is not None:
+        if self._database is not None:
             return {f"{topic}-{queue_id}": end
-                    for (topic, queue_id), end in sorted(self._made.ends.items())}
+                    for (topic, queue_id), end in sorted(self._database.ends.items())}
         if rebuilt is not None and CONSUMEQUEUE in rebuilt.only:
             return topic_queue_table(rebuilt)
         if TABLE not in self._options.only:

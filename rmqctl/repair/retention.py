@@ -170,14 +170,14 @@ def retention(store: Store, around: Around, version: str | None = None,
     if not store.layout.reads("consumequeue"):
         answer.unread = None
         answer.notes.append(f"{store.layout.unread.get('consumequeue')}: unknown which groups have "
-                           "not read the expiring messages")
+                            "not read the expiring messages")
     elif gone:
         progress = ConsumerProgress.of(store)
         queues = expire_queues(store, store.log.min_offset, after)
         answer.unread = unread(queues, progress)
         if not progress.commits:
             answer.notes.append("config/ has no consumer offsets: unknown which groups have not "
-                               "read the expiring messages")
+                                "read the expiring messages")
         answer.notes += unread_in_words(queues, progress)
         answer.notes += expire_timer(store, store.log.min_offset, after,
                                      progress.timer_read).notes

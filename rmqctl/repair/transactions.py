@@ -26,7 +26,7 @@ End = Literal["commit", "rollback"]
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class TransactionFilter:
     """The transactions to end: by ``ids``, else all that a broker still checks, of a producer
     ``group`` and ``older_than`` so many ms.
     """
@@ -54,7 +54,7 @@ class Ended:
     left: list[dict[str, Any]] = field(default_factory=list)
 
 
-def plan_end(store: Store, end: End, wanted: Wanted, clock: Callable[[], int],
+def plan_end(store: Store, end: End, wanted: TransactionFilter, clock: Callable[[], int],
              scratch: Scratch) -> Ended:
     """Return the plan for an opened store. RefusedError for an id that is not known, or a store to
     which nothing can be appended as it is; UnsupportedError, StoreIOError.

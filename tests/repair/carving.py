@@ -74,7 +74,7 @@ def carve(*paths: Path, wanted: CarveOptions | None = None) -> Carved:
     sources = list(inputs(map(str, paths), lambda path, why: said.append(f"{path}: {why}")))
     with Carving(sources, wanted or CarveOptions(), report=said.append) as carving:
         messages = [One(sources[found.source].path, offset, found.placement, found.duplicate, each)
-                    for found in carving.found()
+                    for found in carving.pages()
                     for offset, each in zip(found.offset.tolist(), found.page.records(),
                                             strict=True)]
     return Carved(messages, carving.tally, said)

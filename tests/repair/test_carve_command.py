@@ -195,7 +195,7 @@ def test_one_broker_after_the_other(tmp_path: Path) -> None:
     order = Order(run=7)
     raw = path.read_bytes()
     with Carving(list(inputs([str(path)], lambda *_: None)), CarveOptions()) as carving:
-        for found in carving.found():
+        for found in carving.pages():
             order.add(found)
         assert (len(order), order.size) == (40, len(raw))
         logs = order.logs(lambda: Bridge(1 << 20, 1 << 20))

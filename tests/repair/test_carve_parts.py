@@ -17,7 +17,7 @@ from rmqctl.formats.local.message import CRC_MASK
 from rmqctl.repair.carve import sources
 from rmqctl.repair.carve.carve import DOUBTFUL, IN_PLACE, CarveOptions
 from rmqctl.repair.carve.scan import Scan
-from rmqctl.repair.carve.spool import PLACE, Majority, Seen, Spool
+from rmqctl.repair.carve.spool import PLACE, Majority, RecordSet, Spool
 from rmqctl.repair.carve.window import Checksums, Window
 from rmqctl.scan.source import BytesSource
 from tests.repair.carving import carve, log, places, record, saved
@@ -92,7 +92,7 @@ def test_endless_heads_are_not_quadratic(size: int) -> None:
 @pytest.mark.parametrize("held", [1, 50, 1 << 20])
 def test_seen(held: int, seed: int) -> None:
     dice = random.Random(seed)
-    seen, known = Seen(held), set()
+    seen, known = RecordSet(held), set()
     for _ in range(200):
         rows = [(dice.randrange(300), dice.randrange(5)) for _ in range(dice.randrange(1, 20))]
         expected = []
@@ -105,7 +105,7 @@ def test_seen(held: int, seed: int) -> None:
 
 
 def test_many_records_that_claim_one_place() -> None:
-    seen = Seen()
+    seen = RecordSet()
     rest = np.arange(5000, dtype=np.uint64)
     assert not seen.take(np.zeros(5000, np.int64), rest).any()
     assert seen.take(np.zeros(5000, np.int64), rest + np.uint64(10)).sum() == 4990

@@ -14,7 +14,7 @@ from rmqctl.engine.engine import Engine
 from rmqctl.engine.put.message import Outgoing
 from rmqctl.repair.broker_config import configured
 from rmqctl.repair.scratch import Scratch
-from rmqctl.repair.transactions import Wanted, plan_end
+from rmqctl.repair.transactions import TransactionFilter, plan_end
 from rmqctl.store import Store
 from tests.conftest import GoldenFolder
 from tests.support import tiny
@@ -119,7 +119,7 @@ def test_the_bytes_are_the_engines(golden_copy: GoldenFolder, tmp_path: Path, se
             return real(puts, messages, why)
 
         patch.setattr(putting.Puts, "put", noting)
-        plan_end(store, "commit", Wanted(), lambda: NOW, scratch)
+        plan_end(store, "commit", TransactionFilter(), lambda: NOW, scratch)
         settings: Settings = configured(store, {}).settings
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("rmqctl.commands.shared.ending.now_ms", lambda: NOW)

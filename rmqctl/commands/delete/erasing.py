@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rmqctl.commands.shared.options import StoreOptions
     from rmqctl.commands.shared.plan_page import Proposal
     from rmqctl.output import Output
-    from rmqctl.repair.erase.erase import Erasure, Wanted
+    from rmqctl.repair.erase.erase import EraseSelection, Erasure
     from rmqctl.repair.scratch import Scratch
 
 _COLUMNS = ("what", "topic", "queue_id", "queue_offset", "physical_offset", "size")
@@ -43,7 +43,7 @@ class EraseOptions(OptionGroup):
         help="Write a JSON file with the digests of everything erased; must be new.")] = None
 
 
-def run(out: Output, store: StoreOptions, name: str, wanted: Wanted, apply: ApplyOptions,
+def run(out: Output, store: StoreOptions, name: str, wanted: EraseSelection, apply: ApplyOptions,
         options: EraseOptions) -> None:
     """Show or apply the plan of a command; then write the certificate, and purge.
 

@@ -30,6 +30,6 @@ def command(
 
         rmqctl delete group STORE billing --apply
     """
-    from rmqctl.repair.erase.erase import Wanted
+    from rmqctl.repair.erase.erase import EraseSelection
 
-    run(out, store, "delete-group", Wanted(groups=(group,)), apply, options)
+    run(out, store, "delete-group", EraseSelection(groups=(group,)), apply, options)

@@ -30,7 +30,8 @@ def command(
 
         rmqctl delete key STORE order-4711 --topic orders --apply
     """
-    from rmqctl.repair.erase.erase import Wanted
+    from rmqctl.repair.erase.erase import EraseSelection
     from rmqctl.repair.erase.named import selection
 
-    run(out, store, "delete-key", Wanted(selection=selection(topic, key, ())), apply, options)
+    selected = EraseSelection(selection=selection(topic, key, ()))
+    run(out, store, "delete-key", selected, apply, options)

@@ -42,7 +42,7 @@ def command(
         rmqctl delete message STORE --id 0A000008126718B4AAC2CFF2AF34A3CA
         rmqctl delete message STORE --property user=4711 --apply --purge --certificate erased.json
     """
-    from rmqctl.repair.erase.erase import Wanted
+    from rmqctl.repair.erase.erase import EraseSelection
     from rmqctl.repair.erase.named import read_ids, selection
 
     if not (ids or key or named or list_file):
@@ -50,5 +50,5 @@ def command(
     if topic is not None and not (key or named):
         raise UsageError("--topic requires --key or --property")
     all_ids = (*(ids or ()), *(read_ids(list_file) if list_file else ()))
-    run(out, store, "delete-message", Wanted(
+    run(out, store, "delete-message", EraseSelection(
         all_ids, selection(topic, key, named or ())), apply, options)

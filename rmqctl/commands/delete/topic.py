@@ -30,6 +30,6 @@ def command(
 
         rmqctl delete topic STORE orders --apply
     """
-    from rmqctl.repair.erase.erase import Wanted
+    from rmqctl.repair.erase.erase import EraseSelection
 
-    run(out, store, "delete-topic", Wanted(topics=(topic,)), apply, options)
+    run(out, store, "delete-topic", EraseSelection(topics=(topic,)), apply, options)

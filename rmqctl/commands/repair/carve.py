@@ -105,7 +105,7 @@ def command(
         if maker is not None:
             _into_store(out, carving, maker, left_out)
         elif summary:
-            for _ in carving.found():
+            for _ in carving.pages():
                 pass
             document = carving.tally.as_dict()
             out.document(document, lambda page: _show(page, document))
@@ -178,7 +178,7 @@ def _rows(carving: Carving, projection: Projection, columns: Sequence[str],
     message, which a page of messages does not contain.
     """
     own = replace(projection, fields=[name for name in projection.fields if name not in more])
-    for carved in carving.found():
+    for carved in carving.pages():
         fixed = {"source": carving.inputs[carved.source].path, "placement": carved.placement,
                  _DUPLICATE: carved.duplicate}
         for row, offset in zip(own.rows(carved.page), carved.offset.tolist(), strict=True):
@@ -188,7 +188,7 @@ def _rows(carving: Carving, projection: Projection, columns: Sequence[str],
 
 def _into_store(out: Output, carving: Carving, maker: StoreMaker, left_out: set[str]) -> None:
     with maker, DeferredSignals() as signals:
-        for carved in carving.found():
+        for carved in carving.pages():
             signals.check()
             if carved.placement not in left_out:
                 maker.take(carved)

@@ -54,7 +54,7 @@ def command(
     """
     from rmqctl.broker.view import after_start
     from rmqctl.commands.shared import applying, plan_page
-    from rmqctl.repair.offsets.taken import IMPORT, Wanted, plan_import
+    from rmqctl.repair.offsets.taken import IMPORT, NewOffsets, plan_import
     from rmqctl.store.config.committed import committed, narrowed
 
     show_times_in(tz)
@@ -67,7 +67,7 @@ def command(
 
     def propose(scratch: Scratch) -> Proposal:
         with store.open() as opened:
-            made = plan_import(opened, Wanted(offsets, rule, source),
+            made = plan_import(opened, NewOffsets(offsets, rule, source),
                                after_start(opened, view), now_ms, scratch)
         return plan_page.Proposal(made.plan, {
             "source": source, "rule": rule,

@@ -45,11 +45,11 @@ class Which(NamedTuple):
 def run(out: Output, store: StoreOptions, end: End, which: Which, apply: ApplyOptions) -> None:
     """Show or apply the plan of a command. Raises UsageError."""
     from rmqctl.commands.shared import applying, plan_page
-    from rmqctl.repair.transactions import Wanted, plan_end
+    from rmqctl.repair.transactions import TransactionFilter, plan_end
 
     if sum((bool(which.ids), which.everything, which.older_than is not None)) != 1:
         raise UsageError("pass one of --id, --all and --older-than")
-    wanted = Wanted(frozenset(which.ids or ()), which.older_than, which.group)
+    wanted = TransactionFilter(frozenset(which.ids or ()), which.older_than, which.group)
 
     def propose(scratch: Scratch) -> Proposal:
         with store.open() as opened:

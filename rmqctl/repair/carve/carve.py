@@ -20,7 +20,7 @@ from rmqctl.formats.local.message import Record, decode
 from rmqctl.repair.carve.pieces import MAX_RANGES, Claims
 from rmqctl.repair.carve.scan import Scan
 from rmqctl.repair.carve.sources import CarveSource, Input
-from rmqctl.repair.carve.spool import Seen, Spool, hosts_of, identity
+from rmqctl.repair.carve.spool import RecordSet, Spool, hosts_of, identity
 from rmqctl.scan import malloc_tuning
 from rmqctl.scan.frames import Array
 from rmqctl.store.pages import BatchPage, Page, RecordPage
@@ -109,7 +109,7 @@ class CarvedPage:
 
 
 class Carving:
-    """One carving over all inputs. Go through `found` once; use as a context manager.
+    """One carving over all inputs. Iterate over `pages` once; use as a context manager.
 
     ``report`` gets a line for each thing the user should know (a source that cannot be opened,
     unreadable places); ``advance`` the bytes gone through.
@@ -121,7 +121,7 @@ class Carving:
         self.inputs, self._wanted = inputs, wanted
         self._report, self._advance = report, advance
         self.tally = CarveTally()
-        self._seen, self._claims = Seen(), Claims()
+        self._seen, self._claims = RecordSet(), Claims()
         self.file_ends: set[int] = set()
         """Physical offsets at which files of the logs end."""
         self._misplaced, self._embedded, self._damaged = Spool(), Spool(), Spool()
@@ -139,7 +139,7 @@ class Carving:
                       self._undecided, self._unsure, self._inside):
             spool.close()
 
-    def found(self) -> Iterator[CarvedPage]:
+    def pages(self) -> Iterator[CarvedPage]:
         """Yield all that is wanted, page by page. StoreIOError where no source could be read at
         all.
         """

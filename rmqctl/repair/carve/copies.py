@@ -29,7 +29,7 @@ def identities(*columns: Array) -> Array:
     return numbers
 
 
-class Runs:
+class ShiftQueues:
     """The queues of the messages that share a source, and what separates their physical offset from
     their position. At most a million of these: of what comes after, no message is a copy.
     """

@@ -25,7 +25,7 @@ from rmqctl.formats.local.sysflag import INNER_BATCH, has_consume_queue_row
 from rmqctl.phrases import Phrase
 from rmqctl.repair.carve.bridging import Bridge, Lacking
 from rmqctl.repair.carve.carve import MISPLACED, CarvedPage
-from rmqctl.repair.carve.copies import Runs, identities
+from rmqctl.repair.carve.copies import ShiftQueues, identities
 from rmqctl.repair.salvage.filler import Style, least_filler
 from rmqctl.scan.frames import Array
 from rmqctl.store.pages import Page
@@ -130,7 +130,7 @@ class Order:
         self._spool = _Places()
         self._run = run
         self._queues: dict[tuple[bytes, int], int] = {}
-        self._queues_of = Runs()
+        self._queues_of = ShiftQueues()
         self._batches: set[int] = set()
         """Queues with inner batches, which take several queue offsets."""
         self._hosts: dict[bytes, int] = {}

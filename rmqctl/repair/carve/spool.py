@@ -3,7 +3,7 @@ before.
 
 Places take 32 bytes each in a nameless file (`Spool`): what is only known at the end of a source,
 or of all, is added to them later. Identities of records met before take 16 bytes of memory a
-record, up to a limit, then of disk (`Seen`).
+record, up to a limit, then of disk (`RecordSet`).
 
 Two records are the same if they agree in store host, physical offset, size, CRC of the body, queue
 offset and store time (a log that was truncated and continued has the same offsets again, and so
@@ -135,7 +135,7 @@ def _folded(table: Array) -> Array:
 
 
 @dataclass(slots=True)
-class _Run:
+class _SortedRecords:
     """Sorted by physical offset, then by the other number."""
 
     physical: Array
@@ -153,14 +153,14 @@ class _Run:
         return len(self.physical)
 
 
-class Seen:
+class RecordSet:
     """A growing set of records. ``held``: how many are kept in memory."""
 
     def __init__(self, held: int = HELD) -> None:
         self._limit = held
         self._most = min(_RUN, max(held // 2, 1))
-        self._runs: list[_Run] = []
-        self._stored: list[_Run] = []
+        self._runs: list[_SortedRecords] = []
+        self._stored: list[_SortedRecords] = []
         self._in_memory = 0
         self.count = 0
 
@@ -174,10 +174,10 @@ class Seen:
         if not len(physical):
             return is_repeated
         if len(physical) == 1 or (physical[1:] > physical[:-1]).all():
-            run = _Run(physical.copy(), rest)
+            run = _SortedRecords(physical.copy(), rest)
         else:
             order = np.lexsort((rest, physical))  # stable: the first of equal ones stays first
-            run = _Run(physical[order], rest[order])
+            run = _SortedRecords(physical[order], rest[order])
             same = (run.physical[1:] == run.physical[:-1]) & (run.rest[1:] == run.rest[:-1])
             is_repeated[order[1:][same]] = True
         low, high = run.low, run.high
@@ -190,11 +190,11 @@ class Seen:
             if not new.any():
                 return is_repeated
             order = np.lexsort((rest[new], physical[new]))
-            run = _Run(physical[new][order], rest[new][order])
+            run = _SortedRecords(physical[new][order], rest[new][order])
         self._add(run)
         return is_repeated
 
-    def _add(self, run: _Run) -> None:
+    def _add(self, run: _SortedRecords) -> None:
         """Runs are joined like the digits of a counter: each record is moved log n times."""
         self._in_memory += len(run)
         runs = self._runs
@@ -204,12 +204,12 @@ class Seen:
         if self._in_memory > self._limit:
             largest = max(runs, key=len)
             self._runs = [run for run in runs if run is not largest]
-            self._stored.append(_Run(on_disk(largest.physical, _KNOWN),
-                                     on_disk(largest.rest, _KNOWN)))
+            self._stored.append(_SortedRecords(on_disk(largest.physical, _KNOWN),
+                                               on_disk(largest.rest, _KNOWN)))
             self._in_memory -= len(largest)
 
 
-def _inside(run: _Run, physical: Array, rest: Array) -> Array:
+def _inside(run: _SortedRecords, physical: Array, rest: Array) -> Array:
     """Return which records are in a run (bool)."""
     left = np.searchsorted(run.physical, physical, "left")
     right = np.searchsorted(run.physical, physical, "right")
@@ -228,12 +228,12 @@ def _inside(run: _Run, physical: Array, rest: Array) -> Array:
     return is_inside
 
 
-def _joined(first: _Run, other: _Run) -> _Run:
+def _joined(first: _SortedRecords, other: _SortedRecords) -> _SortedRecords:
     if other.high < first.low:
         first, other = other, first
     physical = np.concatenate([first.physical, other.physical])
     rest = np.concatenate([first.rest, other.rest])
     if first.high < other.low:
-        return _Run(physical, rest)
+        return _SortedRecords(physical, rest)
     order = np.lexsort((rest, physical))
-    return _Run(physical[order], rest[order])
+    return _SortedRecords(physical[order], rest[order])

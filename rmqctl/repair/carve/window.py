@@ -172,7 +172,7 @@ class Candidates:
 
     def __init__(self, window: Window) -> None:
         self._window = window
-        self._found: list[int] = []
+        self._starts: list[int] = []
         self._from = self._to = 0
 
     def within(self, start: int, end: int) -> Iterator[int]:
@@ -183,7 +183,7 @@ class Candidates:
             if not self._from <= position < self._to:
                 position = self._look(position)
             upto = self._to
-            for candidate in self._found[bisect_left(self._found, position):]:
+            for candidate in self._starts[bisect_left(self._starts, position):]:
                 if candidate >= end:
                     return
                 yield candidate
@@ -194,7 +194,7 @@ class Candidates:
         window = self._window
         # A record's size may begin with the last zeros of a hole.
         position = max(position, window.next_data(position) - MAGIC_OFFSET)
-        self._found, self._from, self._to = [], position, position + 1
+        self._starts, self._from, self._to = [], position, position + 1
         if position >= window.size:
             return position
         window.hold(position, min(_STEP + _HEAD_SIZE, window.size - position))
@@ -204,7 +204,7 @@ class Candidates:
         shift = MAGIC_OFFSET - window.start
         magics = find_magics(window.data, position + shift, self._to + shift)
         if len(magics):
-            self._found = self._plausible(magics - MAGIC_OFFSET)
+            self._starts = self._plausible(magics - MAGIC_OFFSET)
         return position
 
     def _plausible(self, places: Array) -> list[int]:

@@ -19,7 +19,7 @@ from rmqctl.engine.config.table import next_version
 from rmqctl.engine.config.topics import is_system, name_problem
 from rmqctl.errors import RefusedError
 from rmqctl.formats.config import fastjson
-from rmqctl.repair.config import known
+from rmqctl.repair.config import inferred
 from rmqctl.repair.config.convert import replaced
 from rmqctl.repair.config.exported import Exported, fitting, read_export
 from rmqctl.repair.plan import Action, Create, Plan, Replace, Step
@@ -192,7 +192,7 @@ def plan_merge(store: Store, source: str, clock: Callable[[], int], scratch: Scr
 def _is_users(store: Store, table: str, name: str) -> bool:
     """Return whether no broker creates the entry by itself."""
     if table == _TOPICS:
-        cluster = store.sizes.conf.values.get("cluster") or known.CLUSTER
+        cluster = store.sizes.conf.values.get("cluster") or inferred.CLUSTER
         return is_user_topic(name) and not is_system(name, store.generation, cluster)
     return table not in (_GROUPS, _FORBIDDEN) or is_user_group(name)
 
@@ -232,9 +232,11 @@ def _unreachable(store: Store, taken: Table) -> list[str]:
 
 
 def plan_restore(store: Store, topic: str, clock: Callable[[], int], scratch: Scratch) -> Plan:
-    """Return the plan that adds a missing topic: as topics.json.bak has it, else as messages and
-    queues show it (`known.topic`). RefusedError where nothing is known of it, or the file cannot be
-    changed without loss; MissingExtraError, StoreIOError.
+    """Return the plan that adds a missing topic as topics.json.bak has it, or else as messages and
+    queues show it (`inferred.topic`).
+
+    Raises: RefusedError if nothing is known of the topic or the file cannot be changed without
+    loss; MissingExtraError, StoreIOError.
     """
     store.layout.require(store.root, "config")
     problem = name_problem(topic)
@@ -254,7 +256,7 @@ def plan_restore(store: Store, topic: str, clock: Callable[[], int], scratch: Sc
         saved.take(file.backup.value)
     entry = saved.tables.get(_TOPICS, {}).get(topic)
     reason = f"copied from {file.backup.path}"
-    shown = known.topic(store, topic)
+    shown = inferred.topic(store, topic)
     messages = {} if shown is None else shown.proof["message_types"]
     notes = []
     if entry is not None:

@@ -17,7 +17,7 @@ from rmqctl.engine.config.topics import BATCH_QUEUE, QUEUE_TYPE
 from rmqctl.errors import FormatError, RefusedError, UsageError
 from rmqctl.formats.config import config_json
 from rmqctl.formats.local.properties import DLQ_PREFIX, RETRY_PREFIX
-from rmqctl.repair.config.known import text_of
+from rmqctl.repair.config.inferred import text_of
 from rmqctl.scan.source import FileSource
 from rmqctl.store.config.config import MAX_SIZE
 from rmqctl.store.store import Store
@@ -25,13 +25,13 @@ from rmqctl.store.store import Store
 
 class _Table(NamedTuple):
     """``key``: the field that repeats an entry's name. ``needed``: fields without which an entry
-    says less than the store itself. ``each``: the type of every value of an entry.
+    says less than the store itself. ``value_type``: the type of every value of an entry.
     """
 
     key: str
     fields: dict[str, type]
     needed: tuple[str, ...] = ()
-    each: type = object
+    value_type: type = object
 
 
 _TABLES = {
@@ -45,8 +45,8 @@ _TABLES = {
         "retryMaxTimes": int, "brokerId": int, "whichBrokerWhenConsumeSlowly": int,
         "notifyConsumerIdsChangedEnable": bool, "groupSysFlag": int, "consumeTimeoutMinute": int,
         "attributes": dict}),
-    "forbiddenTable": _Table("", {}, each=int),
-    "messageRequestModeMap": _Table("", {}, each=dict),
+    "forbiddenTable": _Table("", {}, value_type=int),
+    "messageRequestModeMap": _Table("", {}, value_type=dict),
 }
 _CONFIGS = "brokerConfigs"
 _FILTERS = (None, "SINGLE_TAG", "MULTI_TAG")
@@ -145,7 +145,7 @@ def _is_sound(table: _Table, key: str, entry: Any) -> bool:
         return False
     if len(key) > _MAX_NAME_LENGTH or "/" in key or not key.isprintable() or key in (".", ".."):
         return False
-    return (all(isinstance(value, table.each) for value in entry.values())
+    return (all(isinstance(value, table.value_type) for value in entry.values())
             and all(entry.get(name) is None or _is(entry[name], kind)
                     for name, kind in table.fields.items())
             and all(entry.get(name) is not None for name in table.needed))

@@ -19,7 +19,7 @@ from rmqctl.engine.config.table import next_version
 from rmqctl.formats.config import fastjson
 from rmqctl.formats.config.torn_json import whole_entries
 from rmqctl.formats.local.properties import SCHEDULE_TOPIC
-from rmqctl.repair.config import known
+from rmqctl.repair.config import inferred
 from rmqctl.repair.config.exported import Exported, fitting, refuse_foreign
 from rmqctl.repair.plan import Action, Create, MoveAside, Replace, Step, Watch
 from rmqctl.store.config.config import (
@@ -103,7 +103,7 @@ def mend_config(store: Store, generation: int, table: Iterable[str], clock: Call
                 "compaction starts again with the first message")
     for export in exports:
         mender.judge(export)
-    return mender.made
+    return mender.mended
 
 
 class _Mender:
@@ -112,7 +112,7 @@ class _Mender:
         self._store, self._generation, self._table = store, generation, table
         self._clock, self._watch, self._missing = clock, watch, missing
         self._exports, self._used = exports, set[str]()
-        self.made = ConfigMended()
+        self.mended = ConfigMended()
         self._groups: set[str] = set()
         """Those of which offsets could be read before a break."""
         self._judged = judge(store)
@@ -124,11 +124,11 @@ class _Mender:
             self._emptied(kind, file)
             return
         if (main.state == UNREADABLE and main.offset is None) or main.size > MAX_SIZE:
-            self.made.notes.append(f"{main.path}: {main.reason}; it is left as it is")
+            self.mended.notes.append(f"{main.path}: {main.reason}; it is left as it is")
             return
         if main.state == ODDITY and main.value is not None and "\ufffd" in str(main.value):
-            self.made.notes.append(f"{main.fault()}; some names in it are damaged, so it is left "
-                                   "as it is")
+            self.mended.notes.append(f"{main.fault()}; some names in it are damaged, so it is "
+                                     "left as it is")
             return
         if main.state == MISSING and backup.state in (MISSING, EMPTY):
             self._anew(kind, file)
@@ -153,8 +153,8 @@ class _Mender:
         if backup.usable and not backup.damaged:
             data = self._store.read_small(backup.path, most=MAX_SIZE)
             step = Create if main.state == MISSING else Replace
-            self.made.steps.append(step(main.path, data))
-            self.made.actions.append(Action(
+            self.mended.steps.append(step(main.path, data))
+            self.mended.actions.append(Action(
                 "restore", main.path, main.state, file.entries,
                 f"{main.reason}; a broker reads {os.path.basename(backup.path)} instead",
                 proof={"backup": backup.path}))
@@ -197,11 +197,11 @@ class _Mender:
                 reason += f", {len(only_old)} more are in {where}"
         # What is not known any more.
         if fresh and of_backup is None and export is None:
-            self.made.notes.append(
+            self.mended.notes.append(
                 f"{file.main.path}: the content after byte {length} is unknown, and no usable "
                 "backup exists")
         elif kind.shape == "numbers" and only_old:
-            self.made.notes.append(
+            self.mended.notes.append(
                 f"{file.main.path}: offsets of {kind.counted(len(only_old))} are from the "
                 "backup, written at least 5 s before the file itself: groups may get messages "
                 "twice")
@@ -219,21 +219,21 @@ class _Mender:
 
     def _taken(self, export: Exported, kind: _Kind) -> dict[str, Any]:
         """Its entries. RefusedError where it has none of the store's topics."""
-        refuse_foreign(export, known.topics(self._store, self._generation, self._table)[0])
+        refuse_foreign(export, inferred.topics(self._store, self._generation, self._table)[0])
         self._used.add(export.name)
         good, notes = fitting(self._store, export, kind.table)
-        self.made.notes += notes
+        self.mended.notes += notes
         return good
 
     def judge(self, export: Exported) -> None:
         """Note the unused parts of an export."""
         if export.refused:
             skipped = plural(export.refused, "invalid entry", "invalid entries")
-            self.made.notes.append(
+            self.mended.notes.append(
                 f"{export.name}: {skipped} skipped (no broker writes such entries)")
         if export.name not in self._used:
-            self.made.notes.append(f"{export.name}: not needed: topics and groups are present, or "
-                                   "in a backup")
+            self.mended.notes.append(f"{export.name}: not needed: topics and groups are present, "
+                                     "or in a backup")
 
     # -- of a file that lost its entries --------------------------------------------------------
 
@@ -267,7 +267,7 @@ class _Mender:
         if kind.name == "consumerOffset.json":
             self._without_offsets(file, never=never)
             return
-        entries, proof = self._told(kind, file, export)
+        entries, proof = self._inferred(kind, file, export)
         if entries:
             why = "missing" if never else file.main.reason or (
                 "no entries" if file.main.usable else file.main.state)
@@ -281,21 +281,21 @@ class _Mender:
         elif not never:
             self._aside(file)
 
-    def _told(self, kind: _Kind, file: ConfigFile,
-              export: Exported | None) -> tuple[dict[Any, Any], dict[str, Any]]:
+    def _inferred(self, kind: _Kind, file: ConfigFile,
+                  export: Exported | None) -> tuple[dict[Any, Any], dict[str, Any]]:
         """Return (entries, what tells of them). ``export``: has this file's table."""
         # Topics and groups: from the queues and the log.
         path = file.main.path
         if kind.name == "topics.json":
-            topics, seen = known.topics(self._store, self._generation, self._table)
+            topics, seen = inferred.topics(self._store, self._generation, self._table)
             return self._with(export, kind, topics, {"queues_seen": seen}, (
                 f"{path}: {{}}perm, order, filter type, attributes and queues that no message or "
                 "offset shows are unknown: topics get the values that a broker gives a topic "
                 "created by sending (4 queues, perm 6). Topics without messages are missing; "
                 "deleted topics come back if their files still exist"))
         if kind.name == "subscriptionGroup.json":
-            groups, evidence = known.groups(self._store, self._generation, self._table,
-                                        sorted(self._groups))
+            groups, evidence = inferred.groups(self._store, self._generation, self._table,
+                                               sorted(self._groups))
             return self._with(export, kind, groups, {"told_by": evidence}, (
                 f"{path}: {{}}retry counts and other settings of groups are unknown: they get a "
                 "broker's defaults (16 retries)"))
@@ -303,9 +303,9 @@ class _Mender:
         if not any(topic == SCHEDULE_TOPIC for topic, _ in self._store.queues):
             return {}, {}
         with self._watch("looking for delivered messages", self._store.log.size) as done:
-            levels = known.delays(self._store, done)
+            levels = inferred.delays(self._store, done)
         if levels:
-            self.made.notes.append(
+            self.mended.notes.append(
                 f"{path}: each delay level continues at the first message without a delivered "
                 "copy in the log; messages after it that were delivered are delivered again")
         return ({level: first for level, (first, _, _) in levels.items()},
@@ -313,29 +313,29 @@ class _Mender:
                                          "messages": count}
                             for level, (first, before, count) in levels.items()}})
 
-    def _with(self, export: Exported | None, kind: _Kind, entries: known.Table,
-              proof: dict[str, Any], unknown: str) -> tuple[known.Table, dict[str, Any]]:
+    def _with(self, export: Exported | None, kind: _Kind, entries: inferred.Table,
+              proof: dict[str, Any], unknown: str) -> tuple[inferred.Table, dict[str, Any]]:
         """Return the store's entries under those of an export. ``unknown``: what is not known of
         the former, with room for their names.
         """
         theirs = {} if export is None else self._taken(export, kind)
         mine = dict.fromkeys(sorted(entries.keys() - theirs.keys()))
         if mine:
-            named = f"of {known.text_of(mine)}: " if export is not None else ""
-            self.made.notes.append(unknown.format(named))
+            named = f"of {inferred.text_of(mine)}: " if export is not None else ""
+            self.mended.notes.append(unknown.format(named))
         if export is not None:
             proof = {**_proof(export, len(theirs)), **proof}
         return {**entries, **theirs}, proof
 
     def _without_offsets(self, file: ConfigFile, *, never: bool) -> None:
         groups = {row["group"] for row in load_one(self._store, "subscriptionGroup.json").rows()}
-        groups |= known.groups(self._store, self._generation, self._table)[1].keys()
+        groups |= inferred.groups(self._store, self._generation, self._table)[1].keys()
         if groups or not never:
-            self.made.notes.append(
+            self.mended.notes.append(
                 f"{file.main.path}: consumer offsets are unknown: groups start by "
                 "consumeFromWhere of their consumers, unless `rmqctl offsets reset` sets "
                 f"offsets by a time{': ' if groups else ''}"
-                f"{known.text_of(dict.fromkeys(sorted(groups)))}")
+                f"{inferred.text_of(dict.fromkeys(sorted(groups)))}")
         if not never:
             self._aside(file)
 
@@ -348,9 +348,9 @@ class _Mender:
         for copy in (file.main, file.backup):
             if (copy.state == UNREADABLE and copy.offset is not None) or (
                     empty and copy.state == EMPTY):
-                self.made.steps.append(MoveAside(copy.path))
-                self.made.actions.append(Action("move aside", copy.path, copy.state, None,
-                                                f"{copy.reason}; {why}"))
+                self.mended.steps.append(MoveAside(copy.path))
+                self.mended.actions.append(Action("move aside", copy.path, copy.state, None,
+                                                  f"{copy.reason}; {why}"))
 
     def _put(self, kind: _Kind, file: ConfigFile, value: dict[str, Any], verb: str, reason: str,
              proof: dict[str, Any], taken: Copy | None = None) -> None:
@@ -367,9 +367,9 @@ class _Mender:
                 self._store.read_small(FOLDER, taken.path.removeprefix(f"{FOLDER}/"),
                                        most=MAX_SIZE))
         step = Create if file.main.state == MISSING else Replace
-        self.made.steps.append(step(file.main.path, data))
-        self.made.actions.append(Action(verb, file.main.path, file.main.state, len(entries),
-                                        reason, proof=proof))
+        self.mended.steps.append(step(file.main.path, data))
+        self.mended.actions.append(Action(verb, file.main.path, file.main.state, len(entries),
+                                          reason, proof=proof))
 
 
 def _furthest(ours: Any, theirs: Any) -> dict[str, Any]:

@@ -287,8 +287,8 @@ class _Conversion(Changes):
             if topic in self._batched or not len(rows):
                 continue
             plain_steps = list(_plain_rows(rows, os.path.join(topic, str(queue_id)), self.scratch,
-                                    self.store.sizes.consumequeue_file
-                                    or layout.DEFAULT_FILE_SIZE))
+                                           self.store.sizes.consumequeue_file
+                                           or layout.DEFAULT_FILE_SIZE))
             self.steps += plain_steps[:-1]
             self.act(plain_steps[-1], "rebuild", len(rows), len(rows), Phrase(
                 "converts a batch queue without batches to a plain queue"), "row")
@@ -314,7 +314,7 @@ class _Conversion(Changes):
             size = 8 * len(present)
             self.act(Patch(_CHECKPOINT, (Piece.of(0, checkpoint.build(wanted)[:size]),)), "reset",
                      max(present[3:]), 0, Phrase("offsets that a {release} broker does not keep",
-                                               release=self.release), "")
+                                                 release=self.release), "")
 
     def name_unread_files(self) -> None:
         """Files of features that the release does not know and ignores."""

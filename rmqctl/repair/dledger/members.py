@@ -175,7 +175,7 @@ class _Job:
         assert other is not None
         committed = committed_index(other)
         members = Members([self.store, other], _MAX_RUNS, self.progress, files=self.parts,
-                        border=committed)
+                          border=committed)
         members.run()
         if members.common is None and not source.preferred:
             raise RefusedError(

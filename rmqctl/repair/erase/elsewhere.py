@@ -1,4 +1,4 @@
-"""Copies outside the log: in compaction logs and in a tier below the store, and what is left.
+"""OtherCopies outside the log: in compaction logs and in a tier below the store, and what is left.
 
 A message there is a record like in the log. What is found of an erased body anywhere else (an
 earlier use of a file, a page of a damaged one, what repairs keep) is counted, with its file.
@@ -39,15 +39,15 @@ _FACTORS = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F)
 
 
 @dataclass(slots=True)
-class Copies:
+class OtherCopies:
     """Records by file: (position, bytes, record)."""
 
     files: dict[str, list[tuple[int, bytes, Record]]] = field(default_factory=dict)
 
 
-def other_copies(store: Store, traits: Traits) -> Copies:
+def other_copies(store: Store, traits: Traits) -> OtherCopies:
     """Find the copies in all files of the store but those of the log. StoreIOError."""
-    copies = Copies()
+    copies = OtherCopies()
     own = {os.path.realpath(file.path) for file in store.log.files}
     for path in files_below(store.root):
         first = os.path.relpath(path, store.root).split(os.sep)[0]
@@ -99,7 +99,7 @@ def leftovers(store: Store, traits: Traits, planned: dict[str, list[tuple[int, i
     """Return how many bytes of erased bodies stay, by file: in runs of `MIN_RUN` bytes or more,
     outside of the spans (start, end) that are `planned` and the files and folders that are `gone`.
     """
-    runs = _Runs(traits.bodies)
+    runs = _BodyRuns(traits.bodies)
     if not len(runs):
         return {}
     away = tuple(os.path.join(path, "") for path in gone)
@@ -114,7 +114,7 @@ def leftovers(store: Store, traits: Traits, planned: dict[str, list[tuple[int, i
     return left
 
 
-class _Runs:
+class _BodyRuns:
     """All runs of `MIN_RUN` bytes of some bodies, by hashes of their two words."""
 
     def __init__(self, bodies: Iterable[bytes]) -> None:
@@ -197,7 +197,7 @@ def _place(hashes: Array) -> Array:
     return places
 
 
-def _left_in(path: str, runs: _Runs, spans: Array) -> int:
+def _left_in(path: str, runs: _BodyRuns, spans: Array) -> int:
     """Return how many bytes of a file are in such runs."""
     count, last = 0, -MIN_RUN
     with FileSource(path) as source:

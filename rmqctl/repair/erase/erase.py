@@ -22,13 +22,13 @@ from rmqctl.phrases import Phrase
 from rmqctl.repair.broker_config import configured
 from rmqctl.repair.config.convert import replaced
 from rmqctl.repair.erase.elsewhere import leftovers, other_copies
-from rmqctl.repair.erase.find import Found, Traits, content, find, unique_key
+from rmqctl.repair.erase.find import Matches, Traits, content, find, unique_key
 from rmqctl.repair.erase.index import drop_entries
 from rmqctl.repair.erase.inner import digest, inner_messages, is_empty, without
 from rmqctl.repair.erase.named import in_batches
 from rmqctl.repair.erase.record import ERASED, erased, is_erased
 from rmqctl.repair.erase.tier import items_lead_nowhere, leave_metadata, topic_folders
-from rmqctl.repair.erase.topics import Going
+from rmqctl.repair.erase.topics import DeletedTopics
 from rmqctl.repair.offsets.table import quotes_queue_ids
 from rmqctl.repair.plan import Action, Changes, MoveAside, Patch, Plan, Replace, Step
 from rmqctl.repair.rebuild import rocksdb
@@ -62,7 +62,7 @@ _GROUP_TABLES = (("subscriptionGroup.json", ("subscriptionGroupTable", "forbidde
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class EraseSelection:
     """Selection of messages: by `ids` of either kind, or by a selection. `topics` and `groups` are
     deleted completely. `same_body`: also messages with an erased body and another id.
     `whole_batches`: also the other messages of a compressed batch.
@@ -90,19 +90,19 @@ class Erasure:
     problems: list[str] = field(default_factory=list)
 
 
-def plan_erase(store: Store, command: str, wanted: Wanted, clock: Callable[[], int],
+def plan_erase(store: Store, command: str, wanted: EraseSelection, clock: Callable[[], int],
                scratch: Scratch) -> Erasure:
     """Return the plan for an opened store. RefusedError for what does not exist or must not be
     deleted; UsageError, UnsupportedError, StoreIOError.
     """
     # Which messages are meant, and all their copies in the log.
     problems: list[Problem] = []
-    going = Going(store, wanted.topics, wanted.groups)
+    going = DeletedTopics(store, wanted.topics, wanted.groups)
     topics = going.topics
     traits = Traits(topics=frozenset(topics), selects=in_batches(wanted.selection),
                     whole_batches=wanted.whole_batches)
     matches = find(store, traits, _chosen(store, wanted, traits, problems.append),
-                 same_body=wanted.same_body)
+                   same_body=wanted.same_body)
     copies = other_copies(store, traits)
     # What light queues share needs the topic.
     topics = [topic for topic in topics if topic not in matches.shared]
@@ -162,7 +162,7 @@ def plan_erase(store: Store, command: str, wanted: Wanted, clock: Callable[[], i
                    [problem.text for problem in problems if problem.is_fault])
 
 
-def _chosen(store: Store, wanted: Wanted, traits: Traits,
+def _chosen(store: Store, wanted: EraseSelection, traits: Traits,
             report: Callable[[Problem], None]) -> Iterable[Record]:
     """Return the messages that are named; ids of clients are added to `traits`."""
     for message_id in wanted.ids:
@@ -372,7 +372,7 @@ def _is_offset_of(key: str, topics: Sequence[str], groups: Sequence[str]) -> boo
     return topic in topics or group in groups
 
 
-def _not_found(store: Store, wanted: Wanted, ids: Sequence[str], matches: Found, *,
+def _not_found(store: Store, wanted: EraseSelection, ids: Sequence[str], matches: Matches, *,
                is_empty: bool) -> Iterator[str]:
     """Yield what was named and not found (mistyped, or erased before), and where searching is
     impossible.
@@ -390,7 +390,7 @@ def _not_found(store: Store, wanted: Wanted, ids: Sequence[str], matches: Found,
         yield from (f"this store contains nothing of group {group}" for group in wanted.groups)
 
 
-def _notes(store: Store, wanted: Wanted, matches: Found, left: dict[str, int],
+def _notes(store: Store, wanted: EraseSelection, matches: Matches, left: dict[str, int],
            unmarked: int, unsearched: int) -> Iterable[str]:
     """Yield what the user must know before the plan is carried out."""
     # What openings of the store put aside below .rmqctl is not of a repair, and stays.

@@ -128,7 +128,7 @@ class Traits:
 
 
 @dataclass(slots=True)
-class Found:
+class Matches:
     """Physical offsets of messages to erase with what each is; ``doubtful``: those with the same
     body and another id. ``batches``: those with messages to erase inside; ``closed``: batches that
     contain such, and stay as they are, with the number of other messages in them (-1: unknown).
@@ -161,11 +161,11 @@ def unique_key(record: Record) -> bytes | None:
 
 
 def find(store: Store, traits: Traits, chosen: Iterable[Record], *, same_body: bool,
-         advance: Callable[[int], None] = lambda _bytes: None) -> Found:
+         advance: Callable[[int], None] = lambda _bytes: None) -> Matches:
     """Return the messages `chosen` and all that the traits identify, until nothing is added. Each
     round is one walk over the log. StoreIOError.
     """
-    matches = Found()
+    matches = Matches()
     for record in chosen:
         matches.messages[record.physical_offset] = "message"
         traits.add(record)
@@ -185,7 +185,7 @@ def find(store: Store, traits: Traits, chosen: Iterable[Record], *, same_body: b
     return matches
 
 
-def _look(batch: Batch, traits: Traits, matches: Found, *, same_body: bool) -> None:
+def _look(batch: Batch, traits: Traits, matches: Matches, *, same_body: bool) -> None:
     """Take what a batch has of them."""
     properties = text.Properties(batch)
     rows: set[int] = set()
@@ -254,7 +254,7 @@ _TRACE_PREFIX = b"rmq_sys_trace_"
 _SHARED = props.MULTI_DISPATCH.encode()
 
 
-def _by_content(record: Record, traits: Traits, matches: Found, *, same_body: bool) -> None:
+def _by_content(record: Record, traits: Traits, matches: Matches, *, same_body: bool) -> None:
     physical, plain = record.physical_offset, content(record)
     own = meaning(record.topic.decode("utf-8", "replace"), {})
     # A trace names ids, and has the keys of their messages.
@@ -273,7 +273,7 @@ def _by_content(record: Record, traits: Traits, matches: Found, *, same_body: bo
         _inside(record, plain, traits, matches, same_body=same_body)
 
 
-def _inside(record: Record, plain: bytes, traits: Traits, matches: Found, *,
+def _inside(record: Record, plain: bytes, traits: Traits, matches: Matches, *,
             same_body: bool) -> None:
     """Take what a batch contains of them."""
     physical = record.physical_offset

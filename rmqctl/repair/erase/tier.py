@@ -24,7 +24,7 @@ from rmqctl.formats.local.message import Record
 from rmqctl.formats.tiered import index as fmt
 from rmqctl.formats.tiered import metadata as meta
 from rmqctl.formats.tiered import names
-from rmqctl.repair.erase.elsewhere import Copies, files_below
+from rmqctl.repair.erase.elsewhere import OtherCopies, files_below
 from rmqctl.repair.plan import Action, Changes, Patch, Replace
 from rmqctl.repair.targets import target
 from rmqctl.scan.overlay import Piece
@@ -36,11 +36,11 @@ _BLOCK = 1 << 16
 _ID = fmt.ITEM.field("topic_id").offset
 _WHY = "entries of erased messages"
 
-Wanted = dict[int, set[tuple[int, int, int]]]
+ItemKeys = dict[int, set[tuple[int, int, int]]]
 """By offset in the commit log of a queue: (key hash, queue id, size) of an item."""
 
 
-def items_lead_nowhere(store: Store, copies: Copies) -> Changes:
+def items_lead_nowhere(store: Store, copies: OtherCopies) -> Changes:
     """Patch the items of the messages in ``copies`` that are records of a tier. StoreIOError."""
     changes, wanted = Changes(), _wanted(copies)
     if not wanted:
@@ -107,8 +107,8 @@ def leave_metadata(store: Store, folders: Sequence[tuple[str, str]]) -> Changes:
     return changes
 
 
-def _wanted(copies: Copies) -> Wanted:
-    wanted: Wanted = {}
+def _wanted(copies: OtherCopies) -> ItemKeys:
+    wanted: ItemKeys = {}
     for path, records in copies.files.items():
         *_, queue_id, folder, name = path.split(os.sep)[-3:]
         segment = names.parse_segment(name)
@@ -129,7 +129,7 @@ def _hashes(record: Record) -> Iterator[int]:
         yield from () if key is None else fmt.both_hashes(topic, key)
 
 
-def _pieces(path: str, source: FileSource, wanted: Wanted) -> tuple[list[Piece], int]:
+def _pieces(path: str, source: FileSource, wanted: ItemKeys) -> tuple[list[Piece], int]:
     """Return (what changes in a file, how many items it has). FormatError, StoreIOError."""
     size = source.size
     if not size:

@@ -22,7 +22,7 @@ from rmqctl.store.store import Store
 _INTERNAL = (props.RETRY_PREFIX, props.DLQ_PREFIX)
 
 
-class Going:
+class DeletedTopics:
     """Topics to delete: `topics`. `undecided`: retry topics that may belong to another group, and
     stay, with the group that is deleted. UsageError, RefusedError for what does not exist or must
     not be deleted.

@@ -62,7 +62,7 @@ class _Picture:
 
     def __init__(self, bounds: Bounds) -> None:
         self._bounds = bounds
-        self._made: dict[str, str] = {}
+        self._created: dict[str, str] = {}
         self._above: set[str] = set()
         self._gone: set[str] = set()
 
@@ -85,7 +85,7 @@ class _Picture:
         if isinstance(step, MoveAside):
             if kind is None:
                 raise RefusedError(f"{target}: does not exist any more")
-            if path in self._above or path in self._made:
+            if path in self._above or path in self._created:
                 raise InternalError(f"{target}: the plan both creates and removes it")
             if os.path.islink(path) and os.path.isdir(path):
                 raise RefusedError(f"{target}: is a link to a folder and is not moved")
@@ -100,7 +100,7 @@ class _Picture:
                 self._make(folder, "folder")
             self._make(path, "folder" if isinstance(step, MakeFolder) else "file")
             return Checked(step, path, folders)
-        if path in self._made:
+        if path in self._created:
             raise InternalError(f"{target}: the plan changes it twice")
         if kind != "file":
             raise RefusedError(f"{target}: " + ("does not exist any more" if kind is None
@@ -109,7 +109,7 @@ class _Picture:
         return Checked(step, path)
 
     def _make(self, path: str, kind: str) -> None:
-        self._made[path] = kind
+        self._created[path] = kind
         self._above.update(up(path)[1:])
 
     def _missing(self, path: str, target: str) -> tuple[str, ...]:
@@ -121,8 +121,8 @@ class _Picture:
         return tuple(reversed(missing))
 
     def _kind(self, path: str) -> str | None:
-        if path in self._made:
-            return self._made[path]
+        if path in self._created:
+            return self._created[path]
         if not self._gone.isdisjoint(up(path)):
             return None
         try:

@@ -297,7 +297,7 @@ def _read(path: str, most: int = -1) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class HistoryEntry:
     """A repair in the list. ``time`` in ms; ``actions`` of its plan, ``files`` or folders that
     its steps touch.
     """
@@ -313,30 +313,30 @@ class Entry:
         return asdict(self)
 
 
-def entry(root: str, repair_id: str) -> Entry:
+def entry(root: str, repair_id: str) -> HistoryEntry:
     """One committed repair. StoreIOError."""
     state, _ = state_of(root, repair_id)
     path = os.path.join(repair_folder(root, repair_id), JOURNAL)
     try:
         head = _header(_read(path, _MAX_HEADER))
-        return Entry(repair_id, int(head["time"]), str(head["command"]), state,
-                     int(head["actions"]), int(head["steps"]))
+        return HistoryEntry(repair_id, int(head["time"]), str(head["command"]), state,
+                            int(head["actions"]), int(head["steps"]))
     except (ValueError, KeyError, TypeError, RecursionError):
-        return Entry(repair_id, None, "", state if state not in PENDING else "damaged", 0, 0)
+        return HistoryEntry(repair_id, None, "", state if state not in PENDING else "damaged", 0, 0)
 
 
-def history(root: str) -> list[Entry]:
+def history(root: str) -> list[HistoryEntry]:
     """Return all committed repairs of a store, oldest first. Opens nothing for writing.
     StoreIOError.
     """
     return [entry(root, repair_id) for repair_id in ids(root) if is_committed(root, repair_id)]
 
 
-def put_aside(root: str) -> list[Entry]:
+def put_aside(root: str) -> list[HistoryEntry]:
     """Return what openings of the store or dispatches to the tier put aside, oldest first: they
     replaced it without a plan, so it has no journal to undo it by. StoreIOError.
     """
-    return [Entry(aside.path, aside.time, "", "aside", aside.files, aside.files)
+    return [HistoryEntry(aside.path, aside.time, "", "aside", aside.files, aside.files)
             for aside in asides(root)]
 
 

@@ -20,7 +20,7 @@ from rmqctl.scan.overlay import Piece
 _ZEROS = bytes(BLOCK)
 Spans = tuple[tuple[int, int], ...]
 """(position, size) in the target, ascending and not overlapping."""
-Found = Literal["old", "new", "between", "other"]
+FileState = Literal["old", "new", "between", "other"]
 
 
 def write_pieces(path: str, pieces: Iterable[Piece], mode: int = FILE_MODE) -> None:
@@ -79,7 +79,7 @@ def lay(target: int, name: str, source_path: str, spans: Spans) -> None:
         os.close(source)
 
 
-def compare(target: int, name: str, new: str, old: str, spans: Spans) -> Found:
+def compare(target: int, name: str, new: str, old: str, spans: Spans) -> FileState:
     """Return which bytes the target has: ``between`` where some are old and some new. StoreIOError.
 
     After the end of the target lie zeros.

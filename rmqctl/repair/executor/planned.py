@@ -12,13 +12,13 @@ from rmqctl.errors import RefusedError, RmqctlError, StoreIOError, noting_refusa
 from rmqctl.repair.executor.executor import Repair
 from rmqctl.repair.scratch import Scratch
 
-Made = TypeVar("Made")
+Proposal = TypeVar("Proposal")
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @contextmanager
-def planned(repair: Repair, propose: Callable[[Scratch], Made], *,
-            resume: bool = False) -> Iterator[Made]:
+def planned(repair: Repair, propose: Callable[[Scratch], Proposal], *,
+            resume: bool = False) -> Iterator[Proposal]:
     """Give what ``propose`` makes in a scratch folder on the store's file system.
 
     The folder is empty unless ``resume``: then it may hold what an interrupted run had made, and

@@ -22,7 +22,7 @@ from rmqctl.files.file_stamp import is_regular
 from rmqctl.formats.local import names
 from rmqctl.repair.executor.journal import (
     JOURNAL,
-    Entry,
+    HistoryEntry,
     backup_folder,
     history,
     load,
@@ -45,7 +45,7 @@ class Prunable:
     files of the log are among what it moved away, which nothing else may hold.
     """
 
-    entry: Entry
+    entry: HistoryEntry
     bytes: int
     log_files: int
 
@@ -71,7 +71,7 @@ def prunable(root: str, before: int) -> list[Prunable]:
     return repairs
 
 
-def _examined(root: str, entry: Entry) -> Prunable:
+def _examined(root: str, entry: HistoryEntry) -> Prunable:
     folders = [repair_folder(root, entry.id), *noted_staging_dirs(root, entry.id)]
     journal = load(root, entry.id)
     logs = 0 if entry.state == "undone" else sum(

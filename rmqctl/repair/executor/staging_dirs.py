@@ -56,7 +56,7 @@ class StagingDirs:
     def __init__(self, root: str, repair_id: str) -> None:
         self.root, self.id = root, repair_id
         self.folders: list[str] = [repair_folder(root, repair_id)]
-        self._found: dict[str, int] = {}
+        self._dir_near: dict[str, int] = {}
 
     def of(self, target: str, path: str) -> int:
         """Return the number of the staging folder for a file that is, or will be, at the real
@@ -65,9 +65,9 @@ class StagingDirs:
         RefusedError if its file system has none.
         """
         near = nearest_folder(path)
-        if near not in self._found:
-            self._found[near] = self._find(target, path, near)
-        return self._found[near]
+        if near not in self._dir_near:
+            self._dir_near[near] = self._find(target, path, near)
+        return self._dir_near[near]
 
     def _find(self, target: str, path: str, near: str) -> int:
         for number, folder in enumerate(self.folders):
@@ -119,7 +119,7 @@ def refuse_strange_dirs(root: str, journal: Journal) -> None:
     for number, folder in enumerate(journal.staging_dirs, 1):
         targets = [record.target for record in journal.records if record.staging_dir == number]
         expected = {os.path.join(os.path.dirname(structure_of(root, target)), STAGING, FOLDER)
-                 for target in targets}
+                    for target in targets}
         name = os.path.basename(folder)
         if targets and (os.path.dirname(folder) not in expected or not _OWN_NAME.fullmatch(
                 name.removeprefix(journal.id))):

@@ -15,7 +15,7 @@ from rmqctl.errors import RefusedError, StoreIOError, UsageError
 from rmqctl.files.durable import STAGING
 from rmqctl.repair.executor.apply_step import ChangedError, StepApplier
 from rmqctl.repair.executor.journal import (
-    Entry,
+    HistoryEntry,
     Journal,
     backup_folder,
     entry,
@@ -53,7 +53,7 @@ class Preview:
     as the repair left them. ``root`` and ``host`` are where it was made, as its journal says.
     """
 
-    entry: Entry
+    entry: HistoryEntry
     actions: tuple[Mapping[str, Any], ...]
     changed: tuple[str, ...]
     root: str = ""

@@ -13,7 +13,7 @@ from rmqctl.errors import RefusedError
 from rmqctl.formats.local.properties import RETRY_PREFIX
 from rmqctl.phrases import Phrase
 from rmqctl.repair.offsets.table import (
-    Moved,
+    MovedOffset,
     Offsets,
     file_of,
     is_configured,
@@ -147,7 +147,7 @@ class _Empty:
 
 
 def _moved(store: Store, view: View, wanted: Reset, topic: str, queue_id: int,
-           before: Mapping[int, int], is_empty: Callable[[str, int], bool]) -> Moved:
+           before: Mapping[int, int], is_empty: Callable[[str, int], bool]) -> MovedOffset:
     old, queue = before.get(queue_id), (wanted.group, topic, queue_id)
     with ExitStack() as stack:
         rows = queue_rows(store, view, topic, queue_id, stack)
@@ -155,7 +155,7 @@ def _moved(store: Store, view: View, wanted: Reset, topic: str, queue_id: int,
                                           not old or not is_empty(topic, queue_id)):
             # a queue that has messages in the log is rebuilt by `recover`
             least, most = (0, 0) if rows is None else (rows.first, rows.end)
-            return Moved(*queue, old, old or 0, least, most, None)
+            return MovedOffset(*queue, old, old or 0, least, most, None)
         # No file: the queue begins with 0.
         return moved_to(store, rows, queue, old, 0 if rows is None else _place(wanted, rows, old))
 
@@ -171,7 +171,7 @@ def _place(wanted: Reset, rows: QueueRows, before: int | None) -> int:
     return rows.first if wanted.to == "earliest" else rows.end
 
 
-def _why(wanted: Reset, queue: Moved, *, cut: bool) -> Phrase:
+def _why(wanted: Reset, queue: MovedOffset, *, cut: bool) -> Phrase:
     if isinstance(wanted.to, str):
         return _REASONS[wanted.to]
     if isinstance(wanted.to, Number):

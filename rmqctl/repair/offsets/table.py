@@ -39,7 +39,7 @@ _SINCE = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
+class MovedOffset:
     """A group's offset in a queue before (None: there was none) and after; the queue's bounds; the
     store time (ms) of the message there, None where none is.
     """
@@ -88,7 +88,7 @@ class Offsets:
     """A plan, and every queue it is about, those that stay where they are among them."""
 
     plan: Plan
-    queues: tuple[Moved, ...]
+    queues: tuple[MovedOffset, ...]
 
 
 # -- what a store has -----------------------------------------------------------------------------
@@ -156,29 +156,29 @@ def queue_rows(store: Store, view: View, topic: str, queue_id: int,
 
 
 def moved_to(store: Store, rows: QueueRows | None, queue: tuple[str, str, int], before: int | None,
-             to: int) -> Moved:
+             to: int) -> MovedOffset:
     """Return the move of a group's offset (group, topic, queue id) to another one. StoreIOError."""
     if rows is None:
-        return Moved(*queue, before, to, 0, 0, None)
+        return MovedOffset(*queue, before, to, 0, 0, None)
     place = next((page for page in rows.pages(to, min(to + 1, rows.end)) if len(page[0])), None)
     record = None if place is None else store.log.record_at(int(place[1][0]), int(place[2][0]))
-    return Moved(*queue, before, to, rows.first, rows.end,
-                 None if record is None else record.store_timestamp)
+    return MovedOffset(*queue, before, to, rows.first, rows.end,
+                       None if record is None else record.store_timestamp)
 
 
 # -- the plan -------------------------------------------------------------------------------------
 
 
-def planned(store: Store, command: str, queues: Sequence[Moved], changed: Sequence[Moved],
-            why: Callable[[Moved], Phrase], notes: Iterable[str], clock: Callable[[], int],
-            scratch: Scratch) -> Offsets:
+def planned(store: Store, command: str, queues: Sequence[MovedOffset],
+            changed: Sequence[MovedOffset], why: Callable[[MovedOffset], Phrase],
+            notes: Iterable[str], clock: Callable[[], int], scratch: Scratch) -> Offsets:
     """Return the plan that moves ``changed`` of the ``queues``; ``why`` says it of each. ``clock``:
     epoch ms. RefusedError, MissingExtraError, StoreIOError.
     """
     if not changed:
         return Offsets(Plan(command, store.root, notes=tuple(notes)), tuple(queues))
     # By file: with `enableLmq` a broker that was set otherwise before leaves both.
-    files: dict[str, tuple[ConfigFile, list[Moved]]] = {}
+    files: dict[str, tuple[ConfigFile, list[MovedOffset]]] = {}
     for group in dict.fromkeys(queue.group for queue in changed):
         file = file_of(store, group)
         files.setdefault(file.name, (file, []))[1].extend(
@@ -223,7 +223,7 @@ def notes_of(store: Store, view: View, files: Iterable[ConfigFile]) -> list[str]
     return notes
 
 
-def lost_queues(changed: Iterable[Moved], whose: str) -> list[str]:
+def lost_queues(changed: Iterable[MovedOffset], whose: str) -> list[str]:
     """Return what to do first where offsets are in queues without an entry. One note, or none."""
     empty = [f"{queue.topic}-{queue.queue_id}" for queue in changed
              if (queue.before or queue.after) and not queue.max_offset]
@@ -233,7 +233,7 @@ def lost_queues(changed: Iterable[Moved], whose: str) -> list[str]:
              "consume queue was lost, run `rmqctl recover` first: it rebuilds the queue")]
 
 
-def _changed(store: Store, file: ConfigFile, queues: Sequence[Moved],
+def _changed(store: Store, file: ConfigFile, queues: Sequence[MovedOffset],
              clock: Callable[[], int]) -> dict[str, Any]:
     """Return the whole of the file, with the offsets as they are to be."""
     value = dict(file.value or {})

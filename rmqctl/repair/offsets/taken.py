@@ -12,7 +12,7 @@ from rmqctl.errors import RefusedError
 from rmqctl.formats.local.properties import RETRY_PREFIX
 from rmqctl.phrases import Phrase
 from rmqctl.repair.offsets.table import (
-    Moved,
+    MovedOffset,
     Offsets,
     file_of,
     lost_queues,
@@ -35,7 +35,7 @@ Rule = Literal["missing", "max", "min", "replace"]
 """The offset that wins where both sides have one: ours, the larger, the smaller, or theirs."""
 
 
-class Wanted(NamedTuple):
+class NewOffsets(NamedTuple):
     """Offsets by (group, topic, queue id), the ``rule``, and where they are from, in words."""
 
     offsets: Commits
@@ -56,17 +56,18 @@ def plan_copy(store: Store, source: str, target: str, topic: str | None, view: V
     if source == target:
         raise RefusedError(f"source and target are the same group, {source}: name two groups")
     offsets = {(target, name, queue_id): offset
-             for name, queues in positions(file_of(store, source), source).items()
-             if not name.startswith(RETRY_PREFIX) and topic in (None, name)
-             for queue_id, offset in queues.items()}
+               for name, queues in positions(file_of(store, source), source).items()
+               if not name.startswith(RETRY_PREFIX) and topic in (None, name)
+               for queue_id, offset in queues.items()}
     if not offsets:
         where = "" if topic is None else f" in topic {topic}"
         raise RefusedError(f"{store.root}: group {source} committed no offset{where}: nothing to "
                            "copy")
-    return _plan(store, COPY, Wanted(offsets, "replace", f"group {source}"), view, clock, scratch)
+    taken = NewOffsets(offsets, "replace", f"group {source}")
+    return _plan(store, COPY, taken, view, clock, scratch)
 
 
-def plan_import(store: Store, wanted: Wanted, view: View, clock: Callable[[], int],
+def plan_import(store: Store, wanted: NewOffsets, view: View, clock: Callable[[], int],
                 scratch: Scratch) -> Offsets:
     """Return the plan that takes over offsets of a file or of another store. RefusedError where a
     file cannot be changed without loss.
@@ -75,7 +76,7 @@ def plan_import(store: Store, wanted: Wanted, view: View, clock: Callable[[], in
     return _plan(store, IMPORT, wanted, view, clock, scratch)
 
 
-def _plan(store: Store, command: str, wanted: Wanted, view: View, clock: Callable[[], int],
+def _plan(store: Store, command: str, wanted: NewOffsets, view: View, clock: Callable[[], int],
           scratch: Scratch) -> Offsets:
     # What each group has, and what it is to have.
     groups = sorted({group for group, _, _ in wanted.offsets})
@@ -107,8 +108,8 @@ def _plan(store: Store, command: str, wanted: Wanted, view: View, clock: Callabl
                    clock, scratch)
 
 
-def _moved(store: Store, view: View, wanted: Wanted,
-           ours: Commits) -> Iterator[Moved]:
+def _moved(store: Store, view: View, wanted: NewOffsets,
+           ours: Commits) -> Iterator[MovedOffset]:
     for key, theirs in sorted(wanted.offsets.items()):
         before = ours.get(key)
         with ExitStack() as stack:

@@ -130,7 +130,7 @@ def _tags(rebuilt: Rebuilt, queues: set[QueueKey], records: IntactRecords) -> It
     """Yield (the hash in its entry, the message, whether other entries have it) where that is
     another one's.
     """
-    present, rebuilt_queues = rebuilt.present, rebuilt.made.plain_queues
+    present, rebuilt_queues = rebuilt.present, rebuilt.scratch_store.plain_queues
     left = _MAX_DISPUTES
     for key in sorted(queues & present.keys() & rebuilt_queues.keys()):
         with closing(present[key]) as ours, closing(rebuilt_queues[key]) as theirs:
@@ -182,7 +182,7 @@ def _judge_tags(settled: Disputes, code: int, record: Record, *, common: bool) -
 # -- keys -----------------------------------------------------------------------------------------
 
 
-class _Entries(NamedTuple):
+class _IndexEntries(NamedTuple):
     """The index entries of a message: their hashes, the times (ms) they state, the file's slots."""
 
     hashes: tuple[int, ...]
@@ -190,7 +190,7 @@ class _Entries(NamedTuple):
     slots: int
 
 
-def _keys(store: Store, rebuilt: Rebuilt) -> dict[int, _Entries]:
+def _keys(store: Store, rebuilt: Rebuilt) -> dict[int, _IndexEntries]:
     """Return all that the index has for messages, by place, where any is of no key of theirs. Each
     entry hangs in the chain of its slot, and is in the messages' order.
     """
@@ -198,7 +198,7 @@ def _keys(store: Store, rebuilt: Rebuilt) -> dict[int, _Entries]:
         return {}
     # What the rebuilt index has: every entry beside that belongs to no key.
     pairs = _pairs(Store(rebuilt.scratch.root, [], store.sizes))
-    rebuilt_keys = _Known(pairs["physical_offset"], pairs["key_hash"])
+    rebuilt_keys = _RebuiltKeys(pairs["physical_offset"], pairs["key_hash"])
     # The places with such an entry; where a file has many, it is another log's.
     odd: Array = np.zeros(0, np.int64)
     readable = []
@@ -213,7 +213,7 @@ def _keys(store: Store, rebuilt: Rebuilt) -> dict[int, _Entries]:
             readable.append(index.source.name)
     # All entries of these places that are in order and in their chain; one file may end between
     # those of a message.
-    entries_of: dict[int, _Entries] = {}
+    entries_of: dict[int, _IndexEntries] = {}
     for index in _indexes(store) if len(odd) else ():
         if index.source.name not in readable:
             continue
@@ -224,8 +224,8 @@ def _keys(store: Store, rebuilt: Rebuilt) -> dict[int, _Entries]:
                 key, where = int(hashes[at]), int(place[at])
                 entry = index.entry(first + at)
                 if entry is not None and _hangs(index, first + at, key):
-                    before = entries_of.get(where, _Entries((), (), 0))
-                    entries_of[where] = _Entries(
+                    before = entries_of.get(where, _IndexEntries((), (), 0))
+                    entries_of[where] = _IndexEntries(
                         (*before.hashes, key),
                         (*before.times, entry_time(index.header, entry)), index.shape.slots)
     # A place counts only if one of its entries is still of no key.
@@ -260,7 +260,7 @@ def _pages(index: IndexFile) -> Iterator[tuple[int, Array, Array, Array]]:
         yield 1 + first, place, rows["key_hash"], used
 
 
-class _Known:
+class _RebuiltKeys:
     """Pairs of a place and a key's hash: all that a rebuilt index has."""
 
     def __init__(self, offsets: Array, hashes: Array) -> None:
@@ -319,7 +319,7 @@ def _is_led(store: Store, record: Record) -> bool:
         record.physical_offset, record.total_size)
 
 
-def _judge_keys(settled: Disputes, record: Record, entries: _Entries, *, is_led: bool) -> None:
+def _judge_keys(settled: Disputes, record: Record, entries: _IndexEntries, *, is_led: bool) -> None:
     place = record.physical_offset
     hashes, slots, own = entries.hashes, entries.slots, key_hashes(record)
     pairs = [(key, mine) for key in set(hashes) - own for mine in own - set(hashes)]

@@ -36,7 +36,7 @@ _NEAR = 1 << 14
 _TRIED = 16
 
 
-class Entry(NamedTuple):
+class EntryPlace(NamedTuple):
     """The place of a message's entry: queue, queue offset, place and size."""
 
     topic: str
@@ -47,12 +47,12 @@ class Entry(NamedTuple):
 
 
 @dataclass(slots=True)
-class Entries:
+class StoreEntries:
     """The entries of an open store."""
 
     store: Store
 
-    def tags_code(self, message: Entry) -> int | None:
+    def tags_code(self, message: EntryPlace) -> int | None:
         """Return the tags code of a message's own entry; None without one."""
         key = message.topic, message.queue_id
         try:
@@ -72,7 +72,7 @@ class Entries:
             return None
         return self._of_ext(key, unit.tags_code) if is_address(unit.tags_code) else unit.tags_code
 
-    def tags(self, message: Entry, code: int) -> str | None:
+    def tags(self, message: EntryPlace, code: int) -> str | None:
         """Return the tags of a message near to this one in its queue that has the same tags code;
         None without one.
         """
@@ -143,7 +143,7 @@ class KeptEntries(Closing):
     sizes: Sizes
     further: bool
     """True if messages may have rows in light queues."""
-    _entries: Entries | None = field(default=None, compare=False)
+    _entries: StoreEntries | None = field(default=None, compare=False)
     _lock: Any = field(default_factory=Lock, compare=False)
 
     def __reduce__(self) -> Any:
@@ -173,7 +173,7 @@ class KeptEntries(Closing):
             further: dict[int, tuple[tuple[str, int], ...]] = {}
             for row, place in zip(rows, places, strict=True):
                 size = int(derived.size[row])
-                code = entries.tags_code(Entry(
+                code = entries.tags_code(EntryPlace(
                     os.fsdecode(derived.topics[int(derived.topic[row])]),
                     int(derived.queue_id[row]), int(derived.queue_offset[row]), place, size)
                     ) if derived.rowed[row] else None
@@ -190,10 +190,10 @@ class KeptEntries(Closing):
             self._entries.store.close()
             self._entries = None
 
-    def _open(self) -> Entries | None:
+    def _open(self) -> StoreEntries | None:
         if self._entries is None:
             try:
-                self._entries = Entries(Store.open(self.root, (), self.sizes))
+                self._entries = StoreEntries(Store.open(self.root, (), self.sizes))
             except RmqctlError:
                 return None
         return self._entries

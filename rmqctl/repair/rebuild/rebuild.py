@@ -66,7 +66,7 @@ _BOOT = "/proc/sys/kernel/random/boot_id"
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptHashes:
     """By physical place of a message: the hash of its ``tags``, and those of its ``keys``."""
 
     tags: Mapping[int, int] = field(default_factory=dict)
@@ -110,7 +110,7 @@ class Rebuilt:
     repeated: int = 0
     store: Store | None = None
     same: frozenset[QueueKey] = frozenset()
-    made: Store = field(kw_only=True)
+    scratch_store: Store = field(kw_only=True)
     """The files in ``scratch``."""
 
     @property
@@ -143,7 +143,7 @@ class Rebuilt:
             log_min=log_min, log_end=max(done.end, log_min) if log_end is None else log_end,
             messages=done.messages, last=done.last, newest=done.newest, damage=done.damage,
             logics_timestamp=done.logics, gaps=done.gaps, refused=done.refused,
-            unplaceable=done.unplaceable, repeated=done.repeated, made=seed.derived_in(
+            unplaceable=done.unplaceable, repeated=done.repeated, scratch_store=seed.derived_in(
                 others["scratch"].root, others["settings"].consumequeue_file_size), **others)
 
     def wants(self, key: QueueKey) -> bool:
@@ -182,7 +182,7 @@ def rebuild(parts: Sequence[LogPart], root: str, settings: Settings, scratch: Sc
             only: Collection[str] = BOTH, topic: str | None = None, queue: int | None = None,
             jobs: int = 1, progress: Callable[[int], None] | None = None,
             batch_topics: Collection[str] = frozenset(), log_end: int | None = None,
-            save_every: float = SAVE_EVERY, kept: Kept | None = None,
+            save_every: float = SAVE_EVERY, kept: KeptHashes | None = None,
             opened: Store | None = None, twins: bool = True) -> Rebuilt:
     """Make the derived structures of a log (its ``parts`` in order) in an empty scratch folder.
 
@@ -201,7 +201,7 @@ def rebuild(parts: Sequence[LogPart], root: str, settings: Settings, scratch: Sc
     """
     wanted = wanted_parts(only, topic, settings)
     job = _Job(parts, root, replace(settings, message_index=INDEX in wanted), scratch, wanted,
-               topic, queue, frozenset(batch_topics), log_end, kept or Kept(), opened, twins)
+               topic, queue, frozenset(batch_topics), log_end, kept or KeptHashes(), opened, twins)
     return job.run(jobs, progress, save_every)
 
 
@@ -227,7 +227,7 @@ class _Job:
 
     def __init__(self, parts: Sequence[LogPart], root: str, settings: Settings, scratch: Scratch,
                  wanted: frozenset[str], topic: str | None, queue: int | None,
-                 batch_topics: frozenset[str], log_end: int | None, kept: Kept,
+                 batch_topics: frozenset[str], log_end: int | None, kept: KeptHashes,
                  store: Store | None, twins: bool) -> None:
         self._kept, self._store, self._twins = kept, store, twins
         self._parts, self._root, self._settings = parts, root, settings

@@ -57,7 +57,7 @@ _OFFSET = struct.Struct(">q")
 
 
 @dataclass(slots=True)
-class Made:
+class BuiltDatabase:
     """The database: ``files`` in ``folder``. ``ends``: the next queue offset of every queue that
     has one; ``rows``: how many. ``refused``: messages whose queue offset no queue can have.
     """
@@ -73,7 +73,7 @@ def make(parts: Sequence[LogPart], root: str, settings: Settings, scratch: Scrat
          present: Mapping[QueueKey, ConsumeQueue], *, log_end: int | None = None, jobs: int = 1,
          progress: Callable[[int], None] | None = None, others: RocksQueues | None = None,
          wants: Callable[[QueueKey], bool] | None = None,
-         log: CommitLog | None = None) -> Made:
+         log: CommitLog | None = None) -> BuiltDatabase:
     """Write the database that a broker would have of the log ``parts`` of the store at ``root``
     into a scratch folder.
 
@@ -142,7 +142,7 @@ class Writer:
                  begun: Callable[[QueueKey], int] = lambda _: 0) -> None:
         self.wants, self._begun = wants, begun
         self._database = NewDatabase(folder, (ROWS, OFFSETS), compressed=True)
-        self._made = Made(folder)
+        self._built = BuiltDatabase(folder)
         self.last: dict[QueueKey, PositionRecord] = {}
         self.first: dict[QueueKey, PositionRecord] = {}
         self.end = 0
@@ -177,7 +177,7 @@ class Writer:
                 column[chosen] for column in (topic, queue_id, offset, message))
         good = (offset >= 0) & (queue_id >= 0)
         if not good.all():
-            self._made.refused += int((~good).sum())
+            self._built.refused += int((~good).sum())
             topic, queue_id, offset, message = (
                 column[good] for column in (topic, queue_id, offset, message))
         # Not those of an earlier queue.
@@ -205,7 +205,7 @@ class Writer:
             batch.put(prefix + _OFFSET.pack(index), raw[number * width:(number + 1) * width],
                       self._rows)
         self._database.write(batch)
-        self._made.rows += len(message)
+        self._built.rows += len(message)
         # What the database will note of each queue.
         places = derived.physical[message]
         for of, queue in prefixes:
@@ -243,12 +243,12 @@ class Writer:
                 for key, value in some:
                     batch.put(key, value, self._rows)
                 self._database.write(batch)
-                self._made.rows += len(some)
+                self._built.rows += len(some)
             self.keep((topic, queue_id), queue.last)
             if queue.least is not None:
                 self.first[topic, queue_id] = queue.least
 
-    def finish(self) -> Made:
+    def finish(self) -> BuiltDatabase:
         """Bring all of it into files and close them."""
         from rocksdict import WriteBatch
 
@@ -261,9 +261,9 @@ class Writer:
         if self.end:
             batch.put(CHECKPOINT_KEY, keys.build_checkpoint(self.end), offsets)
         self._database.write(batch)
-        self._made.files = self._database.finish()
-        self._made.ends = {key: last.queue_offset + 1 for key, last in self.last.items()}
-        return self._made
+        self._built.files = self._database.finish()
+        self._built.ends = {key: last.queue_offset + 1 for key, last in self.last.items()}
+        return self._built
 
 
 def cut(store: Store, to: int, scratch: Scratch) -> tuple[Planned, dict[QueueKey, int]]:
@@ -273,7 +273,7 @@ def cut(store: Store, to: int, scratch: Scratch) -> tuple[Planned, dict[QueueKey
     present, parts = store.rocksdb, log_as_it_is(store)
     queues = {} if present is None else present.queues
     database = make(parts, store.root, configured(store, {}).settings, scratch, queues, log_end=to,
-                log=store.log)
+                    log=store.log)
     ends = {key: database.ends.get(key, 0) for key in {**queues, **database.ends}}
     if is_right(present, database, store.log.min_offset):
         return ([], []), ends
@@ -284,7 +284,7 @@ def cut(store: Store, to: int, scratch: Scratch) -> tuple[Planned, dict[QueueKey
 # -- what has to change ---------------------------------------------------------------------------
 
 
-def is_right(present: RocksQueues | None, database: Made, log_min: int,
+def is_right(present: RocksQueues | None, database: BuiltDatabase, log_min: int,
              wants: Callable[[QueueKey], bool] = lambda _: True) -> bool:
     """Return whether the database of a store has just the rows that were made of its log, and those
     of expired messages at most. One of which a part cannot be read is wrong. ``wants``: which
@@ -316,7 +316,7 @@ def _same(present: RocksQueue | None, fresh: RocksQueue, log_min: int) -> bool:
                for number in range(first, fresh.disk_end, _PAGE))
 
 
-def steps(root: str, database: Made, before: int | None, why: str) -> Planned:
+def steps(root: str, database: BuiltDatabase, before: int | None, why: str) -> Planned:
     """Return (steps, actions) that put the database in the place of ``consumequeue/``, which is
     kept aside. ``before``: its rows until now, None where nobody knows.
     """

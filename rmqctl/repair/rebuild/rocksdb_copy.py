@@ -22,7 +22,7 @@ from rmqctl.repair.plan import (
     Replace,
     Step,
 )
-from rmqctl.repair.rebuild.rocksdb import FOLDER, Made, make
+from rmqctl.repair.rebuild.rocksdb import FOLDER, BuiltDatabase, make
 from rmqctl.repair.scratch import Scratch
 from rmqctl.scan.overlay import LogPart
 from rmqctl.store.layout import DATABASE_FILE
@@ -46,7 +46,7 @@ def copy_steps(store: Store, parts: Sequence[LogPart], settings: Settings, scrat
     if present is not None and present.damage:
         why = "a part of the copy in RocksDB cannot be read"
     database = make(parts, store.root, settings, scratch, store.queues, log_end=log_end, jobs=jobs,
-                progress=progress)
+                    progress=progress)
     if not why and present is not None and not _agrees(present, database, store.log.min_offset):
         why = "the copy in RocksDB has wrong entries"
     if not why:
@@ -54,7 +54,7 @@ def copy_steps(store: Store, parts: Sequence[LogPart], settings: Settings, scrat
     return _replaced(store, database), [Action("rebuild", FOLDER, None, database.rows, why, "row")]
 
 
-def _agrees(present: RocksQueues, database: Made, log_min: int) -> bool:
+def _agrees(present: RocksQueues, database: BuiltDatabase, log_min: int) -> bool:
     """Return whether each entry of the copy is one that follows from the log."""
     with RocksQueues(database.folder) as fresh:
         for key, queue in present.queues.items():
@@ -73,7 +73,7 @@ def _agrees(present: RocksQueues, database: Made, log_min: int) -> bool:
     return True
 
 
-def _replaced(store: Store, database: Made) -> list[Step]:
+def _replaced(store: Store, database: BuiltDatabase) -> list[Step]:
     """Return the files of the database alone: those of the queues are beside them."""
     present = {name for name in os.listdir(store.path(FOLDER)) if DATABASE_FILE.fullmatch(name)}
     steps: list[Step] = [MoveAside(f"{FOLDER}/{name}")

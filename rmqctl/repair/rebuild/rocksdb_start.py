@@ -19,7 +19,7 @@ from rmqctl.errors import FormatError, RefusedError
 from rmqctl.formats.rocksdb.consume_queue import OFFSETS, ROWS, PositionRecord
 from rmqctl.repair.plan import Step
 from rmqctl.repair.rebuild import rocksdb
-from rmqctl.repair.rebuild.rocksdb import Made, Writer
+from rmqctl.repair.rebuild.rocksdb import BuiltDatabase, Writer
 from rmqctl.repair.scratch import Scratch
 from rmqctl.store.log.commit_log import CommitLog
 from rmqctl.store.rocksdb.database import Database
@@ -38,7 +38,7 @@ def start_steps(store: Store, predicted: Prediction, rules: BrokerVersion, setti
     """
     present = store.rocksdb
     try:
-        database = _made(store, present, predicted, rules, settings, scratch)
+        database = _built(store, present, predicted, rules, settings, scratch)
         if present is not None and _same(present.database, database.folder):
             return []
     except FormatError as error:
@@ -48,8 +48,8 @@ def start_steps(store: Store, predicted: Prediction, rules: BrokerVersion, setti
     return rocksdb.steps(store.root, database, None, "")[0]
 
 
-def _made(store: Store, present: RocksQueues | None, predicted: Prediction, rules: BrokerVersion,
-          settings: Settings, scratch: Scratch) -> Made:
+def _built(store: Store, present: RocksQueues | None, predicted: Prediction, rules: BrokerVersion,
+           settings: Settings, scratch: Scratch) -> BuiltDatabase:
     noted = predicted.noted
     assert noted is not None
     writer = Writer(scratch.path(_MADE), lambda _key: False)

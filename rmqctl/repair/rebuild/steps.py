@@ -97,7 +97,7 @@ def _ends(rebuilt: Rebuilt) -> dict[QueueKey, int]:
 
 def _all(rebuilt: Rebuilt, index_is_right: Callable[[], bool]) -> Iterator[Planned]:
     if CONSUMEQUEUE in rebuilt.only:
-        scratch_store = rebuilt.made
+        scratch_store = rebuilt.scratch_store
         queues, rebuilt_queues = rebuilt.present, scratch_store.plain_queues
         for key in sorted({*queues, *rebuilt_queues} - rebuilt.same):
             if rebuilt.wants(key):

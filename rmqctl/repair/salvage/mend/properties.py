@@ -23,7 +23,7 @@ from rmqctl.formats.local import properties as props
 from rmqctl.formats.local import sysflag
 from rmqctl.formats.local.consume_queue import tags_code
 from rmqctl.formats.local.message import Record
-from rmqctl.repair.rebuild.kept import Entries, Entry
+from rmqctl.repair.rebuild.kept import EntryPlace, StoreEntries
 from rmqctl.repair.salvage.correct import Correction
 from rmqctl.repair.salvage.filler import REQUIRED
 from rmqctl.repair.salvage.keep import marked
@@ -60,7 +60,7 @@ def mend_properties(store: Store, parts: Sequence[LogPart], survey: Survey,
     if len(places) > max(_FEW, survey.messages // _SHARE):
         made.left = dict.fromkeys(places, "too many messages have such properties to be damage")
         return made
-    entries = Entries(store)
+    entries = StoreEntries(store)
     hashes = entries.keys(places) if places else {}
     rows: dict[int, list[FoundRow]] = {}
     for row in evidence.astray:
@@ -211,9 +211,9 @@ def candidates(raw: bytes) -> Iterator[tuple[int, Sequence[int]]]:
         start += len(part) + 1
 
 
-def _entry(record: Record) -> Entry:
-    return Entry(os.fsdecode(record.topic), record.queue_id, record.queue_offset,
-                 record.physical_offset, record.total_size)
+def _entry(record: Record) -> EntryPlace:
+    return EntryPlace(os.fsdecode(record.topic), record.queue_id, record.queue_offset,
+                      record.physical_offset, record.total_size)
 
 
 def _code(record: Record) -> int | None:

@@ -90,7 +90,7 @@ def topics(store: Store, generation: int, table: Iterable[str]) -> tuple[Table, 
     return entries, seen
 
 
-class Shown(NamedTuple):
+class InferredTopic(NamedTuple):
     """An entry, what is not known of it, and what shows the rest."""
 
     entry: dict[str, Any]
@@ -98,7 +98,7 @@ class Shown(NamedTuple):
     proof: dict[str, Any]
 
 
-def topic(store: Store, name: str) -> Shown | None:
+def topic(store: Store, name: str) -> InferredTopic | None:
     """Return a topic as `topics` has it, with the queues that are seen, and the type of its
     messages; None where neither log nor queues know it. One walk over the log. StoreIOError.
     """
@@ -150,7 +150,7 @@ def topic(store: Store, name: str) -> Shown | None:
                          f"before {_MIXED_SINCE} has no {MESSAGE_TYPE} for that")
         elif kind not in ("", "NORMAL"):
             entry["attributes"][MESSAGE_TYPE] = kind
-    return Shown(entry, notes, {"queues_seen": seen[name], "message_types": {
+    return InferredTopic(entry, notes, {"queues_seen": seen[name], "message_types": {
         kind: types[kind] for kind in shown}})
 
 
@@ -165,7 +165,7 @@ def groups(store: Store, generation: int, table: Iterable[str],
             evidence.setdefault(group, "its offsets")
     names = {topic for topic, _ in store.queues} | {name.rpartition("-")[0] for name in table}
     for prefix, words in ((RETRY_PREFIX, "its retry topic"), (DLQ_PREFIX,
-                                                             "its dead letter topic")):
+                                                              "its dead letter topic")):
         for topic in sorted(names):
             if topic.startswith(prefix) and len(topic) > len(prefix):
                 evidence.setdefault(topic.removeprefix(prefix), words)
