@@ -1,8 +1,8 @@
-"""``--strategy broker``: the plan which leaves what a broker's own start would leave.
+"""``--strategy broker``: the plan that leaves a store as a broker's own start would.
 
-`rmqctl.checks.preflight.preflight` says what a broker does; this turns that very prediction into
-steps. What results is a store that the broker has loaded, dispatched to the end and stopped
-cleanly. Consumequeues and index are made in a scratch folder, then compared.
+`rmqctl.checks.preflight.preflight` predicts what a broker does, and this module turns the
+prediction into steps. The result is a store that the broker has loaded, dispatched to the end and
+stopped cleanly. Consume queues and index are rebuilt in a scratch folder, then compared.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ _SCHEDULE = props.SCHEDULE_TOPIC.encode()
 def plan_broker(store: Store, version: str | None, scratch: Scratch,
                 wall_clock: Callable[[], int], *, given: Mapping[str, Any] | None = None,
                 prediction: Prediction | None = None) -> Plan:
-    """Return the plan for an opened store; derived files are made in ``scratch``.
+    """Return the plan for an opened store; derived files are built in ``scratch``.
 
-    ``version`` None: the one `preflight` takes. ``given``: values by the names of
-    `Settings`. ``prediction``: what `preflight` said of this store and version, if it was asked.
-    Where a broker does not start, the plan is empty and its notes say why. UsageError,
-    StoreIOError, RefusedError as `preflight` and `configured` raise them.
+    ``version`` None: the version that `preflight` assumes. ``given``: values by the names of
+    `Settings`. ``prediction``: the result of `preflight` for this store and version, if it was run
+    already. If a broker does not start on the store, the plan is empty and its notes say why.
+    Raises: UsageError, StoreIOError, RefusedError, as `preflight` and `configured` do.
     """
     predicted = prediction or preflight(store, version)
     rules = as_configured(store, version_of(predicted.broker_version))
@@ -123,7 +123,7 @@ def _lost(prediction: Prediction) -> tuple[Lost, ...]:
 
 
 def _dropped(store: Store, predicted: Prediction) -> Dropped:
-    """Return what the start cuts off, and what only the entries tell that it cuts off."""
+    """Return the messages that the start truncates, those known only by entries included."""
     places = places_of(((message.physical_offset, message.size)
                         for message in predicted.lost_first), store.log.raw_at)
     lost = predicted.account
@@ -133,7 +133,7 @@ def _dropped(store: Store, predicted: Prediction) -> Dropped:
 
 
 def _checkpoint(store: Store, prediction: Prediction, settings: Settings) -> list[Step]:
-    """Return the checkpoint's page, if it changes; bytes that the version does not know stay."""
+    """Return the step for the checkpoint, if it changes; bytes unknown to the version stay."""
     assert prediction.checkpoint is not None
     size = page.CLASSIC_SIZE if settings.profile.generation < 5 else CHECKPOINT.size
     exists = os.path.lexists(store.path("checkpoint"))
@@ -149,9 +149,7 @@ def _checkpoint(store: Store, prediction: Prediction, settings: Settings) -> lis
 
 
 def _note(store: Store, predicted: Prediction) -> list[Step]:
-    """Return where the log ends now, if bytes, rows or entries stay beyond it as a broker leaves
-    them.
-    """
+    """Return the step that notes the end of the log, if bytes or entries stay beyond it."""
     if not predicted.leaves or predicted.truncate_to is None:
         return []
     note = cut_at(store.log, predicted.truncate_to)
@@ -162,7 +160,7 @@ def _note(store: Store, predicted: Prediction) -> list[Step]:
 
 
 class _Derived:
-    """Carries out in ``scratch`` what ``made`` says of the derived files of ``store``."""
+    """Rebuilds in ``scratch`` the derived files of ``store`` as ``prediction`` says."""
 
     def __init__(self, store: Store, prediction: Prediction, version: BrokerVersion,
                  settings: Settings,
@@ -179,7 +177,7 @@ class _Derived:
         self._keys: set[QueueKey] = set()
 
     def steps(self) -> tuple[list[Step], list[Step]]:
-        """Return (steps for the queues, steps for the index). StoreIOError, RefusedError."""
+        """Return (steps of the queues, steps of the index). Raises: StoreIOError, RefusedError."""
         in_files = self._prediction.noted is None
         changed = [change for change in self._prediction.queues if (change.added or self._ext) and (
             in_files or change.kind != PLAIN)]
@@ -213,7 +211,7 @@ class _Derived:
                        leave=lambda relative: relative not in self._doomed)
 
     def _prepare(self, changed: list[QueueChange]) -> None:
-        """Copy in what the dispatcher goes on from, without files that go away before."""
+        """Copy in the files that the dispatcher appends to, without those moved aside before."""
         root = self._store.root
         make_folders(self._scratch.path("consumequeue"), durable=False)
         for change in changed:

@@ -1,7 +1,7 @@
 """The configuration of the broker that wrote a store, as far as derived files depend on it.
 
-What is given wins, then what `init` remembered, then what the store itself shows. Each guess
-that could be wrong is said.
+Given values win, then what `init` recorded, then what the store itself shows. A note names each
+guess that may be wrong.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from rmqctl.store.store import Store
 class Configured:
     """``settings``, the topics with batch queues, and what had to be assumed (``notes``).
 
-    ``topics_known``: whether config/topics.json says which topics have batch queues.
-    ``assumes_batch``: whether nothing says the size of batch consumequeue files. ``index_unknown``:
-    why the shape of the index files that are there cannot be determined, else "".
+    ``topics_known``: whether config/topics.json names the topics with batch queues.
+    ``assumes_batch``: whether the size of batch consume queue files is a guess. ``index_unknown``:
+    why the shape of the present index files is unknown, else "".
     """
 
     settings: Settings
@@ -36,9 +36,9 @@ class Configured:
     index_unknown: str = ""
 
     def with_batches(self, store: Store, topics: Iterable[str]) -> Configured:
-        """Itself, with ``topics`` whose messages are inner batches where nothing else tells.
+        """Add ``topics`` whose messages are inner batches, if the configuration does not name them.
 
-        A topic that has plain consumequeue files stays one.
+        A topic with plain consume queue files keeps them.
         """
         if self.topics_known or self.settings.profile.generation < 5:
             return self
@@ -51,13 +51,14 @@ class Configured:
 
 
 def configured(store: Store, given: Mapping[str, Any], *, into_files: bool = False) -> Configured:
-    """Return the configuration for a repair of an opened store. ``into_files``: consumequeues in
+    """Return the configuration for a repair of an opened store. ``into_files``: consume queues in
     RocksDB become files.
 
-    ``given`` are values by the names of `Settings`, None where not given. A message that was
-    dispatched to further queues says so itself (the property with its offsets there is made by
-    a broker that does it), so multi-dispatch and light queues count as on unless they are
-    switched off, or the consumequeues are those of a broker without. Raises what `resolve` raises.
+    ``given`` are values by the names of `Settings`, None where not given. Messages that were
+    dispatched to further queues have a property that only such a broker writes. So multi-dispatch
+    and light queues count as on, unless they are switched off or the consume queues are those of a
+    broker without them.
+    Raises: whatever `resolve` does.
     """
     # What the store itself shows goes before defaults.
     light = store.light_queues
@@ -99,7 +100,7 @@ def configured(store: Store, given: Mapping[str, Any], *, into_files: bool = Fal
 
 
 def _queue_size(structure: str, size: int, name: str, option: str, older: str = "") -> str:
-    """Return what is assumed of a queue's files, and what happens if it is wrong
+    """Return a note on the assumed size of a queue's files, and on what follows if it is wrong
     (recovery.md §2).
     """
     return (f"no {structure} file shows their size: assuming a broker's default, {size:,} bytes "

@@ -1,7 +1,7 @@
-"""The checkpoint a store should have, by what is in its log (checkpoint-and-small-files.md §1).
+"""The checkpoint that a store should have for its log (checkpoint-and-small-files.md §1).
 
-One that lags behind is right at any time. One that is missing, too short, zero or ahead of the log
-is rebuilt: after a crash a broker would walk the whole log, or too little of it.
+A checkpoint that lags behind is never wrong. One that is missing, too short, zero or ahead of the
+log is rebuilt: after a crash a broker would scan the whole log, or too little of it.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from rmqctl.store.store import Store
 NAME = "checkpoint"
 _MAX_SIZE = 1 << 16
 _NO_OFFSET = -1
-"""The value that a broker writes without such an offset."""
+"""The value that a broker writes if it has no such offset."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogFacts:
     """The limits of a valid checkpoint. Times are store times (ms), 0 if unknown.
 
-    ``newest``: of the log; ``logics``: of the last message with a row in a consumequeue;
-    ``index``: where the newest full index file ends. ``last`` and ``end``: physical offsets of
-    the last message (-1 without any) and of the end of the log.
+    ``newest``: of the log; ``logics``: of the last message with a consume queue entry; ``index``:
+    of the end of the newest full index file. ``last`` and ``end``: physical offsets of the last
+    message (-1 without any) and of the end of the log.
     """
 
     newest: int
@@ -48,7 +48,7 @@ class LogFacts:
 
 
 def facts_of(store: Store) -> LogFacts:
-    """Return the facts of a store as it is, without reading its whole log. StoreIOError."""
+    """Return the facts of a store as it is, without reading its whole log. Raises: StoreIOError."""
     log_end = find_end(store)
     index = 0
     for file in store.indexes_newest_first():
@@ -61,8 +61,8 @@ def facts_of(store: Store) -> LogFacts:
 
 
 def _last_row(store: Store) -> int:
-    """Return the store time of the last message that a row leads to, as the log proves it; 0 if
-    none.
+    """Return the store time of the last message that an entry points to, checked against the log; 0
+    without one.
     """
     places = [last_dispatched(store)]
     for queue in store.batch_queues.values():
@@ -79,7 +79,7 @@ def _last_row(store: Store) -> int:
 
 
 def facts_after(rebuilt: Rebuilt, commitlog_dirs: Iterable[str] = ()) -> LogFacts:
-    """Return the facts once the steps of a rebuild are carried out. StoreIOError."""
+    """Return the facts after the steps of a rebuild. Raises: StoreIOError."""
     logics, index = rebuilt.logics_timestamp, rebuilt.index_timestamp
     if CONSUMEQUEUE not in rebuilt.only or rebuilt.topic is not None:
         with Store.open(rebuilt.root, commitlog_dirs) as store:
@@ -93,9 +93,10 @@ def facts_after(rebuilt: Rebuilt, commitlog_dirs: Iterable[str] = ()) -> LogFact
 
 
 def lost_with_it(store: Store, facts: LogFacts) -> tuple[Lost, ...]:
-    """Return the lost messages of which only the checkpoint tells, which is replaced. ``facts``:
-    of the store as it will be; of an empty log the checkpoint stays. A DLedger member has another
-    checkpoint. StoreIOError.
+    """Return the lost messages known only by the checkpoint that is replaced. ``facts``: of the
+    store after the repair; the checkpoint of an empty log stays. A DLedger member has another
+    checkpoint.
+    Raises: StoreIOError.
     """
     saved = store.checkpoint
     if store.nodes or saved is None or facts.last < 0 or not saved.knows_later(
@@ -108,12 +109,12 @@ def lost_with_it(store: Store, facts: LogFacts) -> tuple[Lost, ...]:
 
 def checkpoint_steps(root: str, facts: LogFacts, generation: int, *,
                      trust_index: bool = False) -> tuple[list[Step], list[Action]]:
-    """Return (steps, actions) for the checkpoint of the store at ``root``; nothing for a right one.
+    """Return (steps, actions) for the checkpoint of the store at ``root``; nothing if it is valid.
 
-    Fields that are right stay as they are. ``generation`` 5 also fills in the offset of the last
-    message, as after a 5.x broker's recovery. ``trust_index``: the abort file stays beside a
-    complete index, which a broker would discard after the checkpoint's index time. StoreIOError
-    when the file cannot be read.
+    Valid fields stay as they are. ``generation`` 5 also fills in the offset of the last message, as
+    the recovery of a 5.x broker does. ``trust_index``: the abort file stays beside a complete
+    index, of which a broker would discard what is newer than the checkpoint's index time.
+    Raises: StoreIOError if the file cannot be read.
     """
     # The page as it is; one that is not a file or too short counts as zeros.
     path = os.path.join(root, NAME)
@@ -158,7 +159,7 @@ def checkpoint_steps(root: str, facts: LogFacts, generation: int, *,
 
 def _right(old: CheckpointRecord, facts: LogFacts, generation: int, *,
            fresh: bool) -> tuple[CheckpointRecord, str]:
-    """Return (the fields as they should be, what was wrong with them; empty if nothing)."""
+    """Return (the corrected fields, what was wrong with them; empty if nothing)."""
     # Times: not later than what they represent.
     limits = {"physic_msg_timestamp": max(0, facts.newest),
               "logics_msg_timestamp": max(0, min(facts.logics, facts.newest)),
@@ -190,6 +191,6 @@ def _right(old: CheckpointRecord, facts: LogFacts, generation: int, *,
 
 
 def _shown(record: CheckpointRecord) -> dict[str, int]:
-    """Return the three times, and the offsets that are there."""
+    """Return the three times, and the offsets that are present, by field."""
     return {name: value for name, value in record._asdict().items()
             if value or name in record._fields[:layout.CLASSIC_FIELDS]}

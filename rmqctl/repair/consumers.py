@@ -1,5 +1,5 @@
-"""Consequences of a plan of `recover` for consumers, who get fillers where messages are lost; and
-lost messages known only by consumer offsets.
+"""Consequences of a plan of `recover` for consumers, which get fillers in place of lost messages;
+and lost messages known only by consumer offsets.
 """
 
 from __future__ import annotations
@@ -24,10 +24,9 @@ _ENDLESS = 1 << 62
 
 
 class ByPositions(NamedTuple):
-    """Lost messages which a group had reached, or which the end of a DLedger log has lost.
-    ``listed``: the first of those that neither the log nor the index tells of; ``more``: how many
-    these are. ``reached``: all that rows do not know, by queue. ``notes``: what is to be said of
-    positions.
+    """Lost messages that a group has consumed, or that were after the present end of a DLedger log.
+    ``listed``: the first of those that neither log nor index show; ``more``: their number.
+    ``reached``: all that consume queues do not show, by queue. ``notes``: on the consumer offsets.
     """
 
     listed: tuple[Lost, ...] = ()
@@ -38,11 +37,11 @@ class ByPositions(NamedTuple):
 
 def consumers_after(store: Store, lost: Sequence[Lost], table: Mapping[str, int], generation: int,
                     *, total: int, reached: Mapping[QueueKey, OffsetRuns]) -> Consumers | None:
-    """For the store as it will be. ``lost``: the first of the ``total`` messages that cannot be
-    brought back (the others, in a DLedger log, belong to unknown queues); ``table``: the next queue
-    offset of every queue (``{"TopicTest-3": 17}``); ``reached``: lost messages that only positions
-    tell of (`lost_by_positions`), which may be among those of unknown queues. None where groups'
-    positions are in a form that is not read.
+    """Return the effects on consumer groups after the repair. ``lost``: the first of the ``total``
+    messages that cannot be restored (the others, in a DLedger log, belong to unknown queues).
+    ``table``: the next queue offset of every queue (``{"TopicTest-3": 17}``). ``reached``: lost
+    messages known only by consumer offsets (`lost_by_positions`), perhaps among those of unknown
+    queues. None if the form of the consumer offsets is not supported.
     """
     if not store.layout.reads("config"):
         return None
@@ -72,8 +71,9 @@ def consumers_after(store: Store, lost: Sequence[Lost], table: Mapping[str, int]
 
 def lost_by_positions(store: Store, lost: Iterable[Lost], total: int, table: Mapping[str, int],
                       ) -> ByPositions:
-    """As `preflight` counts them. Arguments as of `consumers_after`; ``lost`` are the first of
-    ``total``, the others, and those without a queue offset, are of unknown queues.
+    """Return the lost messages known only by consumer offsets, as `preflight` counts them. For the
+    arguments see `consumers_after`; messages of ``total`` that are not in ``lost`` or have no queue
+    offset belong to unknown queues.
     """
     ends = {tuple(name.rpartition("-")[::2]): end for name, end in table.items()}
     placed: dict[tuple[str | None, int | None], OffsetRuns] = {}

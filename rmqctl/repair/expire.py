@@ -1,9 +1,9 @@
-"""Expiry like a broker's cleaner: the oldest files of the log, then the files whose entries all
-point there.
+"""Expiry like a broker's cleaner: the oldest log files, then the files whose entries all point into
+them.
 
-spec: recovery.md §12, consumequeue.md §5, index.md §9. The log goes file by file from the first
-on, and stops at the first that is kept; the last one always stays. Nothing is deleted: a plan
-moves the files aside.
+spec: recovery.md §12, consumequeue.md §5, index.md §9. Log files expire from the first one on, up
+to the first that is kept; the last one always stays. Nothing is deleted: a plan moves the files
+aside.
 """
 
 from __future__ import annotations
@@ -47,13 +47,12 @@ _WAITING = {SCHEDULE_TOPIC: "delayed messages not yet delivered",
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits by which files of the log expire.
+    """The limits by which log files expire: a file that exceeds any of them does. None: no limit.
 
-    ``older_than`` (ms): as with a broker's ``fileReservedTime``, files that were last written
-    (modification time) that long ago or longer. ``keep_bytes``: further ones, whatever their age,
-    until the log has no more bytes than these; a broker does so when its disk is full.
-    ``free_bytes``: whatever their age, until the log files that go take so many bytes of the disk.
-    A file that meets any goes. None: no such limit.
+    ``older_than`` (ms): as with a broker's ``fileReservedTime``, files last written (modification
+    time) that long ago or earlier. ``keep_bytes``: the oldest files until the log is no larger, as
+    a broker does when its disk is full. ``free_bytes``: the oldest files until the expired ones
+    take up so many bytes of the disk.
     """
 
     older_than: int | None = None
@@ -63,9 +62,10 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Expiry:
-    """The plan; the log's first physical offset before and after; rows that expire, by topic.
+    """The plan, the log's first physical offset before and after, and the expiring entries by
+    topic.
 
-    ``bytes`` are the lengths of all files that go.
+    ``bytes``: total length of the expired files.
     """
 
     plan: Plan
@@ -76,11 +76,11 @@ class Expiry:
 
 
 def expire(store: Store, now: int, limits: Limits) -> Expiry:
-    """Return the plan that takes expired files of ``store`` away. ``now`` in epoch ms.
+    """Return the plan that expires old files of ``store``. ``now`` in epoch ms.
 
-    Queues, timer log and index are also rid of what an earlier deletion of log files left, as a
-    broker does when it starts. Writes nothing. RefusedError where files of the log overlap,
-    StoreIOError.
+    Files of queues, timer log and index that an earlier deletion of log files left behind expire
+    too, as at a broker's start. Writes nothing.
+    Raises: RefusedError if log files overlap; StoreIOError.
     """
     store.layout.require_writable(store.root, WRITES, made_anew=True)
     refuse_overlaps(store)
@@ -120,7 +120,7 @@ def expire(store: Store, now: int, limits: Limits) -> Expiry:
 
 
 def closed_files(store: Store) -> list[StoreFile]:
-    """Return the files of the log that may go: those before the one in use."""
+    """Return the log files that may expire: those before the file in use."""
     last = len(store.log.files) - 1
     # Files laid out ahead hold nothing yet: a running broker's last file is the one in use.
     while last > 0 and not used_size(store.log.source(last)):
@@ -129,7 +129,7 @@ def closed_files(store: Store) -> list[StoreFile]:
 
 
 def age_of(file: StoreFile) -> os.stat_result:
-    """Return what the file system says of a log file. StoreIOError."""
+    """Return the file status of a log file. Raises: StoreIOError."""
     try:
         return os.stat(file.path)
     except OSError as error:
@@ -137,7 +137,7 @@ def age_of(file: StoreFile) -> os.stat_result:
 
 
 def _expired_files(store: Store, now: int, limits: Limits) -> Iterator[tuple[StoreFile, str]]:
-    """Yield the files of the log that go, oldest first, and why."""
+    """Yield the expired log files, oldest first, with the reason."""
     left, freed = sum(file.size for file in store.log.files), 0
     for file in closed_files(store):
         about = age_of(file)
@@ -167,7 +167,7 @@ def _hours(span: int) -> str:
 
 
 def _expired_index(store: Store, after: int) -> Iterator[StoreFile]:
-    """Index files all of whose messages have expired, never the last one (index.md §9)."""
+    """Yield the index files whose messages have all expired, never the last file (index.md §9)."""
     for file in store.index_listing.files[:-1]:
         with FileSource(file.path) as source:
             raw = source.read(0, HEADER.size)
@@ -178,8 +178,8 @@ def _expired_index(store: Store, after: int) -> Iterator[StoreFile]:
 
 def unread(queues: QueuesExpired, progress: ConsumerProgress,
            ) -> dict[tuple[str, str], dict[int, int]]:
-    """Return how many messages expire before those who wait for them have seen them: by group and
-    topic, then by queue id.
+    """Return how many messages expire before their consumers have read them: by (group, topic),
+    then by queue id.
     """
     counts: dict[tuple[str, str], dict[int, int]] = {}
     for commit in progress.everybody():
@@ -193,7 +193,7 @@ def unread(queues: QueuesExpired, progress: ConsumerProgress,
 
 
 def unread_in_words(queues: QueuesExpired, progress: ConsumerProgress) -> Iterator[str]:
-    """Yield the same in sentences."""
+    """Yield the result of `unread` as sentences."""
     for (group, topic), places in unread(queues, progress).items():
         waiting = _WAITING.get(topic, "messages not yet consumed")
         listed = named([f"queue {queue_id}: {lost}" for queue_id, lost in places.items()])
@@ -208,7 +208,7 @@ def unread_in_words(queues: QueuesExpired, progress: ConsumerProgress) -> Iterat
 
 
 def younger_than_messages(store: Store, now: int, older_than: int) -> Iterator[str]:
-    """Copying a store without its times makes all files young: worth a word."""
+    """Yield a note if files look younger than their messages, as after a copy without times."""
     log = store.log
     if len(log.files) < 2:
         return
@@ -233,14 +233,14 @@ class QueueStart(NamedTuple):
 
 @dataclass(slots=True)
 class QueuesExpired:
-    """The files that go, and how far the beginning of each queue moves."""
+    """The expired files, and the new first offset of each queue."""
 
     files: list[StoreFile] = field(default_factory=list)
     rows: dict[QueueKey, QueueStart] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     def by_topic(self) -> dict[str, int]:
-        """Return how many queue offsets expire, by topic; topics without any left out."""
+        """Return the number of expiring queue offsets by topic; topics without any are left out."""
         out: dict[str, int] = {}
         for (topic, _), span in self.rows.items():
             if span.after > span.before:
@@ -249,10 +249,11 @@ class QueuesExpired:
 
 
 def expire_queues(store: Store, before: int, after: int) -> QueuesExpired:
-    """Return what goes of all queues when the log, which began at ``before``, begins at ``after``.
+    """Return what expires of all queues when the start of the log moves from ``before`` to
+    ``after``.
 
-    A file goes when its last row points to before ``after``, the first ones only, never the last
-    one in use: it keeps the queue's next offset. StoreIOError.
+    A file expires if its last entry points before ``after``: the first files only, and never the
+    file in use, which keeps the queue's next offset. Raises: StoreIOError.
     """
     out = QueuesExpired()
     for key, queue in store.queues.items():
@@ -286,7 +287,7 @@ def _gone(out: QueuesExpired, files: list[StoreFile], file_size: int, unit: Fixe
 
 
 def _last_used(files: list[StoreFile]) -> int:
-    """Return the number of the last file that holds anything; 0 where none does."""
+    """Return the number of the last file with an entry; 0 if all are empty."""
     for number in range(len(files) - 1, 0, -1):
         with FileSource(files[number].path) as source:
             if used_size(source):
@@ -295,19 +296,19 @@ def _last_used(files: list[StoreFile]) -> int:
 
 
 def _ends_before(file: StoreFile, file_size: int, unit: Fixed[Any], after: int) -> bool:
-    """Return the broker's test: where the last unit of the file leads to."""
+    """Return whether the last unit of a file points before ``after``: the broker's test."""
     with FileSource(file.path) as source:
         raw = source.read(file_size - unit.size, unit.size)
     return bool(unit.decode(raw).physical_offset < after)
 
 
 def _leads_behind(file: StoreFile, unit: Fixed[Any], after: int) -> bool:
-    """Return whether any row of the file points to a message that stays (only in a damaged one)."""
+    """Return whether any entry of the file points to a message that stays (damaged files only)."""
     return any(len(rows) for rows in _rows_behind(file, unit, after))
 
 
 def _rows_behind(file: StoreFile, unit: Fixed[Any], after: int) -> Iterator[Array]:
-    """Yield the rows of a file that lead to ``after`` or after, page by page."""
+    """Yield the entries of a file that point to ``after`` or later, page by page."""
     with FileSource(file.path) as source:
         for _, data in pages(source, unit.size, _PAGE_ROWS):
             rows = unit.array(data)
@@ -315,9 +316,9 @@ def _rows_behind(file: StoreFile, unit: Fixed[Any], after: int) -> Iterator[Arra
 
 
 def _first_row(queue: ConsumeQueue, physical: int) -> int:
-    """Return the first row at or after a physical offset, by bisection; the end where none is.
+    """Return the first entry at or after a physical offset, by bisection; the end without one.
 
-    Fillers lead to 0 and are not rows, so they count as before everything.
+    Padding entries point to 0, so they count as before everything.
     """
     low, high = queue.first_index, queue.written
     while low < high:
@@ -331,7 +332,7 @@ def _first_row(queue: ConsumeQueue, physical: int) -> int:
 
 
 def _first_of_batch(batch: BatchQueue, physical: int) -> int:
-    """Return the first queue offset of the first row at or after a physical offset."""
+    """Return the first queue offset of the first entry at or after a physical offset."""
     end = 0
     for number in range(len(batch.files)):
         rows = batch.used(number)
@@ -345,10 +346,10 @@ def _first_of_batch(batch: BatchQueue, physical: int) -> int:
 
 def _gone_ext(store: Store, key: QueueKey, queue_files: list[StoreFile],
               after: int) -> list[StoreFile]:
-    """Extension files that end before the unit of the queue's first row (spec §8).
+    """Yield the extension files that end before the unit of the queue's first entry (spec §8).
 
-    As with a broker only the first queue file left is asked, and a file that ends exactly where
-    that unit begins stays.
+    As a broker does, this looks at the first remaining queue file only, and keeps a file that ends
+    exactly where that unit begins.
     """
     files = listing(store.path("consumequeue_ext", key[0], str(key[1]))).files
     if not files or not queue_files:
@@ -362,7 +363,7 @@ def _gone_ext(store: Store, key: QueueKey, queue_files: list[StoreFile],
 
 
 def _first_code(file: StoreFile, after: int) -> int | None:
-    """Return the tags code of the file's first row that points to ``after`` or after."""
+    """Return the tags code of the file's first entry that points to ``after`` or later."""
     behind = (rows for rows in _rows_behind(file, consume_queue.UNIT, after) if len(rows))
     first = next(behind, None)
     return None if first is None else int(first[0]["tags_code"])
@@ -373,18 +374,19 @@ def _first_code(file: StoreFile, after: int) -> int | None:
 
 @dataclass(slots=True)
 class TimerExpired:
-    """The files that go, and who should know."""
+    """The expired files, and notes for the user."""
 
     files: list[StoreFile] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
 def expire_timer(store: Store, before: int, after: int, read_until: int | None) -> TimerExpired:
-    """Return what goes of the timer log when the log begins at ``after`` instead of ``before``.
+    """Return what expires of the timer log when the log begins at ``after`` instead of ``before``.
 
-    The first files go as long as their last unit leads to an expired message, never the last in
-    use. ``read_until`` (ms): up to when timer messages were delivered; later ones that expire are
-    told. StoreIOError.
+    The first files expire whose last unit points to an expired message, never the file in use.
+    ``read_until`` (ms): the time up to which timer messages were delivered; a note counts later
+    ones that expire.
+    Raises: StoreIOError.
     """
     out = TimerExpired()
     files = listing(store.path("timerlog")).files
@@ -413,7 +415,7 @@ def _last_unit(file: StoreFile, size: int) -> timer_log.UnitRecord | None:
 
 
 def _pending(file: StoreFile, before: int, after: int, read_until: int) -> int:
-    """Units in a file for messages that expire now and whose time is still to come."""
+    """Return the number of units in a file of messages that expire now before they are due."""
     count = 0
     with FileSource(file.path) as source:
         for _, data in pages(source, UNIT_SIZE, _PAGE_UNITS):

@@ -1,4 +1,4 @@
-"""Explanation of a place in a log: the verdict, the evidence, and what a plan does with it."""
+"""Explanation of a place in a log: the verdict, the evidence, and what a plan does there."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ _WINDOW = 64 << 10
 
 
 def explain(store: Store, plan: Plan, offset: int) -> Place:
-    """Return the record, or the damage, at a physical offset. UsageError where no log is;
-    StoreIOError.
-    """
+    """Return the record or the damage at a physical offset. Raises: UsageError, StoreIOError."""
     located = store.log.locate(offset)
     if located is None:
         raise UsageError(f"physical offset {offset}: {store.log.explain(offset)}")

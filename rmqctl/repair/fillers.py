@@ -1,6 +1,4 @@
-"""Count of the fillers that are still where repairs put them, for `info`, without reading
-the log.
-"""
+"""Count of the fillers that remain where repairs wrote them, for `info`."""
 
 from __future__ import annotations
 
@@ -19,10 +17,9 @@ _UNDONE = "undone"
 
 
 def fillers_left(store: Store) -> int:
-    """Return the fillers in the bytes of the log that repairs of this store wrote and nobody took
-    back.
+    """Return the number of fillers that repairs of this store wrote and that nobody reverted.
 
-    Those of a store that was copied without its ``.rmqctl`` are not known; `verify` and `stats`,
+    Fillers of a store that was copied without its ``.rmqctl`` are unknown; `verify` and `stats`,
     which read the log, count these too. A journal or file that cannot be read counts for nothing.
     """
     by_path = {os.path.realpath(file.path): file for file in store.log.files}

@@ -1,5 +1,5 @@
 """Effects of earlier repairs on the next one: complete log files that a repair moved aside, as a
-broker's start would remove them, and still keeps; the abort file that it left.
+broker's start would remove them, and still keeps; and an abort file that it left.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from rmqctl.repair.executor.undo import preview
 from rmqctl.store.store import Store
 
 _DELETED = "delete"
-"""The action of a broker's start; `truncate` and `expire`, which were meant, move aside."""
+"""The action of a broker's start; `truncate` and `expire`, which are intended, move files aside."""
 
 
 class MovedLog(NamedTuple):
-    """The repair, how many files of the log's end it keeps, and whether nothing that it changed is
-    another now, so that undoing it takes back nothing else.
+    """The repair, the number of files from the log's end that it keeps, and whether all that it
+    changed is still as it left it, so that undoing it reverts nothing else.
     """
 
     id: str
@@ -30,8 +30,8 @@ class MovedLog(NamedTuple):
 
 
 def moved_log(store: Store) -> MovedLog | None:
-    """Return the newest repair that moved files from the end of the log aside, which are missing
-    there now; None without one, or if its journal cannot be read. Looks only.
+    """Return the newest repair that moved files from the end of the log aside that are still
+    missing; None without one, or if its journal cannot be read. Read-only.
     """
     folders = {os.path.realpath(folder) for folder in store.log_folders}
     end = store.log.files[-1].base if store.log.files else -1
@@ -53,8 +53,8 @@ def moved_log(store: Store) -> MovedLog | None:
 
 
 def created_queues(store: Store) -> bool:
-    """Return whether a repair created all consume queues that are there, in files, and no broker
-    has begun since: the abort file is older. They prove nothing of the form that the broker reads.
+    """Return whether a repair created all present consume queues, as files, and no broker has
+    started since (the abort file is older). Such files do not prove which form the broker uses.
     """
     files = {os.path.relpath(file.path, store.root) for queue in store.plain_queues.values()
              for file in queue.files}

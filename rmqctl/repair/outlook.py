@@ -1,4 +1,4 @@
-"""A preview of `recover` for advice: a plan that is made and discarded."""
+"""A preview of `recover` for advice: a plan that is computed and discarded."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from rmqctl.store.log.end import find_end
 from rmqctl.store.store import Store
 
 MAX_LOG_SIZE = 4 << 30
-"""Bytes of a log up to which a repair is planned for a piece of advice: a plan reads the log once
-more, and writes entries and index into a temporary folder."""
+"""The largest log, in bytes, for which advice computes a plan: it reads the log once more, and
+writes entries and index into a temporary folder.
+"""
 _MAX_FILLS = 8
-"""Fillers at the end of a log that are looked at, the last ones."""
+"""The number of fillers, the last ones of a log, for which truncation is tried."""
 _BEYOND = frozenset({"timer-log", "timer-check", "timer-wheel", "epoch-start"})
 """Findings that `truncate` to the end of the log may settle."""
 
 
 def advised(store: Store, diagnosis: Diagnosis, options: RecoverOptions,
             watch: Watch) -> Outlook | None:
-    """Return what `recover` with the ``options`` would do to a store that was diagnosed; None where
-    nothing needs to be done, or nothing can be.
+    """Return what `recover` with the ``options`` would do to a diagnosed store; None if nothing
+    needs to be done, or nothing can be.
     """
     start = diagnosis.start
     judged = not start.not_judged or start.unopened
@@ -41,11 +42,11 @@ def advised(store: Store, diagnosis: Diagnosis, options: RecoverOptions,
 
 def outlook(store: Store, options: RecoverOptions, watch: Watch, categories: Container[str], *,
             starts_well: bool) -> Outlook | None:
-    """Plan a repair of an opened store in a temporary folder. ``categories``: those of the findings
-    of the store. ``starts_well``: a broker starts on it as it is and loses nothing, so its abort
-    file is harmless.
+    """Plan a repair of an opened store in a temporary folder. ``categories``: those of the store's
+    findings. ``starts_well``: a broker starts on the store and loses nothing, so its abort file is
+    harmless.
 
-    None where the log is larger than `MAX_LOG_SIZE`, or where the plan cannot be made for a reason
+    None if the log is larger than `MAX_LOG_SIZE`, or if the plan cannot be made for a reason
     outside the store.
     """
     if store.log.size > MAX_LOG_SIZE:
@@ -70,8 +71,8 @@ def outlook(store: Store, options: RecoverOptions, watch: Watch, categories: Con
 
 
 def damaged_tail(store: Store, plan: Plan) -> Tail | None:
-    """Return where truncating replaces the fillers of a ``plan`` after which nothing intact
-    follows; None where it does not, or records are undecided.
+    """Return where truncation replaces the fillers of a ``plan`` that no intact record follows;
+    None if it does not, or records are undecided.
     """
     fills = sorted((action.offset for action in plan.actions
                     if action.action == "fill" and action.offset is not None), reverse=True)
@@ -94,7 +95,7 @@ def damaged_tail(store: Store, plan: Plan) -> Tail | None:
 
 
 def _truncates(store: Store) -> int | None:
-    """Return the end of the log, where truncating there changes other files and cuts no message."""
+    """Return the end of the log, if truncating there changes other files and removes no message."""
     try:
         end = find_end(store).offset
         with Scratch() as scratch:

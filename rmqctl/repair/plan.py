@@ -1,7 +1,7 @@
 """A repair as a value: readable actions, and the steps that carry them out.
 
-A plan is computed without writing anything into the store; `rmqctl.repair.executor.executor`
-applies any plan. Two plans are equal when their actions are.
+A plan is computed without writing into the store; `rmqctl.repair.executor.executor` applies any
+plan. Two plans are equal when their actions are.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ __all__ = ["Action", "Changes", "Content", "Create", "Dropped", "FileContent", "
            "MoveAside", "Patch", "Plan", "Planned", "Replace", "Step", "Watch"]
 
 Watch = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
-"""(what is being done, bytes in all) -> a context whose value hears of the bytes done."""
+"""(activity, total bytes) -> a context manager; its value is called with the bytes done."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileContent:
-    """The whole content of a file outside of the store's own folders (scratch).
+    """The content of a file outside of the store's own folders (scratch).
 
-    ``movable``: it may be renamed into the store instead of copied (same file system).
+    ``movable``: the file may be renamed into the store instead of copied (same file system).
     """
 
     path: str
@@ -42,13 +42,13 @@ class FileContent:
 
 
 Content = bytes | FileContent | Piece
-"""A whole file's bytes; a `Piece` (its ``at`` 0) says them sparsely."""
+"""The content of a file; a `Piece` (its ``at`` 0) is a sparse form."""
 
 
 @dataclass(frozen=True, slots=True)
 class Create:
-    """A file that is not there yet. ``target`` relative to the root, or absolute for a file in
-    a further commitlog folder. ``mtime_ns``: its modification time; None: now.
+    """A new file. ``target`` is relative to the root, or absolute for a file in a further commitlog
+    folder. ``mtime_ns``: its modification time; None: now.
     """
 
     target: str
@@ -58,7 +58,7 @@ class Create:
 
 @dataclass(frozen=True, slots=True)
 class Replace:
-    """A file whose whole content changes; the old one is kept aside."""
+    """A file with new content; the old file is kept aside."""
 
     target: str
     content: Content
@@ -67,10 +67,10 @@ class Replace:
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """Bytes in place: all of ``pieces`` are written over a file that is there; what was there is
-    kept. A piece may reach beyond the end of the file, which then grows to it.
+    """Bytes to write in place: all ``pieces`` go into an existing file, and the bytes before are
+    kept. A piece may reach beyond the end of the file, which then grows.
 
-    The modification time stays as it was: a broker's expiry goes by it.
+    The modification time stays, because a broker's expiry depends on it.
     """
 
     target: str
@@ -79,27 +79,27 @@ class Patch:
 
 @dataclass(frozen=True, slots=True)
 class MoveAside:
-    """A file, or a folder with all that is in it, that goes away; it is kept aside."""
+    """A file, or a folder with its content, that is moved aside and kept."""
 
     target: str
 
 
 @dataclass(frozen=True, slots=True)
 class MakeFolder:
-    """An empty folder (and those above it)."""
+    """A new empty folder (and those above it)."""
 
     target: str
 
 
 Step = Create | Replace | Patch | MoveAside | MakeFolder
 Planned = tuple[list[Step], list[Action]]
-"""A part of a plan: its steps, and what they are for people."""
+"""A part of a plan: its steps, and the actions that describe them."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Changes:
-    """Steps of a plan in the order in which they are carried out, with the actions that say them to
-    people, and notes.
+    """Steps of a plan in the order in which they are carried out, the actions that describe them,
+    and notes.
     """
 
     steps: list[Step] = field(default_factory=list)
@@ -108,12 +108,12 @@ class Changes:
 
     def act(self, step: Step, verb: str, before: Value, after: Value, why: str,
             unit: str = "byte") -> None:
-        """A step and its action, which has the rest as `Action` does."""
+        """Add a step and its action; the arguments are those of `Action`."""
         self.steps.append(step)
         self.actions.append(Action(verb, step.target, before, after, why, unit))
 
     def extend(self, more: Changes) -> None:
-        """Take over all of ``more``."""
+        """Add all of ``more``."""
         self.steps += more.steps
         self.actions += more.actions
         self.notes += more.notes
@@ -123,18 +123,18 @@ class Changes:
 
 
 def touches(steps: Iterable[Step], structure: str) -> bool:
-    """Return whether any of the steps is about a file below the folder of a structure."""
+    """Return whether any of the steps changes a file below the folder of a structure."""
     return any(step.target.split(os.sep, 1)[0] == structure for step in steps)
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A message that cannot be brought back, with all that is known of it. None: not known.
+    """A message that cannot be restored, with all that is known of it. None: unknown.
 
-    ``time_from`` and ``time_to`` bound its store time (ms). ``key_hashes`` are the hashes of
-    ``topic#key`` which the index still holds for it. ``by`` says what tells of it
-    (``consumequeue``, ``record``, ``gap``, ``index``; ``position``: only that a group had read
-    it; ``checkpoint``: only the time of the last message).
+    ``time_from`` and ``time_to`` bound its store time (ms). ``key_hashes``: the hashes of
+    ``topic#key`` that the index still has for it. ``by``: the evidence of it (``consumequeue``,
+    ``record``, ``gap``, ``index``; ``position``: only that a group had read it; ``checkpoint``:
+    only the time of the last message).
     """
 
     topic: str | None
@@ -157,8 +157,8 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """Losses of a plan that no filler in the log will show: ``messages``, and ``undecided``
-    records that are not kept. ``places`` are the first of them that are intact now.
+    """Losses of a plan that no filler shows: ``messages``, and ``undecided`` records that are not
+    kept. ``places``: the first of them that are intact now.
     """
 
     messages: int = 0
@@ -171,23 +171,23 @@ class Dropped:
 
 def places_of(records: Iterable[tuple[int, int]],
               read: Callable[[int, int], bytes | None]) -> tuple[Place, ...]:
-    """Return the first `MOST_PLACES` of the ``records`` (physical offset, size), by their bytes."""
+    """Return the first `MOST_PLACES` ``records`` (physical offset, size), with their bytes."""
     raws = ((offset, read(offset, size)) for offset, size in islice(records, MOST_PLACES))
     return tuple(Place.of(offset, raw) for offset, raw in raws if raw)
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Everything a repair would do to the store at ``root``.
+    """All changes that a repair would make to the store at ``root``.
 
-    ``steps`` are in the order in which they are carried out: log, queues, index, checkpoint,
-    abort. ``notes`` are warnings for a person. ``messages_lost_total``: how many messages are
-    lost where ``messages_lost`` names only the first of them, else None. ``ambiguous``: whole
-    records left out that may be messages. ``messages``: how many the store had, lost ones among
-    them; None where they were not counted. ``conflicts``: places where another store has
-    other intact messages, and nobody has said which are right.
-    ``kept_damaged``: how many are kept though a part of them is lost. ``left_damaged``:
-    structures with damage that the plan leaves, as nothing shows what it was.
+    ``steps`` are in the order in which they are carried out: log, queues, index, checkpoint, abort.
+    ``notes`` are warnings for the user. ``messages_lost_total``: the number of lost messages if
+    ``messages_lost`` names only the first ones, else None. ``ambiguous``: intact records left out
+    that may be messages. ``messages``: the messages of the store, lost ones included; None if not
+    counted. ``conflicts``: places where another store has other intact messages, and ``--prefer``
+    does not decide. ``kept_damaged``: messages that are kept although a part is lost.
+    ``left_damaged``: structures with damage that the plan leaves, because the right content is
+    unknown.
     """
 
     command: str
@@ -202,47 +202,46 @@ class Plan:
     messages: int | None = None
     kept_damaged: int = 0
     consumers: Consumers | None = None
-    """Consequences of the plan for groups, once it is carried out; None where that was not judged.
-    """
+    """Effects of the plan on consumer groups after it is applied; None if not judged."""
     conflicts: int = 0
     left_damaged: tuple[str, ...] = ()
     assumed: Mapping[str, int] = field(default_factory=dict)
-    """Assumptions about the broker that wrote the store, by its name."""
+    """Assumptions about the broker that wrote the store, by name."""
     form_unproven: bool = False
     """True if consume queues are created as files without proof that the broker uses files."""
     undo_first: str | None = None
-    """The repair that keeps what this plan cannot bring back."""
+    """The id of the repair that keeps what this plan cannot restore."""
     dropped: Dropped = field(default_factory=Dropped, compare=False)
     wrong_corrections: float = 0.0
-    """The expected number of corrections by CRC that are wrong."""
+    """The expected number of wrong corrections by CRC."""
     fillers: int = 0
     """Number of fillers written for lost messages."""
     verdicts: Mapping[int, Verdict] = field(default_factory=dict, compare=False)
-    """On whole records of the log that it does not take for messages, by physical offset."""
+    """The verdicts on intact records that do not count as messages, by physical offset."""
 
     @property
     def lost(self) -> int:
-        """Messages that are lost once it is carried out, named or not."""
+        """Return the number of messages that are lost after the plan, named or not."""
         return max(len(self.messages_lost), self.messages_lost_total or 0)
 
     @property
     def lost_for_sure(self) -> int:
-        """Return those of them that are lost whatever is decided about undecided records."""
+        """Return the number of messages lost whatever is decided about undecided records."""
         return max(0, self.lost - max(0, self.ambiguous - self.dropped.undecided))
 
     @property
     def fills(self) -> int:
-        """Messages that are replaced by it, or kept damaged."""
+        """Return the number of messages that the plan replaces by fillers or keeps damaged."""
         return self.fillers + self.kept_damaged
 
     @property
     def drops(self) -> tuple[int, int]:
-        """Messages that it loses without a filler, and undecided records that it discards."""
+        """Return (messages lost without a filler, undecided records discarded)."""
         return self.dropped.messages, self.dropped.undecided
 
     @property
     def impact(self) -> Impact | None:
-        """Return what the loss is to messages; None where none is lost."""
+        """Return the impact of the loss on messages; None if no message is lost."""
         lost, total = self.messages_lost, self.lost
         if not total:
             return None

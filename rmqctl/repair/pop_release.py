@@ -1,7 +1,8 @@
-"""``pop release``: messages that a group received by POP and did not acknowledge, visible again.
+"""``pop release``: make messages visible again that a group received by POP and did not
+acknowledge.
 
-As a broker's revive service does when their time is over, each is put into a retry topic of the
-group. An acknowledgement beside the check point keeps the broker from doing it once more.
+Each message is put into a retry topic of the group, as a broker's revive service does when its time
+is over. An acknowledgement for the check point keeps the broker from doing so again.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ from rmqctl.store.store import Store
 COMMAND = "pop-release"
 _SINCE, _USUAL = "5.0.0", "5.3.3"
 _SHORT_SINCE = "5.1.0"
-"""From here on brokers write acknowledgements with short names."""
+"""The first release that writes acknowledgements with short names."""
 _LEFT = {
     RECORDS: "the broker makes the messages of kvStore visible by itself when their time is over",
     TIMER: "the timer delivers the check point first: the broker makes the message visible itself, "
@@ -58,7 +59,7 @@ _LEFT = {
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """``released``: messages that are delivered again; ``left``: those that are not, with why."""
+    """``released``: messages that are delivered again; ``left``: the others, with the reason."""
 
     plan: Plan
     released: list[dict[str, Any]] = field(default_factory=list)
@@ -67,9 +68,10 @@ class Released:
 
 def plan_release(store: Store, wanted: Callable[[CheckPoint], bool], clock: Callable[[], int],
                  scratch: Scratch, *, undecided: bool = False) -> Released:
-    """Return the plan for an opened store; ``undecided``: also for messages of which damage hides
-    whether they were acknowledged. RefusedError for a store to which nothing can be appended as it
-    is; UnsupportedError, StoreIOError.
+    """Return the plan for an opened store. ``undecided``: also release messages that damage leaves
+    undecided.
+    Raises: RefusedError for a store to which nothing can be appended as it is; UnsupportedError,
+    StoreIOError.
     """
     # What was not acknowledged, and what of it can be delivered again; what a broker does not take
     # is left.
@@ -141,8 +143,8 @@ def _why_left(message: Popped, record: Record | None, *, undecided: bool) -> str
 
 @dataclass(frozen=True, slots=True)
 class _Forms:
-    """The forms that a broker of the store writes: ``short`` names in acknowledgements, and retry
-    topics of the ``second`` form.
+    """The forms that a broker of the store writes: ``short`` names in acknowledgements, and the
+    ``second`` form of retry topics.
     """
 
     short: bool
@@ -154,7 +156,7 @@ class _Forms:
         return cls(is_from(release, _SHORT_SINCE), bool(conf.given("enableRetryTopicV2")))
 
     def retry_topic(self, store: Store, message: Popped) -> str:
-        """Of the second form also where only that is in use."""
+        """Return the retry topic; the second form also if the store uses only that one."""
         first, *others = retry_topics(message.delivery.point)
         if others and (self.second or (queue_ids(store, "consumequeue", others[0])
                                        and not queue_ids(store, "consumequeue", first))):
@@ -163,7 +165,7 @@ class _Forms:
 
 
 def _again(record: Record, popped_at: int, topic: str, settings: Settings) -> Outgoing:
-    """Return the message as a revive puts it; one that was delayed is not delayed again."""
+    """Return the message as a revive puts it; a delayed message is not delayed again."""
     properties = JavaMap()
     for name, value in JavaMap.from_properties(java_text(record.properties),
                                                settings.profile.map_capacity).items():
@@ -178,9 +180,7 @@ def _again(record: Record, popped_at: int, topic: str, settings: Settings) -> Ou
 
 
 def _ack(message: Popped, settings: Settings, *, short: bool) -> Outgoing:
-    """Return what a client's acknowledgement puts; it comes when the messages would be visible
-    again.
-    """
+    """Return a client's acknowledgement, which is due when the message would be visible again."""
     point, check_point = message.delivery.point, message.delivery.record
     assert check_point is not None
     values = {("ao", "ackOffset"): message.queue_offset, ("bn", "brokerName"): point.brokerName,

@@ -1,8 +1,8 @@
-"""Messages that a plan appends to a store, and what follows from them, as the engine writes it.
+"""Messages that a plan appends to a store, with their entries, as the engine writes them.
 
-The engine's put path makes the records, its dispatcher the entries of consume queues and index, in
-a scratch folder with copies of the files that go on. The steps are what differs afterwards. The
-store has to be one that was closed cleanly and is dispatched to its end.
+The engine's put path creates the records, and its dispatcher the entries of consume queues and
+index, in a scratch folder with copies of the files that they are appended to. The steps contain
+what differs afterwards. The store has to be closed cleanly and dispatched to its end.
 """
 
 from __future__ import annotations
@@ -52,9 +52,8 @@ _PAGE, _BLOCK = 1 << 12, 1 << 20
 
 
 class Puts(Changes):
-    """The changes of a store of which messages are appended. ``clock``: epoch ms.
-
-    UnsupportedError, and RefusedError for a store to which nothing can be appended as it is.
+    """The changes that append messages to a store. ``clock``: epoch ms.
+    Raises: UnsupportedError; RefusedError for a store to which nothing can be appended as it is.
     """
 
     def __init__(self, store: Store, configuration: Configured, scratch: Scratch,
@@ -81,8 +80,8 @@ class Puts(Changes):
         return self.settings.profile.batch_queues and topic in self._batch
 
     def put(self, messages: Sequence[Outgoing], why: str) -> list[PutResult]:
-        """Plan to append them all; nothing where one is refused. What each put leads to. To be
-        called once.
+        """Plan to append all messages, or nothing if one is rejected; return the result of each
+        put. To be called once.
         """
         results, written = self._path.put(messages)
         runs = list(joined(written))
@@ -94,7 +93,7 @@ class Puts(Changes):
     # -- the log ------------------------------------------------------------------------------
 
     def _log(self, runs: Sequence[RecordRun], why: str) -> None:
-        """The records, and a blank where a file has no space left for the next one."""
+        """Add the records, and a blank where a file has no space left for the next one."""
         log, size, end = self.store.log, self.settings.commitlog_file_size, self.end
         pieces: dict[int, list[Piece]] = {}
         for run in runs:
@@ -146,7 +145,7 @@ class Puts(Changes):
         self._compared(_INDEX, None, None, why)
 
     def _copy_in(self, keys: Iterable[QueueKey]) -> None:
-        """The last files of what goes on; all of an extension, where addresses count on."""
+        """Copy in the last files of queues and index, and all extension files (for addresses)."""
         make_folders(self.scratch.path(_PLAIN), durable=False)
         folders = [(_INDEX, self.store.index_listing.files[-1:])]
         for topic, queue_id in keys:
@@ -188,7 +187,7 @@ class Puts(Changes):
     # -- topics -------------------------------------------------------------------------------
 
     def create_topics(self, names: Iterable[str], why: str) -> None:
-        """Enter topics with one queue into config/topics.json, as a broker makes retry topics."""
+        """Add topics with one queue to config/topics.json, as a broker does for retry topics."""
         new = {name: self.topics.bean(name, 1) for name in names if self.topics.get(name) is None}
         if not new or not self.topics.exists:
             return
@@ -220,7 +219,7 @@ def _queues_of(batch: Batch, lmq: bool) -> Iterator[QueueKey]:
 
 
 def _patched(root: str, step: Step) -> Step:
-    """Return a patch of the pages that differ, in the place of a file of the same size."""
+    """Return a patch with the pages that differ, instead of a new file of the same size."""
     if not isinstance(step, Replace) or not isinstance(step.content, FileContent):
         return step
     pieces: list[Piece] = []

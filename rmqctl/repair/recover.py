@@ -1,8 +1,8 @@
 """``recover``: one plan that repairs a store, made of salvage and rebuild.
 
-The log first: what is damaged becomes fillers (`rmqctl.repair.salvage.salvage`). Then everything
-derived is rebuilt from the log as it will be (`rmqctl.repair.rebuild.rebuild`), and only files
-that differ are replaced. A store that is whole gets an empty plan.
+First the log is repaired: fillers replace damage (`rmqctl.repair.salvage.salvage`). Then everything
+derived is rebuilt from the repaired log (`rmqctl.repair.rebuild.rebuild`), and only files that
+differ are replaced. An intact store gets an empty plan.
 """
 
 from __future__ import annotations
@@ -99,11 +99,11 @@ PARTS = (COMMITLOG, CONSUMEQUEUE, INDEX, CHECKPOINT, TABLE, TIMER, CONFIG)
 class RecoverOptions:
     """Options of recover: ``only`` of `PARTS`; with ``topic`` (and ``queue``) only these queues.
 
-    ``given`` are values by the names of `Settings`, None where not given. ``sources``: paths of
-    what `rmqctl.repair.sources.opening` takes; ``prefer`` is one of them or "ours",
-    which decides where they differ. ``light_rows``: whether all rows of light queues are wanted,
-    whatever the broker was set to when their messages came (`--multi-dispatch` itself). ``form``:
-    what `--consumequeue` says, as ``sizes`` does.
+    ``given`` are values by the names of `Settings`, None where not given. ``sources``: paths that
+    `rmqctl.repair.sources.opening` accepts; ``prefer``: one of them or "ours", which wins where
+    they differ. ``light_rows``: whether to rebuild all entries of light queues, whatever the broker
+    was set to when it stored the messages (`--multi-dispatch`). ``form``: the value of
+    `--consumequeue`, as in ``sizes``.
     """
 
     only: frozenset[str] = frozenset(PARTS)
@@ -126,20 +126,20 @@ class RecoverOptions:
 
     @property
     def whole(self) -> bool:
-        """Return whether everything that a start depends on is to be made whole."""
+        """Return whether all structures are repaired that a start depends on."""
         return self.only.issuperset(PARTS[:4]) and self.topic is None
 
     @property
     def writes(self) -> tuple[str, ...]:
-        """Return the structures whose form must be one that is written. What only follows from the
-        log is rebuilt whatever form that has.
+        """Return the structures whose form must be supported for writing. If only derived
+        structures are rebuilt, the form of the log does not matter.
         """
         derived = self.only <= {CONSUMEQUEUE, INDEX, TABLE}
         return (CONSUMEQUEUE, INDEX, CONFIG, *(() if derived else (COMMITLOG,)))
 
 
 def _assumed(saved: Salvage) -> dict[str, int]:
-    """Return what the judgement of damage took for granted; empty without assumptions."""
+    """Return the assumptions that the judgement of damage makes; empty without any."""
     witness = saved.parts[0].witness if saved.parts else None
     if witness is None or not (saved.ambiguous or saved.steps):
         return {}
@@ -148,11 +148,10 @@ def _assumed(saved: Salvage) -> dict[str, int]:
 
 def plan_recover(root: str, scratch: Scratch, options: RecoverOptions, watch: Watch,
                  make: Callable[..., Rebuilt] = rebuild) -> Plan:
-    """Return the plan for the store at ``root``. Derived files are made in ``scratch``, which must
-    stay until the plan is carried out; nothing else is written. ``make`` does the rebuilding: a
+    """Return the plan for the store at ``root``. Derived files are built in ``scratch``, which must
+    stay until the plan is applied; nothing else is written. ``make`` does the rebuilding: a
     function like `rmqctl.repair.rebuild.rebuild.rebuild`.
-
-    NotAStoreError, RefusedError (sizes that contradict each other, see `configured` and
+    Raises: NotAStoreError, RefusedError (for sizes that contradict each other, see `configured` and
     `salvage`), StoreIOError.
     """
     with Store.open(root, options.commitlog_dirs, options.sizes) as opened, \
@@ -185,13 +184,13 @@ class _Planner:
         self._disputed: set[str] = set()
         """Structures with entries that stay although their messages contradict them."""
         self._unplaceable = 0
-        """Messages that get no row."""
+        """Messages that get no entry."""
         self._before: int | None = None
-        """Rows of the database of consumequeues; None without a readable one."""
+        """Entries in the database of consume queues; None without a readable one."""
         self._database: rocksdb.BuiltDatabase | None = None
 
     def note(self, text: str) -> None:
-        """Something to be said with the plan."""
+        """Add a note to the plan."""
         self._notes.append(text)
 
     def plan(self) -> Plan:
@@ -303,10 +302,11 @@ class _Planner:
                     dropped, saved.wrong_corrections, saved.fillers, saved.verdicts)
 
     def _keep_abort(self) -> bool:
-        """Return whether the abort file stays although all is whole: a broker that keeps its queues
-        in RocksDB makes all of them after an unclean end, and else misses some.
+        """Return whether the abort file stays although the store is complete: a broker that keeps
+        its queues in RocksDB rebuilds them after an unclean end only, and would otherwise miss
+        some.
 
-        Not in front of DLedger's log, where a broker with files would cut entries off.
+        Never with a DLedger log, of which a broker with file queues would truncate entries.
         """
         is_open = self._is_form_open or (is_unproven(
             self._store, self._options.given.get("version"), created=True) and created_queues(
@@ -321,14 +321,12 @@ class _Planner:
 
     @property
     def _form_unproven(self) -> bool:
-        """Return whether the plan creates consume queues that may as well be in RocksDB."""
+        """Return whether the plan creates consume queues as files that may belong into RocksDB."""
         return self._is_form_open and not is_likely_file(self._store)
 
     @property
     def _is_form_open(self) -> bool:
-        """Return whether the plan creates consume queues, and nothing proves that they are
-        files.
-        """
+        """Return whether the plan creates consume queues without proof that they are files."""
         return touches(self._steps, CONSUMEQUEUE) and is_unproven(
             self._store, self._options.given.get("version"))
 
@@ -345,8 +343,8 @@ class _Planner:
             refuse_foreign(export, topics(self._store, self._generation, ())[0])
 
     def _undo_first(self) -> str | None:
-        """Return the repair that keeps whole files of the log, if undoing it brings just these
-        back.
+        """Return the id of the repair that keeps complete log files, if undoing it restores just
+        these.
         """
         moved = moved_log(self._store)
         if moved is None:
@@ -379,8 +377,9 @@ class _Planner:
                 "the log elsewhere (--commitlog-dir) or not mounted?")
 
     def _refuse_log_in_root(self, *, here: bool = False) -> None:
-        """Beside checkpoint and lock no broker loads a log, and no repair could tell them apart.
-        ``here``: log files are there, whatever folders are the log's.
+        """Raise RefusedError if the log is in the root: beside checkpoint and lock no broker loads
+        a log, and no repair can distinguish the files. ``here``: log files are there, whatever the
+        log's folders.
         """
         root = os.path.realpath(self._root)
         if here or any(os.path.realpath(folder) == root for folder in self._store.log_folders):
@@ -390,8 +389,9 @@ class _Planner:
                 f"{os.path.join(self._root, COMMITLOG)} and set storePathCommitLog to that folder")
 
     def _refuse_half_a_log(self) -> None:
-        """Of a log in several folders that nobody named, one may not be mounted: fillers in its
-        place would stand beside its messages later.
+        """Raise RefusedError if the log lacks a whole file and is in several folders that the user
+        did not name: one of them may not be mounted, and fillers would later exist beside its
+        messages.
         """
         store = self._store
         size = max((file.size for file in store.log.files), default=0)
@@ -405,7 +405,7 @@ class _Planner:
                 "mounted? Pass every folder with --commitlog-dir")
 
     def _log(self) -> Salvage:
-        """Return the log as it will be; as it is, where it was not asked for."""
+        """Return the log as it will be; as it is, if --only does not include it."""
         # Where the log was not asked for, nothing is looked at.
         if COMMITLOG not in self._options.only or self._options.topic is not None:
             parts = tuple(log_as_it_is(self._store))
@@ -459,7 +459,7 @@ class _Planner:
         return opened
 
     def _inner_batch_topics(self, parts: Sequence[LogPart]) -> set[str]:
-        """Return what only the log tells, where it is asked for without salvage."""
+        """Return the topics with batches that only the log shows, if it is read without salvage."""
         if CONSUMEQUEUE not in self._options.only or self._configuration.topics_known:
             return set()
         with self._watch("looking for batch queues", sum(part.size for part in parts)) as done:
@@ -468,7 +468,7 @@ class _Planner:
         return survey.inner_batch_topics
 
     def _settle(self, saved: Salvage, rebuilt: Rebuilt, steps: Sequence[Step]) -> Disputes:
-        """Return what entries that differ from the log say of messages of it."""
+        """Return the disputes between messages of the log and entries that differ from it."""
         queues = {queue_of(step.target) for step in steps
                   if _part_of(step.target) == CONSUMEQUEUE}
         settled = disputes(self._store, saved.parts, rebuilt, queues, index=any(
@@ -497,7 +497,7 @@ class _Planner:
         return timer_troubles(self._store, saved.log_end)
 
     def _settle_timed(self, saved: Salvage, timed: TimedDisputes) -> Salvage:
-        """Return the log with the REAL_TOPIC that units of the timer log have proven."""
+        """Return the log with each REAL_TOPIC that a unit of the timer log proves."""
         if COMMITLOG not in self._options.only:
             timed.open |= timed.topics.keys()
             timed.topics.clear()
@@ -511,7 +511,7 @@ class _Planner:
         return self._corrected(saved, timed.corrected) if timed.corrected else saved
 
     def _corrected(self, saved: Salvage, corrected: Iterable[Changed]) -> Salvage:
-        """Return the log with the properties that entries have proven."""
+        """Return the log with the properties that entries prove."""
         pieces: dict[int, list[Piece]] = {}
         for change in {change.place: change for change in corrected}.values():
             number = next(number for number, part in enumerate(saved.parts)
@@ -535,9 +535,9 @@ class _Planner:
         return replace(saved, parts=tuple(laid_over(saved.parts, pieces)))
 
     def _derived(self, saved: Salvage, settled: Disputes | None = None) -> Rebuilt | None:
-        """Consumequeues and index, made from that log; None where none was asked for.
+        """Rebuild consume queues and index from the repaired log; None if --only includes neither.
 
-        ``settled``: what entries have told of it.
+        ``settled``: what entries prove about the log.
         """
         # What of it is asked for; a database is made another way.
         wanted = self._options.only & {CONSUMEQUEUE, INDEX}
@@ -610,8 +610,8 @@ class _Planner:
         return sum(queue.disk_end - queue.first_index for queue in self._store.queues.values())
 
     def _in_rocksdb(self, saved: Salvage) -> None:
-        """The database of consumequeues, rebuilt where anything in it, or in the queues that are
-        asked for, is wrong.
+        """Rebuild the database of consume queues if anything in it, or in the selected queues, is
+        wrong.
         """
         store, options = self._store, self._options
         wants = partial(wants_queue, options.topic, options.queue)
@@ -641,8 +641,8 @@ class _Planner:
         self._take(rocksdb.steps(self._root, database, self._before, why))
 
     def _left_damaged(self, saved: Salvage) -> tuple[str, ...]:
-        """Return what stays as it is although it is wrong: messages of topics that cannot be a
-        folder, which get no row, or that the index contradicts, and an index of unknown shape.
+        """Return the structures that stay damaged: the log with messages that get no entry (their
+        topic cannot be a folder) or that the index contradicts, and an index of unknown shape.
         """
         in_log = self._unplaceable or saved.wrong_topics or saved.unmarked
         left = (*((COMMITLOG,) if in_log else ()), *sorted(self._disputed))
@@ -659,8 +659,8 @@ class _Planner:
             self._store, part, self._watch, self._options.jobs))
 
     def _untold(self, steps: Iterable[Step]) -> set[tuple[str, int]]:
-        """Light queues for which it is unknown whether rows are missing: they stay as they are,
-        unless --multi-dispatch says it.
+        """Return light queues that stay as they are because it is unknown whether entries are
+        missing; none with --multi-dispatch.
         """
         off = self._options.given.get("multi_dispatch") is False
         if off or self._options.light_rows or not any(
@@ -699,7 +699,7 @@ class _Planner:
 
 
 def queue_of(target: str) -> tuple[str, int]:
-    """Topic and queue id in whose folder a target lies, or which it is; ("", 0) for another."""
+    """Return topic and queue id of the folder that a target is in, or is; else ("", 0)."""
     parts = target.split(os.sep)
     if parts[0] != CONSUMEQUEUE or len(parts) < 3 or not parts[2].isdecimal():
         return "", 0
@@ -712,17 +712,17 @@ def _part_of(target: str) -> str:
 
 def _verified(store: Store, part: str, watch: Watch, jobs: int
               ) -> Generator[Finding, None, None]:
-    """Yield what `verify` finds of the queues or the index, up to the store's fixed end."""
+    """Yield the findings of `verify` about the queues or the index, up to the store's fixed end."""
     with watch(f"checking the {part}", store.log.size) as done:
         yield from Verification(
             store, VerifyOptions(only=frozenset({part}), jobs=jobs), done).findings()
 
 
 def index_is_right(store: Store, watch: Watch, jobs: int) -> bool:
-    """Return whether `verify` finds nothing about the index of a store whose log is whole.
+    """Return whether `verify` finds nothing about the index of a store whose log is intact.
 
     Its files need not be those of a rebuild: a broker whose clock was set back, or that stopped
-    uncleanly, leaves others on the way, with the border message twice or with an empty file.
+    uncleanly, leaves different files, with the border message twice or with an empty file.
     """
     if ended_by_repair(store) is not None:
         return False

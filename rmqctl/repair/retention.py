@@ -1,7 +1,7 @@
-"""Files that a broker's cleaner removes from a store, and how long its disk has space.
+"""Files that a broker's cleaner deletes from a store, and how long its disk has space.
 
-The rules are those of a start (`rmqctl.checks.preflight.disk`), what goes and who had not read it
-is told as `expire` tells it, and the rate is that of `du`. Nothing is changed.
+The rules are those of a start (`rmqctl.checks.preflight.disk`), the expiring files and unread
+messages are computed as by `expire`, and the rate as by `du`. Nothing is changed.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from rmqctl.store.store import Store
 
 
 class LogFile(NamedTuple):
-    """``written``: its modification time, which is its age; ``expires``: from when on it may go by
-    age (ms; None: the one in use never goes). ``goes``: ``age`` where it has expired, ``disk``
-    where it is deleted whatever its age, else "".
+    """``written``: its modification time, from which its age counts; ``expires``: when it expires
+    by age (ms; None: the file in use never does). ``goes``: ``age`` if it has expired, ``disk`` if
+    it is deleted whatever its age, else "".
     """
 
     file: str
@@ -57,12 +57,12 @@ class LogFile(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """At ``bytes_per_day``, measured from ``since`` to ``until`` (store times in ms).
+    """Disk use at ``bytes_per_day``, measured from ``since`` to ``until`` (store times in ms).
 
-    ``levels_off_at``: share of the disk in use at most while as much expires as comes.
-    ``reached_in``: hours until a share of the disk is in use, by its name, at the earliest; None:
-    never. ``reserved_hours``: the largest fileReservedTime that keeps the disk below the
-    ``diskMaxUsedSpaceRatio``; 0: none does.
+    ``levels_off_at``: the largest share of the disk in use once as much expires as arrives.
+    ``reached_in``: the earliest time, in hours, when a share of the disk is in use, by its name;
+    None: never. ``reserved_hours``: the largest fileReservedTime that keeps the disk below
+    ``diskMaxUsedSpaceRatio``; 0 if none does.
     """
 
     bytes_per_day: int
@@ -78,9 +78,9 @@ class Outlook:
 
 @dataclass(slots=True)
 class Retention:
-    """``settings``: where the value of each comes from. ``next_run``: when expired files go next by
-    deleteWhen (ms; None: never). ``unread`` None: the queues cannot be read,
-    so nobody knows. ``outlook`` None: ``no_outlook`` says why.
+    """``settings``: the origin of each value. ``next_run``: the next time (ms) of deleteWhen; None:
+    never. ``unread`` None: unknown, because the queues cannot be read. ``outlook`` None:
+    ``no_outlook`` has the reason.
     """
 
     release: str
@@ -97,9 +97,7 @@ class Retention:
 
     @property
     def unread_messages(self) -> int | None:
-        """Return how many of the messages that go some group has not read, summed over the
-        groups.
-        """
+        """Return how many of the expiring messages a group has not read, summed over the groups."""
         return None if self.unread is None else sum(
             sum(places.values()) for places in self.unread.values())
 
@@ -125,19 +123,19 @@ class Retention:
 
 
 def rules_of(store: Store, version: str | None = None) -> tuple[str, Rules]:
-    """Return the release that the store is judged for, and what its cleaner goes by."""
+    """Return the release that the store is judged for, and the rules of its cleaner."""
     release = judged(store, version).release
     return release, Rules.of(store, version_of(release))
 
 
 def origin(store: Store, release: str, setting: str) -> str:
-    """Return where the value of a setting comes from, in words."""
+    """Return the origin of a setting's value, in words."""
     return str(Effective(store.sizes.conf, release).origin(setting))
 
 
 def expire_by_settings(store: Store, now: int) -> Expiry:
-    """Return the plan that takes away what has expired by the broker's fileReservedTime; the disk's
-    use is no reason to. As `expire`.
+    """Return the plan that expires files by the broker's fileReservedTime, whatever the disk's use.
+    See `expire`.
     """
     release, rules = rules_of(store)
     done = expire(store, now, Limits(older_than=rules.reserved_hours * HOUR))
@@ -148,8 +146,8 @@ def expire_by_settings(store: Store, now: int) -> Expiry:
 
 def retention(store: Store, around: Around, version: str | None = None,
               zone: tzinfo = UTC) -> Retention:
-    """Return what the cleaner of a broker on this store does; ``zone``: that of the broker's clock.
-    UsageError, StoreIOError.
+    """Return what the cleaner of a broker on this store does; ``zone``: of the broker's clock.
+    Raises: UsageError, StoreIOError.
     """
     store.layout.require(store.root, "commitlog")
     # Which files go, by the rules of a start.
@@ -204,7 +202,7 @@ def retention(store: Store, around: Around, version: str | None = None,
 
 
 def _files(store: Store, rules: Rules, disk: DiskUse, closed: int) -> list[LogFile]:
-    """Return all files of the log: one that is kept keeps those after it."""
+    """Return all files of the log; a file that is kept keeps those after it."""
     files, latest = [], 0
     for number, file in enumerate(store.log.files):
         written = age_of(file).st_mtime_ns // 1_000_000
@@ -218,9 +216,7 @@ def _files(store: Store, rules: Rules, disk: DiskUse, closed: int) -> list[LogFi
 
 def _outlook(store: Store, rules: Rules, around: Around, grows: Growth, *,
              by_time: bool) -> Outlook | None:
-    """Return how the disk fills; None where no rate is known. ``by_time``: deleteWhen ever
-    comes.
-    """
+    """Return how the disk fills; None if no rate is known. ``by_time``: deleteWhen ever occurs."""
     per_day = grows.recent_per_day or grows.per_day
     if not per_day or grows.last is None:
         return None

@@ -1,8 +1,8 @@
-"""A folder in which derived structures are made before they come into the store.
+"""A folder in which derived structures are built before they move into the store.
 
 It looks like a store root with nothing but ``consumequeue``, ``index`` and the like, so the
-engine's dispatcher works in it as in a store. Empty for a rebuild; for a repair that goes on
-from what is there, with copies of the files which may change.
+engine's dispatcher works in it as in a store. It is empty for a rebuild; for a repair that
+continues existing files, it has copies of those that may change.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from rmqctl.files.durable import failed, make_folders
 from rmqctl.files.sparse import copy_sparse
 
 DERIVED = ("consumequeue", "consumequeue_ext", "batchconsumequeue", "index")
-"""Folders of a store that follow from its log."""
+"""Folders of a store that are derived from its log."""
 
 
 class Scratch:
-    """``root`` is the scratch folder. ``keep``: it stays when this is closed (to go on later).
+    """``root`` is the scratch folder. ``keep``: it stays when this is closed (to continue later).
 
-    Made in ``above`` under ``name``, or as a fresh temporary folder without one.
+    Created in ``above`` under ``name``, or as a fresh temporary folder without one.
     """
 
     def __init__(self, above: str | None = None, name: str = "scratch", *,
@@ -49,7 +49,7 @@ class Scratch:
         return os.path.join(self.root, *parts)
 
     def copy_in(self, store_root: str, relative: str) -> None:
-        """Copy a file, or a folder with all below it, times included. StoreIOError."""
+        """Copy a file, or a folder with its content, times included. Raises: StoreIOError."""
         source, target = os.path.join(store_root, relative), self.path(relative)
         try:
             if os.path.isdir(source):
@@ -63,12 +63,12 @@ class Scratch:
             raise failed(error, source, f"copy to {target}:") from None
 
     def clear(self) -> None:
-        """Delete what was made in it, but not the folder, for a new start."""
+        """Delete the content of the folder, but not the folder, for a new start."""
         for name in DERIVED:
             shutil.rmtree(self.path(name), ignore_errors=True)
 
     def remove(self) -> None:
-        """Take the scratch folder away: rmqctl made all that is in it."""
+        """Delete the scratch folder; everything in it is from rmqctl."""
         shutil.rmtree(self.root, ignore_errors=True)
 
     def __enter__(self) -> Self:

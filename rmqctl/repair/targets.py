@@ -1,4 +1,4 @@
-"""Names of files and folders as the steps of a plan have them, and where these really lie."""
+"""Names of files and folders in the steps of a plan, and their real places."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OUTSIDE = "_outside"
 
 
 def target(store: Store, path: str) -> str:
-    """``path`` relative to the store root; absolute where it is outside (multi-path log)."""
+    """Return ``path`` relative to the store root; absolute if it is outside (multi-path log)."""
     root, full = os.path.abspath(store.root), os.path.abspath(path)
     if full.startswith(root.rstrip(os.sep) + os.sep):
         return os.path.relpath(full, root)
@@ -31,9 +31,9 @@ def target(store: Store, path: str) -> str:
 
 def cut_files(store: Store, files: Sequence[StoreFile], end: int,
               used: int | None = None) -> list[Step]:
-    """Files one after the other end at byte ``end``: what was written after it becomes zeros, and
-    those that begin there or later go aside, the last one first. ``used``: the byte after all that
-    was written, where that is known.
+    """Return the steps that end consecutive files at byte ``end``: later bytes become zeros, and
+    files that begin there or later are moved aside, the last one first. ``used``: the end of the
+    written bytes, if known.
     """
     steps: list[Step] = []
     for file in reversed(files):
@@ -52,9 +52,9 @@ def cut_files(store: Store, files: Sequence[StoreFile], end: int,
 
 
 def part_target(store: Store, part: LogPart) -> str:
-    """Return the target of a file of the log; of one that is missing the path it would have.
+    """Return the target of a file of the log; of a missing file, the path that it would have.
 
-    What is in it may come from a file that is elsewhere: that file does not belong to the log.
+    Its bytes may come from a file elsewhere that does not belong to the log.
     """
     files = store.log.files
     number = bisect_left(files, part.base, key=attrgetter("base"))
@@ -71,7 +71,7 @@ def part_target(store: Store, part: LogPart) -> str:
 
 
 def checked(root: str, target: str) -> str:
-    """Return the target in the one form a journal has: relative to the root if it is below it."""
+    """Return the target as journals have it: relative to the root if it is below it."""
     if os.path.isabs(target):
         target = os.path.normpath(target)
         inside = os.path.relpath(target, os.path.abspath(root))
@@ -87,10 +87,10 @@ def checked(root: str, target: str) -> str:
 
 
 def real_path(root: str, target: str, *, follow: bool) -> str:
-    """Return where a target lies really.
+    """Return the real path of a target.
 
-    A link as the target itself is followed only with ``follow``: to change a file's content
-    changes what a link leads to; to move it moves the link.
+    If the target itself is a link, it is followed only with ``follow``: changing a file's content
+    changes the file that a link points to, moving it moves the link.
     """
     path = os.path.join(root, target)
     if follow:
@@ -99,8 +99,8 @@ def real_path(root: str, target: str, *, follow: bool) -> str:
 
 
 def is_alias(root: str, path: str) -> bool:
-    """Return whether ``path`` is a link to something else of the store itself: to change its
-    content would change that.
+    """Return whether ``path`` is a link to another file of the store, so that a change to its
+    content would change that file.
     """
     if not os.path.islink(path):
         return False
@@ -108,10 +108,11 @@ def is_alias(root: str, path: str) -> bool:
 
 
 def refuse_foreign_links(root: str, target: str) -> None:
-    """Raise RefusedError where a link made by another user leads to files that are not theirs.
+    """Raise RefusedError if a link made by another user points to files that are not theirs.
 
-    The administrator repairs stores of other users: their links must not lead into what only the
-    administrator may change. The system's rule for links in ``/tmp`` (protected_symlinks).
+    The administrator repairs stores of other users: their links must not point to files that only
+    the administrator may change. This is the system's rule for links in ``/tmp``
+    (protected_symlinks).
     """
     if os.geteuid() != 0:
         return
@@ -135,7 +136,7 @@ def below(target: str) -> str:
 
 
 def up(path: str) -> list[str]:
-    """Return the path and all that are above it."""
+    """Return the path and all paths above it."""
     folders = [path]
     while (above := os.path.dirname(path)) != path:
         folders.append(above)
@@ -144,7 +145,7 @@ def up(path: str) -> list[str]:
 
 
 def nearest_folder(path: str) -> str:
-    """Return the innermost folder above ``path`` that is there."""
+    """Return the innermost existing folder above ``path``."""
     while not os.path.isdir(path := os.path.dirname(path)):
         if path == os.path.dirname(path):
             break

@@ -1,6 +1,6 @@
-"""``transactions commit`` and ``rollback``: what a producer's answer would have put.
+"""``transactions commit`` and ``rollback``: append what a broker would on the producer's answer.
 
-A commit appends the message to its topic, both append the op message that names its half messages.
+A commit appends the message to its topic; both append the op message that names its half messages.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ End = Literal["commit", "rollback"]
 
 @dataclass(frozen=True, slots=True)
 class TransactionFilter:
-    """The transactions to end: by ``ids``, else all that a broker still checks, of a producer
+    """The transactions to end: by ``ids``, or else all that a broker still checks, of a producer
     ``group`` and ``older_than`` so many ms.
     """
 
@@ -47,7 +47,7 @@ class TransactionFilter:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """``ended``: what the plan ends. ``left``: what was meant and cannot be ended, with why."""
+    """``ended``: transactions that the plan ends; ``left``: the others, with the reason."""
 
     plan: Plan
     ended: list[dict[str, Any]] = field(default_factory=list)
@@ -56,8 +56,9 @@ class Ended:
 
 def plan_end(store: Store, end: End, wanted: TransactionFilter, clock: Callable[[], int],
              scratch: Scratch) -> Ended:
-    """Return the plan for an opened store. RefusedError for an id that is not known, or a store to
-    which nothing can be appended as it is; UnsupportedError, StoreIOError.
+    """Return the plan for an opened store.
+    Raises: RefusedError for an unknown id, or a store to which nothing can be appended as it is;
+    UnsupportedError, StoreIOError.
     """
     # Which transactions are meant.
     now, problems = clock(), list[Problem]()
@@ -110,7 +111,7 @@ def plan_end(store: Store, end: End, wanted: TransactionFilter, clock: Callable[
 
 
 def _message(puts: Puts, end: End, some: Transaction) -> tuple[Outgoing | None, str]:
-    """Return (what a commit puts, why the transaction cannot be ended)."""
+    """Return (the message that a commit puts, why the transaction cannot be ended)."""
     record = None if some.record is None else puts.store.log.record_at(some.record.physical_offset)
     if record is None:
         return None, "its half message is not in the log"
@@ -129,7 +130,7 @@ def _message(puts: Puts, end: End, some: Transaction) -> tuple[Outgoing | None, 
 
 
 def _ops(ended: Iterable[Transaction], puts: Puts, now: int) -> Iterable[Outgoing]:
-    """Yield the op messages: of 5.x for many half messages of a queue, else one for each."""
+    """Yield the op messages: in 5.x one for many half messages of a queue, else one for each."""
     by_queue: dict[int, list[Transaction]] = {}
     for some in ended:
         by_queue.setdefault(some.queue_id, []).append(some)
